@@ -1,0 +1,48 @@
+# make serve   run the server on the demo model        (ARGS="MODEL --port 9000 ...")
+# make test    run the tests, as CI does               (ARGS="tests/engine -k cancel")
+# make check   lint, types, architecture and tests
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+ARGS   ?=
+
+# On Linux: MLX's CUDA build where an NVIDIA driver is found, its CPU build elsewhere. On macOS: plain MLX.
+ifeq ($(shell uname -s),Linux)
+  DRIVER := $(shell nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1 | cut -d. -f1)
+  ifeq ($(DRIVER),)
+    EXTRA ?= cpu
+  else
+    EXTRA ?= $(shell [ "$(DRIVER)" -ge 580 ] && echo cuda || echo cuda12)
+  endif
+endif
+
+comma  := ,
+EXTRAS := dev$(if $(EXTRA),$(comma)$(EXTRA))
+
+.PHONY: setup serve test check lint types clean
+
+setup: $(VENV)/.ready
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Millstream needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version). Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "python venv failed: on Debian, apt-get install python3-venv"; exit 1; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	@touch $@
+
+serve: setup
+	$(BIN)/millstream serve $(ARGS)
+
+test: setup
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: setup
+	$(BIN)/ruff check src tests bench
+	$(BIN)/ruff format --check src tests bench
+
+types: setup
+	$(BIN)/mypy
+
+check: lint types test
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

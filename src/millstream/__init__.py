@@ -1,0 +1,3 @@
+"""Millstream: an inference server for MLX."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,78 @@
+"""What the owner loop asks of a backend. Every method is called on the owner thread, and on no other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from millstream.engine.messages import Submit
+from millstream.types import ModelFacts, TokenLogprob
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """Run `request.prompt[start:end]` into the request's own cache. The last prompt token is never prefilled:
+    it is the first input of the decode step that the row joins once `end == len(prompt) - 1`."""
+
+    request: Submit
+    start: int
+    end: int
+
+    @property
+    def joins(self) -> bool:
+        return self.end == len(self.request.prompt) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One step, as data: drop these rows first, then decode every row in the batch, and prefill these chunks.
+
+    A row whose prefill is complete joins the batch at the next step.
+    """
+
+    drop: tuple[int, ...] = ()
+    prefill: tuple[Prefill, ...] = ()
+    decode: tuple[int, ...] = ()
+
+    @property
+    def empty(self) -> bool:
+        return not (self.drop or self.prefill or self.decode)
+
+
+@dataclass(frozen=True, slots=True)
+class RowOutput:
+    """Tokens that a row produced since the last step that reported it. A backend may run a step behind."""
+
+    request_id: int
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    rows: tuple[RowOutput, ...] = field(default=())
+
+
+class BatchBackend(Protocol):
+    """A model that decodes many rows in one step. All methods are for the owner alone."""
+
+    def load(self) -> ModelFacts:
+        """Owner only. Load the model here and evaluate all of it."""
+        ...
+
+    def step(self, plan: Plan) -> StepResult:
+        """Owner only. Run one plan. If it raises, the owner calls `reset` before the next step."""
+        ...
+
+    def reset(self) -> None:
+        """Owner only. Forget every row, keep the model."""
+        ...
+
+    def close(self) -> None:
+        """Owner only. Free the model, its caches and the stream. Nothing is called after it."""
+        ...
+
+
+BackendFactory = Callable[[], BatchBackend]
+"""Called on the owner thread, so that importing MLX and making its stream happen there too."""

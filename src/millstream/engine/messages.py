@@ -1,0 +1,79 @@
+"""What crosses the border of an engine: frozen, plain data. Imperative in, past tense out.
+
+No array is ever in a message, so the same messages cross a thread or a process.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from millstream.types import FinishReason, ModelFacts, Sampling, TokenLogprob, Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Generate. Accepted by the mailbox means that exactly one `Finished` or `Failed` follows."""
+
+    request_id: int
+    prompt: tuple[int, ...]
+    max_tokens: int
+    sampling: Sampling = Sampling()
+    stop_tokens: frozenset[int] = frozenset()
+    logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Drop a request before the next step. Unknown or ended ids are ignored: the race is normal."""
+
+    request_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shutdown:
+    """End what is left with `Failed`, free the model on the owner, then stop."""
+
+    reason: str = "the server is shutting down"
+
+
+Command = Submit | Cancel | Shutdown
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    request_id: int
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    request_id: int
+    reason: FinishReason
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    request_id: int
+    message: str
+    gone: bool = False
+    """True when the engine itself is going, false when only this step failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    facts: ModelFacts
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFailed:
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """The last event: model, caches and stream are gone."""
+
+
+Event = Tokens | Finished | Failed | Loaded | LoadFailed | Stopped

@@ -1,0 +1,80 @@
+"""The errors that Millstream raises on purpose. Each knows its HTTP status and OpenAI code; nothing else is guessed.
+
+MillstreamError
+├── BadRequest             400  what the client sent is wrong
+│   ├── UnsupportedParameter    a parameter that has a meaning and is not served
+│   └── ContextOverflow         the prompt does not fit the model
+├── NotFound               404  no such model
+├── TooLarge               413  the body is over the limit
+├── EngineBusy             503  full: try again later
+├── EngineGone             503  stopping, stopped or never loaded
+├── StepFailed             500  the model failed while it ran this request
+└── ModelError                  a model cannot be found, read or served (a start-up error for the command line)
+"""
+
+from __future__ import annotations
+
+
+class MillstreamError(Exception):
+    """Base of all. `message` is for the person who made the request."""
+
+    status = 500
+    code = "internal_error"
+    kind = "server_error"
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+class BadRequest(MillstreamError):
+    status = 400
+    code = "invalid_request"
+    kind = "invalid_request_error"
+
+
+class UnsupportedParameter(BadRequest):
+    code = "unsupported_parameter"
+
+
+class ContextOverflow(BadRequest):
+    code = "context_length_exceeded"
+
+
+class NotFound(MillstreamError):
+    status = 404
+    code = "model_not_found"
+    kind = "invalid_request_error"
+
+
+class TooLarge(MillstreamError):
+    status = 413
+    code = "request_too_large"
+    kind = "invalid_request_error"
+
+
+class EngineBusy(MillstreamError):
+    status = 503
+    code = "engine_busy"
+
+    def __init__(self, message: str, *, active: int, waiting: int, retry_after: int) -> None:
+        super().__init__(message)
+        self.active = active
+        self.waiting = waiting
+        self.retry_after = retry_after
+
+
+class EngineGone(MillstreamError):
+    status = 503
+    code = "engine_unavailable"
+
+
+class StepFailed(MillstreamError):
+    status = 500
+    code = "engine_error"
+
+
+class ModelError(MillstreamError):
+    status = 500
+    code = "model_error"

@@ -1,0 +1,126 @@
+"""Plain data that every floor shares. No behaviour beyond simple derivations, no imports above the standard library."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class FinishReason(StrEnum):
+    """Why a generation ended. The values are OpenAI's where OpenAI has one."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How one row picks its tokens. Neutral by default: greedy, nothing cut, nothing penalised."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int = 0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """The log-probability of a chosen token, and of the most likely ones at its place (best first)."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens that a request read and wrote."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What an engine says of its model once it is loaded."""
+
+    context_length: int
+    vocab_size: int
+    max_rows: int
+    weight_bytes: int
+    dtype: str
+    device: str
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A conversation still to be rendered by the model's template."""
+
+    messages: tuple[dict[str, object], ...]
+    template_kwargs: dict[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompt:
+    tokens: tuple[int, ...]
+
+
+Prompt = ChatPrompt | TextPrompt | TokenPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """What any dialect asks of the service: one model, one or more prompts, `n` answers to each."""
+
+    model: str
+    prompts: tuple[Prompt, ...]
+    sampling: Sampling = Sampling()
+    seeded: bool = False
+    n: int = 1
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    """None: none wanted. 0: those of the chosen tokens. k: also the k most likely at each place."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextLogprob:
+    """A `TokenLogprob` with its tokens as text and bytes, as clients see it."""
+
+    text: str
+    data: bytes
+    logprob: float
+    top: tuple[tuple[str, bytes, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """A piece of the answer with number `index` (prompt-major: prompt * n + choice). The last has a reason."""
+
+    index: int
+    text: str = ""
+    logprobs: tuple[TextLogprob, ...] = ()
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """A line of the model list."""
+
+    name: str
+    created: int
+    state: str
+    context_length: int | None = None
