@@ -1,0 +1,49 @@
+"""What a dialect needs of the service, as protocols: `api` depends on these and on nothing else of the floor."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
+
+from millstream.types import Delta, GenerationRequest, ModelCard, Usage
+
+
+class Generation(Protocol):
+    """One accepted request. Iterate it to its end, or `cancel` it: the caller owes it one of the two."""
+
+    @property
+    def model(self) -> str:
+        """The name of the model that answers."""
+        ...
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens so far, of all prompts and choices together; final once the iteration has ended."""
+        ...
+
+    def __aiter__(self) -> AsyncIterator[Sequence[Delta]]:
+        """Batches of deltas as they come. Each choice ends in one delta with a `finish_reason`.
+
+        Raises `StepFailed` or `EngineGone` when the engine fails the request.
+        """
+        ...
+
+    def cancel(self) -> None:
+        """Leave. Safe at any time and more than once; does not wait."""
+        ...
+
+
+class TextService(Protocol):
+    def models(self) -> Sequence[ModelCard]: ...
+
+    def healthy(self) -> dict[str, str]:
+        """The state of each model, by name, from the service's own memory: no engine is asked."""
+        ...
+
+    async def start(self, request: GenerationRequest) -> Generation:
+        """Find the engine, prepare the prompts, be admitted. Raises a `MillstreamError` if any of it fails."""
+        ...
+
+    def render_metrics(self) -> tuple[bytes, str]:
+        """The Prometheus page and its content type."""
+        ...
