@@ -1,0 +1,110 @@
+"""The owner loop: the one thread that loads, runs and frees a model."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from millstream.engine.backend import BackendFactory, BatchBackend, Plan
+from millstream.engine.mailbox import Mailbox
+from millstream.engine.messages import Cancel, Command, Event, Failed, Loaded, LoadFailed, Shutdown, Stopped, Submit
+from millstream.engine.scheduler import Scheduler
+from millstream.errors import MillstreamError
+from millstream.types import ModelFacts
+
+log = logging.getLogger(__name__)
+
+Sink = Callable[[Sequence[Event]], None]
+"""Takes one batch of events on the owner thread; must not block."""
+
+SchedulerFactory = Callable[[ModelFacts], Scheduler]
+
+
+class OwnerLoop:
+    """Wait for mail when idle, drain it, plan, step, emit. `run` is the whole life of an engine."""
+
+    def __init__(self, mailbox: Mailbox, backend: BackendFactory, scheduler: SchedulerFactory, sink: Sink) -> None:
+        self._mailbox = mailbox
+        self._make_backend: Final = backend
+        self._make_scheduler: Final = scheduler
+        self._sink = sink
+        self._ending: str | None = None
+
+    def run(self) -> None:
+        backend = self._load()
+        if backend is not None:
+            try:
+                self._serve(*backend)
+            finally:
+                self._close(backend[0])
+        self._emit([Stopped()])
+
+    def _load(self) -> tuple[BatchBackend, Scheduler] | None:
+        try:
+            backend = self._make_backend()
+            facts = backend.load()
+            scheduler = self._make_scheduler(facts)
+        except Exception as error:  # noqa: BLE001 - a model's code may raise anything; the server must stay up
+            message = describe(error)
+            log.error("loading failed: %s", message, exc_info=not isinstance(error, MillstreamError))
+            self._emit([LoadFailed(message), *self._refuse(f"the model could not be loaded: {message}")])
+            return None
+        self._emit([Loaded(facts)])
+        return backend, scheduler
+
+    def _serve(self, backend: BatchBackend, scheduler: Scheduler) -> None:
+        try:
+            while self._ending is None:
+                self._emit(self._obey(scheduler, self._mailbox.take(wait=scheduler.idle)))
+                if self._ending is None and not scheduler.idle:
+                    self._emit(self._step(backend, scheduler, scheduler.plan()))
+        except Exception as error:
+            self._ending = f"the engine stopped: {describe(error)}"
+            log.exception("the engine stopped")
+        finally:
+            reason = self._ending or "the engine stopped"
+            self._emit([*scheduler.fail_all(reason), *self._refuse(reason)])
+
+    def _obey(self, scheduler: Scheduler, commands: Sequence[Command]) -> list[Event]:
+        """All mail is booked before the next plan, so a cancel takes effect before the next step."""
+        events: list[Event] = []
+        for command in commands:
+            match command:
+                case Submit():
+                    scheduler.submit(command)
+                case Cancel():
+                    events.extend(scheduler.cancel(command.request_id))
+                case Shutdown():
+                    self._ending = command.reason
+        return events
+
+    def _step(self, backend: BatchBackend, scheduler: Scheduler, plan: Plan) -> list[Event]:
+        try:
+            result = backend.step(plan)
+        except Exception as error:
+            log.exception("a step failed: %d rows, %d prompts", len(plan.decode), len(plan.prefill))
+            events = scheduler.fail(plan, f"the model failed in this step: {describe(error)}")
+            backend.reset()
+            return events
+        return scheduler.advance(plan, result)
+
+    def _refuse(self, reason: str) -> list[Event]:
+        """Close the mailbox and fail what was accepted there but never reached the scheduler."""
+        left = self._mailbox.close(reason)
+        return [Failed(command.request_id, reason, gone=True) for command in left if isinstance(command, Submit)]
+
+    def _close(self, backend: BatchBackend) -> None:
+        try:
+            backend.close()
+        except Exception:
+            log.exception("freeing the model failed")
+
+    def _emit(self, events: Sequence[Event]) -> None:
+        if events:
+            self._sink(events)
+
+
+def describe(error: Exception) -> str:
+    """An error as one line for a person: our own say what they mean, others need their type."""
+    return error.message if isinstance(error, MillstreamError) else f"{type(error).__name__}: {error}"

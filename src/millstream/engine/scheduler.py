@@ -1,0 +1,142 @@
+"""Who runs in the next step. A pure object: no thread, clock, MLX or I/O, so every interleaving can be tested."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from millstream.engine.backend import Plan, Prefill, RowOutput, StepResult
+from millstream.engine.messages import Event, Failed, Finished, Submit, Tokens
+from millstream.engine.request import Request, State
+from millstream.types import FinishReason
+
+
+class Scheduler:
+    """Keeps requests in order, cuts prompts into chunks, and turns a step's result into events.
+
+    At most `max_rows` requests hold a row (prefilling or running). A step spends at most `prefill_tokens` on
+    prompts, oldest first, so that running rows keep their pace.
+    """
+
+    def __init__(self, *, max_rows: int, prefill_tokens: int) -> None:
+        if max_rows < 1 or prefill_tokens < 1:
+            raise ValueError("max_rows and prefill_tokens must be at least 1")
+        self._max_rows = max_rows
+        self._prefill_tokens = prefill_tokens
+        self._requests: dict[int, Request] = {}
+        self._waiting: deque[Request] = deque()
+        self._prefilling: list[Request] = []
+        self._running: dict[int, Request] = {}
+        self._drop: list[int] = []
+
+    @property
+    def idle(self) -> bool:
+        """Nothing to plan: the owner may sleep until mail comes."""
+        return not (self._requests or self._drop)
+
+    def submit(self, submit: Submit) -> None:
+        if submit.request_id in self._requests:
+            raise ValueError(f"request {submit.request_id} was submitted twice")
+        request = Request(submit)
+        self._requests[submit.request_id] = request
+        self._waiting.append(request)
+
+    def cancel(self, request_id: int) -> list[Event]:
+        """Ends the request now; its row is dropped at the start of the next plan."""
+        request = self._requests.get(request_id)
+        return [] if request is None else [self._finish(request, FinishReason.CANCELLED)]
+
+    def plan(self) -> Plan:
+        decode = tuple(self._running)
+        self._admit()
+        drop, self._drop = tuple(self._drop), []
+        return Plan(drop=drop, prefill=tuple(self._chunks()), decode=decode)
+
+    def advance(self, plan: Plan, result: StepResult) -> list[Event]:
+        """Book a step that succeeded."""
+        for chunk in plan.prefill:
+            request = self._requests[chunk.request.request_id]
+            request.prefilled = chunk.end
+            if chunk.joins:
+                request.move(State.RUNNING)
+                self._prefilling.remove(request)
+                self._running[request.request_id] = request
+        events: list[Event] = []
+        for row in result.rows:
+            running = self._running.get(row.request_id)
+            if running is not None:
+                events.extend(self._accept(running, row))
+        return events
+
+    def fail(self, plan: Plan, message: str) -> list[Event]:
+        """Book a step that raised: its requests fail. The backend forgets every row, so half-read prompts that
+        were not part of the step go back to the head of the queue."""
+        failed = [*plan.decode, *(chunk.request.request_id for chunk in plan.prefill)]
+        events = [self._fail(self._requests[request_id], message) for request_id in failed]
+        for request in reversed(self._prefilling):
+            request.move(State.WAITING)
+            request.prefilled = 0
+            self._waiting.appendleft(request)
+        self._prefilling.clear()
+        self._drop.clear()
+        return events
+
+    def fail_all(self, message: str) -> list[Event]:
+        """The engine is going: tell everyone."""
+        return [self._fail(request, message, gone=True) for request in list(self._requests.values())]
+
+    def _admit(self) -> None:
+        while self._waiting and len(self._prefilling) + len(self._running) < self._max_rows:
+            request = self._waiting.popleft()
+            request.move(State.PREFILLING)
+            self._prefilling.append(request)
+
+    def _chunks(self) -> Iterable[Prefill]:
+        budget = self._prefill_tokens
+        for request in self._prefilling:
+            if budget <= 0:
+                return
+            end = min(request.prefill_end, request.prefilled + budget)
+            # A one-token prompt has nothing to prefill and still costs its row a place in the step.
+            budget -= max(1, end - request.prefilled)
+            yield Prefill(request.submit, request.prefilled, end)
+
+    def _accept(self, request: Request, row: RowOutput) -> Iterable[Event]:
+        """Cut a row's output at the first stop token or at the limit."""
+        submit = request.submit
+        kept = 0
+        reason: FinishReason | None = None
+        for token in row.tokens:
+            request.generated += 1
+            if token in submit.stop_tokens:
+                reason = FinishReason.STOP
+                break
+            kept += 1
+            if request.generated >= submit.max_tokens:
+                reason = FinishReason.LENGTH
+                break
+        if kept:
+            yield Tokens(submit.request_id, row.tokens[:kept], row.logprobs[:kept])
+        if reason is not None:
+            yield self._finish(request, reason)
+
+    def _finish(self, request: Request, reason: FinishReason) -> Finished:
+        self._remove(request)
+        request.move(State.FINISHED)
+        return Finished(request.request_id, reason, request.usage)
+
+    def _fail(self, request: Request, message: str, *, gone: bool = False) -> Failed:
+        self._remove(request)
+        request.move(State.FAILED)
+        return Failed(request.request_id, message, gone)
+
+    def _remove(self, request: Request) -> None:
+        del self._requests[request.request_id]
+        if request.state is State.WAITING:
+            self._waiting.remove(request)
+        elif request.state is State.PREFILLING:
+            self._prefilling.remove(request)
+            self._drop.append(request.request_id)
+        else:
+            del self._running[request.request_id]
+            self._drop.append(request.request_id)
