@@ -1,0 +1,121 @@
+"""From files to a model whose every array is evaluated. Owner only."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+from mlx_lm.utils import dequantize_model, load_model
+
+from millstream.backend.device import Device, available_bytes
+from millstream.backend.gguf_weights import load_gguf_model
+from millstream.backend.reach import evaluate_all
+from millstream.errors import ModelError
+
+log = logging.getLogger(__name__)
+
+# Of the free memory, what unpacked weights may take: the rest is for caches and everything else.
+UNPACK_SHARE = 0.6
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    model: Any
+    config: dict[str, Any]
+    weight_bytes: int
+    dtype: str
+    notes: tuple[str, ...]
+
+    @property
+    def context_length(self) -> int:
+        text = self.config.get("text_config") or {}
+        for name in ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "model_max_length"):
+            value = self.config.get(name) or text.get(name)
+            if isinstance(value, int) and value > 0:
+                return value
+        return 2**20
+
+    @property
+    def vocab_size(self) -> int:
+        value = self.config.get("vocab_size") or (self.config.get("text_config") or {}).get("vocab_size")
+        if not isinstance(value, int):
+            raise ModelError("the model's config names no vocab_size")
+        return value
+
+
+def load(kind: Literal["folder", "gguf"], path: Path, device: Device, *, unpack: bool) -> LoadedModel:
+    """`unpack`: on the CPU, turn quantised and half-precision weights into float32, where memory allows."""
+    unpack = unpack and device.is_cpu
+    if kind == "gguf":
+        model, config, notes = _load_gguf(path, device, unpack)
+    else:
+        model, config = _load_folder(path)
+        notes = _unpack(model, device) if unpack else []
+    weight_bytes = evaluate_all(model)
+    return LoadedModel(model, config, weight_bytes, _dtype(model), tuple(notes))
+
+
+def _load_folder(path: Path) -> tuple[Any, dict[str, Any]]:
+    try:
+        model, config = load_model(path, lazy=True)
+    except (ValueError, KeyError, TypeError, FileNotFoundError, RuntimeError) as error:
+        raise ModelError(f"{path}: {_first_line(error)}") from error
+    return model, config
+
+
+def _load_gguf(path: Path, device: Device, unpack: bool) -> tuple[Any, dict[str, Any], list[str]]:
+    # A quantised file grows to about 8 times its size in float32 at 4 bits; its own size is the safe measure.
+    if unpack and path.stat().st_size * 8 < available_bytes(device) * UNPACK_SHARE:
+        model, config = load_gguf_model(path, native_quantisation=False, dtype=mx.float32)
+        return model, config, ["weights unpacked to float32"]
+    dtype = mx.float32 if device.is_cpu else mx.bfloat16
+    model, config = load_gguf_model(path, native_quantisation=True, dtype=dtype)
+    return model, config, []
+
+
+def _unpack(model: Any, device: Device) -> list[str]:
+    """Quantised and half-precision products do not go through BLAS on the CPU build: float32 ones do."""
+    packed = any(name.endswith(".scales") for name, _ in tree_flatten(model.parameters()))
+    half = _dtype(model) != "float32"
+    if not (packed or half):
+        return []
+    need = _unpacked_bytes(model)
+    room = int(available_bytes(device) * UNPACK_SHARE)
+    if need > room:
+        return [
+            f"weights kept packed: float32 would take {need / 2**30:.1f} GiB, {room / 2**30:.1f} GiB are free for it"
+        ]
+    dequantize_model(model)
+    model.set_dtype(mx.float32)
+    return ["weights unpacked to float32"]
+
+
+def _unpacked_bytes(model: Any) -> int:
+    total = 0
+    for _, module in model.named_modules():
+        bits = module.bits if "scales" in module else 0
+        for name, value in module.items():
+            if isinstance(value, mx.array) and name not in ("scales", "biases"):
+                total += 4 * value.size * (32 // bits if bits and name == "weight" else 1)
+    return total
+
+
+def _dtype(model: Any) -> str:
+    """The type of most weights, and the bits if they are quantised."""
+    sizes: dict[str, int] = {}
+    for _, value in tree_flatten(model.parameters()):
+        name = str(value.dtype).removeprefix("mlx.core.")
+        sizes[name] = sizes.get(name, 0) + value.nbytes
+    most = max(sizes, key=lambda name: sizes[name])
+    bits = sorted({module.bits for _, module in model.named_modules() if "scales" in module})
+    return f"{'/'.join(map(str, bits))}-bit" if bits and most == "uint32" else most
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip() or type(error).__name__
+    line = text.splitlines()[0]
+    return f"no {line} in config.json" if isinstance(error, KeyError) else line
