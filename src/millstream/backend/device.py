@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 import mlx.core as mx
+
+MEMINFO = Path("/proc/meminfo")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +35,9 @@ def current_device() -> Device:
 
 def available_bytes(device: Device) -> int:
     """Memory that a model may still take: what MLX already holds is gone, and the system keeps its share."""
-    if device.is_cpu:
-        return (
-            os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if "SC_AVPHYS_PAGES" in os.sysconf_names else 0
-        )
+    if device.is_cpu and MEMINFO.exists():
+        line = next(line for line in MEMINFO.read_text().splitlines() if line.startswith("MemAvailable:"))
+        return int(line.split()[1]) * 1024
     return device.memory_bytes - mx.get_active_memory()
 
 

@@ -86,9 +86,8 @@ def _unpack(model: Any, device: Device) -> list[str]:
     need = _unpacked_bytes(model)
     room = int(available_bytes(device) * UNPACK_SHARE)
     if need > room:
-        return [
-            f"weights kept packed: float32 would take {need / 2**30:.1f} GiB, {room / 2**30:.1f} GiB are free for it"
-        ]
+        gib = 2**30
+        return [f"weights kept packed: float32 would take {need / gib:.1f} GiB, {room / gib:.1f} GiB are free for it"]
     dequantize_model(model)
     model.set_dtype(mx.float32)
     return ["weights unpacked to float32"]

@@ -41,7 +41,7 @@ class LogprobReading:
 
     def read(self, tokens: Sequence[int]) -> dict[int, TokenLogprob]:
         """By place in the batch. Waits for the step."""
-        picked, *rest = cast(list[Any], [array.tolist() for array in self.arrays])
+        picked, *rest = (cast(Any, array.tolist()) for array in self.arrays)
         result = {}
         for index, (place, top) in enumerate(self._wanted.items()):
             best: tuple[tuple[int, float], ...] = ()
