@@ -24,6 +24,12 @@ class Device:
         return self.kind == "cpu"
 
 
+def use_device(kind: str | None) -> None:
+    """Keep the whole process off the GPU with `cpu`. Called by each engine before it makes its stream."""
+    if kind == "cpu":
+        mx.set_default_device(mx.cpu)
+
+
 def current_device() -> Device:
     if mx.default_device() == mx.Device(mx.DeviceType.cpu, 0):
         return Device("cpu", str(mx.device_info(mx.cpu).get("device_name", "CPU")), _ram())

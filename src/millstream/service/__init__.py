@@ -1,0 +1,1 @@
+"""asyncio only: which engine, admission, one generation use case for every dialect, metrics."""

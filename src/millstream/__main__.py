@@ -1,0 +1,5 @@
+import sys
+
+from millstream.cli import main
+
+sys.exit(main())

@@ -1,0 +1,125 @@
+"""`millstream serve`: run the server until it is told to stop."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from pathlib import Path
+
+from millstream.config import Settings
+from millstream.errors import MillstreamError
+from millstream.server import serve
+
+DEFAULTS = Settings()
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "serve",
+        help="serve models over HTTP",
+        description="Serve models over OpenAI's API. Without MODEL: the demo model, SmolLM2-135M-Instruct.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.set_defaults(run=run)
+    parser.add_argument("models", nargs="*", metavar="MODEL", help="a folder, a .gguf file or a hub id (org/name)")
+    network = parser.add_argument_group("network")
+    network.add_argument("--host", default=DEFAULTS.host, help="address to listen on")
+    network.add_argument("--port", type=_port, default=DEFAULTS.port, help="port; 0 takes a free one")
+    network.add_argument(
+        "--body-limit", type=_positive, default=DEFAULTS.body_limit, metavar="BYTES", help="largest request body"
+    )
+    engine = parser.add_argument_group("engine")
+    engine.add_argument("--max-batch", type=_positive, default=DEFAULTS.max_batch, help="rows that decode together")
+    engine.add_argument("--queue", type=_natural, default=DEFAULTS.queue, help="requests that may wait for a row")
+    engine.add_argument(
+        "--policy",
+        choices=("queue", "fail-fast"),
+        default="queue",
+        help="when all rows are taken: let requests wait, or answer 503 at once",
+    )
+    engine.add_argument(
+        "--prefill-chunk",
+        type=_positive,
+        default=None,
+        metavar="TOKENS",
+        help="prompt tokens a step beside running rows; None: 128 on the CPU, 512 on a GPU",
+    )
+    engine.add_argument("--device", choices=("cpu",), default=None, help="keep off the GPU")
+    engine.add_argument("--no-blas", action="store_true", help="Linux CPU: keep MLX's own, slow BLAS")
+    engine.add_argument("--no-unpack", action="store_true", help="CPU: keep quantised and half weights as they are")
+    other = parser.add_argument_group("other")
+    other.add_argument(
+        "--grace", type=_seconds, default=DEFAULTS.grace, metavar="SECONDS", help="for running requests after SIGTERM"
+    )
+    other.add_argument("--cache-dir", type=Path, default=None, help="where fetched models are kept")
+    other.add_argument(
+        "--log-level", choices=("debug", "info", "warning", "error"), default="info", help="log this and worse"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    logging.basicConfig(
+        level=arguments.log_level.upper(),
+        format="%(asctime)s %(levelname).1s %(message)s",
+        datefmt="%H:%M:%S",
+        stream=sys.stderr,
+    )
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    try:
+        code, clean = serve(_settings(arguments))
+    except MillstreamError as error:
+        print(f"millstream: {error.message}", file=sys.stderr)
+        return 1
+    if not clean:
+        # Something still hangs in native code or in a download: waiting for its thread would hang the exit too.
+        logging.shutdown()
+        os._exit(code)
+    return code
+
+
+def _settings(arguments: argparse.Namespace) -> Settings:
+    return Settings(
+        models=tuple(arguments.models),
+        host=arguments.host,
+        port=arguments.port,
+        max_batch=arguments.max_batch,
+        queue=arguments.queue,
+        fail_fast=arguments.policy == "fail-fast",
+        prefill_chunk=arguments.prefill_chunk,
+        body_limit=arguments.body_limit,
+        grace=arguments.grace,
+        device=arguments.device,
+        blas=not arguments.no_blas,
+        unpack=not arguments.no_unpack,
+        cache_dir=arguments.cache_dir,
+    )
+
+
+def _port(text: str) -> int:
+    return _whole(text, 0, 65535)
+
+
+def _positive(text: str) -> int:
+    return _whole(text, 1, 2**40)
+
+
+def _natural(text: str) -> int:
+    return _whole(text, 0, 2**40)
+
+
+def _whole(text: str, low: int, high: int) -> int:
+    if not text.isdecimal() or not low <= int(text) <= high:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {low} to {high}")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 86400:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0 to 86400")
+    return value

@@ -1,0 +1,114 @@
+"""The one place that joins all floors: from settings to a running server."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from typing import Any, TypeVar
+
+from millstream.backend.blas import load_blas
+from millstream.config import Settings
+from millstream.engine.backend import BatchBackend
+from millstream.engine.link import ThreadLink
+from millstream.engine.scheduler import Scheduler
+from millstream.models.source import ModelSource, resolve
+from millstream.service.admission import Admission
+from millstream.service.engine_client import EngineClient
+from millstream.service.hub import ModelHub, ReadyModel
+from millstream.service.metrics import Metrics
+from millstream.service.text_service import MillstreamService
+from millstream.text.loading import load_tokenizer
+from millstream.types import ModelFacts
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+CPU_PREFILL = 128
+GPU_PREFILL = 512
+
+
+class Mill:
+    """A hub and its service, made on a running event loop. `pool` does blocking work: files, templates, tokenising."""
+
+    def __init__(self, settings: Settings, pool: Executor) -> None:
+        self._settings = settings
+        self._pool = pool
+        self._metrics = Metrics()
+        self.hub = ModelHub()
+        self.service = MillstreamService(self.hub, pool, self._metrics)
+        self._blas = load_blas(settings.blas)
+        self._work: list[Future[Any]] = []
+
+    def open(self, name: str, spec: str | None) -> None:
+        """Begin to find and load a model. The server answers meanwhile."""
+        self.hub.add(name, functools.partial(self._open, name, spec))
+
+    async def close(self, reason: str) -> bool:
+        """True if every engine freed its model in time and no download is left running."""
+        freed = await self.hub.close(reason, self._settings.grace, self._settings.stop_patience)
+        return freed and not any(future.running() for future in self._work)
+
+    async def _open(self, name: str, spec: str | None) -> ReadyModel:
+        report = functools.partial(log.info, "%s: %s", name)
+        find = functools.partial(resolve, spec, cache_dir=self._settings.cache_dir, report=report)
+        source = await self._in_pool(find)
+        tokenizer = await self._in_pool(functools.partial(load_tokenizer, source))
+        started = time.monotonic()
+        engine = EngineClient(
+            ThreadLink(name, functools.partial(text_backend, source, self._settings), self._scheduler),
+            Admission(rows=self._settings.max_batch, queue=self._settings.queue, fail_fast=self._settings.fail_fast),
+        )
+        try:
+            facts = await engine.load()
+        except asyncio.CancelledError:
+            await engine.stop("the server is shutting down", self._settings.stop_patience)
+            raise
+        self._metrics.watch(name, lambda: engine.admission.active, lambda: engine.admission.waiting)
+        self._announce(name, facts, time.monotonic() - started)
+        return ReadyModel(name, engine, tokenizer, facts)
+
+    async def _in_pool(self, work: Callable[[], T]) -> T:
+        future = self._pool.submit(work)
+        self._work.append(future)
+        try:
+            return await asyncio.wrap_future(future)
+        finally:
+            if not future.running():
+                self._work.remove(future)
+
+    def _scheduler(self, facts: ModelFacts) -> Scheduler:
+        default = CPU_PREFILL if facts.device.startswith("cpu") else GPU_PREFILL
+        return Scheduler(max_rows=facts.max_rows, prefill_tokens=self._settings.prefill_chunk or default)
+
+    def _announce(self, name: str, facts: ModelFacts, seconds: float) -> None:
+        blas = f", {self._blas}" if self._blas and facts.device.startswith("cpu") else ""
+        log.info(
+            "%s: loaded in %.1f s on %s%s; %s weights, %.2f GiB; context %d, %d rows",
+            name,
+            seconds,
+            facts.device,
+            blas,
+            facts.dtype,
+            facts.weight_bytes / 2**30,
+            facts.context_length,
+            facts.max_rows,
+        )
+        for note in facts.notes:
+            log.info("%s: %s", name, note)
+
+
+def text_backend(source: ModelSource, settings: Settings) -> BatchBackend:
+    """Called on the owner thread: MLX is imported there, and the stream is made there."""
+    from millstream.backend.device import use_device
+    from millstream.backend.text_model import MlxTextBackend, TextModelSettings
+
+    use_device(settings.device)
+    return MlxTextBackend(
+        TextModelSettings(source.kind, Path(source.path), max_rows=settings.max_batch, unpack=settings.unpack)
+    )

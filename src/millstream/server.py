@@ -1,0 +1,120 @@
+"""Runs the composed server: the socket, the event loop, the signals, and the order in which all of it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import uvicorn
+
+from millstream import __version__
+from millstream.api.app import create_app
+from millstream.compose import Mill
+from millstream.config import Settings
+from millstream.errors import ModelError
+from millstream.models.source import name_of
+
+log = logging.getLogger(__name__)
+
+POOL_THREADS = 4
+STOPPING = "the server is shutting down"
+
+
+def serve(settings: Settings) -> tuple[int, bool]:
+    """Serve until a signal or a fatal error. Returns the exit code, and whether everything inside has ended."""
+    with bind(settings) as listener, asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(_serve(settings, listener))
+
+
+def bind(settings: Settings) -> socket.socket:
+    """Take the port before anything is loaded: a taken one should not cost a minute."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        return socket.create_server((settings.host, settings.port), family=family, backlog=2048)
+    except OSError as error:
+        raise ModelError(
+            f"cannot listen on {settings.host} port {settings.port}: {error.strerror or error}. "
+            "Another server may run there; choose a port with --port."
+        ) from error
+
+
+async def _serve(settings: Settings, listener: socket.socket) -> tuple[int, bool]:
+    pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="prepare")
+    mill = Mill(settings, pool)
+    app = create_app(mill.service, body_limit=settings.body_limit)
+    server = MillServer(app, mill, settings)
+    for spec in settings.models or (None,):
+        mill.open(name_of(spec), spec)
+    watcher = asyncio.create_task(_watch(mill, server, listener))
+    await server.serve(sockets=[listener])
+    watcher.cancel()
+    pool.shutdown(wait=False, cancel_futures=True)
+    return server.exit_code, server.freed
+
+
+async def _watch(mill: Mill, server: MillServer, listener: socket.socket) -> None:
+    """Say where to reach the server once a model answers; give up when none will."""
+    host, port = listener.getsockname()[:2]
+    log.info("Millstream %s listens on http://%s:%d", __version__, f"[{host}]" if ":" in host else host, port)
+    ready = await mill.hub.settled()
+    if not ready:
+        log.error("no model could be loaded")
+        server.exit_code = 1
+        server.should_exit = True
+        return
+    log.info("ready: %s. The API is at http://%s:%d/v1, its description at /docs", ", ".join(ready), host, port)
+
+
+class MillServer(uvicorn.Server):
+    """uvicorn, ended in our order: no new requests, then the engines drain, then the connections close."""
+
+    def __init__(self, app: object, mill: Mill, settings: Settings) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,  # type: ignore[arg-type]
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                timeout_graceful_shutdown=int(settings.grace + 5),
+            )
+        )
+        self._mill = mill
+        self.exit_code = 0
+        self.freed = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        log.info("shutting down: running requests have a moment to finish")
+        draining = asyncio.create_task(self._mill.close(STOPPING))
+        await super().shutdown(sockets)
+        self.freed = await draining
+        log.info("stopped" if self.freed else "stopped; an engine still hangs in a step and was left behind")
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """SIGTERM and SIGINT mean a clean end, and a clean end is exit code 0. A second one ends the waiting."""
+        if sys.platform == "win32":
+            with super().capture_signals():
+                yield
+            return
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+
+
+def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
+    if sys.platform == "win32":
+        return None
+    import uvloop
+
+    return uvloop.Loop

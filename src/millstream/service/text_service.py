@@ -1,0 +1,69 @@
+"""The service as the dialects see it: see `ports.TextService`."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import replace
+
+from millstream.engine.messages import Submit
+from millstream.errors import EngineBusy
+from millstream.service.choice import Choice
+from millstream.service.engine_client import Inbox
+from millstream.service.generation import TextGeneration
+from millstream.service.hub import ModelHub, ReadyModel
+from millstream.service.metrics import Metrics, RequestTimer
+from millstream.service.prepare import prepare
+from millstream.types import GenerationRequest, ModelCard
+
+
+class MillstreamService:
+    def __init__(self, hub: ModelHub, pool: Executor, metrics: Metrics) -> None:
+        self._hub = hub
+        self._pool = pool
+        self._metrics = metrics
+        self._ids = itertools.count(1)
+
+    def models(self) -> Sequence[ModelCard]:
+        return self._hub.cards()
+
+    def healthy(self) -> dict[str, str]:
+        return {card.name: card.state for card in self._hub.cards()}
+
+    def render_metrics(self) -> tuple[bytes, str]:
+        return self._metrics.render()
+
+    async def start(self, request: GenerationRequest) -> TextGeneration:
+        model = await self._hub.find(request.model)
+        timer = RequestTimer(self._metrics, model.name)
+        prompts = await prepare(self._pool, model, request)
+        timer.prepared(sum(map(len, prompts)))
+        submits = [submit for prompt in prompts for submit in self._submits(model, request, prompt)]
+        choices = [
+            Choice(index, submit.request_id, model.tokenizer, request.stop) for index, submit in enumerate(submits)
+        ]
+        inbox = Inbox()
+        try:
+            model.engine.submit(submits, inbox)
+        except EngineBusy as error:
+            self._metrics.rejected.labels(model.name, error.code).inc()
+            raise
+        return TextGeneration(model.name, model.engine, inbox, choices, sum(map(len, prompts)), timer)
+
+    def _submits(self, model: ReadyModel, request: GenerationRequest, prompt: tuple[int, ...]) -> list[Submit]:
+        """One engine request for each answer. Answers to one prompt differ by their seed."""
+        room = model.facts.context_length - len(prompt)
+        seed = request.sampling.seed if request.seeded else secrets.randbits(32)
+        return [
+            Submit(
+                request_id=next(self._ids),
+                prompt=prompt,
+                max_tokens=room if request.max_tokens is None else min(request.max_tokens, room),
+                sampling=replace(request.sampling, seed=(seed + number) & 0xFFFFFFFFFFFFFFFF),
+                stop_tokens=frozenset() if request.ignore_eos else model.tokenizer.eos_ids,
+                logprobs=request.logprobs,
+            )
+            for number in range(request.n)
+        ]

@@ -1,0 +1,79 @@
+"""A churning batch gives, token for token, what mlx-lm's own single-request generation gives at temperature 0."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+from mlx_lm.generate import generate_step
+from mlx_lm.utils import load_model
+
+from millstream.backend.text_model import MlxTextBackend, TextModelSettings
+from millstream.engine.messages import Cancel, Submit
+from support.engines import engine
+from support.tiny import BATCHABLE, FAMILIES, VOCAB
+
+Case = tuple[tuple[int, ...], int]
+
+
+def cases(seed: int, count: int) -> list[Case]:
+    """Prompts from one token to several windows and chunks long, answers from one token to a few dozen."""
+    rng = random.Random(seed)
+    lengths = [1, 1, 2, 3, 7, 8, 9, 16, 30, 60]
+    return [
+        (tuple(rng.randrange(VOCAB) for _ in range(rng.choice(lengths))), rng.choice([1, 2, 5, 20, 40]))
+        for _ in range(count)
+    ]
+
+
+def reference(folder: Path, wanted: list[Case]) -> list[list[int]]:
+    model, _ = load_model(folder)
+    answers = []
+    for prompt, count in wanted:
+        steps = generate_step(mx.array(prompt), model, max_tokens=count)
+        answers.append([int(token) for token, _ in steps])
+    return answers
+
+
+def backend(folder: Path, max_rows: int = 6) -> Callable[[], MlxTextBackend]:
+    return lambda: MlxTextBackend(TextModelSettings("folder", folder, max_rows=max_rows))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_churning_batch_equals_single_requests(family: str, tiny_model: Callable[[str], Path]) -> None:
+    folder = tiny_model(family)
+    wanted = cases(seed=len(family), count=20)
+    expected = reference(folder, wanted)
+    assert len({token for answer in expected for token in answer}) > 20, "the model says too little to tell rows apart"
+    with engine(backend(folder)) as driver:
+        assert driver.facts is not None
+        assert driver.facts.max_rows == (6 if family in BATCHABLE else 1)
+        submits = [Submit(number, prompt, count) for number, (prompt, count) in enumerate(wanted)]
+        assert driver.run(*submits) == expected
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "lfm2"])
+def test_rows_that_leave_do_not_change_the_others(family: str, tiny_model: Callable[[str], Path]) -> None:
+    folder = tiny_model(family)
+    wanted = cases(seed=5, count=12)
+    expected = reference(folder, wanted)
+    with engine(backend(folder)) as driver:
+        for number, (prompt, count) in enumerate(wanted):
+            driver.post(Submit(1000 + number, prompt[::-1], 500))
+            driver.post(Submit(number, prompt, count))
+            if number % 2:
+                driver.post(Cancel(1000 + number))
+        driver.wait(lambda: any(key < 1000 for key in driver.ends))
+        for number in range(len(wanted)):
+            driver.post(Cancel(1000 + number))
+        driver.wait_ended(*range(len(wanted)))
+        assert [driver.tokens.get(number, []) for number in range(len(wanted))] == expected
+
+
+def test_a_cache_that_cannot_batch_says_so_and_serves_one_by_one(tiny_model: Callable[[str], Path]) -> None:
+    with engine(backend(tiny_model("llama4"))) as driver:
+        assert driver.facts is not None
+        assert any("one request at a time" in note and "ChunkedKVCache" in note for note in driver.facts.notes)

@@ -1,0 +1,26 @@
+"""What every test may use. Before MLX is imported anywhere, a real BLAS is loaded, as the server does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from millstream.backend.blas import load_blas
+
+load_blas()
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A folder with a tiny random model of a family, made once a run."""
+    from support.tiny import write_model
+
+    root = tmp_path_factory.mktemp("tiny-models")
+
+    def get(family: str) -> Path:
+        folder = root / family
+        return folder if folder.exists() else write_model(folder, family)
+
+    return get

@@ -1,0 +1,123 @@
+"""A backend without a model, for races that must be driven step by step. The conformance tests keep it honest."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from millstream.engine.backend import Plan, RowOutput, StepResult
+from millstream.engine.messages import Submit
+from millstream.types import ModelFacts, TokenLogprob
+
+VOCAB = 97
+
+
+def answer(submit: Submit, count: int) -> list[int]:
+    """The tokens that the fake gives: a function of the prompt alone, like a model's at temperature 0."""
+    start = sum((place + 1) * token for place, token in enumerate(submit.prompt))
+    return [(start + 13 * place) % VOCAB for place in range(count)]
+
+
+class Gate:
+    """Holds a backend inside `step` until the test lets it go. Events, no sleeps."""
+
+    def __init__(self) -> None:
+        self.entered = threading.Semaphore(0)
+        self._go = threading.Semaphore(0)
+        self._open = threading.Event()
+
+    def pass_through(self) -> None:
+        self.entered.release()
+        while not self._open.is_set() and not self._go.acquire(timeout=0.01):
+            pass
+
+    def let_one(self) -> None:
+        self._go.release()
+
+    def open(self) -> None:
+        self._open.set()
+
+    def wait_entered(self) -> None:
+        assert self.entered.acquire(timeout=10), "the backend was never asked for a step"
+
+
+class FakeBackend:
+    """Keeps rows as a real one does, and checks that every plan is one that a real one could run."""
+
+    def __init__(self, *, max_rows: int = 8, context_length: int = 4096, gate: Gate | None = None) -> None:
+        self.max_rows = max_rows
+        self.context_length = context_length
+        self.gate = gate
+        self.prompts: dict[int, Submit] = {}
+        self.progress: dict[int, int] = {}
+        self.rows: dict[int, tuple[Submit, int]] = {}
+        self.plans: list[Plan] = []
+        self.threads: set[int] = {threading.get_ident()}
+        self.fail_next: Exception | None = None
+        self.closed = False
+        self.on_load: Callable[[], None] = lambda: None
+
+    def load(self) -> ModelFacts:
+        self._note_thread()
+        self.on_load()
+        return ModelFacts(self.context_length, VOCAB, self.max_rows, 0, "none", "cpu (fake)")
+
+    def step(self, plan: Plan) -> StepResult:
+        self._note_thread()
+        self.plans.append(plan)
+        if self.gate is not None:
+            self.gate.pass_through()
+        if self.fail_next is not None:
+            error, self.fail_next = self.fail_next, None
+            raise error
+        self._drop(plan)
+        self._join(plan)
+        outputs = [self._decode(request_id) for request_id in plan.decode]
+        self._prefill(plan)
+        assert len(self.rows) + len(self.progress) <= self.max_rows, "more rows than the model has"
+        return StepResult(tuple(outputs))
+
+    def reset(self) -> None:
+        self._note_thread()
+        self.progress.clear()
+        self.prompts.clear()
+        self.rows.clear()
+
+    def close(self) -> None:
+        self._note_thread()
+        self.closed = True
+
+    def _drop(self, plan: Plan) -> None:
+        for request_id in plan.drop:
+            known = request_id in self.rows or request_id in self.progress
+            assert known, f"dropped {request_id}, which has no row"
+            self.rows.pop(request_id, None)
+            self.progress.pop(request_id, None)
+
+    def _join(self, plan: Plan) -> None:
+        for request_id in plan.decode:
+            if request_id in self.progress:
+                submit = self.prompts.pop(request_id)
+                assert self.progress.pop(request_id) == len(submit.prompt) - 1, "joined before its prompt was read"
+                self.rows[request_id] = (submit, 0)
+        assert set(plan.decode) == set(self.rows), "a row in the batch was not decoded"
+
+    def _decode(self, request_id: int) -> RowOutput:
+        submit, position = self.rows[request_id]
+        self.rows[request_id] = (submit, position + 1)
+        token = answer(submit, position + 1)[-1]
+        logprobs = () if submit.logprobs is None else (TokenLogprob(token, -1.0, ((token, -1.0),) * submit.logprobs),)
+        return RowOutput(request_id, (token,), logprobs)
+
+    def _prefill(self, plan: Plan) -> None:
+        for chunk in plan.prefill:
+            request_id = chunk.request.request_id
+            assert self.progress.get(request_id, 0) == chunk.start, "a chunk was skipped or repeated"
+            assert chunk.start <= chunk.end <= len(chunk.request.prompt) - 1
+            self.progress[request_id] = chunk.end
+            self.prompts[request_id] = chunk.request
+
+    def _note_thread(self) -> None:
+        self.threads.add(threading.get_ident())
+        assert len(self.threads) == 1, "the backend was touched by two threads"
+        assert not self.closed, "the backend was used after close"
