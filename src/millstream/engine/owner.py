@@ -45,7 +45,7 @@ class OwnerLoop:
             backend = self._make_backend()
             facts = backend.load()
             scheduler = self._make_scheduler(facts)
-        except Exception as error:  # noqa: BLE001 - a model's code may raise anything; the server must stay up
+        except Exception as error:
             message = describe(error)
             log.error("loading failed: %s", message, exc_info=not isinstance(error, MillstreamError))
             self._emit([LoadFailed(message), *self._refuse(f"the model could not be loaded: {message}")])

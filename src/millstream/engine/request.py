@@ -18,8 +18,7 @@ class State(Enum):
 
 MOVES: dict[State, frozenset[State]] = {
     State.WAITING: frozenset({State.PREFILLING, State.FINISHED, State.FAILED}),
-    # Back to WAITING: another request's step failed and took the half-built cache with it; this one starts over.
-    State.PREFILLING: frozenset({State.RUNNING, State.WAITING, State.FINISHED, State.FAILED}),
+    State.PREFILLING: frozenset({State.RUNNING, State.FINISHED, State.FAILED}),
     State.RUNNING: frozenset({State.FINISHED, State.FAILED}),
     State.FINISHED: frozenset(),
     State.FAILED: frozenset(),

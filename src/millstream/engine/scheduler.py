@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from millstream.engine.backend import Plan, Prefill, RowOutput, StepResult
 from millstream.engine.messages import Event, Failed, Finished, Submit, Tokens
@@ -47,9 +47,8 @@ class Scheduler:
         return [] if request is None else [self._finish(request, FinishReason.CANCELLED)]
 
     def plan(self) -> Plan:
-        decode = tuple(self._running)
-        self._admit()
         drop, self._drop = tuple(self._drop), []
+        decode = tuple(self._running)
         return Plan(drop=drop, prefill=tuple(self._chunks()), decode=decode)
 
     def advance(self, plan: Plan, result: StepResult) -> list[Event]:
@@ -69,15 +68,9 @@ class Scheduler:
         return events
 
     def fail(self, plan: Plan, message: str) -> list[Event]:
-        """Book a step that raised: its requests fail. The backend forgets every row, so half-read prompts that
-        were not part of the step go back to the head of the queue."""
+        """Book a step that raised: everyone who had a row in it fails. The backend forgets all rows by itself."""
         failed = [*plan.decode, *(chunk.request.request_id for chunk in plan.prefill)]
-        events = [self._fail(self._requests[request_id], message) for request_id in failed]
-        for request in reversed(self._prefilling):
-            request.move(State.WAITING)
-            request.prefilled = 0
-            self._waiting.appendleft(request)
-        self._prefilling.clear()
+        events: list[Event] = [self._fail(self._requests[request_id], message) for request_id in failed]
         self._drop.clear()
         return events
 
@@ -85,21 +78,24 @@ class Scheduler:
         """The engine is going: tell everyone."""
         return [self._fail(request, message, gone=True) for request in list(self._requests.values())]
 
-    def _admit(self) -> None:
-        while self._waiting and len(self._prefilling) + len(self._running) < self._max_rows:
+    def _chunks(self) -> Iterator[Prefill]:
+        """Spend the budget, oldest first. A request gets a row only together with its first chunk, so whoever
+        is prefilling is in every plan until its prompt is read."""
+        budget = self._prefill_tokens
+        for request in self._prefilling:
+            yield (chunk := self._chunk(request, budget))
+            budget -= max(1, chunk.end - chunk.start)
+        while budget > 0 and self._waiting and len(self._prefilling) + len(self._running) < self._max_rows:
             request = self._waiting.popleft()
             request.move(State.PREFILLING)
             self._prefilling.append(request)
-
-    def _chunks(self) -> Iterable[Prefill]:
-        budget = self._prefill_tokens
-        for request in self._prefilling:
-            if budget <= 0:
-                return
-            end = min(request.prefill_end, request.prefilled + budget)
+            yield (chunk := self._chunk(request, budget))
             # A one-token prompt has nothing to prefill and still costs its row a place in the step.
-            budget -= max(1, end - request.prefilled)
-            yield Prefill(request.submit, request.prefilled, end)
+            budget -= max(1, chunk.end - chunk.start)
+
+    def _chunk(self, request: Request, budget: int) -> Prefill:
+        end = min(request.prefill_end, request.prefilled + budget)
+        return Prefill(request.submit, request.prefilled, end)
 
     def _accept(self, request: Request, row: RowOutput) -> Iterable[Event]:
         """Cut a row's output at the first stop token or at the limit."""

@@ -1,0 +1,148 @@
+"""The scheduler alone: who runs, in what order, and what each step's result turns into."""
+
+from __future__ import annotations
+
+import pytest
+
+from millstream.engine.backend import Plan, Prefill, RowOutput, StepResult
+from millstream.engine.messages import Failed, Finished, Submit, Tokens
+from millstream.engine.request import MOVES, IllegalMove, Request, State
+from millstream.engine.scheduler import Scheduler
+from millstream.types import FinishReason, Usage
+
+
+def scheduler(*, rows: int = 2, budget: int = 4) -> Scheduler:
+    return Scheduler(max_rows=rows, prefill_tokens=budget)
+
+
+def submit(number: int, length: int = 3, max_tokens: int = 5, stops: frozenset[int] = frozenset()) -> Submit:
+    return Submit(number, tuple(range(length)), max_tokens, stop_tokens=stops)
+
+
+def step(subject: Scheduler, **outputs: tuple[int, ...]) -> tuple[Plan, list[object]]:
+    """Plan and book a step whose rows `r1`, `r2` … put out these tokens."""
+    plan = subject.plan()
+    rows = tuple(RowOutput(int(name[1:]), tokens) for name, tokens in outputs.items())
+    return plan, list(subject.advance(plan, StepResult(rows)))
+
+
+def test_a_prompt_is_cut_into_chunks_and_its_last_token_is_left_to_decode() -> None:
+    subject = scheduler(budget=4)
+    request = submit(1, length=10)
+    subject.submit(request)
+    chunks = [step(subject)[0].prefill for _ in range(3)]
+    assert chunks == [(Prefill(request, 0, 4),), (Prefill(request, 4, 8),), (Prefill(request, 8, 9),)]
+    assert [chunk[0].joins for chunk in chunks] == [False, False, True]
+    assert step(subject)[0] == Plan(decode=(1,))
+
+
+def test_running_rows_decode_in_every_step_beside_a_long_prompt() -> None:
+    subject = scheduler(budget=4)
+    subject.submit(submit(1, length=1, max_tokens=100))
+    step(subject)
+    subject.submit(submit(2, length=100))
+    for token in range(10):
+        plan, events = step(subject, r1=(token,))
+        assert plan.decode == (1,)
+        assert sum(chunk.end - chunk.start for chunk in plan.prefill) == 4
+        assert events == [Tokens(1, (token,))]
+
+
+def test_the_budget_is_shared_oldest_first() -> None:
+    subject = scheduler(rows=3, budget=4)
+    for number in (1, 2, 3):
+        subject.submit(submit(number, length=4))
+    spans = [(chunk.request.request_id, chunk.start, chunk.end) for chunk in subject.plan().prefill]
+    assert spans == [(1, 0, 3), (2, 0, 1)]
+
+
+def test_rows_are_bounded_and_the_queue_keeps_its_order() -> None:
+    subject = scheduler(rows=2, budget=100)
+    for number in (1, 2, 3, 4):
+        subject.submit(submit(number, max_tokens=1))
+    assert [chunk.request.request_id for chunk in step(subject)[0].prefill] == [1, 2]
+    _, events = step(subject, r1=(9,), r2=(9,))
+    assert [event.request_id for event in events if isinstance(event, Finished)] == [1, 2]
+    plan, _ = step(subject)
+    assert plan.drop == (1, 2)
+    assert [chunk.request.request_id for chunk in plan.prefill] == [3, 4]
+
+
+def test_a_stop_token_ends_the_row_and_is_counted_but_not_shown() -> None:
+    subject = scheduler()
+    subject.submit(submit(1, stops=frozenset({7})))
+    step(subject)
+    _, events = step(subject, r1=(5, 7, 8))
+    assert events == [Tokens(1, (5,)), Finished(1, FinishReason.STOP, Usage(3, 2))]
+
+
+def test_the_limit_ends_the_row() -> None:
+    subject = scheduler()
+    subject.submit(submit(1, max_tokens=2))
+    step(subject)
+    _, events = step(subject, r1=(5, 6, 8))
+    assert events == [Tokens(1, (5, 6)), Finished(1, FinishReason.LENGTH, Usage(3, 2))]
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3])
+def test_a_cancelled_request_ends_once_and_its_row_is_dropped_first(steps: int) -> None:
+    subject = scheduler(budget=1)
+    subject.submit(submit(1, length=3))
+    for _ in range(steps):
+        step(subject)
+    assert subject.cancel(1) == [Finished(1, FinishReason.CANCELLED, Usage(3, 0))]
+    assert subject.cancel(1) == []
+    assert subject.plan().drop == ((1,) if steps else ())
+    assert subject.idle
+
+
+def test_output_of_a_row_that_was_cancelled_meanwhile_is_ignored() -> None:
+    subject = scheduler()
+    subject.submit(submit(1))
+    step(subject)
+    plan = subject.plan()
+    subject.cancel(1)
+    assert subject.advance(plan, StepResult((RowOutput(1, (5,)),))) == []
+
+
+def test_a_failed_step_fails_its_requests_and_no_others() -> None:
+    subject = scheduler(rows=3, budget=4)
+    subject.submit(submit(1, length=1))
+    step(subject)
+    subject.submit(submit(2, length=50))
+    subject.submit(submit(3, length=3))
+    plan = subject.plan()
+    assert [chunk.request.request_id for chunk in plan.prefill] == [2]
+    assert subject.fail(plan, "broken") == [Failed(1, "broken"), Failed(2, "broken")]
+    plan, _ = step(subject)
+    assert plan.drop == (), "the backend was reset: there is nothing to drop"
+    assert [(chunk.request.request_id, chunk.start) for chunk in plan.prefill] == [(3, 0)]
+
+
+def test_all_are_told_when_the_engine_goes() -> None:
+    subject = scheduler(rows=1)
+    subject.submit(submit(1))
+    subject.submit(submit(2))
+    step(subject)
+    assert subject.fail_all("gone") == [Failed(1, "gone", gone=True), Failed(2, "gone", gone=True)]
+    assert subject.plan().drop == (1,)
+
+
+@pytest.mark.parametrize("start", State)
+@pytest.mark.parametrize("end", State)
+def test_only_moves_in_the_table_are_possible(start: State, end: State) -> None:
+    request = Request(submit(1))
+    request.state = start
+    if end in MOVES[start]:
+        request.move(end)
+        assert request.state is end
+    else:
+        with pytest.raises(IllegalMove, match=f"{start.name} to {end.name}"):
+            request.move(end)
+
+
+def test_the_same_id_twice_is_a_defect() -> None:
+    subject = scheduler()
+    subject.submit(submit(1))
+    with pytest.raises(ValueError, match="submitted twice"):
+        subject.submit(submit(1))
