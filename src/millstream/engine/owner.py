@@ -76,7 +76,7 @@ class OwnerLoop:
                 case Cancel():
                     events.extend(scheduler.cancel(command.request_id))
                 case Shutdown():
-                    self._ending = command.reason
+                    self._ending = self._ending or command.reason
         return events
 
     def _step(self, backend: BatchBackend, scheduler: Scheduler, plan: Plan) -> list[Event]:

@@ -13,13 +13,16 @@ from millstream.types import Delta, FinishReason, TextLogprob, TokenLogprob
 class Choice:
     """Turns the engine's tokens into text, watches for stop strings, and ends in exactly one reason."""
 
-    def __init__(self, index: int, request_id: int, tokenizer: Tokenizer, stop: Sequence[str]) -> None:
+    def __init__(
+        self, index: int, request_id: int, tokenizer: Tokenizer, stop: Sequence[str], *, continues: bool
+    ) -> None:
+        """`continues`: the answer goes on the prompt's own text, so a space at its beginning belongs to it."""
         self.index = index
         self.request_id = request_id
         self.completion_tokens = 0
         self.finish_reason: FinishReason | None = None
         self._tokenizer = tokenizer
-        self._detokenizer = tokenizer.detokenizer()
+        self._detokenizer = tokenizer.detokenizer(continues=continues)
         self._stops = StopMatcher(stop) if stop else None
         self._decoded = 0
         self._emitted = 0

@@ -16,7 +16,7 @@ from millstream.service.generation import TextGeneration
 from millstream.service.hub import ModelHub, ReadyModel
 from millstream.service.metrics import Metrics, RequestTimer
 from millstream.service.prepare import prepare
-from millstream.types import GenerationRequest, ModelCard
+from millstream.types import ChatPrompt, GenerationRequest, ModelCard
 
 
 class MillstreamService:
@@ -41,8 +41,10 @@ class MillstreamService:
         prompts = await prepare(self._pool, model, request)
         timer.prepared(sum(map(len, prompts)))
         submits = [submit for prompt in prompts for submit in self._submits(model, request, prompt)]
+        continues = not isinstance(request.prompts[0], ChatPrompt)
         choices = [
-            Choice(index, submit.request_id, model.tokenizer, request.stop) for index, submit in enumerate(submits)
+            Choice(index, submit.request_id, model.tokenizer, request.stop, continues=continues)
+            for index, submit in enumerate(submits)
         ]
         inbox = Inbox()
         try:

@@ -1,0 +1,195 @@
+"""The mlx-lm configuration of a GGUF file: what `config.json` would have said, had the model come as a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from millstream.errors import ModelError
+from millstream.models.gguf_file import GgufFile
+from millstream.models.gguf_names import SERVED
+
+END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>", "<|endoftext|>")
+"""Tokens that end an answer in one chat format or another. A file often names only one of its two as the end."""
+
+_MARKED = (3, 4)
+"""Token types: control, and defined by the user."""
+
+
+def gguf_config(file: GgufFile) -> dict[str, Any]:
+    """The configuration for `mlx_lm.models.<model_type>.ModelArgs.from_dict`."""
+    if file.architecture not in SERVED:
+        raise ModelError(
+            f"{file.path}: architecture {file.architecture or 'missing'!r} is not served from GGUF. "
+            f"Served are: {', '.join(SERVED)}."
+        )
+    config = _common(file)
+    _OWN[file.architecture](file, config)
+    config["eos_token_id"] = sorted(end_ids(file.metadata))
+    return config
+
+
+def end_ids(metadata: Mapping[str, Any]) -> frozenset[int]:
+    """Every token that ends an answer: those the file names, and the usual ends of a turn where it has them."""
+    tokens: list[str] = metadata.get("tokenizer.ggml.tokens", [])
+    types: list[int] = metadata.get("tokenizer.ggml.token_type", [])
+    named = (metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom"))
+    ids = {int(token) for token in named if token is not None and 0 <= token < len(tokens)}
+    ids.update(i for i, kind in enumerate(types) if kind in _MARKED and tokens[i] in END_OF_TURN)
+    return frozenset(ids)
+
+
+def _common(file: GgufFile) -> dict[str, Any]:
+    heads = _need(file, "attention.head_count")
+    hidden = _need(file, "embedding_length")
+    embedding = file.tensors.get("token_embd.weight")
+    if embedding is None:
+        raise ModelError(f"{file.path}: has no tensor 'token_embd.weight', so it holds no whole language model.")
+    return {
+        "hidden_size": hidden,
+        "num_hidden_layers": _need(file, "block_count"),
+        "intermediate_size": _need(file, "feed_forward_length"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": _same(file, "attention.head_count_kv", heads),
+        "head_dim": _same(file, "attention.key_length", hidden // heads),
+        "rms_norm_eps": _need(file, "attention.layer_norm_rms_epsilon"),
+        "vocab_size": embedding.shape[0],
+        "max_position_embeddings": _need(file, "context_length"),
+        "rope_theta": file.hyper("rope.freq_base", 10000.0),
+        "rope_scaling": _rope_scaling(file),
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+    }
+
+
+def _llama(file: GgufFile, config: dict[str, Any]) -> None:
+    if file.hyper("expert_count", 0):
+        raise ModelError(f"{file.path}: a mixture of experts of architecture 'llama' is not served from GGUF.")
+    _rotates_whole_heads(file, config)
+    config["model_type"] = "llama"
+    # The rows of q and k lie in the order of the first Llama release, where neighbours rotate as pairs.
+    config["rope_traditional"] = True
+    config["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
+
+
+def _qwen2(file: GgufFile, config: dict[str, Any]) -> None:
+    _rotates_whole_heads(file, config)
+    config["model_type"] = "qwen2"
+
+
+def _qwen3(file: GgufFile, config: dict[str, Any]) -> None:
+    _rotates_whole_heads(file, config)
+    config["model_type"] = "qwen3"
+
+
+def _qwen3moe(file: GgufFile, config: dict[str, Any]) -> None:
+    _rotates_whole_heads(file, config)
+    if config["rope_scaling"]:
+        raise ModelError(
+            f"{file.path}: a scaled rotary embedding is not served for 'qwen3moe'. Use a file without one."
+        )
+    config.update(
+        model_type="qwen3_moe",
+        num_experts=_need(file, "expert_count"),
+        num_experts_per_tok=_need(file, "expert_used_count"),
+        moe_intermediate_size=_need(file, "expert_feed_forward_length"),
+        decoder_sparse_step=1,
+        mlp_only_layers=[],
+        norm_topk_prob=True,
+    )
+
+
+def _gemma3(file: GgufFile, config: dict[str, Any]) -> None:
+    if file.hyper("final_logit_softcapping", 0.0):
+        raise ModelError(f"{file.path}: capped logits are not served for 'gemma3'.")
+    window = file.hyper("attention.sliding_window", 0)
+    pattern = file.hyper("attention.sliding_window_pattern", 6)
+    if isinstance(pattern, list):
+        pattern = _period(file, pattern)
+    # Queries are scaled by the head's size, except in the 27B model, which is known by its 62 layers.
+    widest = config["num_hidden_layers"] == 62
+    scalar = config["hidden_size"] // config["num_attention_heads"] if widest else config["head_dim"]
+    config.update(
+        model_type="gemma3_text",
+        rope_local_base_freq=file.hyper("rope.freq_base_swa", 10000.0),
+        query_pre_attn_scalar=scalar,
+        sliding_window=window or config["max_position_embeddings"],
+        sliding_window_pattern=pattern if window else 1,
+    )
+
+
+def _period(file: GgufFile, slides: list[bool]) -> int:
+    """After how many layers the pattern repeats, from a list that says of every layer whether its window slides."""
+    period = slides.index(False) + 1 if False in slides else len(slides)
+    if slides != [(layer + 1) % period != 0 for layer in range(len(slides))]:
+        raise ModelError(f"{file.path}: only sliding windows with every n-th layer full are served.")
+    return period
+
+
+def _phi3(file: GgufFile, config: dict[str, Any]) -> None:
+    config["model_type"] = "phi3"
+    config["partial_rotary_factor"] = file.hyper("rope.dimension_count", config["head_dim"]) / config["head_dim"]
+    trained = file.hyper("rope.scaling.original_context_length", config["max_position_embeddings"])
+    config["original_max_position_embeddings"] = trained
+    long, short = (file.tensors.get(f"rope_factors_{name}.weight") for name in ("long", "short"))
+    if long is not None and short is not None:
+        config["rope_scaling"] = {
+            "type": "longrope",
+            "long_factor": long.floats().tolist(),
+            "short_factor": short.floats().tolist(),
+            "original_max_position_embeddings": trained,
+        }
+
+
+_OWN: dict[str, Callable[[GgufFile, dict[str, Any]], None]] = {
+    "llama": _llama,
+    "qwen2": _qwen2,
+    "qwen3": _qwen3,
+    "qwen3moe": _qwen3moe,
+    "gemma3": _gemma3,
+    "phi3": _phi3,
+}
+
+
+def _rope_scaling(file: GgufFile) -> dict[str, Any] | None:
+    """Linear and YaRN scaling. Factors for each frequency come as a tensor, and the loader puts them in place."""
+    kind = file.hyper("rope.scaling.type", "linear")
+    factor = file.hyper("rope.scaling.factor", file.hyper("rope.scale_linear", 1.0))
+    if kind in ("none", "longrope") or factor in (0.0, 1.0):
+        return None
+    if kind not in ("linear", "yarn"):
+        raise ModelError(
+            f"{file.path}: rotary scaling {kind!r} is not served. Served are: none, linear, yarn, longrope."
+        )
+    scaling: dict[str, Any] = {"type": kind, "factor": float(factor)}
+    if kind == "yarn":
+        scaling["original_max_position_embeddings"] = _need(file, "rope.scaling.original_context_length")
+    return scaling
+
+
+def _rotates_whole_heads(file: GgufFile, config: dict[str, Any]) -> None:
+    rotated = file.hyper("rope.dimension_count", config["head_dim"])
+    if rotated != config["head_dim"]:
+        raise ModelError(
+            f"{file.path}: rotates {rotated} of {config['head_dim']} values of a head; "
+            f"only whole heads are served for {file.architecture!r}."
+        )
+
+
+def _need(file: GgufFile, key: str) -> Any:
+    value = file.hyper(key)
+    if value is None:
+        raise ModelError(f"{file.path}: the metadata has no '{file.architecture}.{key}', which every such model needs.")
+    return _one(file, key, value)
+
+
+def _same(file: GgufFile, key: str, default: int) -> int:
+    return int(_one(file, key, file.hyper(key, default)))
+
+
+def _one(file: GgufFile, key: str, value: Any) -> Any:
+    """A list has one entry a layer. mlx-lm's models have the same in every layer."""
+    if not isinstance(value, list):
+        return value
+    if len(set(value)) != 1:
+        raise ModelError(f"{file.path}: '{file.architecture}.{key}' differs between layers, which is not served.")
+    return value[0]

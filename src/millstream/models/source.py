@@ -1,0 +1,110 @@
+"""From what the user typed to a model on this machine: a folder, a GGUF file, a hub id, or nothing (the demo)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from millstream.errors import ModelError
+from millstream.models.demo import DEMO, demo_model
+from millstream.models.hub import HubModel, download
+
+Report = Callable[[str], None]
+
+_HUB_ID = re.compile(r"(?P<repo>[\w-][\w.-]*/[\w-][\w.-]*)(@(?P<revision>[\w./-]+))?", re.ASCII)
+_PATH_STARTS = ("/", "./", "../", "~", ".\\", "..\\")
+_GGUF_MAGIC = b"GGUF"
+_RIGHT_FOLDER = "A model folder holds config.json, one or more *.safetensors, and the tokenizer's files"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """A model that is on this machine: the name to serve it under, and where it lies."""
+
+    name: str
+    kind: Literal["folder", "gguf"]
+    path: Path
+
+
+def name_of(spec: str | None) -> str:
+    """The name that `resolve` will give the model, told at once and without a fetch; `spec` itself if it is nothing."""
+    if spec is None:
+        return DEMO.name
+    path = Path(spec).expanduser()
+    if spec and path.is_dir():
+        file = _only_gguf(path)
+        return file.stem if file else path.resolve().name
+    if path.is_file():
+        return path.stem
+    hub_id = None if _is_path(spec) else _HUB_ID.fullmatch(spec)
+    return hub_id["repo"] if hub_id else spec
+
+
+def resolve(spec: str | None, *, cache_dir: Path | None = None, report: Report) -> ModelSource:
+    """Find the model that `spec` means, fetching it if need be. Raises `ModelError` with what was tried.
+
+    `cache_dir` moves everything that is fetched; by default the hub's models go to the hub's usual cache.
+    """
+    if spec is None:
+        return ModelSource(DEMO.name, "gguf", demo_model(report=report, cache_dir=cache_dir))
+    path = Path(spec).expanduser()
+    if spec and path.is_dir():
+        return _folder(path)
+    if path.is_file():
+        return _gguf(path)
+    if _is_path(spec):
+        raise ModelError(f"no such folder or file: {spec}")
+    if (hub_id := _HUB_ID.fullmatch(spec)) is None:
+        raise ModelError(f"no such folder or file: {spec}; and a hub id looks like org/name")
+    model = HubModel(hub_id["repo"], hub_id["revision"])
+    path = download(model, report=report, cache_dir=cache_dir and cache_dir / "hub")
+    _check_folder(path, f"the hub's {model}")
+    return ModelSource(model.repo, "folder", path)
+
+
+def _is_path(spec: str) -> bool:
+    """Looks like a path, so it never means a model on the hub."""
+    return spec.startswith(_PATH_STARTS) or spec in (".", "..") or spec.lower().endswith(".gguf")
+
+
+def _only_gguf(folder: Path) -> Path | None:
+    """The model of a folder that is no model folder itself and holds one GGUF file."""
+    files = [] if (folder / "config.json").is_file() else list(folder.glob("*.gguf"))
+    return files[0] if len(files) == 1 else None
+
+
+def _folder(path: Path) -> ModelSource:
+    path = path.resolve()
+    if file := _only_gguf(path):
+        return _gguf(file)
+    names = sorted(file.name for file in path.glob("*.gguf"))
+    if names and not (path / "config.json").is_file():
+        raise ModelError(f"{path} holds several GGUF files; give one of them by its path: {', '.join(names)}")
+    _check_folder(path, str(path))
+    return ModelSource(path.name, "folder", path)
+
+
+def _check_folder(path: Path, title: str) -> None:
+    missing = [] if (path / "config.json").is_file() else ["config.json"]
+    if not any(path.glob("*.safetensors")):
+        missing.append("*.safetensors")
+    if not missing:
+        return
+    hint = ""
+    if any(path.glob("*.bin")) or any(path.glob("*.pth")):
+        hint = ". PyTorch weights must be converted first, for example with mlx_lm.convert"
+    raise ModelError(f"{title} is not a model: it has no {' and no '.join(missing)}. {_RIGHT_FOLDER}{hint}")
+
+
+def _gguf(path: Path) -> ModelSource:
+    try:
+        with path.open("rb") as file:
+            magic = file.read(len(_GGUF_MAGIC))
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error}") from error
+    if magic != _GGUF_MAGIC:
+        raise ModelError(f"{path} is not a GGUF file. Give a .gguf file, a model folder or a hub id (org/name)")
+    return ModelSource(path.stem, "gguf", path.resolve())

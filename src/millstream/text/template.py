@@ -1,0 +1,110 @@
+"""Chat templates: the Jinja source that a model ships, run in a sandbox because nobody here has read it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import NoReturn
+
+from jinja2 import TemplateError, TemplateSyntaxError, nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from millstream.errors import BadRequest, ModelError
+
+Message = Mapping[str, object]
+
+# What running a template can raise: its own complaint, or Python's about an operation on the client's values.
+_FAILURES = (
+    TemplateError,
+    TypeError,
+    ValueError,
+    LookupError,
+    ArithmeticError,
+    AttributeError,
+    RecursionError,
+)
+
+
+class _GenerationTag(Extension):
+    """Training marks the model's own words with `{% generation %}`. For a server the mark means nothing."""
+
+    tags = {"generation"}  # noqa: RUF012 - Jinja declares it so
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _strftime_now(layout: str) -> str:
+    return datetime.now().strftime(layout)
+
+
+def _tojson(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Jinja's own filter escapes for HTML, which a model has never seen."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, "jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def plain_text(content: object) -> str:
+    """A message's content as one string: parts of text are joined, nothing is the empty string."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, Sequence):
+        raise BadRequest("message content must be a string, null or a list of parts", param="messages")
+    return "".join([_part_text(part) for part in content])
+
+
+def _part_text(part: object) -> str:
+    match part:
+        case {"type": "text", "text": str(text)} | str(text):
+            return text
+        case {"type": str(kind)} if kind != "text":
+            raise BadRequest(f"this model reads text only, and a message has a part of type '{kind}'", param="messages")
+        case _:
+            raise BadRequest('a text part looks like {"type": "text", "text": "..."}', param="messages")
+
+
+class ChatTemplate:
+    """A compiled template. `tokens` are the names of special tokens that templates may use (`bos_token`, ...)."""
+
+    def __init__(self, source: str, tokens: Mapping[str, str]) -> None:
+        try:
+            self._template = _environment().from_string(source)
+        except TemplateSyntaxError as error:
+            raise ModelError(f"the model's chat template does not compile: line {error.lineno}: {error}") from error
+        except (TemplateError, RecursionError) as error:
+            raise ModelError(f"the model's chat template does not compile: {error}") from error
+        self._tokens = dict(tokens)
+
+    def render(self, messages: Sequence[Message], /, **kwargs: object) -> str:
+        """The prompt. Asks for the assistant's turn unless `add_generation_prompt` is given as false."""
+        plain = [{**message, "content": plain_text(message.get("content"))} for message in messages]
+        values = {"tools": None, "documents": None, "add_generation_prompt": True, **self._tokens, **kwargs}
+        try:
+            return self._template.render({**values, "messages": plain})
+        except _FAILURES as error:
+            raise BadRequest(f"the model's chat template refused the messages: {error}", param="messages") from error

@@ -1,0 +1,208 @@
+"""One suite over the fake backend and over MLX on the CPU, so that the fake cannot drift from the real thing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+
+from millstream.backend.text_model import MlxTextBackend, TextModelSettings
+from millstream.engine.backend import BatchBackend, Plan, StepResult
+from millstream.engine.messages import Cancel, Failed, Finished, Shutdown, Submit
+from millstream.errors import EngineGone
+from millstream.types import FinishReason, ModelFacts, TokenLogprob
+from support.engines import Driver, engine
+from support.fake import FakeBackend, Gate
+
+ROWS = 4
+Make = Callable[[], BatchBackend]
+
+
+class Controlled:
+    """Any backend, with a gate before each step and a step that fails when told to."""
+
+    def __init__(self, inner: BatchBackend, gate: Gate) -> None:
+        self._inner = inner
+        self._gate = gate
+        self.fail_next = False
+
+    def load(self) -> ModelFacts:
+        return self._inner.load()
+
+    def step(self, plan: Plan) -> StepResult:
+        self._gate.pass_through()
+        if self.fail_next:
+            self.fail_next = False
+            raise ValueError("the step was told to fail")
+        return self._inner.step(plan)
+
+    def reset(self) -> None:
+        self._inner.reset()
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+@pytest.fixture(params=["fake", "mlx"])
+def make(request: pytest.FixtureRequest, tiny_model: Callable[[str], Path]) -> Make:
+    if request.param == "fake":
+        return lambda: FakeBackend(max_rows=ROWS)
+    settings = TextModelSettings("folder", tiny_model("llama"), max_rows=ROWS)
+    return lambda: MlxTextBackend(settings)
+
+
+@pytest.fixture
+def driver(make: Make) -> Iterator[Driver]:
+    with engine(make) as running:
+        yield running
+
+
+class Held:
+    """An engine that stands still in every step until the gate opens."""
+
+    def __init__(self, make: Make) -> None:
+        self.gate = Gate()
+        self.controls: list[Controlled] = []
+        self._make = make
+
+    def start(self) -> AbstractContextManager[Driver]:
+        def factory() -> Controlled:
+            self.controls.append(Controlled(self._make(), self.gate))
+            return self.controls[0]
+
+        return engine(factory)
+
+
+@pytest.fixture
+def held(make: Make) -> Held:
+    return Held(make)
+
+
+def finish_reason(driver: Driver, request_id: int) -> FinishReason:
+    end = driver.ends[request_id][0]
+    assert isinstance(end, Finished)
+    return end.reason
+
+
+def test_tokens_come_up_to_the_limit(driver: Driver) -> None:
+    [tokens] = driver.run(Submit(1, (1, 2, 3), 10))
+    assert len(tokens) == 10
+    end = driver.ends[1][0]
+    assert isinstance(end, Finished)
+    assert (end.reason, end.usage.prompt_tokens, end.usage.completion_tokens) == (FinishReason.LENGTH, 3, 10)
+
+
+def test_the_same_prompt_twice_gives_the_same_tokens(driver: Driver) -> None:
+    first = driver.run(Submit(1, (5, 6, 7), 8))
+    assert driver.run(Submit(2, (5, 6, 7), 8)) == first
+    assert driver.run(Submit(3, (5, 6, 7), 8), Submit(4, (5, 6, 7), 8)) == first * 2
+
+
+def test_a_prompt_that_continues_an_earlier_one(driver: Driver) -> None:
+    """What was said before is not remembered in any way that changes the answer."""
+    [fresh] = driver.run(Submit(1, (5, 6, 7, 8, 9), 6))
+    driver.run(Submit(2, (5, 6, 7), 6))
+    assert driver.run(Submit(3, (5, 6, 7, 8, 9), 6)) == [fresh]
+
+
+def test_a_one_token_prompt_and_a_one_token_answer(driver: Driver) -> None:
+    [long] = driver.run(Submit(1, (42,), 5))
+    [short] = driver.run(Submit(2, (42,), 1))
+    assert len(long) == 5
+    assert short == long[:1]
+    assert finish_reason(driver, 2) is FinishReason.LENGTH
+
+
+def test_a_stop_token_ends_the_answer_before_it(driver: Driver) -> None:
+    [tokens] = driver.run(Submit(1, (3, 1, 4), 20))
+    stop = tokens[4]
+    first = tokens.index(stop)
+    assert driver.run(Submit(2, (3, 1, 4), 20, stop_tokens=frozenset({stop}))) == [tokens[:first]]
+    assert finish_reason(driver, 2) is FinishReason.STOP
+
+
+def test_more_requests_than_rows_are_all_served(driver: Driver) -> None:
+    alone = [driver.run(Submit(100 + number, (number, 1, 2), 6))[0] for number in range(12)]
+    together = driver.run(*(Submit(number, (number, 1, 2), 6) for number in range(12)))
+    assert together == alone
+
+
+def test_logprobs_come_for_the_rows_that_ask_and_no_others(driver: Driver) -> None:
+    driver.run(Submit(1, (1, 2), 4, logprobs=2), Submit(2, (1, 2), 4), Submit(3, (9, 9), 4, logprobs=0))
+    assert driver.logprobs[2] == []
+    for request_id, top in ((1, 2), (3, 0)):
+        entries = driver.logprobs[request_id]
+        assert [entry.token for entry in entries if isinstance(entry, TokenLogprob)] == driver.tokens[request_id]
+        assert all(len(entry.top) == top and entry.logprob <= 0 for entry in entries if isinstance(entry, TokenLogprob))
+
+
+def test_a_cancel_ends_the_row_before_the_next_step(held: Held) -> None:
+    with held.start() as driver:
+        driver.post(Submit(1, (1, 2), 400))
+        driver.post(Submit(2, (3, 4), 5))
+        held.gate.wait_entered()
+        driver.post(Cancel(1))
+        held.gate.let_one()
+        driver.wait_ended(1)
+        assert finish_reason(driver, 1) is FinishReason.CANCELLED
+        assert driver.tokens.get(1, []) == []
+        held.gate.open()
+        driver.wait_ended(2)
+        assert len(driver.tokens[2]) == 5
+
+
+def test_cancelling_what_is_unknown_or_over_does_nothing(driver: Driver) -> None:
+    driver.run(Submit(1, (1, 2), 2))
+    driver.post(Cancel(1))
+    driver.post(Cancel(77))
+    assert len(driver.run(Submit(2, (1, 2), 2))[0]) == 2
+
+
+def test_a_failed_step_fails_its_requests_and_the_engine_serves_on(held: Held) -> None:
+    with held.start() as driver:
+        held.gate.open()
+        [expected] = driver.run(Submit(1, (1, 2, 3), 5))
+        held.controls[0].fail_next = True
+        driver.run(Submit(2, (1, 2, 3), 5))
+        failed = driver.ends[2][0]
+        assert isinstance(failed, Failed)
+        assert "the step was told to fail" in failed.message
+        assert not failed.gone
+        assert driver.run(Submit(3, (1, 2, 3), 5)) == [expected]
+
+
+def test_shutdown_fails_what_is_left_and_refuses_what_comes(held: Held) -> None:
+    with held.start() as driver:
+        for number in range(ROWS + 2):
+            driver.post(Submit(number, (1, 2), 400))
+        held.gate.wait_entered()
+        driver.post(Shutdown("closing time"))
+        driver.post(Submit(99, (1, 2), 5))
+        held.gate.open()
+        driver.stop()
+        ends = [driver.ends[number][0] for number in (*range(ROWS + 2), 99)]
+        assert all(isinstance(end, Failed) and end.gone and end.message == "closing time" for end in ends)
+        with pytest.raises(EngineGone, match="closing time"):
+            driver.post(Submit(100, (1,), 1))
+
+
+def test_a_model_that_cannot_be_loaded_is_reported_and_the_thread_ends(tmp_path: Path) -> None:
+    from millstream.engine.link import ThreadLink
+    from millstream.engine.scheduler import Scheduler
+
+    def factory() -> MlxTextBackend:
+        return MlxTextBackend(TextModelSettings("folder", tmp_path / "nothing", max_rows=1))
+
+    before = threading.active_count()
+    driver = Driver(ThreadLink("x", factory, lambda _: Scheduler(max_rows=1, prefill_tokens=1)))
+    driver.post(Submit(1, (1,), 1))
+    driver.link.start_soon(driver.batches.put)
+    driver.wait(lambda: driver.stopped)
+    assert driver.load_error is not None
+    assert "nothing" in driver.load_error
+    assert isinstance(driver.ends[1][0], Failed)
+    assert driver.link.join(10)
+    assert threading.active_count() == before

@@ -1,0 +1,80 @@
+"""Tokenizers of the two great families, trained in a moment on a few sentences."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+SENTENCES = [
+    "The mill stands by the stream, and the stream turns the mill.",
+    "Das Mühlrad dreht sich; der Müller schläft nicht.",
+    "水車は小川のそばにあります。小川が水車を回します。",
+    "🌊🌊 water 👩‍👩‍👧 family 🇳🇴 flags — ½ × “quotes”\n\ttabs  and   spaces",
+]
+
+
+@cache
+def byte_level_json() -> str:
+    """Like GPT-2, Llama 3 and Qwen: every byte has a letter; `<|start|>` is put before a text on demand."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=420,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=["<|start|>", "<|end|>"],
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(SENTENCES, trainer)
+    tokenizer.add_tokens([AddedToken("<think>", special=False, normalized=False)])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|start|> $A", pair="<|start|> $A $B", special_tokens=[("<|start|>", 0)]
+    )
+    return tokenizer.to_str()
+
+
+@cache
+def byte_fallback_json(strip: bool = True) -> str:
+    """Like Llama 2 (`strip`) and Gemma: words begin with a low line, and unknown letters fall back on bytes."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    trainer = trainers.BpeTrainer(
+        vocab_size=360,
+        limit_alphabet=60,
+        special_tokens=["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))],
+        show_progress=False,
+    )
+    replace = normalizers.Replace(" ", "▁")
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), replace]) if strip else replace
+    tokenizer.train_from_iterator(SENTENCES[:2], trainer)
+    # The trainer marks the byte tokens as special, which in a real file they are not.
+    parts = json.loads(tokenizer.to_str())
+    parts["added_tokens"] = [token for token in parts["added_tokens"] if token["id"] < 3]
+    tokenizer = Tokenizer.from_str(json.dumps(parts))
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if strip else steps)
+    return tokenizer.to_str()
+
+
+def byte_level() -> Tokenizer:
+    return Tokenizer.from_str(byte_level_json())
+
+
+def byte_fallback(*, strip: bool = True) -> Tokenizer:
+    return Tokenizer.from_str(byte_fallback_json(strip))
+
+
+@cache
+def word_piece_json() -> str:
+    """Like BERT: the text of a token depends on its neighbours."""
+    words = ["[UNK]", "[CLS]", "mill", "##stream", "water", ",", "##s", "the"]
+    tokenizer = Tokenizer(models.WordPiece({word: place for place, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece(prefix="##")
+    tokenizer.add_special_tokens(["[CLS]"])
+    return tokenizer.to_str()
+
+
+def word_piece() -> Tokenizer:
+    return Tokenizer.from_str(word_piece_json())

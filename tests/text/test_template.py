@@ -1,0 +1,116 @@
+"""Chat templates: rendered as their authors meant, refused with their own words, and boxed in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import pytest
+
+from millstream.errors import BadRequest, ModelError
+from millstream.text.template import ChatTemplate, plain_text
+
+TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
+CHATML = """{{ bos_token }}{% for message in messages %}
+    {{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}"""
+USER = [{"role": "user", "content": "Hi"}]
+
+
+def render(source: str, messages: Sequence[dict[str, object]] = USER, **kwargs: object) -> str:
+    return ChatTemplate(source, TOKENS).render(messages, **kwargs)
+
+
+def test_renders_a_conversation_and_asks_for_an_answer() -> None:
+    assert render(CHATML) == "<s><|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_the_generation_prompt_can_be_left_out() -> None:
+    assert render(CHATML, add_generation_prompt=False) == "<s><|im_start|>user\nHi<|im_end|>\n"
+
+
+def test_keywords_reach_the_template() -> None:
+    assert render("{{ enable_thinking }} {{ tools }} {{ missing }}", enable_thinking=False) == "False None "
+
+
+def test_no_keyword_of_a_client_takes_the_place_of_the_messages() -> None:
+    assert ChatTemplate("{{ messages[0].content }}", TOKENS).render(USER, messages=[], self=1) == "Hi"
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("plain", "plain"),
+        (None, ""),
+        ([], ""),
+        ([{"type": "text", "text": "one "}, {"type": "text", "text": "two"}], "one two"),
+    ],
+)
+def test_content_becomes_one_string(content: object, expected: str) -> None:
+    assert plain_text(content) == expected
+    assert render("{{ messages[0].content }}", [{"role": "user", "content": content}]) == expected
+
+
+def test_content_that_is_missing_is_empty() -> None:
+    assert render("[{{ messages[0].content }}]", [{"role": "assistant", "tool_calls": []}]) == "[]"
+
+
+@pytest.mark.parametrize("content", [7, [{"type": "text"}], [{"type": "text", "text": 3}], [4]])
+def test_content_of_another_shape_is_refused(content: object) -> None:
+    with pytest.raises(BadRequest) as caught:
+        plain_text(content)
+    assert caught.value.param == "messages"
+
+
+def test_a_picture_for_a_text_model_is_refused_by_its_kind() -> None:
+    with pytest.raises(BadRequest, match="image_url"):
+        plain_text([{"type": "image_url", "image_url": {"url": "x"}}])
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{{ messages[0].nothing.deeper }}", "nothing"),
+        ("{{ 'a' + messages[0].number }}", "concatenate"),
+        ("{{ 1 / 0 }}", "division"),
+        ("{{ {}.nothing() }}", "nothing"),
+        ("{{ messages.append(1) }}", "unsafe"),
+        ("{{ ''.__class__.__mro__ }}", "unsafe"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "recursion"),
+    ],
+)
+def test_what_a_template_raises_is_the_clients_to_read(source: str, words: str) -> None:
+    with pytest.raises(BadRequest, match=words) as caught:
+        render(source, [{"role": "user", "content": "Hi", "number": 7}])
+    assert caught.value.param == "messages"
+
+
+def test_json_is_not_escaped_for_html_and_takes_an_indent() -> None:
+    assert render("{{ value | tojson }}", value={"a": "<é>&"}) == '{"a": "<é>&"}'
+    assert render("{{ value | tojson(indent=2) }}", value={"a": 1}) == '{\n  "a": 1\n}'
+
+
+def test_loop_controls_the_date_and_the_generation_mark_are_known() -> None:
+    assert render("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}") == "01"
+    assert re.fullmatch(r"\d{4}", render("{{ strftime_now('%Y') }}"))
+    assert render("a{% generation %}{{ messages[0].content }}{% endgeneration %}b") == "aHib"
+
+
+def test_lines_that_hold_only_a_tag_leave_no_trace() -> None:
+    assert render("  {% if true %}\nyes\n  {% endif %}\n") == "yes\n"
+
+
+def test_the_clients_messages_are_left_as_they_are() -> None:
+    message: dict[str, object] = {"role": "user", "content": None}
+    render("{{ messages }}", [message])
+    assert message == {"role": "user", "content": None}
+
+
+@pytest.mark.parametrize("source", ["{% if %}", "{{ x | no_such_filter }}", "{% nonsense %}"])
+def test_a_template_that_does_not_compile_is_the_models_fault(source: str) -> None:
+    with pytest.raises(ModelError, match="does not compile"):
+        ChatTemplate(source, TOKENS)

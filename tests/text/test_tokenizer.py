@@ -1,0 +1,122 @@
+"""The tokenizer: exact bytes, ends, special tokens, and conversations."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from small_tokenizers import SENTENCES, byte_fallback, byte_level, word_piece
+
+from millstream.errors import BadRequest
+from millstream.text.tokenizer import Tokenizer
+
+CHAT = "{{ bos_token }}{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
+USER = [{"role": "user", "content": "the mill"}]
+
+
+def test_special_tokens_are_added_on_demand() -> None:
+    tokenizer = Tokenizer(byte_level())
+    plain = tokenizer.encode("the mill", special=False)
+    assert tokenizer.encode("the mill") == [0, *plain]
+    assert tokenizer.decode([0, *plain, 1]) == "the mill"
+
+
+@pytest.mark.parametrize("text", [*SENTENCES, "", " ", "  two  ", "\x00\x7f", "日本🇯🇵"])
+@pytest.mark.parametrize("make", [byte_level, byte_fallback, lambda: byte_fallback(strip=False)])
+def test_text_comes_back_as_it_went_in(make, text: str) -> None:  # type: ignore[no-untyped-def]
+    tokenizer = Tokenizer(make())
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@given(st.text(max_size=40))
+def test_bytes_of_tokens_join_to_the_text(text: str) -> None:
+    tokenizer = Tokenizer(byte_level())
+    assert b"".join(map(tokenizer.token_bytes, tokenizer.encode(text, special=False))) == text.encode()
+
+
+def test_bytes_of_one_token() -> None:
+    level, fallback, pieces = byte_level(), byte_fallback(), word_piece()
+    low_line = next(i for name, i in fallback.get_vocab().items() if name.startswith("▁") and len(name) > 1)
+    assert Tokenizer(level).token_bytes(level.token_to_id("Ġ")) == b" "
+    assert Tokenizer(level).token_bytes(level.token_to_id("<|end|>")) == b"<|end|>"
+    assert Tokenizer(level).token_bytes(level.token_to_id("<think>")) == b"<think>"
+    assert Tokenizer(fallback).token_bytes(fallback.token_to_id("<0xF0>")) == b"\xf0"
+    assert Tokenizer(fallback).token_bytes(low_line).startswith(b" ")
+    assert Tokenizer(fallback).token_bytes(1) == b"<s>"
+    assert Tokenizer(pieces).token_bytes(pieces.token_to_id("water")) == b"water"
+    assert Tokenizer(level).token_bytes(10**6) == b""
+
+
+def test_a_saved_truncation_or_padding_does_not_apply() -> None:
+    backend = byte_level()
+    backend.enable_truncation(3)
+    backend.enable_padding(length=500)
+    tokenizer = Tokenizer(backend)
+    assert tokenizer.decode(tokenizer.encode(SENTENCES[0])) == SENTENCES[0]
+
+
+def test_facts() -> None:
+    tokenizer = Tokenizer(byte_level(), eos_ids=[1, 1], notes=["one"])
+    assert tokenizer.eos_ids == frozenset({1})
+    assert tokenizer.vocab_size == byte_level().get_vocab_size()
+    assert tokenizer.notes == ("one",)
+    assert not tokenizer.has_chat_template
+
+
+def test_half_a_surrogate_pair_is_the_clients_mistake() -> None:
+    with pytest.raises(BadRequest, match="Unicode"):
+        Tokenizer(byte_level()).encode("a\ud800b")
+
+
+def test_a_conversation_gets_its_special_tokens_from_the_template_alone() -> None:
+    tokenizer = Tokenizer(byte_level(), chat_template=CHAT, bos_token="<|start|>", eos_token="<|end|>")
+    plain = tokenizer.encode("the mill", special=False)
+    assert tokenizer.has_chat_template
+    assert tokenizer.render_chat(USER) == "<|start|>the mill<|end|>"
+    assert tokenizer.encode_chat(USER) == [0, *plain, 1]
+    bare = Tokenizer(byte_level(), chat_template="{{ messages[0].content }}", bos_token="<|start|>")
+    assert bare.encode_chat(USER) == plain
+
+
+def test_other_special_tokens_are_known_to_the_template() -> None:
+    tokenizer = Tokenizer(byte_level(), chat_template="{{ pad_token }}{{ x }}", special_tokens={"pad_token": "<|end|>"})
+    assert tokenizer.render_chat(USER, x=1) == "<|end|>1"
+
+
+def test_without_a_template_the_other_endpoint_is_named() -> None:
+    with pytest.raises(BadRequest, match="/v1/completions") as caught:
+        Tokenizer(byte_level()).encode_chat(USER)
+    assert caught.value.param == "messages"
+
+
+def test_a_broken_template_leaves_a_model_that_continues_text() -> None:
+    tokenizer = Tokenizer(byte_level(), chat_template="{% if %}")
+    assert not tokenizer.has_chat_template
+    assert "does not compile" in tokenizer.notes[0]
+    with pytest.raises(BadRequest, match="does not compile"):
+        tokenizer.render_chat(USER)
+
+
+def test_other_threads_run_while_a_long_text_is_encoded() -> None:
+    tokenizer = Tokenizer(byte_level())
+    text = SENTENCES[0] * 20_000
+    ticks: list[float] = []
+    done = threading.Event()
+
+    def tick() -> None:
+        while not done.is_set():
+            ticks.append(time.perf_counter())
+            time.sleep(0.001)
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    begin = time.perf_counter()
+    tokenizer.encode(text)
+    end = time.perf_counter()
+    done.set()
+    thread.join()
+    during = sum(begin < at < end for at in ticks)
+    assert during > 3
