@@ -29,6 +29,9 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+BackendMaker = Callable[[ModelSource, Settings], BatchBackend]
+"""Called on the owner thread."""
+
 CPU_PREFILL = 128
 GPU_PREFILL = 512
 
@@ -36,8 +39,9 @@ GPU_PREFILL = 512
 class Mill:
     """A hub and its service, made on a running event loop. `pool` does blocking work: files, templates, tokenising."""
 
-    def __init__(self, settings: Settings, pool: Executor) -> None:
+    def __init__(self, settings: Settings, pool: Executor, make_backend: BackendMaker) -> None:
         self._settings = settings
+        self._make_backend = make_backend
         self._pool = pool
         self._metrics = Metrics()
         self.hub = ModelHub()
@@ -61,7 +65,7 @@ class Mill:
         tokenizer = await self._in_pool(functools.partial(load_tokenizer, source))
         started = time.monotonic()
         engine = EngineClient(
-            ThreadLink(name, functools.partial(text_backend, source, self._settings), self._scheduler),
+            ThreadLink(name, functools.partial(self._make_backend, source, self._settings), self._scheduler),
             Admission(rows=self._settings.max_batch, queue=self._settings.queue, fail_fast=self._settings.fail_fast),
         )
         try:

@@ -3,6 +3,7 @@
 MillstreamError
 ├── BadRequest             400  what the client sent is wrong
 │   ├── UnsupportedParameter    a parameter that has a meaning and is not served
+│   ├── UnknownParameter        a name that this server has never heard of: most likely a typing mistake
 │   └── ContextOverflow         the prompt does not fit the model
 ├── NotFound               404  no such model
 ├── TooLarge               413  the body is over the limit
@@ -36,6 +37,10 @@ class BadRequest(MillstreamError):
 
 class UnsupportedParameter(BadRequest):
     code = "unsupported_parameter"
+
+
+class UnknownParameter(BadRequest):
+    code = "unknown_parameter"
 
 
 class ContextOverflow(BadRequest):

@@ -8,14 +8,15 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import uvicorn
 
 from millstream import __version__
 from millstream.api.app import create_app
-from millstream.compose import Mill
+from millstream.compose import BackendMaker, Mill, text_backend
 from millstream.config import Settings
 from millstream.errors import ModelError
 from millstream.models.source import name_of
@@ -28,8 +29,9 @@ STOPPING = "the server is shutting down"
 
 def serve(settings: Settings) -> tuple[int, bool]:
     """Serve until a signal or a fatal error. Returns the exit code, and whether everything inside has ended."""
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
     with bind(settings) as listener, asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(_serve(settings, listener))
+        return runner.run(serve_on(listener, settings))
 
 
 def bind(settings: Settings) -> socket.socket:
@@ -44,13 +46,20 @@ def bind(settings: Settings) -> socket.socket:
         ) from error
 
 
-async def _serve(settings: Settings, listener: socket.socket) -> tuple[int, bool]:
+async def serve_on(
+    listener: socket.socket,
+    settings: Settings,
+    *,
+    make_backend: BackendMaker = text_backend,
+    on_start: Callable[[MillServer], None] = lambda _: None,
+) -> tuple[int, bool]:
+    """Serve on a bound socket until the server is told to exit. `on_start` gets hold of it, for whoever tells it."""
     pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="prepare")
-    mill = Mill(settings, pool)
-    app = create_app(mill.service, body_limit=settings.body_limit)
-    server = MillServer(app, mill, settings)
+    mill = Mill(settings, pool, make_backend)
+    server = MillServer(create_app(mill.service, body_limit=settings.body_limit), mill, settings)
     for spec in settings.models or (None,):
         mill.open(name_of(spec), spec)
+    on_start(server)
     watcher = asyncio.create_task(_watch(mill, server, listener))
     await server.serve(sockets=[listener])
     watcher.cancel()
@@ -84,13 +93,13 @@ class MillServer(uvicorn.Server):
                 timeout_graceful_shutdown=int(settings.grace + 5),
             )
         )
-        self._mill = mill
+        self.mill = mill
         self.exit_code = 0
         self.freed = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         log.info("shutting down: running requests have a moment to finish")
-        draining = asyncio.create_task(self._mill.close(STOPPING))
+        draining = asyncio.create_task(self.mill.close(STOPPING))
         await super().shutdown(sockets)
         self.freed = await draining
         log.info("stopped" if self.freed else "stopped; an engine still hangs in a step and was left behind")
@@ -98,7 +107,7 @@ class MillServer(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """SIGTERM and SIGINT mean a clean end, and a clean end is exit code 0. A second one ends the waiting."""
-        if sys.platform == "win32":
+        if sys.platform == "win32" or threading.current_thread() is not threading.main_thread():
             with super().capture_signals():
                 yield
             return

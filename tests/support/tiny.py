@@ -130,3 +130,32 @@ def write_model(folder: Path, family: str, *, seed: int = 0, **changes: Any) -> 
     mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(weights)))
     (folder / "config.json").write_text(json.dumps(config))
     return folder
+
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def write_tokenizer(folder: Path) -> None:
+    """One token a byte and three special ones: every text has tokens, and random ones are often no text."""
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {letter: number for number, letter in enumerate(alphabet)}
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocabulary, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {"eos_token": "<|im_end|>", "chat_template": CHAT_TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+def write_servable(folder: Path, **changes: Any) -> Path:
+    """A tiny llama that the whole server can serve: weights and a tokenizer that fit each other."""
+    write_model(folder, "llama", vocab_size=259, **changes)
+    write_tokenizer(folder)
+    return folder

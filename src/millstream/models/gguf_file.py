@@ -45,9 +45,7 @@ class GgufTensor:
         try:
             values = dequantize(self.data, GGMLQuantizationType[self.kind])
         except NotImplementedError as error:
-            raise ModelError(
-                f"tensor {self.name!r} has type {self.kind}, which cannot be unpacked to floats."
-            ) from error
+            raise ModelError(f"tensor {self.name!r} has type {self.kind}, which cannot be unpacked.") from error
         return np.asarray(values, dtype=np.float32).reshape(self.shape)
 
 

@@ -41,7 +41,10 @@ class TextService(Protocol):
         ...
 
     async def start(self, request: GenerationRequest) -> Generation:
-        """Find the engine, prepare the prompts, be admitted. Raises a `MillstreamError` if any of it fails."""
+        """Find the engine, prepare the prompts, be admitted. Raises a `MillstreamError` if any of it fails.
+
+        May be cancelled while it waits: then nothing stays admitted.
+        """
         ...
 
     def render_metrics(self) -> tuple[bytes, str]:

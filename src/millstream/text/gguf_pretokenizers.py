@@ -1,6 +1,6 @@
 """How each family cuts text into words before byte-level BPE. A GGUF file only names the way (`tokenizer.ggml.pre`).
 
-A way is a list of expressions. Each cuts what the ones before it left, and both what matches and what lies between stays.
+A way is a list of expressions. Each cuts what the ones before it left; what matches and what lies between both stay.
 """
 
 from __future__ import annotations

@@ -41,9 +41,7 @@ def gguf_tokenizer(file: GgufFile) -> GgufTokenizer:
     elif kind in ("llama", "gemma4"):
         tokenizer = _sentencepiece(metadata, tokens, kind)
     else:
-        raise ModelError(
-            f"{file.path}: tokenizer {kind or 'missing'!r} is not served. Served are: gpt2, llama, gemma4."
-        )
+        raise ModelError(f"{file.path}: tokenizer {kind or 'missing'!r} is not served; gpt2, llama and gemma4 are.")
     _add_marked(tokenizer, metadata, tokens)
     begins = kind != "gpt2" or pre in WHOLE_WORDS
     return GgufTokenizer(

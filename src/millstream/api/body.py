@@ -1,0 +1,143 @@
+"""Request bodies: held to a size as they arrive, then read as one JSON object."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+import orjson
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from millstream.api.errors import error_response
+from millstream.errors import BadRequest, TooLarge
+
+_Model = TypeVar("_Model", bound=BaseModel)
+
+MAX_DEPTH = 100
+"""Levels of nesting. Far above any request and far below what would exhaust the stack in a template later on."""
+
+
+class BodyLimit:
+    """Refuses a body over the limit: from its Content-Length at once, else as soon as a chunk passes the limit.
+
+    The rest of such a body is never kept. The server drops it unread, so the connection can be used again.
+    """
+
+    def __init__(self, app: ASGIApp, limit: int) -> None:
+        self._app = app
+        self._limit = limit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        declared = headers.get(b"content-length", b"0")
+        if declared.isdigit() and int(declared) > self._limit:
+            response = error_response(self._too_large())
+            if b"expect" in headers:  # whether the body will still come is now open, so the connection cannot go on
+                response.headers["connection"] = "close"
+            await response(scope, receive, send)
+            return
+        seen = 0
+
+        async def limited() -> Message:
+            nonlocal seen
+            message = await receive()
+            seen += len(message.get("body", b""))
+            if seen > self._limit:
+                raise self._too_large()
+            return message
+
+        await self._app(scope, limited, send)
+
+    def _too_large(self) -> TooLarge:
+        return TooLarge(f"The request body is larger than this server takes ({self._limit} bytes).")
+
+
+async def read_object(request: Request) -> dict[str, object]:
+    """The body as a JSON object. Its content type is not looked at: people forget it, and we take nothing else."""
+    raw = await request.body()
+    if not raw:
+        raise BadRequest("The request body is empty; a JSON object was expected.")
+    try:
+        value = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise _no_json(raw, error) from error
+    if not isinstance(value, dict):
+        raise BadRequest(f"The request body must be a JSON object, not {_sent(value)}.")
+    if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH and _deeper_than(MAX_DEPTH, value):
+        raise BadRequest(f"The request body is nested deeper than {MAX_DEPTH} levels.")
+    return value
+
+
+def _no_json(raw: bytes, error: orjson.JSONDecodeError) -> BadRequest:
+    try:
+        raw.decode()
+    except UnicodeDecodeError as bad:
+        return BadRequest(f"The request body is not valid UTF-8: {bad.reason} at byte {bad.start}.")
+    return BadRequest(f"The request body is not valid JSON: {error.msg} (line {error.lineno}, column {error.colno}).")
+
+
+def _deeper_than(limit: int, value: object) -> bool:
+    """Level by level and without recursion: the input is hostile here."""
+    level = [value]
+    for _ in range(limit):
+        children = [child for node in level for child in _children(node)]
+        level = [child for child in children if isinstance(child, dict | list)]
+        if not level:
+            return False
+    return True
+
+
+def _children(node: object) -> Iterable[object]:
+    if isinstance(node, dict):
+        return node.values()
+    return node if isinstance(node, list) else ()
+
+
+def validated(model: type[_Model], values: dict[str, object]) -> _Model:
+    """The values as a model, or a `BadRequest` that tells the first problem in words."""
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        raise _in_words(error.errors(include_url=False)[0]) from error
+
+
+def _in_words(problem: Mapping[str, Any]) -> BadRequest:
+    path = path_of(problem["loc"])
+    if problem["type"] == "missing":
+        return BadRequest(f"{path} is required.", param=path)
+    rule = _RULES.get(problem["type"], "is not valid").format(**problem.get("ctx", {}))
+    return BadRequest(f"{path} {rule}, but {_sent(problem['input'])} was sent.", param=path)
+
+
+_RULES = {
+    "float_type": "must be a number",
+    "int_type": "must be an integer",
+    "bool_type": "must be true or false",
+    "string_type": "must be a string",
+    "dict_type": "must be an object",
+    "model_type": "must be an object",
+    "list_type": "must be a list",
+    "greater_than": "must be greater than {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be less than {lt}",
+    "less_than_equal": "must be at most {le}",
+}
+"""Pydantic's error types that our schemas can raise, in the words of someone who sends JSON."""
+
+
+def path_of(location: tuple[int | str, ...]) -> str:
+    """`("messages", 2, "content")` as `messages[2].content`."""
+    path = ""
+    for step in location:
+        path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else step
+    return path
+
+
+def _sent(value: object) -> str:
+    text = orjson.dumps(value).decode()
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,73 @@
+"""The messages of a conversation, checked and brought into the one form that chat templates understand."""
+
+from __future__ import annotations
+
+from millstream.errors import BadRequest, UnknownParameter, UnsupportedParameter
+
+Message = dict[str, object]
+
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+"""Each role with the name that templates know it by. `developer` is OpenAI's newer word for `system`."""
+
+_TEXT_FIELDS = ("name", "tool_call_id", "reasoning_content")
+_IGNORED_FIELDS = frozenset({"role", "content", "annotations"})
+_UNSERVED_FIELDS = frozenset({"function_call", "audio", "refusal"})
+_MEDIA = frozenset({"image_url", "image", "input_image", "input_audio", "audio_url", "video_url", "video", "file"})
+
+
+def read_messages(value: object) -> tuple[Message, ...]:
+    if not isinstance(value, list) or not value:
+        raise BadRequest("messages must be a list of at least one message.", param="messages")
+    return tuple(_message(item, f"messages[{place}]") for place, item in enumerate(value))
+
+
+def _message(item: object, path: str) -> Message:
+    if not isinstance(item, dict):
+        raise BadRequest(f"{path} must be an object with a role and content.", param=path)
+    role = item.get("role")
+    if not isinstance(role, str) or role not in ROLES:
+        raise BadRequest(f"{path}.role must be one of {', '.join(ROLES)}.", param=f"{path}.role")
+    message: Message = {"role": ROLES[role], "content": None}
+    for name, field in item.items():
+        # Clients send answers back as they got them, with all their empty fields.
+        if field is not None and field != [] and name not in _IGNORED_FIELDS:
+            message[name] = _extra(name, field, path)
+    message["content"] = _content(item.get("content"), role, path, calls="tool_calls" in message)
+    return message
+
+
+def _extra(name: str, field: object, path: str) -> object:
+    param = f"{path}.{name}"
+    if name in _TEXT_FIELDS:
+        if not isinstance(field, str):
+            raise BadRequest(f"{param} must be a string.", param=param)
+    elif name == "tool_calls":
+        if not isinstance(field, list) or not all(isinstance(call, dict) for call in field):
+            raise BadRequest(f"{param} must be a list of objects.", param=param)
+    elif name in _UNSERVED_FIELDS:
+        raise UnsupportedParameter(f"{param} is not supported by this server.", param=param)
+    else:
+        raise UnknownParameter(f"{param} is not a field of a message.", param=param)
+    return field
+
+
+def _content(content: object, role: str, path: str, *, calls: bool) -> str | None:
+    param = f"{path}.content"
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list) and content:
+        return "".join(_text(part, f"{param}[{place}]") for place, part in enumerate(content))
+    if content is None and role == "assistant":
+        return None if calls else ""  # most templates would print a None
+    raise BadRequest(f"{param} must be a string or a list of text parts.", param=param)
+
+
+def _text(part: object, path: str) -> str:
+    """Parts are joined into one string: it is what they mean, and many templates cannot read a list."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    if isinstance(kind, str) and kind in _MEDIA:
+        raise UnsupportedParameter(f"This model takes text only; {path} is of type {kind}.", param=path)
+    text = part.get("text") if isinstance(part, dict) else None
+    if kind != "text" or not isinstance(text, str):
+        raise BadRequest(f'{path} must be a text part: {{"type": "text", "text": "..."}}.', param=path)
+    return text

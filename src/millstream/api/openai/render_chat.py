@@ -1,0 +1,71 @@
+"""/v1/chat/completions on the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import orjson
+
+from millstream.api.openai.chunk import FINISH, Frame, finite
+from millstream.api.render import merged
+from millstream.types import Delta, TextLogprob, Usage
+
+_CHUNK = "chat.completion.chunk"
+_WHOLE = "chat.completion"
+
+
+class ChatRenderer:
+    def __init__(self, model: str, *, include_usage: bool, logprobs: bool) -> None:
+        self._frame = Frame("chatcmpl-", model, include_usage=include_usage)
+        self._logprobs = logprobs
+        self._opening = self._frame.opening(_CHUNK)
+        self._closing = self._frame.closing()
+        self._plain = b'},"logprobs":null,"finish_reason":null' + self._closing
+        self._spoken: set[int] = set()
+
+    def chunks(self, batch: Sequence[Delta]) -> bytes:
+        parts: list[bytes] = []
+        for delta in merged(batch):
+            self._add(delta, parts)
+        return b"".join(parts)
+
+    def _add(self, delta: Delta, parts: list[bytes]) -> None:
+        index = b"%d" % delta.index
+        if delta.index not in self._spoken:
+            self._spoken.add(delta.index)
+            parts += (self._opening, index, b',"delta":{"role":"assistant","content":""', self._plain)
+        if delta.logprobs and self._logprobs:
+            logprobs = orjson.dumps(_logprobs(delta.logprobs))
+            parts += (self._opening, index, b',"delta":{"content":', orjson.dumps(delta.text))
+            parts += (b'},"logprobs":', logprobs, b',"finish_reason":null', self._closing)
+        elif delta.text:
+            parts += (self._opening, index, b',"delta":{"content":', orjson.dumps(delta.text), self._plain)
+        if delta.finish_reason is not None:
+            reason = orjson.dumps(FINISH[delta.finish_reason])
+            parts += (self._opening, index, b',"delta":{},"logprobs":null,"finish_reason":', reason, self._closing)
+
+    def ending(self, usage: Usage) -> bytes:
+        return self._frame.ending(_CHUNK, usage)
+
+    def whole(self, choices: Sequence[Delta], usage: Usage) -> bytes:
+        return self._frame.whole(_WHOLE, [self._choice(choice) for choice in choices], usage)
+
+    def _choice(self, choice: Delta) -> dict[str, object]:
+        return {
+            "index": choice.index,
+            "message": {"role": "assistant", "content": choice.text, "refusal": None},
+            "logprobs": _logprobs(choice.logprobs) if self._logprobs else None,
+            "finish_reason": FINISH[choice.finish_reason] if choice.finish_reason else None,
+        }
+
+
+def _logprobs(tokens: Sequence[TextLogprob]) -> dict[str, object]:
+    content = [
+        _entry(token.text, token.data, token.logprob) | {"top_logprobs": [_entry(*other) for other in token.top]}
+        for token in tokens
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _entry(text: str, data: bytes, logprob: float) -> dict[str, object]:
+    return {"token": text, "logprob": finite(logprob), "bytes": list(data)}

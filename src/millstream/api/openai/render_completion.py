@@ -1,0 +1,81 @@
+"""/v1/completions on the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import orjson
+
+from millstream.api.openai.chunk import FINISH, Frame, finite
+from millstream.api.render import merged
+from millstream.types import Delta, TextLogprob, Usage
+
+_KIND = "text_completion"
+
+
+class CompletionRenderer:
+    def __init__(self, model: str, *, include_usage: bool, logprobs: int | None) -> None:
+        self._frame = Frame("cmpl-", model, include_usage=include_usage)
+        self._logprobs = logprobs
+        self._opening = self._frame.opening(_KIND)
+        self._closing = self._frame.closing()
+        self._plain = b',"logprobs":null,"finish_reason":null' + self._closing
+        self._offsets: dict[int, int] = {}
+
+    def chunks(self, batch: Sequence[Delta]) -> bytes:
+        parts: list[bytes] = []
+        for delta in merged(batch):
+            self._add(delta, parts)
+        return b"".join(parts)
+
+    def _add(self, delta: Delta, parts: list[bytes]) -> None:
+        logprobs = self._legacy(delta)
+        if not (delta.text or delta.finish_reason or logprobs):
+            return
+        parts += (self._opening, b"%d" % delta.index, b',"text":', orjson.dumps(delta.text))
+        if delta.finish_reason is None and logprobs is None:
+            parts.append(self._plain)
+        else:
+            reason = FINISH[delta.finish_reason] if delta.finish_reason else None
+            parts += (b',"logprobs":', orjson.dumps(logprobs), b',"finish_reason":', orjson.dumps(reason))
+            parts.append(self._closing)
+
+    def ending(self, usage: Usage) -> bytes:
+        return self._frame.ending(_KIND, usage)
+
+    def whole(self, choices: Sequence[Delta], usage: Usage) -> bytes:
+        return self._frame.whole(_KIND, [self._choice(choice) for choice in choices], usage)
+
+    def _choice(self, choice: Delta) -> dict[str, object]:
+        return {
+            "index": choice.index,
+            "text": choice.text,
+            "logprobs": self._legacy(choice),
+            "finish_reason": FINISH[choice.finish_reason] if choice.finish_reason else None,
+        }
+
+    def _legacy(self, delta: Delta) -> dict[str, object] | None:
+        """Parallel lists, as this endpoint has always had them. Offsets count on through the chunks of a choice."""
+        if self._logprobs is None or not delta.logprobs:
+            return None
+        offset = self._offsets.get(delta.index, 0)
+        offsets = []
+        for token in delta.logprobs:
+            offsets.append(offset)
+            offset += len(token.text)
+        self._offsets[delta.index] = offset
+        return {
+            "tokens": [_name(token.text, token.data) for token in delta.logprobs],
+            "token_logprobs": [finite(token.logprob) for token in delta.logprobs],
+            "top_logprobs": [_top(token) for token in delta.logprobs] if self._logprobs else None,
+            "text_offset": offsets,
+        }
+
+
+def _top(token: TextLogprob) -> dict[str, float]:
+    return {_name(text, data): finite(logprob) for text, data, logprob in token.top}
+
+
+def _name(text: str, data: bytes) -> str:
+    """Tokens are keys here, so a part of a character gets its bytes for a name: as text all such parts look alike."""
+    return text if text.encode() == data else "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)

@@ -1,0 +1,142 @@
+"""The request bodies of OpenAI's text endpoints. Numbers are strict: a string is no number, and neither is true."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
+
+from millstream.api.openai.fields import MAX_BIAS, MAX_PROMPTS, MAX_STOPS, read_logit_bias, read_prompts, read_stop
+from millstream.api.openai.messages import ROLES, Message, read_messages
+from millstream.types import Prompt, Sampling
+
+_INT32 = 2**31 - 1
+_INT64 = 2**63
+
+_TEXT: dict[str, Any] = {"type": "string"}
+_TOKENS: dict[str, Any] = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_PROMPTS: dict[str, Any] = {"type": "array", "items": {"anyOf": [_TEXT, _TOKENS]}, "maxItems": MAX_PROMPTS}
+_PART: dict[str, Any] = {"type": "object", "properties": {"type": {"const": "text"}, "text": _TEXT}}
+_MESSAGE: dict[str, Any] = {
+    "type": "object",
+    "required": ["role", "content"],
+    "properties": {
+        "role": {"enum": list(ROLES)},
+        "content": {"anyOf": [_TEXT, {"type": "array", "items": _PART}, {"type": "null"}]},
+        "name": _TEXT,
+        "tool_calls": {"type": "array", "items": {"type": "object"}},
+        "tool_call_id": _TEXT,
+    },
+}
+_STOP = {"anyOf": [_TEXT, {"type": "array", "items": {"type": "string", "minLength": 1}, "maxItems": MAX_STOPS}]}
+_BIAS = {"type": "object", "additionalProperties": {"type": "number", "minimum": -MAX_BIAS, "maximum": MAX_BIAS}}
+
+Messages = Annotated[
+    tuple[Message, ...],
+    PlainValidator(read_messages),
+    WithJsonSchema({"type": "array", "minItems": 1, "items": _MESSAGE}),
+]
+Prompts = Annotated[
+    tuple[Prompt, ...], PlainValidator(read_prompts), WithJsonSchema({"anyOf": [_TEXT, _TOKENS, _PROMPTS]})
+]
+Stop = Annotated[tuple[str, ...], PlainValidator(read_stop), WithJsonSchema(_STOP)]
+LogitBias = Annotated[tuple[tuple[int, float], ...], PlainValidator(read_logit_bias), WithJsonSchema(_BIAS)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+Limit = Annotated[int, Field(ge=1, le=_INT32)]
+
+
+class StreamOptions(BaseModel):
+    """How a stream is written."""
+
+    model_config = ConfigDict(strict=True, use_attribute_docstrings=True)
+
+    include_usage: bool = False
+    """End the stream with a chunk that counts the tokens."""
+
+
+class TextRequest(BaseModel):
+    """What both endpoints take. An optional parameter that is null counts as not given."""
+
+    model_config = ConfigDict(strict=True, use_attribute_docstrings=True)
+
+    model: str = ""
+    """The model that answers, as listed by /v1/models. Left out: the server's first."""
+    temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
+    """0 picks the likeliest token every time; higher is more varied."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Pick among the likeliest tokens that together reach this probability."""
+    top_k: Annotated[int, Field(ge=-1, le=_INT32)] = 0
+    """Pick among this many of the likeliest tokens. 0 or -1: no such limit."""
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Leave out tokens less likely than this share of the likeliest one's probability."""
+    seed: Annotated[int, Field(ge=-_INT64, lt=_INT64)] | None = None
+    """The same seed and parameters sample the same tokens. Left out: different every time."""
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] = 1.0
+    """Over 1: tokens that stand in the text already become less likely, by division."""
+    presence_penalty: Penalty = 0.0
+    """Over 0: tokens that were generated already become less likely, once."""
+    frequency_penalty: Penalty = 0.0
+    """Over 0: tokens that were generated already become less likely, each time again."""
+    logit_bias: LogitBias = ()
+    """Added to the logits of tokens, by token id: -100 forbids one, 100 all but demands it."""
+    max_tokens: Limit | None = None
+    """At most this many tokens an answer."""
+    max_completion_tokens: Limit | None = None
+    """The newer name of max_tokens."""
+    stop: Stop = ()
+    """Ends an answer where one of these strings would begin."""
+    ignore_eos: bool = False
+    """Go on past the model's own end of text, up to the token limit."""
+    n: Annotated[int, Field(ge=1, le=128)] = 1
+    """How many answers to each prompt."""
+    stream: bool = False
+    """Send the answer as server-sent events while it is written."""
+    stream_options: StreamOptions = StreamOptions()
+    """Of use with stream alone."""
+    user: str | None = None
+    """Accepted; has no effect."""
+    metadata: dict[str, object] | None = None
+    """Accepted; has no effect."""
+    safety_identifier: str | None = None
+    """Accepted; has no effect."""
+    prompt_cache_key: str | None = None
+    """Accepted; has no effect: prompts that begin alike are found without a key."""
+    prompt_cache_retention: str | None = None
+    """Accepted; has no effect."""
+    service_tier: str | None = None
+    """Accepted; has no effect."""
+
+    def sampling(self) -> Sampling:
+        return Sampling(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=max(self.top_k, 0),
+            min_p=self.min_p,
+            seed=self.seed or 0,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            logit_bias=self.logit_bias,
+        )
+
+
+class ChatRequest(TextRequest):
+    """A conversation to be continued."""
+
+    messages: Messages
+    """The conversation so far: system, developer, user, assistant and tool messages."""
+    logprobs: bool = False
+    """Return the log-probability of each token of the answer."""
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
+    """And of this many of the likeliest tokens at each place. Needs logprobs."""
+    chat_template_kwargs: dict[str, object] = {}
+    """Handed to the model's chat template, for example {"enable_thinking": false}."""
+
+
+class CompletionRequest(TextRequest):
+    """A text to be continued."""
+
+    prompt: Prompts
+    """The text, or its token ids; or a list of such prompts, which are answered side by side."""
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    """Return the log-probability of each token, and of this many of the likeliest at each place."""

@@ -1,0 +1,190 @@
+"""A service that follows a script, behind a real uvicorn: what a test sees went over a socket."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+
+import httpx
+import openai
+import pytest
+import uvicorn
+
+from millstream.api.app import create_app
+from millstream.types import Delta, FinishReason, GenerationRequest, ModelCard, Usage
+
+WAIT = 10
+BODY_LIMIT = 64 * 1024
+Step = Sequence[Delta] | Exception
+
+
+class ScriptedGeneration:
+    """Gives out batches from its queue. Events for the test thread say what happened to it."""
+
+    def __init__(self, model: str, steps: Sequence[Step], *, ends: bool) -> None:
+        self.model = model
+        self.usage = Usage()
+        self.cancelled = threading.Event()
+        self.left_early = False
+        self.waiting = threading.Event()
+        self._loop = asyncio.get_running_loop()
+        self._steps: asyncio.Queue[Step | None] = asyncio.Queue()
+        self._ended = False
+        for step in [*steps, *([None] if ends else [])]:
+            self._steps.put_nowait(step)
+
+    async def __aiter__(self) -> AsyncIterator[Sequence[Delta]]:
+        while True:
+            if self._steps.empty():
+                self.waiting.set()
+            step = await self._steps.get()
+            if step is None:
+                self.usage = Usage(prompt_tokens=7, completion_tokens=5)
+                self._ended = True
+                return
+            if isinstance(step, Exception):
+                raise step
+            yield step
+
+    def cancel(self) -> None:
+        if not self.cancelled.is_set():
+            self.left_early = not self._ended
+        self.cancelled.set()
+
+    def push(self, step: Step | None) -> None:
+        """From the test thread. None ends the generation."""
+        self._loop.call_soon_threadsafe(self._steps.put_nowait, step)
+
+
+@dataclass
+class ScriptedService:
+    steps: Sequence[Step] = ((Delta(0, "Hello"),), (Delta(0, " world", finish_reason=FinishReason.STOP),))
+    ends: bool = True
+    """False: after the steps the generation waits for `push`."""
+    start_error: Exception | None = None
+    hold_start: bool = False
+    requests: list[GenerationRequest] = field(default_factory=list)
+    generations: queue.Queue[ScriptedGeneration] = field(default_factory=queue.Queue)
+    start_entered: threading.Event = field(default_factory=threading.Event)
+    start_cancelled: threading.Event = field(default_factory=threading.Event)
+    cards: Sequence[ModelCard] = (
+        ModelCard("org/tiny", created=11, state="ready", context_length=2048),
+        ModelCard("plain", created=12, state="loading"),
+    )
+
+    def models(self) -> Sequence[ModelCard]:
+        return self.cards
+
+    def healthy(self) -> dict[str, str]:
+        return {card.name: card.state for card in self.cards}
+
+    def render_metrics(self) -> tuple[bytes, str]:
+        return b"millstream_up 1\n", "text/plain; version=1.0.0; charset=utf-8"
+
+    async def start(self, request: GenerationRequest) -> ScriptedGeneration:
+        self.requests.append(request)
+        self.start_entered.set()
+        if self.hold_start:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.start_cancelled.set()
+        if self.start_error is not None:
+            raise self.start_error
+        generation = ScriptedGeneration(request.model or "org/tiny", self.steps, ends=self.ends)
+        self.generations.put(generation)
+        return generation
+
+    def generation(self) -> ScriptedGeneration:
+        return self.generations.get(timeout=WAIT)
+
+
+class Stage:
+    """The service of the common server: whatever a test has put on it. One app then serves all tests."""
+
+    def __init__(self) -> None:
+        self.service = ScriptedService()
+
+    def models(self) -> Sequence[ModelCard]:
+        return self.service.models()
+
+    def healthy(self) -> dict[str, str]:
+        return self.service.healthy()
+
+    def render_metrics(self) -> tuple[bytes, str]:
+        return self.service.render_metrics()
+
+    async def start(self, request: GenerationRequest) -> ScriptedGeneration:
+        return await self.service.start(request)
+
+
+@contextmanager
+def running(app: object, **options: object) -> Iterator[int]:
+    """A real uvicorn in a thread; gives its port. It listens before it runs, so nobody has to wait for it."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(app, log_config=None, lifespan="off", **options)  # type: ignore[arg-type]
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join(WAIT)
+        listener.close()
+        assert not thread.is_alive()
+
+
+@pytest.fixture
+def service() -> ScriptedService:
+    return ScriptedService()
+
+
+@pytest.fixture(scope="session")
+def stage() -> Stage:
+    return Stage()
+
+
+@pytest.fixture(scope="session")
+def _port(stage: Stage) -> Iterator[int]:
+    with running(create_app(stage, body_limit=BODY_LIMIT), timeout_keep_alive=60) as port:
+        yield port
+
+
+@pytest.fixture
+def port(_port: int, stage: Stage, service: ScriptedService) -> int:
+    stage.service = service
+    return _port
+
+
+@pytest.fixture
+def serve() -> Callable[..., AbstractContextManager[int]]:
+    """For tests that need another app or another server than the common one."""
+    return running
+
+
+@pytest.fixture(scope="session")
+def _http(_port: int) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=f"http://127.0.0.1:{_port}", timeout=WAIT, verify=False) as client:
+        yield client
+
+
+@pytest.fixture
+def http(_http: httpx.Client, port: int) -> httpx.Client:
+    return _http
+
+
+@pytest.fixture(scope="session")
+def _client(_port: int) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"http://127.0.0.1:{_port}/v1", api_key="-", max_retries=0, timeout=WAIT) as client:
+        yield client
+
+
+@pytest.fixture
+def client(_client: openai.OpenAI, port: int) -> openai.OpenAI:
+    return _client

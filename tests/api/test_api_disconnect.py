@@ -1,0 +1,170 @@
+"""A client that leaves takes its generation with it, at whatever point it leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import socket
+
+import httpx
+import openai
+import pytest
+
+from millstream.api.app import create_app
+from millstream.api.disconnect import ClientLeft, WhileConnected
+from millstream.types import Delta
+
+WAIT = 10
+
+
+@pytest.fixture(params=["httptools-uvloop", "h11-asyncio"])
+def line(request, serve, service):
+    """A bare socket to a server, for each of uvicorn's two ways of speaking HTTP."""
+    protocol, loop = request.param.split("-")
+    with serve(create_app(service, body_limit=10**6), http=protocol, loop=loop) as port:
+        connection = socket.create_connection(("127.0.0.1", port), timeout=WAIT)
+        yield connection
+        connection.close()
+
+
+def ask(line, *, stream, route="chat/completions"):
+    body = json.dumps({"messages": [{"role": "user", "content": "hi"}], "stream": stream}).encode()
+    head = f"POST /v1/{route} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    line.sendall(head.encode() + body)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_while_the_prompt_is_read(line, service, stream):
+    """No token has come yet, so nothing is ever written that could fail."""
+    service.steps, service.ends = [], False
+    ask(line, stream=stream)
+    generation = service.generation()
+    assert generation.waiting.wait(WAIT) and not generation.cancelled.is_set()
+    line.close()
+    assert generation.cancelled.wait(WAIT) and generation.left_early
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_before_it_is_admitted(line, service, stream):
+    service.hold_start = True
+    ask(line, stream=stream)
+    assert service.start_entered.wait(WAIT)
+    line.close()
+    assert service.start_cancelled.wait(WAIT)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_in_the_middle(line, service, stream, caplog):
+    service.ends = False
+    ask(line, stream=stream)
+    generation = service.generation()
+    assert generation.waiting.wait(WAIT)
+    line.close()
+    assert generation.cancelled.wait(WAIT) and generation.left_early
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+def test_while_it_does_not_read(line, service):
+    """The socket is full, the server waits to write; a reset must still be noticed."""
+    service.ends = False
+    service.steps = [(Delta(0, "x" * 1_000_000),)] * 30
+    ask(line, stream=True)
+    generation = service.generation()
+    assert line.recv(1000).startswith(b"HTTP/1.1 200")
+    line.close()
+    assert generation.cancelled.wait(WAIT) and generation.left_early
+
+
+def test_with_the_official_client(client, service):
+    service.ends = False
+    with client.chat.completions.create(model="m", messages=[{"role": "user", "content": "x"}], stream=True) as chunks:
+        next(iter(chunks))
+        generation = service.generation()
+        assert not generation.cancelled.is_set()
+    assert generation.cancelled.wait(WAIT) and generation.left_early
+
+
+def test_with_an_abandoned_task_of_the_async_client(port, service):
+    service.steps, service.ends = [], False
+
+    async def abandon():
+        url = f"http://127.0.0.1:{port}/v1"
+        async with openai.AsyncOpenAI(base_url=url, api_key="-", max_retries=0) as client:
+            task = asyncio.create_task(client.completions.create(model="m", prompt="x"))
+            generation = await asyncio.to_thread(service.generation)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            return generation
+
+    generation = asyncio.run(abandon())
+    assert generation.cancelled.wait(WAIT) and generation.left_early
+
+
+def test_a_complete_answer_is_no_disconnect(http, service):
+    for stream in (False, True, False):
+        body = {"prompt": "x", "stream": stream}
+        assert http.post("/v1/completions", json=body).status_code == 200
+        assert service.generation().left_early is False
+
+
+def test_many_leave_and_others_stay(port, service):
+    service.steps, service.ends = [], False
+
+    async def main():
+        limits = httpx.Limits(max_connections=60)
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", limits=limits, timeout=WAIT) as client:
+            tasks = [
+                asyncio.create_task(
+                    client.post("/v1/completions", json={"model": f"{n}", "prompt": "x", "stream": n % 4 < 2})
+                )
+                for n in range(40)
+            ]
+            generations = {int(g.model): g for g in [await asyncio.to_thread(service.generation) for _ in tasks]}
+            for n in range(0, 40, 2):
+                tasks[n].cancel()
+            for n in range(0, 40, 2):
+                assert await asyncio.to_thread(generations[n].cancelled.wait, WAIT)
+            for n in range(1, 40, 2):
+                assert not generations[n].cancelled.is_set()
+                generations[n].push([Delta(0, "done")])
+                generations[n].push(None)
+            answers = await asyncio.gather(*tasks[1::2])
+            await asyncio.gather(*tasks, return_exceptions=True)
+            return generations, answers
+
+    generations, answers = asyncio.run(main())
+    assert all(answer.status_code == 200 and "done" in answer.text for answer in answers)
+    assert [generations[n].left_early for n in range(40)] == [n % 2 == 0 for n in range(40)]
+
+
+def test_other_cancellations_pass_through():
+    async def receive():
+        await asyncio.Event().wait()
+
+    async def block():
+        async with WhileConnected(receive):
+            await asyncio.Event().wait()
+
+    async def main():
+        task = asyncio.create_task(block())
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+
+
+def test_leaving_is_told_from_cancelling_and_leaves_no_trace_in_the_task():
+    async def receive():
+        return {"type": "http.disconnect"}
+
+    async def main():
+        with pytest.raises(ClientLeft):
+            async with WhileConnected(receive):
+                await asyncio.Event().wait()
+        assert asyncio.current_task().cancelling() == 0
+        await asyncio.sleep(0)
+
+    asyncio.run(main())

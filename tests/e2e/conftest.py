@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+
+from millstream.config import Settings
+from millstream.errors import ModelError
+from millstream.models.source import resolve
+from support.server import RunningServer, running
+from support.tiny import write_servable
+
+
+@pytest.fixture(scope="session")
+def servable(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny model that has a tokenizer and a chat template."""
+    return write_servable(tmp_path_factory.mktemp("servable") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def demo_path() -> Path:
+    """The demo model, fetched as `make serve` fetches it. Without a network there is nothing to test."""
+    try:
+        return resolve(None, report=print).path
+    except ModelError as error:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(f"the demo model cannot be fetched: {error.message}")
+
+
+@pytest.fixture(scope="session")
+def demo(demo_path: Path) -> Iterator[RunningServer]:
+    with running(Settings(port=0, max_batch=8)) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def demo_client(demo: RunningServer) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{demo.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
