@@ -47,7 +47,8 @@ class OwnerLoop:
             scheduler = self._make_scheduler(facts)
         except Exception as error:
             message = describe(error)
-            log.error("loading failed: %s", message, exc_info=not isinstance(error, MillstreamError))
+            if not isinstance(error, MillstreamError):
+                log.exception("loading failed")
             self._emit([LoadFailed(message), *self._refuse(f"the model could not be loaded: {message}")])
             return None
         self._emit([Loaded(facts)])

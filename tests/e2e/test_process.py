@@ -1,0 +1,172 @@
+"""The command itself, as a process: how it starts, how it ends, and what it says when it cannot start."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+PATIENCE = 60
+
+
+class Process:
+    """`millstream serve` with its log read as it comes."""
+
+    def __init__(self, *arguments: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "millstream", "serve", "--port", "0", *arguments],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.lines: list[str] = []
+        self._changed = threading.Condition()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def wait_line(self, pattern: str) -> re.Match[str]:
+        with self._changed:
+            assert self._changed.wait_for(lambda: self._find(pattern) or self._process.poll() is not None, PATIENCE)
+        found = self._find(pattern)
+        assert found is not None, f"{pattern!r} is not in:\n" + "".join(self.lines)
+        return found
+
+    def url(self) -> str:
+        return self.wait_line(r"ready: .* (http://[\d.:]+)/v1")[1]
+
+    def send(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    def wait(self) -> int:
+        code = self._process.wait(PATIENCE)
+        self._reader.join(PATIENCE)
+        return code
+
+    def end(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+        self.wait()
+        assert self._process.stderr is not None
+        self._process.stderr.close()
+
+    def _find(self, pattern: str) -> re.Match[str] | None:
+        return next((found for line in self.lines if (found := re.search(pattern, line))), None)
+
+    def _read(self) -> None:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            with self._changed:
+                self.lines.append(line)
+                self._changed.notify_all()
+        with self._changed:
+            self._changed.notify_all()
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Process]]:
+    started: list[Process] = []
+
+    def run(*arguments: str) -> Process:
+        started.append(Process(*arguments))
+        return started[-1]
+
+    yield run
+    for process in started:
+        process.end()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_an_idle_server_with_0(
+    start: Callable[..., Process], servable: Path, number: signal.Signals
+) -> None:
+    process = start(str(servable))
+    url = process.url()
+    assert httpx.get(f"{url}/health").json() == {"status": "ok", "models": {"tiny": "ready"}}
+    process.send(number)
+    assert process.wait() == 0
+    assert process.wait_line("stopped")
+    assert not [line for line in process.lines if "Traceback" in line or "Exception ignored" in line]
+
+
+def test_sigterm_lets_a_running_request_finish(start: Callable[..., Process], servable: Path) -> None:
+    process = start(str(servable))
+    url = process.url()
+    body = {"prompt": "hello", "max_tokens": 300, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=PATIENCE) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        process.send(signal.SIGTERM)
+        rest = [line for line in lines if line]
+    assert rest[-1] == "data: [DONE]"
+    assert process.wait() == 0
+
+
+def test_the_log_says_blas_and_dtype(start: Callable[..., Process], servable: Path) -> None:
+    process = start(str(servable))
+    process.url()
+    line = process.wait_line(r"tiny: loaded in .*")[0]
+    assert "float32 weights" in line
+    if sys.platform == "linux" and "cpu (" in line:
+        assert re.search(r"MKL|NVPL BLAS|OpenBLAS", line), line
+    process.send(signal.SIGTERM)
+    assert process.wait() == 0
+
+
+def test_a_taken_port_is_named(start: Callable[..., Process], servable: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        process = start(str(servable), "--port", str(port))
+        assert process.wait() == 1
+    assert f"cannot listen on 127.0.0.1 port {port}" in process.lines[-1]
+    assert "--port" in process.lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("missing", "no such folder or file"),
+        ("empty", "no config.json"),
+        ("broken", "Model type martian not supported"),
+        ("cut", "incomplete download"),
+        ("mismatched", "parameters"),
+    ],
+)
+def test_a_model_that_cannot_be_served_ends_the_start_with_a_reason(
+    start: Callable[..., Process], servable: Path, tmp_path: Path, name: str, words: str
+) -> None:
+    folder = tmp_path / name
+    if name != "missing":
+        folder.mkdir()
+    if name in ("broken", "cut", "mismatched"):
+        for file in servable.iterdir():
+            (folder / file.name).write_bytes(file.read_bytes())
+    config = folder / "config.json"
+    if name == "broken":
+        config.write_text(config.read_text().replace('"llama"', '"martian"'))
+    if name == "cut":
+        (folder / "model.safetensors").write_bytes((servable / "model.safetensors").read_bytes()[:5000])
+    if name == "mismatched":
+        config.write_text(config.read_text().replace('"num_hidden_layers": 4', '"num_hidden_layers": 5'))
+    process = start(str(folder))
+    assert process.wait() == 1
+    log = "".join(process.lines)
+    assert words in log
+    assert "no model could be loaded" in log
+    assert "Traceback" not in log
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [(["--port", "99999"], "0 to 65535"), (["--max-batch", "0"], "from 1"), (["--grace", "soon"], "number of seconds")],
+)
+def test_bad_options_are_named(start: Callable[..., Process], arguments: list[str], words: str) -> None:
+    process = start(*arguments)
+    assert process.wait() == 2
+    assert words in "".join(process.lines)
