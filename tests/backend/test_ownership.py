@@ -1,0 +1,144 @@
+"""The rule of the house: a model is loaded, run and freed on one thread. This machine enforces it."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_lm.utils import load_model
+
+from millstream.backend.reach import evaluate_all, reachable_arrays
+from millstream.backend.text_model import MlxTextBackend, TextModelSettings
+from millstream.engine.backend import Plan, StepResult
+from millstream.engine.messages import Submit
+from millstream.engine.ownership import NotOwner
+from millstream.types import ModelFacts
+from support.engines import engine
+from support.tiny import BATCHABLE
+
+
+def on_a_thread(work: Callable[[], Any]) -> Any:
+    """The result of `work` on a thread of its own; its exception is raised here."""
+    outcome: list[Any] = []
+
+    def run() -> None:
+        try:
+            outcome.append(work())
+        except RuntimeError as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(60)
+    if isinstance(outcome[0], RuntimeError):
+        raise outcome[0]
+    return outcome[0]
+
+
+@pytest.mark.parametrize("family", BATCHABLE)
+def test_a_naive_server_breaks_on_this_machine(family: str, tiny_model: Callable[[str], Path]) -> None:
+    """Loaded lazily on one thread, run on another: MLX refuses. Otherwise the tests below would prove nothing."""
+    model, _ = on_a_thread(lambda: load_model(tiny_model(family), lazy=True))
+    with pytest.raises(RuntimeError, match="no Stream"):
+        on_a_thread(lambda: mx.eval(model(mx.array([[1, 2, 3]]))))
+
+
+def test_parameters_alone_leave_private_tables_lazy(tiny_model: Callable[[str], Path]) -> None:
+    """Evaluating parameters() is not enough for llama3-scaled RoPE; evaluating all that is reachable is."""
+    folder = tiny_model("llama")
+
+    def load(evaluate: Callable[[Any], Any]) -> Any:
+        model, _ = load_model(folder, lazy=True)
+        evaluate(model)
+        return model
+
+    half = on_a_thread(lambda: load(lambda model: mx.eval(model.parameters())))
+    with pytest.raises(RuntimeError, match="no Stream"):
+        on_a_thread(lambda: mx.eval(half(mx.array([[1, 2, 3]]))))
+    whole = on_a_thread(lambda: load(evaluate_all))
+    on_a_thread(lambda: mx.eval(whole(mx.array([[1, 2, 3]]))))
+
+
+def test_private_arrays_are_reached(tiny_model: Callable[[str], Path]) -> None:
+    model, _ = load_model(tiny_model("llama"), lazy=True)
+    reached = {id(array) for array in reachable_arrays(model)}
+    assert all(id(layer.self_attn.rope._freqs) in reached for layer in model.layers)
+
+
+class Witness:
+    """A real backend that notes the thread of every call."""
+
+    def __init__(self, folder: Path, seen: dict[str, set[int]]) -> None:
+        self._seen = seen
+        self._note("make")
+        self._inner = MlxTextBackend(TextModelSettings("folder", folder, max_rows=4))
+
+    def load(self) -> ModelFacts:
+        self._note("load")
+        return self._inner.load()
+
+    def step(self, plan: Plan) -> StepResult:
+        self._note("step")
+        return self._inner.step(plan)
+
+    def reset(self) -> None:
+        self._note("reset")
+        self._inner.reset()
+
+    def close(self) -> None:
+        self._note("close")
+        self._inner.close()
+
+    def _note(self, what: str) -> None:
+        self._seen.setdefault(what, set()).add(threading.get_ident())
+
+
+@pytest.mark.parametrize("family", BATCHABLE)
+def test_load_step_and_free_happen_on_one_thread(family: str, tiny_model: Callable[[str], Path]) -> None:
+    seen: dict[str, set[int]] = {}
+    before = threading.active_count()
+    with engine(lambda: Witness(tiny_model(family), seen)) as driver:
+        driver.run(Submit(1, (1, 2, 3), 5), Submit(2, (4,), 3))
+    assert set(seen) == {"make", "load", "step", "close"}
+    assert len(set().union(*seen.values())) == 1
+    assert threading.get_ident() not in seen["load"]
+    assert threading.active_count() == before, "the owner thread is still there"
+
+
+def test_memory_comes_back_after_unload(tmp_path: Path) -> None:
+    from support.tiny import write_model
+
+    folder = write_model(tmp_path / "m", "llama", hidden_size=512, intermediate_size=1024, head_dim=128)
+    gc.collect()
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    with engine(lambda: MlxTextBackend(TextModelSettings("folder", folder, max_rows=4))) as driver:
+        driver.run(Submit(1, tuple(range(90)), 20))
+        weights = driver.facts.weight_bytes if driver.facts else 0
+        assert weights > 2**23
+        assert mx.get_active_memory() >= before + weights
+    assert mx.get_active_memory() - before < weights // 100
+
+
+def test_twenty_lives_leave_nothing_behind(tiny_model: Callable[[str], Path]) -> None:
+    """Load and unload over and over: the same answer each time, no thread and no memory kept."""
+    folder = tiny_model("llama")
+    answers = set()
+    threads, memory = threading.active_count(), mx.get_active_memory()
+    for _ in range(20):
+        with engine(lambda: MlxTextBackend(TextModelSettings("folder", folder, max_rows=4))) as driver:
+            answers.add(tuple(driver.run(Submit(1, (5, 6, 7), 8))[0]))
+    assert len(answers) == 1
+    assert threading.active_count() == threads
+    assert mx.get_active_memory() - memory < 2**20
+
+
+def test_a_foreign_thread_is_refused_by_name(tiny_model: Callable[[str], Path]) -> None:
+    backend = on_a_thread(lambda: MlxTextBackend(TextModelSettings("folder", tiny_model("llama"), max_rows=4)))
+    with pytest.raises(NotOwner, match=r"step belongs to thread .* called on 'MainThread'"):
+        backend.step(Plan())
