@@ -29,7 +29,7 @@ GROUPS = {
 }
 # Each floor may import itself and what stands further down. Whoever joins floors is on none.
 FLOORS = ["api", "service", "backend", "text", "models", "engine"]
-JOINERS = {"cli", "compose.py", "server.py", "__main__.py"}
+JOINERS = {"cli", "bench", "compose.py", "server.py", "__main__.py"}
 # A dialect needs only the service's protocols; MLX code needs no text work.
 EXTRA_RULES = {"backend": {"text"}, "text": {"engine"}, "models": {"engine"}}
 

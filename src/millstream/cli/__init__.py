@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 from millstream import __version__
-from millstream.cli import serve
+from millstream.cli import bench, serve
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -14,6 +14,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"millstream {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     serve.add_parser(commands)
+    bench.add_parser(commands)
     arguments = parser.parse_args(argv)
     run = arguments.run
     code: int = run(arguments)

@@ -8,6 +8,7 @@ import os
 import sys
 from pathlib import Path
 
+from millstream.cli.arguments import natural, port, positive, seconds
 from millstream.config import Settings
 from millstream.errors import MillstreamError
 from millstream.server import serve
@@ -26,13 +27,13 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("models", nargs="*", metavar="MODEL", help="a folder, a .gguf file or a hub id (org/name)")
     network = parser.add_argument_group("network")
     network.add_argument("--host", default=DEFAULTS.host, help="address to listen on")
-    network.add_argument("--port", type=_port, default=DEFAULTS.port, help="port; 0 takes a free one")
+    network.add_argument("--port", type=port, default=DEFAULTS.port, help="port; 0 takes a free one")
     network.add_argument(
-        "--body-limit", type=_positive, default=DEFAULTS.body_limit, metavar="BYTES", help="largest request body"
+        "--body-limit", type=positive, default=DEFAULTS.body_limit, metavar="BYTES", help="largest request body"
     )
     engine = parser.add_argument_group("engine")
-    engine.add_argument("--max-batch", type=_positive, default=DEFAULTS.max_batch, help="rows that decode together")
-    engine.add_argument("--queue", type=_natural, default=DEFAULTS.queue, help="requests that may wait for a row")
+    engine.add_argument("--max-batch", type=positive, default=DEFAULTS.max_batch, help="rows that decode together")
+    engine.add_argument("--queue", type=natural, default=DEFAULTS.queue, help="requests that may wait for a row")
     engine.add_argument(
         "--policy",
         choices=("queue", "fail-fast"),
@@ -41,7 +42,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     engine.add_argument(
         "--prefill-chunk",
-        type=_positive,
+        type=positive,
         default=None,
         metavar="TOKENS",
         help="prompt tokens a step beside running rows; None: 128 on the CPU, 512 on a GPU",
@@ -51,7 +52,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     engine.add_argument("--no-unpack", action="store_true", help="CPU: keep quantised and half weights as they are")
     other = parser.add_argument_group("other")
     other.add_argument(
-        "--grace", type=_seconds, default=DEFAULTS.grace, metavar="SECONDS", help="for running requests after SIGTERM"
+        "--grace", type=seconds, default=DEFAULTS.grace, metavar="SECONDS", help="for running requests after SIGTERM"
     )
     other.add_argument("--cache-dir", type=Path, default=None, help="where fetched models are kept")
     other.add_argument(
@@ -95,31 +96,3 @@ def _settings(arguments: argparse.Namespace) -> Settings:
         unpack=not arguments.no_unpack,
         cache_dir=arguments.cache_dir,
     )
-
-
-def _port(text: str) -> int:
-    return _whole(text, 0, 65535)
-
-
-def _positive(text: str) -> int:
-    return _whole(text, 1, 2**40)
-
-
-def _natural(text: str) -> int:
-    return _whole(text, 0, 2**40)
-
-
-def _whole(text: str, low: int, high: int) -> int:
-    if not text.isdecimal() or not low <= int(text) <= high:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {low} to {high}")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 86400:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0 to 86400")
-    return value

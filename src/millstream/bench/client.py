@@ -1,0 +1,133 @@
+"""One streamed request over a plain socket. The load must cost less than the server it measures."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from urllib.parse import SplitResult
+
+import httptools
+import orjson
+
+LIMIT = 2**20
+
+
+@dataclass(slots=True)
+class Sample:
+    """What one request saw, in seconds of one monotonic clock."""
+
+    started: float
+    arrivals: list[float] = field(default_factory=list)
+    """When each piece of text came."""
+    ended: float = 0.0
+    tokens: int = 0
+    error: str | None = None
+
+    @property
+    def first(self) -> float | None:
+        return self.arrivals[0] - self.started if self.arrivals else None
+
+    @property
+    def gaps(self) -> list[float]:
+        return [later - earlier for earlier, later in zip(self.arrivals, self.arrivals[1:], strict=False)]
+
+
+class _Reader:
+    """Takes the parser's callbacks, cuts the body into events and notes when each piece of text came."""
+
+    def __init__(self, sample: Sample) -> None:
+        self._sample = sample
+        self._rest = b""
+        self._body = b""
+        self._usage: int | None = None
+        self.complete = False
+
+    def on_body(self, body: bytes) -> None:
+        now = time.perf_counter()
+        *events, self._rest = (self._rest + body).split(b"\n\n")
+        for event in events:
+            if event.startswith(b"data: {"):
+                self._take(orjson.loads(event[6:]), now)
+        self._body = (self._body + body)[:2000]
+
+    def on_message_complete(self) -> None:
+        self.complete = True
+
+    def tokens(self) -> int:
+        """The server's own count; without one, the pieces that came."""
+        return len(self._sample.arrivals) if self._usage is None else self._usage
+
+    def start_of_body(self) -> str:
+        return self._body.decode("utf-8", "replace")[:200]
+
+    def _take(self, event: dict[str, object], now: float) -> None:
+        if "error" in event:
+            self._sample.error = str(event["error"])[:200]
+        usage = event.get("usage")
+        if isinstance(usage, dict):
+            self._usage = int(usage["completion_tokens"])
+        choices = event.get("choices")
+        if isinstance(choices, list) and any(_text(choice) for choice in choices):
+            self._sample.arrivals.append(now)
+
+
+def _text(choice: dict[str, object]) -> object:
+    delta = choice.get("delta")
+    if isinstance(delta, dict):
+        return delta.get("content") or delta.get("reasoning") or delta.get("reasoning_content")
+    return choice.get("text")
+
+
+async def stream(url: SplitResult, path: str, body: dict[str, object]) -> Sample:
+    """Send one request and read its stream to the end. Whatever goes wrong is in the sample, not raised."""
+    sample = Sample(time.perf_counter())
+    try:
+        await _exchange(url, request_bytes(url, path, body), sample)
+    except (OSError, httptools.HttpParserError, asyncio.IncompleteReadError, orjson.JSONDecodeError) as error:
+        sample.error = f"{type(error).__name__}: {error}"
+    sample.ended = time.perf_counter()
+    return sample
+
+
+async def _exchange(url: SplitResult, request: bytes, sample: Sample) -> None:
+    reader, writer = await asyncio.open_connection(url.hostname, url.port, limit=LIMIT)
+    try:
+        writer.write(request)
+        taken = _Reader(sample)
+        parser = httptools.HttpResponseParser(taken)
+        while not taken.complete:
+            data = await reader.read(LIMIT)
+            if not data:
+                sample.error = sample.error or "the server closed the connection"
+                break
+            parser.feed_data(data)
+        sample.tokens = taken.tokens()
+        if parser.get_status_code() != 200:
+            sample.error = f"{parser.get_status_code()}: {taken.start_of_body()}"
+        elif sample.error is None and not sample.arrivals:
+            sample.error = f"no text came: {taken.start_of_body()}"
+    finally:
+        writer.close()
+
+
+def request_bytes(url: SplitResult, path: str, body: dict[str, object] | None) -> bytes:
+    content = b"" if body is None else orjson.dumps(body)
+    method = "GET" if body is None else "POST"
+    head = f"{method} {path} HTTP/1.1\r\nhost: {url.netloc}\r\ncontent-type: application/json\r\n"
+    return head.encode() + b"content-length: %d\r\n\r\n" % len(content) + content
+
+
+async def ping(url: SplitResult, path: str = "/health") -> float | None:
+    """Seconds for a plain GET on a new connection; None if it failed."""
+    started = time.perf_counter()
+    try:
+        reader, writer = await asyncio.open_connection(url.hostname, url.port)
+        try:
+            writer.write(request_bytes(url, path, None))
+            line = await reader.readline()
+        finally:
+            writer.close()
+    except OSError:
+        return None
+    return time.perf_counter() - started if b" 200 " in line else None

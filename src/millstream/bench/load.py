@@ -1,0 +1,113 @@
+"""A load: how many streams, how long prompts and answers are, and when requests arrive."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from urllib.parse import SplitResult, urlsplit
+
+from millstream.bench.client import Sample, ping, stream
+
+WORDS = (
+    *("water", "wheel", "stone", "grain", "river", "mill", "flour", "sack", "cart", "road", "bread", "oven", "field"),
+    *("wind", "sail", "gear", "axle", "rope", "bell", "gate", "bridge", "boat", "fish", "reed", "heron", "frost"),
+    *("thaw", "flood", "spring", "dam", "pond", "sluice", "race", "weir", "bank", "willow", "alder", "moss", "owl"),
+)
+HEALTH_EVERY = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    url: str
+    model: str = ""
+    api: str = "chat"
+    prompt_words: int = 100
+    shared_words: int = 0
+    """Words that every prompt begins with."""
+    output_tokens: int = 128
+    requests_per_stream: int = 2
+    rate: float | None = None
+    """Requests a second, at random times. None: each stream sends its next request when the last one has ended."""
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+    ignore_eos: bool = False
+
+    @property
+    def target(self) -> SplitResult:
+        return urlsplit(self.url if "://" in self.url else f"http://{self.url}")
+
+
+@dataclass(slots=True)
+class Result:
+    streams: int
+    samples: list[Sample]
+    health: list[float | None]
+
+
+def words(rng: random.Random, count: int) -> str:
+    return " ".join(rng.choice(WORDS) for _ in range(count))
+
+
+def request_body(load: Load, number: int) -> dict[str, object]:
+    """The request with this number: the same in every run, different from every other."""
+    shared = words(random.Random(load.seed), load.shared_words)
+    own = words(random.Random(load.seed * 1_000_003 + number + 1), load.prompt_words)
+    text = f"{shared} {number} {own}".strip()
+    body: dict[str, object] = {
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "max_tokens": load.output_tokens,
+        "temperature": load.temperature,
+        "top_p": load.top_p,
+    }
+    if load.model:
+        body["model"] = load.model
+    if load.ignore_eos:
+        body["ignore_eos"] = True
+    if load.api == "chat":
+        return body | {"messages": [{"role": "user", "content": text}]}
+    return body | {"prompt": text}
+
+
+async def run(load: Load, streams: int, done: Callable[[], None], *, first_number: int = 0) -> Result:
+    """One level: `streams` at once. `done` is called after each request."""
+    path = "/v1/chat/completions" if load.api == "chat" else "/v1/completions"
+    total = streams * load.requests_per_stream
+    samples: list[Sample] = []
+    numbers = iter(range(first_number, first_number + total))
+
+    async def one(number: int) -> None:
+        samples.append(await stream(load.target, path, request_body(load, number)))
+        done()
+
+    async def one_stream() -> None:
+        for number in numbers:
+            await one(number)
+
+    health: list[float | None] = []
+    watcher = asyncio.create_task(_watch(load.target, health))
+    if load.rate is None:
+        await asyncio.gather(*(one_stream() for _ in range(streams)))
+    else:
+        await _arrive(load.rate, load.seed, list(numbers), one)
+    watcher.cancel()
+    return Result(streams, samples, health)
+
+
+async def _arrive(rate: float, seed: int, numbers: list[int], one: Callable[[int], Awaitable[None]]) -> None:
+    """A Poisson process: exponential gaps, whatever the server does."""
+    rng = random.Random(seed)
+    tasks = []
+    for number in numbers:
+        tasks.append(asyncio.ensure_future(one(number)))
+        await asyncio.sleep(rng.expovariate(rate))
+    await asyncio.gather(*tasks)
+
+
+async def _watch(target: SplitResult, seen: list[float | None]) -> None:
+    while True:
+        seen.append(await ping(target))
+        await asyncio.sleep(HEALTH_EVERY)
