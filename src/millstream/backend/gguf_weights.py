@@ -40,7 +40,8 @@ def load_gguf_model(
     try:
         model.load_weights(list(weights.items()), strict=True)
     except ValueError as error:
-        raise ModelError(f"{file.path}: the tensors do not fit a {config['model_type']!r} model: {error}") from error
+        why = " ".join(str(error).split())
+        raise ModelError(f"{file.path}: the tensors do not fit a {config['model_type']!r} model: {why}") from error
     _use_rope_factors(model, file, config)
     model.eval()
     return model, config
