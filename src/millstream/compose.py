@@ -75,6 +75,8 @@ class Mill:
             raise
         self._metrics.watch(name, lambda: engine.admission.active, lambda: engine.admission.waiting)
         self._announce(name, facts, time.monotonic() - started)
+        for note in tokenizer.notes:
+            log.warning("%s: tokenizer: %s", name, note)
         return ReadyModel(name, engine, tokenizer, facts)
 
     async def _in_pool(self, work: Callable[[], T]) -> T:
