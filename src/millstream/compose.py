@@ -116,5 +116,11 @@ def text_backend(source: ModelSource, settings: Settings) -> BatchBackend:
 
     use_device(settings.device)
     return MlxTextBackend(
-        TextModelSettings(source.kind, Path(source.path), max_rows=settings.max_batch, unpack=settings.unpack)
+        TextModelSettings(
+            source.kind,
+            Path(source.path),
+            max_rows=settings.max_batch,
+            unpack=settings.unpack,
+            disabled=settings.disabled,
+        )
     )

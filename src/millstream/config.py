@@ -5,6 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+FAST_PATHS = {
+    "fuse": "compute projections of the same input as one product",
+    "slots": "rows join and leave without copying the batch",
+    "kernel": "our own attention kernel for rows of unequal length (CUDA)",
+    "group-prefill": "read prompts of like length in one pass (GPU)",
+    "warmup": "compile kernels when a model is loaded, not at the first request (GPU)",
+}
+"""What `--disable` can turn off, one by one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -26,4 +35,6 @@ class Settings:
     """`cpu` to keep off the GPU; None for MLX's own choice."""
     blas: bool = True
     unpack: bool = True
+    disabled: frozenset[str] = frozenset()
+    """Fast paths to leave out."""
     cache_dir: Path | None = None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -12,6 +14,7 @@ from mlx_lm.generate import generate_step
 from mlx_lm.utils import load_model
 
 from millstream.backend.text_model import MlxTextBackend, TextModelSettings
+from millstream.config import FAST_PATHS
 from millstream.engine.messages import Cancel, Submit
 from support.engines import engine
 from support.tiny import BATCHABLE, FAMILIES, VOCAB
@@ -30,6 +33,11 @@ def cases(seed: int, count: int) -> list[Case]:
 
 
 def reference(folder: Path, wanted: list[Case]) -> list[list[int]]:
+    return list(_reference(folder, tuple(wanted)))
+
+
+@functools.cache
+def _reference(folder: Path, wanted: tuple[Case, ...]) -> list[list[int]]:
     model, _ = load_model(folder)
     answers = []
     for prompt, count in wanted:
@@ -38,8 +46,18 @@ def reference(folder: Path, wanted: list[Case]) -> list[list[int]]:
     return answers
 
 
-def backend(folder: Path, max_rows: int = 6) -> Callable[[], MlxTextBackend]:
-    return lambda: MlxTextBackend(TextModelSettings("folder", folder, max_rows=max_rows))
+def backend(folder: Path, max_rows: int = 6, **changes: Any) -> Callable[[], MlxTextBackend]:
+    return lambda: MlxTextBackend(TextModelSettings("folder", folder, max_rows=max_rows, **changes))
+
+
+ALL_OFF = frozenset(FAST_PATHS)
+PATHS: dict[str, dict[str, Any]] = {
+    "none": {"disabled": ALL_OFF},
+    "fuse": {"disabled": ALL_OFF - {"fuse"}},
+    "slots": {"disabled": ALL_OFF - {"slots"}},
+    "slots as on a GPU": {"disabled": ALL_OFF - {"slots"}, "like_gpu": True},
+    "all as on a GPU": {"like_gpu": True},
+}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -51,6 +69,28 @@ def test_a_churning_batch_equals_single_requests(family: str, tiny_model: Callab
     with engine(backend(folder)) as driver:
         assert driver.facts is not None
         assert driver.facts.max_rows == (6 if family in BATCHABLE else 1)
+        submits = [Submit(number, prompt, count) for number, (prompt, count) in enumerate(wanted)]
+        assert driver.run(*submits) == expected
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe", "gemma3_text"])
+@pytest.mark.parametrize("path", PATHS)
+def test_every_fast_path_on_and_off_gives_the_same(family: str, path: str, tiny_model: Callable[[str], Path]) -> None:
+    folder = tiny_model(family)
+    wanted = cases(seed=3, count=30)
+    expected = reference(folder, wanted)
+    with engine(backend(folder, max_rows=7, **PATHS[path]), prefill_tokens=60) as driver:
+        submits = [Submit(number, prompt, count) for number, (prompt, count) in enumerate(wanted)]
+        assert driver.run(*submits) == expected
+
+
+@pytest.mark.parametrize("path", ["slots", "all as on a GPU"])
+def test_slots_outlast_their_columns(path: str, tiny_model: Callable[[str], Path]) -> None:
+    """Rows that run for longer than a buffer has columns, while short ones come and go beside them."""
+    folder = tiny_model("llama")
+    wanted: list[Case] = [((5, 6, 7), 330), ((8,), 2), ((9, 9), 300), *cases(seed=8, count=12), ((1, 2), 270)]
+    expected = reference(folder, wanted)
+    with engine(backend(folder, max_rows=4, **PATHS[path])) as driver:
         submits = [Submit(number, prompt, count) for number, (prompt, count) in enumerate(wanted)]
         assert driver.run(*submits) == expected
 

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import mlx.core as mx
 
-from millstream.backend.caches import BatchCaches, RowCaches
+from millstream.backend.caches import BatchCaches
 from millstream.backend.logprobs import LogprobProbe, LogprobReading
 from millstream.backend.penalties import Penalties, wants_penalties
 from millstream.backend.sampling import Sampler
 from millstream.engine.backend import RowOutput
 from millstream.engine.messages import Submit
+from millstream.types import Sampling
 
 Forward = Callable[..., mx.array]
+
+VACANT = Sampling()
+"""How a place without a row samples: greedily, which costs least. Nobody reads it."""
 
 
 class Launched:
     """A decode step on its way through the device."""
 
-    def __init__(self, ids: tuple[int, ...], tokens: mx.array, logprobs: LogprobReading | None) -> None:
+    def __init__(self, ids: tuple[int | None, ...], tokens: mx.array, logprobs: LogprobReading | None) -> None:
         self._ids = ids
         self._tokens = tokens
         self._logprobs = logprobs
@@ -31,63 +36,74 @@ class Launched:
         return [
             RowOutput(request_id, (token,), (logprobs[place],) if place in logprobs else ())
             for place, (request_id, token) in enumerate(zip(self._ids, tokens, strict=True))
-            if request_id in alive
+            if request_id is not None and request_id in alive
         ]
 
 
 class Batch:
-    """Owner only, all of it. A row is a request, its caches, and the token it reads next."""
+    """Owner only, all of it. A row is a request, its caches, and the token it reads next; a place may be vacant."""
 
-    def __init__(self, forward: Forward, vocab_size: int) -> None:
+    def __init__(self, forward: Forward, vocab_size: int, caches: BatchCaches[Any]) -> None:
         self._forward = forward
         self._vocab_size = vocab_size
-        self._rows: list[Submit] = []
-        self._caches = BatchCaches()
+        self._rows: list[Submit | None] = []
+        self._caches = caches
         self._penalties = Penalties()
         self._inputs = mx.zeros((0,), dtype=mx.int32)
         self._positions = mx.zeros((0,), dtype=mx.int32)
         self._sampler = Sampler(())
         self._probe = LogprobProbe(())
-        self.ids: tuple[int, ...] = ()
+        self.ids: set[int] = set()
 
-    def join(self, rows: Sequence[tuple[Submit, RowCaches]]) -> None:
-        """Rows whose prompt is in their caches but for its last token."""
-        if not rows:
+    def join(self, submits: Sequence[Submit], joining: Sequence[Any]) -> None:
+        """Rows whose prompt is read but for its last token. `joining` is what the caches take, in the same order."""
+        if not submits:
             return
-        for submit, _ in rows:
+        places = self._caches.join(joining)
+        grown = self._caches.size - len(self._rows)
+        self._rows += [None] * grown
+        fresh = mx.zeros((grown,), dtype=mx.int32)
+        self._inputs = mx.concatenate([self._inputs, fresh])
+        self._positions = mx.concatenate([self._positions, fresh])
+        for place, submit in zip(places, submits, strict=True):
+            self._rows[place] = submit
             if wants_penalties(submit.sampling):
-                self._penalties.add(len(self._rows), submit.sampling, submit.prompt, self._vocab_size)
-            self._rows.append(submit)
-        self._caches.join([caches for _, caches in rows])
-        first = mx.array([submit.prompt[-1] for submit, _ in rows], dtype=mx.int32)
-        self._inputs = mx.concatenate([self._inputs, first])
-        self._positions = mx.concatenate([self._positions, mx.zeros((len(rows),), dtype=mx.int32)])
+                self._penalties.add(place, submit.sampling, submit.prompt, self._vocab_size)
+        chosen = mx.array(places, dtype=mx.int32)
+        self._inputs[chosen] = mx.array([submit.prompt[-1] for submit in submits], dtype=mx.int32)
+        self._positions[chosen] = mx.zeros((len(places),), dtype=mx.int32)
         self._settle()
 
     def drop(self, ids: set[int]) -> None:
-        places = [place for place, row in enumerate(self._rows) if row.request_id not in ids]
-        if len(places) == len(self._rows):
+        if not ids & self.ids:
             return
-        self._rows = [self._rows[place] for place in places]
-        self._caches.keep(places)
-        self._penalties.keep(places)
-        chosen = mx.array(places, dtype=mx.int32)
-        self._inputs, self._positions = self._inputs[chosen], self._positions[chosen]
+        keep = [place for place, row in enumerate(self._rows) if row is not None and row.request_id not in ids]
+        living = set(keep)
+        rows = [row if place in living else None for place, row in enumerate(self._rows)]
+        layout = self._caches.keep(keep)
+        if layout != list(range(len(rows))):
+            moved = mx.array(layout, dtype=mx.int32)
+            self._inputs, self._positions = self._inputs[moved], self._positions[moved]
+        self._penalties.keep([place if place in living else -1 for place in layout])
+        self._rows = [rows[place] if place >= 0 else None for place in layout]
         self._settle()
 
     def launch(self) -> Launched:
         """Start one step and return without waiting: the step's tokens feed the next one on the device."""
+        self._caches.begin_step()
         logits = self._forward(self._inputs[:, None], cache=self._caches.layers)[:, -1, :]
+        self._caches.end_step()
         tokens = self._sampler(self._penalties.apply(logits), self._positions)
         self._penalties.count(tokens)
         reading = self._probe(logits, tokens) if self._probe else None
         self._inputs = tokens
         self._positions = self._positions + 1
         mx.async_eval(tokens, self._positions, *(reading.arrays if reading else ()))  # type: ignore[no-untyped-call]
-        return Launched(self.ids, tokens, reading)
+        return Launched(self._ids, tokens, reading)
 
     def _settle(self) -> None:
         """What depends on who is here, built once per change and not per step."""
-        self.ids = tuple(row.request_id for row in self._rows)
-        self._sampler = Sampler([row.sampling for row in self._rows])
-        self._probe = LogprobProbe([row.logprobs for row in self._rows])
+        self._ids = tuple(None if row is None else row.request_id for row in self._rows)
+        self.ids = {row.request_id for row in self._rows if row is not None}
+        self._sampler = Sampler([VACANT if row is None else row.sampling for row in self._rows])
+        self._probe = LogprobProbe([None if row is None else row.logprobs for row in self._rows])

@@ -1,19 +1,40 @@
-"""The KV caches of a batch, over mlx-lm's cache classes: rows join and leave between steps.
-
-One row alone runs on its own plain caches, which need no mask and pick the fastest kernels; two or more run on the
-merged, left-padded ones.
-"""
+"""The caches of a batch, over mlx-lm's cache classes: rows join and leave between steps."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import mlx.core as mx
 from mlx_lm.models import cache as mlx_cache
 
 RowCaches = list[Any]
 """One mlx-lm cache a layer, for one row."""
+
+Joining = TypeVar("Joining", contravariant=True)
+
+
+class BatchCaches(Protocol[Joining]):
+    """What a batch runs on. Rows have places; some places may be vacant and run all the same."""
+
+    layers: list[Any]
+
+    @property
+    def size(self) -> int:
+        """How many rows a forward pass has, vacant ones too."""
+        ...
+
+    def join(self, rows: Sequence[Joining]) -> list[int]:
+        """Take rows in; their places, in order."""
+        ...
+
+    def keep(self, places: list[int]) -> list[int]:
+        """Let go of all other rows. Returns the new layout: which place each one was, -1 for a fresh one."""
+        ...
+
+    def begin_step(self) -> None: ...
+
+    def end_step(self) -> None: ...
 
 
 def new_row(model: Any) -> RowCaches:
@@ -48,40 +69,46 @@ def states(caches: Sequence[Any]) -> list[mx.array]:
     return found
 
 
-class BatchCaches:
-    """`layers` is what the model's forward pass takes."""
+class MergedCaches:
+    """mlx-lm's own batch caches, for every kind that can batch: sliding window, recurrent, hybrid.
+
+    One row alone runs on its own plain caches, which need no mask; two or more run on the merged, left-padded ones.
+    """
 
     def __init__(self) -> None:
         self.layers: list[Any] = []
-        self._size = 0
+        self.size = 0
 
-    def join(self, rows: Sequence[RowCaches]) -> None:
+    def join(self, rows: Sequence[RowCaches]) -> list[int]:
         """Append rows. All that join in one step are merged first, so that the batch is copied once."""
-        if not rows:
-            return
-        if self._size <= 1:
-            alone = [self.layers] if self._size else []
+        if self.size <= 1:
+            alone = [self.layers] if self.size else []
             everyone = [*alone, *rows]
             self.layers = everyone[0] if len(everyone) == 1 else _merge(everyone)
         else:
             for layer, joining in zip(self.layers, _merge(rows), strict=True):
                 layer.extend(joining)
-        self._size += len(rows)
+        self.size += len(rows)
+        return list(range(self.size - len(rows), self.size))
 
-    def keep(self, places: list[int]) -> None:
+    def keep(self, places: list[int]) -> list[int]:
         """The batch now consists of its rows at `places`, in that order."""
-        if self._size > 1:
-            if not places:
-                self.layers = []
-            elif len(places) == 1:
-                self.layers = [layer.extract(places[0]) for layer in self.layers]
-            else:
-                chosen = mx.array(places, dtype=mx.int32)
-                for layer in self.layers:
-                    layer.filter(chosen)
-        elif not places:
+        if not places:
             self.layers = []
-        self._size = len(places)
+        elif self.size > 1 and len(places) == 1:
+            self.layers = [layer.extract(places[0]) for layer in self.layers]
+        elif self.size > 1:
+            chosen = mx.array(places, dtype=mx.int32)
+            for layer in self.layers:
+                layer.filter(chosen)
+        self.size = len(places)
+        return places
+
+    def begin_step(self) -> None:
+        """Nothing to prepare: these caches keep their own count."""
+
+    def end_step(self) -> None:
+        """Nothing to book."""
 
 
 def _merge(rows: Sequence[RowCaches]) -> list[Any]:

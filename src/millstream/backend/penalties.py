@@ -41,8 +41,8 @@ class Penalties:
         self._settle()
 
     def keep(self, places: list[int]) -> None:
-        """The batch now consists of its rows at `places`, in that order."""
-        where = {old: new for new, old in enumerate(places)}
+        """The batch now has these of its old places, in this order; -1 is a vacant one."""
+        where = {old: new for new, old in enumerate(places) if old >= 0}
         kept = [index for index, row in enumerate(self.rows) if row in where]
         if not kept:
             self.rows, self._sampling, self._written, self._prompted = [], [], None, None

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import gc
 import logging
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import mlx.core as mx
 
+from millstream.backend.attention import adopt_attention
 from millstream.backend.batch import Batch, Launched
-from millstream.backend.caches import RowCaches, new_row, states, unbatchable
+from millstream.backend.caches import MergedCaches, new_row, unbatchable
 from millstream.backend.device import current_device
 from millstream.backend.loading import load
+from millstream.backend.projections import fuse_projections
+from millstream.backend.prompts import BlockReader, PromptReader, SingleReader
+from millstream.backend.reach import evaluate_all
+from millstream.backend.rehearsal import rehearse
+from millstream.backend.slots import SlotCaches, all_plain, exact, powers_of_two
 from millstream.engine.backend import Plan, Prefill, StepResult
 from millstream.engine.messages import Submit
 from millstream.engine.ownership import OwnerGuard
@@ -29,6 +36,10 @@ class TextModelSettings:
     path: Path
     max_rows: int
     unpack: bool = True
+    disabled: frozenset[str] = frozenset()
+    """Fast paths to leave out: see `config.FAST_PATHS`."""
+    like_gpu: bool = False
+    """Lay out slots and group prompts as on a GPU, whatever the device: so that the CPU can test it."""
 
 
 class MlxTextBackend:
@@ -42,9 +53,10 @@ class MlxTextBackend:
         self._stream = mx.new_stream(mx.default_device())
         mx.set_default_stream(self._stream)
         self._model: Any = None
+        self._device = current_device()
+        self._slots = self._kernel = False
         self._batch: Batch | None = None
-        self._prompts: dict[int, RowCaches] = {}
-        self._submits: dict[int, Submit] = {}
+        self._prompts: PromptReader | None = None
         self._pending: Launched | None = None
         self._vocab_size = 0
 
@@ -53,105 +65,118 @@ class MlxTextBackend:
         return self._guard.thread_id
 
     def load(self) -> ModelFacts:
-        """Owner only. Load, evaluate all, and find out whether rows can share a batch."""
+        """Owner only. Load, evaluate all, choose how rows share a batch, and warm up."""
         self._guard.check("load")
-        device = current_device()
-        loaded = load(self._settings.kind, self._settings.path, device, unpack=self._settings.unpack)
+        settings = self._settings
+        loaded = load(settings.kind, settings.path, self._device, unpack=settings.unpack)
         self._model, self._vocab_size = loaded.model, loaded.vocab_size
+        if self._enabled("fuse"):
+            fuse_projections(self._model)
+        weight_bytes = evaluate_all(self._model)
         notes = list(loaded.notes)
-        max_rows = self._settings.max_rows
-        obstacle = unbatchable(new_row(self._model)) or self._probe()
+        obstacle = self._choose()
+        max_rows = settings.max_rows
         if obstacle is not None:
             max_rows = 1
             notes.append(f"one request at a time: {obstacle} cannot be batched")
         self.reset()
-        return ModelFacts(
+        facts = ModelFacts(
             context_length=loaded.context_length,
             vocab_size=loaded.vocab_size,
             max_rows=max_rows,
-            weight_bytes=loaded.weight_bytes,
+            weight_bytes=weight_bytes,
             dtype=loaded.dtype,
-            device=f"{device.kind} ({device.name})",
+            device=f"{self._device.kind} ({self._device.name})",
             notes=tuple(notes),
         )
+        return self._warmed(facts)
 
     def step(self, plan: Plan) -> StepResult:
         """Owner only. Drop, join, launch the decode step, prefill, then read the step before."""
         self._guard.check("step")
-        batch = self._require_batch()
-        self._drop(batch, plan.drop)
-        self._join(batch, plan.decode)
+        if self._batch is None or self._prompts is None:
+            raise ModelError("the model is not loaded")
+        batch, prompts = self._batch, self._prompts
+        if plan.drop:
+            prompts.drop(plan.drop)
+            batch.drop(set(plan.drop))
+        joining = [request_id for request_id in plan.decode if request_id not in batch.ids]
+        if joining:
+            batch.join(*prompts.take(joining))
         launched = batch.launch() if batch.ids else None
-        self._prefill(plan.prefill, wait=launched is None)
+        if read := prompts.read(plan.prefill):
+            # With rows decoding, the next read bounds how far Python runs ahead of the device; without, wait here.
+            (mx.eval if launched is None else mx.async_eval)(read)
         pending, self._pending = self._pending, launched
-        rows = pending.read(set(batch.ids)) if pending is not None else []
+        rows = pending.read(batch.ids) if pending is not None else []
         return StepResult(tuple(rows))
 
     def reset(self) -> None:
         """Owner only. Forget every row; a failed step may have left any of them half written."""
         self._guard.check("reset")
         self._pending = None
-        self._prompts.clear()
-        self._submits.clear()
-        self._batch = Batch(self._model, self._vocab_size)
+        self._batch, self._prompts = self._fresh()
 
     def close(self) -> None:
         """Owner only. The last act: everything with a stream inside dies here, on the thread that made it."""
         self._guard.check("close")
-        self._pending = None
-        self._prompts.clear()
-        self._submits.clear()
-        self._batch = None
-        self._model = None
+        self._pending = self._batch = self._prompts = self._model = None
         gc.collect()
-        mx.synchronize(self._stream)
-        mx.clear_cache()
-        mx.clear_streams()
-
-    def _require_batch(self) -> Batch:
-        if self._batch is None:
-            raise ModelError("the model is not loaded")
-        return self._batch
-
-    def _drop(self, batch: Batch, ids: tuple[int, ...]) -> None:
-        for request_id in ids:
-            self._prompts.pop(request_id, None)
-            self._submits.pop(request_id, None)
-        if ids:
-            batch.drop(set(ids))
-
-    def _join(self, batch: Batch, decode: tuple[int, ...]) -> None:
-        joining = [request_id for request_id in decode if request_id in self._prompts]
-        batch.join([(self._submits.pop(request_id), self._prompts.pop(request_id)) for request_id in joining])
-
-    def _prefill(self, chunks: tuple[Prefill, ...], *, wait: bool) -> None:
-        """The logits stay lazy and are never computed: only the caches are evaluated.
-
-        With rows decoding, the next read bounds how far Python runs ahead of the device; without, wait here.
-        """
-        arrays: list[mx.array] = []
-        for chunk in chunks:
-            request_id = chunk.request.request_id
-            if chunk.start == 0:
-                self._prompts[request_id] = new_row(self._model)
-                self._submits[request_id] = chunk.request
-            caches = self._prompts[request_id]
-            if chunk.end > chunk.start:
-                tokens = mx.array([chunk.request.prompt[chunk.start : chunk.end]], dtype=mx.int32)
-                self._model(tokens, cache=caches)
-                arrays.extend(states(caches))
-        if arrays:
-            (mx.eval if wait else mx.async_eval)(arrays)
-
-    def _probe(self) -> str | None:
-        """Try two rows of unequal length: some models cannot take a batch although their caches can."""
-        batch = Batch(self._model, self._vocab_size)
-        short, long = new_row(self._model), new_row(self._model)
         try:
-            self._model(mx.array([[0, 0]]), cache=long)
-            batch.join([(Submit(0, (0,), 1), short), (Submit(1, (0, 0, 0), 1), long)])
-            batch.launch().read({0, 1})
+            mx.synchronize(self._stream)
+        finally:
+            mx.clear_cache()
+            mx.clear_streams()
+
+    def _enabled(self, fast_path: str) -> bool:
+        return fast_path not in self._settings.disabled
+
+    def _fresh(self) -> tuple[Batch, PromptReader]:
+        if not self._slots:
+            return Batch(self._model, self._vocab_size, MergedCaches()), SingleReader(self._model)
+        layers = len(new_row(self._model))
+        on_cpu = self._device.is_cpu and not self._settings.like_gpu
+        policy = exact if on_cpu else powers_of_two
+        caches = SlotCaches(layers, policy, kernel=self._kernel)
+        # On the CPU a prompt keeps the cores busy by itself, and padding would only add work.
+        group = self._enabled("group-prefill") and not on_cpu
+        return Batch(self._model, self._vocab_size, caches), BlockReader(self._model, layers, group=group)
+
+    def _choose(self) -> str | None:
+        """Slots for full attention, merged caches for the rest. What stands against batching at all, if anything."""
+        caches = new_row(self._model)
+        obstacle = unbatchable(caches)
+        if obstacle is not None:
+            return obstacle
+        self._slots = self._enabled("slots") and all_plain(caches)
+        on_cuda = self._device.kind == "cuda" and self._enabled("kernel")
+        self._kernel = self._slots and on_cuda and adopt_attention(self._model) == len(caches)
+        return None if self._runs() else "this model"
+
+    def _runs(self) -> bool:
+        """Try two rows of unequal length: some models cannot take a batch although their caches can."""
+        short, long = Submit(0, (0,), 1), Submit(1, (0, 0, 0), 1)
+        try:
+            self.reset()
+            self.step(Plan(prefill=(Prefill(short, 0, 0), Prefill(long, 0, 2))))
+            self.step(Plan(decode=(0, 1)))
+            self.step(Plan(decode=(0, 1)))
         except (ValueError, TypeError, RuntimeError, AttributeError) as error:
             log.warning("the model cannot run two rows at once: %s", error)
-            return "this model"
-        return None
+            self._slots = self._kernel = False
+            return False
+        return True
+
+    def _warmed(self, facts: ModelFacts) -> ModelFacts:
+        """On the CPU nothing is compiled, so there is nothing to warm."""
+        if self._device.is_cpu or not self._enabled("warmup"):
+            return facts
+        started = time.monotonic()
+        rehearse(
+            self,
+            max_rows=facts.max_rows,
+            vocab_size=facts.vocab_size,
+            context_length=facts.context_length,
+        )
+        log.info("warmed up in %.1f s", time.monotonic() - started)
+        return facts

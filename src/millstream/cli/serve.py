@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from millstream.cli.arguments import natural, port, positive, seconds
-from millstream.config import Settings
+from millstream.config import FAST_PATHS, Settings
 from millstream.errors import MillstreamError
 from millstream.server import serve
 
@@ -50,6 +50,14 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     engine.add_argument("--device", choices=("cpu",), default=None, help="keep off the GPU")
     engine.add_argument("--no-blas", action="store_true", help="Linux CPU: keep MLX's own, slow BLAS")
     engine.add_argument("--no-unpack", action="store_true", help="CPU: keep quantised and half weights as they are")
+    engine.add_argument(
+        "--disable",
+        action="append",
+        choices=sorted(FAST_PATHS),
+        default=[],
+        metavar="PATH",
+        help="leave out a fast path, repeatable. " + "; ".join(f"{name}: {text}" for name, text in FAST_PATHS.items()),
+    )
     other = parser.add_argument_group("other")
     other.add_argument(
         "--grace", type=seconds, default=DEFAULTS.grace, metavar="SECONDS", help="for running requests after SIGTERM"
@@ -94,5 +102,6 @@ def _settings(arguments: argparse.Namespace) -> Settings:
         device=arguments.device,
         blas=not arguments.no_blas,
         unpack=not arguments.no_unpack,
+        disabled=frozenset(arguments.disable),
         cache_dir=arguments.cache_dir,
     )

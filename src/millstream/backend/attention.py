@@ -1,0 +1,181 @@
+"""Attention of one query a row over rows of unequal length.
+
+MLX's CUDA build has no fused kernel for that: with an array mask it falls back to seven launches a layer. Ours is one.
+On Metal and on the CPU the masked path of MLX is used.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models import base
+
+from millstream.backend.slots import SlotLayer
+
+WARPS = 8
+HEAD_SIZES = (64, 96, 128, 192, 256)
+NAME = "scaled_dot_product_attention"
+
+# One block a row and key-value head, all queries of the group at once. Each warp takes every WARPS-th key, two at a
+# time, and keeps a running softmax; the warps' results are joined in shared memory.
+_SOURCE = """
+  constexpr int E = D / 32;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int head = blockIdx.y, row = blockIdx.z;
+  const int heads = k_shape[1];
+  const size_t columns = k_shape[2];
+  float query[G][E], best[G], total[G], sum[G][E];
+  const T* from = q + (size_t)(row * heads + head) * G * D + lane * E;
+  #pragma unroll
+  for (int g = 0; g < G; g++) {
+    best[g] = -1e30f;
+    total[g] = 0.f;
+    #pragma unroll
+    for (int e = 0; e < E; e++) {
+      query[g][e] = float(from[g * D + e]) * scale[0];
+      sum[g][e] = 0.f;
+    }
+  }
+  const T* keys = k + (size_t)(row * heads + head) * columns * D + lane * E;
+  const T* values = v + (size_t)(row * heads + head) * columns * D + lane * E;
+  const int last = end[0];
+  for (int j = left[row] + warp; j <= last; j += 2 * W) {
+    const bool two = j + W <= last;
+    const size_t a = (size_t)j * D, b = (size_t)(two ? j + W : j) * D;
+    float ka[E], kb[E], va[E], vb[E];
+    #pragma unroll
+    for (int e = 0; e < E; e++) {
+      ka[e] = float(keys[a + e]);
+      kb[e] = float(keys[b + e]);
+      va[e] = float(values[a + e]);
+      vb[e] = float(values[b + e]);
+    }
+    #pragma unroll
+    for (int g = 0; g < G; g++) {
+      float sa = 0.f, sb = 0.f;
+      #pragma unroll
+      for (int e = 0; e < E; e++) {
+        sa += query[g][e] * ka[e];
+        sb += query[g][e] * kb[e];
+      }
+      #pragma unroll
+      for (int o = 16; o > 0; o >>= 1) {
+        sa += __shfl_xor_sync(0xffffffff, sa, o);
+        sb += __shfl_xor_sync(0xffffffff, sb, o);
+      }
+      const float top = fmaxf(best[g], two ? fmaxf(sa, sb) : sa);
+      const float keep = __expf(best[g] - top), pa = __expf(sa - top), pb = two ? __expf(sb - top) : 0.f;
+      total[g] = total[g] * keep + pa + pb;
+      best[g] = top;
+      #pragma unroll
+      for (int e = 0; e < E; e++) sum[g][e] = sum[g][e] * keep + pa * va[e] + pb * vb[e];
+    }
+  }
+  __shared__ float all_best[W][G], all_total[W][G], all_sum[W][G][D];
+  #pragma unroll
+  for (int g = 0; g < G; g++) {
+    if (lane == 0) {
+      all_best[warp][g] = best[g];
+      all_total[warp][g] = total[g];
+    }
+    #pragma unroll
+    for (int e = 0; e < E; e++) all_sum[warp][g][lane * E + e] = sum[g][e];
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < G * D; i += W * 32) {
+    const int g = i / D, d = i % D;
+    float top = -1e30f, over = 0.f, under = 0.f;
+    for (int w = 0; w < W; w++) top = fmaxf(top, all_best[w][g]);
+    for (int w = 0; w < W; w++) {
+      const float weight = __expf(all_best[w][g] - top);
+      over += weight * all_sum[w][g][d];
+      under += weight * all_total[w][g];
+    }
+    out[((size_t)(row * heads + head) * G + g) * D + d] = T(over / under);
+  }
+"""
+
+
+@functools.cache
+def _kernel() -> Any:
+    return mx.fast.cuda_kernel(
+        name="millstream_ragged_decode",
+        input_names=["q", "k", "v", "left", "end", "scale"],
+        output_names=["out"],
+        source=_SOURCE,
+    )
+
+
+def ragged_attention(
+    queries: mx.array, keys: mx.array, values: mx.array, left: mx.array, end: mx.array, scale: mx.array
+) -> mx.array:
+    """`queries` (rows, heads, 1, size) over the columns `left[row]` to `end`, both included, of whole slot buffers."""
+    rows, heads, _, size = queries.shape
+    groups = keys.shape[1]
+    # The joined sums of all warps have to fit the 48 KiB of shared memory that a block gets unasked.
+    share = heads // groups
+    warps = min(WARPS, max(1, 40_000 // (4 * share * size)))
+    (out,) = _kernel()(
+        inputs=[queries, keys, values, left, end, scale],
+        output_shapes=[queries.shape],
+        output_dtypes=[queries.dtype],
+        grid=(warps * 32, groups, rows),
+        threadgroup=(warps * 32, 1, 1),
+        template=[("T", queries.dtype), ("D", size), ("G", share), ("W", warps)],
+    )
+    result: mx.array = out
+    return result
+
+
+def attention(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    cache: Any,
+    scale: float,
+    mask: Any,
+    sinks: mx.array | None = None,
+) -> mx.array:
+    """What the models call in place of mlx-lm's function of the same signature."""
+    if isinstance(cache, SlotLayer) and cache.slots.ragged:
+        slots = cache.slots
+        if sinks is None and _fits(queries, keys, values):
+            return ragged_attention(queries, keys, values, slots.left, slots.end_array, slots.scalar(scale))
+        mask = slots.whole_mask()
+    out: mx.array = base.scaled_dot_product_attention(queries, keys, values, cache, scale, mask, sinks)
+    return out
+
+
+def _fits(queries: mx.array, keys: mx.array, values: mx.array) -> bool:
+    """What the kernel is written for: one query a row, one size of head, groups that fit its registers."""
+    heads, count, size = queries.shape[1:]
+    return count == 1 and size == values.shape[-1] and size in HEAD_SIZES and heads // keys.shape[1] <= 16
+
+
+def adopt_attention(model: Any) -> int:
+    """Give the model's attention layers our function; how many have it now.
+
+    mlx-lm's layers find the function as a global of their module. Each layer gets a subclass whose `__call__` is the
+    same code with one global exchanged, so no module of mlx-lm is changed and other models are not touched.
+    """
+    adopted: dict[type, type] = {}
+    count = 0
+    for _, module in model.named_modules():
+        kind = type(module)
+        call = vars(kind).get("__call__")
+        if isinstance(call, types.FunctionType) and NAME in call.__code__.co_names:
+            if kind not in adopted:
+                adopted[kind] = _with_our_attention(kind, call)
+            module.__class__ = adopted[kind]
+            count += 1
+    return count
+
+
+def _with_our_attention(kind: type, call: types.FunctionType) -> type:
+    names = {**call.__globals__, NAME: attention}
+    ours = types.FunctionType(call.__code__, names, call.__name__, call.__defaults__, call.__closure__)
+    ours.__kwdefaults__ = call.__kwdefaults__
+    return type(kind.__name__, (kind,), {"__call__": ours})

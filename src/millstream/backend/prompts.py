@@ -1,0 +1,158 @@
+"""Reading prompts into caches, before their rows join the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+import mlx.core as mx
+from mlx_lm.models.cache import BatchKVCache
+
+from millstream.backend.caches import RowCaches, new_row, states
+from millstream.backend.slots import Block, block_of
+from millstream.engine.backend import Prefill
+from millstream.engine.messages import Submit
+
+LEAST_FILL = 0.5
+"""Prompts share a forward pass when the shortest is at least this share of the longest: the rest is padding."""
+
+
+class PromptReader(Protocol):
+    """Owner only. Reads chunks; hands rows over in the form that its batch takes."""
+
+    def read(self, chunks: Sequence[Prefill]) -> list[mx.array]:
+        """Run the chunks. What is returned must be evaluated; logits are never computed."""
+        ...
+
+    def take(self, ids: Iterable[int]) -> tuple[list[Submit], list[Any]]:
+        """Rows whose prompts are read: their requests, and what the batch's caches take, in the same order."""
+        ...
+
+    def drop(self, ids: Iterable[int]) -> None: ...
+
+    def clear(self) -> None: ...
+
+
+class SingleReader:
+    """Each prompt by itself, into plain mlx-lm caches: works for every kind, and company changes nothing."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._rows: dict[int, tuple[Submit, RowCaches]] = {}
+
+    def read(self, chunks: Sequence[Prefill]) -> list[mx.array]:
+        arrays: list[mx.array] = []
+        for chunk in chunks:
+            submit = chunk.request
+            if chunk.start == 0:
+                self._rows[submit.request_id] = (submit, new_row(self._model))
+            _, caches = self._rows[submit.request_id]
+            if chunk.end > chunk.start:
+                self._model(mx.array([submit.prompt[chunk.start : chunk.end]], dtype=mx.int32), cache=caches)
+                arrays.extend(states(caches))
+        return arrays
+
+    def take(self, ids: Iterable[int]) -> tuple[list[Submit], list[RowCaches]]:
+        rows = [self._rows.pop(request_id) for request_id in ids if request_id in self._rows]
+        return [submit for submit, _ in rows], [caches for _, caches in rows]
+
+    def drop(self, ids: Iterable[int]) -> None:
+        for request_id in ids:
+            self._rows.pop(request_id, None)
+
+    def clear(self) -> None:
+        self._rows.clear()
+
+
+class BlockReader:
+    """For slots. Whole prompts of like length share one left-padded forward pass; others are read one by one."""
+
+    def __init__(self, model: Any, layer_count: int, *, group: bool) -> None:
+        self._model = model
+        self._layer_count = layer_count
+        self._group = group
+        self._single = SingleReader(model)
+        self._groups: list[_Group] = []
+
+    def read(self, chunks: Sequence[Prefill]) -> list[mx.array]:
+        whole = [chunk for chunk in chunks if chunk.start == 0 and chunk.joins and chunk.end > 0]
+        groups = [group for group in alike(whole) if len(group) > 1] if self._group else []
+        grouped = {id(chunk) for group in groups for chunk in group}
+        arrays = self._single.read([chunk for chunk in chunks if id(chunk) not in grouped])
+        for chunks_of_group in groups:
+            group = _Group(self._model, self._layer_count, [chunk.request for chunk in chunks_of_group])
+            self._groups.append(group)
+            arrays += [*group.block.keys, *group.block.values]
+        return arrays
+
+    def take(self, ids: Iterable[int]) -> tuple[list[Submit], list[Block]]:
+        wanted = set(ids)
+        submits, rows = self._single.take(wanted)
+        blocks = [block_of(caches) for caches in rows]
+        for group in self._groups:
+            members, block = group.take(wanted)
+            if members:
+                submits += members
+                blocks.append(block)
+        self._forget(wanted)
+        return submits, blocks
+
+    def drop(self, ids: Iterable[int]) -> None:
+        gone = set(ids)
+        self._single.drop(gone)
+        self._forget(gone)
+
+    def clear(self) -> None:
+        self._single.clear()
+        self._groups.clear()
+
+    def _forget(self, ids: set[int]) -> None:
+        for group in self._groups:
+            group.forget(ids)
+        self._groups = [group for group in self._groups if group.members]
+
+
+class _Group:
+    """Prompts that were read together. Its rows usually join together too; if not, they are picked out."""
+
+    def __init__(self, model: Any, layer_count: int, submits: Sequence[Submit]) -> None:
+        lengths = [len(submit.prompt) - 1 for submit in submits]
+        longest = max(lengths)
+        pads = tuple(longest - length for length in lengths)
+        caches = [BatchKVCache(list(pads)) for _ in range(layer_count)]
+        padded = [[0] * pad + list(submit.prompt[:-1]) for pad, submit in zip(pads, submits, strict=True)]
+        model(mx.array(padded, dtype=mx.int32), cache=caches)
+        pairs = [cache.keys_and_values() for cache in caches]
+        self.block = Block([keys for keys, _ in pairs], [values for _, values in pairs], pads)
+        self.members: list[Submit | None] = list(submits)
+
+    def take(self, wanted: set[int]) -> tuple[list[Submit], Block]:
+        chosen = [place for place, member in enumerate(self.members) if member and member.request_id in wanted]
+        members = [member for member in (self.members[place] for place in chosen) if member is not None]
+        if len(chosen) == len(self.members):
+            return members, self.block
+        rows = mx.array(chosen, dtype=mx.int32)
+        pads = tuple(self.block.pads[place] for place in chosen)
+        if not chosen:
+            return [], Block([], [], ())
+        return members, Block([k[rows] for k in self.block.keys], [v[rows] for v in self.block.values], pads)
+
+    def forget(self, ids: set[int]) -> None:
+        self.members = [None if member and member.request_id in ids else member for member in self.members]
+        if not any(self.members):
+            self.members = []
+
+
+def alike(chunks: Sequence[Prefill], fill: float = LEAST_FILL) -> list[list[Prefill]]:
+    """Cut the chunks, longest first, into groups whose members are at least `fill` as long as their longest."""
+    groups: list[list[Prefill]] = []
+    for chunk in sorted(chunks, key=_length, reverse=True):
+        if groups and _length(chunk) >= fill * _length(groups[-1][0]):
+            groups[-1].append(chunk)
+        else:
+            groups.append([chunk])
+    return groups
+
+
+def _length(chunk: Prefill) -> int:
+    return chunk.end - chunk.start
