@@ -15,7 +15,7 @@ WORDS = (
     *("wind", "sail", "gear", "axle", "rope", "bell", "gate", "bridge", "boat", "fish", "reed", "heron", "frost"),
     *("thaw", "flood", "spring", "dam", "pond", "sluice", "race", "weir", "bank", "willow", "alder", "moss", "owl"),
 )
-HEALTH_EVERY = 0.05
+HEALTH_EVERY = 0.1
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,133 @@
+"""Models to measure with: random weights of a real shape, and a GGUF file as a folder that every peer can read.
+
+python bench/models.py random-1b OUT        a Llama of 1.2 billion parameters in bf16, random weights
+python bench/models.py random-tiny OUT      the same with 2 small layers, for the CPU
+python bench/models.py demo OUT             the demo model as an MLX folder, 4 bits as in its file
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+LLAMA_1B: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 2048,
+    "num_hidden_layers": 16,
+    "intermediate_size": 8192,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "rms_norm_eps": 1e-5,
+    "vocab_size": 128256,
+    "max_position_embeddings": 16384,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+}
+TINY = {
+    **LLAMA_1B,
+    "hidden_size": 128,
+    "num_hidden_layers": 2,
+    "intermediate_size": 256,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "vocab_size": 2048,
+    "torch_dtype": "float32",
+}
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|start|>{{ message.role }}\n{{ message.content }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
+)
+
+
+def random_model(folder: Path, config: dict[str, Any]) -> Path:
+    """A model that costs what a trained one of its shape costs."""
+    import mlx.core as mx
+    from mlx.utils import tree_flatten
+    from mlx_lm.models import llama
+
+    mx.random.seed(0)
+    model = llama.Model(llama.ModelArgs.from_dict(config))
+    model.set_dtype(getattr(mx, config["torch_dtype"]))
+    folder.mkdir(parents=True, exist_ok=True)
+    mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(model.parameters())), {"format": "mlx"})
+    (folder / "config.json").write_text(json.dumps(config))
+    write_tokenizer(folder, config["vocab_size"])
+    return folder
+
+
+def write_tokenizer(folder: Path, vocab_size: int) -> None:
+    """A token for every byte, and a word for every other id: whatever a random model says is text."""
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    special = ["<|endoftext|>", "<|start|>", "<|end|>"]
+    words = [f"Ġw{number:x}" for number in range(vocab_size - len(alphabet) - len(special))]
+    vocabulary = {name: number for number, name in enumerate([*alphabet, *words])}
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocabulary, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(special)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "<|endoftext|>",
+        "chat_template": CHAT_TEMPLATE,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+def demo_as_folder(folder: Path) -> Path:
+    """The demo model's own quantised weights and tokenizer in the layout that mlx-lm loads."""
+    import mlx.core as mx
+    from mlx.utils import tree_flatten
+
+    from millstream.backend.gguf_weights import load_gguf_model
+    from millstream.models.gguf_file import open_gguf
+    from millstream.models.source import resolve
+    from millstream.text.gguf_tokenizer import gguf_tokenizer
+
+    path = resolve(None, report=print).path
+    model, config = load_gguf_model(path, native_quantisation=True, dtype=mx.float16)
+    folder.mkdir(parents=True, exist_ok=True)
+    packing = {"group_size": 32, "bits": 4}
+    config["quantization"] = {
+        **packing,
+        **{
+            name: {"group_size": module.group_size, "bits": module.bits}
+            for name, module in model.named_modules()
+            if "scales" in module
+        },
+    }
+    mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(model.parameters())), {"format": "mlx"})
+    parts = gguf_tokenizer(open_gguf(path))
+    parts.tokenizer.save(str(folder / "tokenizer.json"))
+    config["eos_token_id"] = sorted(parts.eos_ids)
+    (folder / "config.json").write_text(json.dumps(config))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": parts.eos_token,
+        "bos_token": parts.bos_token,
+        "chat_template": parts.chat_template,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def make(name: str, folder: Path) -> Path:
+    if (folder / "tokenizer_config.json").exists():
+        return folder
+    if name == "demo":
+        return demo_as_folder(folder)
+    return random_model(folder, {"random-1b": LLAMA_1B, "random-tiny": TINY}[name])
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3 or sys.argv[1] not in ("random-1b", "random-tiny", "demo"):
+        sys.exit(__doc__)
+    print(make(sys.argv[1], Path(sys.argv[2])))

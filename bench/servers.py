@@ -1,0 +1,73 @@
+"""Ours and the peers, each started as a user would start it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+PATIENCE = 600
+
+
+def command(server: str, model: Path, port: int) -> list[str] | None:
+    """The command line, or None where the server is not installed."""
+    ours = ["millstream", "serve", str(model), "--max-batch", "64", "--log-level", "warning"]
+    known = {
+        "millstream": ("millstream", ours),
+        "mlx-lm": ("mlx_lm", ["mlx_lm", "server", "--model", str(model), "--log-level", "ERROR"]),
+        "vllm-mlx": ("vllm_mlx", ["vllm_mlx.cli", "serve", str(model), "--continuous-batching"]),
+        "mlx-vlm": ("mlx_vlm", ["mlx_vlm.server", "--model", str(model)]),
+    }
+    module, arguments = known[server]
+    if importlib.util.find_spec(module) is None:
+        return None
+    return [sys.executable, "-m", *arguments, "--port", str(port)]
+
+
+@contextmanager
+def running(server: str, model: Path, extra: tuple[str, ...] = ()) -> Iterator[str]:
+    """The server's URL, once it answers. Ends it afterwards."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    arguments = command(server, model, port)
+    assert arguments is not None, f"{server} is not installed"
+    # A peer that logs every /health would drown the report; ours logs warnings only, and those are wanted.
+    errors = None if server == "millstream" else subprocess.DEVNULL
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    process = subprocess.Popen([*arguments, *extra], stdout=subprocess.DEVNULL, stderr=errors, env=environment)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        _wait(url, process)
+        yield url
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _wait(url: str, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise RuntimeError(f"the server ended with {process.returncode}")
+        try:
+            with urllib.request.urlopen(f"{url}/v1/models", timeout=5) as reply:
+                body = reply.read()
+            if b'"loading"' not in body:
+                return
+        except (urllib.error.URLError, OSError):
+            pass
+        time.sleep(0.2)
+    raise RuntimeError(f"{url} did not answer within {PATIENCE} s")

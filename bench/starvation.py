@@ -1,0 +1,88 @@
+"""Running streams while a long prompt is read beside them: the gap between their tokens, without it and with it.
+
+python bench/starvation.py --model random-tiny
+python bench/starvation.py --model random-1b --prompt-words 1400
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import sys
+import tempfile
+from pathlib import Path
+
+import servers
+from millstream.bench.client import Sample, stream
+from millstream.bench.load import Load, request_body
+from millstream.bench.report import milliseconds, percentile
+from models import make
+
+STREAMS = 4
+
+
+async def measure(load: Load, long_words: int) -> tuple[list[Sample], list[Sample], list[Sample]]:
+    """Four streams alone; four streams with long prompts arriving beside them, one after the other; the long ones."""
+    path = "/v1/chat/completions"
+    short = dataclasses.replace(load, output_tokens=16)
+    await asyncio.gather(*(stream(load.target, path, request_body(short, number)) for number in range(STREAMS)))
+    long = dataclasses.replace(load, prompt_words=long_words, output_tokens=4)
+    await stream(load.target, path, request_body(long, 50))
+    alone = await asyncio.gather(*(stream(load.target, path, request_body(load, 100 + n)) for n in range(STREAMS)))
+    running = [asyncio.create_task(stream(load.target, path, request_body(load, 200 + n))) for n in range(STREAMS)]
+    await asyncio.sleep(0.5)  # the streams are under way by then
+    longs = []
+    for number in range(3):
+        if any(not task.done() for task in running):
+            longs.append(await stream(load.target, path, request_body(long, 300 + number)))
+    return alone, await asyncio.gather(*running), longs
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="random-tiny")
+    parser.add_argument("--servers", type=lambda text: text.split(","), default=["millstream", "mlx-lm"])
+    parser.add_argument("--long-words", type=int, default=1450, help="about 8,000 tokens of the random models")
+    parser.add_argument("--output-tokens", type=int, default=400)
+    parser.add_argument("--ours", default="")
+    arguments = parser.parse_args()
+    folder = Path(arguments.model)
+    if not folder.exists():
+        folder = make(arguments.model, Path(tempfile.gettempdir()) / f"millstream-bench-{arguments.model}")
+    for server in arguments.servers:
+        if servers.command(server, folder, 0) is None:
+            continue
+        ours = server == "millstream"
+        load = Load(
+            url="",
+            model="" if ours else str(folder),
+            prompt_words=20,
+            output_tokens=arguments.output_tokens,
+            ignore_eos=ours,
+        )
+        with servers.running(server, folder, tuple(arguments.ours.split()) if ours else ()) as url:
+            alone, beside, longs = asyncio.run(measure(dataclasses.replace(load, url=url), arguments.long_words))
+        report(server, alone, beside, longs)
+    return 0
+
+
+def report(server: str, alone: list[Sample], beside: list[Sample], longs: list[Sample]) -> None:
+    quiet = [gap for sample in alone for gap in sample.gaps]
+    busy = [gap for sample in beside for gap in sample.gaps]
+    for sample in (*alone, *beside, *longs):
+        if sample.error:
+            print(f"{server}: {sample.error}")
+    p50, p99 = percentile(quiet, 0.5), percentile(busy, 0.99)
+    print(f"{server}: gap alone p50 {milliseconds(p50)}, p99 {milliseconds(percentile(quiet, 0.99))}")
+    print(
+        f"{server}: gap beside {len(longs)} long prompts p50 {milliseconds(percentile(busy, 0.5))}, p99 {milliseconds(p99)}, worst {milliseconds(percentile(busy, 1.0))}"
+    )
+    firsts = [sample.first for sample in longs if sample.first is not None]
+    print(f"{server}: first token of a long prompt {milliseconds(percentile(firsts, 0.5))}")
+    if p50 and p99:
+        print(f"{server}: p99 beside / p50 alone = {p99 / p50:.2f}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
