@@ -6,7 +6,7 @@ spends on each launch, so one product instead of three is a third of that cost; 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -53,14 +53,17 @@ class _Part(nn.Module):  # type: ignore[misc]
         return self._fused.share(x, self._place)
 
 
-def fuse_projections(model: Any) -> int:
-    """Join what can be joined, one group at a time so that weights are in memory twice only for one; how many."""
+def fuse_projections(model: Any, finish: Callable[[Any], Any] = lambda layer: layer) -> int:
+    """Join what can be joined, one group at a time so that weights are in memory twice only for one; how many.
+
+    `finish` may put another layer in the place of each joined one.
+    """
     joined = 0
     for _, module in list(model.named_modules()):
         for names in GROUPS:
             layers = [module[name] for name in names if name in module]
             if len(layers) == len(names) and _alike(layers):
-                fused = _Fused(_join(layers), [layer.weight.shape[0] for layer in layers])
+                fused = _Fused(finish(_join(layers)), [layer.weight.shape[0] for layer in layers])
                 for place, name in enumerate(names):
                     module[name] = _Part(fused, place)
                 joined += 1

@@ -14,6 +14,7 @@ import mlx.core as mx
 from millstream.backend.attention import adopt_attention
 from millstream.backend.batch import Batch, Launched
 from millstream.backend.caches import MergedCaches, new_row, unbatchable
+from millstream.backend.cpu_layers import pays_here, turn_layers, turned_layer
 from millstream.backend.device import current_device
 from millstream.backend.loading import load
 from millstream.backend.projections import fuse_projections
@@ -70,8 +71,7 @@ class MlxTextBackend:
         settings = self._settings
         loaded = load(settings.kind, settings.path, self._device, unpack=settings.unpack)
         self._model, self._vocab_size = loaded.model, loaded.vocab_size
-        if self._enabled("fuse"):
-            fuse_projections(self._model)
+        self._lay_out()
         weight_bytes = evaluate_all(self._model)
         notes = list(loaded.notes)
         obstacle = self._choose()
@@ -130,6 +130,14 @@ class MlxTextBackend:
 
     def _enabled(self, fast_path: str) -> bool:
         return fast_path not in self._settings.disabled
+
+    def _lay_out(self) -> None:
+        """Put layers into the form that runs fastest here."""
+        turn = self._device.is_cpu and pays_here() and self._enabled("turn")
+        if self._enabled("fuse"):
+            fuse_projections(self._model, turned_layer if turn else lambda layer: layer)
+        if turn:
+            turn_layers(self._model)
 
     def _fresh(self) -> tuple[Batch, PromptReader]:
         if not self._slots:

@@ -1,0 +1,71 @@
+"""Linear layers for the few rows of a decode batch on the CPU.
+
+With 4 to 48 rows MKL repacks all weights at every call of the usual product x @ W.T: 72 ms for 30 layers of 3072 x 576
+and 16 rows on 2 cores of a 2.5 GHz Xeon. The same product asked for as (W @ x.T).T takes 28 ms.
+"""
+
+from __future__ import annotations
+
+import platform
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+SKINNY = range(4, 49)
+"""Rows for which the product is turned."""
+
+
+def pays_here() -> bool:
+    """Measured with MKL on x86_64; other libraries are left alone."""
+    return platform.machine() == "x86_64"
+
+
+def turned(x: mx.array, weight: mx.array) -> mx.array:
+    """x @ weight.T, by the way that is faster for this many rows."""
+    rows = x.size // x.shape[-1]
+    if rows not in SKINNY:
+        return x @ weight.T
+    return mx.contiguous((weight @ x.reshape(rows, -1).T).T).reshape(*x.shape[:-1], -1)
+
+
+class TurnedLinear(nn.Module):  # type: ignore[misc]
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.weight = layer.weight
+        if "bias" in layer:
+            self.bias = layer.bias
+
+    def __call__(self, x: mx.array) -> mx.array:
+        out = turned(x, self["weight"])
+        return out + self["bias"] if "bias" in self else out
+
+
+class TurnedEmbedding(nn.Module):  # type: ignore[misc]
+    """An embedding that may also be the output layer."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.weight = layer.weight
+
+    def __call__(self, ids: mx.array) -> mx.array:
+        out: mx.array = self["weight"][ids]
+        return out
+
+    def as_linear(self, x: mx.array) -> mx.array:
+        return turned(x, self["weight"])
+
+
+def turned_layer(layer: Any) -> Any:
+    """The layer to use in place of this one; quantised and other kinds stay as they are."""
+    if type(layer) is nn.Linear:
+        return TurnedLinear(layer)
+    return TurnedEmbedding(layer) if type(layer) is nn.Embedding else layer
+
+
+def turn_layers(model: Any) -> None:
+    """Exchange every plain layer in the model's tree."""
+    for _, module in list(model.named_modules()):
+        for name, child in list(module.items()):
+            if isinstance(child, nn.Module):
+                module[name] = turned_layer(child)
