@@ -75,9 +75,8 @@ def report(server: str, alone: list[Sample], beside: list[Sample], longs: list[S
             print(f"{server}: {sample.error}")
     p50, p99 = percentile(quiet, 0.5), percentile(busy, 0.99)
     print(f"{server}: gap alone p50 {milliseconds(p50)}, p99 {milliseconds(percentile(quiet, 0.99))}")
-    print(
-        f"{server}: gap beside {len(longs)} long prompts p50 {milliseconds(percentile(busy, 0.5))}, p99 {milliseconds(p99)}, worst {milliseconds(percentile(busy, 1.0))}"
-    )
+    busy_p50, worst = milliseconds(percentile(busy, 0.5)), milliseconds(percentile(busy, 1.0))
+    print(f"{server}: gap beside {len(longs)} long prompts p50 {busy_p50}, p99 {milliseconds(p99)}, worst {worst}")
     firsts = [sample.first for sample in longs if sample.first is not None]
     print(f"{server}: first token of a long prompt {milliseconds(percentile(firsts, 0.5))}")
     if p50 and p99:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from millstream.errors import ModelError
-from millstream.models import source
+from millstream.models import hub, source
 from millstream.models.hub import HubModel
 from millstream.models.source import ModelSource, name_of, resolve
 
@@ -24,7 +24,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         raise AssertionError("the network was asked")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(source, "download", refuse)
+    monkeypatch.setattr(hub, "download", refuse)
     monkeypatch.setattr(source, "demo_model", refuse)
     return tmp_path
 
@@ -113,7 +113,7 @@ def test_a_hub_id(here: Path, monkeypatch: pytest.MonkeyPatch, spec: str, model:
         asked.append((model, cache_dir))
         return path
 
-    monkeypatch.setattr(source, "download", download)
+    monkeypatch.setattr(hub, "download", download)
     assert resolve(spec, report=quiet) == ModelSource(model.repo, "folder", path)
     resolve(spec, cache_dir=here, report=quiet)
     assert asked == [(model, None), (model, here / "hub")]
@@ -121,7 +121,7 @@ def test_a_hub_id(here: Path, monkeypatch: pytest.MonkeyPatch, spec: str, model:
 
 def test_a_hub_model_without_weights_is_refused_by_its_id(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = make_folder(here / "snapshot", "config.json")
-    monkeypatch.setattr(source, "download", lambda *args, **kwargs: path)
+    monkeypatch.setattr(hub, "download", lambda *args, **kwargs: path)
     with pytest.raises(ModelError, match=r"the hub's org/name is not a model: it has no \*\.safetensors"):
         resolve("org/name", report=quiet)
 

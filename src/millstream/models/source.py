@@ -10,7 +10,6 @@ from typing import Literal
 
 from millstream.errors import ModelError
 from millstream.models.demo import DEMO, demo_model
-from millstream.models.hub import HubModel, download
 
 Report = Callable[[str], None]
 
@@ -59,8 +58,10 @@ def resolve(spec: str | None, *, cache_dir: Path | None = None, report: Report) 
         raise ModelError(f"no such folder or file: {spec}")
     if (hub_id := _HUB_ID.fullmatch(spec)) is None:
         raise ModelError(f"no such folder or file: {spec}; and a hub id looks like org/name")
-    model = HubModel(hub_id["repo"], hub_id["revision"])
-    path = download(model, report=report, cache_dir=cache_dir and cache_dir / "hub")
+    from millstream.models import hub  # slow to import, and most models are here already
+
+    model = hub.HubModel(hub_id["repo"], hub_id["revision"])
+    path = hub.download(model, report=report, cache_dir=cache_dir and cache_dir / "hub")
     _check_folder(path, f"the hub's {model}")
     return ModelSource(model.repo, "folder", path)
 

@@ -1,0 +1,155 @@
+"""The server's own cost: a backend that emits at once, real HTTP, concurrent streams.
+
+    python bench/server_path.py [--streams 64] [--tokens 2000] [--profile profile.txt]
+
+Prints tokens delivered a second, and the CPU time of the server process a token, beside a bare ASGI application that
+sends one chunk a token. With --profile, where the server's time goes (the event loop's thread and the engine's).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import cProfile
+import multiprocessing
+import os
+import pstats
+import signal
+import socket
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from models import make
+
+from millstream.bench.load import Load, run
+from millstream.bench.report import figures, milliseconds
+from millstream.config import Settings
+from millstream.engine.backend import Plan, RowOutput, StepResult
+from millstream.models.source import ModelSource
+from millstream.server import MillServer, serve_on
+from millstream.types import ModelFacts
+
+
+class InstantBackend:
+    """A model that costs nothing: every row gets a token in every step."""
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+        self._token = 0
+
+    def load(self) -> ModelFacts:
+        return ModelFacts(2**20, 2048, self._rows, 0, "none", "gpu (none)")
+
+    def step(self, plan: Plan) -> StepResult:
+        self._token = self._token % 1000 + 300
+        token = (self._token,)
+        return StepResult(tuple(RowOutput(request_id, token) for request_id in plan.decode))
+
+    def reset(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def serve_instant(folder: str, streams: int, port: Any, profile: str | None) -> None:
+    import uvloop
+
+    listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
+    settings = Settings((folder,), max_batch=streams)
+    servers: list[MillServer] = []
+
+    def started(server: MillServer) -> None:
+        servers.append(server)
+        port.value = listener.getsockname()[1]
+
+    def backend(source: ModelSource, settings: Settings) -> InstantBackend:
+        return InstantBackend(settings.max_batch)
+
+    profiler = cProfile.Profile()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        if profile:
+            profiler.enable()
+        runner.run(serve_on(listener, settings, make_backend=backend, on_start=started))
+        profiler.disable()
+    if profile:
+        with open(profile, "w") as file:
+            pstats.Stats(profiler, stream=file).sort_stats("tottime").print_stats(40)
+
+
+def serve_bare(tokens: int, port: Any) -> None:
+    """What a server costs that does nothing but send one event a token."""
+    import orjson
+
+    async def app(scope: dict[str, Any], receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            return
+        while (await receive()).get("more_body"):
+            pass
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]})
+        for _ in range(tokens):
+            chunk = orjson.dumps({"choices": [{"index": 0, "delta": {"content": " word"}}]})
+            await send({"type": "http.response.body", "body": b"data: " + chunk + b"\n\n", "more_body": True})
+            await asyncio.sleep(0)
+        await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+
+    listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
+    port.value = listener.getsockname()[1]
+    config = uvicorn.Config(app, loop="uvloop", http="httptools", log_level="warning", lifespan="off")
+    uvicorn.Server(config).run(sockets=[listener])
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def measure(title: str, target: Any, arguments: tuple[Any, ...], options: argparse.Namespace) -> float:
+    context = multiprocessing.get_context("spawn")
+    port = context.Value("i", 0)
+    places = tuple(port if argument == "PORT" else argument for argument in arguments)
+    process = context.Process(target=target, args=places)
+    process.start()
+    assert process.pid is not None
+    load = Load(url="", prompt_words=3, output_tokens=options.tokens, requests_per_stream=1, ignore_eos=True)
+
+    async def drive() -> tuple[Any, float]:
+        while port.value == 0:
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(1.5)
+        there = Load(**{**{name: getattr(load, name) for name in load.__slots__}, "url": f"http://127.0.0.1:{port.value}"})
+        warm = Load(**{**{name: getattr(there, name) for name in there.__slots__}, "output_tokens": 16})
+        await run(warm, 4, lambda: None)
+        before = cpu_seconds(process.pid)
+        result = figures(await run(there, options.streams, lambda: None))
+        return result, cpu_seconds(process.pid) - before
+
+    result, seconds = asyncio.run(drive())
+    process.terminate()
+    process.join(20)
+    tokens = options.tokens * options.streams
+    cost = seconds / tokens * 1e6
+    print(f"{title}: {result.tokens_per_second:,.0f} tokens/s delivered, {cost:.1f} us of CPU a token, ", end="")
+    print(f"/health p99 {milliseconds(result.health_p99)}, errors {result.errors} {result.first_error or ''}")
+    return cost
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--streams", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=2000)
+    parser.add_argument("--profile", default=None)
+    options = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    folder = make("random-tiny", Path(tempfile.gettempdir()) / "millstream-bench-random-tiny")
+    bare = measure("bare ASGI application", serve_bare, (options.tokens, "PORT"), options)
+    ours = measure("millstream", serve_instant, (str(folder), options.streams, "PORT", options.profile), options)
+    print(f"ours / bare = {ours / bare:.2f}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
