@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import cProfile
+import dataclasses
 import multiprocessing
 import os
 import pstats
@@ -18,11 +19,11 @@ import signal
 import socket
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
 import uvicorn
-from models import make
 
 from millstream.bench.load import Load, run
 from millstream.bench.report import figures, milliseconds
@@ -31,6 +32,7 @@ from millstream.engine.backend import Plan, RowOutput, StepResult
 from millstream.models.source import ModelSource
 from millstream.server import MillServer, serve_on
 from millstream.types import ModelFacts
+from models import make
 
 
 class InstantBackend:
@@ -116,15 +118,15 @@ def measure(title: str, target: Any, arguments: tuple[Any, ...], options: argpar
     assert process.pid is not None
     load = Load(url="", prompt_words=3, output_tokens=options.tokens, requests_per_stream=1, ignore_eos=True)
 
+    while port.value == 0:
+        time.sleep(0.05)
+    time.sleep(1.5)
+    load = dataclasses.replace(load, url=f"http://127.0.0.1:{port.value}")
+
     async def drive() -> tuple[Any, float]:
-        while port.value == 0:
-            await asyncio.sleep(0.05)
-        await asyncio.sleep(1.5)
-        there = Load(**{**{name: getattr(load, name) for name in load.__slots__}, "url": f"http://127.0.0.1:{port.value}"})
-        warm = Load(**{**{name: getattr(there, name) for name in there.__slots__}, "output_tokens": 16})
-        await run(warm, 4, lambda: None)
+        await run(dataclasses.replace(load, output_tokens=16), 4, lambda: None)
         before = cpu_seconds(process.pid)
-        result = figures(await run(there, options.streams, lambda: None))
+        result = figures(await run(load, options.streams, lambda: None))
         return result, cpu_seconds(process.pid) - before
 
     result, seconds = asyncio.run(drive())

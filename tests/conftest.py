@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream.backend.blas import load_blas
+from millstream.backend.environment import load_blas
 
 load_blas()
 

@@ -11,10 +11,11 @@ from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any, TypeVar
 
-from millstream.backend.blas import load_blas
+from millstream.backend.environment import load_blas, prefer_known_kernels
 from millstream.config import Settings
 from millstream.engine.backend import BatchBackend
-from millstream.engine.link import ThreadLink
+from millstream.engine.link import Link, ThreadLink
+from millstream.engine.process_link import ProcessLink
 from millstream.engine.scheduler import Scheduler
 from millstream.models.source import ModelSource, resolve
 from millstream.service.admission import Admission
@@ -33,7 +34,10 @@ BackendMaker = Callable[[ModelSource, Settings], BatchBackend]
 """Called on the owner thread."""
 
 CPU_PREFILL = 128
-GPU_PREFILL = 512
+GPU_PREFILL = 2048
+GPU_CHUNK = 256
+"""A GPU's step costs the host much the same for 300 tokens and for 3,000, so prompts share steps; but one long prompt
+beside running rows is cut finely."""
 
 
 class Mill:
@@ -46,7 +50,6 @@ class Mill:
         self._metrics = Metrics()
         self.hub = ModelHub()
         self.service = MillstreamService(self.hub, pool, self._metrics)
-        self._blas = load_blas(settings.blas)
         self._work: list[Future[Any]] = []
 
     def open(self, name: str, spec: str | None) -> None:
@@ -65,7 +68,7 @@ class Mill:
         tokenizer = await self._in_pool(functools.partial(load_tokenizer, source))
         started = time.monotonic()
         engine = EngineClient(
-            ThreadLink(name, functools.partial(self._make_backend, source, self._settings), self._scheduler),
+            self._link(name, source),
             Admission(rows=self._settings.max_batch, queue=self._settings.queue, fail_fast=self._settings.fail_fast),
         )
         try:
@@ -79,6 +82,11 @@ class Mill:
             log.warning("%s: tokenizer: %s", name, note)
         return ReadyModel(name, engine, tokenizer, facts)
 
+    def _link(self, name: str, source: ModelSource) -> Link:
+        kind = ProcessLink if self._settings.isolation == "process" else ThreadLink
+        backend = functools.partial(self._make_backend, source, self._settings)
+        return kind(name, backend, functools.partial(make_scheduler, self._settings.prefill_chunk))
+
     async def _in_pool(self, work: Callable[[], T]) -> T:
         future = self._pool.submit(work)
         self._work.append(future)
@@ -88,18 +96,12 @@ class Mill:
             if not future.running():
                 self._work.remove(future)
 
-    def _scheduler(self, facts: ModelFacts) -> Scheduler:
-        default = CPU_PREFILL if facts.device.startswith("cpu") else GPU_PREFILL
-        return Scheduler(max_rows=facts.max_rows, prefill_tokens=self._settings.prefill_chunk or default)
-
     def _announce(self, name: str, facts: ModelFacts, seconds: float) -> None:
-        blas = f", {self._blas}" if self._blas and facts.device.startswith("cpu") else ""
         log.info(
-            "%s: loaded in %.1f s on %s%s; %s weights, %.2f GiB; context %d, %d rows",
+            "%s: loaded in %.1f s on %s; %s weights, %.2f GiB; context %d, %d rows",
             name,
             seconds,
             facts.device,
-            blas,
             facts.dtype,
             facts.weight_bytes / 2**30,
             facts.context_length,
@@ -109,8 +111,17 @@ class Mill:
             log.info("%s: %s", name, note)
 
 
+def make_scheduler(chunk: int | None, facts: ModelFacts) -> Scheduler:
+    if facts.device.startswith("cpu"):
+        return Scheduler(max_rows=facts.max_rows, prefill_tokens=chunk or CPU_PREFILL)
+    chunk = chunk or GPU_CHUNK
+    return Scheduler(max_rows=facts.max_rows, prefill_tokens=max(chunk, GPU_PREFILL), chunk_tokens=chunk)
+
+
 def text_backend(source: ModelSource, settings: Settings) -> BatchBackend:
     """Called on the owner thread: MLX is imported there, and the stream is made there."""
+    blas = load_blas(settings.blas)
+    prefer_known_kernels()
     from millstream.backend.device import use_device
     from millstream.backend.text_model import MlxTextBackend, TextModelSettings
 
@@ -122,5 +133,6 @@ def text_backend(source: ModelSource, settings: Settings) -> BatchBackend:
             max_rows=settings.max_batch,
             unpack=settings.unpack,
             disabled=settings.disabled,
+            blas=blas,
         )
     )

@@ -26,7 +26,7 @@ class Settings:
     queue: int = 256
     fail_fast: bool = False
     prefill_chunk: int | None = None
-    """Prompt tokens a step, beside running rows. None: 128 on the CPU, 512 on a GPU."""
+    """Tokens of one prompt that a step reads beside running rows. None: 128 on the CPU, 256 on a GPU."""
     body_limit: int = 32 * 2**20
     grace: float = 20.0
     """Seconds that running requests get to finish after SIGTERM."""
@@ -34,6 +34,8 @@ class Settings:
     """Seconds that engines then get to end their step and free their models."""
     device: str | None = None
     """`cpu` to keep off the GPU; None for MLX's own choice."""
+    isolation: str = "thread"
+    """`thread`: engines run in this process. `process`: each in a child of its own."""
     blas: bool = True
     unpack: bool = True
     disabled: frozenset[str] = frozenset()

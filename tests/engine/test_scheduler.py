@@ -56,6 +56,19 @@ def test_the_budget_is_shared_oldest_first() -> None:
     assert spans == [(1, 0, 3), (2, 0, 1)]
 
 
+def test_a_long_prompt_beside_running_rows_is_cut_finely_and_leaves_room_for_short_ones() -> None:
+    subject = Scheduler(max_rows=4, prefill_tokens=10, chunk_tokens=3)
+    subject.submit(submit(1, length=1, max_tokens=100))
+    step(subject)
+    for number, length in ((2, 50), (3, 3), (4, 40)):
+        subject.submit(submit(number, length=length))
+    spans = [(chunk.request.request_id, chunk.start, chunk.end) for chunk in step(subject, r1=(5,))[0].prefill]
+    assert spans == [(2, 0, 3), (3, 0, 2), (4, 0, 3)]
+    subject.cancel(1)
+    subject.cancel(3)
+    assert [(c.request.request_id, c.start, c.end) for c in subject.plan().prefill] == [(2, 3, 13)]
+
+
 def test_rows_are_bounded_and_the_queue_keeps_its_order() -> None:
     subject = scheduler(rows=2, budget=100)
     for number in (1, 2, 3, 4):
@@ -113,7 +126,7 @@ def test_a_failed_step_fails_its_requests_and_no_others() -> None:
     subject.submit(submit(3, length=3))
     plan = subject.plan()
     assert [chunk.request.request_id for chunk in plan.prefill] == [2]
-    assert subject.fail(plan, "broken") == [Failed(1, "broken"), Failed(2, "broken")]
+    assert subject.fail("broken") == [Failed(1, "broken"), Failed(2, "broken")]
     plan, _ = step(subject)
     assert plan.drop == (), "the backend was reset: there is nothing to drop"
     assert [(chunk.request.request_id, chunk.start) for chunk in plan.prefill] == [(3, 0)]

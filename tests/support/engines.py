@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from millstream.engine.backend import BackendFactory
-from millstream.engine.link import ThreadLink
+from millstream.engine.link import Link, ThreadLink
 from millstream.engine.messages import (
     Command,
     Event,
@@ -30,7 +30,7 @@ PATIENCE = 60
 class Driver:
     """Collects what an engine says. `run` is the whole round trip."""
 
-    def __init__(self, link: ThreadLink) -> None:
+    def __init__(self, link: Link) -> None:
         self.link = link
         self.batches: queue.Queue[Sequence[Event]] = queue.Queue()
         self.tokens: dict[int, list[int]] = {}

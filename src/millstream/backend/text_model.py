@@ -39,6 +39,8 @@ class TextModelSettings:
     unpack: bool = True
     disabled: frozenset[str] = frozenset()
     """Fast paths to leave out: see `config.FAST_PATHS`."""
+    blas: str | None = None
+    """The library that CPU products go through, for the log."""
     like_gpu: bool = False
     """Lay out slots and group prompts as on a GPU, whatever the device: so that the CPU can test it."""
 
@@ -86,7 +88,7 @@ class MlxTextBackend:
             max_rows=max_rows,
             weight_bytes=weight_bytes,
             dtype=loaded.dtype,
-            device=f"{self._device.kind} ({self._device.name})",
+            device=self._describe_device(),
             notes=tuple(notes),
         )
         return self._warmed(facts)
@@ -127,6 +129,10 @@ class MlxTextBackend:
         finally:
             mx.clear_cache()
             mx.clear_streams()
+
+    def _describe_device(self) -> str:
+        blas = f", {self._settings.blas}" if self._settings.blas and self._device.is_cpu else ""
+        return f"{self._device.kind} ({self._device.name}){blas}"
 
     def _enabled(self, fast_path: str) -> bool:
         return fast_path not in self._settings.disabled

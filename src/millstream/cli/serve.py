@@ -45,9 +45,15 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         type=positive,
         default=None,
         metavar="TOKENS",
-        help="prompt tokens a step beside running rows; None: 128 on the CPU, 512 on a GPU",
+        help="tokens of one prompt that a step reads beside running rows; None: 128 on the CPU, 256 on a GPU",
     )
     engine.add_argument("--device", choices=("cpu",), default=None, help="keep off the GPU")
+    engine.add_argument(
+        "--isolation",
+        choices=("thread", "process"),
+        default=DEFAULTS.isolation,
+        help="run each engine on a thread of the server, or in a process of its own",
+    )
     engine.add_argument("--no-blas", action="store_true", help="Linux CPU: keep MLX's own, slow BLAS")
     engine.add_argument("--no-unpack", action="store_true", help="CPU: keep quantised and half weights as they are")
     engine.add_argument(
@@ -100,6 +106,7 @@ def _settings(arguments: argparse.Namespace) -> Settings:
         body_limit=arguments.body_limit,
         grace=arguments.grace,
         device=arguments.device,
+        isolation=arguments.isolation,
         blas=not arguments.no_blas,
         unpack=not arguments.no_unpack,
         disabled=frozenset(arguments.disable),

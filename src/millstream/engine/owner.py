@@ -85,7 +85,7 @@ class OwnerLoop:
             result = backend.step(plan)
         except Exception as error:
             log.exception("a step failed: %d rows, %d prompts", len(plan.decode), len(plan.prefill))
-            events = scheduler.fail(plan, f"the model failed in this step: {describe(error)}")
+            events = scheduler.fail(f"the model failed in this step: {describe(error)}")
             backend.reset()
             return events
         return scheduler.advance(plan, result)

@@ -14,15 +14,17 @@ from millstream.types import FinishReason
 class Scheduler:
     """Keeps requests in order, cuts prompts into chunks, and turns a step's result into events.
 
-    At most `max_rows` requests hold a row (prefilling or running). A step spends at most `prefill_tokens` on
-    prompts, oldest first, so that running rows keep their pace.
+    At most `max_rows` requests hold a row (prefilling or running). A step spends at most `prefill_tokens` on prompts,
+    oldest first. Beside running rows, one prompt gets at most `chunk_tokens` of it: many short prompts may share a
+    step, but a long one is cut finely, so that the rows keep their pace.
     """
 
-    def __init__(self, *, max_rows: int, prefill_tokens: int) -> None:
-        if max_rows < 1 or prefill_tokens < 1:
-            raise ValueError("max_rows and prefill_tokens must be at least 1")
+    def __init__(self, *, max_rows: int, prefill_tokens: int, chunk_tokens: int | None = None) -> None:
+        if max_rows < 1 or prefill_tokens < 1 or (chunk_tokens is not None and chunk_tokens < 1):
+            raise ValueError("max_rows, prefill_tokens and chunk_tokens must be at least 1")
         self._max_rows = max_rows
         self._prefill_tokens = prefill_tokens
+        self._chunk_tokens = chunk_tokens or prefill_tokens
         self._requests: dict[int, Request] = {}
         self._waiting: deque[Request] = deque()
         self._prefilling: list[Request] = []
@@ -67,10 +69,9 @@ class Scheduler:
                 events.extend(self._accept(running, row))
         return events
 
-    def fail(self, plan: Plan, message: str) -> list[Event]:
-        """Book a step that raised: everyone who had a row in it fails. The backend forgets all rows by itself."""
-        failed = [*plan.decode, *(chunk.request.request_id for chunk in plan.prefill)]
-        events: list[Event] = [self._fail(self._requests[request_id], message) for request_id in failed]
+    def fail(self, message: str) -> list[Event]:
+        """Book a step that raised: everyone who has a row fails, and the backend forgets all rows by itself."""
+        events: list[Event] = [self._fail(request, message) for request in [*self._running.values(), *self._prefilling]]
         self._drop.clear()
         return events
 
@@ -79,22 +80,23 @@ class Scheduler:
         return [self._fail(request, message, gone=True) for request in list(self._requests.values())]
 
     def _chunks(self) -> Iterator[Prefill]:
-        """Spend the budget, oldest first. A request gets a row only together with its first chunk, so whoever
-        is prefilling is in every plan until its prompt is read."""
+        """Spend the budget, oldest first. A request gets a row only together with its first chunk."""
         budget = self._prefill_tokens
+        longest = self._chunk_tokens if self._running else self._prefill_tokens
         for request in self._prefilling:
-            yield (chunk := self._chunk(request, budget))
-            budget -= max(1, chunk.end - chunk.start)
+            if budget > 0:
+                yield (chunk := self._chunk(request, min(budget, longest)))
+                budget -= max(1, chunk.end - chunk.start)
         while budget > 0 and self._waiting and len(self._prefilling) + len(self._running) < self._max_rows:
             request = self._waiting.popleft()
             request.move(State.PREFILLING)
             self._prefilling.append(request)
-            yield (chunk := self._chunk(request, budget))
+            yield (chunk := self._chunk(request, min(budget, longest)))
             # A one-token prompt has nothing to prefill and still costs its row a place in the step.
             budget -= max(1, chunk.end - chunk.start)
 
-    def _chunk(self, request: Request, budget: int) -> Prefill:
-        end = min(request.prefill_end, request.prefilled + budget)
+    def _chunk(self, request: Request, tokens: int) -> Prefill:
+        end = min(request.prefill_end, request.prefilled + tokens)
         return Prefill(request.submit, request.prefilled, end)
 
     def _accept(self, request: Request, row: RowOutput) -> Iterable[Event]:

@@ -1,13 +1,14 @@
-"""A real BLAS for MLX's Linux CPU build, which links the reference one (50 to 80 times slower in matrix products).
+"""What must be set before MLX is imported. This module therefore imports no MLX.
 
-MLX looks its BLAS symbols up in the process at load time, so a library opened with RTLD_GLOBAL before the first
-`import mlx.core` takes their place. This module therefore imports no MLX.
+MLX's Linux CPU build links the reference BLAS, 80 times slower in matrix products than a real one. It looks the symbols
+up in the process when it is loaded, so a library opened with RTLD_GLOBAL before takes their place.
 """
 
 from __future__ import annotations
 
 import ctypes
 import ctypes.util
+import functools
 import importlib.metadata
 import os
 import platform
@@ -17,6 +18,13 @@ from pathlib import Path
 REFERENCE = "reference BLAS (slow: install the extra millstream[cpu], or Debian's libopenblas0-pthread)"
 
 
+def prefer_known_kernels() -> None:
+    """On CUDA, keep attention off cuDNN, which plans anew for 80 ms at each new length of a prompt (H200): the first
+    token of a 130-token prompt came after 85 ms with it and after 22 ms without. A user's own setting stands."""
+    os.environ.setdefault("MLX_CUDA_USE_CUDNN_SDPA", "0")
+
+
+@functools.cache
 def load_blas(enabled: bool = True) -> str | None:
     """Open the best BLAS there is and name it. None where MLX brings its own (macOS) or it is too late."""
     if sys.platform != "linux" or "mlx.core" in sys.modules:

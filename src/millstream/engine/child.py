@@ -1,0 +1,63 @@
+"""The other end of a process link: `python -m millstream.engine.child FD`. Its main thread is the owner."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import signal
+import sys
+import threading
+from multiprocessing.connection import Connection
+
+from millstream.engine.mailbox import Mailbox
+from millstream.engine.messages import Shutdown
+from millstream.engine.owner import OwnerLoop
+from millstream.engine.wire import decode_command, encode_events
+from millstream.errors import EngineGone
+
+ORPHAN_PATIENCE = 10.0
+"""Seconds that an engine without a parent gets to end its step and free its model."""
+
+
+def main(descriptor: int) -> None:
+    # Ctrl-C and a service manager's SIGTERM reach the whole group; the parent alone decides when an engine ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    connection = Connection(descriptor)
+    backend, scheduler, level = pickle.loads(connection.recv_bytes())
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname).1s %(message)s", datefmt="%H:%M:%S")
+    mailbox = Mailbox()
+    threading.Thread(target=_read, args=(connection, mailbox), name="commands", daemon=True).start()
+
+    def emit(events: object) -> None:
+        try:
+            connection.send_bytes(encode_events(events))  # type: ignore[arg-type]
+        except OSError:
+            logging.getLogger(__name__).debug("the parent is gone")
+
+    OwnerLoop(mailbox, backend, scheduler, emit).run()
+
+
+def _read(connection: Connection, mailbox: Mailbox) -> None:
+    try:
+        while True:
+            mailbox.post_soon(decode_command(connection.recv_bytes()))
+    except EngineGone:
+        return  # the owner is ending; nobody waits for what still comes
+    except (EOFError, OSError):
+        _orphaned(mailbox)
+
+
+def _orphaned(mailbox: Mailbox) -> None:
+    """The parent is gone: end, and if the owner hangs in a step, end anyway."""
+    try:
+        mailbox.post_soon(Shutdown("the server is gone"))
+    except EngineGone:
+        return
+    threading.Event().wait(ORPHAN_PATIENCE)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,113 @@
+"""A link to an engine in a child process. Its crash costs its own requests, and it shares no interpreter with HTTP."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import pickle
+import queue
+import subprocess
+import sys
+import threading
+from multiprocessing.connection import Connection
+
+from millstream.engine.backend import BackendFactory
+from millstream.engine.messages import Command, Event, Failed, Finished, Loaded, LoadFailed, Stopped, Submit
+from millstream.engine.owner import SchedulerFactory, Sink
+from millstream.engine.wire import decode_events, encode_command
+from millstream.errors import EngineGone
+
+log = logging.getLogger(__name__)
+
+
+class ProcessLink:
+    """Both factories must be picklable: they are called in the child.
+
+    Two threads serve the pipe, so that neither the event loop nor a slow child ever waits for the other. What was
+    submitted and has not ended is remembered here: if the child dies, its requests are failed from this side.
+    """
+
+    def __init__(self, name: str, backend: BackendFactory, scheduler: SchedulerFactory) -> None:
+        self._name = name
+        self._start = pickle.dumps((backend, scheduler, log.getEffectiveLevel()))
+        self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._open: set[int] = set()
+        self._gone: str | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    def start_soon(self, sink: Sink) -> None:
+        ours, theirs = multiprocessing.Pipe()
+        command = [sys.executable, "-m", "millstream.engine.child", str(theirs.fileno())]
+        self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+        theirs.close()
+        self._outgoing.put(self._start)
+        for target, arguments in ((self._write, (ours,)), (self._read, (ours, sink))):
+            threading.Thread(target=target, args=arguments, name=f"link-{self._name}", daemon=True).start()
+
+    def post_soon(self, command: Command) -> None:
+        # The lock makes "is it gone?" and "remember it" one act: a request is refused here or ended by `_bury`.
+        with self._lock:
+            if self._gone is not None:
+                raise EngineGone(self._gone)
+            if isinstance(command, Submit):
+                self._open.add(command.request_id)
+            self._outgoing.put(encode_command(command))
+
+    def join(self, timeout: float) -> bool:
+        if self._process is None:
+            return True
+        try:
+            self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+            return False
+        return True
+
+    def _write(self, connection: Connection) -> None:
+        try:
+            while (data := self._outgoing.get()) is not None:
+                connection.send_bytes(data)
+        except OSError:
+            log.debug("%s: the engine's process takes no more", self._name)
+
+    def _read(self, connection: Connection, sink: Sink) -> None:
+        stopped = loaded = False
+        try:
+            while not stopped:
+                events = decode_events(connection.recv_bytes())
+                self._book(events)
+                stopped = any(isinstance(event, Stopped) for event in events)
+                loaded = loaded or any(isinstance(event, Loaded | LoadFailed) for event in events)
+                if stopped:
+                    events = [*self._bury("the engine stopped"), *events]
+                sink(events)
+        except (EOFError, OSError):
+            reason = self._cause_of_death()
+            log.error("%s: %s", self._name, reason)
+            first: list[Event] = [] if loaded else [LoadFailed(reason)]
+            sink([*first, *self._bury(reason), Stopped()])
+        finally:
+            self._outgoing.put(None)
+
+    def _book(self, events: list[Event]) -> None:
+        with self._lock:
+            self._open.difference_update(event.request_id for event in events if isinstance(event, Finished | Failed))
+
+    def _bury(self, reason: str) -> list[Event]:
+        """Take no more, and fail what is left."""
+        with self._lock:
+            self._gone = reason
+            left, self._open = self._open, set()
+        return [Failed(request_id, reason, gone=True) for request_id in sorted(left)]
+
+    def _cause_of_death(self) -> str:
+        assert self._process is not None
+        code = self._process.wait()
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+        return f"the engine's process {how}"

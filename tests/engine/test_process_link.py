@@ -1,0 +1,153 @@
+"""The process link: the same messages and promises as the thread link, and a child whose death is only its own."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from millstream.compose import make_scheduler, text_backend
+from millstream.config import Settings
+from millstream.engine.backend import BackendFactory
+from millstream.engine.messages import Cancel, Failed, Finished, LoadFailed, Stopped, Submit, Tokens
+from millstream.engine.process_link import ProcessLink
+from millstream.engine.wire import decode_command, decode_events, encode_command, encode_events
+from millstream.errors import EngineGone
+from millstream.models.source import ModelSource
+from millstream.types import FinishReason, ModelFacts, TokenLogprob, Usage
+from support.engines import Driver, engine
+from support.fake import FakeBackend
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The child has to find the fake backend, too."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+
+
+def start(backend: BackendFactory) -> tuple[Driver, ProcessLink]:
+    link = ProcessLink("test", backend, functools.partial(make_scheduler, None))
+    driver = Driver(link)
+    driver.start()
+    return driver, link
+
+
+@pytest.fixture(params=["fake", "mlx"])
+def backend(request: pytest.FixtureRequest, tiny_model: Callable[[str], Path]) -> BackendFactory:
+    if request.param == "fake":
+        return functools.partial(FakeBackend, max_rows=4)
+    return functools.partial(text_backend, ModelSource("tiny", "folder", tiny_model("llama")), Settings(max_batch=4))
+
+
+@pytest.fixture
+def running(backend: BackendFactory) -> Iterator[tuple[Driver, ProcessLink]]:
+    driver, link = start(backend)
+    yield driver, link
+    if not driver.stopped:
+        driver.stop()
+
+
+def test_it_answers_as_a_thread_does(running: tuple[Driver, ProcessLink], backend: BackendFactory) -> None:
+    driver, _ = running
+    submits = [Submit(number, (number, 1, 2), 6, logprobs=2 if number == 3 else None) for number in range(10)]
+    answers = driver.run(*submits)
+    with engine(backend) as thread:
+        assert thread.run(*submits) == answers
+    assert len(driver.logprobs[3]) == 6
+    assert all(isinstance(entry, TokenLogprob) for entry in driver.logprobs[3])
+
+
+def test_it_cancels_and_stops(running: tuple[Driver, ProcessLink]) -> None:
+    driver, link = running
+    driver.post(Submit(1, (1, 2), 100_000))
+    driver.wait(lambda: 1 in driver.tokens)
+    driver.post(Cancel(1))
+    driver.wait_ended(1)
+    end = driver.ends[1][0]
+    assert isinstance(end, Finished)
+    assert end.reason is FinishReason.CANCELLED
+    driver.stop()
+    with pytest.raises(EngineGone):
+        driver.post(Submit(2, (1,), 1))
+    assert link.join(1)
+
+
+def test_a_killed_child_ends_its_requests_at_once(running: tuple[Driver, ProcessLink]) -> None:
+    driver, link = running
+    for number in range(6):
+        driver.post(Submit(number, (1, 2), 100_000))
+    driver.wait(lambda: 0 in driver.tokens)
+    assert link.pid is not None
+    os.kill(link.pid, signal.SIGKILL)
+    driver.wait(lambda: driver.stopped)
+    ends = [driver.ends[number][0] for number in range(6)]
+    assert all(isinstance(end, Failed) and end.gone and "signal 9" in end.message for end in ends)
+    with pytest.raises(EngineGone, match="signal 9"):
+        driver.post(Submit(99, (1,), 1))
+
+
+def test_sigterm_to_the_group_does_not_end_an_engine(running: tuple[Driver, ProcessLink]) -> None:
+    driver, link = running
+    assert link.pid is not None
+    os.kill(link.pid, signal.SIGTERM)
+    os.kill(link.pid, signal.SIGINT)
+    assert len(driver.run(Submit(1, (1, 2), 5))[0]) == 5
+
+
+def test_a_model_that_cannot_be_loaded_is_reported(tmp_path: Path) -> None:
+    source = ModelSource("x", "folder", tmp_path / "nothing")
+    link = ProcessLink(
+        "x", functools.partial(text_backend, source, Settings()), functools.partial(make_scheduler, None)
+    )
+    driver = Driver(link)
+    driver.post(Submit(1, (1,), 1))
+    link.start_soon(driver.batches.put)
+    driver.wait(lambda: driver.stopped)
+    assert "nothing" in (driver.load_error or "")
+    assert isinstance(driver.ends[1][0], Failed)
+    assert link.join(10)
+
+
+def dies() -> FakeBackend:
+    os._exit(3)
+
+
+def test_a_child_that_dies_while_loading_is_a_failed_load() -> None:
+    link = ProcessLink("x", dies, functools.partial(make_scheduler, None))
+    driver = Driver(link)
+    link.start_soon(driver.batches.put)
+    driver.wait(lambda: driver.stopped)
+    assert driver.load_error is not None
+
+
+def test_no_thread_or_child_is_left(backend: BackendFactory) -> None:
+    before = threading.active_count()
+    for _ in range(3):
+        driver, link = start(backend)
+        driver.run(Submit(1, (1, 2), 3))
+        driver.stop()
+        assert link.pid is not None
+        with pytest.raises(ProcessLookupError):
+            os.kill(link.pid, 0)
+    assert threading.active_count() <= before + 1, "the last link's writer may still be on its way out"
+
+
+def test_messages_survive_the_wire() -> None:
+    facts = ModelFacts(1, 2, 3, 4, "float32", "cpu", ("note",))
+    events = [
+        Tokens(1, (5, 6)),
+        Tokens(2, (7,), (TokenLogprob(7, -0.5, ((7, -0.5),)),)),
+        Finished(1, FinishReason.STOP, Usage(3, 4)),
+        Failed(2, "why", gone=True),
+        LoadFailed("no"),
+        Stopped(),
+    ]
+    assert decode_events(encode_events(events)) == events
+    assert facts == decode_events(encode_events([facts]))[0]  # type: ignore[comparison-overlap, list-item]
+    submit = Submit(1, (1, 2, 3), 4, stop_tokens=frozenset({9}), logprobs=0)
+    assert decode_command(encode_command(submit)) == submit
