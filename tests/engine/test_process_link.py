@@ -21,7 +21,7 @@ from millstream.errors import EngineGone
 from millstream.models.source import ModelSource
 from millstream.types import FinishReason, ModelFacts, TokenLogprob, Usage
 from support.engines import Driver, engine
-from support.fake import FakeBackend
+from support.fake import FakeBackend, exit_at_once
 
 
 @pytest.fixture(autouse=True)
@@ -113,16 +113,12 @@ def test_a_model_that_cannot_be_loaded_is_reported(tmp_path: Path) -> None:
     assert link.join(10)
 
 
-def dies() -> FakeBackend:
-    os._exit(3)
-
-
 def test_a_child_that_dies_while_loading_is_a_failed_load() -> None:
-    link = ProcessLink("x", dies, functools.partial(make_scheduler, None))
+    link = ProcessLink("x", exit_at_once, functools.partial(make_scheduler, None))
     driver = Driver(link)
     link.start_soon(driver.batches.put)
     driver.wait(lambda: driver.stopped)
-    assert driver.load_error is not None
+    assert driver.load_error == "the engine's process ended with code 3"
 
 
 def test_no_thread_or_child_is_left(backend: BackendFactory) -> None:

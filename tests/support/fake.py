@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 
@@ -121,3 +122,8 @@ class FakeBackend:
         self.threads.add(threading.get_ident())
         assert len(self.threads) == 1, "the backend was touched by two threads"
         assert not self.closed, "the backend was used after close"
+
+
+def exit_at_once() -> FakeBackend:
+    """A backend whose native code takes the process down."""
+    os._exit(3)

@@ -29,8 +29,8 @@ class ProcessLink:
 
     def __init__(self, name: str, backend: BackendFactory, scheduler: SchedulerFactory) -> None:
         self._name = name
-        self._start = pickle.dumps((backend, scheduler, log.getEffectiveLevel()))
         self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._outgoing.put(pickle.dumps((backend, scheduler, log.getEffectiveLevel())))
         self._lock = threading.Lock()
         self._open: set[int] = set()
         self._gone: str | None = None
@@ -45,7 +45,6 @@ class ProcessLink:
         command = [sys.executable, "-m", "millstream.engine.child", str(theirs.fileno())]
         self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
         theirs.close()
-        self._outgoing.put(self._start)
         for target, arguments in ((self._write, (ours,)), (self._read, (ours, sink))):
             threading.Thread(target=target, args=arguments, name=f"link-{self._name}", daemon=True).start()
 
