@@ -9,7 +9,7 @@ FAST_PATHS = {
     "fuse": "compute projections of the same input as one product",
     "turn": "ask for the products of few rows as MKL computes them fastest (CPU, x86_64)",
     "slots": "rows join and leave without copying the batch",
-    "kernel": "our own attention kernel for rows of unequal length (CUDA)",
+    "kernel": "our own kernels for attention over unequal rows and for sampling (CUDA)",
     "group-prefill": "read prompts of like length in one pass (GPU)",
     "warmup": "compile kernels when a model is loaded, not at the first request (GPU)",
 }

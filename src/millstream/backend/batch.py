@@ -43,8 +43,10 @@ class Launched:
 class Batch:
     """Owner only, all of it. A row is a request, its caches, and the token it reads next; a place may be vacant."""
 
-    def __init__(self, forward: Forward, vocab_size: int, caches: BatchCaches[Any]) -> None:
+    def __init__(self, forward: Forward, vocab_size: int, caches: BatchCaches[Any], *, kernel: bool = False) -> None:
+        """`kernel`: sample with our CUDA kernel."""
         self._forward = forward
+        self._kernel = kernel
         self._vocab_size = vocab_size
         self._rows: list[Submit | None] = []
         self._caches = caches
@@ -105,5 +107,5 @@ class Batch:
         """What depends on who is here, built once per change and not per step."""
         self._ids = tuple(None if row is None else row.request_id for row in self._rows)
         self.ids = {row.request_id for row in self._rows if row is not None}
-        self._sampler = Sampler([VACANT if row is None else row.sampling for row in self._rows])
+        self._sampler = Sampler([VACANT if row is None else row.sampling for row in self._rows], kernel=self._kernel)
         self._probe = LogprobProbe([None if row is None else row.logprobs for row in self._rows])

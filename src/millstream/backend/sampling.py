@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
+from millstream.backend import draw_kernel
 from millstream.types import Sampling
 
 # u is in [0, 1); scaled so that u * total stays under the total after rounding.
@@ -20,21 +21,36 @@ def _column(values: list[float]) -> mx.array:
     return mx.array(values, dtype=mx.float32)[:, None]
 
 
+def seeds(rows: Sequence[Sampling]) -> mx.array:
+    return mx.array([(row.seed ^ (row.seed >> 32)) & 0xFFFFFFFF for row in rows], dtype=mx.uint32)
+
+
+def uniform(row_seeds: mx.array, positions: mx.array) -> mx.array:
+    """One number in [0, 1) a row, a function of (seed, position) alone: the pair is the generator's key."""
+    keys = mx.stack([row_seeds, positions.astype(mx.uint32)], axis=1)
+    numbers: mx.array = mx.vmap(lambda key: mx.random.uniform(key=key))(keys)
+    return numbers
+
+
 class Sampler:
     """Picks one token a row. Built when rows join or leave, called every step; holds no state of its own."""
 
-    def __init__(self, rows: Sequence[Sampling]) -> None:
-        self._size = len(rows)
+    def __init__(self, rows: Sequence[Sampling], *, kernel: bool = False) -> None:
+        """`kernel`: draw with our CUDA kernel."""
         self._bias = _Bias(rows) if any(row.logit_bias for row in rows) else None
         drawn = [index for index, row in enumerate(rows) if row.temperature > 0]
         self._draw = _Draw([rows[index] for index in drawn]) if drawn else None
+        self._settings = draw_kernel.settings_of(rows) if kernel and drawn else None
+        self._seeds = seeds(rows) if kernel and drawn else None
         self._drawn = None if len(drawn) == len(rows) else mx.array(drawn, dtype=mx.int32)
 
     def __call__(self, logits: mx.array, positions: mx.array) -> mx.array:
         """`logits` (rows, vocabulary) after penalties; `positions` (rows,) counts each row's own tokens."""
-        logits = logits.astype(mx.float32)
         if self._bias is not None:
-            logits = self._bias(logits)
+            logits = self._bias(logits.astype(mx.float32))
+        if self._settings is not None and self._seeds is not None:
+            return draw_kernel.draw(logits, self._settings, uniform(self._seeds, positions))
+        logits = logits.astype(mx.float32)
         if self._draw is None:
             return mx.argmax(logits, axis=-1).astype(mx.int32)
         if self._drawn is None:
@@ -62,7 +78,7 @@ class _Draw:
 
     def __init__(self, rows: Sequence[Sampling]) -> None:
         self._temperature = _column([row.temperature for row in rows])
-        self._seeds = mx.array([(row.seed ^ (row.seed >> 32)) & 0xFFFFFFFF for row in rows], dtype=mx.uint32)
+        self._seeds = seeds(rows)
         self._min_p = _column([row.min_p for row in rows]) if any(row.min_p > 0 for row in rows) else None
         ranked = [index for index, row in enumerate(rows) if row.top_k > 0 or row.top_p < 1]
         self._rank = _Rank([rows[index] for index in ranked]) if ranked else None
@@ -74,7 +90,7 @@ class _Draw:
         if floor is not None:
             weights = mx.where(weights >= floor, weights, 0)
         cumulative = mx.cumsum(weights, axis=-1)
-        target = self._uniform(positions)[:, None] * _BELOW_ONE * cumulative[:, -1:]
+        target = uniform(self._seeds, positions)[:, None] * _BELOW_ONE * cumulative[:, -1:]
         return mx.sum(cumulative <= target, axis=-1).astype(mx.int32)
 
     def _floor(self, weights: mx.array) -> mx.array | None:
@@ -87,13 +103,6 @@ class _Draw:
                 floor = mx.zeros((weights.shape[0], 1), dtype=mx.float32)
             floor[self._ranked] = mx.maximum(floor[self._ranked], self._rank(weights[self._ranked]))
         return floor
-
-    def _uniform(self, positions: mx.array) -> mx.array:
-        """One number in [0, 1) a row, a function of (seed, position) alone: the pair is the generator's key."""
-        keys = mx.stack([self._seeds, positions.astype(mx.uint32)], axis=1)
-        draw = mx.vmap(lambda key: mx.random.uniform(key=key))
-        uniform: mx.array = draw(keys)
-        return uniform
 
 
 class _Rank:

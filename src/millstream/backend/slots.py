@@ -18,18 +18,28 @@ from mlx_lm.models.cache import KVCache
 STEP = 256
 """Columns are allotted in steps, so that buffers are copied rarely and shapes repeat."""
 
-SlotPolicy = Callable[[int], int]
-"""How many slots to keep for so many rows."""
+SlotPolicy = Callable[[int, int], int]
+"""How many slots to keep for so many rows of so many bytes each."""
+
+FULL = 64
+PADDING_BYTES = 2 * 2**30
 
 
-def exact(rows: int) -> int:
+def exact(rows: int, row_bytes: int) -> int:
     """For the CPU, where a vacant row costs as much as a living one."""
     return rows
 
 
-def powers_of_two(rows: int) -> int:
+def powers_of_two(rows: int, row_bytes: int) -> int:
     """For GPUs, where vacant rows are almost free and new shapes are not."""
     return 1 << max(0, rows - 1).bit_length()
+
+
+def padded(rows: int, row_bytes: int) -> int:
+    """For CUDA, whose products of 2 to 32 rows take longer than those of 64 (H200: a step of 5.1 ms against 4.0)."""
+    if rows > 1 and rows <= FULL and (FULL - rows) * row_bytes <= PADDING_BYTES:
+        return FULL
+    return powers_of_two(rows, row_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +128,7 @@ class SlotCaches:
         rows = sum(block.rows for block in blocks) + sum(left is not None for left in self._lefts)
         longest = max(block.columns for block in blocks)
         if rows > self.size or longest > self.end or self.end >= self._columns:
-            size = self.size if rows <= self.size else self._policy(rows)
+            size = self.size if rows <= self.size else self._policy(rows, self._row_bytes(blocks))
             self._rebuild(list(range(self.size)), size, room_for=longest)
         vacant = [place for place, left in enumerate(self._lefts) if left is None]
         places: list[int] = []
@@ -133,7 +143,7 @@ class SlotCaches:
         """Vacate all other slots. Returns the new layout: which slot each one was, -1 for a fresh one."""
         living = set(places)
         self._lefts = [left if place in living else None for place, left in enumerate(self._lefts)]
-        wanted = self._policy(len(places)) if places else 0
+        wanted = self._policy(len(places), self._row_bytes([])) if places else 0
         layout = list(range(self.size))
         if wanted == len(places) or wanted * 4 <= self.size:
             self._rebuild(places, wanted)
@@ -165,6 +175,14 @@ class SlotCaches:
 
     def blank(self, like: mx.array) -> mx.array:
         return mx.zeros((self.size, like.shape[1], self._columns, like.shape[3]), dtype=like.dtype)
+
+    def _row_bytes(self, blocks: Sequence[Block]) -> int:
+        """What a slot would take with the columns that are needed now."""
+        for keys in (*(block.keys[0] for block in blocks if block.keys), self.layers[0].keys):
+            if keys is not None:
+                columns = max(self._columns, *(block.columns for block in blocks), STEP)
+                return 2 * len(self.layers) * columns * keys.shape[1] * keys.shape[3] * keys.itemsize
+        return 0
 
     def _settle(self) -> None:
         """What depends on who is here. Rows that all begin at column 0 need no mask, and vacant ones join them."""

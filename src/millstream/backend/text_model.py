@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import logging
 import time
@@ -21,7 +22,7 @@ from millstream.backend.projections import fuse_projections
 from millstream.backend.prompts import BlockReader, PromptReader, SingleReader
 from millstream.backend.reach import evaluate_all
 from millstream.backend.rehearsal import rehearse
-from millstream.backend.slots import SlotCaches, all_plain, exact, powers_of_two
+from millstream.backend.slots import SlotCaches, all_plain, exact, padded, powers_of_two
 from millstream.engine.backend import Plan, Prefill, StepResult
 from millstream.engine.messages import Submit
 from millstream.engine.ownership import OwnerGuard
@@ -137,6 +138,9 @@ class MlxTextBackend:
     def _enabled(self, fast_path: str) -> bool:
         return fast_path not in self._settings.disabled
 
+    def _on_cuda(self) -> bool:
+        return self._device.kind == "cuda" and self._enabled("kernel")
+
     def _lay_out(self) -> None:
         """Put layers into the form that runs fastest here."""
         turn = self._device.is_cpu and pays_here() and self._enabled("turn")
@@ -146,15 +150,16 @@ class MlxTextBackend:
             turn_layers(self._model)
 
     def _fresh(self) -> tuple[Batch, PromptReader]:
+        make = functools.partial(Batch, self._model, self._vocab_size, kernel=self._on_cuda())
         if not self._slots:
-            return Batch(self._model, self._vocab_size, MergedCaches()), SingleReader(self._model)
+            return make(MergedCaches()), SingleReader(self._model)
         layers = len(new_row(self._model))
         on_cpu = self._device.is_cpu and not self._settings.like_gpu
-        policy = exact if on_cpu else powers_of_two
+        policy = exact if on_cpu else padded if self._on_cuda() else powers_of_two
         caches = SlotCaches(layers, policy, kernel=self._kernel)
         # On the CPU a prompt keeps the cores busy by itself, and padding would only add work.
         group = self._enabled("group-prefill") and not on_cpu
-        return Batch(self._model, self._vocab_size, caches), BlockReader(self._model, layers, group=group)
+        return make(caches), BlockReader(self._model, layers, group=group)
 
     def _choose(self) -> str | None:
         """Slots for full attention, merged caches for the rest. What stands against batching at all, if anything."""
@@ -163,8 +168,7 @@ class MlxTextBackend:
         if obstacle is not None:
             return obstacle
         self._slots = self._enabled("slots") and all_plain(caches)
-        on_cuda = self._device.kind == "cuda" and self._enabled("kernel")
-        self._kernel = self._slots and on_cuda and adopt_attention(self._model) == len(caches)
+        self._kernel = self._slots and self._on_cuda() and adopt_attention(self._model) == len(caches)
         return None if self._runs() else "this model"
 
     def _runs(self) -> bool:

@@ -42,6 +42,7 @@ class _Reader:
         self._body = b""
         self._usage: int | None = None
         self.complete = False
+        self.done = False
 
     def on_body(self, body: bytes) -> None:
         now = time.perf_counter()
@@ -49,6 +50,7 @@ class _Reader:
         for event in events:
             if event.startswith(b"data: {"):
                 self._take(orjson.loads(event[6:]), now)
+            self.done = self.done or event == b"data: [DONE]"
         self._body = (self._body + body)[:2000]
 
     def on_message_complete(self) -> None:
@@ -98,8 +100,9 @@ async def _exchange(url: SplitResult, request: bytes, sample: Sample) -> None:
         parser = httptools.HttpResponseParser(taken)
         while not taken.complete:
             data = await reader.read(LIMIT)
-            if not data:
-                sample.error = sample.error or "the server closed the connection"
+            if not data:  # an HTTP/1.0 server says in this way that an answer is complete
+                if not taken.done:
+                    sample.error = sample.error or "the server closed the connection"
                 break
             parser.feed_data(data)
         sample.tokens = taken.tokens()

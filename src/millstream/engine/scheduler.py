@@ -10,6 +10,9 @@ from millstream.engine.messages import Event, Failed, Finished, Submit, Tokens
 from millstream.engine.request import Request, State
 from millstream.types import FinishReason
 
+SHRINK = 4096
+"""At this many tokens into a prompt, its chunks beside running rows are half as long as at the beginning."""
+
 
 class Scheduler:
     """Keeps requests in order, cuts prompts into chunks, and turns a step's result into events.
@@ -82,22 +85,24 @@ class Scheduler:
     def _chunks(self) -> Iterator[Prefill]:
         """Spend the budget, oldest first. A request gets a row only together with its first chunk."""
         budget = self._prefill_tokens
-        longest = self._chunk_tokens if self._running else self._prefill_tokens
         for request in self._prefilling:
             if budget > 0:
-                yield (chunk := self._chunk(request, min(budget, longest)))
+                yield (chunk := self._chunk(request, budget))
                 budget -= max(1, chunk.end - chunk.start)
         while budget > 0 and self._waiting and len(self._prefilling) + len(self._running) < self._max_rows:
             request = self._waiting.popleft()
             request.move(State.PREFILLING)
             self._prefilling.append(request)
-            yield (chunk := self._chunk(request, min(budget, longest)))
+            yield (chunk := self._chunk(request, budget))
             # A one-token prompt has nothing to prefill and still costs its row a place in the step.
             budget -= max(1, chunk.end - chunk.start)
 
-    def _chunk(self, request: Request, tokens: int) -> Prefill:
-        end = min(request.prefill_end, request.prefilled + tokens)
-        return Prefill(request.submit, request.prefilled, end)
+    def _chunk(self, request: Request, budget: int) -> Prefill:
+        start = request.prefilled
+        if self._running:
+            # What a chunk costs grows with the context it attends to, so chunks shrink as a prompt goes on.
+            budget = min(budget, -(-self._chunk_tokens * SHRINK // (SHRINK + start)))
+        return Prefill(request.submit, start, min(request.prefill_end, start + budget))
 
     def _accept(self, request: Request, row: RowOutput) -> Iterable[Event]:
         """Cut a row's output at the first stop token or at the limit."""
