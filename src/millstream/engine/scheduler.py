@@ -10,10 +10,6 @@ from millstream.engine.messages import Event, Failed, Finished, Submit, Tokens
 from millstream.engine.request import Request, State
 from millstream.types import FinishReason
 
-SHRINK = 4096
-"""At this many tokens into a prompt, its chunks beside running rows are half as long as at the beginning."""
-
-
 class Scheduler:
     """Keeps requests in order, cuts prompts into chunks, and turns a step's result into events.
 
@@ -100,8 +96,8 @@ class Scheduler:
     def _chunk(self, request: Request, budget: int) -> Prefill:
         start = request.prefilled
         if self._running:
-            # What a chunk costs grows with the context it attends to, so chunks shrink as a prompt goes on.
-            budget = min(budget, -(-self._chunk_tokens * SHRINK // (SHRINK + start)))
+            # All of one length: on CUDA every new shape of a product costs the host milliseconds.
+            budget = min(budget, self._chunk_tokens)
         return Prefill(request.submit, start, min(request.prefill_end, start + budget))
 
     def _accept(self, request: Request, row: RowOutput) -> Iterable[Event]:
