@@ -61,7 +61,7 @@ def serve_instant(folder: str, streams: int, port: Any, profile: str | None) -> 
     import uvloop
 
     listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
-    settings = Settings((folder,), max_batch=streams)
+    settings = Settings((folder,), max_batch=streams, isolation="thread")
     servers: list[MillServer] = []
 
     def started(server: MillServer) -> None:

@@ -83,7 +83,7 @@ class Mill:
         return ReadyModel(name, engine, tokenizer, facts)
 
     def _link(self, name: str, source: ModelSource) -> Link:
-        kind = ProcessLink if self._settings.isolation == "process" else ThreadLink
+        kind = ProcessLink if self._settings.isolated else ThreadLink
         backend = functools.partial(self._make_backend, source, self._settings)
         return kind(name, backend, functools.partial(make_scheduler, self._settings.prefill_chunk))
 

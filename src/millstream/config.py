@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,10 +35,18 @@ class Settings:
     """Seconds that engines then get to end their step and free their models."""
     device: str | None = None
     """`cpu` to keep off the GPU; None for MLX's own choice."""
-    isolation: str = "thread"
-    """`thread`: engines run in this process. `process`: each in a child of its own."""
+    isolation: str = "auto"
+    """`thread`: engines run in this process. `process`: each in a child of its own. `auto`: see `isolated`."""
     blas: bool = True
     unpack: bool = True
     disabled: frozenset[str] = frozenset()
     """Fast paths to leave out."""
     cache_dir: Path | None = None
+
+    @property
+    def isolated(self) -> bool:
+        """Whether engines run in processes of their own. With cores to spare, that keeps HTTP work and an engine from
+        fighting for one interpreter; on one or two cores there is nothing to win."""
+        if self.isolation == "auto":
+            return (os.cpu_count() or 1) > 2
+        return self.isolation == "process"

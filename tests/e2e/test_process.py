@@ -82,11 +82,12 @@ def start() -> Iterator[Callable[..., Process]]:
         process.end()
 
 
+@pytest.mark.parametrize("isolation", ["thread", "process"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_an_idle_server_with_0(
-    start: Callable[..., Process], servable: Path, number: signal.Signals
+    start: Callable[..., Process], servable: Path, number: signal.Signals, isolation: str
 ) -> None:
-    process = start(str(servable))
+    process = start(str(servable), "--isolation", isolation)
     url = process.url()
     assert httpx.get(f"{url}/health").json() == {"status": "ok", "models": {"tiny": "ready"}}
     process.send(number)
@@ -95,8 +96,9 @@ def test_a_signal_ends_an_idle_server_with_0(
     assert not [line for line in process.lines if "Traceback" in line or "Exception ignored" in line]
 
 
-def test_sigterm_lets_a_running_request_finish(start: Callable[..., Process], servable: Path) -> None:
-    process = start(str(servable))
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_sigterm_lets_a_running_request_finish(start: Callable[..., Process], servable: Path, isolation: str) -> None:
+    process = start(str(servable), "--isolation", isolation)
     url = process.url()
     body = {"prompt": "hello", "max_tokens": 300, "ignore_eos": True, "stream": True}
     with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=PATIENCE) as stream:

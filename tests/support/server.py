@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -70,6 +71,8 @@ class RunningServer:
 
 @contextmanager
 def running(settings: Settings, make_backend: BackendMaker = text_backend) -> Iterator[RunningServer]:
+    if make_backend is not text_backend:  # it holds the test's own objects, so it cannot leave this process
+        settings = dataclasses.replace(settings, isolation="thread")
     server = RunningServer(settings, make_backend)
     try:
         server.wait_ready()

@@ -50,9 +50,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     engine.add_argument("--device", choices=("cpu",), default=None, help="keep off the GPU")
     engine.add_argument(
         "--isolation",
-        choices=("thread", "process"),
+        choices=("auto", "thread", "process"),
         default=DEFAULTS.isolation,
-        help="run each engine on a thread of the server, or in a process of its own",
+        help="run each engine on a thread of the server or in a process of its own; auto: process with over 2 cores",
     )
     engine.add_argument("--no-blas", action="store_true", help="Linux CPU: keep MLX's own, slow BLAS")
     engine.add_argument("--no-unpack", action="store_true", help="CPU: keep quantised and half weights as they are")

@@ -10,6 +10,7 @@ from millstream.engine.messages import Event, Failed, Finished, Submit, Tokens
 from millstream.engine.request import Request, State
 from millstream.types import FinishReason
 
+
 class Scheduler:
     """Keeps requests in order, cuts prompts into chunks, and turns a step's result into events.
 
