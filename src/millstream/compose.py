@@ -33,11 +33,9 @@ T = TypeVar("T")
 BackendMaker = Callable[[ModelSource, Settings], BatchBackend]
 """Called on the owner thread."""
 
-CPU_PREFILL = 128
-GPU_PREFILL = 2048
-GPU_CHUNK = 256
-"""A GPU's step costs the host much the same for 300 tokens and for 3,000, so prompts share steps; but one long prompt
-beside running rows is cut finely."""
+PREFILL = {"cpu": (256, 128), "gpu": (2048, 256)}
+"""Prompt tokens a step, and those of one prompt beside running rows. A GPU's step costs the host much the same for 300
+tokens and for 3,000, so prompts share steps; but one long prompt beside running rows is cut finely."""
 
 
 class Mill:
@@ -112,10 +110,9 @@ class Mill:
 
 
 def make_scheduler(chunk: int | None, facts: ModelFacts) -> Scheduler:
-    if facts.device.startswith("cpu"):
-        return Scheduler(max_rows=facts.max_rows, prefill_tokens=chunk or CPU_PREFILL)
-    chunk = chunk or GPU_CHUNK
-    return Scheduler(max_rows=facts.max_rows, prefill_tokens=max(chunk, GPU_PREFILL), chunk_tokens=chunk)
+    budget, default = PREFILL["cpu" if facts.device.startswith("cpu") else "gpu"]
+    chunk = chunk or default
+    return Scheduler(max_rows=facts.max_rows, prefill_tokens=max(chunk, budget), chunk_tokens=chunk)
 
 
 def text_backend(source: ModelSource, settings: Settings) -> BatchBackend:

@@ -11,7 +11,7 @@ FAST_PATHS = {
     "turn": "ask for the products of few rows as MKL computes them fastest (CPU, x86_64)",
     "slots": "rows join and leave without copying the batch",
     "kernel": "our own kernels for attention over unequal rows and for sampling (CUDA)",
-    "group-prefill": "read prompts of like length in one pass (GPU)",
+    "group-prefill": "read prompts of like length in one pass",
     "warmup": "compile kernels when a model is loaded, not at the first request (GPU)",
 }
 """What `--disable` can turn off, one by one."""

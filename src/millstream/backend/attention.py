@@ -7,17 +7,16 @@ On Metal and on the CPU the masked path of MLX is used.
 from __future__ import annotations
 
 import functools
-import types
 from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models import base
 
+from millstream.backend.exchange import exchange_function
 from millstream.backend.slots import SlotLayer
 
 WARPS = 8
 HEAD_SIZES = (64, 96, 128, 192, 256)
-NAME = "scaled_dot_product_attention"
 
 # One block a row and key-value head, all queries of the group at once. Each warp takes every WARPS-th key, two at a
 # time, and keeps a running softmax; the warps' results are joined in shared memory.
@@ -156,26 +155,5 @@ def _fits(queries: mx.array, keys: mx.array, values: mx.array) -> bool:
 
 
 def adopt_attention(model: Any) -> int:
-    """Give the model's attention layers our function; how many have it now.
-
-    mlx-lm's layers find the function as a global of their module. Each layer gets a subclass whose `__call__` is the
-    same code with one global exchanged, so no module of mlx-lm is changed and other models are not touched.
-    """
-    adopted: dict[type, type] = {}
-    count = 0
-    for _, module in model.named_modules():
-        kind = type(module)
-        call = vars(kind).get("__call__")
-        if isinstance(call, types.FunctionType) and NAME in call.__code__.co_names:
-            if kind not in adopted:
-                adopted[kind] = _with_our_attention(kind, call)
-            module.__class__ = adopted[kind]
-            count += 1
-    return count
-
-
-def _with_our_attention(kind: type, call: types.FunctionType) -> type:
-    names = {**call.__globals__, NAME: attention}
-    ours = types.FunctionType(call.__code__, names, call.__name__, call.__defaults__, call.__closure__)
-    ours.__kwdefaults__ = call.__kwdefaults__
-    return type(kind.__name__, (kind,), {"__call__": ours})
+    """Give the model's attention layers our function; how many have it now."""
+    return exchange_function(model, "scaled_dot_product_attention", attention)

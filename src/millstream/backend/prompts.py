@@ -13,9 +13,6 @@ from millstream.backend.slots import Block, block_of
 from millstream.engine.backend import Prefill
 from millstream.engine.messages import Submit
 
-LEAST_FILL = 0.5
-"""Prompts share a forward pass when the shortest is at least this share of the longest: the rest is padding."""
-
 
 class PromptReader(Protocol):
     """Owner only. Reads chunks; hands rows over in the form that its batch takes."""
@@ -67,16 +64,17 @@ class SingleReader:
 class BlockReader:
     """For slots. Whole prompts of like length share one left-padded forward pass; others are read one by one."""
 
-    def __init__(self, model: Any, layer_count: int, *, group: bool) -> None:
+    def __init__(self, model: Any, layer_count: int, *, fill: float | None) -> None:
+        """`fill`: how long the shortest prompt of a group must be beside the longest. None: no groups."""
         self._model = model
         self._layer_count = layer_count
-        self._group = group
+        self._fill = fill
         self._single = SingleReader(model)
         self._groups: list[_Group] = []
 
     def read(self, chunks: Sequence[Prefill]) -> list[mx.array]:
         whole = [chunk for chunk in chunks if chunk.start == 0 and chunk.joins and chunk.end > 0]
-        groups = [group for group in alike(whole) if len(group) > 1] if self._group else []
+        groups = [] if self._fill is None else [group for group in alike(whole, self._fill) if len(group) > 1]
         grouped = {id(chunk) for group in groups for chunk in group}
         arrays = self._single.read([chunk for chunk in chunks if id(chunk) not in grouped])
         for chunks_of_group in groups:
@@ -143,7 +141,7 @@ class _Group:
             self.members = []
 
 
-def alike(chunks: Sequence[Prefill], fill: float = LEAST_FILL) -> list[list[Prefill]]:
+def alike(chunks: Sequence[Prefill], fill: float) -> list[list[Prefill]]:
     """Cut the chunks, longest first, into groups whose members are at least `fill` as long as their longest."""
     groups: list[list[Prefill]] = []
     for chunk in sorted(chunks, key=_length, reverse=True):

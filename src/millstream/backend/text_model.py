@@ -157,9 +157,9 @@ class MlxTextBackend:
         on_cpu = self._device.is_cpu and not self._settings.like_gpu
         policy = exact if on_cpu else padded if self._on_cuda() else powers_of_two
         caches = SlotCaches(layers, policy, kernel=self._kernel)
-        # On the CPU a prompt keeps the cores busy by itself, and padding would only add work.
-        group = self._enabled("group-prefill") and not on_cpu
-        return make(caches), BlockReader(self._model, layers, group=group)
+        # Padding is computed like everything else: almost for nothing on a GPU, for real on the CPU.
+        fill = (0.75 if on_cpu else 0.5) if self._enabled("group-prefill") else None
+        return make(caches), BlockReader(self._model, layers, fill=fill)
 
     def _choose(self) -> str | None:
         """Slots for full attention, merged caches for the rest. What stands against batching at all, if anything."""
