@@ -93,7 +93,8 @@ def demo_as_folder(folder: Path) -> Path:
     from millstream.text.gguf_tokenizer import gguf_tokenizer
 
     path = resolve(None, report=print).path
-    model, config = load_gguf_model(path, native_quantisation=True, dtype=mx.float16)
+    # float32 scales: half precision is emulated on x86_64, and the peers would crawl
+    model, config = load_gguf_model(path, native_quantisation=True, dtype=mx.float32)
     folder.mkdir(parents=True, exist_ok=True)
     packing = {"group_size": 32, "bits": 4}
     config["quantization"] = {

@@ -47,14 +47,19 @@ class LoadedModel:
         return value
 
 
+UNPACKED = {"cpu": mx.float32, "cuda": mx.bfloat16}
+"""What packed weights become. The CPU build's BLAS computes float32 only; the CUDA build's 4-bit products collapse in
+batches (8B on an H200: 308 tokens/s at 32 rows, against 7,199 in bf16 at 64). Metal's are fast as they are."""
+
+
 def load(kind: Literal["folder", "gguf"], path: Path, device: Device, *, unpack: bool) -> LoadedModel:
-    """`unpack`: on the CPU, turn quantised and half-precision weights into float32, where memory allows."""
-    unpack = unpack and device.is_cpu
+    """`unpack`: turn weights into the form that this device computes fastest, where memory allows."""
+    dtype = UNPACKED.get(device.kind) if unpack else None
     if kind == "gguf":
-        model, config, notes = _load_gguf(path, device, unpack)
+        model, config, notes = _load_gguf(path, device, dtype)
     else:
         model, config = _load_folder(path)
-        notes = _unpack(model, device) if unpack else []
+        notes = [] if dtype is None else _unpack(model, device, dtype)
     weight_bytes = evaluate_all(model)
     return LoadedModel(model, config, weight_bytes, _dtype(model), tuple(notes))
 
@@ -67,39 +72,42 @@ def _load_folder(path: Path) -> tuple[Any, dict[str, Any]]:
     return model, config
 
 
-def _load_gguf(path: Path, device: Device, unpack: bool) -> tuple[Any, dict[str, Any], list[str]]:
-    # A quantised file grows to about 8 times its size in float32 at 4 bits; its own size is the safe measure.
-    if unpack and path.stat().st_size * 8 < available_bytes(device) * UNPACK_SHARE:
-        model, config = load_gguf_model(path, native_quantisation=False, dtype=mx.float32)
-        return model, config, ["weights unpacked to float32"]
-    dtype = mx.float32 if device.is_cpu else mx.bfloat16
-    model, config = load_gguf_model(path, native_quantisation=True, dtype=dtype)
+def _load_gguf(path: Path, device: Device, dtype: mx.Dtype | None) -> tuple[Any, dict[str, Any], list[str]]:
+    # A file of 4-bit weights grows 8 times in float32; counted so for all, since its size is all that is known here.
+    if dtype is not None and path.stat().st_size * 2 * dtype.size < available_bytes(device) * UNPACK_SHARE:
+        model, config = load_gguf_model(path, native_quantisation=False, dtype=dtype)
+        return model, config, [f"weights unpacked to {_name(dtype)}"]
+    model, config = load_gguf_model(path, native_quantisation=True, dtype=mx.float32 if device.is_cpu else mx.bfloat16)
     return model, config, []
 
 
-def _unpack(model: Any, device: Device) -> list[str]:
-    """Quantised and half-precision products do not go through BLAS on the CPU build: float32 ones do."""
+def _unpack(model: Any, device: Device, dtype: mx.Dtype) -> list[str]:
+    """Quantised weights on every device that has a better form; half-precision ones only where BLAS wants float32."""
     packed = any(name.endswith(".scales") for name, _ in tree_flatten(model.parameters()))
-    half = _dtype(model) != "float32"
-    if not (packed or half):
+    if not packed and not (dtype == mx.float32 and _dtype(model) != "float32"):
         return []
-    need = _unpacked_bytes(model)
+    need = _unpacked_numbers(model) * dtype.size
     room = int(available_bytes(device) * UNPACK_SHARE)
     if need > room:
         gib = 2**30
-        return [f"weights kept packed: float32 would take {need / gib:.1f} GiB, {room / gib:.1f} GiB are free for it"]
+        wish = f"{_name(dtype)} would take {need / gib:.1f} GiB"
+        return [f"weights kept packed: {wish}, {room / gib:.1f} GiB are free for it"]
     dequantize_model(model)
-    model.set_dtype(mx.float32)
-    return ["weights unpacked to float32"]
+    model.set_dtype(dtype)
+    return [f"weights unpacked to {_name(dtype)}"]
 
 
-def _unpacked_bytes(model: Any) -> int:
+def _name(dtype: mx.Dtype) -> str:
+    return str(dtype).removeprefix("mlx.core.")
+
+
+def _unpacked_numbers(model: Any) -> int:
     total = 0
     for _, module in model.named_modules():
         bits = module.bits if "scales" in module else 0
         for name, value in module.items():
             if isinstance(value, mx.array) and name not in ("scales", "biases"):
-                total += 4 * value.size * (32 // bits if bits and name == "weight" else 1)
+                total += value.size * (32 // bits if bits and name == "weight" else 1)
     return total
 
 
@@ -107,7 +115,7 @@ def _dtype(model: Any) -> str:
     """The type of most weights, and the bits if they are quantised."""
     sizes: dict[str, int] = {}
     for _, value in tree_flatten(model.parameters()):
-        name = str(value.dtype).removeprefix("mlx.core.")
+        name = _name(value.dtype)
         sizes[name] = sizes.get(name, 0) + value.nbytes
     most = max(sizes, key=lambda name: sizes[name])
     bits = sorted({module.bits for _, module in model.named_modules() if "scales" in module})

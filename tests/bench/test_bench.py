@@ -1,0 +1,106 @@
+"""The load generator: against our own server, and against one that ends its answers by closing the connection."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socketserver
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+
+import pytest
+
+from millstream.bench.load import Load, request_body, run
+from millstream.bench.report import figures, percentile
+from millstream.cli import main
+from millstream.config import Settings
+from support.server import running
+from support.tiny import write_servable
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = write_servable(tmp_path_factory.mktemp("bench") / "tiny")
+    with running(Settings((str(folder),), port=0, max_batch=4)) as server:
+        yield server.url
+
+
+def test_the_command_prints_and_writes_what_it_saw(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, picture = tmp_path / "figures.json", tmp_path / "plot.png"
+    common = ["--levels", "1,3", "--output-tokens", "6", "--prompt-words", "4", "--ignore-eos"]
+    assert main(["bench", url, *common, "--json", str(out), "--plot", str(picture)]) == 0
+    assert "tokens/s" in capsys.readouterr().out
+    levels = json.loads(out.read_text())["levels"]
+    assert [(level["streams"], level["requests"], level["errors"]) for level in levels] == [(1, 2, 0), (3, 6, 0)]
+    assert [level["tokens"] for level in levels] == [12, 36]
+    assert all(level["first_p50"] > 0 and level["health_p99"] > 0 for level in levels)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_errors_are_counted_and_shown(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", url, "--model", "nobody", "--levels", "2", "--no-warmup"]) == 1
+    assert "4 errors at 2 streams" in capsys.readouterr().err
+    assert main(["bench", "127.0.0.1:9", "--levels", "1", "--no-warmup", "--requests", "1"]) == 1
+
+
+def test_requests_at_random_times(url: str) -> None:
+    load = Load(url, output_tokens=3, prompt_words=3, rate=200.0, requests_per_stream=4, ignore_eos=True)
+    seen = figures(asyncio.run(run(load, 2, lambda: None)))
+    assert (seen.requests, seen.errors, seen.tokens) == (8, 0, 24)
+
+
+def test_prompts_are_reproducible_and_share_what_they_should() -> None:
+    load = Load("x", shared_words=5, prompt_words=5)
+    first, second = request_body(load, 1)["messages"], request_body(load, 2)["messages"]
+    assert first == request_body(load, 1)["messages"]
+    assert first != second
+    texts = [messages[0]["content"].split() for messages in (first, second)]  # type: ignore[index]
+    assert texts[0][:5] == texts[1][:5]
+    assert texts[0][5:] != texts[1][5:]
+
+
+def test_percentiles() -> None:
+    values = [number / 1000 for number in range(1, 101)]
+    assert percentile(values, 0.5) == pytest.approx(50)
+    assert percentile(values, 0.99) == pytest.approx(99)
+    assert percentile(values, 1.0) == pytest.approx(100)
+    assert percentile([], 0.5) is None
+
+
+class OldServer(BaseHTTPRequestHandler):
+    """HTTP/1.0: an answer is over when the connection is. `cut` leaves out the end."""
+
+    cut = False
+
+    def do_POST(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        chunk = {"choices": [{"index": 0, "delta": {"content": "hi"}}]}
+        for _ in range(3):
+            self.wfile.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
+        if not self.cut:
+            self.wfile.write(b"data: [DONE]\n\n")
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_server_that_closes_the_connection_when_it_is_done(cut: bool) -> None:
+    handler = type("Handler", (OldServer,), {"cut": cut})
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        load = Load(f"http://127.0.0.1:{server.server_address[1]}", requests_per_stream=1)
+        seen = figures(asyncio.run(run(load, 1, lambda: None)))
+        server.shutdown()
+        thread.join()
+    assert (seen.errors, seen.tokens) == ((1, 0) if cut else (0, 3))
