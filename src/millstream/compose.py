@@ -15,6 +15,7 @@ from millstream.backend.environment import load_blas, prefer_known_kernels
 from millstream.config import Settings
 from millstream.engine.backend import BatchBackend
 from millstream.engine.link import Link, ThreadLink
+from millstream.engine.pace import Pace
 from millstream.engine.process_link import ProcessLink
 from millstream.engine.scheduler import Scheduler
 from millstream.models.source import ModelSource, resolve
@@ -33,9 +34,10 @@ T = TypeVar("T")
 BackendMaker = Callable[[ModelSource, Settings], BatchBackend]
 """Called on the owner thread."""
 
-PREFILL = {"cpu": (256, 128), "gpu": (2048, 256)}
-"""Prompt tokens a step, and those of one prompt beside running rows. A GPU's step costs the host much the same for 300
-tokens and for 3,000, so prompts share steps; but one long prompt beside running rows is cut finely."""
+PREFILL = {"cpu": (256, 128, 1), "gpu": (2048, 256, 256)}
+"""Prompt tokens a step; and, for one prompt beside running rows, the most and the least. A GPU's step costs the host
+much the same for 300 tokens and for 3,000, so prompts share steps, and every new shape costs it milliseconds, so chunks
+are of one length. On the CPU a token costs what it costs, and chunks follow the pace of the rows."""
 
 
 class Mill:
@@ -110,9 +112,10 @@ class Mill:
 
 
 def make_scheduler(chunk: int | None, facts: ModelFacts) -> Scheduler:
-    budget, default = PREFILL["cpu" if facts.device.startswith("cpu") else "gpu"]
-    chunk = chunk or default
-    return Scheduler(max_rows=facts.max_rows, prefill_tokens=max(chunk, budget), chunk_tokens=chunk)
+    budget, most, least = PREFILL["cpu" if facts.device.startswith("cpu") else "gpu"]
+    most = chunk or most
+    pace = Pace(most=most, least=min(least, most))
+    return Scheduler(max_rows=facts.max_rows, prefill_tokens=max(most, budget), pace=pace)
 
 
 def text_backend(source: ModelSource, settings: Settings) -> BatchBackend:

@@ -27,7 +27,7 @@ class Settings:
     queue: int = 256
     fail_fast: bool = False
     prefill_chunk: int | None = None
-    """Tokens of one prompt that a step reads beside running rows. None: 128 on the CPU, 256 on a GPU."""
+    """The most tokens of one prompt that a step reads beside running rows. None: 128 on the CPU, 256 on a GPU."""
     body_limit: int = 32 * 2**20
     grace: float = 20.0
     """Seconds that running requests get to finish after SIGTERM."""

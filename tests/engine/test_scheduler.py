@@ -6,6 +6,7 @@ import pytest
 
 from millstream.engine.backend import Plan, Prefill, RowOutput, StepResult
 from millstream.engine.messages import Failed, Finished, Submit, Tokens
+from millstream.engine.pace import Pace
 from millstream.engine.request import MOVES, IllegalMove, Request, State
 from millstream.engine.scheduler import Scheduler
 from millstream.types import FinishReason, Usage
@@ -57,7 +58,7 @@ def test_the_budget_is_shared_oldest_first() -> None:
 
 
 def test_a_long_prompt_beside_running_rows_is_cut_finely_and_leaves_room_for_short_ones() -> None:
-    subject = Scheduler(max_rows=4, prefill_tokens=10, chunk_tokens=3)
+    subject = Scheduler(max_rows=4, prefill_tokens=10, pace=Pace(most=3, least=3))
     subject.submit(submit(1, length=1, max_tokens=100))
     step(subject)
     for number, length in ((2, 50), (3, 3), (4, 40)):

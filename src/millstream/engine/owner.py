@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -81,6 +82,7 @@ class OwnerLoop:
         return events
 
     def _step(self, backend: BatchBackend, scheduler: Scheduler, plan: Plan) -> list[Event]:
+        started = time.monotonic()
         try:
             result = backend.step(plan)
         except Exception as error:
@@ -88,7 +90,7 @@ class OwnerLoop:
             events = scheduler.fail(f"the model failed in this step: {describe(error)}")
             backend.reset()
             return events
-        return scheduler.advance(plan, result)
+        return scheduler.advance(plan, result, time.monotonic() - started)
 
     def _refuse(self, reason: str) -> list[Event]:
         """Close the mailbox and fail what was accepted there but never reached the scheduler."""

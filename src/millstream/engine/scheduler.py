@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from millstream.engine.backend import Plan, Prefill, RowOutput, StepResult
 from millstream.engine.messages import Event, Failed, Finished, Submit, Tokens
+from millstream.engine.pace import Pace
 from millstream.engine.request import Request, State
 from millstream.types import FinishReason
 
@@ -15,16 +16,16 @@ class Scheduler:
     """Keeps requests in order, cuts prompts into chunks, and turns a step's result into events.
 
     At most `max_rows` requests hold a row (prefilling or running). A step spends at most `prefill_tokens` on prompts,
-    oldest first. Beside running rows, one prompt gets at most `chunk_tokens` of it: many short prompts may share a
+    oldest first. Beside running rows, one prompt gets at most `pace.chunk` of it: many short prompts may share a
     step, but a long one is cut finely, so that the rows keep their pace.
     """
 
-    def __init__(self, *, max_rows: int, prefill_tokens: int, chunk_tokens: int | None = None) -> None:
-        if max_rows < 1 or prefill_tokens < 1 or (chunk_tokens is not None and chunk_tokens < 1):
-            raise ValueError("max_rows, prefill_tokens and chunk_tokens must be at least 1")
+    def __init__(self, *, max_rows: int, prefill_tokens: int, pace: Pace | None = None) -> None:
+        if max_rows < 1 or prefill_tokens < 1:
+            raise ValueError("max_rows and prefill_tokens must be at least 1")
         self._max_rows = max_rows
         self._prefill_tokens = prefill_tokens
-        self._chunk_tokens = chunk_tokens or prefill_tokens
+        self._pace = pace or Pace(most=prefill_tokens, least=prefill_tokens)
         self._requests: dict[int, Request] = {}
         self._waiting: deque[Request] = deque()
         self._prefilling: list[Request] = []
@@ -53,8 +54,10 @@ class Scheduler:
         decode = tuple(self._running)
         return Plan(drop=drop, prefill=tuple(self._chunks()), decode=decode)
 
-    def advance(self, plan: Plan, result: StepResult) -> list[Event]:
-        """Book a step that succeeded."""
+    def advance(self, plan: Plan, result: StepResult, seconds: float = 0.0) -> list[Event]:
+        """Book a step that succeeded, and how long it took if that is known."""
+        read = sum(chunk.end - chunk.start for chunk in plan.prefill)
+        self._pace.observe(rows=len(plan.decode), prompt_tokens=read, seconds=seconds)
         for chunk in plan.prefill:
             request = self._requests[chunk.request.request_id]
             request.prefilled = chunk.end
@@ -97,8 +100,7 @@ class Scheduler:
     def _chunk(self, request: Request, budget: int) -> Prefill:
         start = request.prefilled
         if self._running:
-            # All of one length: on CUDA every new shape of a product costs the host milliseconds.
-            budget = min(budget, self._chunk_tokens)
+            budget = min(budget, self._pace.chunk)
         return Prefill(request.submit, start, min(request.prefill_end, start + budget))
 
     def _accept(self, request: Request, row: RowOutput) -> Iterable[Event]:

@@ -1,0 +1,55 @@
+"""How long a chunk of a prompt may be beside running rows: as long as it takes less time than the rows' own step.
+
+A prompt then gets nearly half of the device and slows running streams to about half their pace, whatever the model, the
+machine and the length of the context. Pure: it is told how long steps took.
+"""
+
+from __future__ import annotations
+
+SHARE = 0.75
+"""Of the rows' own step, what a chunk may take on the average: single ones take longer."""
+
+_QUICK = 0.5
+_SLOW = 0.1
+
+
+class Pace:
+    """`most` and `least` bound the chunk; equal, they fix it."""
+
+    def __init__(self, *, most: int, least: int) -> None:
+        if not 1 <= least <= most:
+            raise ValueError("a chunk has at least one token, and `least` is not above `most`")
+        self._most = most
+        self._least = least
+        self._step: float | None = None
+        self._token: float | None = None
+        self._before = 0
+
+    @property
+    def chunk(self) -> int:
+        """A power of two times `least`: few lengths, so few shapes to compute."""
+        if self._step is None or self._token is None or self._token <= 0:
+            return self._most
+        chunk = self._least
+        while chunk * 2 <= min(self._most, SHARE * self._step / self._token):
+            chunk *= 2
+        return chunk
+
+    def observe(self, *, rows: int, prompt_tokens: int, seconds: float) -> None:
+        """A step of `rows` that also read `prompt_tokens` took `seconds`.
+
+        A backend may run ahead, so that the cost of a chunk shows in the step after it: both are counted.
+        """
+        tokens, self._before = (prompt_tokens + self._before) / 2, prompt_tokens
+        if not rows or seconds <= 0:
+            return
+        if not tokens:
+            self._step = seconds if self._step is None else self._step + _SLOW * (seconds - self._step)
+        elif self._step is not None:
+            token = max(0.0, seconds - self._step) / tokens
+            if self._token is None:
+                self._token = token
+            else:
+                # Believe at once that tokens grow dearer, and slowly that they grow cheaper: one lucky step must not
+                # make the next one long.
+                self._token += (_QUICK if token > self._token else _SLOW) * (token - self._token)
