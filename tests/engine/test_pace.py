@@ -28,7 +28,8 @@ def test_without_a_measure_a_chunk_is_as_long_as_it_may_be() -> None:
     ("token", "chunk"), [(0.00001, 128), (0.0001, 64), (0.0002, 32), (0.0004, 16), (0.01, 16)], ids=str
 )
 def test_a_chunk_takes_no_longer_than_the_rows_step(token: float, chunk: int) -> None:
-    assert settle(Pace(most=128, least=16), step=0.0099, token=token) == chunk
+    """The length hovers between the longest that fits and half of it: a longer try is taken back at once."""
+    assert max(16, chunk // 2) <= settle(Pace(most=128, least=16), step=0.0099, token=token) <= chunk
 
 
 def test_it_follows_a_context_that_grows_dearer_and_recovers() -> None:
