@@ -64,10 +64,6 @@ class MlxTextBackend:
         self._pending: Launched | None = None
         self._vocab_size = 0
 
-    @property
-    def thread_id(self) -> int:
-        return self._guard.thread_id
-
     def load(self) -> ModelFacts:
         """Owner only. Load, evaluate all, choose how rows share a batch, and warm up."""
         self._guard.check("load")
