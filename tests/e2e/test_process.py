@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import socket
@@ -40,6 +41,10 @@ class Process:
 
     def url(self) -> str:
         return self.wait_line(r"ready: .* (http://[\d.:]+)/v1")[1]
+
+    def child(self) -> int:
+        """The process id of its engine."""
+        return int(self.wait_line(r"its engine is process (\d+)")[1])
 
     def send(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
@@ -107,6 +112,23 @@ def test_sigterm_lets_a_running_request_finish(start: Callable[..., Process], se
         process.send(signal.SIGTERM)
         rest = [line for line in lines if line]
     assert rest[-1] == "data: [DONE]"
+    assert process.wait() == 0
+
+
+def test_a_crashed_engine_is_an_error_and_the_server_stays_up(start: Callable[..., Process], servable: Path) -> None:
+    process = start(str(servable), "--isolation", "process")
+    url = process.url()
+    body = {"prompt": "hello", "max_tokens": 400, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=PATIENCE) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        os.kill(process.child(), signal.SIGKILL)
+        rest = [line for line in lines if line]
+    assert "killed by signal 9" in rest[-1]
+    assert httpx.get(f"{url}/health").json() == {"status": "ok", "models": {"tiny": "failed"}}
+    refused = httpx.post(f"{url}/v1/completions", json=body)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_unavailable")
+    process.send(signal.SIGTERM)
     assert process.wait() == 0
 
 

@@ -45,6 +45,7 @@ class ProcessLink:
         command = [sys.executable, "-m", "millstream.engine.child", str(theirs.fileno())]
         self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
         theirs.close()
+        log.info("%s: its engine is process %d", self._name, self._process.pid)
         for target, arguments in ((self._write, (ours,)), (self._read, (ours, sink))):
             threading.Thread(target=target, args=arguments, name=f"link-{self._name}", daemon=True).start()
 

@@ -65,6 +65,11 @@ class EngineClient:
         self._idle = asyncio.Event()
         self._idle.set()
 
+    @property
+    def gone(self) -> bool:
+        """The engine has ended, by order or by a crash."""
+        return self._stopped.is_set()
+
     async def load(self) -> ModelFacts:
         """Start the engine and wait for its model. Raises `ModelError`."""
         self._link.start_soon(self._sink())

@@ -44,10 +44,17 @@ class Entry:
     def __init__(self, name: str, opener: Opener) -> None:
         self.name = name
         self.created = int(time.time())
-        self.state = ModelState.LOADING
         self.error: str | None = None
         self.model: ReadyModel | None = None
+        self._state = ModelState.LOADING
         self._task = asyncio.ensure_future(self._open(opener))
+
+    @property
+    def state(self) -> ModelState:
+        """A ready model whose engine has crashed is a failed one."""
+        if self._state is ModelState.READY and self.model is not None and self.model.engine.gone:
+            return ModelState.FAILED
+        return self._state
 
     async def ready(self) -> ReadyModel:
         model = self.model or await asyncio.shield(self._task)
@@ -59,17 +66,17 @@ class Entry:
         try:
             self.model = await opener()
         except MillstreamError as error:
-            self.state, self.error = ModelState.FAILED, error.message
+            self._state, self.error = ModelState.FAILED, error.message
             log.error("%s: %s", self.name, error.message)
             return None
-        self.state = ModelState.READY
+        self._state = ModelState.READY
         return self.model
 
     async def stop(self, reason: str, patience: float) -> bool:
         """A load that is under way is cancelled: its opener ends the engine it has started."""
         self._task.cancel()
         await asyncio.wait([self._task], timeout=patience)
-        self.state = ModelState.STOPPED
+        self._state = ModelState.STOPPED
         if self.model is None:
             return self._task.done()
         return await self.model.engine.stop(reason, patience)
