@@ -46,3 +46,10 @@ def test_a_fixed_pace_stays() -> None:
 def test_bounds_are_checked(most: int, least: int) -> None:
     with pytest.raises(ValueError, match="least"):
         Pace(most=most, least=least)
+
+
+def test_what_is_short_is_never_cut() -> None:
+    pace = Pace(most=128, least=16)
+    settle(pace, step=0.01, token=0.01)
+    assert pace.chunk == 16
+    assert [pace.limit(left) for left in (1, 45, 128, 129, 5000)] == [1, 45, 128, 16, 16]

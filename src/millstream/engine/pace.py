@@ -14,7 +14,8 @@ _SLOW = 0.1
 
 
 class Pace:
-    """`most` and `least` bound the chunk; equal, they fix it."""
+    """`most` and `least` bound the chunk; equal, they fix it. What is left of a prompt is not cut if it is at most
+    `most`: short prompts are read whole, several in one pass, which is worth more than a smoother step."""
 
     def __init__(self, *, most: int, least: int) -> None:
         if not 1 <= least <= most:
@@ -24,6 +25,10 @@ class Pace:
         self._step: float | None = None
         self._token: float | None = None
         self._before = 0
+
+    def limit(self, left: int) -> int:
+        """How much to read at once of a prompt with `left` tokens to go."""
+        return left if left <= self._most else self.chunk
 
     @property
     def chunk(self) -> int:

@@ -100,7 +100,7 @@ class Scheduler:
     def _chunk(self, request: Request, budget: int) -> Prefill:
         start = request.prefilled
         if self._running:
-            budget = min(budget, self._pace.chunk)
+            budget = min(budget, self._pace.limit(request.prefill_end - start))
         return Prefill(request.submit, start, min(request.prefill_end, start + budget))
 
     def _accept(self, request: Request, row: RowOutput) -> Iterable[Event]:
