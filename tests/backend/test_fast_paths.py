@@ -18,7 +18,7 @@ from millstream.backend.cpu_layers import SKINNY, TurnedLinear, swiglu, turn_lay
 from millstream.backend.exchange import exchange_function
 from millstream.backend.projections import fuse_projections
 from millstream.backend.prompts import alike
-from millstream.backend.slots import FULL, PADDING_BYTES, exact, padded, powers_of_two
+from millstream.backend.slots import FULL, exact, full_width, powers_of_two
 from millstream.engine.backend import Prefill
 from millstream.engine.messages import Submit
 
@@ -113,10 +113,9 @@ def test_exchanging_a_function_touches_no_other_model(tiny_model: Callable[[str]
 
 
 def test_slot_policies() -> None:
-    assert [exact(rows, 1) for rows in (1, 3, 9)] == [1, 3, 9]
-    assert [powers_of_two(rows, 1) for rows in (1, 2, 3, 5, 64, 65)] == [1, 2, 4, 8, 64, 128]
-    assert [padded(rows, 1) for rows in (1, 2, 33, 64, 65)] == [1, FULL, FULL, FULL, 128]
-    assert padded(3, PADDING_BYTES) == 4, "long rows are not padded with gigabytes"
+    assert [exact(rows) for rows in (1, 3, 9)] == [1, 3, 9]
+    assert [powers_of_two(rows) for rows in (1, 2, 3, 5, 64, 65)] == [1, 2, 4, 8, 64, 128]
+    assert [full_width(slots) for slots in (0, 1, 2, 32, 64, 128)] == [0, 1, FULL, FULL, FULL, 128]
     assert 1 not in SKINNY
 
 

@@ -1,7 +1,7 @@
-"""Attention of one query a row over rows of unequal length.
+"""The attention that the models' layers call: over slots when rows decode, over a prompt's own caches when it is read.
 
-MLX's CUDA build has no fused kernel for that: with an array mask it falls back to seven launches a layer. Ours is one.
-On Metal and on the CPU the masked path of MLX is used.
+MLX's CUDA build has no fused kernel for one query a row over rows of unequal length: with an array mask it falls back
+to seven launches a layer. Ours is one. On Metal and on the CPU the masked path of MLX is used.
 """
 
 from __future__ import annotations
@@ -11,8 +11,11 @@ from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models import base
+from mlx_lm.models.cache import KVCache
 
 from millstream.backend.exchange import exchange_function
+from millstream.backend.prefill_kernel import prefill_attention, prefill_fits
+from millstream.backend.prompt_caches import PaddedCache
 from millstream.backend.slots import SlotLayer
 
 WARPS = 8
@@ -25,6 +28,11 @@ _SOURCE = """
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int head = blockIdx.y, row = blockIdx.z;
   const int heads = k_shape[1];
+  if (row >= k_shape[0]) {
+    // A row that has no slot: nobody reads it, but it must be a number.
+    for (int i = threadIdx.x; i < G * D; i += W * 32) out[(size_t)(row * heads + head) * G * D + i] = T(0.f);
+    return;
+  }
   const size_t columns = k_shape[2];
   float query[G][E], best[G], total[G], sum[G][E];
   const T* from = q + (size_t)(row * heads + head) * G * D + lane * E;
@@ -138,14 +146,44 @@ def attention(
     mask: Any,
     sinks: mx.array | None = None,
 ) -> mx.array:
-    """What the models call in place of mlx-lm's function of the same signature."""
+    """What the models call in place of mlx-lm's function of the same signature, where there are no kernels of ours."""
     if isinstance(cache, SlotLayer) and cache.slots.ragged:
-        slots = cache.slots
-        if sinks is None and _fits(queries, keys, values):
-            return ragged_attention(queries, keys, values, slots.left, slots.end_array, slots.scalar(scale))
-        mask = slots.whole_mask()
+        return _over_slots(queries, keys, values, cache, scale, sinks)
     out: mx.array = base.scaled_dot_product_attention(queries, keys, values, cache, scale, mask, sinks)
     return out
+
+
+def kernel_attention(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    cache: Any,
+    scale: float,
+    mask: Any,
+    sinks: mx.array | None = None,
+) -> mx.array:
+    """The same with our CUDA kernels."""
+    if sinks is None and isinstance(cache, SlotLayer):
+        slots = cache.slots
+        if slots.ragged and _fits(queries, keys, values):
+            return ragged_attention(queries, keys, values, slots.left, slots.end_array, slots.scalar(scale))
+    elif sinks is None and prefill_fits(queries, keys, values):
+        if type(cache) is KVCache and isinstance(mask, str) and mask == "causal":
+            return prefill_attention(queries, keys, values, scale, None)
+        if isinstance(cache, PaddedCache) and mask is not None and mask is cache.pads.mask:
+            return prefill_attention(queries, keys, values, scale, cache.pads.left)
+    return attention(queries, keys, values, cache, scale, mask, sinks)
+
+
+def _over_slots(
+    queries: mx.array, keys: mx.array, values: mx.array, cache: SlotLayer, scale: float, sinks: mx.array | None
+) -> mx.array:
+    """Whole buffers, masked; rows that have no slot get zeros."""
+    slots = cache.slots
+    inside = queries[: slots.count]
+    out: mx.array = base.scaled_dot_product_attention(inside, keys, values, cache, scale, slots.whole_mask(), sinks)
+    beyond = queries.shape[0] - slots.count
+    return mx.concatenate([out, mx.zeros((beyond, *out.shape[1:]), dtype=out.dtype)]) if beyond else out
 
 
 def _fits(queries: mx.array, keys: mx.array, values: mx.array) -> bool:
@@ -154,6 +192,6 @@ def _fits(queries: mx.array, keys: mx.array, values: mx.array) -> bool:
     return count == 1 and size == values.shape[-1] and size in HEAD_SIZES and heads // keys.shape[1] <= 16
 
 
-def adopt_attention(model: Any) -> int:
+def adopt_attention(model: Any, *, kernels: bool) -> int:
     """Give the model's attention layers our function; how many have it now."""
-    return exchange_function(model, "scaled_dot_product_attention", attention)
+    return exchange_function(model, "scaled_dot_product_attention", kernel_attention if kernels else attention)

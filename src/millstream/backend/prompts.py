@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import mlx.core as mx
-from mlx_lm.models.cache import BatchKVCache
 
 from millstream.backend.caches import RowCaches, new_row, states
+from millstream.backend.prompt_caches import PaddedCache, Pads, grow_as_usual, make_room
 from millstream.backend.slots import Block, block_of
 from millstream.engine.backend import Prefill
 from millstream.engine.messages import Submit
@@ -43,6 +43,7 @@ class SingleReader:
             submit = chunk.request
             if chunk.start == 0:
                 self._rows[submit.request_id] = (submit, new_row(self._model))
+                make_room(self._rows[submit.request_id][1], len(submit.prompt))
             _, caches = self._rows[submit.request_id]
             if chunk.end > chunk.start:
                 self._model(mx.array([submit.prompt[chunk.start : chunk.end]], dtype=mx.int32), cache=caches)
@@ -51,6 +52,8 @@ class SingleReader:
 
     def take(self, ids: Iterable[int]) -> tuple[list[Submit], list[RowCaches]]:
         rows = [self._rows.pop(request_id) for request_id in ids if request_id in self._rows]
+        for _, caches in rows:
+            grow_as_usual(caches)
         return [submit for submit, _ in rows], [caches for _, caches in rows]
 
     def drop(self, ids: Iterable[int]) -> None:
@@ -117,7 +120,8 @@ class _Group:
         lengths = [len(submit.prompt) - 1 for submit in submits]
         longest = max(lengths)
         pads = tuple(longest - length for length in lengths)
-        caches = [BatchKVCache(list(pads)) for _ in range(layer_count)]
+        shared = Pads(pads)
+        caches = [PaddedCache(pads, shared) for _ in range(layer_count)]
         padded = [[0] * pad + list(submit.prompt[:-1]) for pad, submit in zip(pads, submits, strict=True)]
         model(mx.array(padded, dtype=mx.int32), cache=caches)
         pairs = [cache.keys_and_values() for cache in caches]

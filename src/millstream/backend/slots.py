@@ -18,28 +18,26 @@ from mlx_lm.models.cache import KVCache
 STEP = 256
 """Columns are allotted in steps, so that buffers are copied rarely and shapes repeat."""
 
-SlotPolicy = Callable[[int, int], int]
-"""How many slots to keep for so many rows of so many bytes each."""
+SlotPolicy = Callable[[int], int]
+"""How many slots to keep for so many rows."""
 
 FULL = 64
-PADDING_BYTES = 2 * 2**30
 
 
-def exact(rows: int, row_bytes: int) -> int:
+def exact(rows: int) -> int:
     """For the CPU, where a vacant row costs as much as a living one."""
     return rows
 
 
-def powers_of_two(rows: int, row_bytes: int) -> int:
+def powers_of_two(rows: int) -> int:
     """For GPUs, where vacant rows are almost free and new shapes are not."""
     return 1 << max(0, rows - 1).bit_length()
 
 
-def padded(rows: int, row_bytes: int) -> int:
-    """For CUDA, whose products of 2 to 32 rows take longer than those of 64 (H200: a step of 5.1 ms against 4.0)."""
-    if rows > 1 and rows <= FULL and (FULL - rows) * row_bytes <= PADDING_BYTES:
-        return FULL
-    return powers_of_two(rows, row_bytes)
+def full_width(slots: int) -> int:
+    """How many rows a forward pass gets on CUDA, whose products of 2 to 32 rows take longer than those of 64 (H200: a
+    step of 5.1 ms against 4.0). Rows beyond the slots have no keys and values, so they cost no memory."""
+    return FULL if 1 < slots < FULL else slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +92,9 @@ class SlotLayer:
         if self.keys is None or self.values is None:
             self.keys = self.slots.blank(keys)
             self.values = self.slots.blank(values)
-        self.keys[..., end : end + 1, :] = keys
-        self.values[..., end : end + 1, :] = values
+        count = self.slots.count
+        self.keys[..., end : end + 1, :] = keys[:count]
+        self.values[..., end : end + 1, :] = values[:count]
         if self.slots.ragged:
             return self.keys, self.values
         first = self.slots.first
@@ -103,12 +102,13 @@ class SlotLayer:
 
 
 class SlotCaches:
-    """The caches of a batch. Owner only. `kernel`: attention over unequal rows needs no mask here."""
+    """The caches of a batch. Owner only. `wide`: the layers call our attention, so a pass may have more rows than
+    there are slots, and unequal rows need no mask."""
 
-    def __init__(self, layer_count: int, policy: SlotPolicy, *, kernel: bool) -> None:
+    def __init__(self, layer_count: int, policy: SlotPolicy, *, wide: bool) -> None:
         self.layers = [SlotLayer(self) for _ in range(layer_count)]
         self._policy = policy
-        self._kernel = kernel
+        self._wide = wide
         self._lefts: list[int | None] = []
         """The first column of each slot's row; None for a vacant slot."""
         self._columns = 0
@@ -120,16 +120,21 @@ class SlotCaches:
         self.left = self.offset = self.end_array = mx.zeros((0,), dtype=mx.int32)
 
     @property
-    def size(self) -> int:
+    def count(self) -> int:
+        """How many slots there are."""
         return len(self._lefts)
+
+    @property
+    def size(self) -> int:
+        """How many rows a forward pass has."""
+        return full_width(self.count) if self._wide else self.count
 
     def join(self, blocks: Sequence[Block]) -> list[int]:
         """Put the rows into vacant slots; their places, in order."""
         rows = sum(block.rows for block in blocks) + sum(left is not None for left in self._lefts)
         longest = max(block.columns for block in blocks)
-        if rows > self.size or longest > self.end or self.end >= self._columns:
-            size = self.size if rows <= self.size else self._policy(rows, self._row_bytes(blocks))
-            self._rebuild(list(range(self.size)), size, room_for=longest)
+        if rows > self.count or longest > self.end or self.end >= self._columns:
+            self._rebuild(list(range(self.count)), self.count if rows <= self.count else self._policy(rows), longest)
         vacant = [place for place, left in enumerate(self._lefts) if left is None]
         places: list[int] = []
         for block in blocks:
@@ -143,18 +148,18 @@ class SlotCaches:
         """Vacate all other slots. Returns the new layout: which slot each one was, -1 for a fresh one."""
         living = set(places)
         self._lefts = [left if place in living else None for place, left in enumerate(self._lefts)]
-        wanted = self._policy(len(places), self._row_bytes([])) if places else 0
+        wanted = self._policy(len(places)) if places else 0
         layout = list(range(self.size))
-        if wanted == len(places) or wanted * 4 <= self.size:
+        if self._policy is exact or wanted * 4 <= self.count:
             self._rebuild(places, wanted)
-            layout = [*places, *[-1] * (wanted - len(places))]
+            layout = [*places, *[-1] * (self.size - len(places))]
         self._settle()
         return layout
 
     def begin_step(self) -> None:
         """Make room for the next column, and set what all layers share in this step."""
         if self.end >= self._columns:
-            self._rebuild(list(range(self.size)), self.size)
+            self._rebuild(list(range(self.count)), self.count)
             self._settle()
         self.end_array = mx.array([self.end], dtype=mx.int32)
         self.offset = self.end_array - self.left
@@ -174,27 +179,20 @@ class SlotCaches:
         return self._mask(0, self._columns) & (mx.arange(self._columns) <= self.end)
 
     def blank(self, like: mx.array) -> mx.array:
-        return mx.zeros((self.size, like.shape[1], self._columns, like.shape[3]), dtype=like.dtype)
-
-    def _row_bytes(self, blocks: Sequence[Block]) -> int:
-        """What a slot would take with the columns that are needed now."""
-        for keys in (*(block.keys[0] for block in blocks if block.keys), self.layers[0].keys):
-            if keys is not None:
-                columns = max(self._columns, *(block.columns for block in blocks), STEP)
-                return 2 * len(self.layers) * columns * keys.shape[1] * keys.shape[3] * keys.itemsize
-        return 0
+        return mx.zeros((self.count, like.shape[1], self._columns, like.shape[3]), dtype=like.dtype)
 
     def _settle(self) -> None:
         """What depends on who is here. Rows that all begin at column 0 need no mask, and vacant ones join them."""
         living = [left for left in self._lefts if left is not None]
         self._uneven = any(living)
-        self.ragged = self._uneven and self._kernel
+        self.ragged = self._wide and (self._uneven or self.size > self.count)
         self.first = min(living, default=0)
         vacant = self.end if self._uneven else 0
-        self.left = mx.array([vacant if left is None else left for left in self._lefts], dtype=mx.int32)
+        lefts = [vacant if left is None else left for left in self._lefts]
+        self.left = mx.array([*lefts, *[vacant] * (self.size - self.count)], dtype=mx.int32)
 
     def _mask(self, first: int, beyond: int) -> mx.array:
-        return (mx.arange(first, beyond) >= self.left[:, None])[:, None, None, :]
+        return (mx.arange(first, beyond) >= self.left[: self.count, None])[:, None, None, :]
 
     def _write(self, block: Block, places: list[int]) -> None:
         start = self.end - block.columns
@@ -216,7 +214,7 @@ class SlotCaches:
         longest = max((self.end - left for left in lefts if left is not None), default=0)
         end = max(longest, room_for)
         columns = -(-(end + STEP // 2) // STEP) * STEP if size else 0
-        chosen = None if places == list(range(self.size)) else mx.array(places, dtype=mx.int32)
+        chosen = None if places == list(range(self.count)) else mx.array(places, dtype=mx.int32)
 
         def moved(old: mx.array | None) -> mx.array | None:
             if old is None or not longest:

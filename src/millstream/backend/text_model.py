@@ -22,7 +22,7 @@ from millstream.backend.projections import fuse_projections
 from millstream.backend.prompts import BlockReader, PromptReader, SingleReader
 from millstream.backend.reach import evaluate_all
 from millstream.backend.rehearsal import rehearse
-from millstream.backend.slots import SlotCaches, all_plain, exact, padded, powers_of_two
+from millstream.backend.slots import SlotCaches, all_plain, exact, powers_of_two
 from millstream.engine.backend import Plan, Prefill, StepResult
 from millstream.engine.messages import Submit
 from millstream.engine.ownership import OwnerGuard
@@ -58,7 +58,7 @@ class MlxTextBackend:
         mx.set_default_stream(self._stream)
         self._model: Any = None
         self._device = current_device()
-        self._slots = self._kernel = False
+        self._slots = self._wide = False
         self._batch: Batch | None = None
         self._prompts: PromptReader | None = None
         self._pending: Launched | None = None
@@ -151,8 +151,7 @@ class MlxTextBackend:
             return make(MergedCaches()), SingleReader(self._model)
         layers = len(new_row(self._model))
         on_cpu = self._device.is_cpu and not self._settings.like_gpu
-        policy = exact if on_cpu else padded if self._on_cuda() else powers_of_two
-        caches = SlotCaches(layers, policy, kernel=self._kernel)
+        caches = SlotCaches(layers, exact if on_cpu else powers_of_two, wide=self._wide)
         # Padding is computed like everything else: almost for nothing on a GPU, for real on the CPU.
         fill = (0.75 if on_cpu else 0.5) if self._enabled("group-prefill") else None
         return make(caches), BlockReader(self._model, layers, fill=fill)
@@ -164,7 +163,9 @@ class MlxTextBackend:
         if obstacle is not None:
             return obstacle
         self._slots = self._enabled("slots") and all_plain(caches)
-        self._kernel = self._slots and self._on_cuda() and adopt_attention(self._model) == len(caches)
+        on_cuda = self._on_cuda()
+        adopts = self._slots and (on_cuda or self._settings.like_gpu)
+        self._wide = adopts and adopt_attention(self._model, kernels=on_cuda) == len(caches)
         return None if self._runs() else "this model"
 
     def _runs(self) -> bool:
@@ -177,7 +178,7 @@ class MlxTextBackend:
             self.step(Plan(decode=(0, 1)))
         except (ValueError, TypeError, RuntimeError, AttributeError) as error:
             log.warning("the model cannot run two rows at once: %s", error)
-            self._slots = self._kernel = False
+            self._slots = self._wide = False
             return False
         return True
 
