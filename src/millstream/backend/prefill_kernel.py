@@ -7,17 +7,18 @@ all scores in memory, in buffers of a new size for every chunk. Ours takes any l
 from __future__ import annotations
 
 import functools
-import struct
 from typing import Any
 
 import mlx.core as mx
+
+from millstream.backend.decode_kernel import float_bits
 
 HEAD_SIZES = (64, 96, 128)
 QUERIES = 64
 """Queries a block: 16 for each of its four warps."""
 
 # S = Q K' and O = P V on tensor cores, 64 keys at a time, softmax kept running. `left[row]`: the first key of a row.
-_SOURCE = """
+_SOURCE = r"""
   constexpr int KEYS = 64, PITCH = D + 8, STAGES = D <= 64 ? 2 : 1;
   constexpr int KSTEPS = D / 16, OTILES = D / 8, PARTS = D / 8;
   __shared__ __align__(16) unsigned short tile_k[STAGES][KEYS * PITCH], tile_v[STAGES][KEYS * PITCH];
@@ -61,13 +62,14 @@ _SOURCE = """
     }
     asm volatile("cp.async.commit_group;");
   };
+  #define MILLSTREAM_MMA(TYPE) \
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." TYPE "." TYPE ".f32 " \
+      "{%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};" \
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) \
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1))
   auto multiply = [](float* c, const unsigned* a, unsigned b0, unsigned b1) {
-    if constexpr (BRAIN)
-      asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-    else
-      asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    if constexpr (BRAIN) MILLSTREAM_MMA("bf16");
+    else MILLSTREAM_MMA("f16");
   };
   auto pack = [](float x, float y) {
     unsigned r;
@@ -216,7 +218,7 @@ def prefill_attention(
             ("D", size),
             ("BRAIN", queries.dtype == mx.bfloat16),
             ("LEFT", left is not None),
-            ("SCALE", struct.unpack("i", struct.pack("f", scale))[0]),
+            ("SCALE", float_bits(scale)),
         ],
     )
     # As the layers want it next: (rows, count, heads, size) is what is in memory.

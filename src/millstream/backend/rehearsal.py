@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from millstream.engine.backend import BatchBackend
 from millstream.engine.messages import Submit
 from millstream.engine.scheduler import Scheduler
@@ -18,17 +20,31 @@ KINDS = (
 LENGTHS = (40, 33, 90, 1, 65, 20, 40, 38)
 
 
+LONG = 1200
+"""Long enough for rows whose attention is computed in parts."""
+
+
 def rehearse(backend: BatchBackend, *, max_rows: int, vocab_size: int, context_length: int) -> None:
-    """Rows of every kind join, decode beside a prompt, and leave at different times; then one runs alone."""
-    scheduler = Scheduler(max_rows=max_rows, prefill_tokens=128)
-    for number in range(max(2 * len(KINDS), min(2 * max_rows, 64))):
-        length = min(LENGTHS[number % len(LENGTHS)], context_length - 20)
-        prompt = tuple((number + place) % vocab_size for place in range(max(1, length)))
-        submit = Submit(
-            number, prompt, 3 + number % 9, KINDS[number % len(KINDS)], logprobs=5 if number % 5 == 0 else None
-        )
+    """Rows of every kind join, decode beside a prompt, and leave at different times; then one runs alone; then some
+    run beside a long prompt that is cut."""
+
+    def submit(number: int, length: int, tokens: int) -> Submit:
+        length = max(1, min(length, context_length - 20))
+        prompt = tuple((number + place) % vocab_size for place in range(length))
+        logprobs = 5 if number % 5 == 0 else None
+        return Submit(number, prompt, tokens, KINDS[number % len(KINDS)], logprobs=logprobs)
+
+    count = max(2 * len(KINDS), min(2 * max_rows, 64))
+    mixed = [submit(number, LENGTHS[number % len(LENGTHS)], 3 + number % 9) for number in range(count)]
+    _run(backend, Scheduler(max_rows=max_rows, prefill_tokens=128), mixed)
+    beside = [submit(0, 130, 12), submit(1, 120, 12), submit(2, LONG, 4)]
+    _run(backend, Scheduler(max_rows=max_rows, prefill_tokens=256), beside)
+    backend.reset()
+
+
+def _run(backend: BatchBackend, scheduler: Scheduler, submits: Sequence[Submit]) -> None:
+    for submit in submits:
         scheduler.submit(submit)
     while not scheduler.idle:
         plan = scheduler.plan()
         scheduler.advance(plan, backend.step(plan))
-    backend.reset()

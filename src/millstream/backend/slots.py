@@ -112,7 +112,6 @@ class SlotCaches:
         self._lefts: list[int | None] = []
         """The first column of each slot's row; None for a vacant slot."""
         self._columns = 0
-        self._scalars: dict[float, mx.array] = {}
         self.end = 0
         self.first = 0
         self.ragged = False
@@ -167,12 +166,6 @@ class SlotCaches:
 
     def end_step(self) -> None:
         self.end += 1
-
-    def scalar(self, value: float) -> mx.array:
-        """A number as an array, made once."""
-        if value not in self._scalars:
-            self._scalars[value] = mx.array([value], dtype=mx.float32)
-        return self._scalars[value]
 
     def whole_mask(self) -> mx.array:
         """For layers that got whole buffers and cannot use the kernel."""
