@@ -34,7 +34,7 @@ T = TypeVar("T")
 BackendMaker = Callable[[ModelSource, Settings], BatchBackend]
 """Called on the owner thread."""
 
-PREFILL = {"cpu": (256, 128, 16), "gpu": (2048, 256, 256)}
+PREFILL = {"cpu": (256, 128, 4), "gpu": (2048, 256, 256)}
 """Prompt tokens a step; and, for one prompt beside running rows, the most and the least. A GPU's step costs the host
 much the same for 300 tokens and for 3,000, so prompts share steps, and every new shape costs it milliseconds, so chunks
 are of one length. On the CPU a token costs what it costs, and chunks follow the pace of the rows."""

@@ -3,13 +3,12 @@
 With 4 to 48 rows MKL repacks all weights at every call of the usual product x @ W.T: 72 ms for 30 layers of 3072 x 576
 and 16 rows on 2 cores of a 2.5 GHz Xeon. The same product asked for as (W @ x.T).T takes 28 ms.
 
-And MLX's exponential is scalar code on x86_64, 30 ns an element: for a prompt, the activations took as long as all
-matrix products together. Ours is a polynomial, made of operations that the compiler vectorises.
+And MLX's exponential is slow there: for a prompt, the activations took as long as all matrix products together. Ours
+is in `vector_math`.
 """
 
 from __future__ import annotations
 
-import math
 import platform
 from typing import Any
 
@@ -18,6 +17,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from millstream.backend.exchange import exchange_function
+from millstream.backend.vector_math import MANY, exp_of_fresh, exponential
 
 SKINNY = range(4, 49)
 """Rows for which the product is turned."""
@@ -36,27 +36,14 @@ def turned(x: mx.array, weight: mx.array) -> mx.array:
     return mx.contiguous((weight @ x.reshape(rows, -1).T).T).reshape(*x.shape[:-1], -1)
 
 
-_LOG2_E = 1.4426950408889634
-# 2**f for |f| <= 1/2: the series of exp(f ln 2), to the seventh power, good to the last bits of a float32.
-_SERIES = tuple(math.log(2) ** power / math.factorial(power) for power in range(8))
-
-
-def _exp(x: mx.array) -> mx.array:
-    """e**x as 2**n * 2**f. The power of two is put together from its bits."""
-    scaled = mx.clip(x * _LOG2_E, -126.0, 126.0)
-    whole = (scaled + mx.where(scaled >= 0, 0.5, -0.5)).astype(mx.int32)
-    rest = scaled - whole.astype(mx.float32)
-    value: Any = _SERIES[-1]
-    for factor in reversed(_SERIES[:-1]):
-        value = value * rest + factor
-    power: mx.array = value * mx.view((whole + 127) << 23, mx.float32)
-    return power
+def swiglu(gate: mx.array, x: mx.array) -> mx.array:
+    """What mlx-lm's function of this name computes, for float32."""
+    return gate / (1 + exp_of_fresh(-gate)) * x if gate.size >= MANY else _small_swiglu(gate, x)
 
 
 @mx.compile
-def swiglu(gate: mx.array, x: mx.array) -> mx.array:
-    """What mlx-lm's function of this name computes, for float32."""
-    return gate / (1 + _exp(-gate)) * x
+def _small_swiglu(gate: mx.array, x: mx.array) -> mx.array:
+    return gate / (1 + exponential(-gate)) * x
 
 
 class TurnedLinear(nn.Module):  # type: ignore[misc]

@@ -15,8 +15,10 @@ import mlx.core as mx
 from millstream.backend.attention import adopt_attention
 from millstream.backend.batch import Batch, Launched
 from millstream.backend.caches import MergedCaches, new_row, unbatchable
+from millstream.backend.cpu_attention import cpu_attention
 from millstream.backend.cpu_layers import pays_here, turn_layers, turned_layer
 from millstream.backend.device import current_device
+from millstream.backend.exchange import exchange_function
 from millstream.backend.loading import load
 from millstream.backend.projections import fuse_projections
 from millstream.backend.prompts import BlockReader, PromptReader, SingleReader
@@ -144,6 +146,8 @@ class MlxTextBackend:
             fuse_projections(self._model, turned_layer if turn else lambda layer: layer)
         if turn:
             turn_layers(self._model)
+            if not self._settings.like_gpu:
+                exchange_function(self._model, "scaled_dot_product_attention", cpu_attention)
 
     def _fresh(self) -> tuple[Batch, PromptReader]:
         make = functools.partial(Batch, self._model, self._vocab_size, kernel=self._on_cuda())
