@@ -15,14 +15,14 @@ from pathlib import Path
 
 import servers
 from millstream.bench.client import Sample, stream
-from millstream.bench.load import Load, request_body
+from millstream.bench.load import Load, request_body, watch_health
 from millstream.bench.report import milliseconds, percentile
 from models import make
 
 STREAMS = 4
 
 
-async def measure(load: Load, long_words: int) -> tuple[list[Sample], list[Sample], list[Sample]]:
+async def measure(load: Load, long_words: int, health: list[float | None]) -> tuple[list[Sample], list[Sample], list[Sample]]:
     """Four streams alone; four streams with long prompts arriving beside them, one after the other; the long ones."""
     path = "/v1/chat/completions"
     short = dataclasses.replace(load, output_tokens=16)
@@ -31,12 +31,15 @@ async def measure(load: Load, long_words: int) -> tuple[list[Sample], list[Sampl
     await stream(load.target, path, request_body(long, 50))
     alone = await asyncio.gather(*(stream(load.target, path, request_body(load, 100 + n)) for n in range(STREAMS)))
     running = [asyncio.create_task(stream(load.target, path, request_body(load, 200 + n))) for n in range(STREAMS)]
+    watcher = asyncio.create_task(watch_health(load.target, health))
     await asyncio.sleep(0.5)  # the streams are under way by then
     longs = []
     for number in range(3):
         if any(not task.done() for task in running):
             longs.append(await stream(load.target, path, request_body(long, 300 + number)))
-    return alone, await asyncio.gather(*running), longs
+    beside = await asyncio.gather(*running)
+    watcher.cancel()
+    return alone, beside, longs
 
 
 def main() -> int:
@@ -62,8 +65,13 @@ def main() -> int:
             ignore_eos=ours,
         )
         with servers.running(server, folder, tuple(arguments.ours.split()) if ours else ()) as url:
-            alone, beside, longs = asyncio.run(measure(dataclasses.replace(load, url=url), arguments.long_words))
+            health: list[float | None] = []
+            alone, beside, longs = asyncio.run(
+                measure(dataclasses.replace(load, url=url), arguments.long_words, health)
+            )
         report(server, alone, beside, longs)
+        answered = [seconds for seconds in health if seconds is not None]
+        print(f"{server}: /health p99 beside long prompts {milliseconds(percentile(answered, 0.99))}")
     return 0
 
 

@@ -88,7 +88,7 @@ async def run(load: Load, streams: int, done: Callable[[], None], *, first_numbe
             await one(number)
 
     health: list[float | None] = []
-    watcher = asyncio.create_task(_watch(load.target, health))
+    watcher = asyncio.create_task(watch_health(load.target, health))
     if load.rate is None:
         await asyncio.gather(*(one_stream() for _ in range(streams)))
     else:
@@ -107,7 +107,7 @@ async def _arrive(rate: float, seed: int, numbers: list[int], one: Callable[[int
     await asyncio.gather(*tasks)
 
 
-async def _watch(target: SplitResult, seen: list[float | None]) -> None:
+async def watch_health(target: SplitResult, seen: list[float | None]) -> None:
     while True:
         seen.append(await ping(target))
         await asyncio.sleep(HEALTH_EVERY)

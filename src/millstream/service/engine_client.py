@@ -25,6 +25,9 @@ from millstream.types import ModelFacts
 
 log = logging.getLogger(__name__)
 
+TURN = 32
+"""The most events that a reader takes at once."""
+
 RequestEvent = Tokens | Finished | Failed
 
 
@@ -41,14 +44,17 @@ class Inbox:
             self._arrived.set_result(None)
 
     async def take(self) -> list[RequestEvent]:
-        """Everything that has come; waits until there is something. A slow reader gets several steps at once."""
+        """What has come; waits until there is something. A slow reader gets several steps at once, but not so many
+        that others wait long for their turn of the event loop."""
+        if self._events:
+            await asyncio.sleep(0)
         while not self._events:
             self._arrived = asyncio.get_running_loop().create_future()
             try:
                 await self._arrived
             finally:
                 self._arrived = None
-        events, self._events = self._events, []
+        events, self._events = self._events[:TURN], self._events[TURN:]
         return events
 
 
