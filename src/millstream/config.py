@@ -18,9 +18,34 @@ FAST_PATHS = {
 
 
 @dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """One model to serve, as the user wants it. What is None here is the server's own setting, or the model's."""
+
+    source: str | None
+    """A folder, a .gguf file or a hub id. None: the demo model."""
+    name: str | None = None
+    """What requests call it. None: the name that its source has."""
+    aliases: tuple[str, ...] = ()
+    pin: bool = False
+    """Never unload it to make room, nor when it is idle."""
+    load: str | None = None
+    """`start`: with the server. `use`: when the first request wants it."""
+    idle_unload: float | None = None
+    """Seconds without a request after which it is unloaded; 0 for never."""
+    max_batch: int | None = None
+    isolation: str | None = None
+    kv_memory: int | None = None
+    """Bytes for keys and values, where the server has a memory budget."""
+    sampling: tuple[tuple[str, float], ...] = ()
+    """What requests that leave a field of `Sampling` out get: pairs of a name and a value."""
+    max_tokens: int | None = None
+    """For requests that set no limit."""
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
-    models: tuple[str, ...] = ()
-    """Folders, .gguf files or hub ids. None at all: the demo model."""
+    models: tuple[str | ModelSpec, ...] = ()
+    """What to serve; text is a source. None at all: the demo model."""
     host: str = "127.0.0.1"
     port: int = 8000
     max_batch: int = 32
@@ -42,11 +67,29 @@ class Settings:
     disabled: frozenset[str] = frozenset()
     """Fast paths to leave out."""
     cache_dir: Path | None = None
+    memory: int | None = None
+    """Bytes that all models together may take. None: no bound."""
+    load: str = "start"
+    """When models are loaded that do not say: `start` or `use`."""
+    idle_unload: float = 0.0
+    """Seconds after which an idle model is unloaded; 0 for never."""
+    step_timeout: float = 120.0
+    """Seconds that one step may take before its engine is declared hung; 0 for ever."""
+    api_keys: tuple[str, ...] = ()
+    """Any of them opens the API. None at all: it is open."""
+    cors_origins: tuple[str, ...] = ()
+    """Web pages of these origins may call the API; `*` for all."""
 
     @property
-    def isolated(self) -> bool:
-        """Whether engines run in processes of their own. With cores to spare, that keeps HTTP work and an engine from
-        fighting for one interpreter; on one or two cores there is nothing to win."""
-        if self.isolation == "auto":
+    def specs(self) -> tuple[ModelSpec, ...]:
+        """What to serve: the demo model if nothing was named."""
+        named = tuple(ModelSpec(model) if isinstance(model, str) else model for model in self.models)
+        return named or (ModelSpec(None),)
+
+    def isolated(self, spec: ModelSpec) -> bool:
+        """Whether the engine runs in a process of its own. With cores to spare, that keeps HTTP work and an engine
+        from fighting for one interpreter; on one or two cores there is nothing to win."""
+        isolation = spec.isolation or self.isolation
+        if isolation == "auto":
             return (os.cpu_count() or 1) > 2
-        return self.isolation == "process"
+        return isolation == "process"
