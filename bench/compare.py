@@ -14,7 +14,6 @@ import dataclasses
 import json
 import platform
 import sys
-import tempfile
 from pathlib import Path
 
 from rich.console import Console
@@ -25,7 +24,7 @@ from millstream.bench.plot import save_plot
 from millstream.bench.report import Figures, table
 from millstream.cli.bench import measure
 from millstream.errors import MillstreamError
-from models import make
+from models import find
 
 PEERS = ("mlx-lm", "vllm-mlx", "mlx-vlm")
 
@@ -33,9 +32,7 @@ PEERS = ("mlx-lm", "vllm-mlx", "mlx-vlm")
 def main() -> int:
     arguments = parse()
     console = Console(width=110)
-    folder = Path(arguments.model)
-    if not folder.exists():
-        folder = make(arguments.model, Path(tempfile.gettempdir()) / f"millstream-bench-{arguments.model}")
+    folder = find(arguments.model)
     found: dict[str, list[Figures]] = {}
     for server in ("millstream", *PEERS):
         if server not in arguments.servers or servers.command(server, folder, 0) is None:

@@ -1,7 +1,9 @@
 """Models to measure with: random weights of a real shape, and a GGUF file as a folder that every peer can read.
 
 python bench/models.py random-1b OUT        a Llama of 1.2 billion parameters in bf16, random weights
+python bench/models.py random-small OUT     the same with 8 narrower layers, to run beside it
 python bench/models.py random-tiny OUT      the same with 2 small layers, for the CPU
+python bench/models.py random-mid OUT       the same with 4 layers, twice as wide, to run beside that one
 python bench/models.py demo OUT             the demo model as an MLX folder, 4 bits as in its file
 """
 
@@ -9,6 +11,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +30,14 @@ LLAMA_1B: dict[str, Any] = {
     "tie_word_embeddings": True,
     "torch_dtype": "bfloat16",
 }
+SMALL = {
+    **LLAMA_1B,
+    "hidden_size": 1024,
+    "num_hidden_layers": 8,
+    "intermediate_size": 4096,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+}
 TINY = {
     **LLAMA_1B,
     "hidden_size": 128,
@@ -38,6 +49,15 @@ TINY = {
     "vocab_size": 2048,
     "torch_dtype": "float32",
 }
+MID = {
+    **TINY,
+    "hidden_size": 256,
+    "num_hidden_layers": 4,
+    "intermediate_size": 512,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+}
+RANDOM = {"random-1b": LLAMA_1B, "random-small": SMALL, "random-tiny": TINY, "random-mid": MID}
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|start|>{{ message.role }}\n{{ message.content }}<|end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
@@ -125,10 +145,20 @@ def make(name: str, folder: Path) -> Path:
         return folder
     if name == "demo":
         return demo_as_folder(folder)
-    return random_model(folder, {"random-1b": LLAMA_1B, "random-tiny": TINY}[name])
+    return random_model(folder, RANDOM[name])
+
+
+def find(name: str) -> Path:
+    """A folder that is there already, or one of the names above, made once and kept."""
+    folder = Path(name)
+    if folder.exists():
+        return folder
+    if name not in (*RANDOM, "demo"):
+        sys.exit(f"{name}: no such folder, and none of {', '.join(RANDOM)}, demo")
+    return make(name, Path(tempfile.gettempdir()) / f"millstream-bench-{name}")
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 3 or sys.argv[1] not in ("random-1b", "random-tiny", "demo"):
+    if len(sys.argv) != 3 or sys.argv[1] not in (*RANDOM, "demo"):
         sys.exit(__doc__)
     print(make(sys.argv[1], Path(sys.argv[2])))

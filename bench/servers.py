@@ -18,9 +18,9 @@ from pathlib import Path
 PATIENCE = 600
 
 
-def command(server: str, model: Path, port: int) -> list[str] | None:
-    """The command line, or None where the server is not installed."""
-    ours = ["millstream", "serve", str(model), "--max-batch", "64", "--log-level", "warning"]
+def command(server: str, model: Path, port: int, more: tuple[Path, ...] = ()) -> list[str] | None:
+    """The command line, or None where the server is not installed. Only ours takes `more` models."""
+    ours = ["millstream", "serve", *map(str, (model, *more)), "--max-batch", "64", "--log-level", "warning"]
     known = {
         "millstream": ("millstream", ours),
         "mlx-lm": ("mlx_lm", ["mlx_lm", "server", "--model", str(model), "--log-level", "ERROR"]),
@@ -34,11 +34,11 @@ def command(server: str, model: Path, port: int) -> list[str] | None:
 
 
 @contextmanager
-def running(server: str, model: Path, extra: tuple[str, ...] = ()) -> Iterator[str]:
+def running(server: str, model: Path, extra: tuple[str, ...] = (), *, more: tuple[Path, ...] = ()) -> Iterator[str]:
     """The server's URL, once it answers. Ends it afterwards."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    arguments = command(server, model, port)
+    arguments = command(server, model, port, more)
     assert arguments is not None, f"{server} is not installed"
     # A peer that logs every /health would drown the report; ours logs warnings only, and those are wanted.
     errors = None if server == "millstream" else subprocess.DEVNULL

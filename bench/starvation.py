@@ -10,19 +10,19 @@ import argparse
 import asyncio
 import dataclasses
 import sys
-import tempfile
-from pathlib import Path
 
 import servers
 from millstream.bench.client import Sample, stream
 from millstream.bench.load import Load, request_body, watch_health
 from millstream.bench.report import milliseconds, percentile
-from models import make
+from models import find
 
 STREAMS = 4
 
 
-async def measure(load: Load, long_words: int, health: list[float | None]) -> tuple[list[Sample], list[Sample], list[Sample]]:
+async def measure(
+    load: Load, long_words: int, health: list[float | None]
+) -> tuple[list[Sample], list[Sample], list[Sample]]:
     """Four streams alone; four streams with long prompts arriving beside them, one after the other; the long ones."""
     path = "/v1/chat/completions"
     short = dataclasses.replace(load, output_tokens=16)
@@ -50,9 +50,7 @@ def main() -> int:
     parser.add_argument("--output-tokens", type=int, default=400)
     parser.add_argument("--ours", default="")
     arguments = parser.parse_args()
-    folder = Path(arguments.model)
-    if not folder.exists():
-        folder = make(arguments.model, Path(tempfile.gettempdir()) / f"millstream-bench-{arguments.model}")
+    folder = find(arguments.model)
     for server in arguments.servers:
         if servers.command(server, folder, 0) is None:
             continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import logging
 import time
@@ -12,20 +13,23 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from millstream.backend.environment import load_blas, prefer_known_kernels
-from millstream.config import Settings
+from millstream.config import ModelSpec, Settings
 from millstream.engine.backend import BatchBackend
 from millstream.engine.link import Link, ThreadLink
 from millstream.engine.pace import Pace
 from millstream.engine.process_link import ProcessLink
 from millstream.engine.scheduler import Scheduler
-from millstream.models.source import ModelSource, resolve
+from millstream.models.estimate import Estimate, estimate, expected_device
+from millstream.models.source import ModelSource, name_of, resolve
 from millstream.service.admission import Admission
 from millstream.service.engine_client import EngineClient
-from millstream.service.hub import ModelHub, ReadyModel
+from millstream.service.entry import Loading, ReadyModel
+from millstream.service.hub import ModelHub, card_of
 from millstream.service.metrics import Metrics
+from millstream.service.room import gib
 from millstream.service.text_service import MillstreamService
 from millstream.text.loading import load_tokenizer
-from millstream.types import ModelFacts
+from millstream.types import LEAST_TOKENS, ModelFacts
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +37,9 @@ T = TypeVar("T")
 
 BackendMaker = Callable[[ModelSource, Settings], BatchBackend]
 """Called on the owner thread."""
+
+USUAL_TOKENS = 16_384
+"""Tokens that a model gets memory for, all rows together, under a budget that does not say otherwise."""
 
 PREFILL = {"cpu": (256, 128, 4), "gpu": (2048, 256, 256)}
 """Prompt tokens a step; and, for one prompt beside running rows, the most and the least. A GPU's step costs the host
@@ -48,44 +55,75 @@ class Mill:
         self._make_backend = make_backend
         self._pool = pool
         self._metrics = Metrics()
-        self.hub = ModelHub()
+        self.hub = ModelHub(
+            memory=settings.memory,
+            idle_unload=settings.idle_unload,
+            step_timeout=settings.step_timeout,
+            grace=settings.grace,
+            patience=settings.stop_patience,
+        )
         self.service = MillstreamService(self.hub, pool, self._metrics)
         self._work: list[Future[Any]] = []
 
-    def open(self, name: str, spec: str | None) -> None:
-        """Begin to find and load a model. The server answers meanwhile."""
-        self.hub.add(name, functools.partial(self._open, name, spec))
+    def add(self, spec: ModelSpec) -> None:
+        """Serve a model. If it is loaded now, the server answers meanwhile."""
+        name = spec.name or name_of(spec.source)
+        isolation = "process" if self._settings.isolated(spec) else "thread"
+        now = (spec.load or self._settings.load) == "start"
+        entry = self.hub.add(name, spec, functools.partial(self._open, name, spec), isolation=isolation, now=now)
+        self._metrics.watch(name, lambda: card_of(entry))
 
     async def close(self, reason: str) -> bool:
         """True if every engine freed its model in time and no download is left running."""
         freed = await self.hub.close(reason, self._settings.grace, self._settings.stop_patience)
         return freed and not any(future.running() for future in self._work)
 
-    async def _open(self, name: str, spec: str | None) -> ReadyModel:
+    async def _open(self, name: str, spec: ModelSpec, loading: Loading) -> ReadyModel:
         report = functools.partial(log.info, "%s: %s", name)
-        find = functools.partial(resolve, spec, cache_dir=self._settings.cache_dir, report=report)
+        find = functools.partial(resolve, spec.source, cache_dir=self._settings.cache_dir, report=report)
         source = await self._in_pool(find)
         tokenizer = await self._in_pool(functools.partial(load_tokenizer, source))
+        granted = await self._make_room(name, spec, source, loading)
         started = time.monotonic()
         engine = EngineClient(
-            self._link(name, source),
-            Admission(rows=self._settings.max_batch, queue=self._settings.queue, fail_fast=self._settings.fail_fast),
+            self._link(name, spec, source, granted),
+            Admission(rows=self._rows(spec), queue=self._settings.queue, fail_fast=self._settings.fail_fast),
+            on_progress=loading.progress,
+            on_idle=loading.idle,
         )
         try:
-            facts = await engine.load()
+            facts = bounded(await engine.load(), granted)
         except asyncio.CancelledError:
-            await engine.stop("the server is shutting down", self._settings.stop_patience)
+            await engine.stop("the load was given up", self._settings.stop_patience)
             raise
-        self._metrics.watch(name, lambda: engine.admission.active, lambda: engine.admission.waiting)
-        self._announce(name, facts, time.monotonic() - started)
+        announce(name, facts, time.monotonic() - started)
         for note in tokenizer.notes:
             log.warning("%s: tokenizer: %s", name, note)
-        return ReadyModel(name, engine, tokenizer, facts)
+        return ReadyModel(name, engine, tokenizer, facts, spec)
 
-    def _link(self, name: str, source: ModelSource) -> Link:
-        kind = ProcessLink if self._settings.isolated else ThreadLink
-        backend = functools.partial(self._make_backend, source, self._settings)
-        return kind(name, backend, functools.partial(make_scheduler, self._settings.prefill_chunk))
+    async def _make_room(self, name: str, spec: ModelSpec, source: ModelSource, loading: Loading) -> int | None:
+        """What the model may take, all in all; None where there is no budget."""
+        if self._settings.memory is None:
+            return None
+        device = expected_device(self._settings.device)
+        work = functools.partial(estimate, source, device=device, unpack=self._settings.unpack)
+        guess = await self._in_pool(work)
+        least, want = footprint(guess, rows=self._rows(spec), kv_memory=spec.kv_memory)
+        granted = await loading.make_room(least, want)
+        log.info(
+            "%s: about %s of weights and %d bytes a token; granted %s", name, gib(guess.weight_bytes),
+            guess.kv_bytes_per_token, gib(granted),
+        )  # fmt: skip
+        return granted
+
+    def _rows(self, spec: ModelSpec) -> int:
+        return spec.max_batch or self._settings.max_batch
+
+    def _link(self, name: str, spec: ModelSpec, source: ModelSource, granted: int | None) -> Link:
+        kind = ProcessLink if self._settings.isolated(spec) else ThreadLink
+        settings = dataclasses.replace(self._settings, max_batch=self._rows(spec))
+        backend = functools.partial(self._make_backend, source, settings)
+        return kind(name, backend, functools.partial(make_scheduler, settings.prefill_chunk, granted))
 
     async def _in_pool(self, work: Callable[[], T]) -> T:
         future = self._pool.submit(work)
@@ -96,26 +134,50 @@ class Mill:
             if not future.running():
                 self._work.remove(future)
 
-    def _announce(self, name: str, facts: ModelFacts, seconds: float) -> None:
-        log.info(
-            "%s: loaded in %.1f s on %s; %s weights, %.2f GiB; context %d, %d rows",
-            name,
-            seconds,
-            facts.device,
-            facts.dtype,
-            facts.weight_bytes / 2**30,
-            facts.context_length,
-            facts.max_rows,
-        )
-        for note in facts.notes:
-            log.info("%s: %s", name, note)
+
+def announce(name: str, facts: ModelFacts, seconds: float) -> None:
+    log.info(
+        "%s: loaded in %.1f s on %s; %s weights, %s; %d bytes a token; context %d, %d rows",
+        name,
+        seconds,
+        facts.device,
+        facts.dtype,
+        gib(facts.weight_bytes),
+        facts.kv_bytes_per_token,
+        facts.context_length,
+        facts.max_rows,
+    )
+    for note in facts.notes:
+        log.info("%s: %s", name, note)
 
 
-def make_scheduler(chunk: int | None, facts: ModelFacts) -> Scheduler:
+def footprint(guess: Estimate, *, rows: int, kv_memory: int | None) -> tuple[int, int]:
+    """The least that a model can be served with, and what it is given where there is enough."""
+    context = guess.context_length or USUAL_TOKENS
+    least = guess.weight_bytes + guess.kv_bytes_per_token * min(context, 2 * LEAST_TOKENS)
+    usual = guess.kv_bytes_per_token * min(rows * context, USUAL_TOKENS)
+    return least, max(least, guess.weight_bytes + (usual if kv_memory is None else kv_memory))
+
+
+def bounded(facts: ModelFacts, granted: int | None) -> ModelFacts:
+    """The facts with the context that fits into memory."""
+    tokens = facts.tokens_in(granted)
+    if tokens is None or tokens >= facts.context_length:
+        return facts
+    note = f"context cut from {facts.context_length} to {tokens} tokens: more do not fit its share of --memory"
+    return dataclasses.replace(facts, context_length=tokens, notes=(*facts.notes, note))
+
+
+def make_scheduler(chunk: int | None, granted: int | None, facts: ModelFacts) -> Scheduler:
     budget, most, least = PREFILL["cpu" if facts.device.startswith("cpu") else "gpu"]
     most = chunk or most
     pace = Pace(most=most, least=min(least, most))
-    return Scheduler(max_rows=facts.max_rows, prefill_tokens=max(most, budget), pace=pace)
+    return Scheduler(
+        max_rows=facts.max_rows,
+        prefill_tokens=max(most, budget),
+        pace=pace,
+        kv_tokens=facts.tokens_in(granted),
+    )
 
 
 def text_backend(source: ModelSource, settings: Settings) -> BatchBackend:
@@ -134,5 +196,6 @@ def text_backend(source: ModelSource, settings: Settings) -> BatchBackend:
             unpack=settings.unpack,
             disabled=settings.disabled,
             blas=blas,
+            cache_limit=None if settings.memory is None else settings.memory // 10,
         )
     )

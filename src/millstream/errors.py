@@ -5,9 +5,11 @@ MillstreamError
 │   ├── UnsupportedParameter    a parameter that has a meaning and is not served
 │   ├── UnknownParameter        a name that this server has never heard of: most likely a typing mistake
 │   └── ContextOverflow         the prompt does not fit the model
+├── Unauthorized           401  the API key is missing or wrong
 ├── NotFound               404  no such model
 ├── TooLarge               413  the body is over the limit
 ├── EngineBusy             503  full: try again later
+├── NoRoom                 507  a model does not fit the memory budget
 ├── EngineGone             503  stopping, stopped or never loaded
 ├── StepFailed             500  the model failed while it ran this request
 └── ModelError                  a model cannot be found, read or served (a start-up error for the command line)
@@ -47,6 +49,12 @@ class ContextOverflow(BadRequest):
     code = "context_length_exceeded"
 
 
+class Unauthorized(MillstreamError):
+    status = 401
+    code = "invalid_api_key"
+    kind = "authentication_error"
+
+
 class NotFound(MillstreamError):
     status = 404
     code = "model_not_found"
@@ -68,6 +76,11 @@ class EngineBusy(MillstreamError):
         self.active = active
         self.waiting = waiting
         self.retry_after = retry_after
+
+
+class NoRoom(MillstreamError):
+    status = 507
+    code = "insufficient_memory"
 
 
 class EngineGone(MillstreamError):

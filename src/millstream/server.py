@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import logging
 import signal
 import socket
@@ -19,7 +20,6 @@ from millstream.api.app import create_app
 from millstream.compose import BackendMaker, Mill, text_backend
 from millstream.config import Settings
 from millstream.errors import ModelError
-from millstream.models.source import name_of
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +31,7 @@ def serve(settings: Settings) -> tuple[int, bool]:
     """Serve until a signal or a fatal error. Returns the exit code, and whether everything inside has ended."""
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     with bind(settings) as listener, asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        warn_if_open(listener, settings)
         return runner.run(serve_on(listener, settings))
 
 
@@ -46,6 +47,13 @@ def bind(settings: Settings) -> socket.socket:
         ) from error
 
 
+def warn_if_open(listener: socket.socket, settings: Settings) -> None:
+    """Looks at the address that was bound: a name such as `localhost` is resolved by then."""
+    address = listener.getsockname()[0]
+    if not settings.api_keys and not ipaddress.ip_address(address).is_loopback:
+        log.warning("anyone who can reach %s can use the models: there is no API key. --api-key closes it", address)
+
+
 async def serve_on(
     listener: socket.socket,
     settings: Settings,
@@ -56,9 +64,15 @@ async def serve_on(
     """Serve on a bound socket until the server is told to exit. `on_start` gets hold of it, for whoever tells it."""
     pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="prepare")
     mill = Mill(settings, pool, make_backend)
-    server = MillServer(create_app(mill.service, body_limit=settings.body_limit), mill, settings)
-    for spec in settings.models or (None,):
-        mill.open(name_of(spec), spec)
+    app = create_app(
+        mill.service,
+        body_limit=settings.body_limit,
+        api_keys=settings.api_keys,
+        cors_origins=settings.cors_origins,
+    )
+    server = MillServer(app, mill, settings)
+    for spec in settings.specs:
+        mill.add(spec)
     on_start(server)
     watcher = asyncio.create_task(_watch(mill, server, listener))
     await server.serve(sockets=[listener])

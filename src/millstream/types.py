@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+LEAST_TOKENS = 256
+"""What a model must be able to hold to be of any use."""
+
 
 class FinishReason(StrEnum):
     """Why a generation ended. The values are OpenAI's where OpenAI has one."""
@@ -57,6 +60,19 @@ class ModelFacts:
     dtype: str
     device: str
     notes: tuple[str, ...] = ()
+    kv_bytes_per_token: int = 0
+    """Measured: what one token's keys and values take over all layers; 0 if that does not grow with the tokens."""
+
+    def tokens_in(self, granted: int | None) -> int | None:
+        """How many tokens the rows may hold together, with so many bytes for weights and caches. None: no bound.
+
+        A quarter is kept for rows that exist twice while they join, and half of the rest on a GPU, which has up to
+        twice as many slots as rows.
+        """
+        if granted is None or not self.kv_bytes_per_token:
+            return None
+        share = 0.75 if self.device.startswith("cpu") else 0.375
+        return max(LEAST_TOKENS, int(share * (granted - self.weight_bytes)) // self.kv_bytes_per_token)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +110,8 @@ class GenerationRequest:
     ignore_eos: bool = False
     logprobs: int | None = None
     """None: none wanted. 0: those of the chosen tokens. k: also the k most likely at each place."""
+    unset: frozenset[str] = frozenset()
+    """Fields of `sampling` that the client left to the server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,4 +141,19 @@ class ModelCard:
     name: str
     created: int
     state: str
+    aliases: tuple[str, ...] = ()
+    progress: float | None = None
+    error: str | None = None
+    isolation: str = "thread"
+    pid: int | None = None
+    thread: int | None = None
+    pinned: bool = False
+    memory_bytes: int = 0
+    reserved_bytes: int | None = None
+    """What it holds of the memory budget, if there is one."""
+    kv_bytes_per_token: int | None = None
+    active: int = 0
+    waiting: int = 0
+    max_batch: int | None = None
     context_length: int | None = None
+    restarts: int = 0

@@ -14,12 +14,12 @@ from mlx_lm.utils import load_model
 
 from millstream.backend.reach import evaluate_all, reachable_arrays
 from millstream.backend.text_model import MlxTextBackend, TextModelSettings
-from millstream.engine.backend import Plan, StepResult
+from millstream.engine.backend import Plan
 from millstream.engine.messages import Submit
 from millstream.engine.ownership import NotOwner
-from millstream.types import ModelFacts
 from support.engines import engine
 from support.tiny import BATCHABLE
+from support.wrapped import Wrapped
 
 
 def on_a_thread(work: Callable[[], Any]) -> Any:
@@ -70,31 +70,15 @@ def test_private_arrays_are_reached(tiny_model: Callable[[str], Path]) -> None:
     assert all(id(layer.self_attn.rope._freqs) in reached for layer in model.layers)
 
 
-class Witness:
+class Witness(Wrapped):
     """A real backend that notes the thread of every call."""
 
     def __init__(self, folder: Path, seen: dict[str, set[int]]) -> None:
         self._seen = seen
-        self._note("make")
-        self._inner = MlxTextBackend(TextModelSettings("folder", folder, max_rows=4))
+        self.note("make")
+        super().__init__(MlxTextBackend(TextModelSettings("folder", folder, max_rows=4)))
 
-    def load(self) -> ModelFacts:
-        self._note("load")
-        return self._inner.load()
-
-    def step(self, plan: Plan) -> StepResult:
-        self._note("step")
-        return self._inner.step(plan)
-
-    def reset(self) -> None:
-        self._note("reset")
-        self._inner.reset()
-
-    def close(self) -> None:
-        self._note("close")
-        self._inner.close()
-
-    def _note(self, what: str) -> None:
+    def note(self, what: str) -> None:
         self._seen.setdefault(what, set()).add(threading.get_ident())
 
 
@@ -104,7 +88,7 @@ def test_load_step_and_free_happen_on_one_thread(family: str, tiny_model: Callab
     before = threading.active_count()
     with engine(lambda: Witness(tiny_model(family), seen)) as driver:
         driver.run(Submit(1, (1, 2, 3), 5), Submit(2, (4,), 3))
-    assert set(seen) == {"make", "load", "step", "close"}
+    assert set(seen) == {"make", "load", "step", "memory_bytes", "close"}
     assert len(set().union(*seen.values())) == 1
     assert threading.get_ident() not in seen["load"]
     assert threading.active_count() == before, "the owner thread is still there"

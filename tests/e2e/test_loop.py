@@ -15,44 +15,18 @@ import pytest
 
 from millstream.compose import text_backend
 from millstream.config import Settings
-from millstream.engine.backend import BatchBackend, Plan, StepResult
 from millstream.models.source import ModelSource
 from millstream.server import MillServer
-from millstream.types import ModelFacts
 from support.fake import Gate
 from support.server import RunningServer, running
+from support.wrapped import Gated
 
 ROWS = 2
 QUEUE = 1
 
 
-class GatedBackend:
-    """The real backend, held at the gate before every step."""
-
-    def __init__(self, inner: BatchBackend, gate: Gate) -> None:
-        self._inner = inner
-        self._gate = gate
-        self.fail_next = threading.Event()
-
-    def load(self) -> ModelFacts:
-        return self._inner.load()
-
-    def step(self, plan: Plan) -> StepResult:
-        self._gate.pass_through()
-        if self.fail_next.is_set():
-            self.fail_next.clear()
-            raise RuntimeError("the device is on fire")
-        return self._inner.step(plan)
-
-    def reset(self) -> None:
-        self._inner.reset()
-
-    def close(self) -> None:
-        self._inner.close()
-
-
 class HeldServer:
-    def __init__(self, server: RunningServer, gate: Gate, backends: list[GatedBackend]) -> None:
+    def __init__(self, server: RunningServer, gate: Gate, backends: list[Gated]) -> None:
         self.server = server
         self.gate = gate
         self.backends = backends
@@ -78,10 +52,10 @@ class HeldServer:
 @pytest.fixture
 def held(servable: Path) -> Iterator[HeldServer]:
     gate = Gate()
-    backends: list[GatedBackend] = []
+    backends: list[Gated] = []
 
-    def make(source: ModelSource, settings: Settings) -> GatedBackend:
-        backends.append(GatedBackend(text_backend(source, settings), gate))
+    def make(source: ModelSource, settings: Settings) -> Gated:
+        backends.append(Gated(text_backend(source, settings), gate))
         return backends[0]
 
     settings = Settings((str(servable),), port=0, max_batch=ROWS, queue=QUEUE, grace=0.0)
@@ -168,7 +142,7 @@ def test_an_exception_in_a_step_is_a_500_and_an_error_event(held: HeldServer) ->
         held.gate.wait_entered()
         held.gate.let_one()
         held.gate.wait_entered()
-        held.backends[0].fail_next.set()
+        held.backends[0].fail_next = RuntimeError("the device is on fire")
         held.gate.let_one()
         reply = whole.result(30)
     assert reply.status_code == 500

@@ -1,84 +1,81 @@
-"""One suite over the fake backend and over MLX on the CPU, so that the fake cannot drift from the real thing."""
+"""One suite over both links, thread and process, and over the fake backend and MLX on the CPU, so that the fake cannot
+drift from the real thing."""
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from millstream.backend.text_model import MlxTextBackend, TextModelSettings
-from millstream.engine.backend import BatchBackend, Plan, StepResult
+from millstream.compose import text_backend
+from millstream.config import Settings
+from millstream.engine.backend import BackendFactory
+from millstream.engine.link import ThreadLink
 from millstream.engine.messages import Cancel, Failed, Finished, Shutdown, Submit
+from millstream.engine.process_link import ProcessLink
+from millstream.engine.scheduler import Scheduler
 from millstream.errors import EngineGone
-from millstream.types import FinishReason, ModelFacts, TokenLogprob
+from millstream.models.source import ModelSource
+from millstream.types import FinishReason, TokenLogprob
 from support.engines import Driver, engine
-from support.fake import FakeBackend, Gate
+from support.fake import FakeBackend
+from support.fifo_gate import FifoGate
+from support.wrapped import gated
 
 ROWS = 4
-Make = Callable[[], BatchBackend]
+LINKS = {"thread": ThreadLink, "process": ProcessLink}
 
 
-class Controlled:
-    """Any backend, with a gate before each step and a step that fails when told to."""
-
-    def __init__(self, inner: BatchBackend, gate: Gate) -> None:
-        self._inner = inner
-        self._gate = gate
-        self.fail_next = False
-
-    def load(self) -> ModelFacts:
-        return self._inner.load()
-
-    def step(self, plan: Plan) -> StepResult:
-        self._gate.pass_through()
-        if self.fail_next:
-            self.fail_next = False
-            raise ValueError("the step was told to fail")
-        return self._inner.step(plan)
-
-    def reset(self) -> None:
-        self._inner.reset()
-
-    def close(self) -> None:
-        self._inner.close()
-
-
-@pytest.fixture(params=["fake", "mlx"])
-def make(request: pytest.FixtureRequest, tiny_model: Callable[[str], Path]) -> Make:
+@pytest.fixture(scope="module", params=["fake", "mlx"])
+def make(request: pytest.FixtureRequest, tiny_model: Callable[[str], Path]) -> BackendFactory:
     if request.param == "fake":
-        return lambda: FakeBackend(max_rows=ROWS)
-    settings = TextModelSettings("folder", tiny_model("llama"), max_rows=ROWS)
-    return lambda: MlxTextBackend(settings)
+        return functools.partial(FakeBackend, max_rows=ROWS)
+    return functools.partial(text_backend, ModelSource("tiny", "folder", tiny_model("llama")), Settings(max_batch=ROWS))
+
+
+@pytest.fixture(scope="module", params=list(LINKS))
+def kind(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """The child has to find the fake backend, too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+        yield LINKS[request.param]
+
+
+@pytest.fixture(scope="module")
+def shared(make: BackendFactory, kind: Any) -> Iterator[Driver]:
+    with engine(make, kind=kind) as running:
+        yield running
 
 
 @pytest.fixture
-def driver(make: Make) -> Iterator[Driver]:
-    with engine(make) as running:
-        yield running
+def driver(shared: Driver) -> Driver:
+    shared.forget()
+    return shared
 
 
 class Held:
     """An engine that stands still in every step until the gate opens."""
 
-    def __init__(self, make: Make) -> None:
-        self.gate = Gate()
-        self.controls: list[Controlled] = []
+    def __init__(self, make: BackendFactory, kind: Any, folder: Path) -> None:
+        self.gate = FifoGate(folder)
         self._make = make
+        self.kind = kind
 
     def start(self) -> AbstractContextManager[Driver]:
-        def factory() -> Controlled:
-            self.controls.append(Controlled(self._make(), self.gate))
-            return self.controls[0]
-
-        return engine(factory)
+        return engine(functools.partial(gated, self._make, self.gate.far), kind=self.kind)
 
 
 @pytest.fixture
-def held(make: Make) -> Held:
-    return Held(make)
+def held(make: BackendFactory, kind: Any, tmp_path: Path) -> Iterator[Held]:
+    held = Held(make, kind, tmp_path / "gate")
+    yield held
+    held.gate.close()
 
 
 def finish_reason(driver: Driver, request_id: int) -> FinishReason:
@@ -145,10 +142,10 @@ def test_a_cancel_ends_the_row_before_the_next_step(held: Held) -> None:
         driver.post(Submit(2, (3, 4), 5))
         held.gate.wait_entered()
         driver.post(Cancel(1))
-        held.gate.let_one()
-        driver.wait_ended(1)
+        # A thread has the cancel already; to a process it is on its way, and a few steps may go by.
+        driver.wait(lambda: 1 in driver.ends, nudge=held.gate.let_one)
         assert finish_reason(driver, 1) is FinishReason.CANCELLED
-        assert driver.tokens.get(1, []) == []
+        assert len(driver.tokens.get(1, [])) <= (0 if held.kind is ThreadLink else 20)
         held.gate.open()
         driver.wait_ended(2)
         assert len(driver.tokens[2]) == 5
@@ -165,7 +162,7 @@ def test_a_failed_step_fails_its_requests_and_the_engine_serves_on(held: Held) -
     with held.start() as driver:
         held.gate.open()
         [expected] = driver.run(Submit(1, (1, 2, 3), 5))
-        held.controls[0].fail_next = True
+        held.gate.fail_next("the step was told to fail")
         driver.run(Submit(2, (1, 2, 3), 5))
         failed = driver.ends[2][0]
         assert isinstance(failed, Failed)
@@ -190,9 +187,6 @@ def test_shutdown_fails_what_is_left_and_refuses_what_comes(held: Held) -> None:
 
 
 def test_a_model_that_cannot_be_loaded_is_reported_and_the_thread_ends(tmp_path: Path) -> None:
-    from millstream.engine.link import ThreadLink
-    from millstream.engine.scheduler import Scheduler
-
     def factory() -> MlxTextBackend:
         return MlxTextBackend(TextModelSettings("folder", tmp_path / "nothing", max_rows=1))
 

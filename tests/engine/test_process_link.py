@@ -30,8 +30,14 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
 
 
+def pid_of(link: ProcessLink) -> int:
+    pid, _ = link.where()
+    assert pid is not None
+    return pid
+
+
 def start(backend: BackendFactory) -> tuple[Driver, ProcessLink]:
-    link = ProcessLink("test", backend, functools.partial(make_scheduler, None))
+    link = ProcessLink("test", backend, functools.partial(make_scheduler, None, None))
     driver = Driver(link)
     driver.start()
     return driver, link
@@ -82,8 +88,7 @@ def test_a_killed_child_ends_its_requests_at_once(running: tuple[Driver, Process
     for number in range(6):
         driver.post(Submit(number, (1, 2), 100_000))
     driver.wait(lambda: 0 in driver.tokens)
-    assert link.pid is not None
-    os.kill(link.pid, signal.SIGKILL)
+    os.kill(pid_of(link), signal.SIGKILL)
     driver.wait(lambda: driver.stopped)
     ends = [driver.ends[number][0] for number in range(6)]
     assert all(isinstance(end, Failed) and end.gone and "signal 9" in end.message for end in ends)
@@ -93,16 +98,15 @@ def test_a_killed_child_ends_its_requests_at_once(running: tuple[Driver, Process
 
 def test_sigterm_to_the_group_does_not_end_an_engine(running: tuple[Driver, ProcessLink]) -> None:
     driver, link = running
-    assert link.pid is not None
-    os.kill(link.pid, signal.SIGTERM)
-    os.kill(link.pid, signal.SIGINT)
+    os.kill(pid_of(link), signal.SIGTERM)
+    os.kill(pid_of(link), signal.SIGINT)
     assert len(driver.run(Submit(1, (1, 2), 5))[0]) == 5
 
 
 def test_a_model_that_cannot_be_loaded_is_reported(tmp_path: Path) -> None:
     source = ModelSource("x", "folder", tmp_path / "nothing")
     link = ProcessLink(
-        "x", functools.partial(text_backend, source, Settings()), functools.partial(make_scheduler, None)
+        "x", functools.partial(text_backend, source, Settings()), functools.partial(make_scheduler, None, None)
     )
     driver = Driver(link)
     driver.post(Submit(1, (1,), 1))
@@ -114,7 +118,7 @@ def test_a_model_that_cannot_be_loaded_is_reported(tmp_path: Path) -> None:
 
 
 def test_a_child_that_dies_while_loading_is_a_failed_load() -> None:
-    link = ProcessLink("x", exit_at_once, functools.partial(make_scheduler, None))
+    link = ProcessLink("x", exit_at_once, functools.partial(make_scheduler, None, None))
     driver = Driver(link)
     link.start_soon(driver.batches.put)
     driver.wait(lambda: driver.stopped)
@@ -126,10 +130,10 @@ def test_no_thread_or_child_is_left(backend: BackendFactory) -> None:
     for _ in range(3):
         driver, link = start(backend)
         driver.run(Submit(1, (1, 2), 3))
+        pid = pid_of(link)
         driver.stop()
-        assert link.pid is not None
         with pytest.raises(ProcessLookupError):
-            os.kill(link.pid, 0)
+            os.kill(pid, 0)
     assert threading.active_count() <= before + 1, "the last link's writer may still be on its way out"
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import queue
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
@@ -20,6 +22,7 @@ from millstream.engine.messages import (
     Submit,
     Tokens,
 )
+from millstream.engine.process_link import ProcessLink
 from millstream.engine.scheduler import Scheduler
 from millstream.errors import EngineGone
 from millstream.types import ModelFacts
@@ -55,13 +58,24 @@ class Driver:
         self.wait_ended(*(submit.request_id for submit in submits))
         return [self.tokens.get(submit.request_id, []) for submit in submits]
 
+    def forget(self) -> None:
+        """What ended is over: its numbers may be used again."""
+        self.tokens, self.logprobs, self.ends = {}, {}, {}
+
     def wait_ended(self, *request_ids: int) -> None:
         self.wait(lambda: all(request_id in self.ends for request_id in request_ids))
 
-    def wait(self, condition: Callable[[], bool]) -> None:
+    def wait(self, condition: Callable[[], bool], nudge: Callable[[], None] | None = None) -> None:
+        """Book what comes until `condition` holds. Where nothing comes by itself, `nudge` is called now and then."""
+        deadline = time.monotonic() + PATIENCE
         while not condition():
-            for event in self.batches.get(timeout=PATIENCE):
-                self._book(event)
+            assert time.monotonic() < deadline, "what the test waits for did not come"
+            try:
+                for event in self.batches.get(timeout=PATIENCE if nudge is None else 0.02):
+                    self._book(event)
+            except queue.Empty:
+                if nudge is not None:
+                    nudge()
 
     def stop(self) -> None:
         with suppress(EngineGone):  # it ended by itself: its Stopped is on the way
@@ -86,10 +100,15 @@ class Driver:
                 self.stopped = True
 
 
+def scheduler(prefill_tokens: int, facts: ModelFacts) -> Scheduler:
+    return Scheduler(max_rows=facts.max_rows, prefill_tokens=prefill_tokens)
+
+
 @contextmanager
-def engine(backend: BackendFactory, *, prefill_tokens: int = 7) -> Iterator[Driver]:
-    link = ThreadLink("test", backend, lambda facts: Scheduler(max_rows=facts.max_rows, prefill_tokens=prefill_tokens))
-    driver = Driver(link)
+def engine(
+    backend: BackendFactory, *, prefill_tokens: int = 7, kind: type[ThreadLink | ProcessLink] = ThreadLink
+) -> Iterator[Driver]:
+    driver = Driver(kind("test", backend, functools.partial(scheduler, prefill_tokens)))
     driver.start()
     try:
         yield driver

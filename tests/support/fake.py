@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Callable
 
-from millstream.engine.backend import Plan, RowOutput, StepResult
+from millstream.engine.backend import Plan, Progress, RowOutput, StepResult, ignore_progress
 from millstream.engine.messages import Submit
 from millstream.types import ModelFacts, TokenLogprob
 
@@ -58,9 +58,10 @@ class FakeBackend:
         self.closed = False
         self.on_load: Callable[[], None] = lambda: None
 
-    def load(self) -> ModelFacts:
+    def load(self, report: Progress = ignore_progress) -> ModelFacts:
         self._note_thread()
         self.on_load()
+        report(1.0)
         return ModelFacts(self.context_length, VOCAB, self.max_rows, 0, "none", "cpu (fake)")
 
     def step(self, plan: Plan) -> StepResult:
@@ -77,6 +78,10 @@ class FakeBackend:
         self._prefill(plan)
         assert len(self.rows) + len(self.progress) <= self.max_rows, "more rows than the model has"
         return StepResult(tuple(outputs))
+
+    def memory_bytes(self) -> int:
+        self._note_thread()
+        return 1000 + len(self.rows)
 
     def reset(self) -> None:
         self._note_thread()

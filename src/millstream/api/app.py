@@ -7,9 +7,11 @@ from contextlib import AbstractAsyncContextManager
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 
 from millstream import __version__
 from millstream.api import system
+from millstream.api.auth import ApiKeys
 from millstream.api.body import BodyLimit
 from millstream.api.docs import DocumentedApp
 from millstream.api.edge import Edge
@@ -24,9 +26,18 @@ PING_SECONDS = 15.0
 
 
 def create_app(
-    service: TextService, *, body_limit: int, lifespan: Lifespan | None = None, ping_seconds: float = PING_SECONDS
+    service: TextService,
+    *,
+    body_limit: int,
+    lifespan: Lifespan | None = None,
+    ping_seconds: float = PING_SECONDS,
+    api_keys: tuple[str, ...] = (),
+    cors_origins: tuple[str, ...] = (),
 ) -> FastAPI:
-    """`lifespan` is FastAPI's. A stream that is silent for `ping_seconds` gets a comment, to stay open."""
+    """`lifespan` is FastAPI's. A stream that is silent for `ping_seconds` gets a comment, to stay open.
+
+    Without `api_keys` the API is open; without `cors_origins` web pages of other origins cannot read its answers.
+    """
     app = DocumentedApp(
         title="Millstream",
         version=__version__,
@@ -41,6 +52,22 @@ def create_app(
     app.include_router(models.routes(service))
     app.include_router(system.routes(service))
     app.add_exception_handler(HTTPException, on_http_exception)
-    app.add_middleware(BodyLimit, limit=body_limit)
-    app.add_middleware(Edge)  # added last, so outermost: it also catches what the others raise
+    _add_middleware(app, body_limit=body_limit, api_keys=api_keys, cors_origins=cors_origins)
     return app
+
+
+def _add_middleware(app: FastAPI, *, body_limit: int, api_keys: tuple[str, ...], cors_origins: tuple[str, ...]) -> None:
+    """What is added later stands further out."""
+    app.add_middleware(BodyLimit, limit=body_limit)
+    if api_keys:
+        app.add_middleware(ApiKeys, keys=api_keys)
+    app.add_middleware(Edge)  # it also catches what those within raise
+    if cors_origins:  # around the edge: a page can read an error only if that, too, carries the headers
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=cors_origins,
+            allow_methods=("*",),
+            allow_headers=("*",),
+            expose_headers=("retry-after", "www-authenticate"),
+            allow_private_network=True,  # else a public page that is allowed could not reach a server on localhost
+        )

@@ -10,7 +10,6 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from millstream.api.errors import error_response
 from millstream.errors import BadRequest, TooLarge
 
 _Model = TypeVar("_Model", bound=BaseModel)
@@ -33,14 +32,9 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = dict(scope["headers"])
-        declared = headers.get(b"content-length", b"0")
+        declared = dict(scope["headers"]).get(b"content-length", b"0")
         if declared.isdigit() and int(declared) > self._limit:
-            response = error_response(self._too_large())
-            if b"expect" in headers:  # whether the body will still come is now open, so the connection cannot go on
-                response.headers["connection"] = "close"
-            await response(scope, receive, send)
-            return
+            raise self._too_large()
         seen = 0
 
         async def limited() -> Message:

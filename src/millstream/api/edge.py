@@ -41,7 +41,11 @@ class Edge:
 
     async def _tell(self, error: MillstreamError, reply: Reply, scope: Scope, receive: Receive) -> None:
         if not reply.started:
-            await error_response(error)(scope, receive, reply.send)
+            response = error_response(error)
+            if any(name == b"expect" for name, _ in scope["headers"]):
+                # Whether the body will still come is now open, so the connection cannot be used again.
+                response.headers["connection"] = "close"
+            await response(scope, receive, reply.send)
         elif reply.streams_events and not reply.ended:
             # No [DONE] follows: clients raise on the error field, and a missing [DONE] says "not complete" to the rest.
             last = event(orjson.dumps(error_body(error)))

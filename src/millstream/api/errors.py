@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from millstream.errors import EngineBusy, MillstreamError
+from millstream.errors import EngineBusy, MillstreamError, Unauthorized
 
 JSON_TYPE = "application/json"
 
@@ -28,7 +28,11 @@ def error_body(error: MillstreamError) -> dict[str, object]:
 
 
 def error_response(error: MillstreamError) -> Response:
-    headers = {"retry-after": str(error.retry_after)} if isinstance(error, EngineBusy) else None
+    headers = {}
+    if isinstance(error, EngineBusy):
+        headers["retry-after"] = str(error.retry_after)
+    elif isinstance(error, Unauthorized):
+        headers["www-authenticate"] = "Bearer"
     return json_response(error_body(error), status=error.status, headers=headers)
 
 

@@ -90,6 +90,11 @@ class Batch:
         self._rows = [rows[place] if place >= 0 else None for place in layout]
         self._settle()
 
+    @property
+    def nbytes(self) -> int:
+        """What its caches take."""
+        return self._caches.nbytes
+
     def launch(self) -> Launched:
         """Start one step and return without waiting: the step's tokens feed the next one on the device."""
         self._caches.begin_step()

@@ -32,6 +32,9 @@ class BatchCaches(Protocol[Joining]):
         """Let go of all other rows. Returns the new layout: which place each one was, -1 for a fresh one."""
         ...
 
+    @property
+    def nbytes(self) -> int: ...
+
     def begin_step(self) -> None: ...
 
     def end_step(self) -> None: ...
@@ -69,6 +72,18 @@ def states(caches: Sequence[Any]) -> list[mx.array]:
     return found
 
 
+def bytes_per_token(caches: Sequence[Any]) -> int:
+    """What one more token takes in caches that have read something. A window counts like full attention, although it
+    stops to grow; a recurrent state does not grow at all."""
+    found = 0
+    for cache in caches:
+        if isinstance(cache, mlx_cache.CacheList):
+            found += bytes_per_token(cache.caches)
+        elif isinstance(keys := getattr(cache, "keys", None), mx.array) and keys.ndim == 4:
+            found += (keys.nbytes + cache.values.nbytes) // keys.shape[2]
+    return found
+
+
 class MergedCaches:
     """mlx-lm's own batch caches, for every kind that can batch: sliding window, recurrent, hybrid.
 
@@ -103,6 +118,10 @@ class MergedCaches:
                 layer.filter(chosen)
         self.size = len(places)
         return places
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in states(self.layers)) if self.layers else 0
 
     def begin_step(self) -> None:
         """Nothing to prepare: these caches keep their own count."""

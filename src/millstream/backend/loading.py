@@ -15,6 +15,7 @@ from millstream.backend.device import Device, available_bytes
 from millstream.backend.gguf_weights import load_gguf_model
 from millstream.backend.reach import evaluate_all
 from millstream.errors import ModelError
+from millstream.models.geometry import context_length
 
 log = logging.getLogger(__name__)
 
@@ -32,12 +33,7 @@ class LoadedModel:
 
     @property
     def context_length(self) -> int:
-        text = self.config.get("text_config") or {}
-        for name in ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "model_max_length"):
-            value = self.config.get(name) or text.get(name)
-            if isinstance(value, int) and value > 0:
-                return value
-        return 2**20
+        return context_length(self.config) or 2**20
 
     @property
     def vocab_size(self) -> int:

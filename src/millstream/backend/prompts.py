@@ -29,6 +29,9 @@ class PromptReader(Protocol):
 
     def clear(self) -> None: ...
 
+    @property
+    def nbytes(self) -> int: ...
+
 
 class SingleReader:
     """Each prompt by itself, into plain mlx-lm caches: works for every kind, and company changes nothing."""
@@ -62,6 +65,10 @@ class SingleReader:
 
     def clear(self) -> None:
         self._rows.clear()
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for _, caches in self._rows.values() for array in states(caches))
 
 
 class BlockReader:
@@ -106,6 +113,11 @@ class BlockReader:
     def clear(self) -> None:
         self._single.clear()
         self._groups.clear()
+
+    @property
+    def nbytes(self) -> int:
+        blocks = [group.block for group in self._groups]
+        return self._single.nbytes + sum(array.nbytes for block in blocks for array in (*block.keys, *block.values))
 
     def _forget(self, ids: set[int]) -> None:
         for group in self._groups:

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import mlx.core as mx
 
+from millstream.engine.backend import Progress, ignore_progress
+
 
 def reachable_arrays(root: object) -> Iterator[mx.array]:
     """Walk containers and attributes. `parameters()` skips names with an underscore, such as scaled-RoPE tables;
@@ -34,8 +36,23 @@ def _attributes(item: object) -> list[object]:
     return list(getattr(item, "__dict__", {}).values())
 
 
-def evaluate_all(root: object) -> int:
-    """Evaluate everything `root` reaches on this thread's stream; returns the bytes."""
+PORTION = 256 * 2**20
+
+
+def evaluate_all(root: object, report: Progress = ignore_progress) -> int:
+    """Evaluate everything `root` reaches on this thread's stream; returns the bytes. Portions keep what is being
+    unpacked small, and let a waiting user see how far it is."""
     arrays = list(reachable_arrays(root))
-    mx.eval(arrays)
-    return sum(array.nbytes for array in arrays)
+    total = sum(array.nbytes for array in arrays)
+    done = seen = 0
+    portion: list[mx.array] = []
+    for array in arrays:
+        portion.append(array)
+        seen += array.nbytes
+        if seen >= done + PORTION:
+            mx.eval(portion)
+            done, portion = seen, []
+            report(done / total)
+    mx.eval(portion)
+    report(1.0)
+    return total

@@ -155,6 +155,10 @@ class SlotCaches:
         self._settle()
         return layout
 
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for layer in self.layers for array in (layer.keys, layer.values) if array is not None)
+
     def begin_step(self) -> None:
         """Make room for the next column, and set what all layers share in this step."""
         if self.end >= self._columns:

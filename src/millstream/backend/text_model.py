@@ -14,7 +14,7 @@ import mlx.core as mx
 
 from millstream.backend.attention import adopt_attention
 from millstream.backend.batch import Batch, Launched
-from millstream.backend.caches import MergedCaches, new_row, unbatchable
+from millstream.backend.caches import MergedCaches, bytes_per_token, new_row, states, unbatchable
 from millstream.backend.cpu_attention import cpu_attention
 from millstream.backend.cpu_layers import pays_here, turn_layers, turned_layer
 from millstream.backend.device import current_device
@@ -25,7 +25,7 @@ from millstream.backend.prompts import BlockReader, PromptReader, SingleReader
 from millstream.backend.reach import evaluate_all
 from millstream.backend.rehearsal import rehearse
 from millstream.backend.slots import SlotCaches, all_plain, exact, powers_of_two
-from millstream.engine.backend import Plan, Prefill, StepResult
+from millstream.engine.backend import Plan, Prefill, Progress, StepResult, ignore_progress
 from millstream.engine.messages import Submit
 from millstream.engine.ownership import OwnerGuard
 from millstream.errors import ModelError
@@ -44,6 +44,8 @@ class TextModelSettings:
     """Fast paths to leave out: see `config.FAST_PATHS`."""
     blas: str | None = None
     """The library that CPU products go through, for the log."""
+    cache_limit: int | None = None
+    """Bytes of freed memory that MLX may keep for later. None: as many as MLX likes."""
     like_gpu: bool = False
     """Lay out slots and group prompts as on a GPU, whatever the device: so that the CPU can test it."""
 
@@ -58,6 +60,8 @@ class MlxTextBackend:
         # new_stream, not a thread-local one: on a foreign thread it raises instead of silently making a second.
         self._stream = mx.new_stream(mx.default_device())
         mx.set_default_stream(self._stream)
+        if settings.cache_limit is not None:
+            mx.set_cache_limit(settings.cache_limit)
         self._model: Any = None
         self._device = current_device()
         self._slots = self._wide = False
@@ -65,15 +69,16 @@ class MlxTextBackend:
         self._prompts: PromptReader | None = None
         self._pending: Launched | None = None
         self._vocab_size = 0
+        self._weight_bytes = 0
 
-    def load(self) -> ModelFacts:
+    def load(self, report: Progress = ignore_progress) -> ModelFacts:
         """Owner only. Load, evaluate all, choose how rows share a batch, and warm up."""
         self._guard.check("load")
         settings = self._settings
         loaded = load(settings.kind, settings.path, self._device, unpack=settings.unpack)
         self._model, self._vocab_size = loaded.model, loaded.vocab_size
         self._lay_out()
-        weight_bytes = evaluate_all(self._model)
+        self._weight_bytes = evaluate_all(self._model, report)
         notes = list(loaded.notes)
         obstacle = self._choose()
         max_rows = settings.max_rows
@@ -85,10 +90,11 @@ class MlxTextBackend:
             context_length=loaded.context_length,
             vocab_size=loaded.vocab_size,
             max_rows=max_rows,
-            weight_bytes=weight_bytes,
+            weight_bytes=self._weight_bytes,
             dtype=loaded.dtype,
             device=self._describe_device(),
             notes=tuple(notes),
+            kv_bytes_per_token=self._probe(),
         )
         return self._warmed(facts)
 
@@ -112,6 +118,12 @@ class MlxTextBackend:
         rows = pending.read(batch.ids) if pending is not None else []
         return StepResult(tuple(rows))
 
+    def memory_bytes(self) -> int:
+        """Owner only. Weights, and the keys and values of rows and of prompts that are being read."""
+        self._guard.check("memory_bytes")
+        rows = (self._batch.nbytes if self._batch else 0) + (self._prompts.nbytes if self._prompts else 0)
+        return self._weight_bytes + rows
+
     def reset(self) -> None:
         """Owner only. Forget every row; a failed step may have left any of them half written."""
         self._guard.check("reset")
@@ -128,6 +140,13 @@ class MlxTextBackend:
         finally:
             mx.clear_cache()
             mx.clear_streams()
+
+    def _probe(self) -> int:
+        """What a token takes in the caches, measured on one."""
+        caches = new_row(self._model)
+        self._model(mx.zeros((1, 1), dtype=mx.int32), cache=caches)
+        mx.eval(states(caches))
+        return bytes_per_token(caches)
 
     def _describe_device(self) -> str:
         blas = f", {self._settings.blas}" if self._settings.blas and self._device.is_cpu else ""

@@ -8,55 +8,136 @@ import os
 import sys
 from pathlib import Path
 
-from millstream.cli.arguments import natural, port, positive, seconds
+from millstream.cli.arguments import duration, memory_size, natural, origin, port, positive, seconds
+from millstream.cli.models_file import ISOLATION, LOAD
+from millstream.cli.settings import KEY_VARIABLE, settings_of
 from millstream.config import FAST_PATHS, Settings
 from millstream.errors import MillstreamError
 from millstream.server import serve
 
 DEFAULTS = Settings()
 
+Group = argparse._ArgumentGroup
+
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Options that the file of `--config` has too get no default here: `settings_of` must see which were given."""
     parser = commands.add_parser(
         "serve",
         help="serve models over HTTP",
-        description="Serve models over OpenAI's API. Without MODEL: the demo model, SmolLM2-135M-Instruct.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        description="Serve models over OpenAI's API. Without any model: the demo model, SmolLM2-135M-Instruct.",
+        argument_default=argparse.SUPPRESS,
     )
     parser.set_defaults(run=run)
-    parser.add_argument("models", nargs="*", metavar="MODEL", help="a folder, a .gguf file or a hub id (org/name)")
-    network = parser.add_argument_group("network")
-    network.add_argument("--host", default=DEFAULTS.host, help="address to listen on")
-    network.add_argument("--port", type=port, default=DEFAULTS.port, help="port; 0 takes a free one")
-    network.add_argument(
-        "--body-limit", type=positive, default=DEFAULTS.body_limit, metavar="BYTES", help="largest request body"
+    parser.add_argument(
+        "models", nargs="*", default=[], metavar="MODEL", help="a folder, a .gguf file or a hub id (org/name)"
     )
-    engine = parser.add_argument_group("engine")
-    engine.add_argument("--max-batch", type=positive, default=DEFAULTS.max_batch, help="rows that decode together")
-    engine.add_argument("--queue", type=natural, default=DEFAULTS.queue, help="requests that may wait for a row")
-    engine.add_argument(
+    parser.add_argument(
+        "--config",
+        type=Path,
+        default=None,
+        metavar="FILE",
+        help="TOML file with models and options; options given here win, models given here come first",
+    )
+    _add_network(parser.add_argument_group("network"))
+    _add_access(parser.add_argument_group("access"))
+    _add_models(parser.add_argument_group("models"))
+    _add_engine(parser.add_argument_group("engine"))
+    _add_fast_paths(parser.add_argument_group("fast paths"))
+    _add_other(parser.add_argument_group("other"))
+
+
+def _add_network(group: Group) -> None:
+    group.add_argument("--host", help=_help("address to listen on", DEFAULTS.host))
+    group.add_argument("--port", type=port, help=_help("port; 0 takes a free one", DEFAULTS.port))
+    group.add_argument(
+        "--body-limit", type=positive, metavar="BYTES", help=_help("largest request body", DEFAULTS.body_limit)
+    )
+
+
+def _add_access(group: Group) -> None:
+    group.add_argument(
+        "--api-key",
+        action="append",
+        default=[],
+        metavar="KEY",
+        help="requests must carry this key, or another one given; repeatable. Other users of this machine can see it: "
+        f"--api-key-file and the variable {KEY_VARIABLE} are safer (default: none, the API is open)",
+    )
+    group.add_argument(
+        "--api-key-file",
+        type=Path,
+        default=None,
+        metavar="FILE",
+        help="such keys, one a line; lines that begin with # are skipped",
+    )
+    group.add_argument(
+        "--cors-origin",
+        type=origin,
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="let web pages of this origin call the API, as in http://localhost:3000; * for all; repeatable",
+    )
+
+
+def _add_models(group: Group) -> None:
+    group.add_argument(
+        "--memory",
+        type=memory_size,
+        metavar="SIZE",
+        help=_help("what all models together may take, as in 16GB; idle ones are unloaded to make room", "no bound"),
+    )
+    group.add_argument(
+        "--load", choices=LOAD, help=_help("load models with the server or on their first use", DEFAULTS.load)
+    )
+    group.add_argument(
+        "--idle-unload",
+        type=duration,
+        metavar="TIME",
+        help=_help("unload a model after this long without a request, as in 10m; 0: never", "never"),
+    )
+    group.add_argument("--cache-dir", type=Path, help="where fetched models are kept")
+
+
+def _add_engine(group: Group) -> None:
+    group.add_argument("--max-batch", type=positive, help=_help("rows that decode together", DEFAULTS.max_batch))
+    group.add_argument("--queue", type=natural, help=_help("requests that may wait for a row", DEFAULTS.queue))
+    group.add_argument(
         "--policy",
         choices=("queue", "fail-fast"),
         default="queue",
-        help="when all rows are taken: let requests wait, or answer 503 at once",
+        help=_help("when all rows are taken: let requests wait, or answer 503 at once", "queue"),
     )
-    engine.add_argument(
+    group.add_argument(
         "--prefill-chunk",
         type=positive,
-        default=None,
         metavar="TOKENS",
-        help="tokens of one prompt that a step reads beside running rows; None: 128 on the CPU, 256 on a GPU",
+        help=_help("tokens of one prompt that a step reads beside running rows", "128 on the CPU, 256 on a GPU"),
     )
-    engine.add_argument("--device", choices=("cpu",), default=None, help="keep off the GPU")
-    engine.add_argument(
+    group.add_argument(
+        "--step-timeout",
+        type=duration,
+        metavar="SECONDS",
+        help=_help("a step that takes longer is taken for hung; 0: wait for ever", f"{DEFAULTS.step_timeout:g}"),
+    )
+    group.add_argument(
         "--isolation",
-        choices=("auto", "thread", "process"),
-        default=DEFAULTS.isolation,
-        help="run each engine on a thread of the server or in a process of its own; auto: process with over 2 cores",
+        choices=ISOLATION,
+        help=_help(
+            "run each engine on a thread of the server or in a process of its own; auto: process with over 2 cores",
+            DEFAULTS.isolation,
+        ),
     )
-    engine.add_argument("--no-blas", action="store_true", help="Linux CPU: keep MLX's own, slow BLAS")
-    engine.add_argument("--no-unpack", action="store_true", help="CPU: keep quantised and half weights as they are")
-    engine.add_argument(
+    group.add_argument("--device", choices=("cpu",), help="keep off the GPU")
+
+
+def _add_fast_paths(group: Group) -> None:
+    group.add_argument("--no-blas", action="store_false", dest="blas", help="Linux CPU: keep MLX's own, slow BLAS")
+    group.add_argument(
+        "--no-unpack", action="store_false", dest="unpack", help="CPU: keep quantised and half weights as they are"
+    )
+    group.add_argument(
         "--disable",
         action="append",
         choices=sorted(FAST_PATHS),
@@ -64,14 +145,25 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="PATH",
         help="leave out a fast path, repeatable. " + "; ".join(f"{name}: {text}" for name, text in FAST_PATHS.items()),
     )
-    other = parser.add_argument_group("other")
-    other.add_argument(
-        "--grace", type=seconds, default=DEFAULTS.grace, metavar="SECONDS", help="for running requests after SIGTERM"
+
+
+def _add_other(group: Group) -> None:
+    group.add_argument(
+        "--grace",
+        type=seconds,
+        metavar="SECONDS",
+        help=_help("for running requests after SIGTERM", f"{DEFAULTS.grace:g}"),
     )
-    other.add_argument("--cache-dir", type=Path, default=None, help="where fetched models are kept")
-    other.add_argument(
-        "--log-level", choices=("debug", "info", "warning", "error"), default="info", help="log this and worse"
+    group.add_argument(
+        "--log-level",
+        choices=("debug", "info", "warning", "error"),
+        default="info",
+        help=_help("log this and worse", "info"),
     )
+
+
+def _help(text: str, default: object) -> str:
+    return f"{text} (default: {default})"
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -83,7 +175,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
-        code, clean = serve(_settings(arguments))
+        code, clean = serve(settings_of(arguments))
     except MillstreamError as error:
         print(f"millstream: {error.message}", file=sys.stderr)
         return 1
@@ -92,23 +184,3 @@ def run(arguments: argparse.Namespace) -> int:
         logging.shutdown()
         os._exit(code)
     return code
-
-
-def _settings(arguments: argparse.Namespace) -> Settings:
-    return Settings(
-        models=tuple(arguments.models),
-        host=arguments.host,
-        port=arguments.port,
-        max_batch=arguments.max_batch,
-        queue=arguments.queue,
-        fail_fast=arguments.policy == "fail-fast",
-        prefill_chunk=arguments.prefill_chunk,
-        body_limit=arguments.body_limit,
-        grace=arguments.grace,
-        device=arguments.device,
-        isolation=arguments.isolation,
-        blas=not arguments.no_blas,
-        unpack=not arguments.no_unpack,
-        disabled=frozenset(arguments.disable),
-        cache_dir=arguments.cache_dir,
-    )

@@ -54,11 +54,23 @@ class StepResult:
     rows: tuple[RowOutput, ...] = field(default=())
 
 
+Progress = Callable[[float], None]
+"""Told how much is done, from 0 to 1."""
+
+
+def ignore_progress(done: float) -> None:
+    """For those who do not ask how far a load is."""
+
+
 class BatchBackend(Protocol):
     """A model that decodes many rows in one step. All methods are for the owner alone."""
 
-    def load(self) -> ModelFacts:
-        """Owner only. Load the model here and evaluate all of it."""
+    def load(self, report: Progress = ignore_progress) -> ModelFacts:
+        """Owner only. Load the model here and evaluate all of it; tell `report` how far that is."""
+        ...
+
+    def memory_bytes(self) -> int:
+        """Owner only. What its arrays take now: weights, keys and values."""
         ...
 
     def step(self, plan: Plan) -> StepResult:

@@ -1,4 +1,4 @@
-"""The other end of a process link: `python -m millstream.engine.child FD`. Its main thread is the owner."""
+"""The other end of a process link: `python -m millstream.engine.child FD PULSE`. Its main thread is the owner."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection
 from millstream.engine.mailbox import Mailbox
 from millstream.engine.messages import Shutdown
 from millstream.engine.owner import OwnerLoop
+from millstream.engine.pulse import shared_pulse
 from millstream.engine.wire import decode_command, encode_events
 from millstream.errors import EngineGone
 
@@ -20,7 +21,7 @@ ORPHAN_PATIENCE = 10.0
 """Seconds that an engine without a parent gets to end its step and free its model."""
 
 
-def main(descriptor: int) -> None:
+def main(descriptor: int, pulse: int) -> None:
     # Ctrl-C and a service manager's SIGTERM reach the whole group; the parent alone decides when an engine ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -36,7 +37,7 @@ def main(descriptor: int) -> None:
         except OSError:
             logging.getLogger(__name__).debug("the parent is gone")
 
-    OwnerLoop(mailbox, backend, scheduler, emit).run()
+    OwnerLoop(mailbox, backend, scheduler, emit, shared_pulse(pulse)).run()
 
 
 def _read(connection: Connection, mailbox: Mailbox) -> None:
@@ -60,4 +61,4 @@ def _orphaned(mailbox: Mailbox) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from millstream.engine.messages import Command
+from millstream.engine.messages import Command, Shutdown
 from millstream.errors import EngineGone
 
 
@@ -25,6 +25,15 @@ class Mailbox:
             if self._closed is not None:
                 raise EngineGone(self._closed)
             self._commands.append(command)
+            self._changed.notify()
+
+    def post_last(self, command: Shutdown) -> None:
+        """Post and close in one act: the owner takes what is here, and whoever comes later is refused."""
+        with self._changed:
+            if self._closed is not None:
+                raise EngineGone(self._closed)
+            self._commands.append(command)
+            self._closed = command.reason
             self._changed.notify()
 
     def take(self, *, wait: bool) -> list[Command]:

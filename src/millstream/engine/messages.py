@@ -62,6 +62,13 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
+class Loading:
+    """How much of the model is in memory, from 0 to 1."""
+
+    progress: float
+
+
+@dataclass(frozen=True, slots=True)
 class Loaded:
     facts: ModelFacts
 
@@ -72,8 +79,18 @@ class LoadFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class Measured:
+    """What the engine's arrays take now: weights, keys and values."""
+
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Stopped:
     """The last event: model, caches and stream are gone."""
 
+    cause: str | None = None
+    """Why, if nobody asked for it."""
 
-Event = Tokens | Finished | Failed | Loaded | LoadFailed | Stopped
+
+Event = Tokens | Finished | Failed | Loading | Loaded | LoadFailed | Measured | Stopped

@@ -9,7 +9,20 @@ from typing import Final
 
 from millstream.engine.backend import BackendFactory, BatchBackend, Plan
 from millstream.engine.mailbox import Mailbox
-from millstream.engine.messages import Cancel, Command, Event, Failed, Loaded, LoadFailed, Shutdown, Stopped, Submit
+from millstream.engine.messages import (
+    Cancel,
+    Command,
+    Event,
+    Failed,
+    Loaded,
+    LoadFailed,
+    Loading,
+    Measured,
+    Shutdown,
+    Stopped,
+    Submit,
+)
+from millstream.engine.pulse import Pulse
 from millstream.engine.scheduler import Scheduler
 from millstream.errors import MillstreamError
 from millstream.types import ModelFacts
@@ -22,15 +35,24 @@ Sink = Callable[[Sequence[Event]], None]
 SchedulerFactory = Callable[[ModelFacts], Scheduler]
 
 
+MEASURE_EVERY = 1.0
+"""Seconds between two looks at the memory of a busy engine."""
+
+
 class OwnerLoop:
     """Wait for mail when idle, drain it, plan, step, emit. `run` is the whole life of an engine."""
 
-    def __init__(self, mailbox: Mailbox, backend: BackendFactory, scheduler: SchedulerFactory, sink: Sink) -> None:
+    def __init__(
+        self, mailbox: Mailbox, backend: BackendFactory, scheduler: SchedulerFactory, sink: Sink, pulse: Pulse
+    ) -> None:
         self._mailbox = mailbox
+        self._pulse = pulse
         self._make_backend: Final = backend
         self._make_scheduler: Final = scheduler
         self._sink = sink
         self._ending: str | None = None
+        self._crash: str | None = None
+        self._measured = (0, 0.0)
 
     def run(self) -> None:
         backend = self._load()
@@ -39,12 +61,12 @@ class OwnerLoop:
                 self._serve(*backend)
             finally:
                 self._close(backend[0])
-        self._emit([Stopped()])
+        self._emit([Stopped(self._crash)])
 
     def _load(self) -> tuple[BatchBackend, Scheduler] | None:
         try:
             backend = self._make_backend()
-            facts = backend.load()
+            facts = backend.load(lambda done: self._emit([Loading(done)]))
             scheduler = self._make_scheduler(facts)
         except Exception as error:
             message = describe(error)
@@ -52,7 +74,7 @@ class OwnerLoop:
                 log.exception("loading failed")
             self._emit([LoadFailed(message), *self._refuse(f"the model could not be loaded: {message}")])
             return None
-        self._emit([Loaded(facts)])
+        self._emit([Loaded(facts), *self._measure(backend)])
         return backend, scheduler
 
     def _serve(self, backend: BatchBackend, scheduler: Scheduler) -> None:
@@ -60,9 +82,12 @@ class OwnerLoop:
             while self._ending is None:
                 self._emit(self._obey(scheduler, self._mailbox.take(wait=scheduler.idle)))
                 if self._ending is None and not scheduler.idle:
-                    self._emit(self._step(backend, scheduler, scheduler.plan()))
+                    events = self._step(backend, scheduler, scheduler.plan())
+                    if scheduler.idle or time.monotonic() > self._measured[1] + MEASURE_EVERY:
+                        events += self._measure(backend)
+                    self._emit(events)
         except Exception as error:
-            self._ending = f"the engine stopped: {describe(error)}"
+            self._ending = self._crash = f"the engine stopped: {describe(error)}"
             log.exception("the engine stopped")
         finally:
             reason = self._ending or "the engine stopped"
@@ -83,6 +108,7 @@ class OwnerLoop:
 
     def _step(self, backend: BatchBackend, scheduler: Scheduler, plan: Plan) -> list[Event]:
         started = time.monotonic()
+        self._pulse.begin()
         try:
             result = backend.step(plan)
         except Exception as error:
@@ -90,7 +116,15 @@ class OwnerLoop:
             events = scheduler.fail(f"the model failed in this step: {describe(error)}")
             backend.reset()
             return events
+        finally:
+            self._pulse.end()
         return scheduler.advance(plan, result, time.monotonic() - started)
+
+    def _measure(self, backend: BatchBackend) -> list[Event]:
+        """News of the memory, if there are any."""
+        before, now = self._measured[0], backend.memory_bytes()
+        self._measured = (now, time.monotonic())
+        return [Measured(now)] if now != before else []
 
     def _refuse(self, reason: str) -> list[Event]:
         """Close the mailbox and fail what was accepted there but never reached the scheduler."""

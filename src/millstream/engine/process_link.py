@@ -12,8 +12,9 @@ import threading
 from multiprocessing.connection import Connection
 
 from millstream.engine.backend import BackendFactory
-from millstream.engine.messages import Command, Event, Failed, Finished, Loaded, LoadFailed, Stopped, Submit
+from millstream.engine.messages import Command, Event, Failed, Finished, Loaded, LoadFailed, Shutdown, Stopped, Submit
 from millstream.engine.owner import SchedulerFactory, Sink
+from millstream.engine.pulse import Pulse, shared_file, shared_pulse
 from millstream.engine.wire import decode_events, encode_command
 from millstream.errors import EngineGone
 
@@ -35,15 +36,31 @@ class ProcessLink:
         self._open: set[int] = set()
         self._gone: str | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        self._verdict: str | None = None
+        self._last_words: str | None = None
+        self._pulse = Pulse()
 
-    @property
-    def pid(self) -> int | None:
-        return None if self._process is None else self._process.pid
+    def where(self) -> tuple[int | None, int | None]:
+        """The child's main thread is the owner; on Linux it has the number of its process."""
+        pid = None if self._process is None or self._process.returncode is not None else self._process.pid
+        return pid, pid
+
+    def age(self) -> float:
+        return self._pulse.age()
+
+    def disown(self, reason: str) -> None:
+        """Ends the child whatever it does; its requests are then failed as those of any child that died."""
+        self._verdict = reason
+        if self._process is not None:
+            self._process.kill()
 
     def start_soon(self, sink: Sink) -> None:
         ours, theirs = multiprocessing.Pipe()
-        command = [sys.executable, "-m", "millstream.engine.child", str(theirs.fileno())]
-        self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+        with shared_file() as memory:
+            descriptors = [theirs.fileno(), memory.fileno()]
+            command = [sys.executable, "-m", "millstream.engine.child", *map(str, descriptors)]
+            self._process = subprocess.Popen(command, pass_fds=descriptors)
+            self._pulse = shared_pulse(memory.fileno())
         theirs.close()
         log.info("%s: its engine is process %d", self._name, self._process.pid)
         for target, arguments in ((self._write, (ours,)), (self._read, (ours, sink))):
@@ -56,6 +73,8 @@ class ProcessLink:
                 raise EngineGone(self._gone)
             if isinstance(command, Submit):
                 self._open.add(command.request_id)
+            elif isinstance(command, Shutdown):
+                self._last_words = self._last_words or command.reason
             self._outgoing.put(encode_command(command))
 
     def join(self, timeout: float) -> bool:
@@ -85,15 +104,16 @@ class ProcessLink:
                 stopped = any(isinstance(event, Stopped) for event in events)
                 loaded = loaded or any(isinstance(event, Loaded | LoadFailed) for event in events)
                 if stopped:
-                    events = [*self._bury("the engine stopped"), *events]
+                    events = [*self._bury(self._last_words or "the engine stopped"), *events]
                 sink(events)
         except (EOFError, OSError):
             reason = self._cause_of_death()
             log.error("%s: %s", self._name, reason)
             first: list[Event] = [] if loaded else [LoadFailed(reason)]
-            sink([*first, *self._bury(reason), Stopped()])
+            sink([*first, *self._bury(reason), Stopped(reason)])
         finally:
             self._outgoing.put(None)
+            connection.close()
 
     def _book(self, events: list[Event]) -> None:
         with self._lock:
@@ -110,4 +130,4 @@ class ProcessLink:
         assert self._process is not None
         code = self._process.wait()
         how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-        return f"the engine's process {how}"
+        return self._verdict or f"the engine's process {how}"

@@ -50,6 +50,11 @@ class Request:
         return len(self.submit.prompt) - 1
 
     @property
+    def most_tokens(self) -> int:
+        """What its row may come to hold."""
+        return len(self.submit.prompt) + self.submit.max_tokens
+
+    @property
     def usage(self) -> Usage:
         return Usage(len(self.submit.prompt), self.generated)
 

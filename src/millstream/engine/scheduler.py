@@ -20,11 +20,15 @@ class Scheduler:
     step, but a long one is cut finely, so that the rows keep their pace.
     """
 
-    def __init__(self, *, max_rows: int, prefill_tokens: int, pace: Pace | None = None) -> None:
+    def __init__(
+        self, *, max_rows: int, prefill_tokens: int, pace: Pace | None = None, kv_tokens: int | None = None
+    ) -> None:
+        """`kv_tokens`: how many tokens fit into memory. A batch is a rectangle, so its longest row counts for all."""
         if max_rows < 1 or prefill_tokens < 1:
             raise ValueError("max_rows and prefill_tokens must be at least 1")
         self._max_rows = max_rows
         self._prefill_tokens = prefill_tokens
+        self._kv_tokens = kv_tokens
         self._pace = pace or Pace(most=prefill_tokens, least=prefill_tokens)
         self._requests: dict[int, Request] = {}
         self._waiting: deque[Request] = deque()
@@ -89,13 +93,22 @@ class Scheduler:
             if budget > 0:
                 yield (chunk := self._chunk(request, budget))
                 budget -= max(1, chunk.end - chunk.start)
-        while budget > 0 and self._waiting and len(self._prefilling) + len(self._running) < self._max_rows:
+        while budget > 0 and self._waiting and self._has_room(self._waiting[0]):
             request = self._waiting.popleft()
             request.move(State.PREFILLING)
             self._prefilling.append(request)
             yield (chunk := self._chunk(request, budget))
             # A one-token prompt has nothing to prefill and still costs its row a place in the step.
             budget -= max(1, chunk.end - chunk.start)
+
+    def _has_room(self, request: Request) -> bool:
+        inside = [*self._prefilling, *self._running.values()]
+        if len(inside) >= self._max_rows:
+            return False
+        if self._kv_tokens is None or not inside:
+            return True
+        longest = max(each.most_tokens for each in (*inside, request))
+        return (len(inside) + 1) * longest <= self._kv_tokens
 
     def _chunk(self, request: Request, budget: int) -> Prefill:
         start = request.prefilled

@@ -135,3 +135,5 @@ _TYPES: dict[str, tuple[int, int, int, Callable[[_Bytes], tuple[_Bytes, _Floats,
 """Bits of a value, bytes and values of a block, and how a block is taken apart."""
 
 REPACKED = frozenset(_TYPES)
+BITS = {kind: layout[0] for kind, layout in _TYPES.items()}
+"""Bits of a repacked value."""

@@ -14,6 +14,8 @@ from millstream.engine.messages import (
     Finished,
     Loaded,
     LoadFailed,
+    Loading,
+    Measured,
     Shutdown,
     Stopped,
     Submit,
@@ -21,64 +23,58 @@ from millstream.engine.messages import (
 )
 from millstream.errors import EngineGone, ModelError
 from millstream.service.admission import Admission
+from millstream.service.inbox import Inbox
 from millstream.types import ModelFacts
 
 log = logging.getLogger(__name__)
-
-TURN = 32
-"""The most events that a reader takes at once."""
-
-RequestEvent = Tokens | Finished | Failed
-
-
-class Inbox:
-    """The events of one client's request, which may be several of the engine's. Read by one task."""
-
-    def __init__(self) -> None:
-        self._events: list[RequestEvent] = []
-        self._arrived: asyncio.Future[None] | None = None
-
-    def push(self, event: RequestEvent) -> None:
-        self._events.append(event)
-        if self._arrived is not None and not self._arrived.done():
-            self._arrived.set_result(None)
-
-    async def take(self) -> list[RequestEvent]:
-        """What has come; waits until there is something. A slow reader gets several steps at once, but not so many
-        that others wait long for their turn of the event loop."""
-        if self._events:
-            await asyncio.sleep(0)
-        while not self._events:
-            self._arrived = asyncio.get_running_loop().create_future()
-            try:
-                await self._arrived
-            finally:
-                self._arrived = None
-        events, self._events = self._events[:TURN], self._events[TURN:]
-        return events
 
 
 class EngineClient:
     """All methods run on the event loop, and none of them waits for a step."""
 
-    def __init__(self, link: Link, admission: Admission) -> None:
-        self._link = link
+    def __init__(
+        self,
+        link: Link,
+        admission: Admission,
+        *,
+        on_progress: Callable[[float], None] = lambda done: None,
+        on_idle: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_progress` is told how far a load is, `on_idle` whenever the last request has left."""
+        self.link = link
         self.admission = admission
+        self.memory_bytes = 0
+        self.answered = False
+        """Whether it has ended a request well."""
+        self.cause: str | None = None
+        """Why it is gone, if nobody asked for it."""
+        self._on_progress = on_progress
+        self._on_idle = on_idle
         self._inboxes: dict[int, Inbox] = {}
         self._loop = asyncio.get_running_loop()
         self._loaded: asyncio.Future[ModelFacts] = self._loop.create_future()
         self._stopped = asyncio.Event()
+        self._disowned = False
         self._idle = asyncio.Event()
         self._idle.set()
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._inboxes)
 
     @property
     def gone(self) -> bool:
         """The engine has ended, by order or by a crash."""
         return self._stopped.is_set()
 
+    async def wait_gone(self) -> str | None:
+        """Returns when the engine has ended: None if by order, else why."""
+        await self._stopped.wait()
+        return self.cause
+
     async def load(self) -> ModelFacts:
         """Start the engine and wait for its model. Raises `ModelError`."""
-        self._link.start_soon(self._sink())
+        self.link.start_soon(self._sink())
         facts = await asyncio.shield(self._loaded)
         self.admission.set_rows(facts.max_rows)
         return facts
@@ -90,7 +86,7 @@ class EngineClient:
             self._inboxes[submit.request_id] = inbox
             self._idle.clear()
             try:
-                self._link.post_soon(submit)
+                self.link.post_soon(submit)
             except EngineGone:
                 self._abandon(submits, number)
                 raise
@@ -107,12 +103,24 @@ class EngineClient:
 
     async def stop(self, reason: str, patience: float) -> bool:
         """End the engine; true if it freed its model within `patience` seconds, false if it hangs in a step."""
+        if self._disowned:
+            return False
         self._post_if_open(Shutdown(reason))
         try:
             await asyncio.wait_for(self._stopped.wait(), patience)
         except TimeoutError:
             return False
-        return await asyncio.to_thread(self._link.join, patience)
+        return await asyncio.to_thread(self.link.join, patience)
+
+    def disown(self, reason: str) -> None:
+        """The engine hangs: fail its requests now, listen to it no more, and end it as far as its link can."""
+        if self.gone:
+            return
+        self.cause = reason
+        self._receive([Failed(request_id, reason, gone=True) for request_id in list(self._inboxes)])
+        self._disowned = True
+        self._stopped.set()
+        self.link.disown(reason)
 
     def _sink(self) -> Callable[[Sequence[Event]], None]:
         def deliver(events: Sequence[Event]) -> None:
@@ -125,25 +133,41 @@ class EngineClient:
         return deliver
 
     def _receive(self, events: Sequence[Event]) -> None:
+        if self._disowned:
+            return
+        was_busy = self.busy
         for event in events:
             match event:
                 case Tokens():
                     self._inboxes[event.request_id].push(event)
                 case Finished() | Failed():
+                    self.answered = self.answered or isinstance(event, Finished)
                     self.admission.release()
                     self._inboxes.pop(event.request_id).push(event)
-                case Loaded():
-                    self._loaded.set_result(event.facts)
-                case LoadFailed():
-                    self._loaded.set_exception(ModelError(event.message))
-                case Stopped():
-                    self._stopped.set()
-        if not self._inboxes:
+                case _:
+                    self._note(event)
+        if was_busy and not self.busy:
             self._idle.set()
+            self._on_idle()
+
+    def _note(self, event: Event) -> None:
+        """News of the engine itself."""
+        match event:
+            case Loading():
+                self._on_progress(event.progress)
+            case Loaded():
+                self._loaded.set_result(event.facts)
+            case LoadFailed():
+                self._loaded.set_exception(ModelError(event.message))
+            case Measured():
+                self.memory_bytes = event.memory_bytes
+            case Stopped():
+                self.cause = event.cause
+                self._stopped.set()
 
     def _post_if_open(self, command: Cancel | Shutdown) -> None:
         try:
-            self._link.post_soon(command)
+            self.link.post_soon(command)
         except EngineGone:
             log.debug("the engine is gone; %s is not needed", command)
 

@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Sequence
 from millstream.engine.messages import Failed, Finished, Tokens
 from millstream.errors import EngineGone, StepFailed
 from millstream.service.choice import Choice
-from millstream.service.engine_client import EngineClient, Inbox, RequestEvent
+from millstream.service.engine_client import EngineClient
+from millstream.service.inbox import Inbox, RequestEvent
 from millstream.service.metrics import RequestTimer
 from millstream.types import Delta, Usage
 

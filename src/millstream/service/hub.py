@@ -1,118 +1,97 @@
-"""The models of this server: each has a name, a state and, once it is ready, an engine and a tokenizer."""
+"""The models of this server: found by name or alias, loaded when wanted, unloaded when idle or in the way."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
-from millstream.errors import EngineGone, MillstreamError, NotFound
-from millstream.service.engine_client import EngineClient
-from millstream.text.tokenizer import Tokenizer
-from millstream.types import ModelCard, ModelFacts
+from millstream.config import ModelSpec
+from millstream.errors import EngineGone, ModelError, NotFound
+from millstream.service.entry import Entry, ModelState, Opener, ReadyModel
+from millstream.service.room import Room
+from millstream.types import ModelCard
 
 log = logging.getLogger(__name__)
 
-
-class ModelState(StrEnum):
-    LOADING = "loading"
-    READY = "ready"
-    FAILED = "failed"
-    STOPPED = "stopped"
-
-
-@dataclass(frozen=True, slots=True)
-class ReadyModel:
-    """All that a request needs of a model."""
-
-    name: str
-    engine: EngineClient
-    tokenizer: Tokenizer
-    facts: ModelFacts
-
-
-Opener = Callable[[], Awaitable[ReadyModel]]
-"""Finds, downloads and loads a model; raises a `MillstreamError`."""
-
-
-class Entry:
-    """One model of the hub. `ready` is one task: whoever needs the model waits for the same load."""
-
-    def __init__(self, name: str, opener: Opener) -> None:
-        self.name = name
-        self.created = int(time.time())
-        self.error: str | None = None
-        self.model: ReadyModel | None = None
-        self._state = ModelState.LOADING
-        self._task = asyncio.ensure_future(self._open(opener))
-
-    @property
-    def state(self) -> ModelState:
-        """A ready model whose engine has crashed is a failed one."""
-        if self._state is ModelState.READY and self.model is not None and self.model.engine.gone:
-            return ModelState.FAILED
-        return self._state
-
-    async def ready(self) -> ReadyModel:
-        model = self.model or await asyncio.shield(self._task)
-        if model is None:
-            raise EngineGone(f"the model {self.name!r} could not be loaded: {self.error}")
-        return model
-
-    async def _open(self, opener: Opener) -> ReadyModel | None:
-        try:
-            self.model = await opener()
-        except MillstreamError as error:
-            self._state, self.error = ModelState.FAILED, error.message
-            log.error("%s: %s", self.name, error.message)
-            return None
-        self._state = ModelState.READY
-        return self.model
-
-    async def stop(self, reason: str, patience: float) -> bool:
-        """A load that is under way is cancelled: its opener ends the engine it has started."""
-        self._task.cancel()
-        await asyncio.wait([self._task], timeout=patience)
-        self._state = ModelState.STOPPED
-        if self.model is None:
-            return self._task.done()
-        return await self.model.engine.stop(reason, patience)
+LOOK_EVERY = 1.0
 
 
 class ModelHub:
-    """Finds models by name. The first one answers requests that name none."""
+    """The first model answers requests that name none."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        *,
+        memory: int | None = None,
+        idle_unload: float = 0.0,
+        step_timeout: float = 0.0,
+        grace: float = 20.0,
+        patience: float = 30.0,
+    ) -> None:
         self._entries: dict[str, Entry] = {}
+        self._names: dict[str, Entry] = {}
+        self._idle_unload = idle_unload
+        self._step_timeout = step_timeout
+        self._grace = grace
+        self._patience = patience
         self._closing: str | None = None
+        self._watcher: asyncio.Task[None] | None = None
+        self._leaving: set[asyncio.Task[None]] = set()
+        self.room = Room(
+            memory,
+            holders=lambda: [entry.holder for entry in self._entries.values()],
+            unload=self._make_way,
+        )
 
-    def add(self, name: str, opener: Opener) -> Entry:
-        """Start to load a model under `name`."""
-        entry = self._entries[name] = Entry(name, opener)
+    def add(self, name: str, spec: ModelSpec, opener: Opener, *, isolation: str, now: bool) -> Entry:
+        """Serve a model under `name` and its aliases; `now`: begin to load it."""
+        entry = Entry(name, spec, opener, self.room, isolation=isolation)
+        for known in dict.fromkeys((name, *spec.aliases)):
+            if known in self._names:
+                raise ModelError(f"two models are called {known!r}; give one of them another name or alias")
+            self._names[known] = entry
+        self._entries[name] = entry
+        if now:
+            entry.load_soon()
+        if self._watcher is None:
+            self._watcher = asyncio.ensure_future(self._watch())
         return entry
 
     def cards(self) -> Sequence[ModelCard]:
-        return [
-            ModelCard(entry.name, entry.created, entry.state, entry.model.facts.context_length if entry.model else None)
-            for entry in self._entries.values()
-        ]
+        return [card_of(entry) for entry in self._entries.values()]
 
-    async def find(self, name: str) -> ReadyModel:
+    def card(self, name: str) -> ModelCard:
+        return card_of(self._find(name))
+
+    @asynccontextmanager
+    async def use(self, name: str) -> AsyncIterator[ReadyModel]:
+        """The model, kept from being unloaded until the request that wants it has been posted or has failed."""
         if self._closing is not None:
             raise EngineGone(self._closing)
-        entry = self._entries.get(name) if name else next(iter(self._entries.values()), None)
-        if entry is None:
-            served = ", ".join(self._entries) or "none"
-            raise NotFound(f"the model {name!r} is not served here. Served: {served}.", param="model")
-        return await entry.ready()
+        entry = self._find(name)
+        with entry.lease():
+            yield await entry.ready()
+
+    async def load(self, name: str) -> ModelCard:
+        """Returns once it is loaded. A model that had failed gets another chance."""
+        entry = self._find(name)
+        with entry.lease():
+            entry.load_soon()
+            await entry.ready()
+        return card_of(entry)
+
+    async def unload(self, name: str) -> ModelCard:
+        entry = self._find(name)
+        await entry.unload("unloaded by request", grace=self._grace, patience=self._patience)
+        return card_of(entry)
 
     async def settled(self) -> list[str]:
-        """Wait until every model is loaded or has failed; the names of those that are ready."""
-        await asyncio.gather(*(entry.ready() for entry in self._entries.values()), return_exceptions=True)
-        return [entry.name for entry in self._entries.values() if entry.state is ModelState.READY]
+        """Wait until no model is being loaded; the names of those that are ready or will load when they are used."""
+        await asyncio.gather(*(entry.settled() for entry in self._entries.values()))
+        return [entry.name for entry in self._entries.values() if entry.state is not ModelState.FAILED]
 
     async def close(self, reason: str, grace: float, patience: float) -> bool:
         """Take no more requests, let those inside finish for `grace` seconds, then end the engines.
@@ -120,8 +99,71 @@ class ModelHub:
         True if every engine freed its model within `patience` more seconds.
         """
         self._closing = reason
-        engines = [entry.model.engine for entry in self._entries.values() if entry.model is not None]
-        if engines:
-            await asyncio.wait([asyncio.ensure_future(engine.drained()) for engine in engines], timeout=grace)
-        freed = await asyncio.gather(*(entry.stop(reason, patience) for entry in self._entries.values()))
+        if self._watcher is not None:
+            self._watcher.cancel()
+        freed = await asyncio.gather(*(entry.close(reason, grace, patience) for entry in self._entries.values()))
         return all(freed)
+
+    def _find(self, name: str) -> Entry:
+        entry = self._names.get(name) if name else next(iter(self._entries.values()), None)
+        if entry is None:
+            served = ", ".join(self._names) or "none"
+            raise NotFound(f"the model {name!r} is not served here. Served: {served}.", param="model")
+        return entry
+
+    async def _make_way(self, name: str) -> None:
+        await self._entries[name].unload_if_idle("to make room for another model", self._patience)
+
+    async def _watch(self) -> None:
+        """Look after all engines: none may hang, and idle ones leave when their time has come."""
+        every = min([LOOK_EVERY, *(each / 4 for each in (self._step_timeout,) if each)])
+        while True:
+            await asyncio.sleep(every)
+            for entry in list(self._entries.values()):
+                self._look_at(entry)
+
+    def _look_at(self, entry: Entry) -> None:
+        model = entry.model
+        if model is None or entry.state is not ModelState.READY:
+            return
+        age = model.engine.link.age()
+        if self._step_timeout and age > self._step_timeout:
+            reason = (
+                f"a step did not return within {age:.1f} s (--step-timeout {self._step_timeout:g}): the engine hangs"
+            )
+            log.error("%s: %s", entry.name, reason)
+            model.engine.disown(reason)
+            return
+        limit = self._idle_unload if entry.spec.idle_unload is None else entry.spec.idle_unload
+        idle = time.monotonic() - entry.last_used
+        if limit and not entry.spec.pin and not entry.in_use and idle > limit:
+            task = asyncio.ensure_future(entry.unload_if_idle(f"not used for {idle:.0f} s", self._patience))
+            self._leaving.add(task)
+            task.add_done_callback(self._leaving.discard)
+
+
+def card_of(entry: Entry) -> ModelCard:
+    """What the server knows of a model, from its own memory: no engine is asked."""
+    model = entry.model
+    engine = model.engine if model else None
+    pid, thread = engine.link.where() if engine else (None, None)
+    return ModelCard(
+        name=entry.name,
+        created=entry.created,
+        state=entry.state,
+        aliases=entry.spec.aliases,
+        progress=round(entry.done, 3) if entry.state is ModelState.LOADING else None,
+        error=entry.error,
+        isolation=entry.isolation,
+        pid=pid,
+        thread=thread,
+        pinned=entry.spec.pin,
+        memory_bytes=engine.memory_bytes if engine else 0,
+        reserved_bytes=entry.holder.size or None,
+        kv_bytes_per_token=model.facts.kv_bytes_per_token if model else None,
+        active=engine.admission.active if engine else 0,
+        waiting=engine.admission.waiting if engine else 0,
+        max_batch=model.facts.max_rows if model else None,
+        context_length=model.facts.context_length if model else None,
+        restarts=entry.restarts,
+    )

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from millstream.types import Usage
+from millstream.types import ModelCard, Usage
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +30,11 @@ class Metrics:
         self.generated_tokens = Counter("millstream_generated_tokens", "Tokens written", label, registry=registry)
         self.active = Gauge("millstream_active_requests", "Requests that hold a row", label, registry=registry)
         self.waiting = Gauge("millstream_waiting_requests", "Requests in the queue", label, registry=registry)
+        self.memory = Gauge("millstream_model_memory_bytes", "Weights, keys and values", label, registry=registry)
+        self.ready = Gauge("millstream_model_ready", "1 where the model is loaded", label, registry=registry)
+        self.restarts = Gauge(
+            "millstream_engine_restarts", "How often its engine was started again", label, registry=registry
+        )
         self.prepare = Histogram(
             "millstream_prepare_seconds", "Template and tokenising", label, registry=registry, buckets=_SECONDS
         )
@@ -47,10 +52,13 @@ class Metrics:
             "millstream_request_seconds", "Whole requests", label, registry=registry, buckets=_SECONDS
         )
 
-    def watch(self, model: str, active: Callable[[], int], waiting: Callable[[], int]) -> None:
+    def watch(self, model: str, card: Callable[[], ModelCard]) -> None:
         """Gauges that are read when the page is asked for."""
-        self.active.labels(model).set_function(active)
-        self.waiting.labels(model).set_function(waiting)
+        self.active.labels(model).set_function(lambda: card().active)
+        self.waiting.labels(model).set_function(lambda: card().waiting)
+        self.memory.labels(model).set_function(lambda: card().memory_bytes)
+        self.ready.labels(model).set_function(lambda: card().state == "ready")
+        self.restarts.labels(model).set_function(lambda: card().restarts)
 
     def render(self) -> tuple[bytes, str]:
         return generate_latest(self._registry), CONTENT_TYPE_LATEST

@@ -36,6 +36,14 @@ class Generation(Protocol):
 class TextService(Protocol):
     def models(self) -> Sequence[ModelCard]: ...
 
+    async def load(self, name: str) -> ModelCard:
+        """Load a model now, and return when it is there."""
+        ...
+
+    async def unload(self, name: str) -> ModelCard:
+        """Free a model, after the requests inside have had a moment to finish."""
+        ...
+
     def healthy(self) -> dict[str, str]:
         """The state of each model, by name, from the service's own memory: no engine is asked."""
         ...

@@ -6,7 +6,7 @@ import asyncio
 from concurrent.futures import Executor
 
 from millstream.errors import BadRequest, ContextOverflow
-from millstream.service.hub import ReadyModel
+from millstream.service.entry import ReadyModel
 from millstream.types import ChatPrompt, GenerationRequest, Prompt, TextPrompt, TokenPrompt
 
 

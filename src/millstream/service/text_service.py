@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 
+from millstream.config import ModelSpec
 from millstream.engine.messages import Submit
 from millstream.errors import EngineBusy
 from millstream.service.choice import Choice
-from millstream.service.engine_client import Inbox
+from millstream.service.entry import ReadyModel
 from millstream.service.generation import TextGeneration
-from millstream.service.hub import ModelHub, ReadyModel
+from millstream.service.hub import ModelHub
+from millstream.service.inbox import Inbox
 from millstream.service.metrics import Metrics, RequestTimer
 from millstream.service.prepare import prepare
 from millstream.types import ChatPrompt, GenerationRequest, ModelCard
@@ -35,8 +37,17 @@ class MillstreamService:
     def render_metrics(self) -> tuple[bytes, str]:
         return self._metrics.render()
 
+    async def load(self, name: str) -> ModelCard:
+        return await self._hub.load(name)
+
+    async def unload(self, name: str) -> ModelCard:
+        return await self._hub.unload(name)
+
     async def start(self, request: GenerationRequest) -> TextGeneration:
-        model = await self._hub.find(request.model)
+        async with self._hub.use(request.model) as model:
+            return await self._start_on(model, with_defaults(request, model.spec))
+
+    async def _start_on(self, model: ReadyModel, request: GenerationRequest) -> TextGeneration:
         timer = RequestTimer(self._metrics, model.name)
         prompts = await prepare(self._pool, model, request)
         timer.prepared(sum(map(len, prompts)))
@@ -69,3 +80,10 @@ class MillstreamService:
             )
             for number in range(request.n)
         ]
+
+
+def with_defaults(request: GenerationRequest, spec: ModelSpec) -> GenerationRequest:
+    """What the client left to the server, as the model's entry in the configuration has it."""
+    sampling = {name: value for name, value in spec.sampling if name in request.unset}
+    max_tokens = spec.max_tokens if request.max_tokens is None else request.max_tokens
+    return replace(request, sampling=replace(request.sampling, **sampling), max_tokens=max_tokens)  # type: ignore[arg-type]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import TypeVar
 
 from millstream.api.body import validated
 from millstream.api.openai.params import UNSERVED, UNSERVED_STREAM_OPTIONS, served
 from millstream.api.openai.schema import ChatRequest, CompletionRequest, StreamOptions, TextRequest
 from millstream.errors import BadRequest
-from millstream.types import ChatPrompt, GenerationRequest, Prompt
+from millstream.types import ChatPrompt, GenerationRequest, Prompt, Sampling
 
 COMPLETION_MAX_TOKENS = 16
 """OpenAI's default for /v1/completions. A chat has none: it ends where the model ends it."""
@@ -51,6 +52,7 @@ def _generation(
         stop=request.stop,
         ignore_eos=request.ignore_eos,
         logprobs=logprobs,
+        unset=frozenset(name.name for name in fields(Sampling)) - request.model_fields_set,
     )
 
 

@@ -1,0 +1,199 @@
+"""Two models in one server: do they run at once, and does the small one answer while the large one reads?
+
+    python bench/two_engines.py --large random-1b --small random-small
+    python bench/two_engines.py --large random-mid --small random-tiny      (for the CPU)
+
+Streams: the same requests to each model alone and then to both at once; with (large + small) / both above 1 their work
+overlaps. First token: the small model alone, and while the large one reads a long prompt beside it. One engine for
+both would let it wait for up to the whole prompt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import json
+import sys
+import time
+import urllib.request
+from collections.abc import Iterable
+from dataclasses import dataclass
+from statistics import median
+
+from rich.console import Console
+from rich.table import Table
+
+import servers
+from millstream.bench.client import Sample, stream
+from millstream.bench.load import Load, request_body, run
+from millstream.bench.report import milliseconds
+from models import find
+
+PATIENCE = 600
+FIRST_TOKENS = 5
+"""Requests that measure the first token alone, in each repetition."""
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """Seconds for all streams."""
+
+    large: float
+    small: float
+    both: float
+
+
+@dataclass(frozen=True, slots=True)
+class FirstToken:
+    """Seconds. `beside`: of each request to the small model that came while the large one was reading."""
+
+    alone: list[float]
+    beside: list[float]
+    prefill: float
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def checked(samples: Iterable[Sample]) -> list[Sample]:
+    found = list(samples)
+    for sample in found:
+        if sample.error is not None:
+            sys.exit(f"a request failed: {sample.error}")
+    return found
+
+
+async def ask(load: Load, number: int) -> Sample:
+    return checked([await stream(load.target, "/v1/chat/completions", request_body(load, number))])[0]
+
+
+def seconds(samples: list[Sample]) -> float:
+    return max(sample.ended for sample in samples) - min(sample.started for sample in samples)
+
+
+async def streams(load: Load, count: int) -> list[Sample]:
+    result = await run(load, count, lambda: None)
+    return checked(result.samples)
+
+
+async def overlap(large: Load, small: Load, count: int) -> Overlap:
+    alone = [seconds(await streams(load, count)) for load in (large, small)]
+    first, second = await asyncio.gather(streams(large, count), streams(small, count))
+    return Overlap(alone[0], alone[1], seconds([*first, *second]))
+
+
+async def first_token(long: Load, short: Load, number: int) -> FirstToken:
+    """`number`: where the numbers of these requests start, so that no prompt comes twice."""
+    alone = [await ask(short, number + place) for place in range(FIRST_TOKENS)]
+    undisturbed = await ask(long, number)
+    prefill = undisturbed.arrivals[0] - undisturbed.started
+    reading = asyncio.create_task(ask(long, number + 1))
+    beside = []
+    await asyncio.sleep(min(0.05, prefill / 5))  # the large model reads by then
+    while not reading.done():
+        beside.append(await ask(short, number + FIRST_TOKENS + len(beside)))
+    read_at = (await reading).arrivals[0]
+    return FirstToken(
+        [sample.arrivals[0] - sample.started for sample in alone],
+        [sample.arrivals[0] - sample.started for sample in beside if sample.started < read_at],
+        prefill,
+    )
+
+
+async def measure(large: Load, small: Load, arguments: argparse.Namespace) -> tuple[list[Overlap], list[FirstToken]]:
+    long = dataclasses.replace(large, prompt_words=arguments.long_words, output_tokens=2)
+    short = dataclasses.replace(small, output_tokens=2)
+    say("warming up")
+    await asyncio.gather(streams(large, arguments.streams), streams(small, arguments.streams))
+    await ask(long, 1_000)
+    overlaps, firsts = [], []
+    for turn in range(arguments.repeat):
+        say(f"turn {turn + 1} of {arguments.repeat}: {arguments.streams} streams alone and together")
+        overlaps.append(await overlap(large, small, arguments.streams))
+        say(f"turn {turn + 1} of {arguments.repeat}: first token beside a long prompt")
+        firsts.append(await first_token(long, short, 10_000 * (turn + 1)))
+    return overlaps, firsts
+
+
+def wait_until_ready(url: str, names: set[str]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        with urllib.request.urlopen(f"{url}/v1/models", timeout=5) as reply:
+            states = {model["id"]: model["state"] for model in json.load(reply)["data"]}
+        waiting = {name: states.get(name, "missing") for name in names if states.get(name) != "ready"}
+        if not waiting:
+            return
+        if not {"failed", "missing"}.isdisjoint(waiting.values()):
+            sys.exit(f"the server has not loaded {waiting}")
+        time.sleep(0.2)
+    sys.exit(f"not ready after {PATIENCE} s: {waiting}")
+
+
+def report(overlaps: list[Overlap], firsts: list[FirstToken]) -> None:
+    large, small, both = (median(getattr(one, name) for one in overlaps) for name in ("large", "small", "both"))
+    alone = [value for one in firsts for value in one.alone]
+    beside = [value for one in firsts for value in one.beside]
+    prefill = [one.prefill for one in firsts]
+    made = Table("all streams, median", "large alone", "small alone", "both at once")
+    made.add_row("seconds", *(f"{value:.2f} s" for value in (large, small, both)))
+    console = Console(width=110)
+    console.print(made)
+    print(f"streams: (large + small) / both = {(large + small) / both:.2f}")
+    first = Table("first token of the small model", "median", "worst")
+    first.add_row("alone", *_times(alone))
+    first.add_row(f"while the large one reads ({len(beside)} requests)", *_times(beside))
+    first.add_row("if it had to wait for the prompt", *_times(prefill))
+    console.print(first)
+    if beside:
+        print(f"first token: beside / alone = {median(beside) / median(alone):.2f}")
+        print(f"first token: waiting / beside = {median(prefill) / median(beside):.2f}")
+
+
+def _times(values: list[float]) -> tuple[str, str]:
+    if not values:
+        return "-", "-"
+    return milliseconds(median(values) * 1000), milliseconds(max(values) * 1000)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--large", default="random-1b", help="a name of bench/models.py or a folder")
+    parser.add_argument("--small", default="random-small", help="the same")
+    parser.add_argument("--streams", type=int, default=4, help="of each model")
+    parser.add_argument("--output-tokens", type=int, default=64)
+    parser.add_argument("--long-words", type=int, default=1450, help="about 8,000 tokens of the random models")
+    parser.add_argument("--isolation", choices=("auto", "thread", "process"), default="process")
+    parser.add_argument("--repeat", type=int, default=3)
+    return parser.parse_args()
+
+
+def main() -> int:
+    arguments = parse()
+    folders = [find(arguments.large), find(arguments.small)]
+    names = [folder.resolve().name for folder in folders]
+    if names[0] == names[1]:
+        sys.exit("two different models are needed: requests tell them apart by their folders' names")
+    say(f"starting one server for {' and '.join(names)}, isolation {arguments.isolation}")
+    extra = ("--isolation", arguments.isolation)
+    with servers.running("millstream", folders[0], extra, more=(folders[1],)) as url:
+        wait_until_ready(url, set(names))
+        loads = [
+            Load(
+                url=url,
+                model=name,
+                prompt_words=20,
+                output_tokens=arguments.output_tokens,
+                requests_per_stream=1,
+                ignore_eos=True,
+            )
+            for name in names
+        ]
+        overlaps, firsts = asyncio.run(measure(loads[0], loads[1], arguments))
+    report(overlaps, firsts)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,83 @@
+"""From arguments, the file of `--config` and the environment to `Settings`. The command line wins over the file."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from millstream.cli.models_file import ConfigFile, read_config, refuse_clashes
+from millstream.config import Settings
+from millstream.errors import ModelError
+from millstream.models.source import name_of
+
+KEY_VARIABLE = "MILLSTREAM_API_KEY"
+
+_FIELDS = {field.name for field in dataclasses.fields(Settings)}
+
+
+def settings_of(arguments: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> Settings:
+    """`arguments` has options under the names of `Settings`' fields, and only those that were given."""
+    file = ConfigFile() if arguments.config is None else read_config(arguments.config)
+    given = {name: value for name, value in vars(arguments).items() if name in _FIELDS}
+    given |= {
+        "models": (*arguments.models, *file.models),
+        "fail_fast": arguments.policy == "fail-fast",
+        "disabled": frozenset(arguments.disable),
+        "api_keys": _api_keys(arguments, file, environment),
+    }
+    if arguments.cors_origin:
+        given["cors_origins"] = tuple(arguments.cors_origin)
+    from_file = {name: value for name, value in file.server.items() if name in _FIELDS}
+    settings = Settings(**(from_file | given))
+    refuse_clashes(_names(settings))
+    return settings
+
+
+def _names(settings: Settings) -> Iterable[tuple[str, str]]:
+    for spec in settings.specs:
+        where = f"the model {spec.source or 'demo'}"
+        yield spec.name or name_of(spec.source), where
+        yield from ((alias, where) for alias in spec.aliases)
+
+
+def _api_keys(arguments: argparse.Namespace, file: ConfigFile, environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Keys of the command line replace those of the file: nobody should find that an old key still opens. The key of
+    the environment counts beside either."""
+    if arguments.api_key or arguments.api_key_file:
+        keys = [_checked(key, "--api-key") for key in arguments.api_key]
+        key_file = arguments.api_key_file
+    else:
+        keys = [_checked(key, f"{arguments.config}: server.api_keys") for key in file.server.get("api_keys", ())]
+        key_file = file.server.get("api_key_file")
+    if key_file is not None:
+        keys += _keys_in(key_file.expanduser())
+    if KEY_VARIABLE in environment:
+        keys.append(_checked(environment[KEY_VARIABLE], f"the environment's {KEY_VARIABLE}"))
+    return tuple(dict.fromkeys(keys))
+
+
+def _keys_in(file: Path) -> list[str]:
+    """One a line; blank lines and lines that begin with # are skipped."""
+    try:
+        lines = [line.strip() for line in file.read_text(encoding="utf-8-sig").splitlines()]
+    except OSError as error:
+        raise ModelError(f"cannot read the API keys in {file}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ModelError(f"cannot read the API keys in {file}: it is not UTF-8 text") from error
+    keys = [_checked(line, str(file)) for line in lines if line and not line.startswith("#")]
+    if not keys:
+        raise ModelError(f"{file} holds no API key: write one a line")
+    return keys
+
+
+def _checked(key: str, where: str) -> str:
+    """The key without blanks around it, which no header could carry. Errors never repeat the key."""
+    key = key.strip()
+    if not key:
+        raise ModelError(f"{where}: the API key is empty. Give one, or leave the option out to serve without keys")
+    if " " in key or not key.isprintable():
+        raise ModelError(f"{where}: an API key holds a blank or a character that cannot be printed")
+    return key

@@ -1,0 +1,278 @@
+"""From the command line, the file and the environment to settings."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from millstream.cli import main, serve
+from millstream.cli.arguments import duration, memory_size, origin
+from millstream.cli.settings import settings_of
+from millstream.config import ModelSpec, Settings
+from millstream.errors import ModelError
+from millstream.server import bind, warn_if_open
+
+
+def parse(*argv: str, environment: dict[str, str] | None = None) -> Settings:
+    parser = argparse.ArgumentParser()
+    serve.add_parser(parser.add_subparsers())
+    return settings_of(parser.parse_args(["serve", *argv]), environment or {})
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[[str], str]:
+    def write(text: str, name: str = "mill.toml") -> str:
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        return str(tmp_path / name)
+
+    return write
+
+
+def test_nothing_given_is_the_defaults() -> None:
+    assert parse() == Settings()
+
+
+def test_every_option_arrives() -> None:
+    given = parse(
+        *("a", "b", "--host", "::1", "--port", "1", "--body-limit", "2", "--max-batch", "3", "--queue", "0"),
+        *("--policy", "fail-fast", "--prefill-chunk", "5", "--device", "cpu", "--isolation", "thread", "--no-blas"),
+        *("--no-unpack", "--disable", "fuse", "--disable", "turn", "--grace", "6", "--cache-dir", "c"),
+        *("--memory", "7GB", "--load", "use", "--idle-unload", "8m", "--step-timeout", "9"),
+        *("--api-key", "k1", "--api-key", "k2", "--cors-origin", "*", "--cors-origin", "http://a"),
+    )
+    assert given == Settings(
+        models=("a", "b"),
+        host="::1",
+        port=1,
+        body_limit=2,
+        max_batch=3,
+        queue=0,
+        fail_fast=True,
+        prefill_chunk=5,
+        device="cpu",
+        isolation="thread",
+        blas=False,
+        unpack=False,
+        disabled=frozenset({"fuse", "turn"}),
+        grace=6.0,
+        cache_dir=Path("c"),
+        memory=7 * 10**9,
+        load="use",
+        idle_unload=480.0,
+        step_timeout=9.0,
+        api_keys=("k1", "k2"),
+        cors_origins=("*", "http://a"),
+    )
+
+
+SERVER = """
+[server]
+host = "0.0.0.0"
+port = 9000
+memory = "16GB"
+load = "use"
+idle_unload = "10m"
+step_timeout = 30
+isolation = "thread"
+max_batch = 8
+queue = 9
+cors_origins = ["http://file"]
+"""
+
+
+def test_the_file_fills_what_the_command_line_leaves_out(write: Callable[[str], str]) -> None:
+    assert parse("--config", write(SERVER)) == Settings(
+        host="0.0.0.0",
+        port=9000,
+        memory=16 * 10**9,
+        load="use",
+        idle_unload=600.0,
+        step_timeout=30.0,
+        isolation="thread",
+        max_batch=8,
+        queue=9,
+        cors_origins=("http://file",),
+    )
+
+
+def test_the_command_line_wins_also_with_a_default(write: Callable[[str], str]) -> None:
+    argv = ["--host", "127.0.0.1", "--port", "8000", "--memory", "1GB", "--load", "start", "--idle-unload", "0"]
+    argv += ["--step-timeout", "120", "--isolation", "auto", "--max-batch", "32", "--queue", "256"]
+    given = parse("--config", write(SERVER), *argv, "--cors-origin", "http://line")
+    assert given == Settings(memory=10**9, cors_origins=("http://line",))
+
+
+def test_models_of_both_are_served(write: Callable[[str], str]) -> None:
+    config = write('[models.x]\nsource = "org/x"\n[models.d]\nsource = "demo"')
+    given = parse("org/first", "--config", config)
+    assert given.models == ("org/first", ModelSpec("org/x", "x"), ModelSpec(None, "d"))
+    assert parse("--config", write("")).specs == (ModelSpec(None),)
+
+
+@pytest.mark.parametrize("name", ["x", "y"])
+def test_names_may_not_clash_between_them(write: Callable[[str], str], tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    config = write('[models.x]\nsource = "org/x"\nalias = "y"')
+    with pytest.raises(
+        ModelError, match=f"the model org/x: the name '{name}' is taken already, by the model .*/{name}"
+    ):
+        parse(str(tmp_path / name), "--config", config)
+
+
+def test_the_same_model_twice() -> None:
+    with pytest.raises(ModelError, match="the name 'org/x' is taken already"):
+        parse("org/x", "org/x@main")
+
+
+@pytest.mark.parametrize(
+    "text, size",
+    [
+        ("16GB", 16 * 10**9),
+        ("512mb", 512 * 10**6),
+        ("8GiB", 8 * 2**30),
+        ("8gib", 8 * 2**30),
+        ("1.5 GB", 1_500_000_000),
+        ("2TB", 2 * 10**12),
+        ("3KiB", 3072),
+        ("77B", 77),
+        ("1024", 1024),
+    ],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert memory_size(text) == size
+
+
+@pytest.mark.parametrize(
+    "text", ["", "GB", "0", "0GB", "-1", "1e9", "16G", "16 Gigs", "1,5GB", "9" * 30, "2000TB", "nan"]
+)
+def test_no_sizes(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="is not a size of memory: write 16GB, 8GiB, 512MB or"):
+        memory_size(text)
+
+
+@pytest.mark.parametrize(
+    "text, value", [("90", 90), ("90s", 90), ("10m", 600), ("2h", 7200), ("1.5H", 5400), ("0", 0), ("0.25", 0.25)]
+)
+def test_durations(text: str, value: float) -> None:
+    assert duration(text) == value
+    assert type(duration(text)) is float
+
+
+@pytest.mark.parametrize("text", ["", "m", "-1", "1d", "10 min", "1h30m", "inf", "nan", "1e3", "8761h"])
+def test_no_durations(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="is not a time: write 90s, 10m, 2h or a number of seconds"):
+        duration(text)
+
+
+@pytest.mark.parametrize("text", ["", "example.com", "http://a.example/", "https://a/b", "http://", "a b://c", "**"])
+def test_no_origins(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="is not an origin: write https://"):
+        origin(text)
+    assert [origin(good) for good in ("*", "HTTP://A:1", "tauri://localhost")] == [
+        "*",
+        "http://a:1",
+        "tauri://localhost",
+    ]
+
+
+@pytest.mark.parametrize(
+    "argv, words",
+    [
+        (["--memory", "lots"], "argument --memory: 'lots' is not a size of memory"),
+        (["--idle-unload", "soon"], "argument --idle-unload: 'soon' is not a time"),
+        (["--step-timeout", "-1"], "argument --step-timeout: '-1' is not a time"),
+        (["--load", "never"], "argument --load: invalid choice: 'never'"),
+        (["--cors-origin", "localhost"], "argument --cors-origin: 'localhost' is not an origin"),
+    ],
+)
+def test_wrong_arguments(capsys: pytest.CaptureFixture[str], argv: list[str], words: str) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse(*argv)
+    assert caught.value.code == 2 and words in capsys.readouterr().err
+
+
+def test_the_command_reports_a_bad_file(capsys: pytest.CaptureFixture[str], write: Callable[[str], str]) -> None:
+    file = write("[server]\nprot = 1")
+    assert main(["serve", "--config", file]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"millstream: {file}: [server] has no option 'prot'; did you mean 'port'?")
+
+
+def test_keys_of_the_command_line_replace_those_of_the_file(write: Callable[..., str]) -> None:
+    keys = write("# ours\n\n  file-1  \nfile-2\r\n#file-3\nfile#4\nfile-1\n", "keys")
+    config = write('[server]\napi_keys = ["toml"]\napi_key_file = "keys"')
+    environment = {"MILLSTREAM_API_KEY": "from-env\n"}
+    assert parse("--api-key-file", keys).api_keys == ("file-1", "file-2", "file#4")
+    assert parse("--config", config).api_keys == ("toml", "file-1", "file-2", "file#4")
+    assert parse("--config", config, "--api-key", "a").api_keys == ("a",)
+    assert parse("--api-key", "a", "--api-key-file", keys, "--api-key", "b").api_keys[:3] == ("a", "b", "file-1")
+    assert parse(environment=environment).api_keys == ("from-env",)
+    assert parse("--api-key", "a", environment=environment).api_keys == ("a", "from-env")
+    assert parse("--config", config, environment=environment).api_keys[-1] == "from-env"
+
+
+@pytest.mark.parametrize("key", ["", "  ", "two words", "tab\tbed", "new\nline", "\udcff"])
+def test_keys_that_no_header_can_carry(write: Callable[..., str], key: str) -> None:
+    words = "the API key is empty" if not key.strip() else "holds a blank or a character that cannot be printed"
+    with pytest.raises(ModelError, match=f"^--api-key: .*{words}"):
+        parse("--api-key", key)
+    with pytest.raises(ModelError, match=f"MILLSTREAM_API_KEY: .*{words}"):
+        parse(environment={"MILLSTREAM_API_KEY": key})
+    if key.isprintable():
+        with pytest.raises(ModelError, match=rf"mill.toml: server.api_keys: .*{words}") as caught:
+            parse("--config", write(f'[server]\napi_keys = ["{key}"]'))
+        assert "two" not in caught.value.message
+
+
+def test_bad_key_files(write: Callable[..., str], tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="keys holds no API key: write one a line"):
+        parse("--api-key-file", write("# nothing\n \n", "keys"))
+    with pytest.raises(ModelError, match=r"cannot read the API keys in .*none: No such file"):
+        parse("--api-key-file", str(tmp_path / "none"))
+    with pytest.raises(ModelError, match=r"cannot read the API keys in .*none: No such file"):
+        parse("--config", write('[server]\napi_key_file = "none"'))
+    (tmp_path / "latin").write_bytes(b"caf\xe9")
+    with pytest.raises(ModelError, match="not UTF-8"):
+        parse("--api-key-file", str(tmp_path / "latin"))
+    with pytest.raises(ModelError, match="keys: an API key holds a blank"):
+        parse("--api-key-file", write("two words", "keys"))
+
+
+def test_help_shows_the_defaults(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    text = capsys.readouterr().out.partition("positional arguments:")[2]
+    options = {part.split()[0]: part for part in re.split(r"\n  (?=-)", text)[1:]}
+    shown = {"--host": "127.0.0.1", "--port": "8000", "--max-batch": "32", "--queue": "256", "--memory": "no bound"}
+    shown |= {"--load": "start", "--idle-unload": "never", "--step-timeout": "120", "--isolation": "auto"}
+    shown |= {"--body-limit": str(32 * 2**20), "--grace": "20", "--policy": "queue", "--log-level": "info"}
+    for option, default in shown.items():
+        assert f"(default: {default})" in options[option]
+
+
+@pytest.mark.parametrize(
+    "host, keys, warns",
+    [
+        ("127.0.0.1", (), False),
+        ("127.0.0.2", (), False),
+        ("localhost", (), False),
+        ("0.0.0.0", (), True),
+        ("", (), True),
+        ("0.0.0.0", ("key",), False),
+    ],
+)
+def test_an_open_server_on_the_network_is_warned_of(
+    caplog: pytest.LogCaptureFixture, host: str, keys: tuple[str, ...], warns: bool
+) -> None:
+    settings = Settings(host=host, port=0, api_keys=keys)
+    with bind(settings) as listener, caplog.at_level(logging.WARNING):
+        warn_if_open(listener, settings)
+    assert bool(caplog.records) == warns
+    if warns:
+        assert "anyone who can reach 0.0.0.0" in caplog.text and "--api-key" in caplog.text

@@ -1,0 +1,225 @@
+"""Estimates against what the loaded model really takes, and the errors for files that cannot be read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+from mlx.utils import tree_flatten
+from mlx_lm.models import cache as mlx_cache
+from mlx_lm.utils import dequantize_model, load_model
+
+from millstream.backend.text_model import MlxTextBackend, TextModelSettings
+from millstream.errors import ModelError
+from millstream.models import estimate as module
+from millstream.models.demo import DEMO, user_cache_dir
+from millstream.models.estimate import Estimate, estimate, expected_device
+from millstream.models.source import ModelSource
+from millstream.types import ModelFacts
+from support.rare import RARE, write_rare
+from support.tiny import FAMILIES, write_model
+from support.zeros import write_zeros
+
+DEMO_FILE = user_cache_dir() / f"{DEMO.name}.gguf"
+
+
+@pytest.fixture(scope="module")
+def any_model(tiny_model: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    def get(family: str) -> Path:
+        return write_rare(tmp_path_factory.mktemp("rare"), family) if family in RARE else tiny_model(family)
+
+    return get
+
+
+def of(
+    path: Path,
+    kind: Literal["folder", "gguf"] = "folder",
+    device: Literal["cpu", "cuda", "metal"] = "cpu",
+    *,
+    unpack: bool = True,
+) -> Estimate:
+    return estimate(ModelSource("m", kind, path), device=device, unpack=unpack)
+
+
+def loaded(path: Path, kind: Literal["folder", "gguf"] = "folder", *, unpack: bool = True) -> ModelFacts:
+    """What the backend says after loading. On a thread of its own: it ends all streams of the thread it ran on."""
+
+    def facts() -> ModelFacts:
+        backend = MlxTextBackend(TextModelSettings(kind, path, max_rows=1, unpack=unpack))
+        try:
+            return backend.load()
+        finally:
+            backend.close()
+
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(facts).result()
+
+
+def kept_bytes(caches: Iterable[Any]) -> int:
+    """What the caches hold of keys and values; states of recurrent layers do not grow and are not counted."""
+    total = 0
+    for cache in caches:
+        if isinstance(cache, mlx_cache.CacheList):
+            total += kept_bytes(cache.caches)
+        elif not isinstance(cache, mlx_cache.ArraysCache):
+            total += sum(array[..., : cache.offset, :].nbytes for array in (cache.keys, cache.values))
+    return total
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *RARE])
+def test_an_estimate_is_what_the_loaded_model_takes(any_model: Callable[[str], Path], family: str) -> None:
+    folder = any_model(family)
+    told = of(folder)
+    facts = loaded(folder)
+    assert told.weight_bytes == pytest.approx(facts.weight_bytes, rel=0.05)
+    assert (told.context_length or 2**20) == facts.context_length
+    model, _ = load_model(folder)
+    caches = mlx_cache.make_prompt_cache(model)
+    mx.eval(model(mx.array([[1, 2, 3, 4]]), cache=caches))
+    assert told.kv_bytes_per_token == kept_bytes(caches) / 4
+
+
+def quantised(folder: Path, family: str = "llama", dtype: mx.Dtype = mx.float16) -> Path:
+    """A folder of mixed bits and groups, saved as mlx-lm saves one."""
+    write_model(folder, family)
+    model, config = load_model(folder)
+    model.set_dtype(dtype)
+    own = {"group_size": 32, "bits": 5}
+    packing: dict[str, Any] = {"group_size": 64, "bits": 4}
+
+    def layout(path: str, layer: nn.Module) -> bool | dict[str, int]:
+        if not hasattr(layer, "to_quantized") or layer.weight.shape[-1] % 64:
+            return False
+        if not path.endswith("v_proj"):
+            return True
+        packing[path] = own
+        return own
+
+    nn.quantize(model, 64, 4, class_predicate=layout)
+    mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(model.parameters())))
+    (folder / "config.json").write_text(json.dumps({**config, "quantization": packing}))
+    return folder
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
+@pytest.mark.parametrize("unpack", [True, False])
+def test_a_quantised_folder_unpacked_and_as_it_is(tmp_path: Path, family: str, unpack: bool) -> None:
+    folder = quantised(tmp_path, family)
+    told = of(folder, unpack=unpack)
+    assert told.weight_bytes == pytest.approx(loaded(folder, unpack=unpack).weight_bytes, rel=0.01)
+    assert told.kv_bytes_per_token == 4 * 2 * 2 * 16 * (4 if unpack else 2)
+
+
+def test_cuda_unpacks_to_half_precision_and_metal_not_at_all(tmp_path: Path) -> None:
+    folder = quantised(tmp_path)
+    model, _ = load_model(folder)
+    packed = sum(value.nbytes for _, value in tree_flatten(model.parameters()))
+    dequantize_model(model)
+    model.set_dtype(mx.bfloat16)
+    unpacked = sum(value.nbytes for _, value in tree_flatten(model.parameters()))
+    assert of(folder, device="cuda").weight_bytes == pytest.approx(unpacked, rel=0.01)
+    assert of(folder, device="cuda", unpack=False).weight_bytes == pytest.approx(packed, rel=0.01)
+    assert of(folder, device="metal").weight_bytes == pytest.approx(packed, rel=0.01)
+
+
+def test_plain_weights_change_on_the_cpu_alone(tmp_path: Path) -> None:
+    tensors = {"lm_head.weight": ("BF16", (10, 8)), "model.norm.weight": ("F32", (8,))}
+    write_zeros(tmp_path, tensors, num_hidden_layers=1, num_attention_heads=2, hidden_size=8)
+    assert of(tmp_path).weight_bytes == 88 * 4
+    assert of(tmp_path, device="cuda") == of(tmp_path, device="metal") == Estimate(10 * 8 * 2 + 8 * 4, 32, None)
+
+
+@pytest.mark.skipif(not DEMO_FILE.is_file(), reason="the demo model is not in the cache")
+@pytest.mark.parametrize("unpack", [True, False])
+def test_the_demo_model(unpack: bool) -> None:
+    told = of(DEMO_FILE, "gguf", unpack=unpack)
+    facts = loaded(DEMO_FILE, "gguf", unpack=unpack)
+    assert told.weight_bytes == pytest.approx(facts.weight_bytes, rel=0.01)
+    assert told.kv_bytes_per_token == 30 * 2 * 3 * 64 * 4
+    assert told.context_length == facts.context_length
+    on_gpu = of(DEMO_FILE, "gguf", "cuda", unpack=unpack)
+    assert on_gpu.kv_bytes_per_token == told.kv_bytes_per_token / 2
+    assert of(DEMO_FILE, "gguf", "metal").weight_bytes == of(DEMO_FILE, "gguf", "cuda", unpack=False).weight_bytes
+
+
+def test_what_mlx_lm_leaves_in_the_file_is_not_counted(tmp_path: Path) -> None:
+    tensors = {
+        "language_model.model.embed_tokens.weight": ("F32", (10, 8)),
+        "lm_head.weight": ("F32", (10, 8)),
+        "vision_tower.layers.0.attn.k_proj.weight": ("F32", (99, 8)),
+    }
+    text = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 8, "max_position_embeddings": 77}
+    write_zeros(tmp_path, tensors, tie_word_embeddings=True, text_config=text)
+    assert of(tmp_path) == Estimate(10 * 8 * 4, 2 * 2 * 8 * 4, 77)
+
+
+def test_weights_packed_by_others(tmp_path: Path) -> None:
+    tensors = {"a.qweight": ("I32", (10, 8)), "b.weight": ("F8_E4M3", (10, 8))}
+    shape = {"num_hidden_layers": 1, "num_attention_heads": 1, "hidden_size": 1}
+    write_zeros(tmp_path, tensors, quantization_config={"bits": 8}, **shape)
+    assert of(tmp_path).weight_bytes == 320 * 4 + 80 * 4
+    assert of(tmp_path, device="metal").weight_bytes == 320 + 80 * 2
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ("", "holds no JSON"),
+        ("{}", "names no num_hidden_layers"),
+        ('{"num_hidden_layers": "four"}', "num_hidden_layers is 'four'"),
+        ('{"num_hidden_layers": 4, "layer_types": 7}', "not subscriptable"),
+        ('{"num_hidden_layers": 4, "text_config": 7}', "not a mapping"),
+        ('{"num_hidden_layers": 4, "hidden_size": 8}', "names no num_attention_heads"),
+    ],
+)
+def test_a_damaged_config_is_named(tmp_path: Path, config: str, reason: str) -> None:
+    write_zeros(tmp_path, {"lm_head.weight": ("F32", (10, 8))})
+    (tmp_path / "config.json").write_text(config)
+    with pytest.raises(ModelError, match=rf"config\.json: .*{reason}"):
+        of(tmp_path)
+
+
+def test_packed_weights_without_a_group_size_are_named(tmp_path: Path) -> None:
+    tensors = {"lm_head.weight": ("U32", (10, 8)), "lm_head.scales": ("BF16", (10, 1))}
+    write_zeros(tmp_path, tensors, num_hidden_layers=1, num_attention_heads=1, hidden_size=8)
+    with pytest.raises(ModelError, match=r"lm_head is quantised, and the config names no group_size"):
+        of(tmp_path)
+
+
+def test_a_folder_or_gguf_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"config\.json: cannot be read"):
+        of(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ModelError, match=r"has no \*\.safetensors"):
+        of(tmp_path)
+    with pytest.raises(ModelError, match=r"a\.gguf: cannot be opened"):
+        of(tmp_path / "a.gguf", "gguf")
+
+
+@pytest.mark.parametrize(
+    ("system", "machine", "installed", "asked", "device"),
+    [
+        ("darwin", "arm64", ["mlx", "mlx-metal"], None, "metal"),
+        ("darwin", "arm64", ["mlx", "mlx-metal"], "cpu", "cpu"),
+        ("darwin", "x86_64", ["mlx"], None, "cpu"),
+        ("linux", "x86_64", ["mlx", "mlx-cpu"], None, "cpu"),
+        ("linux", "x86_64", ["mlx", "mlx_cuda_13"], None, "cuda"),
+        ("linux", "aarch64", ["mlx", "mlx-cuda-12"], None, "cuda"),
+        ("linux", "x86_64", ["mlx", "mlx-cuda-12"], "cpu", "cpu"),
+    ],
+)
+def test_the_device_is_told_without_mlx(
+    monkeypatch: pytest.MonkeyPatch, system: str, machine: str, installed: list[str], asked: str | None, device: str
+) -> None:
+    monkeypatch.setattr(module.sys, "platform", system)
+    monkeypatch.setattr(module.platform, "machine", lambda: machine)
+    monkeypatch.setattr(metadata, "distributions", lambda: [SimpleNamespace(name=name) for name in installed])
+    assert expected_device(asked) == device

@@ -1,0 +1,64 @@
+"""Any backend, watched or held: the same tests run over the fake and the real one."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from millstream.engine.backend import BackendFactory, BatchBackend, Plan, Progress, StepResult, ignore_progress
+from millstream.types import ModelFacts
+
+
+class GateLike(Protocol):
+    def pass_through(self) -> None: ...
+
+
+class Wrapped:
+    """Passes everything on, after `note` has been told what is asked."""
+
+    def __init__(self, inner: BatchBackend) -> None:
+        self._inner = inner
+
+    def note(self, what: str) -> None:
+        """For subclasses."""
+
+    def load(self, report: Progress = ignore_progress) -> ModelFacts:
+        self.note("load")
+        return self._inner.load(report)
+
+    def step(self, plan: Plan) -> StepResult:
+        self.note("step")
+        return self._inner.step(plan)
+
+    def memory_bytes(self) -> int:
+        self.note("memory_bytes")
+        return self._inner.memory_bytes()
+
+    def reset(self) -> None:
+        self.note("reset")
+        self._inner.reset()
+
+    def close(self) -> None:
+        self.note("close")
+        self._inner.close()
+
+
+class Gated(Wrapped):
+    """Held at a gate before each step; a step fails when told to."""
+
+    def __init__(self, inner: BatchBackend, gate: GateLike) -> None:
+        super().__init__(inner)
+        self._gate = gate
+        self.fail_next: Exception | None = None
+
+    def step(self, plan: Plan) -> StepResult:
+        if plan.prefill or plan.decode:  # what only drops rows comes when it comes
+            self._gate.pass_through()
+            if self.fail_next is not None:
+                error, self.fail_next = self.fail_next, None
+                raise error
+        return super().step(plan)
+
+
+def gated(make: BackendFactory, gate: GateLike) -> Gated:
+    """A factory that crosses to a child, if its parts do."""
+    return Gated(make(), gate)
