@@ -86,7 +86,7 @@ class OwnerLoop:
                     if scheduler.idle or time.monotonic() > self._measured[1] + MEASURE_EVERY:
                         events += self._measure(backend)
                     self._emit(events)
-        except Exception as error:
+        except BaseException as error:  # the owner ends here whatever it was, and everyone inside must be told
             self._ending = self._crash = f"the engine stopped: {describe(error)}"
             log.exception("the engine stopped")
         finally:
@@ -142,6 +142,6 @@ class OwnerLoop:
             self._sink(events)
 
 
-def describe(error: Exception) -> str:
+def describe(error: BaseException) -> str:
     """An error as one line for a person: our own say what they mean, others need their type."""
     return error.message if isinstance(error, MillstreamError) else f"{type(error).__name__}: {error}"

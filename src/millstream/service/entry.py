@@ -115,8 +115,10 @@ class Entry:
                 raise EngineGone(self._closed)
             if self._change is not None:
                 await asyncio.shield(self._change)
-            elif self.model is not None:
+            elif self.model is not None and not self.model.engine.gone:
                 return self.model
+            elif self.model is not None and self._guard is not None:
+                await asyncio.wait([self._guard])  # it has just ended: what follows is decided there
             elif self._state is ModelState.FAILED:
                 raise EngineGone(
                     f"the model {self.name!r} has failed: {self.error} POST /v1/models/{self.name}/load tries again."
@@ -179,15 +181,25 @@ class Entry:
             self._room.changed()
 
     def _begin(self, change: Coroutine[Any, Any, None]) -> None:
-        task = self._change = asyncio.ensure_future(change)
+        """One change at a time. What it raises is told to those who wait, and it is in the log."""
 
-        def ended(_: asyncio.Task[None]) -> None:
-            self._change = None
-            self._room.changed()
+        async def run() -> None:
+            try:
+                await change
+            finally:
+                # Here and not in a callback: whoever waits for the task must find it over.
+                self._change = None
+                self._room.changed()
+
+        def ended(task: asyncio.Task[None]) -> None:
+            change.close()  # a task that was cancelled before its first step has not run at all
+            if self._change is task:
+                self._change, self._state = None, ModelState.UNLOADED
             if not task.cancelled():
-                task.exception()  # told to those who wait; without anyone waiting it is in the log
+                task.exception()
 
-        task.add_done_callback(ended)
+        self._change = asyncio.ensure_future(run())
+        self._change.add_done_callback(ended)
 
     async def _load(self, delay: float = 0.0) -> None:
         self._state, self.error, self.done = ModelState.LOADING, None, 0.0
@@ -212,7 +224,7 @@ class Entry:
         self._guard.add_done_callback(_report_defect)
 
     async def _unload(self, model: ReadyModel, reason: str, grace: float, patience: float) -> None:
-        self.model, self._state = None, ModelState.UNLOADING
+        self.model, self._state, self.crashes = None, ModelState.UNLOADING, 0
         await asyncio.wait([asyncio.ensure_future(model.engine.drained())], timeout=grace)
         if not await model.engine.stop(reason, patience):
             log.error("%s: its engine hangs in a step and is left behind", self.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import secrets
 from collections.abc import Sequence
 from concurrent.futures import Executor
@@ -10,7 +11,7 @@ from dataclasses import replace
 
 from millstream.config import ModelSpec
 from millstream.engine.messages import Submit
-from millstream.errors import EngineBusy
+from millstream.errors import EngineBusy, EngineGone
 from millstream.service.choice import Choice
 from millstream.service.entry import ReadyModel
 from millstream.service.generation import TextGeneration
@@ -19,6 +20,9 @@ from millstream.service.inbox import Inbox
 from millstream.service.metrics import Metrics, RequestTimer
 from millstream.service.prepare import prepare
 from millstream.types import ChatPrompt, GenerationRequest, ModelCard
+
+
+log = logging.getLogger(__name__)
 
 
 class MillstreamService:
@@ -44,8 +48,14 @@ class MillstreamService:
         return await self._hub.unload(name)
 
     async def start(self, request: GenerationRequest) -> TextGeneration:
-        async with self._hub.use(request.model) as model:
-            return await self._start_on(model, with_defaults(request, model.spec))
+        while True:
+            async with self._hub.use(request.model) as model:
+                try:
+                    return await self._start_on(model, with_defaults(request, model.spec))
+                except EngineGone:
+                    log.debug("%s: its engine ended before it took the request", model.name)
+            # Nothing of the request has run. Once the hub knows, it has another engine for it or says why not.
+            await model.engine.wait_gone()
 
     async def _start_on(self, model: ReadyModel, request: GenerationRequest) -> TextGeneration:
         timer = RequestTimer(self._metrics, model.name)
