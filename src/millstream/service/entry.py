@@ -124,13 +124,13 @@ class Entry:
                     f"the model {self.name!r} has failed: {self.error} POST /v1/models/{self.name}/load tries again."
                 )
             else:
-                self._begin(self._load())
+                self._begin_load()
 
     def load_soon(self) -> None:
         """Begin to load, whatever happened before; a load or an engine that is there is left alone."""
         if self._change is None and self.model is None and self._closed is None:
             self.crashes = 0
-            self._begin(self._load())
+            self._begin_load()
 
     async def settled(self) -> None:
         """Returns when no load is under way any more."""
@@ -201,8 +201,11 @@ class Entry:
         self._change = asyncio.ensure_future(run())
         self._change.add_done_callback(ended)
 
-    async def _load(self, delay: float = 0.0) -> None:
+    def _begin_load(self, delay: float = 0.0) -> None:
         self._state, self.error, self.done = ModelState.LOADING, None, 0.0
+        self._begin(self._load(delay))
+
+    async def _load(self, delay: float) -> None:
         try:
             await asyncio.sleep(delay)
             self.model = await self._opener(self)
@@ -249,7 +252,7 @@ class Entry:
         delay = min(MOST_BACKOFF, FIRST_BACKOFF * 2 ** (self.crashes - 1))
         log.error("%s: %s; starting it again in %.2f s", self.name, cause, delay)
         self.restarts += 1
-        self._begin(self._load(delay))
+        self._begin_load(delay)
 
 
 def _report_defect(task: asyncio.Future[None]) -> None:

@@ -21,7 +21,6 @@ from millstream.service.metrics import Metrics, RequestTimer
 from millstream.service.prepare import prepare
 from millstream.types import ChatPrompt, GenerationRequest, ModelCard
 
-
 log = logging.getLogger(__name__)
 
 
