@@ -19,6 +19,7 @@ from millstream.engine.link import Link, ThreadLink
 from millstream.engine.pace import Pace
 from millstream.engine.process_link import ProcessLink
 from millstream.engine.scheduler import Scheduler
+from millstream.errors import MillstreamError
 from millstream.models.estimate import Estimate, estimate, expected_device
 from millstream.models.source import ModelSource, name_of, resolve
 from millstream.service.admission import Admission
@@ -93,7 +94,7 @@ class Mill:
         )
         try:
             facts = bounded(await engine.load(), granted)
-        except asyncio.CancelledError:
+        except (MillstreamError, asyncio.CancelledError):
             await engine.stop("the load was given up", self._settings.stop_patience)
             raise
         announce(name, facts, time.monotonic() - started)

@@ -71,7 +71,8 @@ class RunningServer:
 
 @contextmanager
 def running(settings: Settings, make_backend: BackendMaker = text_backend) -> Iterator[RunningServer]:
-    if make_backend is not text_backend:  # it holds the test's own objects, so it cannot leave this process
+    if make_backend is not text_backend and settings.isolation == "auto":
+        # it holds the test's own objects, so it cannot leave this process
         settings = dataclasses.replace(settings, isolation="thread")
     server = RunningServer(settings, make_backend)
     try:

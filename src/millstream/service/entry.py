@@ -76,6 +76,7 @@ class Entry:
         self.done = 0.0
         self.crashes = 0
         self.restarts = 0
+        self.loads = 0
         self.last_used = time.monotonic()
         self._state = ModelState.UNLOADED
         self._opener = opener
@@ -208,6 +209,7 @@ class Entry:
     async def _load(self, delay: float) -> None:
         try:
             await asyncio.sleep(delay)
+            self.loads += 1
             self.model = await self._opener(self)
         except MillstreamError as error:
             self._room.give_back(self.name)

@@ -1,0 +1,187 @@
+"""Engines that die or hang, in the middle of streams, again and again."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from millstream.compose import text_backend
+from millstream.config import Settings
+from millstream.engine.backend import BatchBackend
+from millstream.models.source import ModelSource
+from support.fifo_gate import FarEnd, FifoGate
+from support.server import RunningServer, running
+from support.tiny import write_servable
+from support.wrapped import Gated
+
+PATIENCE = 60
+STREAMS = 16
+LENGTH = 120
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    root = tmp_path_factory.mktemp("pair")
+    return write_servable(root / "one", seed=1), write_servable(root / "two", seed=2)
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child has to find this test's backends, too."""
+    monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parents[1]}:{Path(__file__).parent}")
+
+
+class Stream(threading.Thread):
+    """A client that reads a stream to its end, and notes when and how it ended."""
+
+    def __init__(self, url: str, model: str, tokens: int = LENGTH) -> None:
+        super().__init__()
+        self._url = url
+        self._body = {
+            **{"model": model, "prompt": "hello", "max_tokens": tokens},
+            **{"temperature": 0, "ignore_eos": True, "stream": True},
+        }
+        self.began = threading.Event()
+        self.lines: list[str] = []
+        self.ended_at = 0.0
+        self.failure: str | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            with httpx.stream("POST", f"{self._url}/v1/completions", json=self._body, timeout=PATIENCE) as reply:
+                for line in filter(None, reply.iter_lines()):
+                    self.lines.append(line)
+                    self.began.set()
+        except httpx.HTTPError as error:
+            self.failure = repr(error)
+        self.ended_at = time.monotonic()
+        self.began.set()
+
+    @property
+    def text(self) -> str:
+        chunks = [json.loads(line.removeprefix("data: ")) for line in self.lines if "choices" in line]
+        return "".join(choice["text"] for chunk in chunks for choice in chunk["choices"])
+
+    @property
+    def complete(self) -> bool:
+        return self.failure is None and self.lines[-1] == "data: [DONE]"
+
+
+def card(server: RunningServer, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = httpx.get(f"{server.url}/v1/models/{name}", timeout=PATIENCE).json()
+    return found
+
+
+def answer(server: RunningServer, model: str) -> str:
+    body = {"model": model, "prompt": "hello", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+    reply = httpx.post(f"{server.url}/v1/completions", json=body, timeout=PATIENCE)
+    assert reply.status_code == 200, reply.text
+    text: str = reply.json()["choices"][0]["text"]
+    return text
+
+
+@contextmanager
+def two_models(pair: tuple[Path, Path]) -> Iterator[RunningServer]:
+    settings = Settings(models=tuple(map(str, pair)), port=0, isolation="process", max_batch=STREAMS)
+    with running(settings) as server:
+        yield server
+
+
+def test_killing_one_of_two_engines_leaves_the_others_streams_unbroken(pair: tuple[Path, Path]) -> None:
+    with two_models(pair) as server:
+        expected = answer(server, "two")
+        dying = [Stream(server.url, "two", 2000) for _ in range(STREAMS // 2)]
+        living = [Stream(server.url, "one") for _ in range(STREAMS // 2)]
+        for stream in (*dying, *living):
+            assert stream.began.wait(PATIENCE)
+        os.kill(card(server, "two")["pid"], signal.SIGKILL)
+        killed_at = time.monotonic()
+        for stream in (*dying, *living):
+            stream.join(PATIENCE)
+        assert all(stream.complete for stream in living)
+        assert len({stream.text for stream in living}) == 1
+        for stream in dying:
+            assert "killed by signal 9" in stream.lines[-1]
+            assert stream.ended_at - killed_at < 1.0, "an error within a second"
+        assert answer(server, "two") == expected, "and it answers again"
+        assert card(server, "two")["restarts"] == 1
+        assert card(server, "one")["restarts"] == 0
+
+
+def test_twenty_kills_leave_nothing_behind(pair: tuple[Path, Path]) -> None:
+    own = psutil.Process()
+    with two_models(pair) as server:
+        expected = answer(server, "one")
+        marks = []
+        for number in range(20):
+            stream = Stream(server.url, "one", 2000)
+            assert stream.began.wait(PATIENCE)
+            os.kill(card(server, "one")["pid"], signal.SIGKILL)
+            stream.join(PATIENCE)
+            assert "killed by signal 9" in stream.lines[-1]
+            assert answer(server, "one") == expected
+            children = own.children(recursive=True)
+            assert not [child for child in children if child.status() == psutil.STATUS_ZOMBIE]
+            assert len(children) == 2
+            if number in (4, 19):
+                marks.append((own.num_fds(), own.num_threads(), own.memory_info().rss))
+    (fds, threads, memory), (fds_after, threads_after, memory_after) = marks
+    assert fds_after <= fds
+    assert threads_after <= threads
+    assert memory_after - memory < 16 * 2**20, "15 more lives of an engine may not cost the server memory"
+
+
+def held_backend(far: FarEnd, source: ModelSource, settings: Settings) -> BatchBackend:
+    return Gated(text_backend(source, settings), far)
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_a_hung_step_is_found_and_the_engine_replaced(isolation: str, pair: tuple[Path, Path], tmp_path: Path) -> None:
+    gate = FifoGate(tmp_path / "gate")
+    settings = Settings(models=(str(pair[0]),), port=0, isolation=isolation, step_timeout=1.0, stop_patience=5.0)
+    with running(settings, functools.partial(held_backend, gate.far)) as server:
+        before = card(server, "one")
+        stream = Stream(server.url, "one")
+        gate.wait_entered()
+        stream.join(PATIENCE)
+        assert "--step-timeout 1" in stream.lines[-1]
+        gate.open()
+        assert answer(server, "one")
+        after = card(server, "one")
+        assert (after["state"], after["restarts"]) == ("ready", 1)
+        place = "pid" if isolation == "process" else "thread"
+        assert before[place] != after[place]
+        if isolation == "process":
+            assert not psutil.pid_exists(before["pid"])
+    gate.close()
+
+
+def test_an_engine_whose_parent_is_gone_ends_by_itself(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    """kill -9 of the server: nothing is left of it."""
+    import subprocess
+    import sys
+
+    command = [sys.executable, "-m", "millstream", "serve", str(pair[0]), "--port", "0", "--isolation", "process"]
+    log = tmp_path / "log"
+    with log.open("wb") as file, subprocess.Popen(command, stderr=file) as server:
+        deadline = time.monotonic() + PATIENCE
+        while "ready: one" not in log.read_text():
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.05)
+        [child] = psutil.Process(server.pid).children()
+        server.kill()
+    child.wait(15)
+    assert not child.is_running()

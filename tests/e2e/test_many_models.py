@@ -1,0 +1,202 @@
+"""Several models side by side: what one does is invisible to the others."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from millstream.config import ModelSpec, Settings
+from support.server import RunningServer, running
+from support.tiny import write_servable
+
+PATIENCE = 60
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Three models of the same size whose answers differ."""
+    root = tmp_path_factory.mktemp("three")
+    return [write_servable(root / name, seed=seed) for seed, name in enumerate(("one", "two", "three"), 1)]
+
+
+def ask(url: str, model: str, prompt: str = "hello", **more: Any) -> httpx.Response:
+    body = {"model": model, "prompt": prompt, "max_tokens": 12, "temperature": 0, "ignore_eos": True, **more}
+    return httpx.post(f"{url}/v1/completions", json=body, timeout=PATIENCE)
+
+
+def text(url: str, model: str, prompt: str = "hello", **more: Any) -> str:
+    reply = ask(url, model, prompt, **more)
+    assert reply.status_code == 200, reply.text
+    answer: str = reply.json()["choices"][0]["text"]
+    return answer
+
+
+def cards(url: str) -> dict[str, dict[str, Any]]:
+    return {card["id"]: card for card in httpx.get(f"{url}/v1/models", timeout=PATIENCE).json()["data"]}
+
+
+@pytest.fixture(scope="module")
+def alone(folders: list[Path]) -> dict[tuple[str, str], str]:
+    """What each model answers when it has a server to itself."""
+    answers = {}
+    for folder in folders:
+        with running(Settings(models=(str(folder),), port=0, isolation="thread")) as server:
+            for prompt in ("hello", "mill", "a longer prompt about a stream"):
+                answers[folder.name, prompt] = text(server.url, folder.name, prompt)
+    assert len(set(answers.values())) == len(answers), "models and prompts must differ for this to mean anything"
+    return answers
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_engines_side_by_side_answer_as_each_alone(
+    isolation: str, folders: list[Path], alone: dict[tuple[str, str], str]
+) -> None:
+    settings = Settings(models=tuple(map(str, folders[:2])), port=0, isolation=isolation)
+    with running(settings) as server, ThreadPoolExecutor(16) as pool:
+        wanted = [key for key in alone if key[0] != "three"] * 5
+        answers = list(pool.map(lambda key: text(server.url, *key), wanted))
+        seen = cards(server.url)
+    assert answers == [alone[key] for key in wanted]
+    assert {card["isolation"] for card in seen.values()} == {isolation}
+    assert len({card["thread"] for card in seen.values()}) == 2
+
+
+def test_a_hundred_first_requests_load_a_model_once(folders: list[Path], alone: dict[tuple[str, str], str]) -> None:
+    settings = Settings(models=(str(folders[0]),), port=0, load="use", isolation="thread")
+    with running(settings) as server, ThreadPoolExecutor(100) as pool:
+        before = cards(server.url)["one"]
+        assert (before["state"], before["thread"], before["memory_bytes"]) == ("unloaded", None, 0)
+        answers = set(pool.map(lambda _: text(server.url, "one"), range(100)))
+        assert answers == {alone["one", "hello"]}
+        card = cards(server.url)["one"]
+        engines = [thread for thread in threading.enumerate() if thread.name == "engine-one"]
+        assert (card["state"], len(engines)) == ("ready", 1)
+        loads = server.call(lambda server: server.mill.hub._entries["one"].loads)
+    assert loads == 1
+
+
+def test_admin_routes(folders: list[Path]) -> None:
+    spec = ModelSpec(str(folders[0]), name="org/one", aliases=("gpt-4o",), sampling=(("temperature", 0.0),))
+    with running(Settings(models=(spec, str(folders[1])), port=0, isolation="thread", load="use")) as server:
+        loaded = httpx.post(f"{server.url}/v1/models/org/one/load", timeout=PATIENCE)
+        card = loaded.json()
+        assert (loaded.status_code, card["id"], card["state"], card["aliases"]) == (200, "org/one", "ready", ["gpt-4o"])
+        assert card["memory_bytes"] > 0
+        assert card["kv_bytes_per_token"] > 0
+        assert (card["active"], card["waiting"], card["context_length"]) == (0, 0, 512)
+        assert (card["pid"] is not None, card["thread"] is not None) == (True, True)
+        assert httpx.get(f"{server.url}/v1/models/gpt-4o").json()["id"] == "org/one"
+        first = ask(server.url, "gpt-4o", temperature=None).json()
+        assert first["model"] == "org/one"
+        assert first["choices"][0]["text"] == text(server.url, "org/one"), "the default temperature of the entry is 0"
+        unloaded = httpx.post(f"{server.url}/v1/models/gpt-4o/unload", timeout=PATIENCE).json()
+        assert (unloaded["state"], unloaded["memory_bytes"], unloaded["thread"]) == ("unloaded", 0, None)
+        assert not [thread for thread in threading.enumerate() if thread.name == "engine-org/one"]
+        missing = httpx.post(f"{server.url}/v1/models/nothing/load")
+        assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
+        page = httpx.get(f"{server.url}/metrics").text
+        assert 'millstream_model_ready{model="org/one"} 0.0' in page
+
+
+def corrupt(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"\xff" * 100)
+
+
+def remove(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+
+
+def rename(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "perpetuum-mobile"}))
+
+
+def cut(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+@pytest.mark.parametrize(("damage", "words"), [
+    (corrupt, "safetensors"), (remove, "safetensors"), (rename, "perpetuum-mobile"), (cut, ""),
+])  # fmt: skip
+def test_a_model_that_cannot_be_loaded_is_a_clear_error_and_the_others_serve(
+    damage: Callable[[Path], None], words: str, isolation: str, folders: list[Path], tmp_path: Path
+) -> None:
+    broken = write_servable(tmp_path / "broken")
+    damage(broken)
+    settings = Settings(models=(str(folders[0]), str(broken)), port=0, isolation=isolation)
+    with running(settings) as server:
+        card = cards(server.url)["broken"]
+        assert card["state"] == "failed"
+        assert words in card["error"]
+        refused = ask(server.url, "broken")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_unavailable")
+        assert card["error"] in refused.json()["error"]["message"]
+        assert text(server.url, "one")
+
+
+@pytest.fixture
+def budget(folders: list[Path]) -> int:
+    """Enough for two of the three, and not even for the weights of the third."""
+    with running(Settings(models=(str(folders[0]),), port=0, isolation="thread", memory=2**30)) as server:
+        one: int = cards(server.url)["one"]["reserved_bytes"]
+    return 2 * one + 100_000
+
+
+@pytest.fixture
+def memory(budget: int, folders: list[Path]) -> Iterator[tuple[RunningServer, list[int]]]:
+    """Three models in a budget for two; what they take is looked at all the time."""
+    settings = Settings(models=tuple(map(str, folders)), port=0, load="use", isolation="thread", memory=budget)
+    with running(settings) as server:
+        seen: list[int] = []
+        over = threading.Event()
+
+        def look() -> None:
+            while not over.wait(0.01):
+                seen.append(sum(card["memory_bytes"] for card in cards(server.url).values()))
+
+        watcher = threading.Thread(target=look)
+        watcher.start()
+        yield server, seen
+        over.set()
+        watcher.join()
+
+
+def test_three_models_in_a_budget_for_two(
+    memory: tuple[RunningServer, list[int]], budget: int, alone: dict[tuple[str, str], str]
+) -> None:
+    server, seen = memory
+    wanted = [*alone] * 4
+    with ThreadPoolExecutor(3) as pool:
+        answers = list(pool.map(lambda key: text(server.url, *key), wanted))
+    assert answers == [alone[key] for key in wanted]
+    loads = server.call(lambda server: [entry.loads for entry in server.mill.hub._entries.values()])
+    assert sum(loads) > 3, "somebody had to leave"
+    assert seen
+    assert max(seen) <= budget
+    states = [card["state"] for card in cards(server.url).values()]
+    assert states.count("ready") == 2
+
+
+def test_a_model_that_cannot_fit_is_507_and_evicts_nobody(
+    memory: tuple[RunningServer, list[int]], folders: list[Path], budget: int, tmp_path: Path
+) -> None:
+    large = write_servable(tmp_path / "large", hidden_size=512, intermediate_size=4096, num_hidden_layers=8)
+    settings = Settings(models=(str(folders[0]), str(large)), port=0, load="use", isolation="thread", memory=budget)
+    with running(settings) as server:
+        assert text(server.url, "one")
+        refused = ask(server.url, "large")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (507, "insufficient_memory")
+        assert "--memory" in refused.json()["error"]["message"]
+        assert {name: card["state"] for name, card in cards(server.url).items()} == {
+            "one": "ready",
+            "large": "unloaded",
+        }
