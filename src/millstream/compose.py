@@ -12,7 +12,7 @@ from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any, TypeVar
 
-from millstream.backend.environment import load_blas, prefer_known_kernels
+from millstream.backend.environment import load_blas, prefer_known_kernels, share_cores
 from millstream.config import ModelSpec, Settings
 from millstream.engine.backend import BatchBackend
 from millstream.engine.link import Link, ThreadLink
@@ -183,6 +183,8 @@ def make_scheduler(chunk: int | None, granted: int | None, facts: ModelFacts) ->
 
 def text_backend(source: ModelSource, settings: Settings) -> BatchBackend:
     """Called on the owner thread: MLX is imported there, and the stream is made there."""
+    if len(settings.specs) > 1:
+        share_cores()
     blas = load_blas(settings.blas)
     prefer_known_kernels()
     from millstream.backend.device import use_device

@@ -49,10 +49,8 @@ class Stream(threading.Thread):
     def __init__(self, url: str, model: str, tokens: int = LENGTH) -> None:
         super().__init__()
         self._url = url
-        self._body = {
-            **{"model": model, "prompt": "hello", "max_tokens": tokens},
-            **{"temperature": 0, "ignore_eos": True, "stream": True},
-        }
+        self._body = {"model": model, "prompt": "hello", "max_tokens": tokens, "stream": True}
+        self._body |= {"temperature": 0, "ignore_eos": True}
         self.began = threading.Event()
         self.lines: list[str] = []
         self.ended_at = 0.0
