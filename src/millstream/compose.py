@@ -42,6 +42,9 @@ BackendMaker = Callable[[ModelSource, Settings], BatchBackend]
 USUAL_TOKENS = 16_384
 """Tokens that a model gets memory for, all rows together, under a budget that does not say otherwise."""
 
+LONG_TOKENS = 32_768
+"""The longest context that is provided for unasked."""
+
 PREFILL = {"cpu": (256, 128, 4), "gpu": (2048, 256, 256)}
 """Prompt tokens a step; and, for one prompt beside running rows, the most and the least. A GPU's step costs the host
 much the same for 300 tokens and for 3,000, so prompts share steps, and every new shape costs it milliseconds, so chunks
@@ -156,7 +159,8 @@ def footprint(guess: Estimate, *, rows: int, kv_memory: int | None) -> tuple[int
     """The least that a model can be served with, and what it is given where there is enough."""
     context = guess.context_length or USUAL_TOKENS
     least = guess.weight_bytes + guess.kv_bytes_per_token * min(context, 2 * LEAST_TOKENS)
-    usual = guess.kv_bytes_per_token * min(rows * context, USUAL_TOKENS)
+    # All of the context should fit one row at least; of the memory, rows get between a good third and three quarters.
+    usual = guess.kv_bytes_per_token * max(min(rows * context, USUAL_TOKENS), min(context, LONG_TOKENS) * 8 // 3)
     return least, max(least, guess.weight_bytes + (usual if kv_memory is None else kv_memory))
 
 

@@ -91,7 +91,10 @@ async def _watch(mill: Mill, server: MillServer, listener: socket.socket) -> Non
         server.exit_code = 1
         server.should_exit = True
         return
-    log.info("ready: %s. The API is at http://%s:%d/v1, its description at /docs", ", ".join(ready), host, port)
+    lazy = [card.name for card in mill.hub.cards() if card.state == "unloaded"]
+    text = ", ".join(name for name in ready if name not in lazy) or "no model yet"
+    text += f" ({', '.join(lazy)} when used)" if lazy else ""
+    log.info("ready: %s. The API is at http://%s:%d/v1, its description at /docs", text, host, port)
 
 
 class MillServer(uvicorn.Server):
