@@ -159,6 +159,9 @@ async def test_unloading_gives_up_a_load() -> None:
     yard.before_load = wait
     asking = asyncio.ensure_future(yard.ask("a"))
     await yard.until(lambda: entry.state == "loading")
+    assert yard.hub.card("a").progress == 0.0
+    entry.progress(0.25)
+    assert yard.hub.card("a").progress == 0.25
     assert (await yard.hub.unload("a")).state == "unloaded"
     with pytest.raises(EngineGone, match="given up"):
         await asking

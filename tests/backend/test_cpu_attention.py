@@ -1,0 +1,58 @@
+"""Our attention and exponential for x86_64 CPUs, against MLX's own. They are plain MLX, so they are tested everywhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx_lm.models.cache import KVCache
+
+from millstream.backend.cpu_attention import cpu_attention
+from millstream.backend.prompt_caches import grow_as_usual, make_room
+from millstream.backend.vector_math import MANY, exp_of_fresh, exponential
+
+
+@pytest.mark.parametrize("size", [10, MANY + 1])
+def test_the_exponential_is_right_to_the_last_bits(size: int) -> None:
+    x = np.concatenate([np.linspace(-85, 85, size - 3), [-1e30, 0.0, 1.0]]).astype(np.float32)
+    for ours in (exponential(mx.array(x)), exp_of_fresh(mx.array(x) + 0)):
+        exact = np.exp(x.astype(np.float64))
+        assert np.allclose(np.array(ours), exact, rtol=4e-7, atol=1e-37)
+
+
+@pytest.mark.parametrize("groups", [4, 2, 1])
+@pytest.mark.parametrize("count", [1, 7, 64])
+@pytest.mark.parametrize("kind", ["none", "causal", "padded"])
+def test_it_is_the_attention_that_mlx_computes(groups: int, count: int, kind: str) -> None:
+    rows, heads, length, size = 3, 4, max(count, MANY // (12 * count)), 16
+    mx.random.seed(count)
+    queries = mx.random.normal((rows, heads, count, size))
+    buffers = mx.random.normal((2, rows, groups, length + 5, size))
+    keys, values = buffers[0][..., :length, :], buffers[1][..., :length, :]
+    mask: Any = None if kind == "none" else kind
+    if kind == "padded":
+        left = mx.array([0, length // 2, 1])[:, None, None, None]
+        places = mx.arange(length)
+        mask = (places <= mx.arange(length - count, length)[:, None]) & (places >= left)
+    expected = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=0.25, mask=mask)
+    ours = cpu_attention(queries, keys, values, None, 0.25, mask)
+    seen = mx.ones(expected.shape, dtype=mx.bool_)
+    if kind == "padded":  # a query of the padding sees nothing, and nobody reads it
+        seen = mx.broadcast_to(mask.any(axis=-1, keepdims=True), expected.shape)
+    assert mx.abs(mx.where(seen, ours - expected, 0)).max().item() < 2e-6
+    assert not mx.isnan(ours).any().item()
+
+
+def test_a_prompts_cache_is_made_once_and_grows_as_usual_afterwards() -> None:
+    cache = KVCache()
+    make_room([cache], 700)
+    piece = mx.zeros((1, 2, 300, 4))
+    cache.update_and_fetch(piece, piece)
+    assert cache.keys.shape[2] == 768
+    cache.update_and_fetch(piece, piece)
+    assert cache.keys.shape[2] == 768, "no copy for the second chunk"
+    grow_as_usual([cache])
+    cache.update_and_fetch(piece, piece)
+    assert (cache.offset, cache.keys.shape[2]) == (900, 600 + 512)
