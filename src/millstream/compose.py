@@ -15,8 +15,10 @@ from typing import Any, TypeVar
 from millstream.backend.environment import load_blas, prefer_known_kernels, share_cores
 from millstream.config import ModelSpec, Settings
 from millstream.engine.backend import BatchBackend
+from millstream.engine.keeper import Keeper
 from millstream.engine.link import Link, ThreadLink
 from millstream.engine.pace import Pace
+from millstream.engine.prefix import PrefixIndex
 from millstream.engine.process_link import ProcessLink
 from millstream.engine.scheduler import Scheduler
 from millstream.errors import MillstreamError
@@ -41,6 +43,9 @@ BackendMaker = Callable[[ModelSource, Settings], BatchBackend]
 
 USUAL_TOKENS = 16_384
 """Tokens that a model gets memory for, all rows together, under a budget that does not say otherwise."""
+
+BLOCK = 16
+"""Tokens to a block of the beginnings that are kept."""
 
 LONG_TOKENS = 32_768
 """The longest context that is provided for unasked."""
@@ -96,7 +101,7 @@ class Mill:
             on_idle=loading.idle,
         )
         try:
-            facts = bounded(await engine.load(), granted)
+            facts = bounded(await engine.load(), granted, self._settings.prefix_cache_memory)
         except (MillstreamError, asyncio.CancelledError):
             await engine.stop("the load was given up", self._settings.stop_patience)
             raise
@@ -127,7 +132,11 @@ class Mill:
         kind = ProcessLink if self._settings.isolated(spec) else ThreadLink
         settings = dataclasses.replace(self._settings, max_batch=self._rows(spec))
         backend = functools.partial(self._make_backend, source, settings)
-        return kind(name, backend, functools.partial(make_scheduler, settings.prefill_chunk, granted))
+        return kind(
+            name,
+            backend,
+            functools.partial(make_scheduler, settings.prefill_chunk, granted, settings.prefix_cache_memory),
+        )
 
     async def _in_pool(self, work: Callable[[], T]) -> T:
         future = self._pool.submit(work)
@@ -164,24 +173,37 @@ def footprint(guess: Estimate, *, rows: int, kv_memory: int | None) -> tuple[int
     return least, max(least, guess.weight_bytes + (usual if kv_memory is None else kv_memory))
 
 
-def bounded(facts: ModelFacts, granted: int | None) -> ModelFacts:
+def bounded(facts: ModelFacts, granted: int | None, kept: int) -> ModelFacts:
     """The facts with the context that fits into memory."""
-    tokens = facts.tokens_in(granted)
+    tokens = facts.tokens_in(None if granted is None else granted - kept_share(facts, granted, kept))
     if tokens is None or tokens >= facts.context_length:
         return facts
     note = f"context cut from {facts.context_length} to {tokens} tokens: more do not fit its share of --memory"
     return dataclasses.replace(facts, context_length=tokens, notes=(*facts.notes, note))
 
 
-def make_scheduler(chunk: int | None, granted: int | None, facts: ModelFacts) -> Scheduler:
+def kept_share(facts: ModelFacts, granted: int | None, asked: int) -> int:
+    """Bytes for beginnings that are kept: what was asked for, but at most a quarter of what a budget leaves."""
+    if not facts.keeps_prefixes or not facts.kv_bytes_per_token:
+        return 0
+    return asked if granted is None else max(0, min(asked, (granted - facts.weight_bytes) // 4))
+
+
+def make_scheduler(chunk: int | None, granted: int | None, kept: int, facts: ModelFacts) -> Scheduler:
     budget, most, least = PREFILL["cpu" if facts.device.startswith("cpu") else "gpu"]
     most = chunk or most
     pace = Pace(most=most, least=min(least, most))
+    share = kept_share(facts, granted, kept)
+    keeper = None
+    if share:
+        index = PrefixIndex(block=BLOCK, block_bytes=BLOCK * facts.kv_bytes_per_token, budget=share)
+        keeper = Keeper(index)
     return Scheduler(
         max_rows=facts.max_rows,
         prefill_tokens=max(most, budget),
         pace=pace,
-        kv_tokens=facts.tokens_in(granted),
+        kv_tokens=facts.tokens_in(None if granted is None else granted - share),
+        keeper=keeper,
     )
 
 

@@ -69,6 +69,8 @@ class Settings:
     cache_dir: Path | None = None
     memory: int | None = None
     """Bytes that all models together may take. None: no bound."""
+    prefix_cache_memory: int = 2**30
+    """Bytes for beginnings of prompts that are kept, a model; 0 for none."""
     load: str = "start"
     """When models are loaded that do not say: `start` or `use`."""
     idle_unload: float = 0.0

@@ -47,6 +47,8 @@ class Usage:
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    cached_tokens: int = 0
+    """Of the prompt's, those that were not computed again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,8 @@ class ModelFacts:
     dtype: str
     device: str
     notes: tuple[str, ...] = ()
+    keeps_prefixes: bool = False
+    """Whether its caches can be cut into blocks and put together again."""
     kv_bytes_per_token: int = 0
     """Measured: what one token's keys and values take over all layers; 0 if that does not grow with the tokens."""
 

@@ -44,7 +44,7 @@ class ScriptedGeneration:
                 self.waiting.set()
             step = await self._steps.get()
             if step is None:
-                self.usage = Usage(prompt_tokens=7, completion_tokens=5)
+                self.usage = Usage(prompt_tokens=7, completion_tokens=5, cached_tokens=3)
                 self._ended = True
                 return
             if isinstance(step, Exception):

@@ -12,6 +12,12 @@ from millstream.types import ChatPrompt, Delta, FinishReason, Sampling, TextLogp
 
 ASK = [{"role": "user", "content": "hi"}]
 STOP = FinishReason.STOP
+USAGE = {
+    "prompt_tokens": 7,
+    "completion_tokens": 5,
+    "total_tokens": 12,
+    "prompt_tokens_details": {"cached_tokens": 3},
+}
 
 
 def ask(client, **more):
@@ -72,7 +78,7 @@ def test_stream_with_usage(client):
     *chunks, last = list(ask(client, stream=True, stream_options={"include_usage": True}))
     assert all(c.to_dict()["usage"] is None and len(c.choices) == 1 for c in chunks)
     assert last.choices == []
-    assert last.usage.to_dict() == {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12}
+    assert last.usage.to_dict() == USAGE
 
 
 def test_stream_of_several_choices(client, service):

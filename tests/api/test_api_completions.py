@@ -7,6 +7,12 @@ import pytest
 from millstream.types import Delta, FinishReason, Sampling, TextLogprob, TextPrompt, TokenPrompt
 
 STOP = FinishReason.STOP
+USAGE = {
+    "prompt_tokens": 7,
+    "completion_tokens": 5,
+    "total_tokens": 12,
+    "prompt_tokens_details": {"cached_tokens": 3},
+}
 
 
 def ask(client, prompt="Once", **more):
@@ -18,7 +24,7 @@ def test_whole_answer(client, service):
     assert answer.id.startswith("cmpl-") and answer.object == "text_completion" and answer.model == "m"
     (choice,) = answer.choices
     assert (choice.index, choice.text, choice.finish_reason, choice.logprobs) == (0, "Hello world", "stop", None)
-    assert answer.usage.to_dict() == {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12}
+    assert answer.usage.to_dict() == USAGE
     (request,) = service.requests
     assert (request.max_tokens, request.sampling) == (16, Sampling(temperature=1.0))
 

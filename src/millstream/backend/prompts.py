@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import mlx.core as mx
 
 from millstream.backend.caches import RowCaches, new_row, states
+from millstream.backend.kept_blocks import KeptBlocks
 from millstream.backend.prompt_caches import PaddedCache, Pads, grow_as_usual, make_room
 from millstream.backend.slots import Block, block_of
 from millstream.engine.backend import Prefill
@@ -36,22 +37,29 @@ class PromptReader(Protocol):
 class SingleReader:
     """Each prompt by itself, into plain mlx-lm caches: works for every kind, and company changes nothing."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, kept: KeptBlocks | None = None) -> None:
         self._model = model
+        self._kept = kept or KeptBlocks()
         self._rows: dict[int, tuple[Submit, RowCaches]] = {}
 
     def read(self, chunks: Sequence[Prefill]) -> list[mx.array]:
         arrays: list[mx.array] = []
         for chunk in chunks:
             submit = chunk.request
-            if chunk.start == 0:
-                self._rows[submit.request_id] = (submit, new_row(self._model))
-                make_room(self._rows[submit.request_id][1], len(submit.prompt))
+            if submit.request_id not in self._rows:
+                self._rows[submit.request_id] = (submit, self._begin(chunk))
             _, caches = self._rows[submit.request_id]
             if chunk.end > chunk.start:
                 self._model(mx.array([submit.prompt[chunk.start : chunk.end]], dtype=mx.int32), cache=caches)
                 arrays.extend(states(caches))
         return arrays
+
+    def _begin(self, chunk: Prefill) -> RowCaches:
+        caches = new_row(self._model)
+        make_room(caches, len(chunk.request.prompt))
+        if chunk.reuse:
+            self._kept.restore(chunk.reuse, caches)
+        return caches
 
     def take(self, ids: Iterable[int]) -> tuple[list[Submit], list[RowCaches]]:
         rows = [self._rows.pop(request_id) for request_id in ids if request_id in self._rows]
@@ -74,12 +82,12 @@ class SingleReader:
 class BlockReader:
     """For slots. Whole prompts of like length share one left-padded forward pass; others are read one by one."""
 
-    def __init__(self, model: Any, layer_count: int, *, fill: float | None) -> None:
+    def __init__(self, model: Any, layer_count: int, *, fill: float | None, kept: KeptBlocks) -> None:
         """`fill`: how long the shortest prompt of a group must be beside the longest. None: no groups."""
         self._model = model
         self._layer_count = layer_count
         self._fill = fill
-        self._single = SingleReader(model)
+        self._single = SingleReader(model, kept)
         self._groups: list[_Group] = []
 
     def read(self, chunks: Sequence[Prefill]) -> list[mx.array]:

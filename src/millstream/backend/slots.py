@@ -155,6 +155,17 @@ class SlotCaches:
         self._settle()
         return layout
 
+    def cut(self, place: int, start: int, stop: int) -> list[tuple[mx.array, mx.array]]:
+        """Tokens `start` to `stop` of the row in a slot, a pair of keys and values a layer."""
+        left = self._lefts[place]
+        assert left is not None, "a vacant slot holds nothing"
+        columns = slice(left + start, left + stop)
+        return [
+            (layer.keys[place : place + 1, :, columns], layer.values[place : place + 1, :, columns])
+            for layer in self.layers
+            if layer.keys is not None and layer.values is not None
+        ]
+
     @property
     def nbytes(self) -> int:
         return sum(array.nbytes for layer in self.layers for array in (layer.keys, layer.values) if array is not None)

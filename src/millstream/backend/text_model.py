@@ -6,6 +6,7 @@ import functools
 import gc
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -19,13 +20,14 @@ from millstream.backend.cpu_attention import cpu_attention
 from millstream.backend.cpu_layers import pays_here, turn_layers, turned_layer
 from millstream.backend.device import current_device
 from millstream.backend.exchange import exchange_function
+from millstream.backend.kept_blocks import KeptBlocks
 from millstream.backend.loading import load
 from millstream.backend.projections import fuse_projections
 from millstream.backend.prompts import BlockReader, PromptReader, SingleReader
 from millstream.backend.reach import evaluate_all
 from millstream.backend.rehearsal import rehearse
 from millstream.backend.slots import SlotCaches, all_plain, exact, powers_of_two
-from millstream.engine.backend import Plan, Prefill, Progress, StepResult, ignore_progress
+from millstream.engine.backend import Keep, Plan, Prefill, Progress, StepResult, ignore_progress
 from millstream.engine.messages import Submit
 from millstream.engine.ownership import OwnerGuard
 from millstream.errors import ModelError
@@ -70,6 +72,7 @@ class MlxTextBackend:
         self._pending: Launched | None = None
         self._vocab_size = 0
         self._weight_bytes = 0
+        self._kept = KeptBlocks()
 
     def load(self, report: Progress = ignore_progress) -> ModelFacts:
         """Owner only. Load, evaluate all, choose how rows share a batch, and warm up."""
@@ -94,6 +97,7 @@ class MlxTextBackend:
             dtype=loaded.dtype,
             device=self._describe_device(),
             notes=tuple(notes),
+            keeps_prefixes=self._slots,
             kv_bytes_per_token=self._probe(),
         )
         return self._warmed(facts)
@@ -104,12 +108,16 @@ class MlxTextBackend:
         if self._batch is None or self._prompts is None:
             raise ModelError("the model is not loaded")
         batch, prompts = self._batch, self._prompts
+        self._keep(batch, [order for order in plan.keep if order.request_id in batch.ids])
         if plan.drop:
             prompts.drop(plan.drop)
             batch.drop(set(plan.drop))
         joining = [request_id for request_id in plan.decode if request_id not in batch.ids]
         if joining:
             batch.join(*prompts.take(joining))
+            self._keep(batch, [order for order in plan.keep if order.request_id in joining])
+        if plan.forget and (left := self._kept.forget(plan.forget)):
+            mx.eval(left)
         launched = batch.launch() if batch.ids else None
         if read := prompts.read(plan.prefill):
             # With rows decoding, the next read bounds how far Python runs ahead of the device; without, wait here.
@@ -122,24 +130,35 @@ class MlxTextBackend:
         """Owner only. Weights, and the keys and values of rows and of prompts that are being read."""
         self._guard.check("memory_bytes")
         rows = (self._batch.nbytes if self._batch else 0) + (self._prompts.nbytes if self._prompts else 0)
-        return self._weight_bytes + rows
+        return self._weight_bytes + rows + self._kept.nbytes
 
     def reset(self) -> None:
         """Owner only. Forget every row; a failed step may have left any of them half written."""
         self._guard.check("reset")
         self._pending = None
+        self._kept.clear()
         self._batch, self._prompts = self._fresh()
 
     def close(self) -> None:
         """Owner only. The last act: everything with a stream inside dies here, on the thread that made it."""
         self._guard.check("close")
         self._pending = self._batch = self._prompts = self._model = None
+        self._kept.clear()
         gc.collect()
         try:
             mx.synchronize(self._stream)
         finally:
             mx.clear_cache()
             mx.clear_streams()
+
+    def _keep(self, batch: Batch, orders: Sequence[Keep]) -> None:
+        """Cut blocks out of rows. Copied at once: a cut that is still lazy would make the next step copy all slots."""
+        copies: list[mx.array] = []
+        for order in orders:
+            start, stop = order.first * order.block, (order.first + len(order.handles)) * order.block
+            copies += self._kept.keep(order.handles, batch.cut(order.request_id, start, stop))
+        if copies:
+            mx.eval(copies)
 
     def _probe(self) -> int:
         """What a token takes in the caches, measured on one."""
@@ -177,7 +196,7 @@ class MlxTextBackend:
         caches = SlotCaches(layers, exact if on_cpu else powers_of_two, wide=self._wide)
         # Padding is computed like everything else: almost for nothing on a GPU, for real on the CPU.
         fill = (0.75 if on_cpu else 0.5) if self._enabled("group-prefill") else None
-        return make(caches), BlockReader(self._model, layers, fill=fill)
+        return make(caches), BlockReader(self._model, layers, fill=fill, kept=self._kept)
 
     def _choose(self) -> str | None:
         """Slots for full attention, merged caches for the rest. What stands against batching at all, if anything."""

@@ -57,6 +57,11 @@ def memory_size(text: str) -> int:
     return int(size)
 
 
+def memory_size_or_none(text: str) -> int:
+    """The same, or 0 for none."""
+    return 0 if text.strip() == "0" else memory_size(text)
+
+
 def duration(text: str) -> float:
     """Seconds."""
     value = _amount(text, _TIMES)

@@ -71,6 +71,7 @@ SERVER: dict[str, Reader] = {
     "host": tables.text,
     "port": tables.whole(0, 65535),
     "memory": tables.size,
+    "prefix_cache_memory": tables.size_or_none,
     "load": tables.one_of(*LOAD),
     "idle_unload": tables.time_span,
     "step_timeout": tables.time_span,

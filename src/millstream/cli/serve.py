@@ -8,7 +8,16 @@ import os
 import sys
 from pathlib import Path
 
-from millstream.cli.arguments import duration, memory_size, natural, origin, port, positive, seconds
+from millstream.cli.arguments import (
+    duration,
+    memory_size,
+    memory_size_or_none,
+    natural,
+    origin,
+    port,
+    positive,
+    seconds,
+)
 from millstream.cli.models_file import ISOLATION, LOAD
 from millstream.cli.settings import KEY_VARIABLE, settings_of
 from millstream.config import FAST_PATHS, Settings
@@ -96,6 +105,12 @@ def _add_models(group: Group) -> None:
         type=duration,
         metavar="TIME",
         help=_help("unload a model after this long without a request, as in 10m; 0: never", "never"),
+    )
+    group.add_argument(
+        "--prefix-cache-memory",
+        type=memory_size_or_none,
+        metavar="SIZE",
+        help=_help("what each model may take for beginnings of prompts that it need not read again; 0: none", "1GiB"),
     )
     group.add_argument("--cache-dir", type=Path, help="where fetched models are kept")
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from millstream.cli.arguments import duration, memory_size, origin
+from millstream.cli.arguments import duration, memory_size, memory_size_or_none, origin
 from millstream.errors import ModelError
 
 Reader = Callable[[Any], Any]
@@ -135,6 +135,10 @@ def time_span(value: object) -> float:
 def size(value: object) -> int:
     """A number of bytes, or text as on the command line."""
     return memory_size(str(value))
+
+
+def size_or_none(value: object) -> int:
+    return memory_size_or_none(str(value))
 
 
 def _is_number(value: object) -> TypeGuard[int | float]:

@@ -18,6 +18,8 @@ class Prefill:
     request: Submit
     start: int
     end: int
+    reuse: tuple[int, ...] = ()
+    """In the first chunk only: the kept blocks that hold `request.prompt[:start]`."""
 
     @property
     def joins(self) -> bool:
@@ -25,12 +27,25 @@ class Prefill:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """One step, as data: drop these rows first, then decode every row in the batch, and prefill these chunks.
+class Keep:
+    """Keep blocks of a row's tokens for later requests: number `first` under the first handle, and so on."""
 
-    A row whose prefill is complete joins the batch at the next step.
+    request_id: int
+    first: int
+    block: int
+    handles: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One step, as data: keep and drop rows first, then decode every row in the batch, and prefill these chunks.
+
+    A row whose prefill is complete joins the batch at the next step. What is kept is taken from rows in the batch, also
+    from those that join or are dropped in this step; what is forgotten is forgotten after that.
     """
 
+    keep: tuple[Keep, ...] = ()
+    forget: tuple[int, ...] = ()
     drop: tuple[int, ...] = ()
     prefill: tuple[Prefill, ...] = ()
     decode: tuple[int, ...] = ()

@@ -20,6 +20,8 @@ class Submit:
     sampling: Sampling = Sampling()
     stop_tokens: frozenset[int] = frozenset()
     logprobs: int | None = None
+    contents: tuple[tuple[int, str], ...] = ()
+    """What stands at places of the prompt besides tokens: (place, hash of an image or a sound)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,12 @@ class Shutdown:
     reason: str = "the server is shutting down"
 
 
-Command = Submit | Cancel | Shutdown
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """Free all beginnings of prompts that are kept."""
+
+
+Command = Submit | Cancel | Forget | Shutdown
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from millstream.engine.messages import (
     Command,
     Event,
     Failed,
+    Forget,
     Loaded,
     LoadFailed,
     Loading,
@@ -102,6 +103,8 @@ class OwnerLoop:
                     scheduler.submit(command)
                 case Cancel():
                     events.extend(scheduler.cancel(command.request_id))
+                case Forget():
+                    scheduler.forget()
                 case Shutdown():
                     self._ending = self._ending or command.reason
         return events

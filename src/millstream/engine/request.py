@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import Enum, auto
 
 from millstream.engine.messages import Submit
+from millstream.engine.prefix import Hit
 from millstream.types import Usage
 
 
@@ -32,13 +33,16 @@ class IllegalMove(RuntimeError):
 class Request:
     """What the scheduler knows of one `Submit`."""
 
-    __slots__ = ("generated", "prefilled", "state", "submit")
+    __slots__ = ("answer", "generated", "hit", "prefilled", "state", "submit")
 
     def __init__(self, submit: Submit) -> None:
         self.submit = submit
         self.state = State.WAITING
         self.prefilled = 0
         self.generated = 0
+        self.answer: list[int] = []
+        """What it has generated, where beginnings are kept."""
+        self.hit = Hit()
 
     @property
     def request_id(self) -> int:
@@ -56,7 +60,7 @@ class Request:
 
     @property
     def usage(self) -> Usage:
-        return Usage(len(self.submit.prompt), self.generated)
+        return Usage(len(self.submit.prompt), self.generated, self.hit.tokens)
 
     def move(self, to: State) -> None:
         if to not in MOVES[self.state]:

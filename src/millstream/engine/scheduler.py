@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from millstream.engine.backend import Plan, Prefill, RowOutput, StepResult
+from millstream.engine.keeper import Keeper
 from millstream.engine.messages import Event, Failed, Finished, Submit, Tokens
 from millstream.engine.pace import Pace
 from millstream.engine.request import Request, State
@@ -21,14 +23,22 @@ class Scheduler:
     """
 
     def __init__(
-        self, *, max_rows: int, prefill_tokens: int, pace: Pace | None = None, kv_tokens: int | None = None
+        self,
+        *,
+        max_rows: int,
+        prefill_tokens: int,
+        pace: Pace | None = None,
+        kv_tokens: int | None = None,
+        keeper: Keeper | None = None,
     ) -> None:
-        """`kv_tokens`: how many tokens fit into memory. A batch is a rectangle, so its longest row counts for all."""
+        """`kv_tokens`: how many tokens fit into memory. A batch is a rectangle, so its longest row counts for all.
+        `keeper`: keeps beginnings of prompts."""
         if max_rows < 1 or prefill_tokens < 1:
             raise ValueError("max_rows and prefill_tokens must be at least 1")
         self._max_rows = max_rows
         self._prefill_tokens = prefill_tokens
         self._kv_tokens = kv_tokens
+        self._keeper = keeper
         self._pace = pace or Pace(most=prefill_tokens, least=prefill_tokens)
         self._requests: dict[int, Request] = {}
         self._waiting: deque[Request] = deque()
@@ -39,7 +49,7 @@ class Scheduler:
     @property
     def idle(self) -> bool:
         """Nothing to plan: the owner may sleep until mail comes."""
-        return not (self._requests or self._drop)
+        return not (self._requests or self._drop or (self._keeper is not None and self._keeper.has_orders))
 
     def submit(self, submit: Submit) -> None:
         if submit.request_id in self._requests:
@@ -53,10 +63,17 @@ class Scheduler:
         request = self._requests.get(request_id)
         return [] if request is None else [self._finish(request, FinishReason.CANCELLED)]
 
+    def forget(self) -> None:
+        """Keep nothing of what was read so far; from the next plan on."""
+        if self._keeper is not None:
+            self._keeper.forget()
+
     def plan(self) -> Plan:
         drop, self._drop = tuple(self._drop), []
         decode = tuple(self._running)
-        return Plan(drop=drop, prefill=tuple(self._chunks()), decode=decode)
+        prefill = tuple(self._chunks())
+        keep, forget = ((), ()) if self._keeper is None else self._keeper.orders()
+        return Plan(keep=keep, forget=forget, drop=drop, prefill=prefill, decode=decode)
 
     def advance(self, plan: Plan, result: StepResult, seconds: float = 0.0) -> list[Event]:
         """Book a step that succeeded, and how long it took if that is known."""
@@ -65,6 +82,8 @@ class Scheduler:
         for chunk in plan.prefill:
             request = self._requests[chunk.request.request_id]
             request.prefilled = chunk.end
+            if self._keeper is not None:
+                self._keeper.was_read(request, chunk)
             if chunk.joins:
                 request.move(State.RUNNING)
                 self._prefilling.remove(request)
@@ -80,6 +99,8 @@ class Scheduler:
         """Book a step that raised: everyone who has a row fails, and the backend forgets all rows by itself."""
         events: list[Event] = [self._fail(request, message) for request in [*self._running.values(), *self._prefilling]]
         self._drop.clear()
+        if self._keeper is not None:
+            self._keeper.clear()
         return events
 
     def fail_all(self, message: str) -> list[Event]:
@@ -97,7 +118,10 @@ class Scheduler:
             request = self._waiting.popleft()
             request.move(State.PREFILLING)
             self._prefilling.append(request)
-            yield (chunk := self._chunk(request, budget))
+            if self._keeper is not None:
+                self._keeper.begin(request)
+            chunk = self._chunk(request, budget)
+            yield replace(chunk, reuse=request.hit.handles) if request.hit.handles else chunk
             # A one-token prompt has nothing to prefill and still costs its row a place in the step.
             budget -= max(1, chunk.end - chunk.start)
 
@@ -130,6 +154,8 @@ class Scheduler:
             if request.generated >= submit.max_tokens:
                 reason = FinishReason.LENGTH
                 break
+        if self._keeper is not None:
+            request.answer += row.tokens[:kept]
         if kept:
             yield Tokens(submit.request_id, row.tokens[:kept], row.logprobs[:kept])
         if reason is not None:
@@ -155,3 +181,5 @@ class Scheduler:
         else:
             del self._running[request.request_id]
             self._drop.append(request.request_id)
+            if self._keeper is not None:
+                self._keeper.ended(request)

@@ -12,6 +12,7 @@ from millstream.engine.messages import (
     Event,
     Failed,
     Finished,
+    Forget,
     Loaded,
     LoadFailed,
     Loading,
@@ -97,6 +98,10 @@ class EngineClient:
             if request_id in self._inboxes:
                 self._post_if_open(Cancel(request_id))
 
+    def forget(self) -> None:
+        """Free the beginnings of prompts that are kept; one that is gone keeps none."""
+        self._post_if_open(Forget())
+
     async def drained(self) -> None:
         """Returns when no request is left."""
         await self._idle.wait()
@@ -165,7 +170,7 @@ class EngineClient:
                 self.cause = event.cause
                 self._stopped.set()
 
-    def _post_if_open(self, command: Cancel | Shutdown) -> None:
+    def _post_if_open(self, command: Cancel | Forget | Shutdown) -> None:
         try:
             self.link.post_soon(command)
         except EngineGone:

@@ -30,11 +30,13 @@ class TextGeneration:
         self._inbox = inbox
         self._choices = {choice.request_id: choice for choice in choices}
         self._prompt_tokens = prompt_tokens
+        self._cached = 0
         self._timer = timer
 
     @property
     def usage(self) -> Usage:
-        return Usage(self._prompt_tokens, sum(choice.completion_tokens for choice in self._choices.values()))
+        written = sum(choice.completion_tokens for choice in self._choices.values())
+        return Usage(self._prompt_tokens, written, min(self._cached, self._prompt_tokens))
 
     async def __aiter__(self) -> AsyncIterator[Sequence[Delta]]:
         try:
@@ -61,6 +63,7 @@ class TextGeneration:
                     self._engine.cancel([choice.request_id])
                 return delta
             case Finished():
+                self._cached += event.usage.cached_tokens
                 return choice.finish(event.reason, event.usage.completion_tokens)
             case Failed():
                 self._timer.ended("failed", self.usage)

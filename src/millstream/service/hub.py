@@ -88,6 +88,13 @@ class ModelHub:
         await entry.unload("unloaded by request", grace=self._grace, patience=self._patience)
         return card_of(entry)
 
+    def clear_cache(self, name: str) -> ModelCard:
+        """Beginnings of prompts are kept no longer. A model that is not loaded keeps none."""
+        entry = self._find(name)
+        if entry.model is not None:
+            entry.model.engine.forget()
+        return card_of(entry)
+
     async def settled(self) -> list[str]:
         """Wait until no model is being loaded; the names of those that are ready or will load when they are used."""
         await asyncio.gather(*(entry.settled() for entry in self._entries.values()))

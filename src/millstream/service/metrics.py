@@ -27,6 +27,9 @@ class Metrics:
         )
         self.rejected = Counter("millstream_rejected", "Requests refused at once", [*label, "code"], registry=registry)
         self.prompt_tokens = Counter("millstream_prompt_tokens", "Prompt tokens read", label, registry=registry)
+        self.cached_tokens = Counter(
+            "millstream_cached_prompt_tokens", "Prompt tokens that were not computed again", label, registry=registry
+        )
         self.generated_tokens = Counter("millstream_generated_tokens", "Tokens written", label, registry=registry)
         self.active = Gauge("millstream_active_requests", "Requests that hold a row", label, registry=registry)
         self.waiting = Gauge("millstream_waiting_requests", "Requests in the queue", label, registry=registry)
@@ -97,6 +100,7 @@ class RequestTimer:
         seconds = time.monotonic() - self._started
         self._metrics.requests.labels(self._model, outcome).inc()
         self._metrics.prompt_tokens.labels(self._model).inc(usage.prompt_tokens)
+        self._metrics.cached_tokens.labels(self._model).inc(usage.cached_tokens)
         self._metrics.generated_tokens.labels(self._model).inc(usage.completion_tokens)
         self._metrics.duration.labels(self._model).observe(seconds)
         first = "none" if self._first is None else f"{self._first * 1000:.0f} ms"

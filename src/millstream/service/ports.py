@@ -44,6 +44,10 @@ class TextService(Protocol):
         """Free a model, after the requests inside have had a moment to finish."""
         ...
 
+    def clear_cache(self, name: str) -> ModelCard:
+        """Have a model forget the beginnings of prompts that it keeps."""
+        ...
+
     def healthy(self) -> dict[str, str]:
         """The state of each model, by name, from the service's own memory: no engine is asked."""
         ...

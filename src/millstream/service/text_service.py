@@ -46,6 +46,9 @@ class MillstreamService:
     async def unload(self, name: str) -> ModelCard:
         return await self._hub.unload(name)
 
+    def clear_cache(self, name: str) -> ModelCard:
+        return self._hub.clear_cache(name)
+
     async def start(self, request: GenerationRequest) -> TextGeneration:
         while True:
             async with self._hub.use(request.model) as model:

@@ -1,4 +1,4 @@
-"""GET /v1/models and /v1/models/{id}; POST /v1/models/{id}/load and /unload."""
+"""GET /v1/models and /v1/models/{id}; POST /v1/models/{id}/load, /unload and /cache/clear."""
 
 from __future__ import annotations
 
@@ -33,6 +33,10 @@ def routes(service: TextService) -> APIRouter:
     @router.post("/models/{model:path}/unload", summary="Free a model; it is loaded again when it is used")
     async def unload(model: str) -> Response:
         return json_response(_fields(await service.unload(model)))
+
+    @router.post("/models/{model:path}/cache/clear", summary="Forget the beginnings of prompts that a model keeps")
+    async def clear_cache(model: str) -> Response:
+        return json_response(_fields(service.clear_cache(model)))
 
     return router
 

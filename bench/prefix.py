@@ -1,0 +1,101 @@
+"""What keeping beginnings of prompts saves: the first token of a long prompt, cold and warm, and a chat of many turns.
+
+python bench/prefix.py --model random-mid
+python bench/prefix.py --model random-1b --long-words 750
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+import servers
+from millstream.bench.report import milliseconds, percentile
+from models import find
+
+REPEAT = 5
+
+
+@dataclass
+class Turn:
+    first: float
+    prompt: int
+    cached: int
+    text: str
+
+
+async def ask(client: httpx.AsyncClient, body: dict[str, Any]) -> Turn:
+    """A streamed answer with its usage."""
+    import json
+
+    started = time.monotonic()
+    first, usage, text = 0.0, {}, ""
+    body = {**body, "stream": True, "stream_options": {"include_usage": True}, "temperature": 0}
+    async with client.stream("POST", "/v1/chat/completions", json=body) as reply:
+        reply.raise_for_status()
+        async for line in reply.aiter_lines():
+            if not line.startswith("data: {"):
+                continue
+            chunk = json.loads(line[6:])
+            usage = chunk.get("usage") or usage
+            for choice in chunk["choices"]:
+                piece = choice["delta"].get("content") or ""
+                first = first or (time.monotonic() - started if piece else 0.0)
+                text += piece
+    details = usage.get("prompt_tokens_details") or {}
+    return Turn(first, usage.get("prompt_tokens", 0), details.get("cached_tokens") or 0, text)
+
+
+async def measure(url: str, model: str, words: int, turns: int) -> tuple[list[float], list[float], int, int]:
+    """First tokens cold and warm of prompts that differ; then prompt tokens of a chat, and those found."""
+    async with httpx.AsyncClient(base_url=url, timeout=600) as client:
+        cold, warm = [], []
+        common: dict[str, Any] = {"model": model, "max_tokens": 4}
+        await ask(client, {**common, "messages": [{"role": "user", "content": " ".join(["x"] * words)}]})
+        for number in range(REPEAT):
+            text = " ".join(f"word{number}{place % 7}" for place in range(words))
+            body = {**common, "messages": [{"role": "user", "content": text}]}
+            cold.append((await ask(client, body)).first)
+            warm.append((await ask(client, body)).first)
+        messages = [{"role": "system", "content": "You are a miller. " * 20}]
+        prompt = cached = 0
+        for number in range(turns):
+            messages.append({"role": "user", "content": f"Tell me more about part {number} of the mill."})
+            turn = await ask(client, {"model": model, "max_tokens": 40, "messages": messages})
+            messages.append({"role": "assistant", "content": turn.text})
+            prompt, cached = prompt + turn.prompt, cached + turn.cached
+    return cold, warm, prompt, cached
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="random-mid")
+    parser.add_argument("--servers", type=lambda text: text.split(","), default=["millstream", "mlx-lm"])
+    parser.add_argument("--long-words", type=int, default=670, help="about 4,000 tokens of the random models")
+    parser.add_argument("--turns", type=int, default=8)
+    parser.add_argument("--ours", default="")
+    arguments = parser.parse_args()
+    folder = find(arguments.model)
+    for server in arguments.servers:
+        if servers.command(server, folder, 0) is None:
+            continue
+        ours = server == "millstream"
+        with servers.running(server, folder, tuple(arguments.ours.split()) if ours else ()) as url:
+            name = "" if ours else str(folder)
+            cold, warm, prompt, cached = asyncio.run(measure(url, name, arguments.long_words, arguments.turns))
+        slow, quick = percentile(cold, 0.5), percentile(warm, 0.5)
+        print(f"{server}: first token of a long prompt: cold {milliseconds(slow)}, again {milliseconds(quick)}")
+        if slow and quick:
+            print(f"{server}: again / cold = {quick / slow:.3f}")
+        print(f"{server}: chat of {arguments.turns} turns: {cached} of {prompt} prompt tokens from the cache")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,90 @@
+"""The index of kept beginnings, against a plain model of it."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from millstream.engine.prefix import Hit, PrefixIndex
+
+BLOCK = 3
+MOST = 6
+
+prompts = st.lists(st.integers(0, 2), max_size=14).map(tuple)
+contents = st.lists(st.tuples(st.integers(0, 13), st.sampled_from("ab")), max_size=2, unique_by=lambda pair: pair[0])
+
+
+class Index(RuleBasedStateMachine):
+    """The backend's side is a dictionary: a handle stands for the tokens and contents up to its end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.index = PrefixIndex(block=BLOCK, block_bytes=10, budget=MOST * 10 + 9)
+        self.store: dict[int, tuple[object, ...]] = {}
+        self.hits: list[Hit] = []
+
+    @staticmethod
+    def meaning(tokens: tuple[int, ...], media: list[tuple[int, str]], end: int) -> tuple[object, ...]:
+        return tokens[:end], tuple(sorted((place, name) for place, name in media if place < end))
+
+    @rule(tokens=prompts, media=contents)
+    def keep(self, tokens: tuple[int, ...], media: list[tuple[int, str]]) -> None:
+        media = sorted(media)
+        kept = self.index.insert(tokens, media)
+        for number, handle in enumerate(kept.handles, kept.first):
+            assert handle not in self.store
+            self.store[handle] = self.meaning(tokens, media, (number + 1) * BLOCK)
+        for handle in kept.evicted:
+            del self.store[handle]
+        assert kept.first + len(kept.handles) <= len(tokens) // BLOCK
+        if not self.hits:
+            assert kept.first + len(kept.handles) == min(len(tokens) // BLOCK, MOST)
+
+    @rule(tokens=prompts, media=contents)
+    def look(self, tokens: tuple[int, ...], media: list[tuple[int, str]]) -> None:
+        media = sorted(media)
+        hit = self.index.match(tokens, media)
+        assert hit.tokens == len(hit.handles) * BLOCK <= len(tokens)
+        for number, handle in enumerate(hit.handles, 1):
+            assert self.store[handle] == self.meaning(tokens, media, number * BLOCK), "a handle of something else"
+        longer = self.meaning(tokens, media, hit.tokens + BLOCK)
+        assert hit.tokens + BLOCK > len(tokens) or longer not in self.store.values(), "a longer beginning is kept"
+        self.hits.append(hit)
+
+    @rule()
+    def release(self) -> None:
+        if self.hits:
+            self.index.release(self.hits.pop())
+
+    @rule()
+    def clear(self) -> None:
+        assert set(self.index.clear()) == set(self.store)
+        self.store.clear()
+        self.hits.clear()
+
+    @invariant()
+    def bounded_and_in_use(self) -> None:
+        assert len(self.store) == len(self.index) <= MOST
+        assert all(handle in self.store for hit in self.hits for handle in hit.handles), "one in use was evicted"
+
+
+TestIndex = Index.TestCase
+TestIndex.settings = settings(max_examples=300, stateful_step_count=40)
+
+
+def test_a_shared_beginning_outlives_the_tails_that_stand_on_it() -> None:
+    index = PrefixIndex(block=1, block_bytes=1, budget=5)
+    for tail in range(10, 60, 3):
+        index.insert((1, 2, 3, tail, tail + 1))
+    hit = index.match((1, 2, 3, 99))
+    assert hit.tokens == 3
+
+
+def test_equal_text_with_another_image_shares_nothing_from_the_image_on() -> None:
+    index = PrefixIndex(block=2, block_bytes=1, budget=100)
+    tokens = (1, 2, 9, 9, 3, 4)
+    index.insert(tokens, [(2, "cat")])
+    assert index.match(tokens, [(2, "cat")]).tokens == 6
+    assert index.match(tokens, [(2, "dog")]).tokens == 2
+    assert index.match(tokens).tokens == 2
