@@ -105,6 +105,25 @@ def test_admin_routes(folders: list[Path]) -> None:
         assert 'millstream_model_ready{model="org/one"} 0.0' in page
 
 
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_a_prompt_is_not_read_twice(isolation: str, folders: list[Path]) -> None:
+    def cached(**more: Any) -> tuple[str, int]:
+        reply = ask(server.url, "one", "the stream turns the mill " * 4, **more).json()
+        return reply["choices"][0]["text"], reply["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    with running(Settings(models=(str(folders[0]),), port=0, isolation=isolation)) as server:
+        fresh, none = cached()
+        again, some = cached()
+        assert (fresh, none) == (again, 0)
+        assert some >= 64
+        cleared = httpx.post(f"{server.url}/v1/models/one/cache/clear")
+        assert (cleared.status_code, cleared.json()["id"]) == (200, "one")
+        assert cached() == (fresh, 0)
+        assert "millstream_cached_prompt_tokens_total" in httpx.get(f"{server.url}/metrics").text
+    with running(Settings(models=(str(folders[0]),), port=0, isolation=isolation, prefix_cache_memory=0)) as server:
+        assert [cached(), cached()] == [(fresh, 0), (fresh, 0)]
+
+
 def corrupt(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(b"\xff" * 100)
 

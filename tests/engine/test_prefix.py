@@ -81,6 +81,15 @@ def test_a_shared_beginning_outlives_the_tails_that_stand_on_it() -> None:
     assert hit.tokens == 3
 
 
+def test_too_little_to_keep_is_left_until_it_is_more() -> None:
+    index = PrefixIndex(block=1, block_bytes=1, budget=100, least=3)
+    assert index.insert((1, 2)).handles == ()
+    assert len(index.insert((1, 2, 3)).handles) == 3
+    assert index.insert((1, 2, 3, 4, 5)).handles == ()
+    assert index.insert((1, 2, 3, 4, 5, 6)).first == 3
+    assert index.match((1, 2, 3, 4, 5, 6, 7)).tokens == 6
+
+
 def test_equal_text_with_another_image_shares_nothing_from_the_image_on() -> None:
     index = PrefixIndex(block=2, block_bytes=1, budget=100)
     tokens = (1, 2, 9, 9, 3, 4)

@@ -50,11 +50,13 @@ class PrefixIndex:
     on: the oldest block that nobody uses is a leaf.
     """
 
-    def __init__(self, *, block: int, block_bytes: int, budget: int) -> None:
+    def __init__(self, *, block: int, block_bytes: int, budget: int, least: int = 1) -> None:
+        """`least`: how many blocks there must be to keep, for it to be worth the copy."""
         if block < 1 or block_bytes < 1:
             raise ValueError("a block has at least one token and one byte")
         self.block = block
         self._most = budget // block_bytes
+        self._least = least
         self._root = _Block(-1, None, ((), ()))
         self._recent: OrderedDict[int, _Block] = OrderedDict()
         self._numbers = itertools.count()
@@ -79,6 +81,9 @@ class PrefixIndex:
         """Keep all whole blocks of `tokens`, as far as the budget goes."""
         chain = self._walk(tokens, contents)
         first = len(chain)
+        if len(tokens) // self.block - first < self._least:
+            self._touch(chain)
+            return Kept(first)
         fresh: list[int] = []
         evicted: list[int] = []
         for block in chain:
