@@ -149,13 +149,13 @@ def held_backend(far: FarEnd, source: ModelSource, settings: Settings) -> BatchB
 @pytest.mark.parametrize("isolation", ["thread", "process"])
 def test_a_hung_step_is_found_and_the_engine_replaced(isolation: str, pair: tuple[Path, Path], tmp_path: Path) -> None:
     gate = FifoGate(tmp_path / "gate")
-    settings = Settings(models=(str(pair[0]),), port=0, isolation=isolation, step_timeout=1.0, stop_patience=5.0)
+    settings = Settings(models=(str(pair[0]),), port=0, isolation=isolation, step_timeout=3.0, stop_patience=5.0)
     with running(settings, functools.partial(held_backend, gate.far)) as server:
         before = card(server, "one")
         stream = Stream(server.url, "one")
         gate.wait_entered()
         stream.join(PATIENCE)
-        assert "--step-timeout 1" in stream.lines[-1]
+        assert "--step-timeout 3" in stream.lines[-1]
         gate.open()
         assert answer(server, "one")
         after = card(server, "one")

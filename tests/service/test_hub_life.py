@@ -118,7 +118,7 @@ async def test_what_cannot_fit_evicts_nobody_and_is_no_failure() -> None:
 
 @on_loop
 async def test_idle_models_leave_after_their_time_and_pinned_ones_stay() -> None:
-    yard = Yard(idle_unload=0.05, step_timeout=0.08)
+    yard = Yard(idle_unload=0.05, step_timeout=1.0)
     yard.add("a")
     yard.add("kept", idle_unload=0.0)
     yard.add("pinned", pin=True)
@@ -211,7 +211,7 @@ def hanging(gates: list[Gate]) -> Callable[[], FakeBackend]:
 
 @on_loop
 async def test_a_step_that_does_not_return_fails_its_requests_and_the_thread_is_replaced() -> None:
-    yard = Yard(step_timeout=0.1)
+    yard = Yard(step_timeout=0.5)
     stuck, free = Gate(), Gate()
     free.open()
     yard.backends["a"] = hanging([stuck, free])
@@ -222,7 +222,7 @@ async def test_a_step_that_does_not_return_fails_its_requests_and_the_thread_is_
     end = await last_of(inbox)
     assert isinstance(end, Failed)
     assert end.gone
-    assert "--step-timeout 0.1" in end.message
+    assert "--step-timeout 0.5" in end.message
     assert isinstance(await yard.ask("a"), Finished)
     assert entry.restarts == 1
     stuck.open()
