@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import sys
 import time
 from dataclasses import dataclass
@@ -32,8 +33,6 @@ class Turn:
 
 async def ask(client: httpx.AsyncClient, body: dict[str, Any]) -> Turn:
     """A streamed answer with its usage."""
-    import json
-
     started = time.monotonic()
     first, usage, text = 0.0, {}, ""
     body = {**body, "stream": True, "stream_options": {"include_usage": True}, "temperature": 0}
@@ -82,13 +81,8 @@ def main() -> int:
     parser.add_argument("--ours", default="")
     arguments = parser.parse_args()
     folder = find(arguments.model)
-    for server in arguments.servers:
-        if servers.command(server, folder, 0) is None:
-            continue
-        ours = server == "millstream"
-        with servers.running(server, folder, tuple(arguments.ours.split()) if ours else ()) as url:
-            name = "" if ours else str(folder)
-            cold, warm, prompt, cached = asyncio.run(measure(url, name, arguments.long_words, arguments.turns))
+    for server, url, name in servers.each(arguments.servers, folder, arguments.ours):
+        cold, warm, prompt, cached = asyncio.run(measure(url, name, arguments.long_words, arguments.turns))
         slow, quick = percentile(cold, 0.5), percentile(warm, 0.5)
         print(f"{server}: first token of a long prompt: cold {milliseconds(slow)}, again {milliseconds(quick)}")
         if slow and quick:

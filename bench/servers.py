@@ -11,7 +11,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -55,6 +55,15 @@ def running(server: str, model: Path, extra: tuple[str, ...] = (), *, more: tupl
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def each(names: Sequence[str], model: Path, ours: str) -> Iterator[tuple[str, str, str]]:
+    """Of each server that is installed, while it runs: its name, its URL, and what requests call the model there."""
+    for name in names:
+        if command(name, model, 0) is not None:
+            mine = name == "millstream"
+            with running(name, model, tuple(ours.split()) if mine else ()) as url:
+                yield name, url, "" if mine else str(model)
 
 
 def _wait(url: str, process: subprocess.Popen[bytes]) -> None:

@@ -51,22 +51,16 @@ def main() -> int:
     parser.add_argument("--ours", default="")
     arguments = parser.parse_args()
     folder = find(arguments.model)
-    for server in arguments.servers:
-        if servers.command(server, folder, 0) is None:
-            continue
-        ours = server == "millstream"
+    for server, url, name in servers.each(arguments.servers, folder, arguments.ours):
         load = Load(
-            url="",
-            model="" if ours else str(folder),
+            url=url,
+            model=name,
             prompt_words=20,
             output_tokens=arguments.output_tokens,
-            ignore_eos=ours,
+            ignore_eos=server == "millstream",
         )
-        with servers.running(server, folder, tuple(arguments.ours.split()) if ours else ()) as url:
-            health: list[float | None] = []
-            alone, beside, longs = asyncio.run(
-                measure(dataclasses.replace(load, url=url), arguments.long_words, health)
-            )
+        health: list[float | None] = []
+        alone, beside, longs = asyncio.run(measure(load, arguments.long_words, health))
         report(server, alone, beside, longs)
         answered = [seconds for seconds in health if seconds is not None]
         print(f"{server}: /health p99 beside long prompts {milliseconds(percentile(answered, 0.99))}")

@@ -24,6 +24,13 @@ def test_the_exponential_is_exact_near_0_and_good_to_5_digits_everywhere(size: i
         assert error[np.abs(x) <= 1].max() < 4e-7
 
 
+def test_memory_that_is_not_all_its_own_is_not_written_over() -> None:
+    rows = mx.array([[0.5], [1.0]])
+    wide = mx.broadcast_to(rows, (2, MANY))
+    assert mx.allclose(exp_of_fresh(wide)[:, -1], mx.exp(rows[:, 0]), rtol=1e-6)
+    assert rows.tolist() == [[0.5], [1.0]]
+
+
 @pytest.mark.parametrize("groups", [4, 2, 1])
 @pytest.mark.parametrize("count", [1, 7, 64])
 @pytest.mark.parametrize("kind", ["none", "causal", "padded"])

@@ -205,9 +205,7 @@ def test_three_models_in_a_budget_for_two(
     assert states.count("ready") == 2
 
 
-def test_a_model_that_cannot_fit_is_507_and_evicts_nobody(
-    memory: tuple[RunningServer, list[int]], folders: list[Path], budget: int, tmp_path: Path
-) -> None:
+def test_a_model_that_cannot_fit_is_507_and_evicts_nobody(folders: list[Path], budget: int, tmp_path: Path) -> None:
     large = write_servable(tmp_path / "large", hidden_size=512, intermediate_size=4096, num_hidden_layers=8)
     settings = Settings(models=(str(folders[0]), str(large)), port=0, load="use", isolation="thread", memory=budget)
     with running(settings) as server:

@@ -55,6 +55,8 @@ def _library() -> Any:
 
 def _written_over(x: mx.array) -> mx.array:
     mx.eval(x)
-    memory = np.array(x, copy=False).ctypes.data
-    _library()(x.size, memory, memory, _MODE)
+    memory = np.array(x, copy=False)
+    if not memory.flags.forc:  # elements repeated or spread out: x.size numbers from its start are not all its own
+        return exponential(x)
+    _library()(x.size, memory.ctypes.data, memory.ctypes.data, _MODE)
     return x

@@ -126,13 +126,11 @@ class Scheduler:
             budget -= max(1, chunk.end - chunk.start)
 
     def _has_room(self, request: Request) -> bool:
-        inside = [*self._prefilling, *self._running.values()]
-        if len(inside) >= self._max_rows:
-            return False
-        if self._kv_tokens is None or not inside:
-            return True
-        longest = max(each.most_tokens for each in (*inside, request))
-        return (len(inside) + 1) * longest <= self._kv_tokens
+        rows = len(self._prefilling) + len(self._running)
+        if self._kv_tokens is None or not rows:
+            return rows < self._max_rows
+        longest = max(each.most_tokens for each in (request, *self._prefilling, *self._running.values()))
+        return rows < self._max_rows and (rows + 1) * longest <= self._kv_tokens
 
     def _chunk(self, request: Request, budget: int) -> Prefill:
         start = request.prefilled

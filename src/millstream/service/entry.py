@@ -226,7 +226,7 @@ class Entry:
         self._state = ModelState.READY
         self.last_used = time.monotonic()
         self._guard = asyncio.ensure_future(self._watch(self.model))
-        self._guard.add_done_callback(_report_defect)
+        self._guard.add_done_callback(report_defect)
 
     async def _unload(self, model: ReadyModel, reason: str, grace: float, patience: float) -> None:
         self.model, self._state, self.crashes = None, ModelState.UNLOADING, 0
@@ -257,6 +257,7 @@ class Entry:
         self._begin_load(delay)
 
 
-def _report_defect(task: asyncio.Future[None]) -> None:
+def report_defect(task: asyncio.Future[None]) -> None:
+    """For tasks that nobody waits for: what they raise is in the log."""
     if not task.cancelled() and (error := task.exception()) is not None:
         log.error("watching an engine failed", exc_info=error)

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 from millstream.config import ModelSpec
 from millstream.errors import EngineGone, ModelError, NotFound
-from millstream.service.entry import Entry, ModelState, Opener, ReadyModel
+from millstream.service.entry import Entry, ModelState, Opener, ReadyModel, report_defect
 from millstream.service.room import Room
 from millstream.types import ModelCard
 
@@ -58,6 +58,7 @@ class ModelHub:
             entry.load_soon()
         if self._watcher is None:
             self._watcher = asyncio.ensure_future(self._watch())
+            self._watcher.add_done_callback(report_defect)
         return entry
 
     def cards(self) -> Sequence[ModelCard]:
@@ -147,6 +148,7 @@ class ModelHub:
             task = asyncio.ensure_future(entry.unload_if_idle(f"not used for {idle:.0f} s", self._patience))
             self._leaving.add(task)
             task.add_done_callback(self._leaving.discard)
+            task.add_done_callback(report_defect)
 
 
 def card_of(entry: Entry) -> ModelCard:
