@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Literal
 
 LEAST_TOKENS = 256
 """What a model must be able to hold to be of any use."""
@@ -30,6 +31,39 @@ class Sampling:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an answer must match, from its first token to its last."""
+
+    kind: Literal["json_schema", "regex", "lark"]
+    source: str
+    """The schema as JSON, the expression, or a grammar in llguidance's Lark dialect."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """An array as plain data, in C order."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Media:
+    """An image, a sound or a video of a prompt, as its model's processor prepared it."""
+
+    kind: Literal["image", "audio", "video"]
+    start: int
+    """The place of its first token in the prompt."""
+    length: int
+    """How many places it takes, from its first token to its last."""
+    digest: str
+    """A hash of everything that it is made of: equal media have equal features."""
+    tensors: tuple[tuple[str, Tensor], ...] = ()
+    """What the model takes, by name: `pixel_values`, `image_grid_thw`, ..."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +148,7 @@ class GenerationRequest:
     ignore_eos: bool = False
     logprobs: int | None = None
     """None: none wanted. 0: those of the chosen tokens. k: also the k most likely at each place."""
+    grammar: Grammar | None = None
     unset: frozenset[str] = frozenset()
     """Fields of `sampling` that the client left to the server."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from millstream.types import FinishReason, ModelFacts, Sampling, TokenLogprob, Usage
+from millstream.types import FinishReason, Grammar, Media, ModelFacts, Sampling, TokenLogprob, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,8 @@ class Submit:
     logprobs: int | None = None
     contents: tuple[tuple[int, str], ...] = ()
     """What stands at places of the prompt besides tokens: (place, hash of an image or a sound)."""
+    media: tuple[Media, ...] = ()
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True)
