@@ -86,6 +86,19 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class KeptSizes:
+    """The bytes of a kept beginning."""
+
+    token: int
+    """A token, in those layers that can go on from any of them."""
+    states: tuple[tuple[int, int], ...] = ()
+    """The state of each other layer: (tokens beyond which it no longer grows, bytes a token)."""
+
+    def state(self, tokens: int) -> int:
+        return sum(min(tokens, limit) * size for limit, size in self.states)
+
+
+@dataclass(frozen=True, slots=True)
 class ModelFacts:
     """What an engine says of its model once it is loaded."""
 
@@ -96,8 +109,10 @@ class ModelFacts:
     dtype: str
     device: str
     notes: tuple[str, ...] = ()
-    keeps_prefixes: bool = False
-    """Whether its caches can be cut into blocks and put together again."""
+    keeps: KeptSizes | None = None
+    """What it takes to keep the beginning of a prompt; None if that cannot be done."""
+    identity: str = ""
+    """What the keys and values depend on besides tokens: the weights, their form, the form of keys and values."""
     kv_bytes_per_token: int = 0
     """Measured: what one token's keys and values take over all layers; 0 if that does not grow with the tokens."""
 

@@ -11,13 +11,14 @@ import pytest
 
 from millstream.backend.text_model import MlxTextBackend, TextModelSettings
 from millstream.engine.backend import Plan, StepResult
-from millstream.engine.keeper import Keeper
+from millstream.engine.keeper import Keeper, StateKeeper
 from millstream.engine.link import ThreadLink
 from millstream.engine.messages import Finished, Forget, Submit
 from millstream.engine.prefix import PrefixIndex
 from millstream.engine.scheduler import Scheduler
 from millstream.types import ModelFacts
 from support.engines import Driver, engine
+from support.tiny import FAMILIES
 
 ROWS = 4
 BLOCK = 4
@@ -25,8 +26,10 @@ VOCAB = 90
 
 
 def with_keeper(budget: int, facts: ModelFacts) -> Scheduler:
-    assert facts.keeps_prefixes
-    keeper = Keeper(PrefixIndex(block=BLOCK, block_bytes=1, budget=budget))
+    assert facts.keeps is not None
+    states = bool(facts.keeps.states)
+    index = PrefixIndex(block=BLOCK, block_bytes=1, budget=budget, from_states=states)
+    keeper = StateKeeper(index, lambda tokens: 1) if states else Keeper(index)
     return Scheduler(max_rows=facts.max_rows, prefill_tokens=7, keeper=keeper)
 
 
@@ -53,7 +56,7 @@ def conversations(seed: int, count: int) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("like_gpu", [False, True])
-@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("budget", [1000, 12])
 def test_kept_beginnings_change_no_token(
     family: str, budget: int, like_gpu: bool, tiny_model: Callable[[str], Path]

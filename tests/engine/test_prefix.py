@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -71,6 +73,77 @@ class Index(RuleBasedStateMachine):
 
 TestIndex = Index.TestCase
 TestIndex.settings = settings(max_examples=300, stateful_step_count=40)
+
+
+class States(RuleBasedStateMachine):
+    """An index that goes on from states only; blocks of 4 bytes and states of 10."""
+
+    BUDGET = 60
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.index = PrefixIndex(block=BLOCK, block_bytes=4, budget=self.BUDGET, from_states=True)
+        self.blocks: dict[int, tuple[object, ...]] = {}
+        self.states: dict[int, tuple[object, ...]] = {}
+        self.hits: list[Hit] = []
+
+    def forget(self, handles: Iterable[int]) -> None:
+        for handle in handles:
+            del (self.blocks if handle in self.blocks else self.states)[handle]
+
+    @rule(tokens=prompts, media=contents, save=st.booleans(), fails=st.booleans())
+    def keep(self, tokens: tuple[int, ...], media: list[tuple[int, str]], save: bool, fails: bool) -> None:
+        media = sorted(media)
+        kept = self.index.insert(tokens, media, 10 if save else None)
+        for number, handle in enumerate(kept.handles, kept.first):
+            self.blocks[handle] = Index.meaning(tokens, media, (number + 1) * BLOCK)
+        if kept.state is not None:
+            assert save
+            self.states[kept.state] = Index.meaning(tokens, media, len(tokens))
+        self.forget(kept.evicted)
+        if fails and kept.state is not None:
+            self.forget([kept.state, *self.index.remove([kept.state])])
+
+    @rule(tokens=prompts, media=contents)
+    def look(self, tokens: tuple[int, ...], media: list[tuple[int, str]]) -> None:
+        media = sorted(media)
+        hit = self.index.match(tokens, media)
+        self.hits.append(hit)
+        for number, handle in enumerate(hit.handles, 1):
+            assert self.blocks[handle] == Index.meaning(tokens, media, number * BLOCK), "a handle of something else"
+        assert hit.shared <= len(tokens)
+        if hit.state is None:
+            assert hit.tokens == 0 and not hit.handles
+        else:
+            assert self.states[hit.state] == Index.meaning(tokens, media, hit.tokens)
+            assert len(hit.handles) == hit.tokens // BLOCK
+        kept = set(self.states.values())
+        longer = [end for end in range(hit.tokens + 1, len(tokens) + 1) if Index.meaning(tokens, media, end) in kept]
+        assert not longer, "a later state is kept"
+
+    @rule()
+    def release(self) -> None:
+        if self.hits:
+            self.index.release(self.hits.pop())
+
+    @rule(choice=st.integers(0, 100))
+    def lose(self, choice: int) -> None:
+        """The backend never had a block: what stands on it goes as well."""
+        unused = [handle for handle in self.blocks if not any(handle in hit.handles for hit in self.hits)]
+        if unused:
+            lost = unused[choice % len(unused)]
+            self.forget([lost, *self.index.remove([lost])])
+
+    @invariant()
+    def bounded_and_in_use(self) -> None:
+        assert len(self.blocks) + len(self.states) == len(self.index)
+        assert 4 * len(self.blocks) + 10 * len(self.states) == self.index.nbytes <= self.BUDGET
+        assert all(handle in self.blocks for hit in self.hits for handle in hit.handles), "one in use was evicted"
+        assert all(hit.state is None or hit.state in self.states for hit in self.hits), "one in use was evicted"
+
+
+TestStates = States.TestCase
+TestStates.settings = settings(max_examples=300, stateful_step_count=40)
 
 
 def test_a_shared_beginning_outlives_the_tails_that_stand_on_it() -> None:

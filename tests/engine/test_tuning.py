@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 from millstream.compose import footprint
 from millstream.engine.tuning import bounded, kept_share
 from millstream.models.estimate import Estimate
-from millstream.types import LEAST_TOKENS, ModelFacts
+from millstream.types import LEAST_TOKENS, KeptSizes, ModelFacts
 
-FACTS = ModelFacts(8192, 1000, 8, 10_000_000, "float32", "cpu (test)", keeps_prefixes=True, kv_bytes_per_token=1000)
+FACTS = ModelFacts(8192, 1000, 8, 10_000_000, "float32", "cpu (test)", keeps=KeptSizes(1000), kv_bytes_per_token=1000)
 
 
 def test_without_a_budget_nothing_is_cut() -> None:
     assert bounded(FACTS, None, 2**30) is FACTS
     assert kept_share(FACTS, None, 2**30) == 2**30
-    assert kept_share(dataclasses.replace(FACTS, keeps_prefixes=False), None, 2**30) == 0
+    assert kept_share(dataclasses.replace(FACTS, keeps=None), None, 2**30) == 0
 
 
 @given(st.integers(10_000_000, 60_000_000), st.integers(0, 50_000_000))

@@ -8,10 +8,11 @@ from typing import Any
 import mlx.core as mx
 
 from millstream.backend.caches import BatchCaches
+from millstream.backend.kept_blocks import KeptBlocks
 from millstream.backend.logprobs import LogprobProbe, LogprobReading
 from millstream.backend.penalties import Penalties, wants_penalties
 from millstream.backend.sampling import Sampler
-from millstream.engine.backend import RowOutput
+from millstream.engine.backend import Keep, RowOutput
 from millstream.engine.messages import Submit
 from millstream.types import Sampling
 
@@ -56,6 +57,9 @@ class Batch:
         self._sampler = Sampler(())
         self._probe = LogprobProbe(())
         self.ids: set[int] = set()
+        self._launches = 0
+        self._joined: dict[int, int] = {}
+        """How many launches there had been when a row joined."""
 
     def join(self, submits: Sequence[Submit], joining: Sequence[Any]) -> None:
         """Rows whose prompt is read but for its last token. `joining` is what the caches take, in the same order."""
@@ -69,6 +73,7 @@ class Batch:
         self._positions = mx.concatenate([self._positions, fresh])
         for place, submit in zip(places, submits, strict=True):
             self._rows[place] = submit
+            self._joined[submit.request_id] = self._launches
             if wants_penalties(submit.sampling):
                 self._penalties.add(place, submit.sampling, submit.prompt, self._vocab_size)
         chosen = mx.array(places, dtype=mx.int32)
@@ -88,11 +93,20 @@ class Batch:
             self._inputs, self._positions = self._inputs[moved], self._positions[moved]
         self._penalties.keep([place if place in living else -1 for place in layout])
         self._rows = [rows[place] if place >= 0 else None for place in layout]
+        for request_id in ids & self.ids:
+            del self._joined[request_id]
         self._settle()
 
-    def cut(self, request_id: int, start: int, stop: int) -> list[tuple[mx.array, mx.array]]:
-        """Keys and values of some of a row's tokens. Only over slots."""
-        return self._caches.cut(self._ids.index(request_id), start, stop)  # type: ignore[attr-defined,no-any-return]
+    def save(self, order: Keep, kept: KeptBlocks) -> list[mx.array] | None:
+        """Have `kept` hold what `order` says of a row. To be evaluated; None if the row is at another place."""
+        if order.state is not None and self._tokens_read(order.request_id) != order.tokens:
+            return None
+        return self._caches.save(self._ids.index(order.request_id), order, kept)
+
+    def _tokens_read(self, request_id: int) -> int:
+        row = self._rows[self._ids.index(request_id)]
+        assert row is not None
+        return len(row.prompt) - 1 + self._launches - self._joined[request_id]
 
     @property
     def nbytes(self) -> int:
@@ -101,6 +115,7 @@ class Batch:
 
     def launch(self) -> Launched:
         """Start one step and return without waiting: the step's tokens feed the next one on the device."""
+        self._launches += 1
         self._caches.begin_step()
         logits = self._forward(self._inputs[:, None], cache=self._caches.layers)[:, -1, :]
         self._caches.end_step()

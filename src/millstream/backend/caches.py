@@ -8,6 +8,9 @@ from typing import Any, Protocol, TypeVar
 import mlx.core as mx
 from mlx_lm.models import cache as mlx_cache
 
+from millstream.backend.kept_blocks import KeptBlocks
+from millstream.engine.backend import Keep
+
 RowCaches = list[Any]
 """One mlx-lm cache a layer, for one row."""
 
@@ -30,6 +33,10 @@ class BatchCaches(Protocol[Joining]):
 
     def keep(self, places: list[int]) -> list[int]:
         """Let go of all other rows. Returns the new layout: which place each one was, -1 for a fresh one."""
+        ...
+
+    def save(self, place: int, order: Keep, kept: KeptBlocks) -> list[mx.array]:
+        """Have `kept` hold what `order` says of the row at a place. To be evaluated."""
         ...
 
     @property
@@ -118,6 +125,10 @@ class MergedCaches:
                 layer.filter(chosen)
         self.size = len(places)
         return places
+
+    def save(self, place: int, order: Keep, kept: KeptBlocks) -> list[mx.array]:
+        row = [layer.extract(place) for layer in self.layers] if self.size > 1 else self.layers
+        return kept.keep_row(order, row)
 
     @property
     def nbytes(self) -> int:

@@ -1,4 +1,4 @@
-"""Keys and values that are kept for later prompts. Owner only.
+"""Keys, values and states that are kept for later prompts. Owner only.
 
 Blocks that were kept together lie together, a run, so that keeping a prompt is one copy a layer however many blocks it
 has. The index forgets a run from its end, because what stands on a block goes before it: then the run is cut shorter.
@@ -12,40 +12,84 @@ from typing import Any
 
 import mlx.core as mx
 
-Layers = list[tuple[mx.array, mx.array]]
-"""Keys and values of some tokens of a row, a pair a layer: (1, heads, tokens, size)."""
+from millstream.backend.leaves import SavedState, is_plain, leaves, revive, save
+from millstream.engine.backend import Keep
+
+Parts = tuple[mx.array, ...]
+"""What one layer holds of some tokens of a row, keys and values in some form: each (1, heads, tokens, any)."""
+
+Layers = list[Parts]
 
 
 @dataclass(slots=True, eq=False)
-class _Run:
+class Run:
     layers: Layers
     block: int
     blocks: int
 
     @property
     def nbytes(self) -> int:
-        return sum(keys.nbytes + values.nbytes for keys, values in self.layers)
+        return sum(array.nbytes for parts in self.layers for array in parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Where one can go on: the states of some layers, and what follows the last whole block in the others."""
+
+    states: list[SavedState]
+    tail: Layers
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        saved = [array for state in self.states for array in state.arrays if array is not None]
+        return saved + [array for parts in self.tail for array in parts]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays)
 
 
 class KeptBlocks:
     def __init__(self) -> None:
-        self._places: dict[int, tuple[_Run, int]] = {}
+        self._places: dict[int, tuple[Run, int]] = {}
+        self._checkpoints: dict[int, Checkpoint] = {}
         self.nbytes = 0
 
     def keep(self, handles: Sequence[int], layers: Layers) -> list[mx.array]:
         """The tokens of `layers`, cut evenly among the handles. Copied, so that the buffers they are cut from are free;
         what is returned must be evaluated before the next step writes to those."""
-        block = layers[0][0].shape[2] // len(handles)
-        run = _Run([(mx.contiguous(keys), mx.contiguous(values)) for keys, values in layers], block, len(handles))
+        block = layers[0][0].shape[2] // len(handles) if layers else 0
+        run = Run([tuple(mx.contiguous(part) for part in parts) for parts in layers], block, len(handles))
         for number, handle in enumerate(handles):
             self._places[handle] = (run, number)
         self.nbytes += run.nbytes
         return _arrays(run)
 
+    def keep_row(self, order: Keep, caches: Sequence[Any]) -> list[mx.array]:
+        """What `order` says, of a row that has read exactly so many tokens. Evaluate what is returned."""
+        plain = [leaf.keys_and_values() for leaf in leaves(caches) if is_plain(leaf) and leaf.keys is not None]
+        start = order.first * order.block
+        stop = start + len(order.handles) * order.block
+        arrays = []
+        if order.handles:
+            arrays += self.keep(order.handles, [_span(parts, start, stop) for parts in plain])
+        if order.state is not None:
+            border = order.tokens // order.block * order.block
+            tail = [_span(parts, border, order.tokens) for parts in plain] if border < order.tokens else []
+            states = [save(leaf) for leaf in leaves(caches) if not is_plain(leaf)]
+            checkpoint = Checkpoint(states, [tuple(mx.contiguous(part) for part in parts) for parts in tail])
+            self._checkpoints[order.state] = checkpoint
+            self.nbytes += checkpoint.nbytes
+            arrays += checkpoint.arrays
+        return arrays
+
     def forget(self, handles: Iterable[int]) -> list[mx.array]:
         """What is returned must be evaluated, so that the memory is free."""
-        cut: dict[int, _Run] = {}
+        cut: dict[int, Run] = {}
         for handle in handles:
+            if (checkpoint := self._checkpoints.pop(handle, None)) is not None:
+                self.nbytes -= checkpoint.nbytes
+                continue
             run, number = self._places.pop(handle)
             self.nbytes -= 0 if id(run) in cut else run.nbytes
             cut[id(run)] = run
@@ -53,27 +97,35 @@ class KeptBlocks:
         left: list[mx.array] = []
         for run in cut.values():
             tokens = run.blocks * run.block
-            run.layers = [(mx.contiguous(k[:, :, :tokens]), mx.contiguous(v[:, :, :tokens])) for k, v in run.layers]
+            run.layers = [tuple(mx.contiguous(part[:, :, :tokens]) for part in parts) for parts in run.layers]
             self.nbytes += run.nbytes
             left += _arrays(run) if tokens else []
         return left
 
     def clear(self) -> None:
         self._places.clear()
+        self._checkpoints.clear()
         self.nbytes = 0
 
-    def restore(self, handles: Sequence[int], caches: Sequence[Any]) -> None:
-        """Put blocks, one after the other, into fresh caches."""
+    def restore(self, handles: Sequence[int], state: int | None, caches: Sequence[Any]) -> None:
+        """Put blocks, one after the other, and then a state, into fresh caches."""
         pieces = self._pieces(handles)
-        for layer, cache in enumerate(caches):
-            pairs = [(run.layers[layer], start * run.block, stop * run.block) for run, start, stop in pieces]
-            keys = mx.concatenate([k[:, :, start:stop] for (k, _), start, stop in pairs], axis=2)
-            values = mx.concatenate([v[:, :, start:stop] for (_, v), start, stop in pairs], axis=2)
-            cache.update_and_fetch(keys, values)
+        checkpoint = None if state is None else self._checkpoints[state]
+        states = iter(checkpoint.states if checkpoint else ())
+        number = 0
+        for leaf in leaves(caches):
+            if not is_plain(leaf):
+                revive(leaf, next(states))
+                continue
+            spans = [_span(run.layers[number], start * run.block, stop * run.block) for run, start, stop in pieces]
+            spans += [checkpoint.tail[number]] if checkpoint and checkpoint.tail else []
+            if spans:
+                leaf.update_and_fetch(*(mx.concatenate(list(parts), axis=2) for parts in zip(*spans, strict=True)))
+            number += 1
 
-    def _pieces(self, handles: Sequence[int]) -> list[tuple[_Run, int, int]]:
+    def _pieces(self, handles: Sequence[int]) -> list[tuple[Run, int, int]]:
         """Runs, and from where to where they are wanted."""
-        pieces: list[tuple[_Run, int, int]] = []
+        pieces: list[tuple[Run, int, int]] = []
         for handle in handles:
             run, number = self._places[handle]
             if pieces and pieces[-1][0] is run and pieces[-1][2] == number:
@@ -83,5 +135,9 @@ class KeptBlocks:
         return pieces
 
 
-def _arrays(run: _Run) -> list[mx.array]:
-    return [array for pair in run.layers for array in pair]
+def _span(parts: Sequence[mx.array], start: int, stop: int) -> Parts:
+    return tuple(part[:, :, start:stop] for part in parts)
+
+
+def _arrays(run: Run) -> list[mx.array]:
+    return [array for parts in run.layers for array in parts]

@@ -37,9 +37,9 @@ class PromptReader(Protocol):
 class SingleReader:
     """Each prompt by itself, into plain mlx-lm caches: works for every kind, and company changes nothing."""
 
-    def __init__(self, model: Any, kept: KeptBlocks | None = None) -> None:
+    def __init__(self, model: Any, kept: KeptBlocks) -> None:
         self._model = model
-        self._kept = kept or KeptBlocks()
+        self._kept = kept
         self._rows: dict[int, tuple[Submit, RowCaches]] = {}
 
     def read(self, chunks: Sequence[Prefill]) -> list[mx.array]:
@@ -52,13 +52,15 @@ class SingleReader:
             if chunk.end > chunk.start:
                 self._model(mx.array([submit.prompt[chunk.start : chunk.end]], dtype=mx.int32), cache=caches)
                 arrays.extend(states(caches))
+            if chunk.keep is not None:
+                arrays.extend(self._kept.keep_row(chunk.keep, caches))
         return arrays
 
     def _begin(self, chunk: Prefill) -> RowCaches:
         caches = new_row(self._model)
         make_room(caches, len(chunk.request.prompt))
-        if chunk.reuse:
-            self._kept.restore(chunk.reuse, caches)
+        if chunk.start:
+            self._kept.restore(chunk.reuse, chunk.reuse_state, caches)
         return caches
 
     def take(self, ids: Iterable[int]) -> tuple[list[Submit], list[RowCaches]]:

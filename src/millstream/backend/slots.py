@@ -15,6 +15,9 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache
 
+from millstream.backend.kept_blocks import KeptBlocks, Layers
+from millstream.engine.backend import Keep
+
 STEP = 256
 """Columns are allotted in steps, so that buffers are copied rarely and shapes repeat."""
 
@@ -155,16 +158,19 @@ class SlotCaches:
         self._settle()
         return layout
 
-    def cut(self, place: int, start: int, stop: int) -> list[tuple[mx.array, mx.array]]:
-        """Tokens `start` to `stop` of the row in a slot, a pair of keys and values a layer."""
+    def save(self, place: int, order: Keep, kept: KeptBlocks) -> list[mx.array]:
+        """Have `kept` hold blocks of the row in a slot. To be evaluated at once: a copy that is still lazy would make
+        the next step copy all slots."""
         left = self._lefts[place]
         assert left is not None, "a vacant slot holds nothing"
-        columns = slice(left + start, left + stop)
-        return [
+        start = left + order.first * order.block
+        columns = slice(start, start + len(order.handles) * order.block)
+        cut: Layers = [
             (layer.keys[place : place + 1, :, columns], layer.values[place : place + 1, :, columns])
             for layer in self.layers
             if layer.keys is not None and layer.values is not None
         ]
+        return kept.keep(order.handles, cut)
 
     @property
     def nbytes(self) -> int:

@@ -21,6 +21,7 @@ from millstream.backend.cpu_layers import pays_here, turn_layers, turned_layer
 from millstream.backend.device import current_device
 from millstream.backend.exchange import exchange_function
 from millstream.backend.kept_blocks import KeptBlocks
+from millstream.backend.leaves import kept_sizes
 from millstream.backend.loading import load
 from millstream.backend.projections import fuse_projections
 from millstream.backend.prompts import BlockReader, PromptReader, SingleReader
@@ -31,7 +32,7 @@ from millstream.engine.backend import Keep, Plan, Prefill, Progress, StepResult,
 from millstream.engine.messages import Submit
 from millstream.engine.ownership import OwnerGuard
 from millstream.errors import ModelError
-from millstream.types import ModelFacts
+from millstream.types import KeptSizes, ModelFacts
 
 log = logging.getLogger(__name__)
 
@@ -89,6 +90,7 @@ class MlxTextBackend:
             max_rows = 1
             notes.append(f"one request at a time: {obstacle} cannot be batched")
         self.reset()
+        token_bytes, keeps = self._probe()
         facts = ModelFacts(
             context_length=loaded.context_length,
             vocab_size=loaded.vocab_size,
@@ -97,8 +99,8 @@ class MlxTextBackend:
             dtype=loaded.dtype,
             device=self._describe_device(),
             notes=tuple(notes),
-            keeps_prefixes=self._slots,
-            kv_bytes_per_token=self._probe(),
+            keeps=keeps,
+            kv_bytes_per_token=token_bytes,
         )
         return self._warmed(facts)
 
@@ -108,23 +110,23 @@ class MlxTextBackend:
         if self._batch is None or self._prompts is None:
             raise ModelError("the model is not loaded")
         batch, prompts = self._batch, self._prompts
-        self._keep(batch, [order for order in plan.keep if order.request_id in batch.ids])
+        unkept = self._keep(batch, [order for order in plan.keep if order.request_id in batch.ids])
         if plan.drop:
             prompts.drop(plan.drop)
             batch.drop(set(plan.drop))
         joining = [request_id for request_id in plan.decode if request_id not in batch.ids]
         if joining:
             batch.join(*prompts.take(joining))
-            self._keep(batch, [order for order in plan.keep if order.request_id in joining])
-        if plan.forget and (left := self._kept.forget(plan.forget)):
-            mx.eval(left)
+            unkept += self._keep(batch, [order for order in plan.keep if order.request_id in joining])
         launched = batch.launch() if batch.ids else None
         if read := prompts.read(plan.prefill):
             # With rows decoding, the next read bounds how far Python runs ahead of the device; without, wait here.
             (mx.eval if launched is None else mx.async_eval)(read)
+        if plan.forget and (left := self._kept.forget(plan.forget)):
+            mx.eval(left)
         pending, self._pending = self._pending, launched
         rows = pending.read(batch.ids) if pending is not None else []
-        return StepResult(tuple(rows))
+        return StepResult(tuple(rows), tuple(unkept))
 
     def memory_bytes(self) -> int:
         """Owner only. Weights, and the keys and values of rows and of prompts that are being read."""
@@ -151,21 +153,25 @@ class MlxTextBackend:
             mx.clear_cache()
             mx.clear_streams()
 
-    def _keep(self, batch: Batch, orders: Sequence[Keep]) -> None:
-        """Cut blocks out of rows. Copied at once: a cut that is still lazy would make the next step copy all slots."""
+    def _keep(self, batch: Batch, orders: Sequence[Keep]) -> list[int]:
+        """Keep of rows what the orders say. The handles for which that could not be done."""
         copies: list[mx.array] = []
+        unkept: list[int] = []
         for order in orders:
-            start, stop = order.first * order.block, (order.first + len(order.handles)) * order.block
-            copies += self._kept.keep(order.handles, batch.cut(order.request_id, start, stop))
+            if (arrays := batch.save(order, self._kept)) is None:
+                unkept += order.handles if order.state is None else (*order.handles, order.state)
+            else:
+                copies += arrays
         if copies:
             mx.eval(copies)
+        return unkept
 
-    def _probe(self) -> int:
-        """What a token takes in the caches, measured on one."""
+    def _probe(self) -> tuple[int, KeptSizes | None]:
+        """What a token takes in the caches, and what it takes to keep it, measured on one."""
         caches = new_row(self._model)
         self._model(mx.zeros((1, 1), dtype=mx.int32), cache=caches)
         mx.eval(states(caches))
-        return bytes_per_token(caches)
+        return bytes_per_token(caches), kept_sizes(caches)
 
     def _describe_device(self) -> str:
         blas = f", {self._settings.blas}" if self._settings.blas and self._device.is_cpu else ""
@@ -190,7 +196,7 @@ class MlxTextBackend:
     def _fresh(self) -> tuple[Batch, PromptReader]:
         make = functools.partial(Batch, self._model, self._vocab_size, kernel=self._on_cuda())
         if not self._slots:
-            return make(MergedCaches()), SingleReader(self._model)
+            return make(MergedCaches()), SingleReader(self._model, self._kept)
         layers = len(new_row(self._model))
         on_cpu = self._device.is_cpu and not self._settings.like_gpu
         caches = SlotCaches(layers, exact if on_cpu else powers_of_two, wide=self._wide)

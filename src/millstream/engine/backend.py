@@ -11,6 +11,19 @@ from millstream.types import ModelFacts, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)
+class Keep:
+    """Keep a row's first `tokens` for later requests: block number `first` under the first handle, and so on; and,
+    where prompts go on from states, the state that it has after them. The blocks before `first` are kept already."""
+
+    request_id: int
+    first: int
+    block: int
+    handles: tuple[int, ...]
+    state: int | None = None
+    tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Prefill:
     """Run `request.prompt[start:end]` into the request's own cache. The last prompt token is never prefilled:
     it is the first input of the decode step that the row joins once `end == len(prompt) - 1`."""
@@ -20,6 +33,10 @@ class Prefill:
     end: int
     reuse: tuple[int, ...] = ()
     """In the first chunk only: the kept blocks that hold `request.prompt[:start]`."""
+    reuse_state: int | None = None
+    """In the first chunk only: the kept state after `request.prompt[:start]`."""
+    keep: Keep | None = None
+    """What to keep when the chunk has run."""
 
     @property
     def joins(self) -> bool:
@@ -27,21 +44,12 @@ class Prefill:
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
-    """Keep blocks of a row's tokens for later requests: number `first` under the first handle, and so on."""
-
-    request_id: int
-    first: int
-    block: int
-    handles: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Plan:
     """One step, as data: keep and drop rows first, then decode every row in the batch, and prefill these chunks.
 
     A row whose prefill is complete joins the batch at the next step. What is kept is taken from rows in the batch, also
-    from those that join or are dropped in this step; what is forgotten is forgotten after that.
+    from those that join or are dropped in this step, and from prompts that are being read; what is forgotten is
+    forgotten after that.
     """
 
     keep: tuple[Keep, ...] = ()
@@ -67,6 +75,8 @@ class RowOutput:
 @dataclass(frozen=True, slots=True)
 class StepResult:
     rows: tuple[RowOutput, ...] = field(default=())
+    unkept: tuple[int, ...] = ()
+    """Handles of this plan that could not be kept."""
 
 
 Progress = Callable[[float], None]

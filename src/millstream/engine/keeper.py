@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
 from millstream.engine.backend import Keep, Prefill
 from millstream.engine.prefix import PrefixIndex
 from millstream.engine.request import Request
+
+SPACING = 1024
+"""States are saved this often in a long prompt, so that one that is changed late is not read from its start."""
+
+
+@dataclass(slots=True)
+class Orders:
+    """What a plan asks of the backend besides reading and decoding."""
+
+    prefill: Sequence[Prefill] = ()
+    keep: list[Keep] = field(default_factory=list)
+    forget: list[int] = field(default_factory=list)
 
 
 class Keeper:
@@ -21,13 +36,17 @@ class Keeper:
     def has_orders(self) -> bool:
         return bool(self._forgotten)
 
+    @property
+    def nbytes(self) -> int:
+        return self._index.nbytes
+
     def begin(self, request: Request) -> None:
         """The last token of a prompt is always read anew: it is the first input of the row."""
         request.hit = self._index.match(request.submit.prompt[:-1], request.submit.contents)
         request.prefilled = request.hit.tokens
 
     def was_read(self, request: Request, chunk: Prefill) -> None:
-        if chunk.reuse:
+        if chunk.reuse or chunk.reuse_state is not None:
             self._index.release(request.hit)
         if chunk.joins:
             self._joined[request.request_id] = request
@@ -37,18 +56,18 @@ class Keeper:
         if self._joined.pop(request.request_id, None) is None:
             self._ended.append(request)
 
-    def orders(self) -> tuple[tuple[Keep, ...], tuple[int, ...]]:
-        """What the backend has to keep and to forget in the next step."""
-        keep: list[Keep] = []
-        forget, self._forgotten = self._forgotten, []
-        # The last token that a row gave may not have been read by it.
-        for request in self._ended:
-            self._insert(request, (*request.submit.prompt, *request.answer[:-1]), keep, forget)
-        for request in self._joined.values():
-            self._insert(request, request.submit.prompt[:-1], keep, forget)
+    def orders(self, prefill: Sequence[Prefill], requests: Mapping[int, Request]) -> Orders:
+        """For the next step, whose chunks are `prefill`."""
+        orders = Orders(prefill)
+        orders.forget, self._forgotten = self._forgotten, []
+        self._fill(orders, requests)
         self._ended.clear()
         self._joined.clear()
-        return tuple(keep), tuple(forget)
+        return orders
+
+    def lost(self, handles: Sequence[int]) -> None:
+        """The backend could not keep these."""
+        self._forgotten += self._index.remove(handles)
 
     def forget(self) -> None:
         """Between two steps: nobody has a hit that is not restored yet."""
@@ -61,8 +80,56 @@ class Keeper:
         self._joined.clear()
         self._ended.clear()
 
-    def _insert(self, request: Request, tokens: tuple[int, ...], keep: list[Keep], forget: list[int]) -> None:
-        kept = self._index.insert(tokens, request.submit.contents)
-        if kept.handles:
-            keep.append(Keep(request.request_id, kept.first, self._index.block, kept.handles))
-        forget += kept.evicted
+    def _fill(self, orders: Orders, requests: Mapping[int, Request]) -> None:
+        # The last token that a row gave may not have been read by it.
+        ended = [(request, (*request.submit.prompt, *request.reported[:-1])) for request in self._ended]
+        joined = [(request, request.submit.prompt[:-1]) for request in self._joined.values()]
+        for request, tokens in ended + joined:
+            if (keep := self._insert(request, tokens, None, orders)) is not None:
+                orders.keep.append(keep)
+
+    def _insert(
+        self, request: Request, tokens: tuple[int, ...], state_bytes: int | None, orders: Orders
+    ) -> Keep | None:
+        kept = self._index.insert(tokens, request.submit.contents, state_bytes)
+        orders.forget += kept.evicted
+        if not kept.handles and kept.state is None:
+            return None
+        return Keep(request.request_id, kept.first, self._index.block, kept.handles, kept.state, len(tokens))
+
+
+class StateKeeper(Keeper):
+    """For models that go on from saved states only. States are saved while a prompt is read: at its last block border,
+    where it parts from what was read before, and every `SPACING` tokens; and when a row ends, where it ended."""
+
+    def __init__(self, index: PrefixIndex, state_bytes: Callable[[int], int]) -> None:
+        """`state_bytes`: how large a state after so many tokens is, at most."""
+        if not index.from_states:
+            raise ValueError("this index does not go on from states")
+        super().__init__(index)
+        self._state_bytes = state_bytes
+
+    def begin(self, request: Request) -> None:
+        super().begin(request)
+        block, start, end = self._index.block, request.prefilled, request.prefill_end
+        if end // block - start // block < self._index.least:
+            return
+        spaced = range((start // SPACING + 1) * SPACING, end, SPACING)
+        places = {request.hit.shared, end // block * block, *(place // block * block for place in spaced)}
+        request.stops = tuple(sorted(place for place in places if start < place <= end))
+
+    def _fill(self, orders: Orders, requests: Mapping[int, Request]) -> None:
+        orders.prefill = [self._saving(chunk, requests[chunk.request.request_id], orders) for chunk in orders.prefill]
+        for request in self._ended:
+            tokens = (*request.submit.prompt, *request.reported)
+            new = len(tokens) - request.stops[-1] if request.stops else len(tokens)
+            if new // self._index.block < self._index.least - 1:
+                continue
+            if (keep := self._insert(request, tokens, self._state_bytes(len(tokens)), orders)) is not None:
+                orders.keep.append(keep)
+
+    def _saving(self, chunk: Prefill, request: Request, orders: Orders) -> Prefill:
+        if chunk.end not in request.stops:
+            return chunk
+        tokens = request.submit.prompt[: chunk.end]
+        return replace(chunk, keep=self._insert(request, tokens, self._state_bytes(len(tokens)), orders))

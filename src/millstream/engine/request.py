@@ -33,15 +33,17 @@ class IllegalMove(RuntimeError):
 class Request:
     """What the scheduler knows of one `Submit`."""
 
-    __slots__ = ("answer", "generated", "hit", "prefilled", "state", "submit")
+    __slots__ = ("generated", "hit", "prefilled", "reported", "state", "stops", "submit")
 
     def __init__(self, submit: Submit) -> None:
         self.submit = submit
         self.state = State.WAITING
         self.prefilled = 0
         self.generated = 0
-        self.answer: list[int] = []
-        """What it has generated, where beginnings are kept."""
+        self.reported: list[int] = []
+        """What its row gave, where beginnings are kept: the answer, and what ended it."""
+        self.stops: tuple[int, ...] = ()
+        """Places of its prompt where a chunk must end, because the state is saved there."""
         self.hit = Hit()
 
     @property

@@ -72,8 +72,16 @@ class Scheduler:
         drop, self._drop = tuple(self._drop), []
         decode = tuple(self._running)
         prefill = tuple(self._chunks())
-        keep, forget = ((), ()) if self._keeper is None else self._keeper.orders()
-        return Plan(keep=keep, forget=forget, drop=drop, prefill=prefill, decode=decode)
+        if self._keeper is None:
+            return Plan(drop=drop, prefill=prefill, decode=decode)
+        orders = self._keeper.orders(prefill, self._requests)
+        return Plan(
+            keep=tuple(orders.keep),
+            forget=tuple(orders.forget),
+            drop=drop,
+            prefill=tuple(orders.prefill),
+            decode=decode,
+        )
 
     def advance(self, plan: Plan, result: StepResult, seconds: float = 0.0) -> list[Event]:
         """Book a step that succeeded, and how long it took if that is known."""
@@ -88,6 +96,8 @@ class Scheduler:
                 request.move(State.RUNNING)
                 self._prefilling.remove(request)
                 self._running[request.request_id] = request
+        if result.unkept and self._keeper is not None:
+            self._keeper.lost(result.unkept)
         events: list[Event] = []
         for row in result.rows:
             running = self._running.get(row.request_id)
@@ -121,7 +131,8 @@ class Scheduler:
             if self._keeper is not None:
                 self._keeper.begin(request)
             chunk = self._chunk(request, budget)
-            yield replace(chunk, reuse=request.hit.handles) if request.hit.handles else chunk
+            hit = request.hit
+            yield replace(chunk, reuse=hit.handles, reuse_state=hit.state) if hit.tokens else chunk
             # A one-token prompt has nothing to prefill and still costs its row a place in the step.
             budget -= max(1, chunk.end - chunk.start)
 
@@ -136,7 +147,8 @@ class Scheduler:
         start = request.prefilled
         if self._running:
             budget = min(budget, self._pace.limit(request.prefill_end - start))
-        return Prefill(request.submit, start, min(request.prefill_end, start + budget))
+        stop = next((place for place in request.stops if place > start), request.prefill_end)
+        return Prefill(request.submit, start, min(stop, start + budget))
 
     def _accept(self, request: Request, row: RowOutput) -> Iterable[Event]:
         """Cut a row's output at the first stop token or at the limit."""
@@ -153,7 +165,7 @@ class Scheduler:
                 reason = FinishReason.LENGTH
                 break
         if self._keeper is not None:
-            request.answer += row.tokens[:kept]
+            request.reported += row.tokens
         if kept:
             yield Tokens(submit.request_id, row.tokens[:kept], row.logprobs[:kept])
         if reason is not None:

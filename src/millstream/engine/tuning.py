@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from millstream.engine.keeper import Keeper
+from millstream.engine.keeper import Keeper, StateKeeper
 from millstream.engine.pace import Pace
 from millstream.engine.prefix import PrefixIndex
 from millstream.engine.scheduler import Scheduler
@@ -18,6 +18,12 @@ are of one length. On the CPU a token costs what it costs, and chunks follow the
 BLOCK = 16
 """Tokens to a block of the beginnings that are kept."""
 
+INDEX_BYTES = 512
+"""What a block costs the index itself, and so the least that it counts for."""
+
+STATES_WORTH = 64
+"""The same where states are saved, at least: a prompt is cut there, which costs it a pass."""
+
 WORTH_KEEPING = {"cpu": BLOCK, "gpu": 512}
 """Tokens that must be new for them to be kept. A GPU reads some hundred in a few milliseconds, and copies cost it
 launches: with all kept, 64 streams of 260 tokens ran at 10,250 tokens/s on the H200, and with none at 12,273."""
@@ -25,7 +31,7 @@ launches: with all kept, 64 streams of 260 tokens ran at 10,250 tokens/s on the 
 
 def kept_share(facts: ModelFacts, granted: int | None, asked: int) -> int:
     """Bytes for beginnings that are kept: what was asked for, but at most a quarter of what a budget leaves."""
-    if not facts.keeps_prefixes or not facts.kv_bytes_per_token:
+    if facts.keeps is None:
         return 0
     return asked if granted is None else max(0, min(asked, (granted - facts.weight_bytes) // 4))
 
@@ -35,18 +41,30 @@ def make_scheduler(chunk: int | None, granted: int | None, kept: int, facts: Mod
     most = chunk or most
     pace = Pace(most=most, least=min(least, most))
     share = kept_share(facts, granted, kept)
-    keeper = None
-    if share:
-        least = WORTH_KEEPING["cpu" if facts.device.startswith("cpu") else "gpu"] // BLOCK
-        index = PrefixIndex(block=BLOCK, block_bytes=BLOCK * facts.kv_bytes_per_token, budget=share, least=least)
-        keeper = Keeper(index)
     return Scheduler(
         max_rows=facts.max_rows,
         prefill_tokens=max(most, budget),
         pace=pace,
         kv_tokens=facts.tokens_in(None if granted is None else granted - share),
-        keeper=keeper,
+        keeper=_keeper(facts, share),
     )
+
+
+def _keeper(facts: ModelFacts, budget: int) -> Keeper | None:
+    if not budget or facts.keeps is None:
+        return None
+    sizes = facts.keeps
+    worth = WORTH_KEEPING["cpu" if facts.device.startswith("cpu") else "gpu"]
+    index = PrefixIndex(
+        block=BLOCK,
+        block_bytes=max(INDEX_BYTES, BLOCK * sizes.token),
+        budget=budget,
+        least=(max(worth, STATES_WORTH) if sizes.states else worth) // BLOCK,
+        from_states=bool(sizes.states),
+    )
+    if not sizes.states:
+        return Keeper(index)
+    return StateKeeper(index, lambda tokens: INDEX_BYTES + sizes.state(tokens) + tokens % BLOCK * sizes.token)
 
 
 def bounded(facts: ModelFacts, granted: int | None, kept: int) -> ModelFacts:
