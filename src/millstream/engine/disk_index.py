@@ -83,7 +83,7 @@ class DiskIndex:
         """The files that a block on `parent` stands on, from the beginning of the chain."""
         names: dict[str, None] = {}
         while parent in self._holders:
-            name = max(self._holders[parent].items(), key=lambda holder: holder[1])[0]
+            _, name = max((number, name) for name, number in self._holders[parent].items())
             if name in names:
                 raise ValueError("a chain that stands on itself")
             names[name] = None

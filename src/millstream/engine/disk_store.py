@@ -233,7 +233,10 @@ class DiskStore:
         pieces = pack(job.run, self._stamp)
         size = bytes_on_disk(sum(map(len, pieces)))
         outcome = "dropped"
-        if self._make_room(job, size):
+        if job.run.keys != job.keys:
+            log.error("a run of blocks came with keys that are not its own: it is not written")
+            outcome = "failed"
+        elif self._make_room(job, size):
             outcome = "written" if self._put(name, pieces) else "failed"
         with self._changed:
             self._no_longer_comes(job)
