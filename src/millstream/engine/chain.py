@@ -1,0 +1,42 @@
+"""Names for blocks of tokens that say all that their keys and values depend on. Pure.
+
+A block's key is a hash of the key before it, its tokens and what else stands at their places; the first stands on a key
+of the model. So equal keys mean equal beginnings, in this process or in one that ended long ago.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Sequence
+
+from millstream.engine.prefix import Contents
+
+KEY_BYTES = 20
+"""Nobody finds two beginnings with one key on purpose: that takes some 2**80 attempts."""
+
+
+def root_key(stamp: str) -> str:
+    """What the first block of every chain stands on: the identity of the model, its adapter and its cache."""
+    return hashlib.blake2b(stamp.encode(), digest_size=KEY_BYTES, person=b"millstream-root").hexdigest()
+
+
+def next_key(parent: str, tokens: Sequence[int], contents: Contents = ()) -> str:
+    """The key of a block, whole or not. Places in `contents` count from its first token."""
+    state = hashlib.blake2b(bytes.fromhex(parent), digest_size=KEY_BYTES, person=b"millstream-block")
+    # Each part says how long it is, so that no two blocks have the same bytes.
+    state.update(struct.pack(f"<I{len(tokens)}i", len(tokens), *tokens))
+    for place, name in sorted(contents):
+        data = name.encode()
+        state.update(struct.pack("<II", place, len(data)) + data)
+    return state.hexdigest()
+
+
+def chain_keys(parent: str, tokens: Sequence[int], contents: Contents, block: int) -> tuple[str, ...]:
+    """The keys of all blocks of `tokens`; what is left over at the end is a block as well, a shorter one."""
+    keys: list[str] = []
+    for start in range(0, len(tokens), block):
+        inside = [(place - start, name) for place, name in contents if start <= place < start + block]
+        parent = next_key(parent, tokens[start : start + block], inside)
+        keys.append(parent)
+    return tuple(keys)

@@ -1,0 +1,68 @@
+"""Keys of chains: equal only for equal beginnings."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from millstream.engine.chain import chain_keys, next_key, root_key
+
+ROOT = root_key("a model")
+tokens = st.lists(st.integers(-(2**31), 2**31 - 1), max_size=9)
+words = st.tuples(st.integers(0, 8), st.text("ab\0é", max_size=3))
+contents = st.lists(
+    st.tuples(st.integers(0, 8), st.text("ab\0é", max_size=3)), max_size=2, unique_by=lambda pair: pair[0]
+)
+
+
+@settings(deadline=None)
+@given(st.tuples(tokens, contents), st.tuples(tokens, contents))
+def test_two_blocks_have_one_key_only_if_they_are_equal(
+    one: tuple[list[int], list[tuple[int, str]]], other: tuple[list[int], list[tuple[int, str]]]
+) -> None:
+    equal = one[0] == other[0] and sorted(one[1]) == sorted(other[1])
+    assert (next_key(ROOT, *one) == next_key(ROOT, *other)) == equal
+
+
+@settings(deadline=None)
+@given(tokens, contents, st.integers(1, 4), st.integers(0, 9))
+def test_a_chain_can_be_computed_in_parts(
+    tokens: list[int], media: list[tuple[int, str]], block: int, blocks: int
+) -> None:
+    cut = min(blocks, len(tokens) // block) * block
+    media = [(place, name) for place, name in media if place < len(tokens)]
+    whole = chain_keys(ROOT, tokens, media, block)
+    first = chain_keys(ROOT, tokens[:cut], [item for item in media if item[0] < cut], block)
+    rest = [(place - cut, name) for place, name in media if place >= cut]
+    assert whole == first + chain_keys(first[-1] if first else ROOT, tokens[cut:], rest, block)
+    assert len(whole) == -(-len(tokens) // block)
+
+
+def test_what_a_key_depends_on() -> None:
+    keys = [
+        next_key(ROOT, (1, 2)),
+        next_key(root_key("another model"), (1, 2)),
+        next_key(ROOT, (1, 2, 0)),
+        next_key(ROOT, (12,)),
+        next_key(ROOT, (2, 1)),
+        next_key(ROOT, (1, 2), [(0, "cat")]),
+        next_key(ROOT, (1, 2), [(1, "cat")]),
+        next_key(ROOT, (1, 2), [(0, "dog")]),
+        next_key(next_key(ROOT, (1,)), (2,)),
+    ]
+    assert all(one != other for one, other in itertools.combinations(keys, 2))
+    assert next_key(ROOT, (1, 2), [(1, "b"), (0, "a")]) == next_key(ROOT, (1, 2), [(0, "a"), (1, "b")])
+
+
+def test_keys_are_the_same_in_every_process() -> None:
+    """They are names on disks: a change of them makes every cache there foreign, so it must be meant."""
+    assert root_key("a model") == "4b4a3da38812a6e19542e0aacb80638cc65dfaea"
+    assert next_key(ROOT, (1, 2, 3), [(1, "cat")]) == "21a8309d74e7d2950ee69138c823813a75f11949"
+
+
+def test_no_key_of_what_is_no_key() -> None:
+    with pytest.raises(ValueError, match="hex"):
+        next_key("not hex", (1,))
