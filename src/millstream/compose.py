@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
+import hashlib
 import logging
+import re
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
@@ -17,8 +19,9 @@ from millstream.config import ModelSpec, Settings
 from millstream.engine.backend import BatchBackend
 from millstream.engine.link import Link, ThreadLink
 from millstream.engine.process_link import ProcessLink
-from millstream.engine.tuning import bounded, make_scheduler
+from millstream.engine.tuning import DiskTier, bounded, make_scheduler
 from millstream.errors import MillstreamError
+from millstream.models.demo import user_cache_dir
 from millstream.models.estimate import Estimate, estimate, expected_device
 from millstream.models.source import ModelSource, name_of, resolve
 from millstream.service.admission import Admission
@@ -124,8 +127,19 @@ class Mill:
         return kind(
             name,
             backend,
-            functools.partial(make_scheduler, settings.prefill_chunk, granted, settings.prefix_cache_memory),
+            functools.partial(
+                make_scheduler, settings.prefill_chunk, granted, settings.prefix_cache_memory, self._disk(name, source)
+            ),
         )
+
+    def _disk(self, name: str, source: ModelSource) -> DiskTier | None:
+        """A folder for each model. One that has changed has other files there, and removes those that were before."""
+        if not self._settings.prefix_cache_disk:
+            return None
+        place = hashlib.sha256(str(source.path).encode()).hexdigest()[:12]
+        plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:80]
+        folder = (self._settings.cache_dir or user_cache_dir()) / "prefixes" / f"{plain}-{place}"
+        return DiskTier(folder, self._settings.prefix_cache_disk)
 
     async def _in_pool(self, work: Callable[[], T]) -> T:
         future = self._pool.submit(work)

@@ -71,6 +71,8 @@ class Settings:
     """Bytes that all models together may take. None: no bound."""
     prefix_cache_memory: int = 2**30
     """Bytes for beginnings of prompts that are kept, a model; 0 for none."""
+    prefix_cache_disk: int = 0
+    """Bytes of them on disk, a model; 0 for none. Only together with some in memory."""
     load: str = "start"
     """When models are loaded that do not say: `start` or `use`."""
     idle_unload: float = 0.0

@@ -203,6 +203,9 @@ class ModelCard:
     thread: int | None = None
     pinned: bool = False
     memory_bytes: int = 0
+    prefix_cache_bytes: int = 0
+    """What of that is kept of earlier prompts; on disk comes on top."""
+    prefix_cache_disk_bytes: int = 0
     reserved_bytes: int | None = None
     """What it holds of the memory budget, if there is one."""
     kv_bytes_per_token: int | None = None

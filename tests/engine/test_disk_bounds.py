@@ -24,7 +24,7 @@ KILLS = 50
 
 
 def bytes_used(folder: Path) -> int:
-    """What `du` would say of the files. Only while nobody changes the folder: else it counts what comes and what goes."""
+    """What `du` would say of the files. Only while nobody changes the folder: else it counts both old and new."""
     return sum(entry.stat().st_blocks * 512 for entry in os.scandir(folder))
 
 

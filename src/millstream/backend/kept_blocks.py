@@ -12,13 +12,18 @@ from typing import Any
 
 import mlx.core as mx
 
-from millstream.backend.leaves import SavedState, is_plain, leaves, revive, save
-from millstream.engine.backend import Keep
-
-Parts = tuple[mx.array, ...]
-"""What one layer holds of some tokens of a row, keys and values in some form: each (1, heads, tokens, any)."""
-
-Layers = list[Parts]
+from millstream.backend.leaves import is_plain, leaves, revive, save
+from millstream.backend.parcels import (
+    Checkpoint,
+    Layers,
+    Parts,
+    name_layers,
+    pack_checkpoint,
+    unpack_checkpoint,
+    unpack_layers,
+)
+from millstream.backend.spool import Spool
+from millstream.engine.backend import Keep, Load
 
 
 @dataclass(slots=True, eq=False)
@@ -32,30 +37,14 @@ class Run:
         return sum(array.nbytes for parts in self.layers for array in parts)
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """Where one can go on: the states of some layers, and what follows the last whole block in the others."""
-
-    states: list[SavedState]
-    tail: Layers
-
-    @property
-    def arrays(self) -> list[mx.array]:
-        saved = [array for state in self.states for array in state.arrays if array is not None]
-        return saved + [array for parts in self.tail for array in parts]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(array.nbytes for array in self.arrays)
-
-
 class KeptBlocks:
     def __init__(self) -> None:
         self._places: dict[int, tuple[Run, int]] = {}
         self._checkpoints: dict[int, Checkpoint] = {}
+        self.spool = Spool()
         self.nbytes = 0
 
-    def keep(self, handles: Sequence[int], layers: Layers) -> list[mx.array]:
+    def keep(self, handles: Sequence[int], layers: Layers, ticket: int | None = None) -> list[mx.array]:
         """The tokens of `layers`, cut evenly among the handles. Copied, so that the buffers they are cut from are free;
         what is returned must be evaluated before the next step writes to those."""
         block = layers[0][0].shape[2] // len(handles) if layers else 0
@@ -63,7 +52,16 @@ class KeptBlocks:
         for number, handle in enumerate(handles):
             self._places[handle] = (run, number)
         self.nbytes += run.nbytes
+        if ticket is not None:
+            self.spool.add(ticket, name_layers(run.layers))
         return _arrays(run)
+
+    def load(self, order: Load) -> list[mx.array]:
+        """Keep again what was handed out before. Evaluate what is returned."""
+        if order.state is not None:
+            return self._hold(order.state, unpack_checkpoint(order.tensors, order.extra), None)
+        start, stop = order.first * order.block, (order.first + len(order.handles)) * order.block
+        return self.keep(order.handles, [_span(parts, start, stop) for parts in unpack_layers(order.tensors)])
 
     def keep_row(self, order: Keep, caches: Sequence[Any]) -> list[mx.array]:
         """What `order` says, of a row that has read exactly so many tokens. Evaluate what is returned."""
@@ -72,16 +70,21 @@ class KeptBlocks:
         stop = start + len(order.handles) * order.block
         arrays = []
         if order.handles:
-            arrays += self.keep(order.handles, [_span(parts, start, stop) for parts in plain])
+            arrays += self.keep(order.handles, [_span(parts, start, stop) for parts in plain], order.ticket)
         if order.state is not None:
             border = order.tokens // order.block * order.block
             tail = [_span(parts, border, order.tokens) for parts in plain] if border < order.tokens else []
             states = [save(leaf) for leaf in leaves(caches) if not is_plain(leaf)]
             checkpoint = Checkpoint(states, [tuple(mx.contiguous(part) for part in parts) for parts in tail])
-            self._checkpoints[order.state] = checkpoint
-            self.nbytes += checkpoint.nbytes
-            arrays += checkpoint.arrays
+            arrays += self._hold(order.state, checkpoint, order.state_ticket)
         return arrays
+
+    def _hold(self, handle: int, checkpoint: Checkpoint, ticket: int | None) -> list[mx.array]:
+        self._checkpoints[handle] = checkpoint
+        self.nbytes += checkpoint.nbytes
+        if ticket is not None:
+            self.spool.add(ticket, *pack_checkpoint(checkpoint))
+        return checkpoint.arrays
 
     def forget(self, handles: Iterable[int]) -> list[mx.array]:
         """What is returned must be evaluated, so that the memory is free."""
@@ -105,6 +108,7 @@ class KeptBlocks:
     def clear(self) -> None:
         self._places.clear()
         self._checkpoints.clear()
+        self.spool.clear()
         self.nbytes = 0
 
     def restore(self, handles: Sequence[int], state: int | None, caches: Sequence[Any]) -> None:

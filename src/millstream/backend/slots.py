@@ -15,7 +15,8 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache
 
-from millstream.backend.kept_blocks import KeptBlocks, Layers
+from millstream.backend.kept_blocks import KeptBlocks
+from millstream.backend.parcels import Layers
 from millstream.engine.backend import Keep
 
 STEP = 256
@@ -170,7 +171,7 @@ class SlotCaches:
             for layer in self.layers
             if layer.keys is not None and layer.values is not None
         ]
-        return kept.keep(order.handles, cut)
+        return kept.keep(order.handles, cut, order.ticket)
 
     @property
     def nbytes(self) -> int:

@@ -20,6 +20,7 @@ from millstream.backend.cpu_attention import cpu_attention
 from millstream.backend.cpu_layers import pays_here, turn_layers, turned_layer
 from millstream.backend.device import current_device
 from millstream.backend.exchange import exchange_function
+from millstream.backend.identity import identity_of
 from millstream.backend.kept_blocks import KeptBlocks
 from millstream.backend.leaves import kept_sizes
 from millstream.backend.loading import load
@@ -101,6 +102,7 @@ class MlxTextBackend:
             notes=tuple(notes),
             keeps=keeps,
             kv_bytes_per_token=token_bytes,
+            identity=identity_of(settings.path, loaded.dtype, self._device.kind, settings.unpack),
         )
         return self._warmed(facts)
 
@@ -110,6 +112,8 @@ class MlxTextBackend:
         if self._batch is None or self._prompts is None:
             raise ModelError("the model is not loaded")
         batch, prompts = self._batch, self._prompts
+        if loaded := [array for order in plan.load for array in self._kept.load(order)]:
+            mx.eval(loaded)
         unkept = self._keep(batch, [order for order in plan.keep if order.request_id in batch.ids])
         if plan.drop:
             prompts.drop(plan.drop)
@@ -126,7 +130,8 @@ class MlxTextBackend:
             mx.eval(left)
         pending, self._pending = self._pending, launched
         rows = pending.read(batch.ids) if pending is not None else []
-        return StepResult(tuple(rows), tuple(unkept))
+        stored = tuple(self._kept.spool.advance())
+        return StepResult(tuple(rows), tuple(unkept), stored, storing=bool(self._kept.spool))
 
     def memory_bytes(self) -> int:
         """Owner only. Weights, and the keys and values of rows and of prompts that are being read."""

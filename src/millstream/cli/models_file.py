@@ -72,6 +72,7 @@ SERVER: dict[str, Reader] = {
     "port": tables.whole(0, 65535),
     "memory": tables.size,
     "prefix_cache_memory": tables.size_or_none,
+    "prefix_cache_disk": tables.size_or_none,
     "load": tables.one_of(*LOAD),
     "idle_unload": tables.time_span,
     "step_timeout": tables.time_span,

@@ -112,7 +112,13 @@ def _add_models(group: Group) -> None:
         metavar="SIZE",
         help=_help("what each model may take for beginnings of prompts that it need not read again; 0: none", "1GiB"),
     )
-    group.add_argument("--cache-dir", type=Path, help="where fetched models are kept")
+    group.add_argument(
+        "--prefix-cache-disk",
+        type=memory_size_or_none,
+        metavar="SIZE",
+        help=_help("the same on disk, below --cache-dir: it outlives the server; 0: none", "none"),
+    )
+    group.add_argument("--cache-dir", type=Path, help="where fetched models and beginnings of prompts are kept")
 
 
 def _add_engine(group: Group) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from millstream.engine.messages import Submit
-from millstream.types import ModelFacts, TokenLogprob
+from millstream.types import ModelFacts, Tensor, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,31 @@ class Keep:
     handles: tuple[int, ...]
     state: int | None = None
     tokens: int = 0
+    ticket: int | None = None
+    """Under which number the blocks are to be handed out as plain data, for the disk."""
+    state_ticket: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What was kept under a ticket, as plain data."""
+
+    ticket: int
+    tensors: tuple[tuple[str, Tensor], ...]
+    extra: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Keep what was handed out before, under new handles: blocks number `first` and on of those in the tensors, or a
+    state."""
+
+    tensors: tuple[tuple[str, Tensor], ...]
+    extra: str = ""
+    first: int = 0
+    block: int = 0
+    handles: tuple[int, ...] = ()
+    state: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,22 +70,19 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step, as data: keep and drop rows first, then decode every row in the batch, and prefill these chunks.
+    """One step, as data: load, keep and drop first, then decode every row in the batch, and prefill these chunks.
 
     A row whose prefill is complete joins the batch at the next step. What is kept is taken from rows in the batch, also
     from those that join or are dropped in this step, and from prompts that are being read; what is forgotten is
     forgotten after that.
     """
 
+    load: tuple[Load, ...] = ()
     keep: tuple[Keep, ...] = ()
     forget: tuple[int, ...] = ()
     drop: tuple[int, ...] = ()
     prefill: tuple[Prefill, ...] = ()
     decode: tuple[int, ...] = ()
-
-    @property
-    def empty(self) -> bool:
-        return not (self.drop or self.prefill or self.decode)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +98,10 @@ class RowOutput:
 class StepResult:
     rows: tuple[RowOutput, ...] = field(default=())
     unkept: tuple[int, ...] = ()
-    """Handles of this plan that could not be kept."""
+    """Handles of this plan that could not be kept or loaded."""
+    stored: tuple[Stored, ...] = ()
+    storing: bool = False
+    """Whether there is more to hand out: then there must be another step, even an empty one."""
 
 
 Progress = Callable[[float], None]

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from millstream.engine.backend import Keep, Prefill
-from millstream.engine.prefix import PrefixIndex
+from millstream.engine.backend import Keep, Load, Prefill, Stored
+from millstream.engine.block_file import StoredRun
+from millstream.engine.disk_index import Piece
+from millstream.engine.prefix import Contents, Hit, Kept, PrefixIndex
 from millstream.engine.request import Request
+from millstream.engine.shelf import Arrival, Find, Shelf
 
 SPACING = 1024
 """States are saved this often in a long prompt, so that one that is changed late is not read from its start."""
@@ -26,8 +29,10 @@ class Keeper:
     """Beside a scheduler. A prompt is kept when its row joins the batch, so that others who come find it, and
     with its answer when the row ends, so that the next turn of a conversation does."""
 
-    def __init__(self, index: PrefixIndex) -> None:
+    def __init__(self, index: PrefixIndex, shelf: Shelf | None = None) -> None:
+        """`shelf`: what does not stay in memory, on disk."""
         self._index = index
+        self.shelf = shelf
         self._joined: dict[int, Request] = {}
         self._ended: list[Request] = []
         self._forgotten: list[int] = []
@@ -39,6 +44,39 @@ class Keeper:
     @property
     def nbytes(self) -> int:
         return self._index.nbytes
+
+    def look_on_disk(self, request: Request) -> Find | None:
+        """What to fetch for a request before it begins, if that is worth it."""
+        if self.shelf is None:
+            return None
+        tokens, contents = request.submit.prompt[:-1], request.submit.contents
+        hit = self._index.match(tokens, contents)
+        self._index.release(hit)
+        find = self._find(self.shelf, tokens, contents, hit)
+        worth = find is not None and find.tokens - hit.tokens >= self._index.least * self._index.block
+        return find if worth else None
+
+    def take_in(self, request: Request, arrival: Arrival) -> list[Load]:
+        """What was fetched for a request goes into memory with the next plan, in which the request may begin."""
+        if arrival.runs is None:
+            return []
+        find, contents = arrival.find, request.submit.contents
+        tokens = request.submit.prompt[: find.tokens]
+        kept = self._index.insert(tokens, contents, self._size_of(find), least=1)
+        self._forgotten += kept.evicted
+        fresh = range(kept.first, kept.first + len(kept.handles))
+        if fresh and (not find.blocks or fresh.start < find.blocks[0][0]):
+            # What stood before it in memory has gone since.
+            self._forgotten += self._index.remove(kept.handles)
+            return []
+        loads = [
+            load
+            for (start, piece), run in zip(find.blocks, arrival.runs, strict=False)
+            if (load := self._blocks(start, piece, run, kept)) is not None
+        ]
+        if kept.state is not None:
+            loads.append(Load(arrival.runs[-1].tensors, arrival.runs[-1].extra, state=kept.state))
+        return loads
 
     def begin(self, request: Request) -> None:
         """The last token of a prompt is always read anew: it is the first input of the row."""
@@ -68,10 +106,20 @@ class Keeper:
     def lost(self, handles: Sequence[int]) -> None:
         """The backend could not keep these."""
         self._forgotten += self._index.remove(handles)
+        if self.shelf is not None:
+            self.shelf.lost(handles)
+
+    def stored(self, stored: Sequence[Stored]) -> None:
+        """What the backend has handed out for the disk."""
+        for each in stored:
+            assert self.shelf is not None, "nobody asked for it"
+            self.shelf.store(each)
 
     def forget(self) -> None:
         """Between two steps: nobody has a hit that is not restored yet."""
         self._forgotten += self._index.clear()
+        if self.shelf is not None:
+            self.shelf.clear()
 
     def clear(self) -> None:
         """The backend has lost what it kept."""
@@ -79,6 +127,24 @@ class Keeper:
         self._forgotten.clear()
         self._joined.clear()
         self._ended.clear()
+        if self.shelf is not None:
+            self.shelf.reset()
+
+    def _blocks(self, start: int, piece: Piece, run: StoredRun, kept: Kept) -> Load | None:
+        """Those of a file's blocks that are wanted: it begins with number `start` of the prompt's."""
+        first = max(start, kept.first)
+        last = min(start + piece.count, kept.first + len(kept.handles))
+        handles = kept.handles[first - kept.first : last - kept.first] if first < last else ()
+        if not handles:
+            return None
+        return Load(run.tensors, first=piece.first + first - start, block=self._index.block, handles=handles)
+
+    def _size_of(self, find: Find) -> int | None:
+        """The size of the state that was found."""
+        return None
+
+    def _find(self, shelf: Shelf, tokens: tuple[int, ...], contents: Contents, hit: Hit) -> Find | None:
+        return shelf.blocks_of(tokens, contents, len(hit.handles))
 
     def _fill(self, orders: Orders, requests: Mapping[int, Request]) -> None:
         # The last token that a row gave may not have been read by it.
@@ -95,18 +161,19 @@ class Keeper:
         orders.forget += kept.evicted
         if not kept.handles and kept.state is None:
             return None
-        return Keep(request.request_id, kept.first, self._index.block, kept.handles, kept.state, len(tokens))
+        keep = Keep(request.request_id, kept.first, self._index.block, kept.handles, kept.state, len(tokens))
+        return keep if self.shelf is None else self.shelf.ticketed(keep, tokens, request.submit.contents)
 
 
 class StateKeeper(Keeper):
     """For models that go on from saved states only. States are saved while a prompt is read: at its last block border,
     where it parts from what was read before, and every `SPACING` tokens; and when a row ends, where it ended."""
 
-    def __init__(self, index: PrefixIndex, state_bytes: Callable[[int], int]) -> None:
+    def __init__(self, index: PrefixIndex, state_bytes: Callable[[int], int], shelf: Shelf | None = None) -> None:
         """`state_bytes`: how large a state after so many tokens is, at most."""
         if not index.from_states:
             raise ValueError("this index does not go on from states")
-        super().__init__(index)
+        super().__init__(index, shelf)
         self._state_bytes = state_bytes
 
     def begin(self, request: Request) -> None:
@@ -117,6 +184,12 @@ class StateKeeper(Keeper):
         spaced = range((start // SPACING + 1) * SPACING, end, SPACING)
         places = {request.hit.shared, end // block * block, *(place // block * block for place in spaced)}
         request.stops = tuple(sorted(place for place in places if start < place <= end))
+
+    def _find(self, shelf: Shelf, tokens: tuple[int, ...], contents: Contents, hit: Hit) -> Find | None:
+        return shelf.state_of(tokens, contents, hit.shared // self._index.block, hit.tokens)
+
+    def _size_of(self, find: Find) -> int | None:
+        return self._state_bytes(find.tokens)
 
     def _fill(self, orders: Orders, requests: Mapping[int, Request]) -> None:
         orders.prefill = [self._saving(chunk, requests[chunk.request.request_id], orders) for chunk in orders.prefill]

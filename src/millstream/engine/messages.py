@@ -45,7 +45,12 @@ class Forget:
     """Free all beginnings of prompts that are kept."""
 
 
-Command = Submit | Cancel | Forget | Shutdown
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """From the engine's own threads: something that it waits for has come."""
+
+
+Command = Submit | Cancel | Forget | Shutdown | Wake
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +94,12 @@ class LoadFailed:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What the engine's arrays take now: weights, keys and values."""
+    """What the engine's arrays take now: weights, keys and values; and, of that, what is kept of earlier prompts, and
+    what of them is on disk."""
 
     memory_bytes: int
+    kept_bytes: int = 0
+    disk_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,10 +22,11 @@ from millstream.engine.messages import (
     Shutdown,
     Stopped,
     Submit,
+    Wake,
 )
 from millstream.engine.pulse import Pulse
 from millstream.engine.scheduler import Scheduler
-from millstream.errors import MillstreamError
+from millstream.errors import EngineGone, MillstreamError
 from millstream.types import ModelFacts
 
 log = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ class OwnerLoop:
         self._sink = sink
         self._ending: str | None = None
         self._crash: str | None = None
-        self._measured = (0, 0.0)
+        self._measured = (Measured(0), 0.0)
 
     def run(self) -> None:
         backend = self._load()
@@ -69,13 +70,14 @@ class OwnerLoop:
             backend = self._make_backend()
             facts = backend.load(lambda done: self._emit([Loading(done)]))
             scheduler = self._make_scheduler(facts)
+            scheduler.wake_by(self._wake)
         except Exception as error:
             message = describe(error)
             if not isinstance(error, MillstreamError):
                 log.exception("loading failed")
             self._emit([LoadFailed(message), *self._refuse(f"the model could not be loaded: {message}")])
             return None
-        self._emit([Loaded(facts), *self._measure(backend)])
+        self._emit([Loaded(facts), *self._measure(backend, scheduler)])
         return backend, scheduler
 
     def _serve(self, backend: BatchBackend, scheduler: Scheduler) -> None:
@@ -85,7 +87,7 @@ class OwnerLoop:
                 if self._ending is None and not scheduler.idle:
                     events = self._step(backend, scheduler, scheduler.plan())
                     if scheduler.idle or time.monotonic() > self._measured[1] + MEASURE_EVERY:
-                        events += self._measure(backend)
+                        events += self._measure(backend, scheduler)
                     self._emit(events)
         except BaseException as error:  # the owner ends here whatever it was, and everyone inside must be told
             self._ending = self._crash = f"the engine stopped: {describe(error)}"
@@ -93,6 +95,14 @@ class OwnerLoop:
         finally:
             reason = self._ending or "the engine stopped"
             self._emit([*scheduler.fail_all(reason), *self._refuse(reason)])
+            scheduler.close()
+
+    def _wake(self) -> None:
+        """Any thread."""
+        try:
+            self._mailbox.post_soon(Wake())
+        except EngineGone:
+            log.debug("the engine is going; nobody waits for what has come")
 
     def _obey(self, scheduler: Scheduler, commands: Sequence[Command]) -> list[Event]:
         """All mail is booked before the next plan, so a cancel takes effect before the next step."""
@@ -105,6 +115,8 @@ class OwnerLoop:
                     events.extend(scheduler.cancel(command.request_id))
                 case Forget():
                     scheduler.forget()
+                case Wake():
+                    scheduler.collect()
                 case Shutdown():
                     self._ending = self._ending or command.reason
         return events
@@ -123,11 +135,11 @@ class OwnerLoop:
             self._pulse.end()
         return scheduler.advance(plan, result, time.monotonic() - started)
 
-    def _measure(self, backend: BatchBackend) -> list[Event]:
+    def _measure(self, backend: BatchBackend, scheduler: Scheduler) -> list[Event]:
         """News of the memory, if there are any."""
-        before, now = self._measured[0], backend.memory_bytes()
+        before, now = self._measured[0], Measured(backend.memory_bytes(), *scheduler.kept_bytes())
         self._measured = (now, time.monotonic())
-        return [Measured(now)] if now != before else []
+        return [now] if now != before else []
 
     def _refuse(self, reason: str) -> list[Event]:
         """Close the mailbox and fail what was accepted there but never reached the scheduler."""

@@ -96,12 +96,19 @@ class PrefixIndex:
             if (node := self._recent.get(handle)) is not None:
                 node.users -= 1
 
-    def insert(self, tokens: Sequence[int], contents: Contents = (), state_bytes: int | None = None) -> Kept:
+    def insert(
+        self,
+        tokens: Sequence[int],
+        contents: Contents = (),
+        state_bytes: int | None = None,
+        *,
+        least: int | None = None,
+    ) -> Kept:
         """Keep all whole blocks of `tokens`, as far as the budget goes, and then a state at their very end if its size
         is given. Without `least` new blocks nothing is kept, unless there is a state to keep."""
         chain = self._walk(tokens, contents)
         first, whole = len(chain), len(tokens) // self.block
-        if state_bytes is None and whole - first < self.least:
+        if state_bytes is None and whole - first < (self.least if least is None else least):
             self._touch(chain)
             return Kept(first)
         evicted: list[int] = []

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
-from millstream.engine.backend import Plan, Prefill, RowOutput, StepResult
+from millstream.engine.backend import Load, Plan, Prefill, RowOutput, StepResult
 from millstream.engine.keeper import Keeper
 from millstream.engine.messages import Event, Failed, Finished, Submit, Tokens
 from millstream.engine.pace import Pace
@@ -45,18 +45,38 @@ class Scheduler:
         self._prefilling: list[Request] = []
         self._running: dict[int, Request] = {}
         self._drop: list[int] = []
+        self._fetching: dict[int, Request] = {}
+        self._load: list[Load] = []
+        self._storing = False
 
     @property
     def idle(self) -> bool:
         """Nothing to plan: the owner may sleep until mail comes."""
-        return not (self._requests or self._drop or (self._keeper is not None and self._keeper.has_orders))
+        orders = self._keeper is not None and self._keeper.has_orders
+        return not (len(self._requests) > len(self._fetching) or self._drop or self._load or self._storing or orders)
 
     def submit(self, submit: Submit) -> None:
         if submit.request_id in self._requests:
             raise ValueError(f"request {submit.request_id} was submitted twice")
         request = Request(submit)
         self._requests[submit.request_id] = request
-        self._waiting.append(request)
+        keeper = self._keeper
+        if keeper is not None and keeper.shelf is not None and (find := keeper.look_on_disk(request)) is not None:
+            self._fetching[submit.request_id] = request
+            keeper.shelf.fetch_soon(submit.request_id, find)
+        else:
+            self._waiting.append(request)
+
+    def collect(self) -> None:
+        """Take in what was fetched from disk. Those who waited for it go first: they have waited."""
+        keeper = self._keeper
+        if keeper is None or keeper.shelf is None:
+            return
+        for arrival in keeper.shelf.arrivals():
+            request = self._fetching.pop(arrival.request_id, None)
+            if request is not None:
+                self._load += keeper.take_in(request, arrival)
+                self._waiting.appendleft(request)
 
     def cancel(self, request_id: int) -> list[Event]:
         """Ends the request now; its row is dropped at the start of the next plan."""
@@ -68,7 +88,25 @@ class Scheduler:
         if self._keeper is not None:
             self._keeper.forget()
 
+    def kept_bytes(self) -> tuple[int, int]:
+        """What is kept of earlier prompts, in memory and on disk."""
+        if self._keeper is None:
+            return 0, 0
+        return self._keeper.nbytes, 0 if self._keeper.shelf is None else self._keeper.shelf.stats().bytes
+
+    def close(self) -> None:
+        """The engine is going: finish what is being written to disk."""
+        if self._keeper is not None and self._keeper.shelf is not None:
+            self._keeper.shelf.close()
+
+    def wake_by(self, wake: Callable[[], None]) -> None:
+        """`wake` is called, on any thread, when there is something to `collect`."""
+        if self._keeper is not None and self._keeper.shelf is not None:
+            self._keeper.shelf.wake = wake
+
     def plan(self) -> Plan:
+        self.collect()
+        load, self._load = tuple(self._load), []
         drop, self._drop = tuple(self._drop), []
         decode = tuple(self._running)
         prefill = tuple(self._chunks())
@@ -76,6 +114,7 @@ class Scheduler:
             return Plan(drop=drop, prefill=prefill, decode=decode)
         orders = self._keeper.orders(prefill, self._requests)
         return Plan(
+            load=load,
             keep=tuple(orders.keep),
             forget=tuple(orders.forget),
             drop=drop,
@@ -96,8 +135,10 @@ class Scheduler:
                 request.move(State.RUNNING)
                 self._prefilling.remove(request)
                 self._running[request.request_id] = request
-        if result.unkept and self._keeper is not None:
+        self._storing = result.storing
+        if self._keeper is not None:
             self._keeper.lost(result.unkept)
+            self._keeper.stored(result.stored)
         events: list[Event] = []
         for row in result.rows:
             running = self._running.get(row.request_id)
@@ -109,6 +150,8 @@ class Scheduler:
         """Book a step that raised: everyone who has a row fails, and the backend forgets all rows by itself."""
         events: list[Event] = [self._fail(request, message) for request in [*self._running.values(), *self._prefilling]]
         self._drop.clear()
+        self._load.clear()
+        self._storing = False
         if self._keeper is not None:
             self._keeper.clear()
         return events
@@ -184,7 +227,8 @@ class Scheduler:
     def _remove(self, request: Request) -> None:
         del self._requests[request.request_id]
         if request.state is State.WAITING:
-            self._waiting.remove(request)
+            if self._fetching.pop(request.request_id, None) is None:
+                self._waiting.remove(request)
         elif request.state is State.PREFILLING:
             self._prefilling.remove(request)
             self._drop.append(request.request_id)

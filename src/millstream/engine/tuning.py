@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
+from dataclasses import dataclass
+from pathlib import Path
 
+from millstream.engine.disk_folder import StoreBusy
+from millstream.engine.disk_store import DiskStore
 from millstream.engine.keeper import Keeper, StateKeeper
 from millstream.engine.pace import Pace
 from millstream.engine.prefix import PrefixIndex
 from millstream.engine.scheduler import Scheduler
+from millstream.engine.shelf import Shelf
 from millstream.types import ModelFacts
+
+log = logging.getLogger(__name__)
 
 PREFILL = {"cpu": (256, 128, 4), "gpu": (2048, 256, 256)}
 """Prompt tokens a step; and, for one prompt beside running rows, the most and the least. A GPU's step costs the host
 much the same for 300 tokens and for 3,000, so prompts share steps, and every new shape costs it milliseconds, so chunks
 are of one length. On the CPU a token costs what it costs, and chunks follow the pace of the rows."""
+
+LAYOUT = 1
+"""Of what is on disk; another number makes older files foreign, and they are removed."""
 
 BLOCK = 16
 """Tokens to a block of the beginnings that are kept."""
@@ -36,7 +47,17 @@ def kept_share(facts: ModelFacts, granted: int | None, asked: int) -> int:
     return asked if granted is None else max(0, min(asked, (granted - facts.weight_bytes) // 4))
 
 
-def make_scheduler(chunk: int | None, granted: int | None, kept: int, facts: ModelFacts) -> Scheduler:
+@dataclass(frozen=True, slots=True)
+class DiskTier:
+    """Where beginnings of prompts are kept on disk, and how many bytes of them."""
+
+    folder: Path
+    budget: int
+
+
+def make_scheduler(
+    chunk: int | None, granted: int | None, kept: int, disk: DiskTier | None, facts: ModelFacts
+) -> Scheduler:
     budget, most, least = PREFILL["cpu" if facts.device.startswith("cpu") else "gpu"]
     most = chunk or most
     pace = Pace(most=most, least=min(least, most))
@@ -46,11 +67,11 @@ def make_scheduler(chunk: int | None, granted: int | None, kept: int, facts: Mod
         prefill_tokens=max(most, budget),
         pace=pace,
         kv_tokens=facts.tokens_in(None if granted is None else granted - share),
-        keeper=_keeper(facts, share),
+        keeper=_keeper(facts, share, disk),
     )
 
 
-def _keeper(facts: ModelFacts, budget: int) -> Keeper | None:
+def _keeper(facts: ModelFacts, budget: int, disk: DiskTier | None) -> Keeper | None:
     if not budget or facts.keeps is None:
         return None
     sizes = facts.keeps
@@ -62,9 +83,27 @@ def _keeper(facts: ModelFacts, budget: int) -> Keeper | None:
         least=(max(worth, STATES_WORTH) if sizes.states else worth) // BLOCK,
         from_states=bool(sizes.states),
     )
+    shelf = None if disk is None else _shelf(facts, disk)
     if not sizes.states:
-        return Keeper(index)
-    return StateKeeper(index, lambda tokens: INDEX_BYTES + sizes.state(tokens) + tokens % BLOCK * sizes.token)
+        return Keeper(index, shelf)
+    return StateKeeper(index, lambda tokens: INDEX_BYTES + sizes.state(tokens) + tokens % BLOCK * sizes.token, shelf)
+
+
+def _shelf(facts: ModelFacts, disk: DiskTier) -> Shelf | None:
+    """None where the folder cannot be used: the model is served all the same."""
+    stamp = f"millstream-blocks-{LAYOUT} {facts.identity} {BLOCK}"
+    store = DiskStore(disk.folder, disk.budget, stamp)
+    try:
+        store.open()
+    except StoreBusy:
+        log.warning("another server uses %s: beginnings of prompts are kept in memory only", disk.folder)
+        return None
+    except OSError as error:
+        log.warning("%s cannot be used (%s): beginnings of prompts are kept in memory only", disk.folder, error)
+        return None
+    stats = store.stats()
+    log.info("%d files with beginnings of prompts in %s, %.1f MiB", stats.files, disk.folder, stats.bytes / 2**20)
+    return Shelf(store, stamp, BLOCK)
 
 
 def bounded(facts: ModelFacts, granted: int | None, kept: int) -> ModelFacts:

@@ -44,7 +44,7 @@ class EngineClient:
         """`on_progress` is told how far a load is, `on_idle` whenever the last request has left."""
         self.link = link
         self.admission = admission
-        self.memory_bytes = 0
+        self.memory_bytes = self.kept_bytes = self.disk_bytes = 0
         self.answered = False
         """Whether it has ended a request well."""
         self.cause: str | None = None
@@ -166,6 +166,7 @@ class EngineClient:
                 self._loaded.set_exception(ModelError(event.message))
             case Measured():
                 self.memory_bytes = event.memory_bytes
+                self.kept_bytes, self.disk_bytes = event.kept_bytes, event.disk_bytes
             case Stopped():
                 self.cause = event.cause
                 self._stopped.set()

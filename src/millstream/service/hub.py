@@ -168,6 +168,8 @@ def card_of(entry: Entry) -> ModelCard:
         thread=thread,
         pinned=entry.spec.pin,
         memory_bytes=engine.memory_bytes if engine else 0,
+        prefix_cache_bytes=engine.kept_bytes if engine else 0,
+        prefix_cache_disk_bytes=engine.disk_bytes if engine else 0,
         reserved_bytes=entry.holder.size or None,
         kv_bytes_per_token=model.facts.kv_bytes_per_token if model else None,
         active=engine.admission.active if engine else 0,

@@ -34,6 +34,15 @@ class Metrics:
         self.active = Gauge("millstream_active_requests", "Requests that hold a row", label, registry=registry)
         self.waiting = Gauge("millstream_waiting_requests", "Requests in the queue", label, registry=registry)
         self.memory = Gauge("millstream_model_memory_bytes", "Weights, keys and values", label, registry=registry)
+        self.kept = Gauge(
+            "millstream_prefix_cache_bytes", "Beginnings of prompts that are kept", [*label, "tier"], registry=registry
+        )
+        self.hits = Counter(
+            "millstream_prefix_cache_requests",
+            "Requests by what was kept of their prompts",
+            [*label, "outcome"],
+            registry=registry,
+        )
         self.ready = Gauge("millstream_model_ready", "1 where the model is loaded", label, registry=registry)
         self.restarts = Gauge(
             "millstream_engine_restarts", "How often its engine was started again", label, registry=registry
@@ -60,6 +69,8 @@ class Metrics:
         self.active.labels(model).set_function(lambda: card().active)
         self.waiting.labels(model).set_function(lambda: card().waiting)
         self.memory.labels(model).set_function(lambda: card().memory_bytes)
+        self.kept.labels(model, "memory").set_function(lambda: card().prefix_cache_bytes)
+        self.kept.labels(model, "disk").set_function(lambda: card().prefix_cache_disk_bytes)
         self.ready.labels(model).set_function(lambda: card().state == "ready")
         self.restarts.labels(model).set_function(lambda: card().restarts)
 
@@ -101,6 +112,7 @@ class RequestTimer:
         self._metrics.requests.labels(self._model, outcome).inc()
         self._metrics.prompt_tokens.labels(self._model).inc(usage.prompt_tokens)
         self._metrics.cached_tokens.labels(self._model).inc(usage.cached_tokens)
+        self._metrics.hits.labels(self._model, "hit" if usage.cached_tokens else "miss").inc()
         self._metrics.generated_tokens.labels(self._model).inc(usage.completion_tokens)
         self._metrics.duration.labels(self._model).observe(seconds)
         first = "none" if self._first is None else f"{self._first * 1000:.0f} ms"

@@ -57,6 +57,8 @@ def _fields(card: ModelCard) -> dict[str, object]:
         "thread": card.thread,
         "pinned": card.pinned,
         "memory_bytes": card.memory_bytes,
+        "prefix_cache_bytes": card.prefix_cache_bytes,
+        "prefix_cache_disk_bytes": card.prefix_cache_disk_bytes,
         "reserved_bytes": card.reserved_bytes,
         "kv_bytes_per_token": card.kv_bytes_per_token,
         "active": card.active,

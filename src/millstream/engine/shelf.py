@@ -1,0 +1,201 @@
+"""Between a keeper and the disk: what is there of a prompt's beginning, and what to put there. The owner's alone."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from millstream.engine.backend import Keep, Stored
+from millstream.engine.block_file import StoredRun
+from millstream.engine.chain import chain_keys, next_key, root_key
+from millstream.engine.disk_index import Piece
+from millstream.engine.disk_store import DiskStats
+from millstream.engine.prefix import Contents
+
+CLOSE_SECONDS = 5.0
+
+STATE_MARK = (0, "#state")
+"""Makes the key of a state another than that of the block that it follows."""
+
+Arrived = Callable[[list[StoredRun] | None], None]
+
+
+class Store(Protocol):
+    """See `disk_store.DiskStore`."""
+
+    def match(self, keys: Sequence[str]) -> tuple[Piece, ...]: ...
+    def find(self, key: str) -> Piece | None: ...
+    def holds(self, key: str) -> bool: ...
+    def write_soon(self, run: StoredRun, keys: Sequence[str]) -> None: ...
+    def read_soon(self, pieces: Sequence[Piece], done: Arrived) -> None: ...
+    def clear(self) -> None: ...
+    def close(self, wait: float) -> None: ...
+    def stats(self) -> DiskStats: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Find:
+    """What is on disk of a prompt's first `tokens`, beyond what is in memory."""
+
+    tokens: int
+    blocks: tuple[tuple[int, Piece], ...] = ()
+    """Pieces of files, each with the number of the block that it begins with."""
+    state: Piece | None = None
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        blocks = tuple(piece for _, piece in self.blocks)
+        return blocks if self.state is None else (*blocks, self.state)
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """What was read for a request; `runs` is None if it could not be."""
+
+    request_id: int
+    find: Find
+    runs: list[StoredRun] | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Awaited:
+    """A file whose data the backend still has to copy."""
+
+    handles: frozenset[int]
+    parent: str
+    tokens: tuple[int, ...]
+    contents: tuple[tuple[int, str], ...]
+    keys: tuple[str, ...]
+
+
+class Shelf:
+    def __init__(self, store: Store, stamp: str, block: int) -> None:
+        self._store = store
+        self._block = block
+        self._root = root_key(stamp)
+        self._tickets = itertools.count()
+        self._awaited: dict[int, _Awaited] = {}
+        self._arrivals: queue.SimpleQueue[Arrival] = queue.SimpleQueue()
+        self.wake: Callable[[], None] = lambda: None
+        """Called on the store's thread when something has arrived."""
+
+    def blocks_of(self, tokens: Sequence[int], contents: Contents, have: int) -> Find | None:
+        """Whole blocks on disk, where `have` of them are in memory."""
+        keys = self._keys(tokens, contents)
+        found = tuple((start, piece) for start, piece in _placed(self._store.match(keys)))
+        depth = sum(piece.count for _, piece in found)
+        return Find(depth * self._block, _beyond(found, have)) if depth > have else None
+
+    def state_of(self, tokens: Sequence[int], contents: Contents, have: int, usable: int) -> Find | None:
+        """The furthest state on disk beyond `usable` tokens, and the blocks before it, of which `have` are in memory.
+
+        A row ends anywhere, and no block of its own goes further: short ends are looked for behind the last block only.
+        """
+        keys = (self._root, *self._keys(tokens, contents))
+        found = _placed(self._store.match(keys[1:]))
+        depth = max(have, sum(piece.count for _, piece in found))
+        ends = [depth * self._block + more for more in range(self._block - 1, 0, -1)]
+        ends += [number * self._block for number in range(depth, 0, -1)]
+        for end in ends:
+            if usable < end <= len(tokens):
+                base = (end - 1) // self._block
+                state = self._store.find(self._state_key(keys[base], tokens, contents, base * self._block, end))
+                if state is not None:
+                    whole = end // self._block
+                    blocks = [(start, piece) for start, piece in found if start < whole]
+                    covered = max(have, sum(piece.count for _, piece in found)) >= whole
+                    return Find(end, _beyond(blocks, have), state) if covered else None
+        return None
+
+    def fetch_soon(self, request_id: int, find: Find) -> None:
+        def arrived(runs: list[StoredRun] | None) -> None:
+            self._arrivals.put(Arrival(request_id, find, runs))
+            self.wake()
+
+        self._store.read_soon(find.pieces, arrived)
+
+    def arrivals(self) -> Iterable[Arrival]:
+        while not self._arrivals.empty():
+            yield self._arrivals.get_nowait()
+
+    def ticketed(self, keep: Keep, tokens: Sequence[int], contents: Contents) -> Keep:
+        """The order, with tickets for what of it is not on disk yet."""
+        keys = (self._root, *self._keys(tokens, contents))
+        last = keep.first + len(keep.handles)
+        if keep.handles and not all(self._store.holds(key) for key in keys[keep.first + 1 : last + 1]):
+            span = (keep.first * self._block, last * self._block)
+            named = keys[keep.first + 1 : last + 1]
+            ticket = self._await(keep.handles, keys[keep.first], tokens, contents, span, named)
+            keep = replace(keep, ticket=ticket)
+        if keep.state is not None:
+            base = (keep.tokens - 1) // self._block
+            start = base * self._block
+            key = self._state_key(keys[base], tokens, contents, start, keep.tokens)
+            if not self._store.holds(key):
+                marked = (*contents, (start, STATE_MARK[1]))
+                ticket = self._await((keep.state,), keys[base], tokens, marked, (start, keep.tokens), (key,))
+                keep = replace(keep, state_ticket=ticket)
+        return keep
+
+    def store(self, stored: Stored) -> None:
+        """The data that a ticket was for. None waits for it if the order was withdrawn."""
+        if (awaited := self._awaited.pop(stored.ticket, None)) is None:
+            return
+        run = StoredRun(
+            awaited.parent, self._block, awaited.tokens, awaited.contents, stored.tensors, extra=stored.extra
+        )
+        self._store.write_soon(run, awaited.keys)
+
+    def lost(self, handles: Iterable[int]) -> None:
+        gone = set(handles)
+        self._awaited = {ticket: each for ticket, each in self._awaited.items() if not each.handles & gone}
+
+    def reset(self) -> None:
+        """The backend has forgotten all tickets."""
+        self._awaited.clear()
+
+    def clear(self) -> None:
+        self._awaited.clear()
+        self._store.clear()
+
+    def close(self) -> None:
+        self._store.close(CLOSE_SECONDS)
+
+    def stats(self) -> DiskStats:
+        return self._store.stats()
+
+    def _keys(self, tokens: Sequence[int], contents: Contents) -> tuple[str, ...]:
+        whole = len(tokens) // self._block * self._block
+        return chain_keys(self._root, tokens[:whole], contents, self._block)
+
+    def _state_key(self, parent: str, tokens: Sequence[int], contents: Contents, start: int, end: int) -> str:
+        inside = [(place - start, name) for place, name in contents if start <= place < end]
+        return next_key(parent, tokens[start:end], [*inside, STATE_MARK])
+
+    def _await(
+        self,
+        handles: Iterable[int],
+        parent: str,
+        tokens: Sequence[int],
+        contents: Contents,
+        span: tuple[int, int],
+        keys: tuple[str, ...],
+    ) -> int:
+        start, end = span
+        inside = tuple((place - start, name) for place, name in contents if start <= place < end)
+        ticket = next(self._tickets)
+        self._awaited[ticket] = _Awaited(frozenset(handles), parent, tuple(tokens[start:end]), inside, keys)
+        return ticket
+
+
+def _placed(pieces: Sequence[Piece]) -> list[tuple[int, Piece]]:
+    """Each piece with the number of the block that it begins with."""
+    starts = itertools.accumulate((piece.count for piece in pieces), initial=0)
+    return list(zip(starts, pieces, strict=False))
+
+
+def _beyond(placed: Iterable[tuple[int, Piece]], have: int) -> tuple[tuple[int, Piece], ...]:
+    return tuple((start, piece) for start, piece in placed if start + piece.count > have)
