@@ -10,8 +10,10 @@ import argparse
 import asyncio
 import json
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -58,8 +60,7 @@ async def measure(url: str, model: str, words: int, turns: int) -> tuple[list[fl
         common: dict[str, Any] = {"model": model, "max_tokens": 4}
         await ask(client, {**common, "messages": [{"role": "user", "content": " ".join(["x"] * words)}]})
         for number in range(REPEAT):
-            text = " ".join(f"word{number}{place % 7}" for place in range(words))
-            body = {**common, "messages": [{"role": "user", "content": text}]}
+            body = long_prompt(model, words, number)
             cold.append((await ask(client, body)).first)
             warm.append((await ask(client, body)).first)
         messages = [{"role": "system", "content": "You are a miller. " * 20}]
@@ -70,6 +71,41 @@ async def measure(url: str, model: str, words: int, turns: int) -> tuple[list[fl
             messages.append({"role": "assistant", "content": turn.text})
             prompt, cached = prompt + turn.prompt, cached + turn.cached
     return cold, warm, prompt, cached
+
+
+def long_prompt(model: str, words: int, number: int) -> dict[str, Any]:
+    text = " ".join(f"word{number}{place % 7}" for place in range(words))
+    return {"model": model, "max_tokens": 4, "messages": [{"role": "user", "content": text}]}
+
+
+async def first_tokens(url: str, words: int, *, until_on_disk: bool) -> list[Turn]:
+    """Of the long prompts, each asked once. Waits until the server has written what it keeps of them."""
+    async with httpx.AsyncClient(base_url=url, timeout=600) as client:
+        await ask(client, long_prompt("", words, REPEAT))
+        turns = [await ask(client, long_prompt("", words, number)) for number in range(REPEAT)]
+        before = -1
+        while until_on_disk:
+            await asyncio.sleep(2)
+            now = (await client.get("/v1/models")).json()["data"][0]["prefix_cache_disk_bytes"]
+            if now == before > 0:
+                break
+            before = now
+    return turns
+
+
+def after_a_restart(folder: Path, words: int, ours: str) -> None:
+    """Ours only: cold, and by a second server that finds it on disk."""
+    with tempfile.TemporaryDirectory() as cache:
+        extra = (*ours.split(), "--prefix-cache-disk", "20GiB", "--cache-dir", cache)
+        with servers.running("millstream", folder, extra) as url:
+            cold = asyncio.run(first_tokens(url, words, until_on_disk=True))
+        with servers.running("millstream", folder, extra) as url:
+            warm = asyncio.run(first_tokens(url, words, until_on_disk=False))
+    slow, quick = (percentile([turn.first for turn in turns], 0.5) for turns in (cold, warm))
+    found, of = sum(turn.cached for turn in warm), sum(turn.prompt for turn in warm)
+    print(f"millstream, disk: cold {milliseconds(slow)}, after a restart {milliseconds(quick)}")
+    print(f"millstream, disk: {found} of {of} prompt tokens from the cache")
+    print(f"millstream, disk: after a restart / cold = {quick / slow:.3f}")
 
 
 def main() -> int:
@@ -88,6 +124,8 @@ def main() -> int:
         if slow and quick:
             print(f"{server}: again / cold = {quick / slow:.3f}")
         print(f"{server}: chat of {arguments.turns} turns: {cached} of {prompt} prompt tokens from the cache")
+    if "millstream" in arguments.servers:
+        after_a_restart(folder, arguments.long_words, arguments.ours)
     return 0
 
 

@@ -17,6 +17,7 @@ from millstream.engine.messages import (
     Finished,
     Loaded,
     LoadFailed,
+    Measured,
     Shutdown,
     Stopped,
     Submit,
@@ -41,6 +42,7 @@ class Driver:
         self.ends: dict[int, list[Finished | Failed]] = {}
         self.facts: ModelFacts | None = None
         self.load_error: str | None = None
+        self.measured = Measured(0)
         self.stopped = False
 
     def start(self) -> ModelFacts:
@@ -96,6 +98,8 @@ class Driver:
                 self.facts = event.facts
             case LoadFailed():
                 self.load_error = event.message
+            case Measured():
+                self.measured = event
             case Stopped():
                 self.stopped = True
 
