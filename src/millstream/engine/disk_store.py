@@ -84,7 +84,7 @@ class DiskStore:
         try:
             found, damaged = self._folder.scan()
             for file in found:
-                self._index.add(file.header.keys, file.name, file.size, file.header.parent)
+                self._index.add(file.keys, file.name, file.size, file.parent)
             self._counts["damaged"] += len(damaged)
             for name in [*damaged, *(self._index.make_room(0) or ())]:
                 self._remove(name)
@@ -146,9 +146,9 @@ class DiskStore:
         """Write what is queued, for at most `wait` seconds, and give the folder back."""
         until = time.monotonic() + wait
         with self._changed:
-            was_open, self._open = self._open, False
+            self._open = False
             self._changed.notify()
-        if not was_open:
+        if self._writer.ident is None:
             return
         self._writer.join(wait)
         with self._changed:
@@ -206,8 +206,15 @@ class DiskStore:
     # From here on, on the writer's thread.
 
     def _run(self) -> None:
-        while self._turn():
-            pass
+        try:
+            while self._turn():
+                pass
+        finally:
+            # However it ends: what nobody will write is not promised.
+            with self._changed:
+                self._open = False
+                self._counts["dropped"] += self._drop_jobs()
+                self._coming.clear()
 
     def _turn(self) -> bool:
         """Do what there is to do; wait for it if there is nothing. Whether there may be more."""
