@@ -47,7 +47,9 @@ class _Job:
 
 
 class DiskStore:
-    """For one owner thread, which never waits for a disk here, but in `open` and `close`.
+    """For one owner thread, which never waits for a disk here, but in `open` and `close`. Opened and closed once.
+
+    A folder is one stamp's alone: what is in it of another model or version is removed.
 
     Threads meet in this object: the owner asks and orders, the writer alone changes the folder, and the reader reports
     files that are no good. All that they share is under the condition's lock, and no file is touched while it is held.
