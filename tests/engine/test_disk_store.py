@@ -440,3 +440,24 @@ def test_what_is_used_outlives_what_is_not_also_over_a_restart(tmp_path: Path) -
         with opened(tmp_path, budget=budget * size) as store:
             assert files(tmp_path) == {file_name(run.keys) for run in left}
             assert store.stats().bytes <= budget * size
+
+
+def test_a_writer_that_ends_promises_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It never should. If it does, nobody waits for it, and what is on disk is still served."""
+    gate = Gate()
+    with opened(tmp_path, write=gate) as store:
+        gate.go.set()
+        write(store, seeded_run(1))
+
+        def broken(run: StoredRun, stamp: str) -> list[bytes]:
+            raise RuntimeError("a defect")
+
+        ended = threading.Event()
+        monkeypatch.setattr(threading, "excepthook", lambda args: ended.set())
+        monkeypatch.setattr("millstream.engine.disk_store.pack", broken)
+        store.write_soon(seeded_run(2), seeded_run(2).keys)
+        assert ended.wait(20)
+        store.write_soon(seeded_run(3), seeded_run(3).keys)
+        assert not store.holds(seeded_run(2).keys[0]) and not store.holds(seeded_run(3).keys[0])
+        assert store.stats().dropped == 1
+        assert fetch(store, seeded_run(1)) == [seeded_run(1)]

@@ -1,4 +1,4 @@
-"""A process that writes runs into a store as fast as it can, until it is killed. Arguments: folder and seed."""
+"""A process that, once told to, writes runs into a store as fast as it can until it is killed."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ BUDGET = 400_000
 
 
 def main(folder: str, seed: int) -> None:
+    assert sys.stdin.readline() == "go\n"
     store = DiskStore(Path(folder), BUDGET, STAMP, queue_bytes=100_000)
     store.open()
     print("open", flush=True)

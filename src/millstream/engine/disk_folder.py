@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from millstream.engine.block_file import DamagedFile, StoredRun, open_plain, read_header, read_run
-from millstream.engine.block_header import Header
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +34,8 @@ class StoreBusy(Exception):
 @dataclass(frozen=True, slots=True)
 class FoundFile:
     name: str
-    header: Header
+    keys: tuple[str, ...]
+    parent: str
     size: int
     used: int
     """When it was last used, in nanoseconds."""
@@ -118,10 +118,11 @@ class DiskFolder:
         header = read_header(self.path / name)
         if header.stamp != self._stamp:
             raise DamagedFile("of another model or version")
-        if file_name(header.keys) != name:
+        keys = header.keys
+        if file_name(keys) != name:
             raise DamagedFile("not what its name says")
         status = os.stat(self.path / name)
-        return FoundFile(name, header, bytes_on_disk(status.st_size), status.st_mtime_ns)
+        return FoundFile(name, keys, header.parent, bytes_on_disk(status.st_size), status.st_mtime_ns)
 
     def read(self, name: str) -> StoredRun:
         """A whole file, checked to the last byte. Raises DamagedFile and OSError."""
@@ -159,4 +160,4 @@ class DiskFolder:
     def touch(self, name: str, when: int) -> None:
         """It may have left meanwhile."""
         with suppress(OSError):
-            os.utime(self.path / name, ns=(when, when), follow_symlinks=False)
+            os.utime(self.path / name, ns=(when, when))

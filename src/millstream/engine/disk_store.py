@@ -47,7 +47,9 @@ class _Job:
 
 
 class DiskStore:
-    """For one owner thread, which never waits for a disk here, but in `open` and `close`.
+    """For one owner thread, which never waits for a disk here, but in `open` and `close`. Opened and closed once.
+
+    A folder is one stamp's alone: what is in it of another model or version is removed.
 
     Threads meet in this object: the owner asks and orders, the writer alone changes the folder, and the reader reports
     files that are no good. All that they share is under the condition's lock, and no file is touched while it is held.
@@ -84,7 +86,7 @@ class DiskStore:
         try:
             found, damaged = self._folder.scan()
             for file in found:
-                self._index.add(file.header.keys, file.name, file.size, file.header.parent)
+                self._index.add(file.keys, file.name, file.size, file.parent)
             self._counts["damaged"] += len(damaged)
             for name in [*damaged, *(self._index.make_room(0) or ())]:
                 self._remove(name)
@@ -146,9 +148,9 @@ class DiskStore:
         """Write what is queued, for at most `wait` seconds, and give the folder back."""
         until = time.monotonic() + wait
         with self._changed:
-            was_open, self._open = self._open, False
+            self._open = False
             self._changed.notify()
-        if not was_open:
+        if self._writer.ident is None:
             return
         self._writer.join(wait)
         with self._changed:
@@ -206,8 +208,15 @@ class DiskStore:
     # From here on, on the writer's thread.
 
     def _run(self) -> None:
-        while self._turn():
-            pass
+        try:
+            while self._turn():
+                pass
+        finally:
+            # However it ends: what nobody will write is not promised.
+            with self._changed:
+                self._open = False
+                self._counts["dropped"] += self._drop_jobs()
+                self._coming.clear()
 
     def _turn(self) -> bool:
         """Do what there is to do; wait for it if there is nothing. Whether there may be more."""
