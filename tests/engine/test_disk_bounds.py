@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -102,34 +101,48 @@ def test_never_over_the_budget_at_any_moment_of_a_write(tmp_path: Path) -> None:
     assert said <= budget + (64 << 10), "more than the files and their folder"
 
 
-def start_child(folder: Path, seed: int) -> subprocess.Popen[bytes]:
-    paths = [Path(millstream.__file__).parents[1], Path(__file__).parents[1]]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))}
-    command = [sys.executable, "-S", "-m", "support.writing_child", str(folder), str(seed)]
-    return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+class Writers:
+    """Processes that write, one after the other."""
 
+    def __init__(self, folder: Path) -> None:
+        paths = [Path(millstream.__file__).parents[1], Path(__file__).parents[1]]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))}
+        command = [sys.executable, "-m", "support.writing_child", str(folder)]
+        self._process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
 
-def let_write_and_kill(child: subprocess.Popen[bytes], seconds: float, *, once_open: bool) -> None:
-    assert child.stdin is not None and child.stdout is not None
-    with child.stdin as say, child.stdout as said:
-        say.write(b"go\n")
-        say.flush()
+    def write_and_die(self, seed: int, seconds: float, *, once_open: bool) -> None:
+        """Kill a process so long after its start, or after it has opened its store."""
+        assert self._process.stdin is not None
+        print(seed, file=self._process.stdin, flush=True)
+        pid = self._hear("pid")
         if once_open:
-            assert said.readline() == b"open\n"
+            self._hear("open")
         time.sleep(seconds)
-        child.send_signal(signal.SIGKILL)
-    assert child.wait() == -signal.SIGKILL, "it ended by itself"
+        os.kill(pid, signal.SIGKILL)
+        assert self._hear("ended") == -signal.SIGKILL, "it ended by itself"
+
+    def _hear(self, wanted: str) -> int:
+        assert self._process.stdout is not None
+        while True:
+            what, number = self._process.stdout.readline().split()
+            if what == wanted:
+                return int(number)
+            assert what == "open"
+
+    def close(self) -> None:
+        self._process.communicate(timeout=20)
 
 
 def test_killed_at_random_moments(tmp_path: Path) -> None:
     source = random.Random(11)
     interrupted = served = 0
-    # They are started ahead and wait: Python takes longer to start than the test to look.
-    children = deque(start_child(tmp_path, number * 100_000) for number in range(2))
+    writers = Writers(tmp_path)
     for kill in range(KILLS):
-        if kill + len(children) < KILLS:
-            children.append(start_child(tmp_path, (kill + len(children)) * 100_000))
-        let_write_and_kill(children.popleft(), source.uniform(0, 0.1), once_open=kill % 8 != 0)
+        # Every eighth dies while it opens its store, or soon after.
+        late = kill % 8 != 0
+        writers.write_and_die(kill * 100_000, source.uniform(0, 0.1 if late else 0.02), once_open=late)
         interrupted += any(tmp_path.glob("*.tmp"))
         store = DiskStore(tmp_path, writing_child.BUDGET, STAMP)
         store.open()
@@ -138,6 +151,6 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
         served += read_all(store, tmp_path)
         assert store.stats().damaged == 0, "a file had its name before all of it was there"
         store.close(5)
-    assert not children
+    writers.close()
     assert interrupted > 0 and served > KILLS
     print(f"{interrupted} kills hit a write; {served} files were read after kills")

@@ -1,8 +1,12 @@
-"""A process that, once told to, writes runs into a store as fast as it can until it is killed."""
+"""Processes that write runs into a store as fast as they can, until they are killed: one for each seed on stdin.
+
+They are forked from one that has imported all there is: to start Python takes longer than to write some files.
+"""
 
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 from pathlib import Path
 
@@ -12,11 +16,11 @@ from support.runs import STAMP, seeded_run
 BUDGET = 400_000
 
 
-def main(folder: str, seed: int) -> None:
-    assert sys.stdin.readline() == "go\n"
-    store = DiskStore(Path(folder), BUDGET, STAMP, queue_bytes=100_000)
+def write_on(folder: Path, seed: int) -> None:
+    print("pid", os.getpid(), flush=True)
+    store = DiskStore(folder, BUDGET, STAMP, queue_bytes=100_000)
     store.open()
-    print("open", flush=True)
+    print("open", 1, flush=True)
     parent = None
     for number in itertools.count(seed):
         run = seeded_run(number, parent=parent, size=1000 + number * 7919 % 60_000)
@@ -28,5 +32,14 @@ def main(folder: str, seed: int) -> None:
             store.clear()
 
 
+def main(folder: Path) -> None:
+    while line := sys.stdin.readline():
+        child = os.fork()
+        if not child:
+            write_on(folder, int(line))
+        _, status = os.waitpid(child, 0)
+        print("ended", os.waitstatus_to_exitcode(status), flush=True)
+
+
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(Path(sys.argv[1]))
