@@ -90,8 +90,8 @@ class Batch:
         self._rows = [rows[place] if place >= 0 else None for place in layout]
         self._settle()
 
-    def cut(self, request_id: int, start: int, stop: int) -> list[tuple[mx.array, mx.array]]:
-        """Keys and values of some of a row's tokens. Only over slots."""
+    def cut(self, request_id: int, start: int, stop: int) -> list[tuple[mx.array, ...]]:
+        """What the layers keep of some of a row's tokens. Only over slots."""
         return self._caches.cut(self._ids.index(request_id), start, stop)  # type: ignore[attr-defined,no-any-return]
 
     @property

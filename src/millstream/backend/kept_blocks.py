@@ -12,8 +12,10 @@ from typing import Any
 
 import mlx.core as mx
 
-Layers = list[tuple[mx.array, mx.array]]
-"""Keys and values of some tokens of a row, a pair a layer: (1, heads, tokens, size)."""
+from millstream.backend.quantized_kv import fill
+
+Layers = list[tuple[mx.array, ...]]
+"""What the layers keep of some tokens of a row, in parts: (1, heads, tokens, size)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -24,7 +26,7 @@ class _Run:
 
     @property
     def nbytes(self) -> int:
-        return sum(keys.nbytes + values.nbytes for keys, values in self.layers)
+        return sum(part.nbytes for parts in self.layers for part in parts)
 
 
 class KeptBlocks:
@@ -36,7 +38,7 @@ class KeptBlocks:
         """The tokens of `layers`, cut evenly among the handles. Copied, so that the buffers they are cut from are free;
         what is returned must be evaluated before the next step writes to those."""
         block = layers[0][0].shape[2] // len(handles)
-        run = _Run([(mx.contiguous(keys), mx.contiguous(values)) for keys, values in layers], block, len(handles))
+        run = _Run([tuple(map(mx.contiguous, parts)) for parts in layers], block, len(handles))
         for number, handle in enumerate(handles):
             self._places[handle] = (run, number)
         self.nbytes += run.nbytes
@@ -53,7 +55,7 @@ class KeptBlocks:
         left: list[mx.array] = []
         for run in cut.values():
             tokens = run.blocks * run.block
-            run.layers = [(mx.contiguous(k[:, :, :tokens]), mx.contiguous(v[:, :, :tokens])) for k, v in run.layers]
+            run.layers = [tuple(mx.contiguous(part[:, :, :tokens]) for part in parts) for parts in run.layers]
             self.nbytes += run.nbytes
             left += _arrays(run) if tokens else []
         return left
@@ -66,10 +68,11 @@ class KeptBlocks:
         """Put blocks, one after the other, into fresh caches."""
         pieces = self._pieces(handles)
         for layer, cache in enumerate(caches):
-            pairs = [(run.layers[layer], start * run.block, stop * run.block) for run, start, stop in pieces]
-            keys = mx.concatenate([k[:, :, start:stop] for (k, _), start, stop in pairs], axis=2)
-            values = mx.concatenate([v[:, :, start:stop] for (_, v), start, stop in pairs], axis=2)
-            cache.update_and_fetch(keys, values)
+            cuts = [
+                [part[:, :, start * run.block : stop * run.block] for part in run.layers[layer]]
+                for run, start, stop in pieces
+            ]
+            fill(cache, [mx.concatenate(list(parts), axis=2) for parts in zip(*cuts, strict=True)])
 
     def _pieces(self, handles: Sequence[int]) -> list[tuple[_Run, int, int]]:
         """Runs, and from where to where they are wanted."""
@@ -84,4 +87,4 @@ class KeptBlocks:
 
 
 def _arrays(run: _Run) -> list[mx.array]:
-    return [array for pair in run.layers for array in pair]
+    return [array for parts in run.layers for array in parts]

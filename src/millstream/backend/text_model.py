@@ -24,6 +24,7 @@ from millstream.backend.kept_blocks import KeptBlocks
 from millstream.backend.loading import load
 from millstream.backend.projections import fuse_projections
 from millstream.backend.prompts import BlockReader, PromptReader, SingleReader
+from millstream.backend.quantized_kv import KvPacking, QuantizedSlotLayer, packing_for, refusal, row_of
 from millstream.backend.reach import evaluate_all
 from millstream.backend.rehearsal import rehearse
 from millstream.backend.slots import SlotCaches, all_plain, exact, powers_of_two
@@ -48,6 +49,8 @@ class TextModelSettings:
     """The library that CPU products go through, for the log."""
     cache_limit: int | None = None
     """Bytes of freed memory that MLX may keep for later. None: as many as MLX likes."""
+    kv_bits: int = 0
+    """Keys and values in 8 or 4 bits; 0 for the type that the model computes in."""
     like_gpu: bool = False
     """Lay out slots and group prompts as on a GPU, whatever the device: so that the CPU can test it."""
 
@@ -67,6 +70,7 @@ class MlxTextBackend:
         self._model: Any = None
         self._device = current_device()
         self._slots = self._wide = False
+        self._packing: KvPacking | None = None
         self._batch: Batch | None = None
         self._prompts: PromptReader | None = None
         self._pending: Launched | None = None
@@ -88,6 +92,8 @@ class MlxTextBackend:
         if obstacle is not None:
             max_rows = 1
             notes.append(f"one request at a time: {obstacle} cannot be batched")
+        if self._packing is not None:
+            notes.append(f"keys and values in {self._packing.bits} bits, in groups of {self._packing.group_size}")
         self.reset()
         facts = ModelFacts(
             context_length=loaded.context_length,
@@ -162,7 +168,7 @@ class MlxTextBackend:
 
     def _probe(self) -> int:
         """What a token takes in the caches, measured on one."""
-        caches = new_row(self._model)
+        caches = row_of(self._model, self._packing)
         self._model(mx.zeros((1, 1), dtype=mx.int32), cache=caches)
         mx.eval(states(caches))
         return bytes_per_token(caches)
@@ -193,13 +199,21 @@ class MlxTextBackend:
             return make(MergedCaches()), SingleReader(self._model)
         layers = len(new_row(self._model))
         on_cpu = self._device.is_cpu and not self._settings.like_gpu
-        caches = SlotCaches(layers, exact if on_cpu else powers_of_two, wide=self._wide)
+        policy = exact if on_cpu else powers_of_two
+        if self._packing is not None:
+            layer = functools.partial(QuantizedSlotLayer, self._packing)
+            reader = BlockReader(self._model, layers, fill=None, kept=self._kept, packing=self._packing)
+            return make(SlotCaches(layers, policy, wide=False, layer=layer)), reader
+        caches = SlotCaches(layers, policy, wide=self._wide)
         # Padding is computed like everything else: almost for nothing on a GPU, for real on the CPU.
         fill = (0.75 if on_cpu else 0.5) if self._enabled("group-prefill") else None
         return make(caches), BlockReader(self._model, layers, fill=fill, kept=self._kept)
 
     def _choose(self) -> str | None:
         """Slots for full attention, merged caches for the rest. What stands against batching at all, if anything."""
+        if self._settings.kv_bits:
+            self._pack(self._settings.kv_bits)
+            return None
         caches = new_row(self._model)
         obstacle = unbatchable(caches)
         if obstacle is not None:
@@ -209,6 +223,15 @@ class MlxTextBackend:
         adopts = self._slots and (on_cuda or self._settings.like_gpu)
         self._wide = adopts and adopt_attention(self._model, kernels=on_cuda) == len(caches)
         return None if self._runs() else "this model"
+
+    def _pack(self, bits: int) -> None:
+        """Quantised keys and values: only over slots, and with mlx-lm's own attention, which knows how to read them."""
+        self._packing = packing_for(self._model, bits)
+        if not self._enabled("slots"):
+            raise refusal(bits, "it needs slots, and --disable slots leaves them out")
+        self._slots = True
+        if not self._runs():
+            raise refusal(bits, "its attention cannot read quantised keys and values (the log says why)")
 
     def _runs(self) -> bool:
         """Try two rows of unequal length: some models cannot take a batch although their caches can."""
