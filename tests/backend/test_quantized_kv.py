@@ -47,18 +47,19 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
     return get
 
 
-def requests(seed: int, count: int) -> list[Submit]:
+def requests(seed: int, count: int) -> tuple[Submit, ...]:
     """Prompts of one token to many chunks, some of which begin as another one."""
     rng = random.Random(seed)
     known: list[tuple[int, ...]] = [tuple(rng.randrange(VOCAB) for _ in range(30))]
     for _ in range(count - 1):
         old = rng.choice(known)[: rng.choice([0, 0, 5, 20, 60])]
         known.append((old + tuple(rng.randrange(VOCAB) for _ in range(rng.choice([1, 1, 2, 9, 30]))))[:80])
-    return [Submit(number, prompt, rng.choice([1, 2, 5, 20, 40])) for number, prompt in enumerate(known)]
+    return tuple(Submit(number, prompt, rng.choice([1, 2, 5, 20, 40])) for number, prompt in enumerate(known))
 
 
-def mlx_lm_answers(folder: Path, bits: int, submits: list[Submit]) -> list[list[int]]:
-    """mlx-lm's own generation. It reads a first chunk before it quantises, so it gets quantised caches to begin with."""
+@functools.cache
+def mlx_lm_answers(folder: Path, bits: int, submits: tuple[Submit, ...]) -> list[list[int]]:
+    """mlx-lm's own generation. It would read a first chunk before it quantises, so it is given quantised caches."""
     model, _ = load_model(folder)
     packing = packing_for(model, bits)
 
@@ -82,21 +83,20 @@ def make(folder: Path, **changes: Any) -> Callable[[], MlxTextBackend]:
 def test_alone_and_in_a_churning_batch_as_mlx_lm(
     family: str, head: int, bits: int, like_gpu: bool, folders: Folders
 ) -> None:
-    folder, submits = folders(family, head), requests(bits + head, 25)
+    folder, submits = folders(family, head), requests(bits + head, 16)
     expected = mlx_lm_answers(folder, bits, submits)
-    assert len({token for answer in expected for token in answer}) > 20
+    assert len({token for answer in expected for token in answer}) > 10
     with engine(make(folder, kv_bits=bits, like_gpu=like_gpu)) as driver:
         assert driver.run(*submits) == expected
     with engine(make(folder, kv_bits=bits, like_gpu=like_gpu, max_rows=1), prefill_tokens=50) as driver:
         assert driver.run(*submits[:8]) == expected[:8]
 
 
-@pytest.mark.parametrize("bits", [8, 4])
-def test_rows_outlast_their_columns(bits: int, folders: Folders) -> None:
-    submits = [Submit(0, (5, 6, 7), 330), Submit(1, (8,), 2), Submit(2, (9, 9), 300), Submit(3, tuple(range(40)), 9)]
+def test_rows_outlast_their_columns(folders: Folders) -> None:
+    submits = Submit(0, (5, 6, 7), 300), Submit(1, (8,), 2), Submit(2, (9, 9), 270), Submit(3, tuple(range(40)), 9)
     folder = folders("llama", 32)
-    with engine(make(folder, kv_bits=bits, max_rows=3)) as driver:
-        assert driver.run(*submits) == mlx_lm_answers(folder, bits, submits)
+    with engine(make(folder, kv_bits=4, max_rows=3)) as driver:
+        assert driver.run(*submits) == mlx_lm_answers(folder, 4, submits)
 
 
 def with_keeper(budget: int, facts: ModelFacts) -> Scheduler:
@@ -104,11 +104,10 @@ def with_keeper(budget: int, facts: ModelFacts) -> Scheduler:
     return Scheduler(max_rows=facts.max_rows, prefill_tokens=7, keeper=keeper)
 
 
-@pytest.mark.parametrize("like_gpu", [False, True])
+@pytest.mark.parametrize(("budget", "like_gpu"), [(1000, False), (12, True)])
 @pytest.mark.parametrize("bits", [8, 4])
-@pytest.mark.parametrize("budget", [1000, 12])
 def test_kept_beginnings_change_no_token(bits: int, budget: int, like_gpu: bool, folders: Folders) -> None:
-    folder, submits = folders("llama", 32), requests(bits + budget, 40)
+    folder, submits = folders("llama", 32), requests(bits + budget, 24)
     expected = mlx_lm_answers(folder, bits, submits)
     link = ThreadLink("kept", make(folder, kv_bits=bits, like_gpu=like_gpu), functools.partial(with_keeper, budget))
     driver = Driver(link)

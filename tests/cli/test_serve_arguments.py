@@ -253,6 +253,7 @@ def test_help_shows_the_defaults(capsys: pytest.CaptureFixture[str], monkeypatch
     text = capsys.readouterr().out.partition("positional arguments:")[2]
     options = {part.split()[0]: part for part in re.split(r"\n  (?=-)", text)[1:]}
     shown = {"--host": "127.0.0.1", "--port": "8000", "--max-batch": "32", "--queue": "256", "--memory": "no bound"}
+    shown |= {"--kv-bits": "0"}
     shown |= {"--load": "start", "--idle-unload": "never", "--step-timeout": "120", "--isolation": "auto"}
     shown |= {
         "--body-limit": str(32 * 2**20),
