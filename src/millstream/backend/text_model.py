@@ -222,7 +222,7 @@ class MlxTextBackend:
         on_cuda = self._on_cuda()
         adopts = self._slots and (on_cuda or self._settings.like_gpu)
         self._wide = adopts and adopt_attention(self._model, kernels=on_cuda) == len(caches)
-        return None if self._runs() else "this model"
+        return "this model" if self._trouble() else None
 
     def _pack(self, bits: int) -> None:
         """Quantised keys and values: only over slots, and with mlx-lm's own attention, which knows how to read them."""
@@ -230,10 +230,10 @@ class MlxTextBackend:
         if not self._enabled("slots"):
             raise refusal(bits, "it needs slots, and --disable slots leaves them out")
         self._slots = True
-        if not self._runs():
-            raise refusal(bits, "its attention cannot read quantised keys and values (the log says why)")
+        if trouble := self._trouble():
+            raise refusal(bits, f"its attention cannot read quantised keys and values ({trouble})")
 
-    def _runs(self) -> bool:
+    def _trouble(self) -> str | None:
         """Try two rows of unequal length: some models cannot take a batch although their caches can."""
         short, long = Submit(0, (0,), 1), Submit(1, (0, 0, 0), 1)
         try:
@@ -244,8 +244,8 @@ class MlxTextBackend:
         except (ValueError, TypeError, RuntimeError, AttributeError) as error:
             log.warning("the model cannot run two rows at once: %s", error)
             self._slots = self._wide = False
-            return False
-        return True
+            return str(error)
+        return None
 
     def _warmed(self, facts: ModelFacts) -> ModelFacts:
         """On the CPU nothing is compiled, so there is nothing to warm."""
