@@ -13,9 +13,11 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.generate import generate_step
+from mlx_lm.models.base import scaled_dot_product_attention
 from mlx_lm.models.cache import KVCache, QuantizedKVCache
 from mlx_lm.utils import load_model
 
+from millstream.backend.packed_attention import packed_attention
 from millstream.backend.quantized_kv import KvPacking, fill, packing_for
 from millstream.backend.slots import parts_of
 from millstream.backend.text_model import MlxTextBackend, TextModelSettings
@@ -122,6 +124,25 @@ def test_kept_beginnings_change_no_token(bits: int, budget: int, like_gpu: bool,
     cached = [end.usage.cached_tokens for end in ends if isinstance(end, Finished)]
     whole = [(len(submit.prompt) - 1) // BLOCK * BLOCK for submit in submits]
     assert cached == whole if budget == 1000 else sum(cached) > 0
+
+
+@pytest.mark.parametrize("products", [True, False])
+@pytest.mark.parametrize("queries", [1, 5])
+@pytest.mark.parametrize("sinks", [True, False])
+def test_attention_reads_packed_numbers(products: bool, queries: int, sinks: bool) -> None:
+    """Against the plain formula over the numbers that the packed ones stand for."""
+    cache = QuantizedKVCache(group_size=32, bits=8)
+    keys, values = cache.update_and_fetch(mx.random.normal((2, 2, 9, 64)), mx.random.normal((2, 2, 9, 32)))
+    asked = mx.random.normal((2, 4, queries, 64))
+    mask = (mx.arange(9) >= mx.array([0, 3])[:, None])[:, None, None, :]
+    drain = mx.random.normal((4,)) if sinks else None
+    plain = [mx.dequantize(*parts, group_size=32, bits=8) for parts in (keys, values)]
+    expected = scaled_dot_product_attention(asked, *plain, None, 0.125, mask, drain)
+    mx.eval(expected)
+    got = packed_attention(scaled_dot_product_attention, products=products)(
+        asked, keys, values, cache, 0.125, mask, drain
+    )
+    assert mx.allclose(got, expected, atol=1e-5)
 
 
 def test_what_is_kept_is_not_packed_again() -> None:

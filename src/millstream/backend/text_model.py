@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import mlx.core as mx
+from mlx_lm.models.base import scaled_dot_product_attention
 
 from millstream.backend.attention import adopt_attention
 from millstream.backend.batch import Batch, Launched
@@ -22,6 +23,7 @@ from millstream.backend.device import current_device
 from millstream.backend.exchange import exchange_function
 from millstream.backend.kept_blocks import KeptBlocks
 from millstream.backend.loading import load
+from millstream.backend.packed_attention import Attention, packed_attention, products_fit
 from millstream.backend.projections import fuse_projections
 from millstream.backend.prompts import BlockReader, PromptReader, SingleReader
 from millstream.backend.quantized_kv import KvPacking, QuantizedSlotLayer, packing_for, refusal, row_of
@@ -71,6 +73,7 @@ class MlxTextBackend:
         self._device = current_device()
         self._slots = self._wide = False
         self._packing: KvPacking | None = None
+        self._attention: Attention = scaled_dot_product_attention
         self._batch: Batch | None = None
         self._prompts: PromptReader | None = None
         self._pending: Launched | None = None
@@ -191,6 +194,7 @@ class MlxTextBackend:
         if turn:
             turn_layers(self._model)
             if not self._settings.like_gpu:
+                self._attention = cpu_attention
                 exchange_function(self._model, "scaled_dot_product_attention", cpu_attention)
 
     def _fresh(self) -> tuple[Batch, PromptReader]:
@@ -225,11 +229,14 @@ class MlxTextBackend:
         return "this model" if self._trouble() else None
 
     def _pack(self, bits: int) -> None:
-        """Quantised keys and values: only over slots, and with mlx-lm's own attention, which knows how to read them."""
+        """Quantised keys and values: only over slots, and with attention that knows how to read them."""
         self._packing = packing_for(self._model, bits)
         if not self._enabled("slots"):
             raise refusal(bits, "it needs slots, and --disable slots leaves them out")
         self._slots = True
+        products = products_fit(self._device.kind, self._packing) and not self._settings.like_gpu
+        reads = packed_attention(self._attention, products=products)
+        exchange_function(self._model, "scaled_dot_product_attention", reads)
         if trouble := self._trouble():
             raise refusal(bits, f"its attention cannot read quantised keys and values ({trouble})")
 
