@@ -35,6 +35,12 @@ from support.tiny import VOCAB, write_model
 
 Folders = Callable[[str, int], Path]
 BLOCK = 4
+Answer = list[tuple[int, float]]
+"""Tokens, and how much likelier each one was than the next best: the difference of their logarithms."""
+
+TIE = 0.05
+"""Company changes the last bits of a sum, and now and then that tips a number from one packed value to the next. What
+follows from it may turn a choice that was close (they differ by 0.1 to 0.3 as a rule), never a clear one."""
 
 
 @pytest.fixture(scope="module")
@@ -60,19 +66,35 @@ def requests(seed: int, count: int) -> tuple[Submit, ...]:
 
 
 @functools.cache
-def mlx_lm_answers(folder: Path, bits: int, submits: tuple[Submit, ...]) -> list[list[int]]:
+def mlx_lm_answers(folder: Path, bits: int, submits: tuple[Submit, ...]) -> list[Answer]:
     """mlx-lm's own generation. It would read a first chunk before it quantises, so it is given quantised caches."""
     model, _ = load_model(folder)
     packing = packing_for(model, bits)
 
-    def answer(submit: Submit) -> list[int]:
+    def answer(submit: Submit) -> Answer:
         caches = [KVCache().to_quantized(packing.group_size, bits) for _ in model.layers]
         settings: dict[str, Any] = {"kv_bits": bits, "kv_group_size": packing.group_size, "quantized_kv_start": 0}
         prompt = mx.array(submit.prompt)
         steps = generate_step(prompt, model, max_tokens=submit.max_tokens, prompt_cache=caches, **settings)
-        return [int(token) for token, _ in steps]
+        return [(int(token), lead(logprobs)) for token, logprobs in steps]
 
     return [answer(submit) for submit in submits]
+
+
+def lead(logprobs: mx.array) -> float:
+    second, first = mx.sort(logprobs)[-2:].tolist()  # type: ignore[misc]
+    return float(first - second)
+
+
+def check(got: list[list[int]], expected: list[Answer]) -> None:
+    """The same tokens, but for a few answers that leave the path where it was a tie."""
+    turned = 0
+    for tokens, steps in zip(got, expected, strict=True):
+        assert len(tokens) == len(steps)
+        close = [difference for token, (wanted, difference) in zip(tokens, steps, strict=True) if token != wanted]
+        turned += bool(close)
+        assert not close or close[0] < TIE
+    assert turned <= max(1, len(got) // 8)
 
 
 def make(folder: Path, **changes: Any) -> Callable[[], MlxTextBackend]:
@@ -87,18 +109,18 @@ def test_alone_and_in_a_churning_batch_as_mlx_lm(
 ) -> None:
     folder, submits = folders(family, head), requests(bits + head, 16)
     expected = mlx_lm_answers(folder, bits, submits)
-    assert len({token for answer in expected for token in answer}) > 10
+    assert len({token for answer in expected for token, _ in answer}) > 10
     with engine(make(folder, kv_bits=bits, like_gpu=like_gpu)) as driver:
-        assert driver.run(*submits) == expected
+        check(driver.run(*submits), expected)
     with engine(make(folder, kv_bits=bits, like_gpu=like_gpu, max_rows=1), prefill_tokens=50) as driver:
-        assert driver.run(*submits[:8]) == expected[:8]
+        check(driver.run(*submits[:8]), expected[:8])
 
 
 def test_rows_outlast_their_columns(folders: Folders) -> None:
     submits = Submit(0, (5, 6, 7), 300), Submit(1, (8,), 2), Submit(2, (9, 9), 270), Submit(3, tuple(range(40)), 9)
     folder = folders("llama", 32)
     with engine(make(folder, kv_bits=4, max_rows=3)) as driver:
-        assert driver.run(*submits) == mlx_lm_answers(folder, 4, submits)
+        check(driver.run(*submits), mlx_lm_answers(folder, 4, submits))
 
 
 def with_keeper(budget: int, facts: ModelFacts) -> Scheduler:
@@ -115,9 +137,9 @@ def test_kept_beginnings_change_no_token(bits: int, budget: int, like_gpu: bool,
     driver = Driver(link)
     driver.start()
     try:
-        assert driver.run(*submits) == expected
+        check(driver.run(*submits), expected)
         again = [Submit(1000 + submit.request_id, submit.prompt, submit.max_tokens) for submit in submits]
-        assert driver.run(*again) == expected, "warm"
+        check(driver.run(*again), expected)
         ends = [driver.ends[submit.request_id][0] for submit in again]
     finally:
         driver.stop()
