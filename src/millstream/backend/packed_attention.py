@@ -38,7 +38,8 @@ def packed_attention(plain: Attention, *, products: bool) -> Attention:
         mask: Any,
         sinks: mx.array | None = None,
     ) -> mx.array:
-        if products and queries.shape[2] == 1 and sinks is None:
+        alike = keys[0].shape[-1] == values[0].shape[-1]  # which is what mlx-lm's function takes for granted
+        if products and queries.shape[2] == 1 and sinks is None and alike:
             out: mx.array = base.scaled_dot_product_attention(queries, keys, values, cache, scale, mask)
             return out
         unpacked = functools.partial(mx.dequantize, group_size=cache.group_size, bits=cache.bits)
