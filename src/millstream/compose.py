@@ -107,7 +107,9 @@ class Mill:
         if self._settings.memory is None:
             return None
         device = expected_device(self._settings.device)
-        work = functools.partial(estimate, source, device=device, unpack=self._settings.unpack)
+        work = functools.partial(
+            estimate, source, device=device, unpack=self._settings.unpack, kv_bits=self._kv_bits(spec)
+        )
         guess = await self._in_pool(work)
         least, want = footprint(guess, rows=self._rows(spec), kv_memory=spec.kv_memory)
         granted = await loading.make_room(least, want)
@@ -120,9 +122,12 @@ class Mill:
     def _rows(self, spec: ModelSpec) -> int:
         return spec.max_batch or self._settings.max_batch
 
+    def _kv_bits(self, spec: ModelSpec) -> int:
+        return self._settings.kv_bits if spec.kv_bits is None else spec.kv_bits
+
     def _link(self, name: str, spec: ModelSpec, source: ModelSource, granted: int | None) -> Link:
         kind = ProcessLink if self._settings.isolated(spec) else ThreadLink
-        settings = dataclasses.replace(self._settings, max_batch=self._rows(spec))
+        settings = dataclasses.replace(self._settings, max_batch=self._rows(spec), kv_bits=self._kv_bits(spec))
         backend = functools.partial(self._make_backend, source, settings)
         return kind(
             name,
@@ -194,6 +199,7 @@ def text_backend(source: ModelSource, settings: Settings) -> BatchBackend:
             unpack=settings.unpack,
             disabled=settings.disabled,
             blas=blas,
+            kv_bits=settings.kv_bits,
             cache_limit=None if settings.memory is None else settings.memory // 10,
         )
     )

@@ -17,6 +17,10 @@ FAST_PATHS = {
 """What `--disable` can turn off, one by one."""
 
 
+KV_BITS = (0, 4, 8)
+"""What keys and values may be kept in; 0 for the type that the model computes in."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
     """One model to serve, as the user wants it. What is None here is the server's own setting, or the model's."""
@@ -36,6 +40,7 @@ class ModelSpec:
     isolation: str | None = None
     kv_memory: int | None = None
     """Bytes for keys and values, where the server has a memory budget."""
+    kv_bits: int | None = None
     sampling: tuple[tuple[str, float], ...] = ()
     """What requests that leave a field of `Sampling` out get: pairs of a name and a value."""
     max_tokens: int | None = None
@@ -73,6 +78,8 @@ class Settings:
     """Bytes for beginnings of prompts that are kept, a model; 0 for none."""
     prefix_cache_disk: int = 0
     """Bytes of them on disk, a model; 0 for none. Only together with some in memory."""
+    kv_bits: int = 0
+    """Keys and values in 8 or 4 bits, for models that do not say; 0 for the type that a model computes in."""
     load: str = "start"
     """When models are loaded that do not say: `start` or `use`."""
     idle_unload: float = 0.0

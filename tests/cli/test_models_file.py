@@ -40,6 +40,7 @@ def test_everything(read: Reads) -> None:
         step_timeout = 30
         isolation = "thread"
         max_batch = 8
+        kv_bits = 8
         queue = 0
         api_keys = ["one", "two"]
         cors_origins = ["http://localhost:3000", "https://App.Example"]
@@ -53,6 +54,7 @@ def test_everything(read: Reads) -> None:
         max_batch = 4
         isolation = "process"
         kv_memory = "2GiB"
+        kv_bits = 0
         max_tokens = 512
 
         [models.small.sampling]
@@ -78,6 +80,7 @@ def test_everything(read: Reads) -> None:
         "step_timeout": 30.0,
         "isolation": "thread",
         "max_batch": 8,
+        "kv_bits": 8,
         "queue": 0,
         "api_keys": ("one", "two"),
         "cors_origins": ("http://localhost:3000", "https://app.example"),
@@ -95,6 +98,7 @@ def test_everything(read: Reads) -> None:
             max_batch=4,
             isolation="process",
             kv_memory=2 * 2**30,
+            kv_bits=0,
             max_tokens=512,
             sampling=tuple(sampling.items()),
         ),
@@ -180,6 +184,9 @@ X = '[models.x]\nsource = "org/x"\n'
         (X + "idle_unload = nan", ["models.x.idle_unload", "is not a time"]),
         (X + "idle_unload = true", ["models.x.idle_unload", "is not a time"]),
         (X + "kv_memory = '2 gigs'", ["models.x.kv_memory: '2 gigs' is not a size of memory: write 16GB, 8GiB"]),
+        (X + "kv_bits = 16", ["models.x.kv_bits: 16 is not one of 0, 4, 8"]),
+        (X + "kv_bits = '8'", ["models.x.kv_bits: '8' is not one of 0, 4, 8"]),
+        (X + "kv_bits = false", ["models.x.kv_bits: false is not one of 0, 4, 8"]),
         (X + "kv_memory = 0", ["models.x.kv_memory", "is not a size"]),
         (
             X + "[models.x.sampling]\ntemperature = 2.1",

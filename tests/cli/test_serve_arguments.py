@@ -42,7 +42,7 @@ def test_every_option_arrives() -> None:
         *("a", "b", "--host", "::1", "--port", "1", "--body-limit", "2", "--max-batch", "3", "--queue", "0"),
         *("--policy", "fail-fast", "--prefill-chunk", "5", "--device", "cpu", "--isolation", "thread", "--no-blas"),
         *("--no-unpack", "--disable", "fuse", "--disable", "turn", "--grace", "6", "--cache-dir", "c"),
-        *("--memory", "7GB", "--load", "use", "--idle-unload", "8m", "--step-timeout", "9"),
+        *("--memory", "7GB", "--load", "use", "--idle-unload", "8m", "--step-timeout", "9", "--kv-bits", "4"),
         *("--api-key", "k1", "--api-key", "k2", "--cors-origin", "*", "--cors-origin", "http://a"),
     )
     assert given == Settings(
@@ -65,6 +65,7 @@ def test_every_option_arrives() -> None:
         load="use",
         idle_unload=480.0,
         step_timeout=9.0,
+        kv_bits=4,
         api_keys=("k1", "k2"),
         cors_origins=("*", "http://a"),
     )
@@ -186,6 +187,8 @@ def test_no_origins(text: str) -> None:
         (["--memory", "lots"], "argument --memory: 'lots' is not a size of memory"),
         (["--idle-unload", "soon"], "argument --idle-unload: 'soon' is not a time"),
         (["--step-timeout", "-1"], "argument --step-timeout: '-1' is not a time"),
+        (["--kv-bits", "3"], "argument --kv-bits: invalid choice: 3 (choose from 0, 4, 8)"),
+        (["--kv-bits", "all"], "argument --kv-bits: 'all' is not a whole number"),
         (["--load", "never"], "argument --load: invalid choice: 'never'"),
         (["--cors-origin", "localhost"], "argument --cors-origin: 'localhost' is not an origin"),
     ],
@@ -250,8 +253,15 @@ def test_help_shows_the_defaults(capsys: pytest.CaptureFixture[str], monkeypatch
     text = capsys.readouterr().out.partition("positional arguments:")[2]
     options = {part.split()[0]: part for part in re.split(r"\n  (?=-)", text)[1:]}
     shown = {"--host": "127.0.0.1", "--port": "8000", "--max-batch": "32", "--queue": "256", "--memory": "no bound"}
+    shown |= {"--kv-bits": "0"}
     shown |= {"--load": "start", "--idle-unload": "never", "--step-timeout": "120", "--isolation": "auto"}
-    shown |= {"--body-limit": str(32 * 2**20), "--grace": "20", "--policy": "queue", "--log-level": "info"}
+    shown |= {
+        "--body-limit": str(32 * 2**20),
+        "--grace": "20",
+        "--policy": "queue",
+        "--log-level": "info",
+        "--kv-bits": "0",
+    }
     for option, default in shown.items():
         assert f"(default: {default})" in options[option]
 

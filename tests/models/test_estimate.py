@@ -45,15 +45,18 @@ def of(
     device: Literal["cpu", "cuda", "metal"] = "cpu",
     *,
     unpack: bool = True,
+    kv_bits: int = 0,
 ) -> Estimate:
-    return estimate(ModelSource("m", kind, path), device=device, unpack=unpack)
+    return estimate(ModelSource("m", kind, path), device=device, unpack=unpack, kv_bits=kv_bits)
 
 
-def loaded(path: Path, kind: Literal["folder", "gguf"] = "folder", *, unpack: bool = True) -> ModelFacts:
+def loaded(
+    path: Path, kind: Literal["folder", "gguf"] = "folder", *, unpack: bool = True, kv_bits: int = 0
+) -> ModelFacts:
     """What the backend says after loading. On a thread of its own: it ends all streams of the thread it ran on."""
 
     def facts() -> ModelFacts:
-        backend = MlxTextBackend(TextModelSettings(kind, path, max_rows=1, unpack=unpack))
+        backend = MlxTextBackend(TextModelSettings(kind, path, max_rows=1, unpack=unpack, kv_bits=kv_bits))
         try:
             return backend.load()
         finally:
@@ -85,6 +88,15 @@ def test_an_estimate_is_what_the_loaded_model_takes(any_model: Callable[[str], P
     caches = mlx_cache.make_prompt_cache(model)
     mx.eval(model(mx.array([[1, 2, 3, 4]]), cache=caches))
     assert told.kv_bytes_per_token == kept_bytes(caches) / 4
+
+
+@pytest.mark.parametrize("kv_bits", [8, 4])
+@pytest.mark.parametrize("head", [32, 64, 96])
+def test_quantised_keys_and_values(tmp_path: Path, head: int, kv_bits: int) -> None:
+    folder = write_model(tmp_path, "llama", head_dim=head)
+    told = of(folder, kv_bits=kv_bits).kv_bytes_per_token
+    assert told == loaded(folder, kv_bits=kv_bits).kv_bytes_per_token
+    assert told < of(folder).kv_bytes_per_token / 3
 
 
 def quantised(folder: Path, family: str = "llama", dtype: mx.Dtype = mx.float16) -> Path:
@@ -145,6 +157,7 @@ def test_the_demo_model(unpack: bool) -> None:
     assert told.weight_bytes == pytest.approx(facts.weight_bytes, rel=0.01)
     assert told.kv_bytes_per_token == 30 * 2 * 3 * 64 * 4
     assert told.context_length == facts.context_length
+    assert of(DEMO_FILE, "gguf", kv_bits=8).kv_bytes_per_token == 30 * 2 * 3 * (64 + 2 * 4)
     on_gpu = of(DEMO_FILE, "gguf", "cuda", unpack=unpack)
     assert on_gpu.kv_bytes_per_token == told.kv_bytes_per_token / 2
     assert of(DEMO_FILE, "gguf", "metal").weight_bytes == of(DEMO_FILE, "gguf", "cuda", unpack=False).weight_bytes

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from millstream.models.geometry import context_length, kv_values_per_token
+from millstream.models.geometry import context_length, kv_group_size, kv_values_per_token
 
 HEADS = {"num_hidden_layers": 4, "num_attention_heads": 8, "hidden_size": 64}
 
@@ -32,6 +32,21 @@ HEADS = {"num_hidden_layers": 4, "num_attention_heads": 8, "hidden_size": 64}
 )
 def test_what_a_token_leaves_behind_by_the_config_alone(config: dict[str, Any], values: int) -> None:
     assert kv_values_per_token(config, {}) == values
+
+
+@pytest.mark.parametrize(
+    ("config", "group"),
+    [
+        ({"head_dim": 128}, 64),
+        ({"head_dim": 96}, 32),
+        ({"head_dim": 128, "v_head_dim": 96}, 32),
+        ({"hidden_size": 576, "num_attention_heads": 9}, 64),
+        ({"text_config": {"hidden_size": 64, "num_attention_heads": 2}}, 32),
+        ({}, 32),
+    ],
+)
+def test_how_many_quantised_numbers_share_a_scale(config: dict[str, Any], group: int) -> None:
+    assert kv_group_size(config) == group
 
 
 def test_the_context_length_may_be_unknown() -> None:

@@ -109,6 +109,6 @@ RARE: dict[str, dict[str, Any]] = {
 }
 
 
-def write_rare(folder: Path, family: str) -> Path:
+def write_rare(folder: Path, family: str, **changes: Any) -> Path:
     with mock.patch.dict(FAMILIES, RARE):
-        return write_model(folder, family)
+        return write_model(folder, family, **changes)

@@ -86,6 +86,8 @@ def bytes_per_token(caches: Sequence[Any]) -> int:
     for cache in caches:
         if isinstance(cache, mlx_cache.CacheList):
             found += bytes_per_token(cache.caches)
+        elif isinstance(cache, mlx_cache.QuantizedKVCache):
+            found += sum(part.nbytes // part.shape[2] for part in (*cache.keys, *cache.values))
         elif isinstance(keys := getattr(cache, "keys", None), mx.array) and keys.ndim == 4:
             found += (keys.nbytes + cache.values.nbytes) // keys.shape[2]
     return found

@@ -12,7 +12,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from millstream.backend.leaves import is_plain, leaves, revive, save
+from millstream.backend.leaves import fill, is_plain, leaves, parts_of, revive, save
 from millstream.backend.parcels import (
     Checkpoint,
     Layers,
@@ -65,7 +65,7 @@ class KeptBlocks:
 
     def keep_row(self, order: Keep, caches: Sequence[Any]) -> list[mx.array]:
         """What `order` says, of a row that has read exactly so many tokens. Evaluate what is returned."""
-        plain = [leaf.keys_and_values() for leaf in leaves(caches) if is_plain(leaf) and leaf.keys is not None]
+        plain = [parts_of(leaf) for leaf in leaves(caches) if is_plain(leaf) and leaf.keys is not None]
         start = order.first * order.block
         stop = start + len(order.handles) * order.block
         arrays = []
@@ -124,7 +124,7 @@ class KeptBlocks:
             spans = [_span(run.layers[number], start * run.block, stop * run.block) for run, start, stop in pieces]
             spans += [checkpoint.tail[number]] if checkpoint and checkpoint.tail else []
             if spans:
-                leaf.update_and_fetch(*(mx.concatenate(list(parts), axis=2) for parts in zip(*spans, strict=True)))
+                fill(leaf, [mx.concatenate(list(parts), axis=2) for parts in zip(*spans, strict=True)])
             number += 1
 
     def _pieces(self, handles: Sequence[int]) -> list[tuple[Run, int, int]]:

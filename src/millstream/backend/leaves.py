@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models.cache import ArraysCache, CacheList, ChunkedKVCache, KVCache, RotatingKVCache
+from mlx_lm.models.cache import ArraysCache, CacheList, ChunkedKVCache, KVCache, QuantizedKVCache, RotatingKVCache
 
 from millstream.types import KeptSizes
 
-KINDS = (KVCache, RotatingKVCache, ArraysCache, ChunkedKVCache)
+PLAIN = (KVCache, QuantizedKVCache)
+KINDS = (*PLAIN, RotatingKVCache, ArraysCache, ChunkedKVCache)
 """Exactly these can be kept: a subclass may hold something else."""
 
 
@@ -38,7 +39,22 @@ def leaves(caches: Sequence[Any]) -> list[Any]:
 
 
 def is_plain(leaf: Any) -> bool:
-    return type(leaf) is KVCache
+    return type(leaf) in PLAIN
+
+
+def parts_of(leaf: Any) -> tuple[mx.array, ...]:
+    """What a leaf that can be cut holds of its tokens, in parts: (1, heads, tokens, any)."""
+    keys, values = leaf.keys_and_values()
+    return (*keys, *values) if isinstance(leaf, QuantizedKVCache) else (keys, values)
+
+
+def fill(leaf: Any, parts: Sequence[mx.array]) -> None:
+    """Put such parts into a fresh leaf. What is packed already is not packed again."""
+    if isinstance(leaf, QuantizedKVCache):
+        leaf.keys, leaf.values = tuple(parts[:3]), tuple(parts[3:])
+        leaf.offset = parts[0].shape[2]
+    else:
+        leaf.update_and_fetch(*parts)
 
 
 def kept_sizes(caches: Sequence[Any]) -> KeptSizes | None:
@@ -81,8 +97,9 @@ def _growth(leaf: Any) -> tuple[int, int]:
     """How many tokens a leaf grows for, and by how many bytes each."""
     if isinstance(leaf, ArraysCache):
         return 1, leaf.nbytes
-    limits = {ChunkedKVCache: "chunk_size", RotatingKVCache: "max_size"}
-    limit = getattr(leaf, limits[type(leaf)]) if type(leaf) in limits else 0
+    if is_plain(leaf):
+        return 0, sum(part.nbytes // part.shape[2] for part in parts_of(leaf))
+    limit = leaf.chunk_size if isinstance(leaf, ChunkedKVCache) else leaf.max_size
     return limit, (leaf.keys.nbytes + leaf.values.nbytes) // leaf.keys.shape[2]
 
 

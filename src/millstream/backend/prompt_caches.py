@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models.cache import BatchKVCache, KVCache
+from mlx_lm.models.cache import BatchKVCache, KVCache, QuantizedKVCache
+
+_GROWING = (KVCache, QuantizedKVCache)
 
 
 class Pads:
@@ -34,12 +36,12 @@ class PaddedCache(BatchKVCache):  # type: ignore[misc]
 def make_room(caches: Sequence[Any], tokens: int) -> None:
     """Have plain caches take all of a prompt at once: they would grow by copying, chunk after chunk."""
     for cache in caches:
-        if type(cache) is KVCache and cache.keys is None:
+        if type(cache) in _GROWING and cache.keys is None:
             cache.step = max(KVCache.step, -(-tokens // KVCache.step) * KVCache.step)
 
 
 def grow_as_usual(caches: Sequence[Any]) -> None:
     """The prompt is read: what follows comes a token at a time."""
     for cache in caches:
-        if type(cache) is KVCache:
+        if type(cache) in _GROWING:
             cache.step = KVCache.step

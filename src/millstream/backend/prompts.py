@@ -7,10 +7,11 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 
-from millstream.backend.caches import RowCaches, new_row, states
+from millstream.backend.caches import RowCaches, states
 from millstream.backend.kept_blocks import KeptBlocks
 from millstream.backend.prompt_caches import PaddedCache, Pads, grow_as_usual, make_room
-from millstream.backend.slots import Block, block_of
+from millstream.backend.quantized_kv import KvPacking, row_of
+from millstream.backend.slots import Block, block_of, parts_of
 from millstream.engine.backend import Prefill
 from millstream.engine.messages import Submit
 
@@ -35,10 +36,11 @@ class PromptReader(Protocol):
 
 
 class SingleReader:
-    """Each prompt by itself, into plain mlx-lm caches: works for every kind, and company changes nothing."""
+    """Each prompt by itself, into mlx-lm's caches for one row: works for every kind, and company changes nothing."""
 
-    def __init__(self, model: Any, kept: KeptBlocks) -> None:
+    def __init__(self, model: Any, kept: KeptBlocks, packing: KvPacking | None = None) -> None:
         self._model = model
+        self._packing = packing
         self._kept = kept
         self._rows: dict[int, tuple[Submit, RowCaches]] = {}
 
@@ -57,7 +59,7 @@ class SingleReader:
         return arrays
 
     def _begin(self, chunk: Prefill) -> RowCaches:
-        caches = new_row(self._model)
+        caches = row_of(self._model, self._packing)
         make_room(caches, len(chunk.request.prompt))
         if chunk.start:
             self._kept.restore(chunk.reuse, chunk.reuse_state, caches)
@@ -84,12 +86,20 @@ class SingleReader:
 class BlockReader:
     """For slots. Whole prompts of like length share one left-padded forward pass; others are read one by one."""
 
-    def __init__(self, model: Any, layer_count: int, *, fill: float | None, kept: KeptBlocks) -> None:
+    def __init__(
+        self,
+        model: Any,
+        layer_count: int,
+        *,
+        fill: float | None,
+        kept: KeptBlocks,
+        packing: KvPacking | None = None,
+    ) -> None:
         """`fill`: how long the shortest prompt of a group must be beside the longest. None: no groups."""
         self._model = model
         self._layer_count = layer_count
         self._fill = fill
-        self._single = SingleReader(model, kept)
+        self._single = SingleReader(model, kept, packing)
         self._groups: list[_Group] = []
 
     def read(self, chunks: Sequence[Prefill]) -> list[mx.array]:
@@ -100,7 +110,7 @@ class BlockReader:
         for chunks_of_group in groups:
             group = _Group(self._model, self._layer_count, [chunk.request for chunk in chunks_of_group])
             self._groups.append(group)
-            arrays += [*group.block.keys, *group.block.values]
+            arrays += group.block.arrays
         return arrays
 
     def take(self, ids: Iterable[int]) -> tuple[list[Submit], list[Block]]:
@@ -126,8 +136,7 @@ class BlockReader:
 
     @property
     def nbytes(self) -> int:
-        blocks = [group.block for group in self._groups]
-        return self._single.nbytes + sum(array.nbytes for block in blocks for array in (*block.keys, *block.values))
+        return self._single.nbytes + sum(array.nbytes for group in self._groups for array in group.block.arrays)
 
     def _forget(self, ids: set[int]) -> None:
         for group in self._groups:
@@ -146,8 +155,7 @@ class _Group:
         caches = [PaddedCache(pads, shared) for _ in range(layer_count)]
         padded = [[0] * pad + list(submit.prompt[:-1]) for pad, submit in zip(pads, submits, strict=True)]
         model(mx.array(padded, dtype=mx.int32), cache=caches)
-        pairs = [cache.keys_and_values() for cache in caches]
-        self.block = Block([keys for keys, _ in pairs], [values for _, values in pairs], pads)
+        self.block = Block([parts_of(cache) for cache in caches], pads)
         self.members: list[Submit | None] = list(submits)
 
     def take(self, wanted: set[int]) -> tuple[list[Submit], Block]:
@@ -158,8 +166,8 @@ class _Group:
         rows = mx.array(chosen, dtype=mx.int32)
         pads = tuple(self.block.pads[place] for place in chosen)
         if not chosen:
-            return [], Block([], [], ())
-        return members, Block([k[rows] for k in self.block.keys], [v[rows] for v in self.block.values], pads)
+            return [], Block([], ())
+        return members, Block([tuple(part[rows] for part in parts) for parts in self.block.layers], pads)
 
     def forget(self, ids: set[int]) -> None:
         self.members = [None if member and member.request_id in ids else member for member in self.members]

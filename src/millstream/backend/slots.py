@@ -1,9 +1,9 @@
 """Key-value slots: rows join and leave a batch without copying it.
 
-Each layer has one buffer (slots, heads, columns, size). All rows write the same column `end` in a step, so a step's
-write is one contiguous update; a row's own tokens are the columns `left[slot]` to `end`. A row that joins is written
-right-justified into a vacant slot, and one that leaves only vacates it. The buffers are copied when they must grow,
-and when the columns are used up: then whatever no living row needs is left behind.
+Each layer has a buffer (slots, heads, columns, size) for every part of what it keeps. All rows write the same column
+`end` in a step, so a step's write is one contiguous update; a row's own tokens are the columns `left[slot]` to `end`. A
+row that joins is written right-justified into a vacant slot, and one that leaves only vacates it. The buffers are
+copied when they must grow, and when the columns are used up: then whatever no living row needs is left behind.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import mlx.core as mx
 from mlx_lm.models.cache import KVCache
 
 from millstream.backend.kept_blocks import KeptBlocks
-from millstream.backend.parcels import Layers
 from millstream.engine.backend import Keep
 
 STEP = 256
@@ -44,17 +43,24 @@ def full_width(slots: int) -> int:
     return FULL if 1 < slots < FULL else slots
 
 
+Parts = tuple[mx.array, ...]
+"""What a layer keeps, tokens on axis 2: keys and values; quantised, the packed numbers, scales and biases of each."""
+
+
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Rows that join together: a key and a value buffer a layer, right-justified, `pads[row]` columns of padding."""
+    """Rows that join together: their parts, layer by layer, right-justified, `pads[row]` columns of padding."""
 
-    keys: list[mx.array]
-    values: list[mx.array]
+    layers: list[Parts]
     pads: tuple[int, ...]
 
     @property
     def columns(self) -> int:
-        return self.keys[0].shape[2] if self.keys else 0
+        return self.layers[0][0].shape[2] if self.layers else 0
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        return [part for parts in self.layers for part in parts]
 
     @property
     def rows(self) -> int:
@@ -62,11 +68,13 @@ class Block:
 
 
 def block_of(caches: Sequence[Any]) -> Block:
-    """One row that was read into plain caches of its own."""
-    if caches[0].keys is None:
-        return Block([], [], (0,))
-    pairs = [cache.keys_and_values() for cache in caches]
-    return Block([keys for keys, _ in pairs], [values for _, values in pairs], (0,))
+    """One row that was read into caches of its own."""
+    return Block([parts_of(cache) for cache in caches] if caches[0].keys is not None else [], (0,))
+
+
+def parts_of(cache: Any) -> Parts:
+    keys, values = cache.keys_and_values()
+    return (keys, values) if isinstance(keys, mx.array) else (*keys, *values)
 
 
 def all_plain(caches: Sequence[Any]) -> bool:
@@ -79,8 +87,7 @@ class SlotLayer:
 
     def __init__(self, slots: SlotCaches) -> None:
         self.slots = slots
-        self.keys: mx.array | None = None
-        self.values: mx.array | None = None
+        self.parts: list[mx.array] = []
 
     @property
     def offset(self) -> mx.array:
@@ -91,26 +98,31 @@ class SlotLayer:
         assert N == 1 and window_size is None, "slots decode one token a row, over full attention"
         return self.slots.mask
 
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        end = self.slots.end
-        if self.keys is None or self.values is None:
-            self.keys = self.slots.blank(keys)
-            self.values = self.slots.blank(values)
-        count = self.slots.count
-        self.keys[..., end : end + 1, :] = keys[:count]
-        self.values[..., end : end + 1, :] = values[:count]
-        if self.slots.ragged:
-            return self.keys, self.values
-        first = self.slots.first
-        return self.keys[..., first : end + 1, :], self.values[..., first : end + 1, :]
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
+        keys, values = self.put((keys, values))
+        return keys, values
+
+    def put(self, column: Parts) -> Parts:
+        """Write a step's column of every part; what attention reads of each."""
+        self.provide(column)
+        count, first, end = self.slots.count, self.slots.first, self.slots.end
+        for part, new in zip(self.parts, column, strict=True):
+            part[..., end : end + 1, :] = new[:count]
+        return tuple(part if self.slots.ragged else part[..., first : end + 1, :] for part in self.parts)
+
+    def provide(self, like: Parts) -> None:
+        """Have buffers for such parts."""
+        self.parts = self.parts or [self.slots.blank(part) for part in like]
 
 
 class SlotCaches:
     """The caches of a batch. Owner only. `wide`: the layers call our attention, so a pass may have more rows than
     there are slots, and unequal rows need no mask."""
 
-    def __init__(self, layer_count: int, policy: SlotPolicy, *, wide: bool) -> None:
-        self.layers = [SlotLayer(self) for _ in range(layer_count)]
+    def __init__(
+        self, layer_count: int, policy: SlotPolicy, *, wide: bool, layer: Callable[[SlotCaches], SlotLayer] = SlotLayer
+    ) -> None:
+        self.layers = [layer(self) for _ in range(layer_count)]
         self._policy = policy
         self._wide = wide
         self._lefts: list[int | None] = []
@@ -166,16 +178,14 @@ class SlotCaches:
         assert left is not None, "a vacant slot holds nothing"
         start = left + order.first * order.block
         columns = slice(start, start + len(order.handles) * order.block)
-        cut: Layers = [
-            (layer.keys[place : place + 1, :, columns], layer.values[place : place + 1, :, columns])
-            for layer in self.layers
-            if layer.keys is not None and layer.values is not None
+        cut = [
+            tuple(part[place : place + 1, :, columns] for part in layer.parts) for layer in self.layers if layer.parts
         ]
         return kept.keep(order.handles, cut, order.ticket)
 
     @property
     def nbytes(self) -> int:
-        return sum(array.nbytes for layer in self.layers for array in (layer.keys, layer.values) if array is not None)
+        return sum(part.nbytes for layer in self.layers for part in layer.parts)
 
     def begin_step(self) -> None:
         """Make room for the next column, and set what all layers share in this step."""
@@ -213,15 +223,14 @@ class SlotCaches:
         start = self.end - block.columns
         for place, pad in zip(places, block.pads, strict=True):
             self._lefts[place] = start + pad
-        if not block.keys:
+        if not block.layers:
             return
         run = places == list(range(places[0], places[0] + len(places)))
         rows: Any = slice(places[0], places[-1] + 1) if run else mx.array(places, dtype=mx.int32)
-        for layer, keys, values in zip(self.layers, block.keys, block.values, strict=True):
-            if layer.keys is None or layer.values is None:
-                layer.keys, layer.values = self.blank(keys), self.blank(values)
-            layer.keys[rows, :, start : self.end] = keys
-            layer.values[rows, :, start : self.end] = values
+        for layer, parts in zip(self.layers, block.layers, strict=True):
+            layer.provide(parts)
+            for part, new in zip(layer.parts, parts, strict=True):
+                part[rows, :, start : self.end] = new
 
     def _rebuild(self, places: list[int], size: int, room_for: int = 0) -> None:
         """Copy the slots at `places` into `size` fresh ones, as far left as the longest row or `room_for` allow."""
@@ -231,16 +240,14 @@ class SlotCaches:
         columns = -(-(end + STEP // 2) // STEP) * STEP if size else 0
         chosen = None if places == list(range(self.count)) else mx.array(places, dtype=mx.int32)
 
-        def moved(old: mx.array | None) -> mx.array | None:
-            if old is None or not longest:
-                return None
+        def moved(old: mx.array) -> mx.array:
             kept = old[..., self.end - longest : self.end, :]
             new = mx.zeros((size, old.shape[1], columns, old.shape[3]), dtype=old.dtype)
             new[: len(places), :, end - longest : end] = kept if chosen is None else kept[chosen]
             return new
 
         for layer in self.layers:
-            layer.keys, layer.values = moved(layer.keys), moved(layer.values)
+            layer.parts = [moved(part) for part in layer.parts] if longest else []
         shift = end - self.end
         self._lefts = [None if left is None else left + shift for left in lefts] + [None] * (size - len(places))
         self.end, self._columns = end, columns

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import mlx.core as mx
+from mlx_lm.models.base import scaled_dot_product_attention
 
 from millstream.backend.attention import adopt_attention
 from millstream.backend.batch import Batch, Launched
@@ -24,8 +25,10 @@ from millstream.backend.identity import identity_of
 from millstream.backend.kept_blocks import KeptBlocks
 from millstream.backend.leaves import kept_sizes
 from millstream.backend.loading import load
+from millstream.backend.packed_attention import Attention, packed_attention, products_fit
 from millstream.backend.projections import fuse_projections
 from millstream.backend.prompts import BlockReader, PromptReader, SingleReader
+from millstream.backend.quantized_kv import KvPacking, QuantizedSlotLayer, packing_for, refusal, row_of
 from millstream.backend.reach import evaluate_all
 from millstream.backend.rehearsal import rehearse
 from millstream.backend.slots import SlotCaches, all_plain, exact, powers_of_two
@@ -50,6 +53,8 @@ class TextModelSettings:
     """The library that CPU products go through, for the log."""
     cache_limit: int | None = None
     """Bytes of freed memory that MLX may keep for later. None: as many as MLX likes."""
+    kv_bits: int = 0
+    """Keys and values in 8 or 4 bits; 0 for the type that the model computes in."""
     like_gpu: bool = False
     """Lay out slots and group prompts as on a GPU, whatever the device: so that the CPU can test it."""
 
@@ -69,6 +74,8 @@ class MlxTextBackend:
         self._model: Any = None
         self._device = current_device()
         self._slots = self._wide = False
+        self._packing: KvPacking | None = None
+        self._attention: Attention = scaled_dot_product_attention
         self._batch: Batch | None = None
         self._prompts: PromptReader | None = None
         self._pending: Launched | None = None
@@ -90,6 +97,8 @@ class MlxTextBackend:
         if obstacle is not None:
             max_rows = 1
             notes.append(f"one request at a time: {obstacle} cannot be batched")
+        if self._packing is not None:
+            notes.append(f"keys and values in {self._packing.bits} bits, in groups of {self._packing.group_size}")
         self.reset()
         token_bytes, keeps = self._probe()
         facts = ModelFacts(
@@ -102,7 +111,7 @@ class MlxTextBackend:
             notes=tuple(notes),
             keeps=keeps,
             kv_bytes_per_token=token_bytes,
-            identity=identity_of(settings.path, loaded.dtype, self._device.kind, settings.unpack),
+            identity=identity_of(settings.path, loaded.dtype, self._device.kind, settings.unpack, settings.kv_bits),
         )
         return self._warmed(facts)
 
@@ -173,7 +182,7 @@ class MlxTextBackend:
 
     def _probe(self) -> tuple[int, KeptSizes | None]:
         """What a token takes in the caches, and what it takes to keep it, measured on one."""
-        caches = new_row(self._model)
+        caches = row_of(self._model, self._packing)
         self._model(mx.zeros((1, 1), dtype=mx.int32), cache=caches)
         mx.eval(states(caches))
         return bytes_per_token(caches), kept_sizes(caches)
@@ -196,6 +205,7 @@ class MlxTextBackend:
         if turn:
             turn_layers(self._model)
             if not self._settings.like_gpu:
+                self._attention = cpu_attention
                 exchange_function(self._model, "scaled_dot_product_attention", cpu_attention)
 
     def _fresh(self) -> tuple[Batch, PromptReader]:
@@ -204,13 +214,21 @@ class MlxTextBackend:
             return make(MergedCaches()), SingleReader(self._model, self._kept)
         layers = len(new_row(self._model))
         on_cpu = self._device.is_cpu and not self._settings.like_gpu
-        caches = SlotCaches(layers, exact if on_cpu else powers_of_two, wide=self._wide)
+        policy = exact if on_cpu else powers_of_two
+        if self._packing is not None:
+            layer = functools.partial(QuantizedSlotLayer, self._packing)
+            reader = BlockReader(self._model, layers, fill=None, kept=self._kept, packing=self._packing)
+            return make(SlotCaches(layers, policy, wide=False, layer=layer)), reader
+        caches = SlotCaches(layers, policy, wide=self._wide)
         # Padding is computed like everything else: almost for nothing on a GPU, for real on the CPU.
         fill = (0.75 if on_cpu else 0.5) if self._enabled("group-prefill") else None
         return make(caches), BlockReader(self._model, layers, fill=fill, kept=self._kept)
 
     def _choose(self) -> str | None:
         """Slots for full attention, merged caches for the rest. What stands against batching at all, if anything."""
+        if self._settings.kv_bits:
+            self._pack(self._settings.kv_bits)
+            return None
         caches = new_row(self._model)
         obstacle = unbatchable(caches)
         if obstacle is not None:
@@ -219,9 +237,21 @@ class MlxTextBackend:
         on_cuda = self._on_cuda()
         adopts = self._slots and (on_cuda or self._settings.like_gpu)
         self._wide = adopts and adopt_attention(self._model, kernels=on_cuda) == len(caches)
-        return None if self._runs() else "this model"
+        return "this model" if self._trouble() else None
 
-    def _runs(self) -> bool:
+    def _pack(self, bits: int) -> None:
+        """Quantised keys and values: only over slots, and with attention that knows how to read them."""
+        self._packing = packing_for(self._model, bits)
+        if not self._enabled("slots"):
+            raise refusal(bits, "it needs slots, and --disable slots leaves them out")
+        self._slots = True
+        products = products_fit(self._device.kind) and not self._settings.like_gpu
+        reads = packed_attention(self._attention, products=products)
+        exchange_function(self._model, "scaled_dot_product_attention", reads)
+        if trouble := self._trouble():
+            raise refusal(bits, f"its attention cannot read quantised keys and values ({trouble})")
+
+    def _trouble(self) -> str | None:
         """Try two rows of unequal length: some models cannot take a batch although their caches can."""
         short, long = Submit(0, (0,), 1), Submit(1, (0, 0, 0), 1)
         try:
@@ -232,8 +262,8 @@ class MlxTextBackend:
         except (ValueError, TypeError, RuntimeError, AttributeError) as error:
             log.warning("the model cannot run two rows at once: %s", error)
             self._slots = self._wide = False
-            return False
-        return True
+            return str(error)
+        return None
 
     def _warmed(self, facts: ModelFacts) -> ModelFacts:
         """On the CPU nothing is compiled, so there is nothing to warm."""

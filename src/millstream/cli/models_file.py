@@ -21,7 +21,7 @@ from typing import Any
 
 from millstream.cli import tables
 from millstream.cli.tables import Reader, joined, read_table, read_toml
-from millstream.config import ModelSpec
+from millstream.config import KV_BITS, ModelSpec
 from millstream.errors import ModelError
 
 LOAD = ("start", "use")
@@ -63,6 +63,7 @@ MODEL: dict[str, Reader] = {
     "max_batch": tables.whole(1, _MANY),
     "isolation": tables.one_of(*ISOLATION),
     "kv_memory": tables.size,
+    "kv_bits": tables.one_number_of(*KV_BITS),
     "max_tokens": tables.whole(1, _INT32),
     "sampling": _as_it_is,
 }
@@ -73,6 +74,7 @@ SERVER: dict[str, Reader] = {
     "memory": tables.size,
     "prefix_cache_memory": tables.size_or_none,
     "prefix_cache_disk": tables.size_or_none,
+    "kv_bits": tables.one_number_of(*KV_BITS),
     "load": tables.one_of(*LOAD),
     "idle_unload": tables.time_span,
     "step_timeout": tables.time_span,

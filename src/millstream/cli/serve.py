@@ -20,7 +20,7 @@ from millstream.cli.arguments import (
 )
 from millstream.cli.models_file import ISOLATION, LOAD
 from millstream.cli.settings import KEY_VARIABLE, settings_of
-from millstream.config import FAST_PATHS, Settings
+from millstream.config import FAST_PATHS, KV_BITS, Settings
 from millstream.errors import MillstreamError
 from millstream.server import serve
 
@@ -117,6 +117,12 @@ def _add_models(group: Group) -> None:
         type=memory_size_or_none,
         metavar="SIZE",
         help=_help("the same on disk, below --cache-dir: it outlives the server; 0: none", "none"),
+    )
+    group.add_argument(
+        "--kv-bits",
+        type=natural,
+        choices=KV_BITS,
+        help=_help("keep keys and values in 8 or 4 bits; for models with full attention only. 0: as they are", "0"),
     )
     group.add_argument("--cache-dir", type=Path, help="where fetched models and beginnings of prompts are kept")
 

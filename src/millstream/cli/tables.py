@@ -106,6 +106,15 @@ def one_of(*choices: str) -> Reader:
     return read
 
 
+def one_number_of(*choices: int) -> Reader:
+    def read(value: object) -> int:
+        if type(value) is not int or value not in choices:
+            raise ArgumentTypeError(f"{_shown(value)} is not one of {', '.join(map(str, choices))}")
+        return value
+
+    return read
+
+
 def whole(low: int, high: int) -> Reader:
     def read(value: object) -> int:
         if type(value) is not int or not low <= value <= high:  # not isinstance: true is an int to Python

@@ -12,7 +12,7 @@ from math import prod
 from typing import Any, Literal
 
 from millstream.errors import ModelError
-from millstream.models.geometry import context_length, kv_values_per_token, text_part
+from millstream.models.geometry import context_length, kv_group_size, kv_values_per_token, text_part
 from millstream.models.gguf_blocks import BITS, GROUP
 from millstream.models.gguf_config import gguf_config
 from millstream.models.gguf_file import GgufTensor, open_gguf
@@ -46,12 +46,12 @@ class Estimate:
     context_length: int | None
 
 
-def estimate(source: ModelSource, *, device: DeviceKind, unpack: bool) -> Estimate:
+def estimate(source: ModelSource, *, device: DeviceKind, unpack: bool, kv_bits: int = 0) -> Estimate:
     """Reads headers only. Raises `ModelError` for a file that cannot be read.
 
     `unpack` is taken at its word: the loader keeps weights packed, which takes less, where memory is short.
     """
-    return (_gguf if source.kind == "gguf" else _folder)(source, device, unpack)
+    return (_gguf if source.kind == "gguf" else _folder)(source, device, unpack, kv_bits)
 
 
 def expected_device(asked: str | None) -> DeviceKind:
@@ -65,7 +65,7 @@ def expected_device(asked: str | None) -> DeviceKind:
     return "cuda" if on_cuda else "cpu"
 
 
-def _folder(source: ModelSource, device: DeviceKind, unpack: bool) -> Estimate:
+def _folder(source: ModelSource, device: DeviceKind, unpack: bool, kv_bits: int) -> Estimate:
     path = source.path / "config.json"
     config = read_object(path)
     stored = folder_tensors(source.path)
@@ -76,10 +76,18 @@ def _folder(source: ModelSource, device: DeviceKind, unpack: bool) -> Estimate:
         if device == "cuda" and not packed:
             size = None  # half precision is what it computes fastest already
         total = sum(_bytes(name, tensor, packed, size) for name, tensor in tensors.items())
-        kept = kv_values_per_token(config, _widths(tensors)) * (size or _usual_size(tensors))
+        values = kv_values_per_token(config, _widths(tensors))
+        kept = _kept_bytes(values, size or _usual_size(tensors), kv_bits, config)
         return Estimate(total, kept, context_length(config))
     except _WRONG as error:
         raise ModelError(f"{path}: {error}") from error
+
+
+def _kept_bytes(values: int, size: int, bits: int, config: Mapping[str, Any]) -> int:
+    """Quantised numbers have a scale and a bias a group, of the size that numbers have otherwise."""
+    if not bits:
+        return values * size
+    return values * bits // 8 + 2 * size * (values // kv_group_size(config))
 
 
 def _is_loaded(name: str, config: Mapping[str, Any]) -> bool:
@@ -143,7 +151,7 @@ def _widths(tensors: Tensors) -> dict[int, int]:
     return {layer: keys + rows["v"].get(layer, keys) for layer, keys in rows["k"].items()}
 
 
-def _gguf(source: ModelSource, device: DeviceKind, unpack: bool) -> Estimate:
+def _gguf(source: ModelSource, device: DeviceKind, unpack: bool, kv_bits: int) -> Estimate:
     file = open_gguf(source.path)
     config = gguf_config(file)
     native = not unpack or device not in _UNPACKED_SIZE
@@ -151,7 +159,7 @@ def _gguf(source: ModelSource, device: DeviceKind, unpack: bool) -> Estimate:
     tensors = (tensor for name, tensor in file.tensors.items() if name not in ROPE_TENSORS)
     total = sum(_gguf_bytes(tensor, native, size) for tensor in tensors)
     try:
-        kept = kv_values_per_token(config, {}) * size
+        kept = _kept_bytes(kv_values_per_token(config, {}), size, kv_bits, config)
     except _WRONG as error:
         raise ModelError(f"{file.path}: {error}") from error
     return Estimate(total, kept, context_length(config))

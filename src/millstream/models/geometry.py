@@ -64,10 +64,22 @@ def kv_values_per_token(config: Config, widths: Mapping[int, int]) -> int:
     return _from_heads(text, layers)
 
 
-def _from_heads(text: Config, layers: list[int]) -> int:
+def kv_group_size(config: Config) -> int:
+    """How many keys or values share a scale once they are quantised: 64 where the heads are multiples of that. A
+    configuration that leaves out the size of its heads is taken for one of 32, which takes more."""
+    text = text_part(config)
+    key = _head_size(text)
+    return 64 if key and key % 64 == 0 and (_number(text, "v_head_dim") or key) % 64 == 0 else 32
+
+
+def _head_size(text: Config) -> int | None:
     heads, hidden = _number(text, *_HEADS), _number(text, *_HIDDEN)
-    key = _number(text, "head_dim") or (hidden // heads if hidden and heads else None)
-    named = next((text[name] for name in _KV_HEADS if text.get(name) is not None), heads)
+    return _number(text, "head_dim") or (hidden // heads if hidden and heads else None)
+
+
+def _from_heads(text: Config, layers: list[int]) -> int:
+    key = _head_size(text)
+    named = next((text[name] for name in _KV_HEADS if text.get(name) is not None), _number(text, *_HEADS))
     if key is None or named is None:
         raise ValueError(f"names no {_HEADS[0] if named is None else _HIDDEN[0]}")
     by_layer = named if isinstance(named, list) else [named] * (max(layers, default=0) + 1)
