@@ -20,6 +20,7 @@ from millstream.backend.cpu_attention import cpu_attention
 from millstream.backend.cpu_layers import pays_here, turn_layers, turned_layer
 from millstream.backend.device import current_device
 from millstream.backend.exchange import exchange_function
+from millstream.backend.guides import Compiler
 from millstream.backend.kept_blocks import KeptBlocks
 from millstream.backend.loading import load
 from millstream.backend.projections import fuse_projections
@@ -27,7 +28,7 @@ from millstream.backend.prompts import BlockReader, PromptReader, SingleReader
 from millstream.backend.reach import evaluate_all
 from millstream.backend.rehearsal import rehearse
 from millstream.backend.slots import SlotCaches, all_plain, exact, powers_of_two
-from millstream.engine.backend import Keep, Plan, Prefill, Progress, StepResult, ignore_progress
+from millstream.engine.backend import Keep, Plan, Prefill, Progress, RowFailure, RowOutput, StepResult, ignore_progress
 from millstream.engine.messages import Submit
 from millstream.engine.ownership import OwnerGuard
 from millstream.errors import ModelError
@@ -50,6 +51,8 @@ class TextModelSettings:
     """Bytes of freed memory that MLX may keep for later. None: as many as MLX likes."""
     like_gpu: bool = False
     """Lay out slots and group prompts as on a GPU, whatever the device: so that the CPU can test it."""
+    grammars: Compiler | None = None
+    """For rows whose answers must match a grammar."""
 
 
 class MlxTextBackend:
@@ -118,13 +121,13 @@ class MlxTextBackend:
             self._keep(batch, [order for order in plan.keep if order.request_id in joining])
         if plan.forget and (left := self._kept.forget(plan.forget)):
             mx.eval(left)
-        launched = batch.launch() if batch.ids else None
+        launched, rows, failed = self._decode(batch)
         if read := prompts.read(plan.prefill):
             # With rows decoding, the next read bounds how far Python runs ahead of the device; without, wait here.
             (mx.eval if launched is None else mx.async_eval)(read)
-        pending, self._pending = self._pending, launched
-        rows = pending.read(batch.ids) if pending is not None else []
-        return StepResult(tuple(rows))
+        rows = self._read(batch) if rows is None else rows
+        self._pending = launched
+        return StepResult(tuple(rows), tuple(failed), tuple(prompts.scores()))
 
     def memory_bytes(self) -> int:
         """Owner only. Weights, and the keys and values of rows and of prompts that are being read."""
@@ -150,6 +153,22 @@ class MlxTextBackend:
         finally:
             mx.clear_cache()
             mx.clear_streams()
+
+    def _decode(self, batch: Batch) -> tuple[Launched | None, list[RowOutput] | None, list[RowFailure]]:
+        """Launch a step. The last one's rows, if they had to be read for it, and those that cannot go on."""
+        if not batch.ids:
+            return None, None, []
+        logits = batch.forward()
+        if not batch.guided:
+            return batch.launch(logits), None, []
+        mx.async_eval(logits)  # type: ignore[no-untyped-call]
+        rows = self._read(batch)
+        mask, failed = batch.guide(rows)
+        return batch.launch(logits, mask), rows, failed
+
+    def _read(self, batch: Batch) -> list[RowOutput]:
+        """What the last step gave the rows that are still there. Waits for it."""
+        return [] if self._pending is None else self._pending.read(batch.ids)
 
     def _keep(self, batch: Batch, orders: Sequence[Keep]) -> None:
         """Cut blocks out of rows. Copied at once: a cut that is still lazy would make the next step copy all slots."""
@@ -188,7 +207,9 @@ class MlxTextBackend:
                 exchange_function(self._model, "scaled_dot_product_attention", cpu_attention)
 
     def _fresh(self) -> tuple[Batch, PromptReader]:
-        make = functools.partial(Batch, self._model, self._vocab_size, kernel=self._on_cuda())
+        make = functools.partial(
+            Batch, self._model, self._vocab_size, kernel=self._on_cuda(), compiler=self._settings.grammars
+        )
         if not self._slots:
             return make(MergedCaches()), SingleReader(self._model)
         layers = len(new_row(self._model))

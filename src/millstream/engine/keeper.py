@@ -23,6 +23,8 @@ class Keeper:
 
     def begin(self, request: Request) -> None:
         """The last token of a prompt is always read anew: it is the first input of the row."""
+        if request.submit.prompt_logprobs is not None:
+            return  # all of the prompt must be computed
         request.hit = self._index.match(request.submit.prompt[:-1], request.submit.contents)
         request.prefilled = request.hit.tokens
 
