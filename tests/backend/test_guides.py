@@ -24,7 +24,7 @@ from millstream.text.grammar import GrammarCompiler, compiler_of
 from millstream.text.loading import load_tokenizer
 from millstream.types import FinishReason, Grammar, Sampling, TokenLogprob
 from support.engines import Driver, engine
-from support.guided import guided_backend
+from support.guided import children_find_us, guided_backend
 from support.tiny import byte_source, write_model, write_tokenizer
 
 END = 258
@@ -212,8 +212,12 @@ def test_rows_beside_a_guided_one_keep_their_tokens(
 
 @pytest.mark.parametrize("kind", [ThreadLink, ProcessLink])
 def test_in_a_thread_and_in_a_process(
-    kind: type[ThreadLink | ProcessLink], folder: Callable[[str], Path], source: ModelSource
+    kind: type[ThreadLink | ProcessLink],
+    folder: Callable[[str], Path],
+    source: ModelSource,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    children_find_us(monkeypatch)
     with engine(functools.partial(guided_backend, folder("llama"), {}), prefill_tokens=30, kind=kind) as driver:
         mixed = guided(1, 6)
         first = driver.run(*mixed)

@@ -18,7 +18,7 @@ from millstream.engine.process_link import ProcessLink
 from millstream.engine.tuning import make_scheduler
 from millstream.types import FinishReason, TokenLogprob
 from support.engines import Driver, engine
-from support.guided import guided_backend
+from support.guided import children_find_us, guided_backend
 from support.tiny import VOCAB
 
 PROMPT = tuple((7 * place * place + 3) % VOCAB for place in range(60))
@@ -71,6 +71,7 @@ def test_they_are_those_of_one_pass(
 ) -> None:
     if kind is ProcessLink and family != "llama":
         pytest.skip("one family is enough to see that they cross a process")
+    children_find_us(monkeypatch)
     monkeypatch.setattr(prompt_logprobs, "PIECE", 5)
     folder = tiny_model(family)
     wanted = expected(folder, PROMPT)
