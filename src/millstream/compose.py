@@ -31,6 +31,7 @@ from millstream.service.hub import ModelHub, card_of
 from millstream.service.metrics import Metrics
 from millstream.service.room import gib
 from millstream.service.text_service import MillstreamService
+from millstream.text.grammar import compiler_of
 from millstream.text.loading import load_tokenizer
 from millstream.types import LEAST_TOKENS, ModelFacts
 
@@ -201,5 +202,6 @@ def text_backend(source: ModelSource, settings: Settings) -> BatchBackend:
             blas=blas,
             kv_bits=settings.kv_bits,
             cache_limit=None if settings.memory is None else settings.memory // 10,
+            grammars=compiler_of(source),
         )
     )

@@ -37,7 +37,8 @@ class Sampling:
 class Grammar:
     """What an answer must match, from its first token to its last."""
 
-    kind: Literal["json_schema", "regex", "lark"]
+    kind: Literal["json_schema", "regex", "lark", "gbnf"]
+    """`gbnf` is what clients may send; an engine gets it as `lark`."""
     source: str
     """The schema as JSON, the expression, or a grammar in llguidance's Lark dialect."""
 
@@ -73,6 +74,8 @@ class TokenLogprob:
     token: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    rank: int | None = None
+    """How many tokens were at least as likely there, itself among them. Known of prompts only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +167,12 @@ class GenerationRequest:
     logprobs: int | None = None
     """None: none wanted. 0: those of the chosen tokens. k: also the k most likely at each place."""
     grammar: Grammar | None = None
+    best_of: int | None = None
+    """Write so many answers to each prompt, and give the `n` whose tokens are likeliest on average."""
+    echo: bool = False
+    """An answer begins with its prompt; with `logprobs`, its log-probabilities do as well."""
+    prompt_logprobs: int | None = None
+    """As `logprobs`, of the tokens of the prompts."""
     unset: frozenset[str] = frozenset()
     """Fields of `sampling` that the client left to the server."""
 
@@ -174,8 +183,17 @@ class TextLogprob:
 
     text: str
     data: bytes
-    logprob: float
+    logprob: float | None
+    """None for the first token of a prompt: nothing stands before it."""
     top: tuple[tuple[str, bytes, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PromptToken:
+    """A token of a prompt as clients see it, first, and after it the likeliest tokens at its place."""
+
+    options: tuple[tuple[int, str, float, int], ...] = ()
+    """Of each its id, text, log-probability and rank. None at all for the first token of a prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +204,8 @@ class Delta:
     text: str = ""
     logprobs: tuple[TextLogprob, ...] = ()
     finish_reason: FinishReason | None = None
+    prompt: tuple[PromptToken, ...] = ()
+    """Where the log-probabilities of the prompt are wanted: in one delta a choice, all of them."""
 
 
 @dataclass(frozen=True, slots=True)

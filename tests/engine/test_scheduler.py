@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from millstream.engine.backend import Plan, Prefill, RowOutput, StepResult
-from millstream.engine.messages import Failed, Finished, Submit, Tokens
+from millstream.engine.backend import Plan, Prefill, PromptScores, RowFailure, RowOutput, StepResult
+from millstream.engine.messages import Failed, Finished, PromptRead, Submit, Tokens
 from millstream.engine.pace import Pace
 from millstream.engine.request import MOVES, IllegalMove, Request, State
 from millstream.engine.scheduler import Scheduler
-from millstream.types import FinishReason, Usage
+from millstream.types import FinishReason, TokenLogprob, Usage
 
 
 def scheduler(*, rows: int = 2, budget: int = 4) -> Scheduler:
@@ -160,3 +160,27 @@ def test_the_same_id_twice_is_a_defect() -> None:
     subject.submit(submit(1))
     with pytest.raises(ValueError, match="submitted twice"):
         subject.submit(submit(1))
+
+
+def test_a_row_that_cannot_go_on_fails_alone_after_what_it_gave() -> None:
+    subject = scheduler()
+    for number in (1, 2):
+        subject.submit(submit(number, length=1))
+    step(subject)
+    plan = subject.plan()
+    result = StepResult((RowOutput(1, (5,)), RowOutput(2, (6,))), failed=(RowFailure(1, "no"), RowFailure(7, "gone")))
+    assert subject.advance(plan, result) == [Tokens(1, (5,)), Tokens(2, (6,)), Failed(1, "no")]
+    assert step(subject)[0] == Plan(drop=(1,), decode=(2,))
+
+
+def test_a_request_without_an_answer_ends_with_its_prompt() -> None:
+    subject = scheduler(budget=4)
+    subject.submit(Submit(1, tuple(range(7)), 0, prompt_logprobs=0))
+    scores = [tuple(TokenLogprob(token, -1.0) for token in tokens) for tokens in ((1, 2, 3, 4), (5, 6))]
+    events = []
+    for part in scores:
+        events += subject.advance(subject.plan(), StepResult(scores=(PromptScores(1, part),)))
+    finished = Finished(1, FinishReason.LENGTH, Usage(7, 0))
+    assert events == [PromptRead(1, scores[0]), PromptRead(1, scores[1]), finished]
+    assert step(subject)[0] == Plan(drop=(1,))
+    assert subject.idle

@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from millstream.models.source import ModelSource
+
 VOCAB = 97
 
 _BASE: dict[str, Any] = {
@@ -152,6 +154,12 @@ def write_tokenizer(folder: Path) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {"eos_token": "<|im_end|>", "chat_template": CHAT_TEMPLATE}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+def byte_source(folder: Path) -> ModelSource:
+    """Where the byte tokenizer lies, without a model."""
+    write_tokenizer(folder)
+    return ModelSource(folder.name, "folder", folder)
 
 
 def write_servable(folder: Path, **changes: Any) -> Path:

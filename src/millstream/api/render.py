@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from millstream.types import Delta, FinishReason, TextLogprob, Usage
+from millstream.types import Delta, FinishReason, PromptToken, TextLogprob, Usage
 
 
 class Renderer(Protocol):
@@ -34,6 +34,7 @@ class _Pieces:
     texts: list[str] = field(default_factory=list)
     logprobs: list[TextLogprob] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    prompt: tuple[PromptToken, ...] = ()
 
 
 class Merger:
@@ -47,11 +48,12 @@ class Merger:
             pieces = self._choices.setdefault(delta.index, _Pieces())
             pieces.texts.append(delta.text)
             pieces.logprobs.extend(delta.logprobs)
+            pieces.prompt = delta.prompt or pieces.prompt
             pieces.finish_reason = delta.finish_reason or pieces.finish_reason
 
     def deltas(self) -> list[Delta]:
         return [
-            Delta(index, "".join(pieces.texts), tuple(pieces.logprobs), pieces.finish_reason)
+            Delta(index, "".join(pieces.texts), tuple(pieces.logprobs), pieces.finish_reason, pieces.prompt)
             for index, pieces in sorted(self._choices.items())
         ]
 

@@ -8,11 +8,12 @@ from typing import Any
 import mlx.core as mx
 
 from millstream.backend.caches import BatchCaches
+from millstream.backend.guides import Compiler, Guides, Mask
 from millstream.backend.kept_blocks import KeptBlocks
 from millstream.backend.logprobs import LogprobProbe, LogprobReading
 from millstream.backend.penalties import Penalties, wants_penalties
 from millstream.backend.sampling import Sampler
-from millstream.engine.backend import Keep, RowOutput
+from millstream.engine.backend import Keep, RowFailure, RowOutput
 from millstream.engine.messages import Submit
 from millstream.types import Sampling
 
@@ -44,14 +45,23 @@ class Launched:
 class Batch:
     """Owner only, all of it. A row is a request, its caches, and the token it reads next; a place may be vacant."""
 
-    def __init__(self, forward: Forward, vocab_size: int, caches: BatchCaches[Any], *, kernel: bool = False) -> None:
-        """`kernel`: sample with our CUDA kernel."""
+    def __init__(
+        self,
+        forward: Forward,
+        vocab_size: int,
+        caches: BatchCaches[Any],
+        *,
+        kernel: bool = False,
+        compiler: Compiler | None = None,
+    ) -> None:
+        """`kernel`: sample with our CUDA kernel. `compiler`: for rows with a grammar."""
         self._forward = forward
         self._kernel = kernel
         self._vocab_size = vocab_size
         self._rows: list[Submit | None] = []
         self._caches = caches
         self._penalties = Penalties()
+        self._guides = Guides(compiler, vocab_size)
         self._inputs = mx.zeros((0,), dtype=mx.int32)
         self._positions = mx.zeros((0,), dtype=mx.int32)
         self._sampler = Sampler(())
@@ -74,6 +84,7 @@ class Batch:
         for place, submit in zip(places, submits, strict=True):
             self._rows[place] = submit
             self._joined[submit.request_id] = self._launches
+            self._guides.add(submit)
             if wants_penalties(submit.sampling):
                 self._penalties.add(place, submit.sampling, submit.prompt, self._vocab_size)
         chosen = mx.array(places, dtype=mx.int32)
@@ -84,6 +95,7 @@ class Batch:
     def drop(self, ids: set[int]) -> None:
         if not ids & self.ids:
             return
+        self._guides.drop(ids)
         keep = [place for place, row in enumerate(self._rows) if row is not None and row.request_id not in ids]
         living = set(keep)
         rows = [row if place in living else None for place, row in enumerate(self._rows)]
@@ -113,13 +125,32 @@ class Batch:
         """What its caches take."""
         return self._caches.nbytes
 
-    def launch(self) -> Launched:
-        """Start one step and return without waiting: the step's tokens feed the next one on the device."""
+    @property
+    def guided(self) -> bool:
+        """Whether a step needs `guide` between its two halves."""
+        return bool(self._guides)
+
+    def forward(self) -> mx.array:
+        """The first half of a step: its logits, still lazy."""
         self._launches += 1
         self._caches.begin_step()
         logits = self._forward(self._inputs[:, None], cache=self._caches.layers)[:, -1, :]
         self._caches.end_step()
-        tokens = self._sampler(self._penalties.apply(logits), self._positions)
+        return logits
+
+    def guide(self, rows: Sequence[RowOutput]) -> tuple[Mask | None, list[RowFailure]]:
+        """What rows with a grammar may take now, after what was read of the last step; and who cannot go on."""
+        places = {row.request_id: place for place, row in enumerate(self._rows) if row is not None}
+        return self._guides.follow(rows, places)
+
+    def launch(self, logits: mx.array, mask: Mask | None = None) -> Launched:
+        """The second half. Returns without waiting: the step's tokens feed the next one on the device."""
+        shaped = self._penalties.apply(logits)
+        if mask is None:
+            tokens = self._sampler(shaped, self._positions)
+        else:
+            shaped = mask.apply(shaped)
+            tokens = mask.hold(shaped, self._sampler(shaped, self._positions))
         self._penalties.count(tokens)
         reading = self._probe(logits, tokens) if self._probe else None
         self._inputs = tokens

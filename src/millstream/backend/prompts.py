@@ -10,9 +10,10 @@ import mlx.core as mx
 from millstream.backend.caches import RowCaches, states
 from millstream.backend.kept_blocks import KeptBlocks
 from millstream.backend.prompt_caches import PaddedCache, Pads, grow_as_usual, make_room
+from millstream.backend.prompt_logprobs import score, scored
 from millstream.backend.quantized_kv import KvPacking, row_of
 from millstream.backend.slots import Block, block_of, parts_of
-from millstream.engine.backend import Prefill
+from millstream.engine.backend import Prefill, PromptScores
 from millstream.engine.messages import Submit
 
 
@@ -20,7 +21,11 @@ class PromptReader(Protocol):
     """Owner only. Reads chunks; hands rows over in the form that its batch takes."""
 
     def read(self, chunks: Sequence[Prefill]) -> list[mx.array]:
-        """Run the chunks. What is returned must be evaluated; logits are never computed."""
+        """Run the chunks. What is returned must be evaluated; logits are computed only for `scores`."""
+        ...
+
+    def scores(self) -> list[PromptScores]:
+        """Of chunks since the last call, for the requests that want them."""
         ...
 
     def take(self, ids: Iterable[int]) -> tuple[list[Submit], list[Any]]:
@@ -43,6 +48,7 @@ class SingleReader:
         self._packing = packing
         self._kept = kept
         self._rows: dict[int, tuple[Submit, RowCaches]] = {}
+        self._scores: list[PromptScores] = []
 
     def read(self, chunks: Sequence[Prefill]) -> list[mx.array]:
         arrays: list[mx.array] = []
@@ -51,12 +57,19 @@ class SingleReader:
             if submit.request_id not in self._rows:
                 self._rows[submit.request_id] = (submit, self._begin(chunk))
             _, caches = self._rows[submit.request_id]
-            if chunk.end > chunk.start:
+            if chunk.end > chunk.start and scored(chunk):
+                self._scores.append(score(self._model, caches, chunk))
+            elif chunk.end > chunk.start:
                 self._model(mx.array([submit.prompt[chunk.start : chunk.end]], dtype=mx.int32), cache=caches)
+            if chunk.end > chunk.start:
                 arrays.extend(states(caches))
             if chunk.keep is not None:
                 arrays.extend(self._kept.keep_row(chunk.keep, caches))
         return arrays
+
+    def scores(self) -> list[PromptScores]:
+        found, self._scores = self._scores, []
+        return found
 
     def _begin(self, chunk: Prefill) -> RowCaches:
         caches = row_of(self._model, self._packing)
@@ -103,7 +116,7 @@ class BlockReader:
         self._groups: list[_Group] = []
 
     def read(self, chunks: Sequence[Prefill]) -> list[mx.array]:
-        whole = [chunk for chunk in chunks if chunk.start == 0 and chunk.joins and chunk.end > 0]
+        whole = [chunk for chunk in chunks if chunk.start == 0 and chunk.joins and chunk.end > 0 and not scored(chunk)]
         groups = [] if self._fill is None else [group for group in alike(whole, self._fill) if len(group) > 1]
         grouped = {id(chunk) for group in groups for chunk in group}
         arrays = self._single.read([chunk for chunk in chunks if id(chunk) not in grouped])
@@ -112,6 +125,9 @@ class BlockReader:
             self._groups.append(group)
             arrays += group.block.arrays
         return arrays
+
+    def scores(self) -> list[PromptScores]:
+        return self._single.scores()
 
     def take(self, ids: Iterable[int]) -> tuple[list[Submit], list[Block]]:
         wanted = set(ids)

@@ -21,6 +21,7 @@ from millstream.backend.cpu_attention import cpu_attention
 from millstream.backend.cpu_layers import pays_here, turn_layers, turned_layer
 from millstream.backend.device import current_device
 from millstream.backend.exchange import exchange_function
+from millstream.backend.guides import Compiler
 from millstream.backend.identity import identity_of
 from millstream.backend.kept_blocks import KeptBlocks
 from millstream.backend.leaves import kept_sizes
@@ -32,7 +33,7 @@ from millstream.backend.quantized_kv import KvPacking, QuantizedSlotLayer, packi
 from millstream.backend.reach import evaluate_all
 from millstream.backend.rehearsal import rehearse
 from millstream.backend.slots import SlotCaches, all_plain, exact, powers_of_two
-from millstream.engine.backend import Keep, Plan, Prefill, Progress, StepResult, ignore_progress
+from millstream.engine.backend import Keep, Plan, Prefill, Progress, RowFailure, RowOutput, StepResult, ignore_progress
 from millstream.engine.messages import Submit
 from millstream.engine.ownership import OwnerGuard
 from millstream.errors import ModelError
@@ -57,6 +58,8 @@ class TextModelSettings:
     """Keys and values in 8 or 4 bits; 0 for the type that the model computes in."""
     like_gpu: bool = False
     """Lay out slots and group prompts as on a GPU, whatever the device: so that the CPU can test it."""
+    grammars: Compiler | None = None
+    """For rows whose answers must match a grammar."""
 
 
 class MlxTextBackend:
@@ -131,16 +134,22 @@ class MlxTextBackend:
         if joining:
             batch.join(*prompts.take(joining))
             unkept += self._keep(batch, [order for order in plan.keep if order.request_id in joining])
-        launched = batch.launch() if batch.ids else None
+        launched, rows, failed = self._decode(batch)
         if read := prompts.read(plan.prefill):
             # With rows decoding, the next read bounds how far Python runs ahead of the device; without, wait here.
             (mx.eval if launched is None else mx.async_eval)(read)
         if plan.forget and (left := self._kept.forget(plan.forget)):
             mx.eval(left)
-        pending, self._pending = self._pending, launched
-        rows = pending.read(batch.ids) if pending is not None else []
-        stored = tuple(self._kept.spool.advance())
-        return StepResult(tuple(rows), tuple(unkept), stored, storing=bool(self._kept.spool))
+        rows = self._read(batch) if rows is None else rows
+        self._pending = launched
+        return StepResult(
+            tuple(rows),
+            failed=tuple(failed),
+            scores=tuple(prompts.scores()),
+            unkept=tuple(unkept),
+            stored=tuple(self._kept.spool.advance()),
+            storing=bool(self._kept.spool),
+        )
 
     def memory_bytes(self) -> int:
         """Owner only. Weights, and the keys and values of rows and of prompts that are being read."""
@@ -166,6 +175,22 @@ class MlxTextBackend:
         finally:
             mx.clear_cache()
             mx.clear_streams()
+
+    def _decode(self, batch: Batch) -> tuple[Launched | None, list[RowOutput] | None, list[RowFailure]]:
+        """Launch a step. The last one's rows, if they had to be read for it, and those that cannot go on."""
+        if not batch.ids:
+            return None, None, []
+        logits = batch.forward()
+        if not batch.guided:
+            return batch.launch(logits), None, []
+        mx.async_eval(logits)  # type: ignore[no-untyped-call]
+        rows = self._read(batch)
+        mask, failed = batch.guide(rows)
+        return batch.launch(logits, mask), rows, failed
+
+    def _read(self, batch: Batch) -> list[RowOutput]:
+        """What the last step gave the rows that are still there. Waits for it."""
+        return [] if self._pending is None else self._pending.read(batch.ids)
 
     def _keep(self, batch: Batch, orders: Sequence[Keep]) -> list[int]:
         """Keep of rows what the orders say. The handles for which that could not be done."""
@@ -209,7 +234,9 @@ class MlxTextBackend:
                 exchange_function(self._model, "scaled_dot_product_attention", cpu_attention)
 
     def _fresh(self) -> tuple[Batch, PromptReader]:
-        make = functools.partial(Batch, self._model, self._vocab_size, kernel=self._on_cuda())
+        make = functools.partial(
+            Batch, self._model, self._vocab_size, kernel=self._on_cuda(), compiler=self._settings.grammars
+        )
         if not self._slots:
             return make(MergedCaches()), SingleReader(self._model, self._kept)
         layers = len(new_row(self._model))

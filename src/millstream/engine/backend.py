@@ -95,6 +95,22 @@ class RowOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class RowFailure:
+    """A row that cannot go on, while all others can. It is dropped in the next step."""
+
+    request_id: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScores:
+    """Log-probabilities of the tokens that a chunk of a prompt has read, in order: see `Submit.prompt_logprobs`."""
+
+    request_id: int
+    logprobs: tuple[TokenLogprob, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     rows: tuple[RowOutput, ...] = field(default=())
     unkept: tuple[int, ...] = ()
@@ -102,6 +118,9 @@ class StepResult:
     stored: tuple[Stored, ...] = ()
     storing: bool = False
     """Whether there is more to hand out: then there must be another step, even an empty one."""
+    failed: tuple[RowFailure, ...] = ()
+    scores: tuple[PromptScores, ...] = ()
+    """Of chunks of this very step, and never later: a request that only reads its prompt ends with the last."""
 
 
 Progress = Callable[[float], None]

@@ -47,7 +47,7 @@ class Keeper:
 
     def look_on_disk(self, request: Request) -> Find | None:
         """What to fetch for a request before it begins, if that is worth it."""
-        if self.shelf is None:
+        if self.shelf is None or request.submit.prompt_logprobs is not None:
             return None
         tokens, contents = request.submit.prompt[:-1], request.submit.contents
         hit = self._index.match(tokens, contents)
@@ -80,6 +80,8 @@ class Keeper:
 
     def begin(self, request: Request) -> None:
         """The last token of a prompt is always read anew: it is the first input of the row."""
+        if request.submit.prompt_logprobs is not None:
+            return  # all of the prompt must be computed
         request.hit = self._index.match(request.submit.prompt[:-1], request.submit.contents)
         request.prefilled = request.hit.tokens
 

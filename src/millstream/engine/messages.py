@@ -17,6 +17,7 @@ class Submit:
     request_id: int
     prompt: tuple[int, ...]
     max_tokens: int
+    """0: only read the prompt."""
     sampling: Sampling = Sampling()
     stop_tokens: frozenset[int] = frozenset()
     logprobs: int | None = None
@@ -24,6 +25,8 @@ class Submit:
     """What stands at places of the prompt besides tokens: (place, hash of an image or a sound)."""
     media: tuple[Media, ...] = ()
     grammar: Grammar | None = None
+    prompt_logprobs: int | None = None
+    """As `logprobs`, of the prompt's tokens but the first: they come in `PromptRead` events before any `Tokens`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,14 @@ class Tokens:
     request_id: int
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRead:
+    """The next tokens of a prompt, for a request that wants their log-probabilities."""
+
+    request_id: int
+    logprobs: tuple[TokenLogprob, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,4 +121,4 @@ class Stopped:
     """Why, if nobody asked for it."""
 
 
-Event = Tokens | Finished | Failed | Loading | Loaded | LoadFailed | Measured | Stopped
+Event = Tokens | PromptRead | Finished | Failed | Loading | Loaded | LoadFailed | Measured | Stopped

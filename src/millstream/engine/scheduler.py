@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from millstream.engine.backend import Load, Plan, Prefill, RowOutput, StepResult
 from millstream.engine.keeper import Keeper
-from millstream.engine.messages import Event, Failed, Finished, Submit, Tokens
+from millstream.engine.messages import Event, Failed, Finished, PromptRead, Submit, Tokens
 from millstream.engine.pace import Pace
 from millstream.engine.request import Request, State
 from millstream.types import FinishReason
@@ -126,6 +126,7 @@ class Scheduler:
         """Book a step that succeeded, and how long it took if that is known."""
         read = sum(chunk.end - chunk.start for chunk in plan.prefill)
         self._pace.observe(rows=len(plan.decode), prompt_tokens=read, seconds=seconds)
+        events: list[Event] = [PromptRead(scores.request_id, scores.logprobs) for scores in result.scores]
         for chunk in plan.prefill:
             request = self._requests[chunk.request.request_id]
             request.prefilled = chunk.end
@@ -135,15 +136,20 @@ class Scheduler:
                 request.move(State.RUNNING)
                 self._prefilling.remove(request)
                 self._running[request.request_id] = request
+                if not request.submit.max_tokens:
+                    events.append(self._finish(request, FinishReason.LENGTH))
         self._storing = result.storing
         if self._keeper is not None:
             self._keeper.lost(result.unkept)
             self._keeper.stored(result.stored)
-        events: list[Event] = []
         for row in result.rows:
             running = self._running.get(row.request_id)
             if running is not None:
                 events.extend(self._accept(running, row))
+        for failure in result.failed:
+            running = self._running.get(failure.request_id)
+            if running is not None:
+                events.append(self._fail(running, failure.message))
         return events
 
     def fail(self, message: str) -> list[Event]:

@@ -17,6 +17,7 @@ from millstream.engine.messages import (
     LoadFailed,
     Loading,
     Measured,
+    PromptRead,
     Shutdown,
     Stopped,
     Submit,
@@ -143,7 +144,7 @@ class EngineClient:
         was_busy = self.busy
         for event in events:
             match event:
-                case Tokens():
+                case Tokens() | PromptRead():
                     self._inboxes[event.request_id].push(event)
                 case Finished() | Failed():
                     self.answered = self.answered or isinstance(event, Finished)

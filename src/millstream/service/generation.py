@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 
-from millstream.engine.messages import Failed, Finished, Tokens
+from millstream.engine.messages import Failed, Finished, PromptRead, Tokens
 from millstream.errors import EngineGone, StepFailed
 from millstream.service.choice import Choice
 from millstream.service.engine_client import EngineClient
@@ -62,6 +62,9 @@ class TextGeneration:
                 if choice.finish_reason is not None:
                     self._engine.cancel([choice.request_id])
                 return delta
+            case PromptRead():
+                choice.prompted(event.logprobs)
+                return None
             case Finished():
                 self._cached += event.usage.cached_tokens
                 return choice.finish(event.reason, event.usage.completion_tokens)

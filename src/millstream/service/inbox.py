@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-from millstream.engine.messages import Failed, Finished, Tokens
+from millstream.engine.messages import Failed, Finished, PromptRead, Tokens
 
 TURN = 32
 """The most events that a reader takes at once."""
 
-RequestEvent = Tokens | Finished | Failed
+RequestEvent = PromptRead | Tokens | Finished | Failed
 
 
 class Inbox:

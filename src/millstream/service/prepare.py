@@ -7,7 +7,8 @@ from concurrent.futures import Executor
 
 from millstream.errors import BadRequest, ContextOverflow
 from millstream.service.entry import ReadyModel
-from millstream.types import ChatPrompt, GenerationRequest, Prompt, TextPrompt, TokenPrompt
+from millstream.text.grammar import checked
+from millstream.types import ChatPrompt, GenerationRequest, Grammar, Prompt, TextPrompt, TokenPrompt
 
 
 async def prepare(pool: Executor, model: ReadyModel, request: GenerationRequest) -> list[tuple[int, ...]]:
@@ -23,6 +24,15 @@ async def prepare(pool: Executor, model: ReadyModel, request: GenerationRequest)
             param="logit_bias",
         )
     return list(prompts)
+
+
+async def prepare_grammar(pool: Executor, model: ReadyModel, request: GenerationRequest) -> Grammar | None:
+    """What the answers must match, as an engine takes it. Raises `BadRequest` for what cannot be served."""
+    if request.grammar is None:
+        return None
+    if not model.tokenizer.eos_ids:
+        raise BadRequest("this model names no token that ends an answer, so its answers cannot follow a grammar")
+    return await asyncio.get_running_loop().run_in_executor(pool, checked, request.grammar)
 
 
 def _encode(model: ReadyModel, prompt: Prompt) -> tuple[int, ...]:

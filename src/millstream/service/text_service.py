@@ -12,13 +12,16 @@ from dataclasses import replace
 from millstream.config import ModelSpec
 from millstream.engine.messages import Submit
 from millstream.errors import EngineBusy, EngineGone
+from millstream.service.best import BestOf
 from millstream.service.choice import Choice
 from millstream.service.entry import ReadyModel
 from millstream.service.generation import TextGeneration
 from millstream.service.hub import ModelHub
 from millstream.service.inbox import Inbox
 from millstream.service.metrics import Metrics, RequestTimer
-from millstream.service.prepare import prepare
+from millstream.service.opening import Opening, prompt_logprobs
+from millstream.service.ports import Generation
+from millstream.service.prepare import prepare, prepare_grammar
 from millstream.types import ChatPrompt, GenerationRequest, ModelCard
 
 log = logging.getLogger(__name__)
@@ -49,7 +52,7 @@ class MillstreamService:
     def clear_cache(self, name: str) -> ModelCard:
         return self._hub.clear_cache(name)
 
-    async def start(self, request: GenerationRequest) -> TextGeneration:
+    async def start(self, request: GenerationRequest) -> Generation:
         while True:
             async with self._hub.use(request.model) as model:
                 try:
@@ -59,15 +62,18 @@ class MillstreamService:
             # Nothing of the request has run. Once the hub knows, it has another engine for it or says why not.
             await model.engine.wait_gone()
 
-    async def _start_on(self, model: ReadyModel, request: GenerationRequest) -> TextGeneration:
+    async def _start_on(self, model: ReadyModel, request: GenerationRequest) -> Generation:
         timer = RequestTimer(self._metrics, model.name)
         prompts = await prepare(self._pool, model, request)
+        request = replace(request, grammar=await prepare_grammar(self._pool, model, request))
         timer.prepared(sum(map(len, prompts)))
         submits = [submit for prompt in prompts for submit in self._submits(model, request, prompt)]
         continues = not isinstance(request.prompts[0], ChatPrompt)
+        tries = request.best_of or request.n
+        openings = (Opening.of(request, index // tries, submit.prompt, model) for index, submit in enumerate(submits))
         choices = [
-            Choice(index, submit.request_id, model.tokenizer, request.stop, continues=continues)
-            for index, submit in enumerate(submits)
+            Choice(index, submit.request_id, model.tokenizer, request.stop, continues=continues, opening=opening)
+            for index, (submit, opening) in enumerate(zip(submits, openings, strict=True))
         ]
         inbox = Inbox()
         try:
@@ -75,7 +81,8 @@ class MillstreamService:
         except EngineBusy as error:
             self._metrics.rejected.labels(model.name, error.code).inc()
             raise
-        return TextGeneration(model.name, model.engine, inbox, choices, sum(map(len, prompts)), timer)
+        generation = TextGeneration(model.name, model.engine, inbox, choices, sum(map(len, prompts)), timer)
+        return generation if request.best_of is None else BestOf(generation, choices, request)
 
     def _submits(self, model: ReadyModel, request: GenerationRequest, prompt: tuple[int, ...]) -> list[Submit]:
         """One engine request for each answer. Answers to one prompt differ by their seed."""
@@ -88,9 +95,11 @@ class MillstreamService:
                 max_tokens=room if request.max_tokens is None else min(request.max_tokens, room),
                 sampling=replace(request.sampling, seed=(seed + number) & 0xFFFFFFFFFFFFFFFF),
                 stop_tokens=frozenset() if request.ignore_eos else model.tokenizer.eos_ids,
-                logprobs=request.logprobs,
+                logprobs=(request.logprobs or 0) if request.best_of else request.logprobs,
+                grammar=request.grammar,
+                prompt_logprobs=prompt_logprobs(request),
             )
-            for number in range(request.n)
+            for number in range(request.best_of or request.n)
         ]
 
 

@@ -100,6 +100,10 @@ class Tokenizer:
             return WindowDetokenizer(self._backend.decode)
         return ByteDetokenizer(self._spoken, 0 if continues else self._scheme.strip)
 
+    def as_json(self) -> str:
+        """All of it but the template, in the form of a tokenizer.json."""
+        return self._backend.to_str()
+
     def token_bytes(self, token: int) -> bytes:
         """The exact bytes of one token. Special tokens are their names; an id without a token is nothing."""
         return self._exact[token]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import orjson
 
 from millstream import __version__
 from millstream.api.sse import DONE, event
-from millstream.types import FinishReason, Usage
+from millstream.types import FinishReason, PromptToken, Usage
 
 FINGERPRINT = f"millstream-{__version__}"
 LEAST_LOGPROB = -9999.0
@@ -27,8 +29,21 @@ def usage_fields(usage: Usage) -> dict[str, object]:
     }
 
 
-def finite(logprob: float) -> float:
-    return max(logprob, LEAST_LOGPROB)
+def finite(logprob: float | None) -> float | None:
+    """None for the first token of a prompt, of which nothing can be said."""
+    return None if logprob is None else max(logprob, LEAST_LOGPROB)
+
+
+def prompt_fields(prompt: Sequence[PromptToken]) -> list[dict[str, object] | None]:
+    """Log-probabilities of a prompt as vLLM writes them: by token id, the token itself first."""
+    return [
+        {
+            str(token): {"logprob": finite(logprob), "rank": rank, "decoded_token": text}
+            for token, text, logprob, rank in place.options
+        }
+        or None
+        for place in prompt
+    ]
 
 
 class Frame:
@@ -57,5 +72,12 @@ class Frame:
         last = {"object": kind} | self._fields | {"choices": [], "usage": usage_fields(usage)}
         return event(orjson.dumps(last)) + DONE
 
-    def whole(self, kind: str, choices: list[dict[str, object]], usage: Usage) -> bytes:
-        return orjson.dumps({"object": kind} | self._fields | {"choices": choices, "usage": usage_fields(usage)})
+    def whole(
+        self,
+        kind: str,
+        choices: list[dict[str, object]],
+        usage: Usage,
+        more: Mapping[str, object] = MappingProxyType({}),
+    ) -> bytes:
+        fields = {"object": kind} | self._fields | {"choices": choices, "usage": usage_fields(usage)}
+        return orjson.dumps(fields | dict(more))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import orjson
 
-from millstream.api.openai.chunk import FINISH, Frame, finite
+from millstream.api.openai.chunk import FINISH, Frame, finite, prompt_fields
 from millstream.api.render import merged
 from millstream.types import Delta, TextLogprob, Usage
 
@@ -48,7 +48,8 @@ class ChatRenderer:
         return self._frame.ending(_CHUNK, usage)
 
     def whole(self, choices: Sequence[Delta], usage: Usage) -> bytes:
-        return self._frame.whole(_WHOLE, [self._choice(choice) for choice in choices], usage)
+        more = {"prompt_logprobs": prompt_fields(choices[0].prompt)} if choices[0].prompt else {}
+        return self._frame.whole(_WHOLE, [self._choice(choice) for choice in choices], usage, more)
 
     def _choice(self, choice: Delta) -> dict[str, object]:
         return {
@@ -67,5 +68,5 @@ def _logprobs(tokens: Sequence[TextLogprob]) -> dict[str, object]:
     return {"content": content, "refusal": None}
 
 
-def _entry(text: str, data: bytes, logprob: float) -> dict[str, object]:
+def _entry(text: str, data: bytes, logprob: float | None) -> dict[str, object]:
     return {"token": text, "logprob": finite(logprob), "bytes": list(data)}

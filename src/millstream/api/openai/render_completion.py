@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import orjson
 
-from millstream.api.openai.chunk import FINISH, Frame, finite
+from millstream.api.openai.chunk import FINISH, Frame, finite, prompt_fields
 from millstream.api.render import merged
 from millstream.types import Delta, TextLogprob, Usage
 
@@ -52,6 +52,7 @@ class CompletionRenderer:
             "text": choice.text,
             "logprobs": self._legacy(choice),
             "finish_reason": FINISH[choice.finish_reason] if choice.finish_reason else None,
+            **({"prompt_logprobs": prompt_fields(choice.prompt)} if choice.prompt else {}),
         }
 
     def _legacy(self, delta: Delta) -> dict[str, object] | None:
@@ -72,7 +73,9 @@ class CompletionRenderer:
         }
 
 
-def _top(token: TextLogprob) -> dict[str, float]:
+def _top(token: TextLogprob) -> dict[str, float | None] | None:
+    if token.logprob is None:
+        return None
     return {_name(text, data): finite(logprob) for text, data, logprob in token.top}
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import TypeVar
 
 from millstream.api.body import validated
 from millstream.api.openai.params import UNSERVED, UNSERVED_STREAM_OPTIONS, served
 from millstream.api.openai.schema import ChatRequest, CompletionRequest, StreamOptions, TextRequest
 from millstream.errors import BadRequest
-from millstream.types import ChatPrompt, GenerationRequest, Prompt, Sampling
+from millstream.types import ChatPrompt, GenerationRequest, Grammar, Prompt, Sampling
 
 COMPLETION_MAX_TOKENS = 16
 """OpenAI's default for /v1/completions. A chat has none: it ends where the model ends it."""
@@ -36,12 +36,24 @@ def chat_generation(request: ChatRequest) -> GenerationRequest:
 
 
 def completion_generation(request: CompletionRequest) -> GenerationRequest:
-    return _generation(request, request.prompt, _limit(request) or COMPLETION_MAX_TOKENS, request.logprobs)
+    limit = _limit(request)
+    if limit == 0 and not request.echo and request.prompt_logprobs is None:
+        raise BadRequest("max_tokens must be at least 1, unless echo or prompt_logprobs is set.", param="max_tokens")
+    tries = request.best_of
+    if tries is not None and tries < request.n:
+        raise BadRequest(f"best_of ({tries}) must be at least n ({request.n}).", param="best_of")
+    if tries is not None and request.stream:
+        raise BadRequest("best_of cannot be streamed: which answers are the best is known at the end.", param="best_of")
+    limit = COMPLETION_MAX_TOKENS if limit is None else limit
+    generation = _generation(request, request.prompt, limit, request.logprobs)
+    return replace(generation, echo=request.echo, best_of=tries)
 
 
 def _generation(
     request: TextRequest, prompts: tuple[Prompt, ...], max_tokens: int | None, logprobs: int | None
 ) -> GenerationRequest:
+    if request.prompt_logprobs is not None and request.stream:
+        raise BadRequest("prompt_logprobs cannot be combined with stream.", param="prompt_logprobs")
     return GenerationRequest(
         model=request.model,
         prompts=prompts,
@@ -52,8 +64,17 @@ def _generation(
         stop=request.stop,
         ignore_eos=request.ignore_eos,
         logprobs=logprobs,
+        grammar=_grammar(request),
+        prompt_logprobs=request.prompt_logprobs,
         unset=frozenset(name.name for name in fields(Sampling)) - request.model_fields_set,
     )
+
+
+def _grammar(request: TextRequest) -> Grammar | None:
+    grammar = request.form()
+    if grammar is not None and request.ignore_eos:
+        raise BadRequest("ignore_eos cannot be combined with a form that the answer must have.", param="ignore_eos")
+    return grammar
 
 
 def _limit(request: TextRequest) -> int | None:

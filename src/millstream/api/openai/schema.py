@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
 
 from millstream.api.openai.fields import MAX_BIAS, MAX_PROMPTS, MAX_STOPS, read_logit_bias, read_prompts, read_stop
+from millstream.api.openai.grammars import FormRequest
 from millstream.api.openai.messages import ROLES, Message, read_messages
 from millstream.types import Prompt, Sampling
 
@@ -54,7 +55,7 @@ class StreamOptions(BaseModel):
     """End the stream with a chunk that counts the tokens."""
 
 
-class TextRequest(BaseModel):
+class TextRequest(FormRequest):
     """What both endpoints take. An optional parameter that is null counts as not given."""
 
     model_config = ConfigDict(strict=True, use_attribute_docstrings=True)
@@ -93,6 +94,8 @@ class TextRequest(BaseModel):
     """Send the answer as server-sent events while it is written."""
     stream_options: StreamOptions = StreamOptions()
     """Of use with stream alone."""
+    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    """Return the log-probability of each token of the prompt, and of this many of the likeliest. Not with stream."""
     user: str | None = None
     """Accepted; has no effect."""
     metadata: dict[str, object] | None = None
@@ -129,7 +132,7 @@ class ChatRequest(TextRequest):
     """Return the log-probability of each token of the answer."""
     top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
     """And of this many of the likeliest tokens at each place. Needs logprobs."""
-    chat_template_kwargs: dict[str, object] = {}
+    chat_template_kwargs: dict[str, object] = Field(default_factory=dict)
     """Handed to the model's chat template, for example {"enable_thinking": false}."""
 
 
@@ -140,3 +143,9 @@ class CompletionRequest(TextRequest):
     """The text, or its token ids; or a list of such prompts, which are answered side by side."""
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     """Return the log-probability of each token, and of this many of the likeliest at each place."""
+    max_tokens: Annotated[int, Field(ge=0, le=_INT32)] | None = None
+    """At most this many tokens an answer. 0 with echo or prompt_logprobs: only look at the prompt."""
+    echo: bool = False
+    """Begin each answer with its prompt, and its log-probabilities if there are any."""
+    best_of: Annotated[int, Field(ge=1, le=128)] | None = None
+    """Write this many answers to each prompt, and return the n whose tokens are likeliest. Not with stream."""

@@ -1,0 +1,137 @@
+"""What a grammar costs: the same model and rows with and without one, and the share of a step that masks take.
+
+python bench/grammar.py --model demo --rows 1,8,32
+
+The engine's backend alone, without HTTP. `masks` is the time that Python and llguidance spend on a step's masks; the
+device computes the step's logits meanwhile, so it slows a step only as far as it is longer than that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from millstream.backend.environment import load_blas, prefer_known_kernels
+from millstream.engine.backend import RowOutput
+from millstream.engine.messages import Submit, Tokens
+from millstream.engine.scheduler import Scheduler
+from millstream.models.source import ModelSource
+from millstream.text.grammar import GrammarCompiler, compiler_of
+from millstream.types import Grammar, Sampling
+from models import find
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 20},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "mail": {"type": "string", "pattern": "^[a-z.]{1,12}@[a-z]{1,12}\\.(com|org)$"},
+        "role": {"enum": ["admin", "user", "guest"]},
+        "scores": {"type": "array", "items": {"type": "number"}, "maxItems": 4},
+    },
+    "required": ["name", "age", "mail", "role", "scores"],
+    "additionalProperties": False,
+}
+ENDLESS = {"type": "array", "items": PERSON, "minItems": 1000}
+"""No answer ends before its limit, so that all runs have as many tokens."""
+
+GRAMMARS = {
+    "none": None,
+    "any JSON": Grammar("json_schema", json.dumps({"type": "array", "minItems": 1000})),
+    "schema": Grammar("json_schema", json.dumps(ENDLESS)),
+    "regex": Grammar("regex", "([A-Z][a-z]{1,12}( [a-z]{1,12}){2,9}[.] ){1000}"),
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    seconds: float
+    """Of a step."""
+    tokens: dict[int, list[int]]
+
+
+def run(backend: MlxTextBackend, grammar: Grammar | None, rows: int, count: int) -> Run:
+    """Steps from the first in which all rows decode."""
+    backend.reset()
+    scheduler = Scheduler(max_rows=rows, prefill_tokens=4096)
+    for number in range(rows):
+        prompt = tuple(range(50 + number, 82 + number))
+        scheduler.submit(Submit(number, prompt, count, Sampling(temperature=1.0, seed=number), grammar=grammar))
+    tokens: dict[int, list[int]] = {number: [] for number in range(rows)}
+    started, steps = 0.0, 0
+    while not scheduler.idle:
+        plan = scheduler.plan()
+        for event in scheduler.advance(plan, backend.step(plan)):
+            if isinstance(event, Tokens):
+                tokens[event.request_id] += event.tokens
+        steps += bool(started)
+        started = started or (time.perf_counter() if plan.decode else 0.0)
+    return Run((time.perf_counter() - started) / steps, tokens)
+
+
+def masks(compiler: GrammarCompiler, grammar: Grammar, done: Run, vocab_size: int) -> float:
+    """The same answers again without a model: seconds of a step."""
+    guides = Guides(compiler, vocab_size)
+    places = {number: number for number in done.tokens}
+    for number in done.tokens:
+        guides.add(Submit(number, (0,), 1, grammar=grammar))
+    guides.follow([], places)
+    length = min(map(len, done.tokens.values()))
+    started = time.perf_counter()
+    for place in range(length):
+        guides.follow([RowOutput(number, (line[place],)) for number, line in done.tokens.items()], places)
+    return (time.perf_counter() - started) / length
+
+
+def measure(folder: ModelSource, rows: int, count: int, repeat: int, names: Sequence[str]) -> None:
+    compiler = compiler_of(folder)
+    backend = MlxTextBackend(TextModelSettings(folder.kind, folder.path, max_rows=rows, grammars=compiler))
+    facts = backend.load()
+    best: dict[str, Run] = {}
+    for _ in range(repeat):
+        # In turn, so that what else the machine does meets all of them.
+        for name in names:
+            done = run(backend, GRAMMARS[name], rows, count)
+            if name not in best or done.seconds < best[name].seconds:
+                best[name] = done
+    for name, done in best.items():
+        grammar = GRAMMARS[name]
+        spent = 0.0
+        if grammar is not None:
+            spent = min(masks(compiler, grammar, done, facts.vocab_size) for _ in range(repeat))
+        slower = done.seconds / best["none"].seconds - 1
+        print(
+            f"| {rows} | {name} | {rows / done.seconds:,.0f} | {done.seconds * 1e3:.2f} | {slower:+.1%} "
+            f"| {spent * 1e3:.2f} | {spent / done.seconds:.1%} |",
+            flush=True,
+        )
+    backend.close()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="demo")
+    parser.add_argument("--rows", type=lambda text: [int(part) for part in text.split(",")], default=[1, 8, 32])
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--grammars", type=lambda text: text.split(","), default=list(GRAMMARS))
+    arguments = parser.parse_args()
+    folder = ModelSource(arguments.model, "folder", find(arguments.model))
+    print("| rows | grammar | tokens/s | ms a step | against none | ms of masks | share |")
+    print("|---|---|---|---|---|---|---|")
+    for rows in arguments.rows:
+        measure(folder, rows, arguments.tokens, arguments.repeat, ["none", *arguments.grammars[1:]])
+    return 0
+
+
+if __name__ == "__main__":
+    load_blas()
+    prefer_known_kernels()
+    from millstream.backend.guides import Guides
+    from millstream.backend.text_model import MlxTextBackend, TextModelSettings
+
+    sys.exit(main())

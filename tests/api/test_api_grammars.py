@@ -1,0 +1,141 @@
+"""The form of an answer, under every name that clients have for it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from millstream.types import Grammar
+
+CHAT = ("chat/completions", {"messages": [{"role": "user", "content": "hi"}]})
+TEXT = ("completions", {"prompt": "hi"})
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+AS_TEXT = json.dumps(SCHEMA, separators=(",", ":"))
+ANY = Grammar("json_schema", '{"type":"object"}')
+OURS = Grammar("json_schema", AS_TEXT)
+
+
+def named(**fields):
+    return {"type": "json_schema", "json_schema": {"name": "n", **fields}}
+
+
+SERVED = [
+    ({}, None),
+    ({"response_format": None}, None),
+    ({"response_format": {"type": "text"}}, None),
+    ({"response_format": {"type": "json_object"}}, ANY),
+    ({"response_format": {"type": "json_object", "schema": SCHEMA}}, OURS),
+    ({"response_format": named(schema=SCHEMA)}, OURS),
+    ({"response_format": named(schema=SCHEMA, strict=True, description="d")}, OURS),
+    ({"response_format": named(schema=SCHEMA, strict=False)}, OURS),
+    ({"response_format": named()}, ANY),
+    ({"guided_json": SCHEMA}, OURS),
+    ({"guided_json": AS_TEXT}, OURS),
+    ({"json_schema": SCHEMA}, OURS),
+    ({"guided_regex": "a+"}, Grammar("regex", "a+")),
+    ({"guided_choice": ["yes", 'n"o', "é"]}, Grammar("lark", 'start: "yes" | "n\\"o" | "\\u00e9"')),
+    ({"guided_grammar": 'start: "a"'}, Grammar("lark", 'start: "a"')),
+    ({"grammar": 'root ::= "a"'}, Grammar("gbnf", 'root ::= "a"')),
+    ({"grammar": ""}, None),
+    ({"structured_outputs": {"json": SCHEMA}}, OURS),
+    ({"structured_outputs": {"json_object": True, "regex": None}}, ANY),
+    ({"structured_outputs": {"json_object": False}}, None),
+    ({"structured_outputs": {"choice": ["a"], "disable_fallback": False}}, Grammar("lark", 'start: "a"')),
+    ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "text"}}, Grammar("regex", "a")),
+]
+
+
+@pytest.mark.parametrize("route, base", [CHAT, TEXT])
+@pytest.mark.parametrize("fields, grammar", SERVED)
+def test_served(http, service, route, base, fields, grammar):
+    response = http.post(f"/v1/{route}", json=base | fields)
+    assert response.status_code == 200, response.text
+    assert service.requests[0].grammar == grammar
+
+
+REFUSED = [
+    ({"response_format": "json"}, "response_format", "must be an object"),
+    ({"response_format": {"type": "xml"}}, "response_format", '"json_schema"'),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "with a schema"),
+    ({"response_format": named(schema=[])}, "response_format.json_schema.schema", "an object"),
+    ({"guided_json": "{"}, "guided_json", "not valid JSON"),
+    ({"guided_json": 5}, "guided_json", "an object"),
+    ({"guided_regex": 5}, "guided_regex", "non-empty string"),
+    ({"guided_choice": []}, "guided_choice", "list of 1 to"),
+    ({"guided_choice": ["a", 5]}, "guided_choice", "non-empty strings"),
+    ({"guided_grammar": ["x"]}, "guided_grammar", "non-empty string"),
+    ({"structured_outputs": []}, "structured_outputs", "must be an object"),
+    ({"structured_outputs": {"json_object": 1}}, "structured_outputs.json_object", "true or false"),
+    ({"structured_outputs": {"json": SCHEMA, "regex": "a"}}, "structured_outputs.regex", "cannot be combined"),
+    ({"guided_json": SCHEMA, "guided_regex": "a"}, "guided_regex", "cannot be combined"),
+    ({"guided_json": SCHEMA, "ignore_eos": True}, "ignore_eos", "cannot be combined"),
+]
+
+
+@pytest.mark.parametrize("route, base", [CHAT, TEXT])
+@pytest.mark.parametrize("fields, param, words", REFUSED)
+def test_refused(http, service, route, base, fields, param, words):
+    response = http.post(f"/v1/{route}", json=base | fields)
+    error = response.json()["error"]
+    assert response.status_code == 400, error
+    assert (error["code"], error["param"]) == ("invalid_request", param)
+    assert words in error["message"]
+    assert service.requests == []
+
+
+def test_what_structured_outputs_do_not_have(http):
+    body = CHAT[1] | {"structured_outputs": {"structural_tag": "x"}}
+    error = http.post("/v1/chat/completions", json=body).json()["error"]
+    assert (error["code"], error["param"]) == ("unsupported_parameter", "structured_outputs.structural_tag")
+
+
+def test_a_source_has_a_limit(http, monkeypatch):
+    monkeypatch.setattr("millstream.api.openai.grammars.MAX_SOURCE", 10)
+    error = http.post("/v1/completions", json={"prompt": "hi", "guided_regex": "a" * 11}).json()["error"]
+    assert error["param"] == "guided_regex"
+    assert "at most 10" in error["message"]
+
+
+LOOKED = [
+    ({"echo": True}, {"echo": True}),
+    ({"echo": True, "max_tokens": 0}, {"echo": True, "max_tokens": 0}),
+    ({"prompt_logprobs": 3, "max_tokens": 0}, {"prompt_logprobs": 3, "max_tokens": 0}),
+    ({"prompt_logprobs": 0}, {"prompt_logprobs": 0, "max_tokens": 16}),
+    ({"best_of": 4, "n": 2}, {"best_of": 4, "n": 2}),
+    ({"best_of": 2, "n": 2, "stream": True}, {"best_of": None, "n": 2}),
+    ({"echo": False, "best_of": 1, "stream": True}, {"echo": False, "best_of": None}),
+]
+
+
+@pytest.mark.parametrize("fields, expected", LOOKED)
+def test_prompts_and_tries(http, service, fields, expected):
+    response = http.post("/v1/completions", json={"prompt": "hi"} | fields)
+    assert response.status_code == 200, response.text
+    request = service.requests[0]
+    assert {name: getattr(request, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    "route, base, fields, param",
+    [
+        (*TEXT, {"best_of": 2, "n": 3}, "best_of"),
+        (*TEXT, {"best_of": 2, "stream": True}, "best_of"),
+        (*TEXT, {"max_tokens": 0}, "max_tokens"),
+        (*TEXT, {"max_tokens": 0, "logprobs": 1}, "max_tokens"),
+        (*TEXT, {"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+        (*CHAT, {"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+        (*CHAT, {"prompt_logprobs": 21}, "prompt_logprobs"),
+        (*TEXT, {"prompt_logprobs": True}, "prompt_logprobs"),
+    ],
+)
+def test_prompts_and_tries_that_make_no_sense(http, route, base, fields, param):
+    response = http.post(f"/v1/{route}", json=base | fields)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize("fields", [{"best_of": 3}, {"echo": True}])
+def test_a_chat_has_neither_echo_nor_best_of(http, fields):
+    error = http.post("/v1/chat/completions", json=CHAT[1] | fields).json()["error"]
+    assert error["code"] == "unsupported_parameter"

@@ -1,0 +1,113 @@
+"""Log-probabilities of prompts against a plain forward pass, however the prompt is cut."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_lm.utils import load_model
+
+from millstream.backend import prompt_logprobs
+from millstream.engine.link import ThreadLink
+from millstream.engine.messages import Event, Finished, PromptRead, Submit
+from millstream.engine.process_link import ProcessLink
+from millstream.engine.tuning import make_scheduler
+from millstream.types import FinishReason, TokenLogprob
+from support.engines import Driver, engine
+from support.guided import children_find_us, guided_backend
+from support.tiny import VOCAB
+
+PROMPT = tuple((7 * place * place + 3) % VOCAB for place in range(60))
+
+
+class Listening(Driver):
+    """Books what is read of prompts too."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.read: dict[int, list[TokenLogprob]] = {}
+
+    def _book(self, event: Event) -> None:
+        if isinstance(event, PromptRead):
+            assert event.request_id not in self.tokens, "the prompt comes before the answer"
+            self.read.setdefault(event.request_id, []).extend(event.logprobs)
+        super()._book(event)
+
+
+def expected(folder: Path, prompt: tuple[int, ...]) -> list[list[float]]:
+    model, _ = load_model(folder)
+    logits = model(mx.array([prompt]))[0].astype(mx.float32)
+    values: list[list[float]] = (logits - mx.logsumexp(logits, axis=-1, keepdims=True)).tolist()  # type: ignore[assignment]
+    return values
+
+
+def check(found: list[TokenLogprob], wanted: list[list[float]], prompt: tuple[int, ...], top: int) -> None:
+    assert [entry.token for entry in found] == list(prompt[1:])
+    for entry, row in zip(found, wanted, strict=False):
+        assert entry.logprob == pytest.approx(row[entry.token], abs=1e-3)
+        assert entry.rank == 1 + sum(value > row[entry.token] for value in row)
+        best = sorted(row, reverse=True)[:top]
+        assert [value for _, value in entry.top] == pytest.approx(best, abs=1e-3)
+        assert all(row[token] == pytest.approx(value, abs=1e-3) for token, value in entry.top)
+
+
+@pytest.fixture
+def listening(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("support.engines.Driver", Listening)
+
+
+@pytest.mark.usefixtures("listening")
+@pytest.mark.parametrize("kind", [ThreadLink, ProcessLink])
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "lfm2"])
+def test_they_are_those_of_one_pass(
+    family: str,
+    kind: type[ThreadLink | ProcessLink],
+    tiny_model: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if kind is ProcessLink and family != "llama":
+        pytest.skip("one family is enough to see that they cross a process")
+    children_find_us(monkeypatch)
+    monkeypatch.setattr(prompt_logprobs, "PIECE", 5)
+    folder = tiny_model(family)
+    wanted = expected(folder, PROMPT)
+    with engine(functools.partial(guided_backend, folder, {}), prefill_tokens=17, kind=kind) as driver:
+        assert isinstance(driver, Listening)
+        plain = Submit(1, PROMPT, 8)
+        [answer] = driver.run(plain)
+        asked = [
+            Submit(2, PROMPT, 8, prompt_logprobs=3),
+            Submit(3, PROMPT[:20], 0, prompt_logprobs=0),
+            Submit(4, PROMPT[:1], 0, prompt_logprobs=2),
+            Submit(5, PROMPT, 8),
+        ]
+        both = driver.run(*asked)
+        assert both[0] == both[3] == answer, "the answer is the same"
+        check(driver.read[2], wanted, PROMPT, 3)
+        check(driver.read[3], wanted, PROMPT[:20], 0)
+        assert set(driver.read) == {2, 3}
+        for number in (3, 4):
+            [end] = driver.ends[number]
+            assert isinstance(end, Finished)
+            assert (end.reason, end.usage.completion_tokens) == (FinishReason.LENGTH, 0)
+
+
+@pytest.mark.usefixtures("listening")
+def test_a_kept_beginning_is_computed_again(tiny_model: Callable[[str], Path]) -> None:
+    folder = tiny_model("llama")
+    factory = functools.partial(guided_backend, folder, {})
+    driver = Listening(ThreadLink("test", factory, functools.partial(make_scheduler, 64, None, 2**24)))
+    driver.start()
+    driver.run(Submit(1, PROMPT, 4), Submit(2, PROMPT, 4))
+    [answer] = driver.run(Submit(3, PROMPT, 4))
+    [again] = driver.run(Submit(4, PROMPT, 4, prompt_logprobs=1))
+    hits = [driver.ends[number][0].usage.cached_tokens for number in (3, 4)]  # type: ignore[union-attr]
+    driver.stop()
+    assert hits[0] > 0
+    assert hits[1] == 0
+    assert answer == again
+    check(driver.read[4], expected(folder, PROMPT), PROMPT, 1)

@@ -1,0 +1,156 @@
+"""Forms of answers, prompts told back and the best of several, over HTTP with a tiny model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from millstream.config import Settings
+from support.server import running
+
+TEXT = "Once upon a time"
+
+
+@pytest.fixture(scope="module", params=["thread", "process"])
+def http(request: pytest.FixtureRequest, servable: Path) -> Iterator[httpx.Client]:
+    settings = Settings((str(servable),), port=0, max_batch=8, isolation=request.param)
+    with running(settings) as server, httpx.Client(base_url=server.url, timeout=60) as client:
+        yield client
+
+
+def complete(http: httpx.Client, **fields: Any) -> dict[str, Any]:
+    reply = http.post("/v1/completions", json={"prompt": TEXT, "seed": 1, **fields})
+    assert reply.status_code == 200, reply.text
+    body: dict[str, Any] = reply.json()
+    return body
+
+
+def chat(http: httpx.Client, **fields: Any) -> httpx.Response:
+    return http.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "hi"}], **fields})
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"ok": {"type": "boolean"}, "n": {"type": "integer", "minimum": 10, "maximum": 99}},
+    "required": ["ok", "n"],
+    "additionalProperties": False,
+}
+
+
+def test_every_answer_has_the_form(http: httpx.Client) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+    choices = chat(http, response_format=form, n=6).json()["choices"]
+    choices += complete(http, response_format=form, n=2, max_tokens=50, prompt=["a", "b"])["choices"]
+    for choice in choices:
+        assert choice["finish_reason"] == "stop"
+        value = json.loads(choice["message"]["content"] if "message" in choice else choice["text"])
+        assert 10 <= value["n"] <= 99
+        assert isinstance(value["ok"], bool)
+
+
+def test_a_stream_has_it_too(http: httpx.Client) -> None:
+    lines = chat(http, guided_regex="[0-9]{5}", stream=True, logprobs=True).text.splitlines()
+    chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    deltas = [choice["delta"].get("content", "") for chunk in chunks for choice in chunk["choices"]]
+    assert len("".join(deltas)) == 5
+    assert "".join(deltas).isdigit()
+    assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+def test_an_answer_that_is_cut_has_its_reason(http: httpx.Client) -> None:
+    [choice] = complete(http, guided_regex="[0-9]{50}", max_tokens=7)["choices"]
+    assert choice["finish_reason"] == "length"
+    assert choice["text"].isdigit()
+    assert len(choice["text"]) == 7
+
+
+def test_a_bias_works_inside_the_form(http: httpx.Client) -> None:
+    digit = ord("7") - ord("!")
+    [choice] = complete(http, guided_regex="[0-9]{4}", logit_bias={str(digit): 100, "70": 100})["choices"]
+    assert choice["text"] == "7777"
+
+
+def test_what_cannot_be_served_names_its_keyword(http: httpx.Client) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "array", "contains": {}}}}
+    reply = chat(http, response_format=form)
+    assert reply.status_code == 400
+    assert '"contains"' in reply.json()["error"]["message"]
+    special = chat(http, guided_grammar="start: <|nothing|>")
+    assert special.status_code >= 400
+    assert "nothing" in special.json()["error"]["message"]
+    assert chat(http, guided_regex="a").json()["choices"][0]["message"]["content"] == "a"
+
+
+def test_an_echo_begins_with_the_prompt(http: httpx.Client) -> None:
+    plain = complete(http, max_tokens=4)["choices"][0]["text"]
+    assert complete(http, max_tokens=4, echo=True)["choices"][0]["text"] == TEXT + plain
+    none = complete(http, max_tokens=0, echo=True)
+    assert none["choices"][0]["text"] == TEXT
+    assert none["choices"][0]["finish_reason"] == "length"
+    assert none["usage"]["completion_tokens"] == 0
+    tokens = [ord(letter) - ord("!") for letter in "Once"]
+    assert complete(http, prompt=tokens, max_tokens=0, echo=True)["choices"][0]["text"] == "Once"
+
+
+def test_an_echo_with_log_probabilities(http: httpx.Client) -> None:
+    """As lm-eval asks: the prompt's tokens, and at most one more."""
+    logprobs = complete(http, max_tokens=1, echo=True, logprobs=2, temperature=0)["choices"][0]["logprobs"]
+    assert "".join(logprobs["tokens"][: len(TEXT)]) == TEXT
+    assert len(logprobs["tokens"]) == len(TEXT) + 1
+    assert logprobs["token_logprobs"][0] is None
+    assert logprobs["top_logprobs"][0] is None
+    assert all(value < 0 for value in logprobs["token_logprobs"][1:])
+    assert all(len(top) == 2 for top in logprobs["top_logprobs"][1:])
+    assert logprobs["text_offset"] == list(range(len(TEXT) + 1))
+    none = complete(http, max_tokens=0, echo=True, logprobs=2)["choices"][0]["logprobs"]
+    assert none["token_logprobs"] == logprobs["token_logprobs"][:-1]
+    # What the prompt says of its last token is what a shorter prompt says of its answer.
+    short = complete(http, prompt=TEXT[:-1], max_tokens=1, logprobs=2, logit_bias={"68": 100})["choices"][0]
+    assert short["text"] == "e"
+    assert short["logprobs"]["token_logprobs"][0] == pytest.approx(none["token_logprobs"][-1], abs=1e-3)
+
+
+def test_a_streamed_echo(http: httpx.Client) -> None:
+    body = {"prompt": TEXT, "echo": True, "logprobs": 1, "max_tokens": 3, "stream": True, "temperature": 0}
+    lines = http.post("/v1/completions", json=body).text.splitlines()
+    choices = [json.loads(line[6:])["choices"][0] for line in lines if line.startswith("data: {")]
+    whole = complete(http, echo=True, logprobs=1, max_tokens=3, temperature=0)["choices"][0]
+    assert "".join(choice["text"] for choice in choices) == whole["text"]
+    values = [value for choice in choices if choice["logprobs"] for value in choice["logprobs"]["token_logprobs"]]
+    assert values == whole["logprobs"]["token_logprobs"]
+
+
+def test_log_probabilities_of_prompts(http: httpx.Client) -> None:
+    echoed = complete(http, max_tokens=0, echo=True, logprobs=0)["choices"][0]["logprobs"]["token_logprobs"]
+    [choice] = complete(http, max_tokens=2, prompt_logprobs=2)["choices"]
+    first, *rest = choice["prompt_logprobs"]
+    assert first is None
+    assert "".join(next(iter(place.values()))["decoded_token"] for place in rest) == TEXT[1:]
+    assert [next(iter(place.values()))["logprob"] for place in rest] == pytest.approx(echoed[1:], abs=1e-4)
+    assert all({1, 2} <= {option["rank"] for option in place.values()} for place in rest)
+    answer = chat(http, prompt_logprobs=0, max_tokens=2).json()
+    assert answer["prompt_logprobs"][0] is None
+    assert len(answer["prompt_logprobs"]) == answer["usage"]["prompt_tokens"]
+    assert "prompt_logprobs" not in chat(http, max_tokens=2).json()
+
+
+def test_the_best_of_several(http: httpx.Client) -> None:
+    def mean(choice: dict[str, Any]) -> float:
+        values = choice["logprobs"]["token_logprobs"]
+        return float(sum(values) / len(values))
+
+    fields = {"prompt": [TEXT, "x"], "max_tokens": 5, "temperature": 1.0, "ignore_eos": True}
+    tried = complete(http, n=4, logprobs=0, **fields)["choices"]
+    best = complete(http, n=2, best_of=4, **fields)
+    wanted = []
+    for start in (0, 4):
+        wanted += [choice["text"] for choice in sorted(tried[start : start + 4], key=mean, reverse=True)[:2]]
+    assert [choice["text"] for choice in best["choices"]] == wanted
+    assert [choice["index"] for choice in best["choices"]] == [0, 1, 2, 3]
+    assert [choice["logprobs"] for choice in best["choices"]] == [None] * 4
+    assert best["usage"]["completion_tokens"] == 40

@@ -1,0 +1,118 @@
+"""Structured output of the demo model over HTTP: random schemas, and what the official client makes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import httpx
+import jsonschema
+import openai
+import pydantic
+import pytest
+
+from millstream.config import Settings
+from support.schemas import random_schema
+from support.server import RunningServer, running
+
+SCHEMAS = 300
+ROWS = 32
+FREE = 6
+
+
+@pytest.fixture(scope="module")
+def wide(demo_path: Path) -> Iterator[RunningServer]:
+    """The demo model with many rows."""
+    with running(Settings(port=0, max_batch=ROWS)) as server:
+        yield server
+
+
+async def ask(client: httpx.AsyncClient, gate: asyncio.Semaphore, **settings: Any) -> dict[str, Any]:
+    async with gate:
+        reply = await client.post("/v1/chat/completions", json={"temperature": 1.0, **settings}, timeout=600)
+    assert reply.status_code == 200, reply.text
+    choice: dict[str, Any] = reply.json()["choices"][0]
+    return choice
+
+
+def guided(number: int) -> dict[str, Any]:
+    schema = random_schema(number)
+    form = {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": schema}}
+    content = "Answer with JSON."
+    return {
+        "messages": [{"role": "user", "content": content}],
+        "response_format": form,
+        "seed": number,
+        "max_tokens": 100,
+    }
+
+
+def free(number: int) -> dict[str, Any]:
+    content = f"Tell me a story about {number + 2} mills."
+    return {"messages": [{"role": "user", "content": content}], "seed": number, "max_tokens": 60, "logprobs": True}
+
+
+def test_300_random_schemas_and_the_rows_beside_them(wide: RunningServer) -> None:
+    async def run() -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]]]:
+        gate = asyncio.Semaphore(2 * ROWS)
+        async with httpx.AsyncClient(base_url=wide.url) as client:
+            alone = await asyncio.gather(*(ask(client, gate, **free(number)) for number in range(FREE)))
+            beside = [asyncio.create_task(ask(client, gate, **free(number))) for number in range(FREE)]
+            answers = await asyncio.gather(*(ask(client, gate, **guided(number)) for number in range(SCHEMAS)))
+            return alone, await asyncio.gather(*beside), answers
+
+    alone, beside, answers = asyncio.run(run())
+    assert [choice["message"] for choice in beside] == [choice["message"] for choice in alone]
+    reasons = Counter(choice["finish_reason"] for choice in answers)
+    for number, choice in enumerate(answers):
+        if choice["finish_reason"] == "stop":
+            value = json.loads(choice["message"]["content"])
+            jsonschema.validate(value, random_schema(number), jsonschema.Draft202012Validator)
+    assert reasons["stop"] >= 0.9 * SCHEMAS, reasons
+
+
+class Pet(pydantic.BaseModel):
+    kind: Literal["cat", "dog"]
+    name: str = pydantic.Field(max_length=12)
+    age: int = pydantic.Field(ge=0, le=30)
+
+
+QUESTION: Any = [{"role": "user", "content": "Invent a pet. Give its kind, name and age as JSON."}]
+
+
+def test_the_client_parses_answers_into_a_model(demo_client: openai.OpenAI) -> None:
+    reply = demo_client.chat.completions.parse(model="", messages=QUESTION, response_format=Pet, seed=1, max_tokens=60)
+    message = reply.choices[0].message
+    assert isinstance(message.parsed, Pet)
+    assert message.parsed == Pet.model_validate_json(message.content or "")
+
+
+def test_the_client_parses_a_stream_into_a_model(demo_client: openai.OpenAI) -> None:
+    with demo_client.chat.completions.stream(
+        model="", messages=QUESTION, response_format=Pet, seed=1, max_tokens=60
+    ) as stream:
+        kinds = Counter(event.type for event in stream)
+        final = stream.get_final_completion()
+    assert kinds["content.delta"] > 3
+    assert isinstance(final.choices[0].message.parsed, Pet)
+
+
+def test_an_answer_that_is_cut_says_so(demo_client: openai.OpenAI) -> None:
+    with pytest.raises(openai.LengthFinishReasonError):
+        demo_client.chat.completions.parse(model="", messages=QUESTION, response_format=Pet, max_tokens=3)
+
+
+def test_a_choice_a_pattern_and_a_grammar(demo_client: openai.OpenAI) -> None:
+    def text(**form: object) -> str:
+        reply = demo_client.chat.completions.create(model="", messages=QUESTION, max_tokens=40, extra_body=form)
+        assert reply.choices[0].finish_reason == "stop"
+        return reply.choices[0].message.content or ""
+
+    assert text(guided_choice=["cat", "dog"]) in ("cat", "dog")
+    assert text(structured_outputs={"regex": "[0-9]{3}-[0-9]{4}"})[3] == "-"
+    assert text(guided_grammar='start: "A" /[a-z]{1,4}/ "!"').endswith("!")
+    assert text(grammar='root ::= "it is a " ("cat" | "dog")').startswith("it is a ")

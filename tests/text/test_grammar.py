@@ -1,0 +1,147 @@
+"""Grammars as clients send them: what is served, and what is refused by which words."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from llguidance import LLMatcher
+
+from millstream.errors import BadRequest, ModelError
+from millstream.text.grammar import MOST_KEPT, GrammarCompiler, checked, vocabulary
+from millstream.text.loading import load_tokenizer
+from millstream.text.tokenizer import Tokenizer
+from millstream.types import Grammar
+from support.tiny import byte_source
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return load_tokenizer(byte_source(tmp_path_factory.mktemp("bytes")))
+
+
+@pytest.fixture
+def compiler(tokenizer: Tokenizer) -> GrammarCompiler:
+    return GrammarCompiler(lambda: tokenizer)
+
+
+def schema(**keywords: object) -> Grammar:
+    return Grammar("json_schema", json.dumps({"type": "object", "properties": {"a": keywords}, "required": ["a"]}))
+
+
+UNSERVED = [
+    ({"type": "array", "contains": {"type": "string"}}, '"contains"'),
+    ({"type": "array", "uniqueItems": True}, '"uniqueItems"'),
+    ({"type": "object", "propertyNames": {"pattern": "^a"}}, '"propertyNames"'),
+    ({"not": {"type": "string"}}, '"not"'),
+    ({"if": {"type": "string"}, "then": {"minLength": 2}}, '"if", "then"'),
+    ({"type": "object", "dependentRequired": {"a": ["b"]}}, '"dependentRequired"'),
+    ({"type": "array", "unevaluatedItems": False}, '"unevaluatedItems"'),
+    ({"type": "string", "format": "colour"}, '"format" with colour'),
+    ({"oneOf": [{"type": "number"}, {"type": "integer"}]}, '"oneOf"'),
+    ({"type": "string", "pattern": "^(?=a)b"}, '"pattern"'),
+    ({"$ref": "http://example.com/schema"}, "http://example.com/schema"),
+    ({"$ref": "#/definitions/none"}, "/definitions/none"),
+    ({"type": "wurst"}, "wurst"),
+    ({"type": "integer", "minimum": 3, "maximum": 1}, "unsatisfiable"),
+]
+
+
+@pytest.mark.parametrize(("keywords", "words"), UNSERVED, ids=[words for _, words in UNSERVED])
+def test_a_schema_that_cannot_be_served_is_refused_by_its_keyword(keywords: dict[str, object], words: str) -> None:
+    with pytest.raises(BadRequest) as refused:
+        checked(schema(**keywords))
+    assert words in refused.value.message
+    assert refused.value.message.startswith("the JSON schema ")
+
+
+@pytest.mark.parametrize(
+    ("grammar", "words"),
+    [
+        (Grammar("regex", "(a"), "the regular expression cannot be served"),
+        (Grammar("lark", "start: nothing"), "nothing"),
+        (Grammar("lark", "no grammar {"), "the grammar cannot be served"),
+        (Grammar("gbnf", "root ::= nothing"), "nothing"),
+        (Grammar("gbnf", 'first ::= "a"'), "root"),
+        (Grammar("gbnf", 'root ::= "a'), "the GBNF grammar cannot be read"),
+        (Grammar("json_schema", "[]"), "the JSON schema cannot be served"),
+    ],
+)
+def test_other_grammars_are_refused_in_words(grammar: Grammar, words: str) -> None:
+    with pytest.raises(BadRequest) as refused:
+        checked(grammar)
+    assert words in refused.value.message
+
+
+def accepts(compiler: GrammarCompiler, tokenizer: Tokenizer, grammar: Grammar, text: str) -> bool:
+    """Whether the text is a whole answer."""
+    matcher = compiler.matcher(grammar)
+    tokens = tokenizer.encode(text, special=False)
+    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize(
+    ("grammar", "right", "wrong"),
+    [
+        (Grammar("regex", "[a-c]{2}/x"), ["ab/x"], ["ab", "ad/x", "ab/xx"]),
+        (Grammar("lark", 'start: "yes" | "no\\n\\u00e9"'), ["yes", "no\né"], ["no", "yesno"]),
+        (Grammar("gbnf", 'root ::= item ("," item)*\nitem ::= [0-9]+'), ["1", "1,22"], ["1,", "a"]),
+        (schema(type="integer", minimum=3, maximum=12), ['{"a":3}', '{"a": 12}'], ['{"a":2}', '{"a":13}', '{"a":  3}']),
+        (schema(enum=["x", 1, None]), ['{"a":"x"}', '{"a":1}', '{"a":null}'], ['{"a":"y"}', "{}", '{\n"a":1}']),
+        (
+            Grammar(
+                "json_schema", '{"x-guidance":{"whitespace_pattern":"\\s*"},"type":"array","items":{"type":"null"}}'
+            ),
+            ["[null]", "[ null ,\n null ]"],
+            ["[nul]"],
+        ),
+    ],
+)
+def test_what_matches(
+    compiler: GrammarCompiler, tokenizer: Tokenizer, grammar: Grammar, right: list[str], wrong: list[str]
+) -> None:
+    grammar = checked(grammar)
+    assert [text for text in right if not accepts(compiler, tokenizer, grammar, text)] == []
+    assert [text for text in wrong if accepts(compiler, tokenizer, grammar, text)] == []
+
+
+def test_matchers_of_one_grammar_are_strangers(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    first, second = (compiler.matcher(Grammar("regex", "ab")) for _ in range(2))
+    assert first.consume_tokens(tokenizer.encode("ab", special=False))
+    assert first.is_accepting()
+    assert not second.is_accepting()
+    assert second.consume_tokens(tokenizer.encode("ab", special=False))
+
+
+def test_only_so_many_compiled_grammars_are_kept(compiler: GrammarCompiler) -> None:
+    for number in range(2 * MOST_KEPT):
+        assert isinstance(compiler.matcher(Grammar("regex", f"a{{{number + 1}}}")), LLMatcher)
+    assert len(compiler._kept) == MOST_KEPT
+
+
+def test_the_vocabulary_is_built_once_and_only_when_it_is_wanted(tokenizer: Tokenizer) -> None:
+    loads = []
+
+    def load() -> Tokenizer:
+        loads.append(1)
+        return tokenizer
+
+    compiler = GrammarCompiler(load)
+    assert loads == []
+    assert compiler.vocab_size == tokenizer.vocab_size
+    compiler.matcher(Grammar("regex", "a"))
+    assert loads == [1]
+
+
+def test_answers_end_where_the_server_stops(tokenizer: Tokenizer) -> None:
+    assert set(vocabulary(tokenizer).eos_tokens) == tokenizer.eos_ids
+
+
+def test_a_tokenizer_that_grammars_cannot_use_says_so(tmp_path: Path) -> None:
+    import tokenizers
+    from tokenizers import models
+
+    words = Tokenizer(tokenizers.Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a")), eos_ids=[1])
+    with pytest.raises(ModelError, match="cannot be used with grammars"):
+        vocabulary(words)
