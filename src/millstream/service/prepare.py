@@ -7,13 +7,16 @@ from concurrent.futures import Executor
 
 from millstream.errors import BadRequest, ContextOverflow
 from millstream.service.entry import ReadyModel
+from millstream.text.conversation import render
 from millstream.types import ChatPrompt, GenerationRequest, Prompt, TextPrompt, TokenPrompt
 
 
 async def prepare(pool: Executor, model: ReadyModel, request: GenerationRequest) -> list[tuple[int, ...]]:
     """The token ids of each prompt. Raises `BadRequest` for what the model cannot take."""
     loop = asyncio.get_running_loop()
-    prompts = await asyncio.gather(*(loop.run_in_executor(pool, _encode, model, prompt) for prompt in request.prompts))
+    prompts = await asyncio.gather(
+        *(loop.run_in_executor(pool, _encode, model, prompt, request) for prompt in request.prompts)
+    )
     for place, tokens in enumerate(prompts):
         _check_length(model, tokens, place if len(prompts) > 1 else None)
     outside = [token for token, _ in request.sampling.logit_bias if not 0 <= token < model.facts.vocab_size]
@@ -25,10 +28,10 @@ async def prepare(pool: Executor, model: ReadyModel, request: GenerationRequest)
     return list(prompts)
 
 
-def _encode(model: ReadyModel, prompt: Prompt) -> tuple[int, ...]:
+def _encode(model: ReadyModel, prompt: Prompt, request: GenerationRequest) -> tuple[int, ...]:
     match prompt:
         case ChatPrompt():
-            return tuple(model.tokenizer.encode_chat(prompt.messages, **prompt.template_kwargs))
+            return tuple(render(model.tokenizer, model.style, prompt, request.tools, request.thinking))
         case TextPrompt():
             return tuple(model.tokenizer.encode(prompt.text))
         case TokenPrompt():

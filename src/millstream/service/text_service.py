@@ -19,6 +19,7 @@ from millstream.service.hub import ModelHub
 from millstream.service.inbox import Inbox
 from millstream.service.metrics import Metrics, RequestTimer
 from millstream.service.prepare import prepare
+from millstream.service.reading import Reading, for_prompt, reading_of
 from millstream.types import ChatPrompt, GenerationRequest, ModelCard
 
 log = logging.getLogger(__name__)
@@ -63,11 +64,17 @@ class MillstreamService:
         timer = RequestTimer(self._metrics, model.name)
         prompts = await prepare(self._pool, model, request)
         timer.prepared(sum(map(len, prompts)))
-        submits = [submit for prompt in prompts for submit in self._submits(model, request, prompt)]
+        common = reading_of(model, request)
+        planned = [
+            (submit, reading)
+            for reading, prompt in (for_prompt(common, model, request, prompt) for prompt in prompts)
+            for submit in self._submits(model, request, prompt, reading)
+        ]
+        submits = [submit for submit, _ in planned]
         continues = not isinstance(request.prompts[0], ChatPrompt)
         choices = [
-            Choice(index, submit.request_id, model.tokenizer, request.stop, continues=continues)
-            for index, submit in enumerate(submits)
+            Choice(index, submit, model.tokenizer, reading, continues=continues)
+            for index, (submit, reading) in enumerate(planned)
         ]
         inbox = Inbox()
         try:
@@ -75,9 +82,20 @@ class MillstreamService:
         except EngineBusy as error:
             self._metrics.rejected.labels(model.name, error.code).inc()
             raise
-        return TextGeneration(model.name, model.engine, inbox, choices, sum(map(len, prompts)), timer)
+        return TextGeneration(
+            model.name,
+            model.engine,
+            inbox,
+            choices,
+            sum(map(len, prompts)),
+            timer,
+            next_id=lambda: next(self._ids),
+            context_length=model.facts.context_length,
+        )
 
-    def _submits(self, model: ReadyModel, request: GenerationRequest, prompt: tuple[int, ...]) -> list[Submit]:
+    def _submits(
+        self, model: ReadyModel, request: GenerationRequest, prompt: tuple[int, ...], reading: Reading
+    ) -> list[Submit]:
         """One engine request for each answer. Answers to one prompt differ by their seed."""
         room = model.facts.context_length - len(prompt)
         seed = request.sampling.seed if request.seeded else secrets.randbits(32)
@@ -87,8 +105,9 @@ class MillstreamService:
                 prompt=prompt,
                 max_tokens=room if request.max_tokens is None else min(request.max_tokens, room),
                 sampling=replace(request.sampling, seed=(seed + number) & 0xFFFFFFFFFFFFFFFF),
-                stop_tokens=frozenset() if request.ignore_eos else model.tokenizer.eos_ids,
+                stop_tokens=frozenset() if request.ignore_eos else model.tokenizer.eos_ids | reading.stop_tokens,
                 logprobs=request.logprobs,
+                grammar=reading.grammar,
             )
             for number in range(request.n)
         ]

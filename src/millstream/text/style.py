@@ -53,6 +53,12 @@ class Style:
         return name in self.template
 
     @property
+    def names(self) -> tuple[str, str]:
+        """For the log."""
+        marks = next((name for name, marks in REASONING.items() if marks == self.reasoning), NONE)
+        return self.tools.name if self.tools else NONE, marks
+
+    @property
     def markers(self) -> tuple[str, ...]:
         """All that a detokenizer must show of special tokens."""
         found: list[str] = []
@@ -64,6 +70,10 @@ class Style:
             written = tools.written
             found += [written.opening, written.before, written.after, written.between, written.closing]
         return tuple(mark for mark in found if mark)
+
+
+PLAIN = Style()
+"""All that it says is content."""
 
 
 def choose_style(

@@ -15,13 +15,9 @@ Neutrals = Mapping[str, tuple[object, ...]]
 
 UNSERVED: Neutrals = {
     # OpenAI's own
-    "tools": ([],),
     "functions": ([],),
-    "tool_choice": ("none", "auto"),
     "function_call": ("none", "auto"),
-    "parallel_tool_calls": (),
     "response_format": ({"type": "text"},),
-    "reasoning_effort": (),
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
@@ -44,7 +40,6 @@ UNSERVED: Neutrals = {
     "json_schema": (),
     "reasoning": (),
     "thinking": (),
-    "thinking_budget": (),
     "include_reasoning": (),
     "chat_template": (),
     "documents": ([],),

@@ -30,6 +30,8 @@ class ReasoningMarks:
 
     opens: tuple[str, ...]
     closes: tuple[str, ...]
+    after: str = ""
+    """What a model writes next, before it answers."""
 
 
 @dataclass(frozen=True, slots=True)

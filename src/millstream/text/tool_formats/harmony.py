@@ -53,7 +53,7 @@ FORMAT = ToolFormat(
         *_ENDS,
     ),
     stops=(CALL, RETURN),
-    reasoning=ReasoningMarks(("<|channel|>analysis<|message|>",), (END, CALL, RETURN)),
+    reasoning=ReasoningMarks(("<|channel|>analysis<|message|>",), (END, CALL, RETURN), "<|start|>assistant"),
     written=Written(f"<|channel|>commentary to=functions.{{name}} <|constrain|>json{MESSAGE}", "", many=False),
     signs=(("<|channel|>", "<|message|>", "commentary"),),
     tokens=("<|channel|>", "<|constrain|>"),
