@@ -270,10 +270,12 @@ class Splitter:
             if final:
                 self._drop(len(self._buffer))
             return False
-        self._drop(place)
         if marker == self._block.start:
-            self._enter_block(self._block, len(marker))
+            before = len(self._buffer[:place].rstrip())
+            self._drop(before)
+            self._enter_block(self._block, place - before + len(marker))
             return True
+        self._drop(place)
         self._emit(Kind.MARKUP, len(marker))
         self._fresh, self._marked, self._step = True, True, self._content
         return True
