@@ -14,7 +14,7 @@ from millstream.text.template import Message
 from millstream.text.tokenizer import Tokenizer
 from millstream.text.tool_formats.format import ToolFormat
 from millstream.text.tool_formats.registry import FALLBACK
-from millstream.text.tool_prompt import merged_system, told
+from millstream.text.tool_prompt import merged_system, told, with_written_calls
 from millstream.types import ChatPrompt, Thinking, ToolUse
 
 BUDGETS = {"none": 0, "minimal": 256, "low": 1024, "medium": 4096}
@@ -82,10 +82,13 @@ def _forms(style: Style, messages: Sequence[Message], tools: Sequence[dict[str, 
     if not tools and not with_calls:
         return [messages]
     read = _named_results([_read(message, style) for message in messages])
+    written = calling_format(style).written
+    if knows_tools(style) and not style.takes("tool_calls"):
+        return [[with_written_calls(message, written) for message in read]]
     if knows_tools(style):
         # Most templates want arguments as an object. Some join them to a string.
         return [read, [_unread(message) for message in read]]
-    plain = told(read, calling_format(style).written, tools)
+    plain = told(read, written, tools)
     merged = merged_system(plain)
     return [plain] if merged is None else [plain, merged]
 

@@ -66,15 +66,20 @@ def merged_system(messages: Sequence[Message]) -> list[Message] | None:
     return [{**user, "content": f"{system['content']}\n\n{user['content']}"}, *messages[2:]]
 
 
-def _plain(message: Message, written: Written) -> Message:
-    if message["role"] == "tool":
-        return {"role": "user", "content": f"<tool_response>\n{message.get('content') or ''}\n</tool_response>"}
+def with_written_calls(message: Message, written: Written) -> Message:
+    """An assistant's calls as the text that they were, for templates that do not look at calls."""
     calls = message.get("tool_calls")
     if not isinstance(calls, list):
         return message
     text = write_calls(written, [_call(call["function"]) for call in calls])
     kept = {name: value for name, value in message.items() if name != "tool_calls"}
     return {**kept, "content": "\n".join(part for part in (message.get("content"), text) if isinstance(part, str))}
+
+
+def _plain(message: Message, written: Written) -> Message:
+    if message["role"] == "tool":
+        return {"role": "user", "content": f"<tool_response>\n{message.get('content') or ''}\n</tool_response>"}
+    return with_written_calls(message, written)
 
 
 def _call(function: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:

@@ -21,6 +21,7 @@ CORPUS: dict[str, Sequence[Example]] = {
     "qwen3-coder": other_formats.QWEN3_CODER,
     "llama": json_formats.LLAMA,
     "pythonic": other_formats.PYTHONIC,
+    "lfm2": other_formats.PYTHONIC,
     "mistral": json_formats.MISTRAL,
     "mistral-json": json_formats.MISTRAL_JSON,
     "gemma": other_formats.GEMMA,

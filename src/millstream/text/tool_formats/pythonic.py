@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import re
 from typing import Any
 
@@ -89,6 +90,13 @@ FORMAT = ToolFormat(
     written=Written(
         "{name}(", ")", opening="[", between=", ", closing="]", arguments=Keyed("{key}=", "", between=", ", quote='"')
     ),
-    signs=(("<|python_start|>",), ("<|tool_call_start|>",), ("<|tool_list_start|>",), ("func_name1(params_name1",)),
-    tokens=("<|tool_call_start|>", "<|tool_call_end|>"),
+    signs=(("<|python_start|>",), ("func_name1(params_name1",)),
+    tokens=("<|python_start|>", "<|python_end|>"),
+)
+LFM2 = dataclasses.replace(
+    FORMAT,
+    name="lfm2",
+    written=dataclasses.replace(FORMAT.written, opening=f"{STARTS[0]}[", closing=f"]{ENDS[0]}"),
+    signs=((STARTS[0],), ("<|tool_list_start|>",)),
+    tokens=(STARTS[0], ENDS[0]),
 )

@@ -36,6 +36,7 @@ _ORDERED = (
     glm.FORMAT,
     qwen3_coder.FORMAT,
     hermes.FORMAT,
+    pythonic.LFM2,
     pythonic.FORMAT,
     llama.FORMAT,
 )
