@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from millstream.text.tool_formats.format import NotACall
+from millstream.text.tool_formats.values import finite
 
 _SPACE = re.compile(r"\s*")
 _KEY = re.compile(r"[^\s\"':,{}\[\]<][^\"':,{}\[\]]*")
@@ -15,6 +16,8 @@ _WORD = re.compile(r"[^,{}\[\]]+")
 _WORDS: dict[str, Any] = {"true": True, "false": False, "null": None, "none": None}
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
 _DEEPEST = 64
+_LONGEST_INT = 4000
+"""Digits; Python itself refuses to read more than 4300."""
 
 
 class RelaxedReader:
@@ -75,7 +78,7 @@ class RelaxedReader:
         if number := _NUMBER.match(self._text, self.place):
             self.place = number.end()
             word = number[0]
-            return int(word) if word.lstrip("-").isdigit() else float(word)
+            return int(word) if word.lstrip("-").isdigit() and len(word) <= _LONGEST_INT else finite(word)
         word = self._matched(_WORD).strip()
         return _WORDS.get(word.lower(), word)
 

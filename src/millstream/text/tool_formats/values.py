@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,10 +13,15 @@ _WORDS = {"true": True, "false": False}
 _NOTHING = frozenset({"null", "none", "nil"})
 
 
+def finite(text: str) -> float:
+    """A number. One that is too large for a float is the largest: JSON has no infinity."""
+    return max(-sys.float_info.max, min(sys.float_info.max, float(text)))
+
+
 def load_json(text: str) -> Any:
     """JSON, with line breaks in strings allowed. Raises `NotACall`."""
     try:
-        return json.loads(text, strict=False)
+        return json.loads(text, strict=False, parse_float=finite, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
         raise NotACall(str(error)) from error
 
@@ -125,7 +131,7 @@ def _loose(text: str, plain: str, *, closed: bool) -> Any:
 def _loaded(text: str) -> Any:
     """JSON, or None for anything else; also for numbers that JSON does not have."""
     try:
-        return json.loads(text, strict=False, parse_constant=_refuse)
+        return json.loads(text, strict=False, parse_float=finite, parse_constant=_refuse)
     except (ValueError, RecursionError):
         return None
 

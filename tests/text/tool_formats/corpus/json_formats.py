@@ -10,9 +10,7 @@ OSLO, ROME = '{"city": "Oslo"}', '{"city": "Rome"}'
 
 
 def _dressed(before: str, after: str) -> list[Example]:
-    return [
-        good(before.replace("NAME", name) + text + after, (name, value)) for name, text, value in JSON_ARGUMENTS
-    ]
+    return [good(before.replace("NAME", name) + text + after, (name, value)) for name, text, value in JSON_ARGUMENTS]
 
 
 HERMES = [
