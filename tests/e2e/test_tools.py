@@ -26,7 +26,8 @@ TEMPLATE = """{%- if tools %}<|im_start|>system
 {% endif %}{% for message in messages %}<|im_start|>{{ message.role }}
 {% if message.role == 'tool' %}{{ message.name }}: {% endif %}{{ message.content }}
 {%- for call in message.tool_calls or [] %}<tool_call>{{ call.function.name }}
-{%- for key, value in call.function.arguments.items() %} {{ key }}={{ value }}{% endfor %}</tool_call>{% endfor %}<|im_end|>
+{%- for key, value in call.function.arguments.items() %} {{ key }}={{ value }}{% endfor %}</tool_call>
+{%- endfor %}<|im_end|>
 {% endfor %}<|im_start|>assistant
 {% if enable_thinking is not defined or enable_thinking %}<think>
 {% else %}<think></think>
@@ -228,7 +229,10 @@ def test_a_call_that_must_come_is_a_grammar(theatre: Theatre, choice: Any) -> No
     assert theatre.backend.submits[-1].grammar is None
 
 
-@pytest.mark.parametrize("more", [{"reasoning_effort": "none"}, {"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}}])  # fmt: skip
+@pytest.mark.parametrize(
+    "more",
+    [{"reasoning_effort": "none"}, {"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}}],
+)
 def test_thinking_can_be_turned_off(theatre: Theatre, more: dict[str, Any]) -> None:
     answer = theatre.ask("At once.", **more)
     assert theatre.prompt().endswith("<think></think>\n")

@@ -56,8 +56,24 @@ def test_line_breaks_in_texts_are_escaped() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ['x', '[', '{a', "{'", '{"a" 1', '{"a": 01}', '{"a": 1.}', '{"a": tru}', '{"a": "\\x"}', '{"a": "\\u12g4"}', '{,', '{"a": 1,}', '{"a": ]', '{"a": [1}', ' {'],
-)  # fmt: skip
+    [
+        "x",
+        "[",
+        " {",
+        "{a",
+        "{'",
+        "{,",
+        '{"a" 1',
+        '{"a": 01}',
+        '{"a": 1.}',
+        '{"a": tru}',
+        '{"a": "\\x"}',
+        '{"a": "\\u12g4"}',
+        '{"a": 1,}',
+        '{"a": ]',
+        '{"a": [1}',
+    ],
+)
 def test_the_first_letter_that_cannot_be_json_breaks_it(text: str) -> None:
     scanner = JsonScanner()
     _, used = scanner.feed(text)

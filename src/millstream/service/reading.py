@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from millstream.service.entry import ReadyModel
@@ -48,6 +49,16 @@ class Reading:
         if form == "kimi":
             return f"functions.{name}:{index}"
         return secrets.token_hex(5)[:9] if form == "mistral" else f"call_{secrets.token_hex(12)}"
+
+
+Planned = list[tuple[Reading, tuple[int, ...]]]
+
+
+def plan_readings(model: ReadyModel, request: GenerationRequest, prompts: Sequence[tuple[int, ...]]) -> Planned:
+    """How the answers to each prompt are read, and the prompt that is then run. With tools this is work for the pool:
+    their schemas go into a grammar."""
+    common = reading_of(model, request)
+    return [for_prompt(common, model, request, prompt) for prompt in prompts]
 
 
 def reading_of(model: ReadyModel, request: GenerationRequest) -> Reading:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 import secrets
@@ -19,7 +20,7 @@ from millstream.service.hub import ModelHub
 from millstream.service.inbox import Inbox
 from millstream.service.metrics import Metrics, RequestTimer
 from millstream.service.prepare import prepare
-from millstream.service.reading import Reading, for_prompt, reading_of
+from millstream.service.reading import Reading, plan_readings
 from millstream.types import ChatPrompt, GenerationRequest, ModelCard
 
 log = logging.getLogger(__name__)
@@ -64,10 +65,15 @@ class MillstreamService:
         timer = RequestTimer(self._metrics, model.name)
         prompts = await prepare(self._pool, model, request)
         timer.prepared(sum(map(len, prompts)))
-        common = reading_of(model, request)
+        loop = asyncio.get_running_loop()
+        readings = (
+            plan_readings(model, request, prompts)
+            if request.tools is None
+            else await loop.run_in_executor(self._pool, plan_readings, model, request, prompts)
+        )
         planned = [
             (submit, reading)
-            for reading, prompt in (for_prompt(common, model, request, prompt) for prompt in prompts)
+            for reading, prompt in readings
             for submit in self._submits(model, request, prompt, reading)
         ]
         submits = [submit for submit, _ in planned]

@@ -73,10 +73,10 @@ class Splitter:
         self._headless = False
         self._name = ""
         self._scanner = JsonScanner()
-        self._source = ""
         self._head = ""
+        self._read: list[str] = []
         self._pending = ""
-        self._sent = 0
+        self._told = False
 
     def push(self, text: str) -> list[Part]:
         self._buffer += text
@@ -190,6 +190,7 @@ class Splitter:
             self._enter_block(self._block, len(marker))
             return True
         if not marker and not final:
+            self._lead = place  # what was searched is not searched again: blocks can be long
             return False
         self._take(self._buffer[: place + len(marker)])
         self._step = self._content
@@ -214,45 +215,53 @@ class Splitter:
 
     def _begin_call(self, head: str, name: str) -> None:
         self._name = name.strip().removeprefix("functions.")
-        self._head = self._source = head
+        self._head = head
+        self._read = []
         self._buffer = self._buffer[len(head) :]
         self._scanner = JsonScanner()
         self._pending = ""
-        self._sent = 0
+        self._told = False
         self._step = self._arguments
 
     def _arguments(self, final: bool) -> bool:
         text, used = self._scanner.feed(self._buffer)
-        self._source += self._buffer[:used]
-        self._buffer = self._buffer[used:]
+        source, self._buffer = self._buffer[:used], self._buffer[used:]
+        self._read.append(source)
         self._pending += text
         if self._scanner.broken or (final and not self._scanner.done):
             return self._give_up()
-        # One letter could be the beginning of something else than JSON: `{'city'`.
-        if self._sent or len(self._pending.split(None, 1)[0]) > 1 or len(self._pending.split()) > 1:
-            self._send()
+        if self._tellable:
+            self._tell(source)
         if self._scanner.done:
             self.calls += 1
             self._step = self._glue
             return True
         return False
 
-    def _send(self) -> None:
-        if not self._sent:
+    @property
+    def _tellable(self) -> bool:
+        """A brace alone could be the beginning of something else than JSON: `{'city'`."""
+        return self._told or self._pending.rstrip() != "{"
+
+    def _tell(self, source: str) -> None:
+        if not self._told:
             self._parts.append(Part(Kind.CALL, self._name, self._head))
-            self._sent = len(self._head)
-        if self._pending:
-            self._parts.append(Part(Kind.ARGUMENTS, self._pending, self._source[self._sent :]))
-        self._sent, self._pending = len(self._source), ""
+            self._told, source = True, "".join(self._read)
+        if source:
+            self._parts.append(Part(Kind.ARGUMENTS, self._pending, source))
+        self._pending = ""
 
     def _give_up(self) -> bool:
-        """It is no JSON. What has been sent cannot be called back; what has not may still be read as a whole."""
-        self._buffer = self._source + self._buffer
-        if not self._sent:
+        """It is no JSON. What may have been told, depending on the cuts, is void; what cannot have been may still be read
+        as a whole."""
+        source = self._head + "".join(self._read)
+        self._buffer = source + self._buffer
+        if not self._tellable:
             self._lead, self._headless, self._step = len(self._head), True, self._calls
             return True
-        self._parts.append(Part(Kind.VOID, "", ""))
-        self._emit(Kind.CONTENT, len(self._source))
+        if self._told:
+            self._parts.append(Part(Kind.VOID, "", ""))
+        self._emit(Kind.CONTENT, len(source))
         self._fresh, self._step = False, self._content
         return bool(self._buffer)
 

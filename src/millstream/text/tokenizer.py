@@ -63,6 +63,7 @@ class Tokenizer:
         self._scheme = read_scheme(decoder_settings(backend.decoder.__getstate__()) if backend.decoder else None)
         self._exact = _Pieces(self._exact_bytes)
         self._spoken = _Pieces(lambda token: b"" if token in self._special_ids else self._exact[token])
+        self._found: dict[tuple[str, ...], frozenset[int]] = {}
         self._heard: dict[frozenset[int], _Pieces] = {}
         self.template_source: str | None = None
         self._template: ChatTemplate | None = None
@@ -124,11 +125,13 @@ class Tokenizer:
     def token_id(self, name: str) -> int | None:
         return self._backend.token_to_id(name)
 
-    def special_in(self, texts: Iterable[str]) -> frozenset[int]:
-        """The special tokens whose names stand in any of these texts."""
-        joined = "\n".join(texts)
-        names = ((number, self._backend.id_to_token(number)) for number in self._special_ids)
-        return frozenset(number for number, name in names if name and name in joined)
+    def special_in(self, texts: tuple[str, ...]) -> frozenset[int]:
+        """The special tokens whose names stand in any of these texts. Remembered: every request asks the same."""
+        if texts not in self._found:
+            joined = "\n".join(texts)
+            names = ((number, self._backend.id_to_token(number)) for number in self._special_ids)
+            self._found[texts] = frozenset(number for number, name in names if name and name in joined)
+        return self._found[texts]
 
     def token_bytes(self, token: int) -> bytes:
         """The exact bytes of one token. Special tokens are their names; an id without a token is nothing."""

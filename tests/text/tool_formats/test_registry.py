@@ -54,7 +54,7 @@ def test_the_user_has_the_last_word() -> None:
     template = "<tool_call> <think> </think>"
     assert choose_style(template, lambda token: False, "llama", "none").names == ("llama", "none")
     assert choose_style(template, lambda token: False, "none", "mistral").names == ("none", "mistral")
-    with pytest.raises(ModelError, match="no tool format 'nope'. Known are: auto, none, harmony"):
+    with pytest.raises(ModelError, match=r"no tool format 'nope'\. Known are: auto, none, harmony"):
         choose_style(template, lambda token: False, "nope")
     with pytest.raises(ModelError, match="no reasoning format"):
         choose_style(template, lambda token: False, "auto", "nope")

@@ -1,5 +1,7 @@
 """What every example of the corpus shares: some tools, and what a text must become."""
 
+# ruff: noqa: E501
+
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -44,6 +44,7 @@ HERMES = [
     broken('<tool_call>{"name": "now", "arguments": [1]}</tool_call>'),
     broken('<tool_call>{"name": "get_weather", "arguments": {"city": "Oslo" "days": 2}}</tool_call>'),
     broken('<tool_call>{"name": "set_light", "arguments": {"level": NaN}}</tool_call>'),
+    broken('<tool_call>{"name": "get_weather", "arguments": {"city": Oslo}}</tool_call>'),
     broken("No call at all: a < b, <tool, <tool_cal"),
     broken("  Blanks around are content.\n"),
 ]  # fmt: skip
