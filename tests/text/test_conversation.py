@@ -25,14 +25,14 @@ RESULT = {"role": "tool", "tool_call_id": "call_1", "content": "seen"}
 TALK = (USER, CALLED, RESULT)
 
 KNOWS = (
-    "{% if tools %}{{ tools | length }} tools, as <tool_call>;{% endif %}{% for m in messages %}{{ m.role }}:{{ m.content }}"
-    "{% for c in m.tool_calls or [] %}{{ c.id }} {{ c.function.name }} {{ ARGUMENTS }}{% endfor %}"
+    "{% if tools %}{{ tools | length }} tools, as <tool_call>;{% endif %}{% for m in messages %}"
+    "{{ m.role }}:{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.id }} {{ c.function.name }} {{ ARGUMENTS }}{% endfor %}"
     "{% if m.role == 'tool' %}={{ m.name }}{{ m.tool_call_id }}{% endif %};{% endfor %}"
 )
 PLAIN = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
 STRICT = (
-    "{% for m in messages %}{% if m.role not in ['user', 'assistant'] %}{{ raise_exception('no ' + m.role) }}{% endif %}"
-    "{{ m.role }}:{{ m.content }};{% endfor %}"
+    "{% for m in messages %}{% if m.role not in ['user', 'assistant'] %}{{ raise_exception('no ' + m.role) }}"
+    "{% endif %}{{ m.role }}:{{ m.content }};{% endfor %}"
 )
 
 

@@ -67,7 +67,7 @@ def test_facts() -> None:
 
 
 @pytest.mark.parametrize("make", [byte_level, byte_fallback, word_piece])
-def test_special_tokens_can_be_shown(make: Callable[[], tokenizers.Tokenizer]) -> None:
+def test_special_tokens_can_be_shown(make) -> None:  # type: ignore[no-untyped-def]
     """Some models mark thoughts and calls with special tokens: whoever reads them must see them, and no others."""
     backend = make()
     backend.add_special_tokens(["<|call|>", "<|hush|>"])

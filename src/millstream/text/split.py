@@ -252,8 +252,8 @@ class Splitter:
         self._pending = ""
 
     def _give_up(self) -> bool:
-        """It is no JSON. What may have been told, depending on the cuts, is void; what cannot have been may still be read
-        as a whole."""
+        """It is no JSON. What may have been told, by some cut of the text, is void; what cannot have been may still be
+        read as a whole."""
         source = self._head + "".join(self._read)
         self._buffer = source + self._buffer
         if not self._tellable:
