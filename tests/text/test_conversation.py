@@ -26,7 +26,8 @@ TALK = (USER, CALLED, RESULT)
 
 KNOWS = (
     "{% if tools %}{{ tools | length }} tools, as <tool_call>;{% endif %}{% for m in messages %}"
-    "{{ m.role }}:{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.id }} {{ c.function.name }} {{ ARGUMENTS }}{% endfor %}"
+    "{{ m.role }}:{{ m.content }}{% for c in m.tool_calls or [] %}"
+    "{{ c.id }} {{ c.function.name }} {{ ARGUMENTS }}{% endfor %}"
     "{% if m.role == 'tool' %}={{ m.name }}{{ m.tool_call_id }}{% endif %};{% endfor %}"
 )
 PLAIN = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"

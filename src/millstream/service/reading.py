@@ -88,13 +88,13 @@ def reading_of(model: ReadyModel, request: GenerationRequest) -> Reading:
 def for_prompt(
     reading: Reading, model: ReadyModel, request: GenerationRequest, prompt: tuple[int, ...]
 ) -> tuple[Reading, tuple[int, ...]]:
-    """With what the prompt's end tells, and the grammar of a call that must come. Thoughts that the prompt opens and
-    that may have no token are closed in the prompt."""
+    """With what the prompt's end tells, and the grammar of a call that must come. Thoughts that the prompt opens are
+    closed in the prompt if they may have no token, and before an answer that must match a form from its first token."""
     style = reading.style
     if style is None:
         return reading, prompt
     thinking = _opens_thoughts(reading, model.tokenizer, prompt)
-    if thinking and reading.budget == 0:
+    if thinking and (reading.budget == 0 or request.grammar is not None):
         thinking, prompt = False, (*prompt, *reading.closing)
     reading = replace(reading, thinking=thinking)
     use = request.tools
