@@ -33,6 +33,8 @@ from millstream.service.room import gib
 from millstream.service.text_service import MillstreamService
 from millstream.text.grammar import compiler_of
 from millstream.text.loading import load_tokenizer
+from millstream.text.style import Style, choose_style
+from millstream.text.tokenizer import Tokenizer
 from millstream.types import LEAST_TOKENS, ModelFacts
 
 log = logging.getLogger(__name__)
@@ -85,6 +87,7 @@ class Mill:
         find = functools.partial(resolve, spec.source, cache_dir=self._settings.cache_dir, report=report)
         source = await self._in_pool(find)
         tokenizer = await self._in_pool(functools.partial(load_tokenizer, source))
+        style = self._style(spec, tokenizer)
         granted = await self._make_room(name, spec, source, loading)
         started = time.monotonic()
         engine = EngineClient(
@@ -101,7 +104,16 @@ class Mill:
         announce(name, facts, time.monotonic() - started)
         for note in tokenizer.notes:
             log.warning("%s: tokenizer: %s", name, note)
-        return ReadyModel(name, engine, tokenizer, facts, spec)
+        log.info("%s: tool calls: %s; thoughts: %s", name, *style.names)
+        return ReadyModel(name, engine, tokenizer, facts, spec, style)
+
+    def _style(self, spec: ModelSpec, tokenizer: Tokenizer) -> Style:
+        return choose_style(
+            tokenizer.template_source,
+            lambda token: tokenizer.token_id(token) is not None,
+            tools=spec.tool_format or self._settings.tool_format,
+            reasoning=spec.reasoning_format or self._settings.reasoning_format,
+        )
 
     async def _make_room(self, name: str, spec: ModelSpec, source: ModelSource, loading: Loading) -> int | None:
         """What the model may take, all in all; None where there is no budget."""

@@ -45,6 +45,10 @@ class ModelSpec:
     """What requests that leave a field of `Sampling` out get: pairs of a name and a value."""
     max_tokens: int | None = None
     """For requests that set no limit."""
+    tool_format: str | None = None
+    """How the model writes calls of functions; `auto` and `none` too."""
+    reasoning_format: str | None = None
+    """The marks around its thoughts; `auto` and `none` too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +88,9 @@ class Settings:
     """When models are loaded that do not say: `start` or `use`."""
     idle_unload: float = 0.0
     """Seconds after which an idle model is unloaded; 0 for never."""
+    tool_format: str = "auto"
+    """For models that do not say: from the template and the vocabulary."""
+    reasoning_format: str = "auto"
     step_timeout: float = 120.0
     """Seconds that one step may take before its engine is declared hung; 0 for ever."""
     api_keys: tuple[str, ...] = ()

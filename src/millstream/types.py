@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal
+from typing import Any, Literal
 
 LEAST_TOKENS = 256
 """What a model must be able to hold to be of any use."""
@@ -16,6 +16,7 @@ class FinishReason(StrEnum):
     STOP = "stop"
     LENGTH = "length"
     CANCELLED = "cancelled"
+    TOOL_CALLS = "tool_calls"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,8 @@ class Usage:
     completion_tokens: int = 0
     cached_tokens: int = 0
     """Of the prompt's, those that were not computed again."""
+    reasoning_tokens: int = 0
+    """Of the completion's, those of thoughts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +156,33 @@ Prompt = ChatPrompt | TextPrompt | TokenPrompt
 
 
 @dataclass(frozen=True, slots=True)
+class ToolUse:
+    """Functions that a model may call, as OpenAI writes them and checked."""
+
+    tools: tuple[dict[str, Any], ...]
+    choice: Literal["auto", "none", "required"] = "auto"
+    name: str | None = None
+    """The one that must be called, with `required`."""
+    parallel: bool = True
+    """Whether one answer may call several times."""
+
+    @property
+    def schemas(self) -> dict[str, dict[str, Any]]:
+        """The JSON schema of each function's parameters, by its name."""
+        return {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in self.tools}
+
+
+@dataclass(frozen=True, slots=True)
+class Thinking:
+    """How much a model should think before it answers."""
+
+    effort: str | None = None
+    """`none`, `minimal`, `low`, `medium`, `high` or `xhigh`. None: as the model likes."""
+    budget: int | None = None
+    """Tokens, after which the thoughts are closed by force. None: what the effort says."""
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """What any dialect asks of the service: one model, one or more prompts, `n` answers to each."""
 
@@ -173,6 +203,8 @@ class GenerationRequest:
     """An answer begins with its prompt; with `logprobs`, its log-probabilities do as well."""
     prompt_logprobs: int | None = None
     """As `logprobs`, of the tokens of the prompts."""
+    tools: ToolUse | None = None
+    thinking: Thinking = Thinking()
     unset: frozenset[str] = frozenset()
     """Fields of `sampling` that the client left to the server."""
 
@@ -197,6 +229,18 @@ class PromptToken:
 
 
 @dataclass(frozen=True, slots=True)
+class CallDelta:
+    """A piece of the call with number `index` of its answer. The first has an id and a name."""
+
+    index: int
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+    void: bool = False
+    """The call came to nothing: what was told of it does not count, and its text is in the content."""
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
     """A piece of the answer with number `index` (prompt-major: prompt * n + choice). The last has a reason."""
 
@@ -206,6 +250,8 @@ class Delta:
     finish_reason: FinishReason | None = None
     prompt: tuple[PromptToken, ...] = ()
     """Where the log-probabilities of the prompt are wanted: in one delta a choice, all of them."""
+    reasoning: str = ""
+    calls: tuple[CallDelta, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

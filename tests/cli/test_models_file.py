@@ -56,6 +56,8 @@ def test_everything(read: Reads) -> None:
         kv_memory = "2GiB"
         kv_bits = 0
         max_tokens = 512
+        tool_format = "mistral"
+        reasoning_format = "none"
 
         [models.small.sampling]
         temperature = 0.7
@@ -100,6 +102,8 @@ def test_everything(read: Reads) -> None:
             kv_memory=2 * 2**30,
             kv_bits=0,
             max_tokens=512,
+            tool_format="mistral",
+            reasoning_format="none",
             sampling=tuple(sampling.items()),
         ),
         ModelSpec(source=None, name="Org/Other-2.5", aliases=("a", "b")),
@@ -178,6 +182,7 @@ X = '[models.x]\nsource = "org/x"\n'
         (X + "isolation = true", ["models.x.isolation: true is not one of auto, thread, process"]),
         (X + "max_batch = 0", ["models.x.max_batch: 0 is not a whole number from 1"]),
         (X + "max_batch = true", ["models.x.max_batch: true is not a whole number"]),
+        (X + 'tool_format = "hermess"', ["models.x.tool_format: 'hermess' is not one of auto, none, harmony"]),
         (X + "max_tokens = 2.5", ["models.x.max_tokens: 2.5 is not a whole number from 1"]),
         (X + "idle_unload = '10 days'", ["models.x.idle_unload: '10 days' is not a time: write 90s, 10m, 2h"]),
         (X + "idle_unload = -1", ["models.x.idle_unload", "is not a time"]),

@@ -43,6 +43,7 @@ def test_every_option_arrives() -> None:
         *("--policy", "fail-fast", "--prefill-chunk", "5", "--device", "cpu", "--isolation", "thread", "--no-blas"),
         *("--no-unpack", "--disable", "fuse", "--disable", "turn", "--grace", "6", "--cache-dir", "c"),
         *("--memory", "7GB", "--load", "use", "--idle-unload", "8m", "--step-timeout", "9", "--kv-bits", "4"),
+        *("--tool-format", "glm", "--reasoning-format", "think"),
         *("--api-key", "k1", "--api-key", "k2", "--cors-origin", "*", "--cors-origin", "http://a"),
     )
     assert given == Settings(
@@ -66,6 +67,8 @@ def test_every_option_arrives() -> None:
         idle_unload=480.0,
         step_timeout=9.0,
         kv_bits=4,
+        tool_format="glm",
+        reasoning_format="think",
         api_keys=("k1", "k2"),
         cors_origins=("*", "http://a"),
     )

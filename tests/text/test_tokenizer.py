@@ -66,6 +66,21 @@ def test_facts() -> None:
     assert not tokenizer.has_chat_template
 
 
+@pytest.mark.parametrize("make", [byte_level, byte_fallback, word_piece])
+def test_special_tokens_can_be_shown(make) -> None:  # type: ignore[no-untyped-def]
+    """Some models mark thoughts and calls with special tokens: whoever reads them must see them, and no others."""
+    backend = make()
+    backend.add_special_tokens(["<|call|>", "<|hush|>"])
+    tokenizer = Tokenizer(backend)
+    shown = tokenizer.special_in(("a <|call|> b", "<think>"))
+    assert shown == {tokenizer.token_id("<|call|>")}
+    ids = tokenizer.encode("the<|call|>the<|hush|>", special=False)
+    assert tokenizer.decode(ids).replace(" ", "") == "thethe"
+    stream = tokenizer.detokenizer(shown=shown)
+    text = "".join(stream.push([token]) for token in ids) + stream.finish()
+    assert text.replace(" ", "") == "the<|call|>the"
+
+
 def test_half_a_surrogate_pair_is_the_clients_mistake() -> None:
     with pytest.raises(BadRequest, match="Unicode"):
         Tokenizer(byte_level()).encode("a\ud800b")

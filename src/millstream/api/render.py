@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from millstream.types import Delta, FinishReason, PromptToken, TextLogprob, Usage
+from millstream.types import CallDelta, Delta, FinishReason, PromptToken, TextLogprob, Usage
 
 
 class Renderer(Protocol):
@@ -35,6 +35,23 @@ class _Pieces:
     logprobs: list[TextLogprob] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     prompt: tuple[PromptToken, ...] = ()
+    reasoning: list[str] = field(default_factory=list)
+    calls: list[CallDelta] = field(default_factory=list)
+
+
+def joined_calls(pieces: Sequence[CallDelta]) -> tuple[CallDelta, ...]:
+    """One for each call that these pieces belong to."""
+    calls: dict[int, CallDelta] = {}
+    for piece in pieces:
+        known = calls.get(piece.index, CallDelta(piece.index))
+        calls[piece.index] = CallDelta(
+            piece.index,
+            known.id or piece.id,
+            known.name or piece.name,
+            known.arguments + piece.arguments,
+            known.void or piece.void,
+        )
+    return tuple(calls.values())
 
 
 class Merger:
@@ -50,10 +67,20 @@ class Merger:
             pieces.logprobs.extend(delta.logprobs)
             pieces.prompt = delta.prompt or pieces.prompt
             pieces.finish_reason = delta.finish_reason or pieces.finish_reason
+            pieces.reasoning.append(delta.reasoning)
+            pieces.calls.extend(delta.calls)
 
     def deltas(self) -> list[Delta]:
         return [
-            Delta(index, "".join(pieces.texts), tuple(pieces.logprobs), pieces.finish_reason, pieces.prompt)
+            Delta(
+                index,
+                "".join(pieces.texts),
+                tuple(pieces.logprobs),
+                pieces.finish_reason,
+                pieces.prompt,
+                "".join(pieces.reasoning),
+                joined_calls(pieces.calls),
+            )
             for index, pieces in sorted(self._choices.items())
         ]
 

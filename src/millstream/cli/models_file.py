@@ -23,10 +23,14 @@ from millstream.cli import tables
 from millstream.cli.tables import Reader, joined, read_table, read_toml
 from millstream.config import KV_BITS, ModelSpec
 from millstream.errors import ModelError
+from millstream.text.style import AUTO, NONE, REASONING
+from millstream.text.tool_formats.registry import FORMATS
 
 LOAD = ("start", "use")
 ISOLATION = ("auto", "thread", "process")
 DEMO_SOURCE = "demo"
+TOOL_FORMATS = (AUTO, NONE, *FORMATS)
+REASONING_FORMATS = (AUTO, NONE, *REASONING)
 
 _INT32 = 2**31 - 1
 _MANY = 2**40
@@ -65,6 +69,8 @@ MODEL: dict[str, Reader] = {
     "kv_memory": tables.size,
     "kv_bits": tables.one_number_of(*KV_BITS),
     "max_tokens": tables.whole(1, _INT32),
+    "tool_format": tables.one_of(*TOOL_FORMATS),
+    "reasoning_format": tables.one_of(*REASONING_FORMATS),
     "sampling": _as_it_is,
 }
 
@@ -81,6 +87,8 @@ SERVER: dict[str, Reader] = {
     "isolation": tables.one_of(*ISOLATION),
     "max_batch": tables.whole(1, _MANY),
     "queue": tables.whole(0, _MANY),
+    "tool_format": tables.one_of(*TOOL_FORMATS),
+    "reasoning_format": tables.one_of(*REASONING_FORMATS),
     "api_keys": tables.texts,
     "api_key_file": tables.text,
     "cors_origins": tables.origins,

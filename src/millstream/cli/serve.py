@@ -18,7 +18,7 @@ from millstream.cli.arguments import (
     positive,
     seconds,
 )
-from millstream.cli.models_file import ISOLATION, LOAD
+from millstream.cli.models_file import ISOLATION, LOAD, REASONING_FORMATS, TOOL_FORMATS
 from millstream.cli.settings import KEY_VARIABLE, settings_of
 from millstream.config import FAST_PATHS, KV_BITS, Settings
 from millstream.errors import MillstreamError
@@ -123,6 +123,20 @@ def _add_models(group: Group) -> None:
         type=natural,
         choices=KV_BITS,
         help=_help("keep keys and values in 8 or 4 bits; for models with full attention only. 0: as they are", "0"),
+    )
+    group.add_argument(
+        "--tool-format",
+        choices=TOOL_FORMATS,
+        metavar="NAME",
+        help=_help(
+            f"how models write calls of functions: {', '.join(TOOL_FORMATS)}; auto: by template and vocabulary", "auto"
+        ),
+    )
+    group.add_argument(
+        "--reasoning-format",
+        choices=REASONING_FORMATS,
+        metavar="NAME",
+        help=_help(f"the marks around a model's thoughts: {', '.join(REASONING_FORMATS)}", "auto"),
     )
     group.add_argument("--cache-dir", type=Path, help="where fetched models and beginnings of prompts are kept")
 

@@ -48,5 +48,9 @@ class Admission:
             )
         self._held += count
 
+    def carry_on(self) -> None:
+        """For a request that follows one which is just being cancelled: for a moment both hold a place."""
+        self._held += 1
+
     def release(self) -> None:
         self._held -= 1

@@ -93,6 +93,18 @@ class EngineClient:
                 self._abandon(submits, number)
                 raise
 
+    def replace(self, request_id: int, submit: Submit, inbox: Inbox) -> None:
+        """Cancel a request and post one that goes on in its place, which needs no admission."""
+        self.cancel([request_id])
+        self.admission.carry_on()
+        self._inboxes[submit.request_id] = inbox
+        self._idle.clear()
+        try:
+            self.link.post_soon(submit)
+        except EngineGone:
+            self._abandon([submit], 0)
+            raise
+
     def cancel(self, request_ids: Sequence[int]) -> None:
         """Ask for these to be dropped before the next step; an engine that is gone has dropped them already."""
         for request_id in request_ids:

@@ -15,6 +15,7 @@ from millstream.config import ModelSpec
 from millstream.errors import EngineGone, MillstreamError, ModelError
 from millstream.service.engine_client import EngineClient
 from millstream.service.room import Holder, Room
+from millstream.text.style import PLAIN, Style
 from millstream.text.tokenizer import Tokenizer
 from millstream.types import ModelFacts
 
@@ -43,6 +44,7 @@ class ReadyModel:
     tokenizer: Tokenizer
     facts: ModelFacts
     spec: ModelSpec
+    style: Style = PLAIN
 
 
 class Loading(Protocol):

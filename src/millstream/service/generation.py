@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from millstream.engine.messages import Failed, Finished, PromptRead, Tokens
 from millstream.errors import EngineGone, StepFailed
@@ -10,7 +10,7 @@ from millstream.service.choice import Choice
 from millstream.service.engine_client import EngineClient
 from millstream.service.inbox import Inbox, RequestEvent
 from millstream.service.metrics import RequestTimer
-from millstream.types import Delta, Usage
+from millstream.types import Delta, FinishReason, Usage
 
 
 class TextGeneration:
@@ -24,6 +24,8 @@ class TextGeneration:
         choices: Sequence[Choice],
         prompt_tokens: int,
         timer: RequestTimer,
+        next_id: Callable[[], int],
+        context_length: int,
     ) -> None:
         self.model = model
         self._engine = engine
@@ -32,16 +34,20 @@ class TextGeneration:
         self._prompt_tokens = prompt_tokens
         self._cached = 0
         self._timer = timer
+        self._next_id = next_id
+        self._context_length = context_length
 
     @property
     def usage(self) -> Usage:
-        written = sum(choice.completion_tokens for choice in self._choices.values())
-        return Usage(self._prompt_tokens, written, min(self._cached, self._prompt_tokens))
+        choices = set(self._choices.values())
+        written = sum(choice.completion_tokens for choice in choices)
+        thought = sum(choice.reasoning_tokens for choice in choices)
+        return Usage(self._prompt_tokens, written, min(self._cached, self._prompt_tokens), thought)
 
     async def __aiter__(self) -> AsyncIterator[Sequence[Delta]]:
         try:
             while any(choice.finish_reason is None for choice in self._choices.values()):
-                deltas = [delta for event in await self._inbox.take() if (delta := self._apply(event)) is not None]
+                deltas = [delta for event in await self._inbox.take() for delta in self._apply(event)]
                 if deltas:
                     self._timer.delivered()
                     yield deltas
@@ -54,20 +60,38 @@ class TextGeneration:
         self._engine.cancel(list(self._choices))
         self._timer.ended("cancelled", self.usage)
 
-    def _apply(self, event: RequestEvent) -> Delta | None:
+    def _apply(self, event: RequestEvent) -> list[Delta]:
         choice = self._choices[event.request_id]
+        if choice.request_id != event.request_id:
+            # Its thoughts were closed by force, and another request goes on with it.
+            if isinstance(event, Finished):
+                self._cached += event.usage.cached_tokens
+            return []
         match event:
             case Tokens():
-                delta = choice.push(event.tokens, event.logprobs)
+                deltas = [choice.push(event.tokens, event.logprobs)]
                 if choice.finish_reason is not None:
                     self._engine.cancel([choice.request_id])
-                return delta
+                elif choice.over_budget:
+                    deltas += self._close_thoughts(choice)
             case PromptRead():
                 choice.prompted(event.logprobs)
-                return None
+                return []
             case Finished():
-                self._cached += event.usage.cached_tokens
-                return choice.finish(event.reason, event.usage.completion_tokens)
+                self._cached += 0 if choice.continued else event.usage.cached_tokens
+                deltas = [choice.finish(event.reason, event.usage.completion_tokens)]
             case Failed():
                 self._timer.ended("failed", self.usage)
                 raise EngineGone(event.message) if event.gone else StepFailed(event.message)
+        return [delta for delta in deltas if delta is not None]
+
+    def _close_thoughts(self, choice: Choice) -> list[Delta | None]:
+        """The prompt, the thoughts so far and their end become a prompt of their own, most of it known already."""
+        before = choice.request_id
+        following = choice.close_thoughts(self._next_id(), self._context_length)
+        if following is None:
+            self._engine.cancel([before])
+            return [choice.finish(FinishReason.LENGTH, 0)]
+        self._choices[following.request_id] = choice
+        self._engine.replace(before, following, self._inbox)
+        return [choice.thoughts_closed()]

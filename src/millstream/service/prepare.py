@@ -7,6 +7,7 @@ from concurrent.futures import Executor
 
 from millstream.errors import BadRequest, ContextOverflow
 from millstream.service.entry import ReadyModel
+from millstream.text.conversation import render
 from millstream.text.grammar import checked
 from millstream.types import ChatPrompt, GenerationRequest, Grammar, Prompt, TextPrompt, TokenPrompt
 
@@ -14,7 +15,9 @@ from millstream.types import ChatPrompt, GenerationRequest, Grammar, Prompt, Tex
 async def prepare(pool: Executor, model: ReadyModel, request: GenerationRequest) -> list[tuple[int, ...]]:
     """The token ids of each prompt. Raises `BadRequest` for what the model cannot take."""
     loop = asyncio.get_running_loop()
-    prompts = await asyncio.gather(*(loop.run_in_executor(pool, _encode, model, prompt) for prompt in request.prompts))
+    prompts = await asyncio.gather(
+        *(loop.run_in_executor(pool, _encode, model, prompt, request) for prompt in request.prompts)
+    )
     for place, tokens in enumerate(prompts):
         _check_length(model, tokens, place if len(prompts) > 1 else None)
     outside = [token for token, _ in request.sampling.logit_bias if not 0 <= token < model.facts.vocab_size]
@@ -35,10 +38,10 @@ async def prepare_grammar(pool: Executor, model: ReadyModel, request: Generation
     return await asyncio.get_running_loop().run_in_executor(pool, checked, request.grammar)
 
 
-def _encode(model: ReadyModel, prompt: Prompt) -> tuple[int, ...]:
+def _encode(model: ReadyModel, prompt: Prompt, request: GenerationRequest) -> tuple[int, ...]:
     match prompt:
         case ChatPrompt():
-            return tuple(model.tokenizer.encode_chat(prompt.messages, **prompt.template_kwargs))
+            return tuple(render(model.tokenizer, model.style, prompt, request.tools, request.thinking))
         case TextPrompt():
             return tuple(model.tokenizer.encode(prompt.text))
         case TokenPrompt():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 import secrets
@@ -22,6 +23,7 @@ from millstream.service.metrics import Metrics, RequestTimer
 from millstream.service.opening import Opening, prompt_logprobs
 from millstream.service.ports import Generation
 from millstream.service.prepare import prepare, prepare_grammar
+from millstream.service.reading import Reading, plan_readings
 from millstream.types import ChatPrompt, GenerationRequest, ModelCard
 
 log = logging.getLogger(__name__)
@@ -67,13 +69,24 @@ class MillstreamService:
         prompts = await prepare(self._pool, model, request)
         request = replace(request, grammar=await prepare_grammar(self._pool, model, request))
         timer.prepared(sum(map(len, prompts)))
-        submits = [submit for prompt in prompts for submit in self._submits(model, request, prompt)]
+        loop = asyncio.get_running_loop()
+        readings = (
+            plan_readings(model, request, prompts)
+            if request.tools is None
+            else await loop.run_in_executor(self._pool, plan_readings, model, request, prompts)
+        )
+        planned = [
+            (submit, reading)
+            for reading, prompt in readings
+            for submit in self._submits(model, request, prompt, reading)
+        ]
+        submits = [submit for submit, _ in planned]
         continues = not isinstance(request.prompts[0], ChatPrompt)
         tries = request.best_of or request.n
         openings = (Opening.of(request, index // tries, submit.prompt, model) for index, submit in enumerate(submits))
         choices = [
-            Choice(index, submit.request_id, model.tokenizer, request.stop, continues=continues, opening=opening)
-            for index, (submit, opening) in enumerate(zip(submits, openings, strict=True))
+            Choice(index, submit, model.tokenizer, reading, continues=continues, opening=opening)
+            for index, ((submit, reading), opening) in enumerate(zip(planned, openings, strict=True))
         ]
         inbox = Inbox()
         try:
@@ -81,10 +94,21 @@ class MillstreamService:
         except EngineBusy as error:
             self._metrics.rejected.labels(model.name, error.code).inc()
             raise
-        generation = TextGeneration(model.name, model.engine, inbox, choices, sum(map(len, prompts)), timer)
+        generation = TextGeneration(
+            model.name,
+            model.engine,
+            inbox,
+            choices,
+            sum(map(len, prompts)),
+            timer,
+            next_id=lambda: next(self._ids),
+            context_length=model.facts.context_length,
+        )
         return generation if request.best_of is None else BestOf(generation, choices, request)
 
-    def _submits(self, model: ReadyModel, request: GenerationRequest, prompt: tuple[int, ...]) -> list[Submit]:
+    def _submits(
+        self, model: ReadyModel, request: GenerationRequest, prompt: tuple[int, ...], reading: Reading
+    ) -> list[Submit]:
         """One engine request for each answer. Answers to one prompt differ by their seed."""
         room = model.facts.context_length - len(prompt)
         seed = request.sampling.seed if request.seeded else secrets.randbits(32)
@@ -94,9 +118,9 @@ class MillstreamService:
                 prompt=prompt,
                 max_tokens=room if request.max_tokens is None else min(request.max_tokens, room),
                 sampling=replace(request.sampling, seed=(seed + number) & 0xFFFFFFFFFFFFFFFF),
-                stop_tokens=frozenset() if request.ignore_eos else model.tokenizer.eos_ids,
+                stop_tokens=frozenset() if request.ignore_eos else model.tokenizer.eos_ids | reading.stop_tokens,
                 logprobs=(request.logprobs or 0) if request.best_of else request.logprobs,
-                grammar=request.grammar,
+                grammar=reading.grammar,
                 prompt_logprobs=prompt_logprobs(request),
             )
             for number in range(request.best_of or request.n)

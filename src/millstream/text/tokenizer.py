@@ -63,6 +63,9 @@ class Tokenizer:
         self._scheme = read_scheme(decoder_settings(backend.decoder.__getstate__()) if backend.decoder else None)
         self._exact = _Pieces(self._exact_bytes)
         self._spoken = _Pieces(lambda token: b"" if token in self._special_ids else self._exact[token])
+        self._found: dict[tuple[str, ...], frozenset[int]] = {}
+        self._heard: dict[frozenset[int], _Pieces] = {}
+        self.template_source: str | None = None
         self._template: ChatTemplate | None = None
         self._no_template = _NO_TEMPLATE
         if chat_template is not None:
@@ -72,6 +75,7 @@ class Tokenizer:
         names = {"bos_token": self.bos_token or "", "eos_token": self.eos_token or "", **special_tokens}
         try:
             self._template = ChatTemplate(source, names)
+            self.template_source = source
         except ModelError as error:
             self._no_template = error.message
             self.notes = (*self.notes, error.message)
@@ -94,11 +98,40 @@ class Tokenizer:
         stream = self.detokenizer()
         return stream.push(list(ids)) + stream.finish()
 
-    def detokenizer(self, *, continues: bool = False) -> Detokenizer:
-        """A fresh stream. `continues`: the text goes on after another, so a space at its beginning is text."""
+    def detokenizer(self, *, continues: bool = False, shown: frozenset[int] = frozenset()) -> Detokenizer:
+        """A fresh stream. `continues`: the text goes on after another, so a space at its beginning is text. `shown`:
+        special tokens that are not silent, because whoever reads the text must see them."""
         if self._scheme is None:
-            return WindowDetokenizer(self._backend.decode)
-        return ByteDetokenizer(self._spoken, 0 if continues else self._scheme.strip)
+            return WindowDetokenizer(lambda tokens: self._decode_window(tokens, shown))
+        return ByteDetokenizer(self._pieces(shown), 0 if continues else self._scheme.strip)
+
+    def _decode_window(self, tokens: Sequence[int], shown: frozenset[int]) -> str:
+        heard = [token for token in tokens if token in shown or token not in self._special_ids]
+        return self._backend.decode(heard, skip_special_tokens=False)
+
+    def _pieces(self, shown: frozenset[int]) -> _Pieces:
+        if not shown:
+            return self._spoken
+        if shown not in self._heard:
+            silent = self._special_ids - shown
+            self._heard[shown] = _Pieces(lambda token: b"" if token in silent else self._exact[token])
+        return self._heard[shown]
+
+    @property
+    def added_tokens(self) -> dict[str, int]:
+        """Tokens that stand for themselves, special or not: text never becomes one of them piece by piece."""
+        return {token.content: number for number, token in self._backend.get_added_tokens_decoder().items()}
+
+    def token_id(self, name: str) -> int | None:
+        return self._backend.token_to_id(name)
+
+    def special_in(self, texts: tuple[str, ...]) -> frozenset[int]:
+        """The special tokens whose names stand in any of these texts. Remembered: every request asks the same."""
+        if texts not in self._found:
+            joined = "\n".join(texts)
+            names = ((number, self._backend.id_to_token(number)) for number in self._special_ids)
+            self._found[texts] = frozenset(number for number, name in names if name and name in joined)
+        return self._found[texts]
 
     def as_json(self) -> str:
         """All of it but the template, in the form of a tokenizer.json."""

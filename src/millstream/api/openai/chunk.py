@@ -17,7 +17,12 @@ FINGERPRINT = f"millstream-{__version__}"
 LEAST_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON does not have; it is OpenAI's value for it."""
 
-FINISH = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReason.CANCELLED: "stop"}
+FINISH = {
+    FinishReason.STOP: "stop",
+    FinishReason.LENGTH: "length",
+    FinishReason.CANCELLED: "stop",
+    FinishReason.TOOL_CALLS: "tool_calls",
+}
 
 
 def usage_fields(usage: Usage) -> dict[str, object]:
@@ -26,6 +31,7 @@ def usage_fields(usage: Usage) -> dict[str, object]:
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
     }
 
 

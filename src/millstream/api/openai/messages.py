@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from millstream.errors import BadRequest, UnknownParameter, UnsupportedParameter
 
 Message = dict[str, object]
@@ -42,13 +44,34 @@ def _extra(name: str, field: object, path: str) -> object:
         if not isinstance(field, str):
             raise BadRequest(f"{param} must be a string.", param=param)
     elif name == "tool_calls":
-        if not isinstance(field, list) or not all(isinstance(call, dict) for call in field):
-            raise BadRequest(f"{param} must be a list of objects.", param=param)
+        return _calls(field, param)
     elif name in _UNSERVED_FIELDS:
         raise UnsupportedParameter(f"{param} is not supported by this server.", param=param)
     else:
         raise UnknownParameter(f"{param} is not a field of a message.", param=param)
     return field
+
+
+def _calls(field: object, path: str) -> list[dict[str, object]]:
+    """As the server gave them; arguments are JSON in a string, or an object from clients that have parsed them."""
+    if not isinstance(field, list) or not all(isinstance(call, dict) for call in field):
+        raise BadRequest(f"{path} must be a list of objects.", param=path)
+    return [_call(call, f"{path}[{place}]") for place, call in enumerate(field)]
+
+
+def _call(call: dict[str, object], path: str) -> dict[str, object]:
+    function = call.get("function")
+    if call.get("type", "function") != "function" or not isinstance(function, dict):
+        raise BadRequest(f"{path} must have the type function and a function.", param=path)
+    if not isinstance(function.get("name"), str):
+        raise BadRequest(f"{path}.function.name must be a string.", param=f"{path}.function.name")
+    arguments = function.get("arguments", "{}")
+    if isinstance(arguments, dict):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    if not isinstance(arguments, str):
+        param = f"{path}.function.arguments"
+        raise BadRequest(f"{param} must be a string that holds a JSON object.", param=param)
+    return {**call, "type": "function", "function": {**function, "arguments": arguments}}
 
 
 def _content(content: object, role: str, path: str, *, calls: bool) -> str | None:

@@ -15,12 +15,8 @@ Neutrals = Mapping[str, tuple[object, ...]]
 
 UNSERVED: Neutrals = {
     # OpenAI's own
-    "tools": ([],),
     "functions": ([],),
-    "tool_choice": ("none", "auto"),
     "function_call": ("none", "auto"),
-    "parallel_tool_calls": (),
-    "reasoning_effort": (),
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
@@ -36,7 +32,6 @@ UNSERVED: Neutrals = {
     "guided_whitespace_pattern": (),
     "reasoning": (),
     "thinking": (),
-    "thinking_budget": (),
     "include_reasoning": (),
     "chat_template": (),
     "documents": ([],),

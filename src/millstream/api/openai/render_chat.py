@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import orjson
 
 from millstream.api.openai.chunk import FINISH, Frame, finite, prompt_fields
-from millstream.api.render import merged
-from millstream.types import Delta, TextLogprob, Usage
+from millstream.api.render import joined_calls, merged
+from millstream.types import CallDelta, Delta, TextLogprob, Usage
 
 _CHUNK = "chat.completion.chunk"
 _WHOLE = "chat.completion"
@@ -34,12 +34,19 @@ class ChatRenderer:
         if delta.index not in self._spoken:
             self._spoken.add(delta.index)
             parts += (self._opening, index, b',"delta":{"role":"assistant","content":""', self._plain)
+        if delta.reasoning:
+            thoughts = orjson.dumps(delta.reasoning)
+            parts += (self._opening, index, b',"delta":{"reasoning_content":', thoughts, self._plain)
         if delta.logprobs and self._logprobs:
             logprobs = orjson.dumps(_logprobs(delta.logprobs))
             parts += (self._opening, index, b',"delta":{"content":', orjson.dumps(delta.text))
             parts += (b'},"logprobs":', logprobs, b',"finish_reason":null', self._closing)
         elif delta.text:
             parts += (self._opening, index, b',"delta":{"content":', orjson.dumps(delta.text), self._plain)
+        for call in joined_calls(delta.calls):
+            if call.id or call.arguments:
+                pieces = orjson.dumps([_call_piece(call)])
+                parts += (self._opening, index, b',"delta":{"tool_calls":', pieces, self._plain)
         if delta.finish_reason is not None:
             reason = orjson.dumps(FINISH[delta.finish_reason])
             parts += (self._opening, index, b',"delta":{},"logprobs":null,"finish_reason":', reason, self._closing)
@@ -54,10 +61,32 @@ class ChatRenderer:
     def _choice(self, choice: Delta) -> dict[str, object]:
         return {
             "index": choice.index,
-            "message": {"role": "assistant", "content": choice.text, "refusal": None},
+            "message": _message(choice),
             "logprobs": _logprobs(choice.logprobs) if self._logprobs else None,
             "finish_reason": FINISH[choice.finish_reason] if choice.finish_reason else None,
         }
+
+
+def _message(choice: Delta) -> dict[str, object]:
+    calls = [_call(call) for call in choice.calls if not call.void]
+    content = None if calls and not choice.text else choice.text
+    message: dict[str, object] = {"role": "assistant", "content": content, "refusal": None}
+    if choice.reasoning:
+        message["reasoning_content"] = choice.reasoning
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def _call(call: CallDelta) -> dict[str, object]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _call_piece(call: CallDelta) -> dict[str, object]:
+    """The first piece says which function, those that follow are more of its arguments."""
+    if call.id:
+        return {"index": call.index} | _call(call)
+    return {"index": call.index, "function": {"arguments": call.arguments}}
 
 
 def _logprobs(tokens: Sequence[TextLogprob]) -> dict[str, object]:

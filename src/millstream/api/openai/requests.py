@@ -8,8 +8,9 @@ from typing import TypeVar
 from millstream.api.body import validated
 from millstream.api.openai.params import UNSERVED, UNSERVED_STREAM_OPTIONS, served
 from millstream.api.openai.schema import ChatRequest, CompletionRequest, StreamOptions, TextRequest
+from millstream.api.openai.tools import tool_use
 from millstream.errors import BadRequest
-from millstream.types import ChatPrompt, GenerationRequest, Grammar, Prompt, Sampling
+from millstream.types import ChatPrompt, GenerationRequest, Grammar, Prompt, Sampling, Thinking
 
 COMPLETION_MAX_TOKENS = 16
 """OpenAI's default for /v1/completions. A chat has none: it ends where the model ends it."""
@@ -32,7 +33,12 @@ def chat_generation(request: ChatRequest) -> GenerationRequest:
     if request.top_logprobs and not request.logprobs:
         raise BadRequest("top_logprobs needs logprobs to be true.", param="top_logprobs")
     prompt = ChatPrompt(request.messages, request.chat_template_kwargs)
-    return _generation(request, (prompt,), _limit(request), request.top_logprobs if request.logprobs else None)
+    asked = _generation(request, (prompt,), _limit(request), request.top_logprobs if request.logprobs else None)
+    return replace(
+        asked,
+        tools=tool_use(request.tools, request.tool_choice, request.parallel_tool_calls),
+        thinking=Thinking(request.reasoning_effort, request.thinking_budget),
+    )
 
 
 def completion_generation(request: CompletionRequest) -> GenerationRequest:

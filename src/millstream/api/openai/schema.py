@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
 
 from millstream.api.openai.fields import MAX_BIAS, MAX_PROMPTS, MAX_STOPS, read_logit_bias, read_prompts, read_stop
 from millstream.api.openai.grammars import FormRequest
 from millstream.api.openai.messages import ROLES, Message, read_messages
+from millstream.api.openai.tools import MAX_TOOLS, Tools, read_tools
 from millstream.types import Prompt, Sampling
 
 _INT32 = 2**31 - 1
@@ -30,6 +31,19 @@ _MESSAGE: dict[str, Any] = {
     },
 }
 _STOP = {"anyOf": [_TEXT, {"type": "array", "items": {"type": "string", "minLength": 1}, "maxItems": MAX_STOPS}]}
+_TOOL: dict[str, Any] = {
+    "type": "object",
+    "required": ["type", "function"],
+    "properties": {
+        "type": {"const": "function"},
+        "function": {
+            "type": "object",
+            "required": ["name"],
+            "properties": {"name": _TEXT, "description": _TEXT, "parameters": {"type": "object"}},
+        },
+    },
+}
+_CHOICE: dict[str, Any] = {"anyOf": [{"enum": ["none", "auto", "required"]}, {"type": "object"}]}
 _BIAS = {"type": "object", "additionalProperties": {"type": "number", "minimum": -MAX_BIAS, "maximum": MAX_BIAS}}
 
 Messages = Annotated[
@@ -42,6 +56,11 @@ Prompts = Annotated[
 ]
 Stop = Annotated[tuple[str, ...], PlainValidator(read_stop), WithJsonSchema(_STOP)]
 LogitBias = Annotated[tuple[tuple[int, float], ...], PlainValidator(read_logit_bias), WithJsonSchema(_BIAS)]
+ToolList = Annotated[
+    Tools, PlainValidator(read_tools), WithJsonSchema({"type": "array", "items": _TOOL, "maxItems": MAX_TOOLS})
+]
+ToolChoice = Annotated[object, WithJsonSchema(_CHOICE)]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Limit = Annotated[int, Field(ge=1, le=_INT32)]
 
@@ -134,6 +153,16 @@ class ChatRequest(TextRequest):
     """And of this many of the likeliest tokens at each place. Needs logprobs."""
     chat_template_kwargs: dict[str, object] = Field(default_factory=dict)
     """Handed to the model's chat template, for example {"enable_thinking": false}."""
+    tools: ToolList = ()
+    """Functions that the model may call."""
+    tool_choice: ToolChoice = None
+    """none: call nothing. auto: as the model likes. required: some function. Or the one that must be called."""
+    parallel_tool_calls: bool | None = None
+    """False: at most one call an answer."""
+    reasoning_effort: Effort | None = None
+    """How much to think before the answer. none: not at all, where the model allows that."""
+    thinking_budget: Annotated[int, Field(ge=0, le=_INT32)] | None = None
+    """At most this many tokens of thought; then the model must answer."""
 
 
 class CompletionRequest(TextRequest):

@@ -1,0 +1,51 @@
+"""A backend that says what a test wants: the tokens of a script, whatever the prompt is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from millstream.engine.backend import Plan, Progress, RowOutput, StepResult, ignore_progress
+from millstream.engine.messages import Submit
+from millstream.types import ModelFacts, TokenLogprob
+
+Script = Callable[[Submit], Sequence[int]]
+
+
+class ScriptedBackend:
+    """`script` gives the whole answer to a request; after its end the last token is repeated."""
+
+    def __init__(self, script: Script, *, vocab: int = 1000, context_length: int = 8192) -> None:
+        self._script = script
+        self._facts = ModelFacts(context_length, vocab, 4, 0, "none", "cpu (scripted)")
+        self._rows: dict[int, tuple[Submit, list[int], int]] = {}
+        self.submits: list[Submit] = []
+
+    def load(self, report: Progress = ignore_progress) -> ModelFacts:
+        report(1.0)
+        return self._facts
+
+    def step(self, plan: Plan) -> StepResult:
+        for request_id in plan.drop:
+            self._rows.pop(request_id, None)
+        outputs = tuple(self._decode(request_id) for request_id in plan.decode)
+        for chunk in plan.prefill:
+            if chunk.start == 0 or chunk.request.request_id not in self._rows:
+                self.submits.append(chunk.request)
+                self._rows[chunk.request.request_id] = (chunk.request, list(self._script(chunk.request)), 0)
+        return StepResult(outputs)
+
+    def memory_bytes(self) -> int:
+        return 0
+
+    def reset(self) -> None:
+        self._rows.clear()
+
+    def close(self) -> None:
+        self._rows.clear()
+
+    def _decode(self, request_id: int) -> RowOutput:
+        submit, tokens, place = self._rows[request_id]
+        self._rows[request_id] = (submit, tokens, place + 1)
+        token = tokens[min(place, len(tokens) - 1)]
+        logprobs = () if submit.logprobs is None else (TokenLogprob(token, -1.0, ((token, -1.0),) * submit.logprobs),)
+        return RowOutput(request_id, (token,), logprobs)
