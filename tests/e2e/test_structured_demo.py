@@ -66,6 +66,7 @@ def test_300_random_schemas_and_the_rows_beside_them(wide: RunningServer) -> Non
             return alone, await asyncio.gather(*beside), answers
 
     alone, beside, answers = asyncio.run(run())
+    print(Counter(choice["finish_reason"] for choice in answers))
     assert [choice["message"] for choice in beside] == [choice["message"] for choice in alone]
     reasons = Counter(choice["finish_reason"] for choice in answers)
     for number, choice in enumerate(answers):

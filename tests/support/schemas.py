@@ -23,7 +23,7 @@ FORMATS = ["date", "time", "date-time", "ipv4", "uuid"]
 def random_schema(seed: int) -> Schema:
     """Of any type at the top, objects mostly: that is what people ask for."""
     rng = random.Random(seed)
-    return _object(rng, 3) if rng.random() < 0.7 else _value(rng, 3)
+    return _object(rng, 2) if rng.random() < 0.7 else _value(rng, 2)
 
 
 def _value(rng: random.Random, depth: int) -> Schema:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 
+import jsonschema
+import numpy as np
 import pytest
 from llguidance import LLMatcher
+from llguidance.numpy import fill_next_token_bitmask
 
 from millstream.errors import BadRequest, ModelError
 from millstream.text.grammar import MOST_KEPT, GrammarCompiler, checked, vocabulary
 from millstream.text.loading import load_tokenizer
 from millstream.text.tokenizer import Tokenizer
 from millstream.types import Grammar
+from support.schemas import random_schema
 from support.tiny import byte_source
 
 
@@ -30,6 +35,9 @@ def schema(**keywords: object) -> Grammar:
     return Grammar("json_schema", json.dumps({"type": "object", "properties": {"a": keywords}, "required": ["a"]}))
 
 
+LOOSE = Grammar(
+    "json_schema", json.dumps({"x-guidance": {"whitespace_flexible": True}, "type": "array", "items": {"type": "null"}})
+)
 UNSERVED = [
     ({"type": "array", "contains": {"type": "string"}}, '"contains"'),
     ({"type": "array", "uniqueItems": True}, '"uniqueItems"'),
@@ -90,9 +98,7 @@ def accepts(compiler: GrammarCompiler, tokenizer: Tokenizer, grammar: Grammar, t
         (schema(type="integer", minimum=3, maximum=12), ['{"a":3}', '{"a": 12}'], ['{"a":2}', '{"a":13}', '{"a":  3}']),
         (schema(enum=["x", 1, None]), ['{"a":"x"}', '{"a":1}', '{"a":null}'], ['{"a":"y"}', "{}", '{\n"a":1}']),
         (
-            Grammar(
-                "json_schema", '{"x-guidance":{"whitespace_pattern":"\\s*"},"type":"array","items":{"type":"null"}}'
-            ),
+            LOOSE,
             ["[null]", "[ null ,\n null ]"],
             ["[nul]"],
         ),
@@ -145,3 +151,33 @@ def test_a_tokenizer_that_grammars_cannot_use_says_so(tmp_path: Path) -> None:
     words = Tokenizer(tokenizers.Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a")), eos_ids=[1])
     with pytest.raises(ModelError, match="cannot be used with grammars"):
         vocabulary(words)
+
+
+def walk(matcher: LLMatcher, vocab_size: int, end: int, rng: random.Random, limit: int) -> list[int] | None:
+    """Any tokens that the grammar allows, to its end; None if that is further than the limit."""
+    bits = np.zeros((1, -(-vocab_size // 32)), dtype=np.int32)
+    tokens: list[int] = []
+    while len(tokens) < limit:
+        fill_next_token_bitmask(matcher, bits)
+        options = np.nonzero(np.unpackbits(bits.view(np.uint8), bitorder="little"))[0].tolist()
+        assert not matcher.is_error(), matcher.get_error()
+        token = rng.choice(options)
+        if token == end:
+            return tokens
+        assert matcher.consume_token(token)
+        tokens.append(token)
+    return None
+
+
+def test_whatever_the_masks_allow_is_valid(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    """Random tokens go to corners where no model goes."""
+    [end] = tokenizer.eos_ids
+    ended = 0
+    for seed in range(300):
+        wanted = random_schema(seed)
+        matcher = compiler.matcher(checked(Grammar("json_schema", json.dumps(wanted))))
+        tokens = walk(matcher, tokenizer.vocab_size, end, random.Random(seed), 600)
+        if tokens is not None:
+            ended += 1
+            jsonschema.validate(json.loads(tokenizer.decode(tokens)), wanted, jsonschema.Draft202012Validator)
+    assert ended > 250
