@@ -100,7 +100,7 @@ def test_they_are_those_of_one_pass(
 def test_a_kept_beginning_is_computed_again(tiny_model: Callable[[str], Path]) -> None:
     folder = tiny_model("llama")
     factory = functools.partial(guided_backend, folder, {})
-    driver = Listening(ThreadLink("test", factory, functools.partial(make_scheduler, 64, None, 2**24)))
+    driver = Listening(ThreadLink("test", factory, functools.partial(make_scheduler, 64, None, 2**24, None)))
     driver.start()
     driver.run(Submit(1, PROMPT, 4), Submit(2, PROMPT, 4))
     [answer] = driver.run(Submit(3, PROMPT, 4))

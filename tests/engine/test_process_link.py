@@ -38,7 +38,7 @@ def pid_of(link: ProcessLink) -> int:
 
 
 def start(backend: BackendFactory) -> tuple[Driver, ProcessLink]:
-    link = ProcessLink("test", backend, functools.partial(make_scheduler, None, None, 0))
+    link = ProcessLink("test", backend, functools.partial(make_scheduler, None, None, 0, None))
     driver = Driver(link)
     driver.start()
     return driver, link
@@ -107,7 +107,7 @@ def test_sigterm_to_the_group_does_not_end_an_engine(running: tuple[Driver, Proc
 def test_a_model_that_cannot_be_loaded_is_reported(tmp_path: Path) -> None:
     source = ModelSource("x", "folder", tmp_path / "nothing")
     link = ProcessLink(
-        "x", functools.partial(text_backend, source, Settings()), functools.partial(make_scheduler, None, None, 0)
+        "x", functools.partial(text_backend, source, Settings()), functools.partial(make_scheduler, None, None, 0, None)
     )
     driver = Driver(link)
     driver.post(Submit(1, (1,), 1))
@@ -119,7 +119,7 @@ def test_a_model_that_cannot_be_loaded_is_reported(tmp_path: Path) -> None:
 
 
 def test_a_child_that_dies_while_loading_is_a_failed_load() -> None:
-    link = ProcessLink("x", exit_at_once, functools.partial(make_scheduler, None, None, 0))
+    link = ProcessLink("x", exit_at_once, functools.partial(make_scheduler, None, None, 0, None))
     driver = Driver(link)
     link.start_soon(driver.batches.put)
     driver.wait(lambda: driver.stopped)
