@@ -114,11 +114,25 @@ class ModelFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class MediaPart:
+    """An image, a sound or a video of a conversation, not yet fetched."""
+
+    kind: Literal["image", "audio", "video"]
+    source: str
+    """A URL or a data URI."""
+    param: str
+    """Where it stands in the request."""
+
+
+@dataclass(frozen=True, slots=True)
 class ChatPrompt:
     """A conversation still to be rendered by the model's template."""
 
     messages: tuple[dict[str, object], ...]
+    """Content is a string, or a list of `text` parts and of parts that have a media kind as their `type`."""
     template_kwargs: dict[str, object] = field(default_factory=dict)
+    media: tuple[MediaPart, ...] = ()
+    """What these parts are, in their order."""
 
 
 @dataclass(frozen=True, slots=True)

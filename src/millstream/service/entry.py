@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from millstream.config import ModelSpec
 from millstream.errors import EngineGone, MillstreamError, ModelError
+from millstream.media.port import MediaReader
 from millstream.service.engine_client import EngineClient
 from millstream.service.room import Holder, Room
 from millstream.text.tokenizer import Tokenizer
@@ -43,6 +44,8 @@ class ReadyModel:
     tokenizer: Tokenizer
     facts: ModelFacts
     spec: ModelSpec
+    reader: MediaReader | None = None
+    """For the images of a model that takes them."""
 
 
 class Loading(Protocol):

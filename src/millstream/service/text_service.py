@@ -17,17 +17,19 @@ from millstream.service.entry import ReadyModel
 from millstream.service.generation import TextGeneration
 from millstream.service.hub import ModelHub
 from millstream.service.inbox import Inbox
+from millstream.service.media_files import MediaFiles
 from millstream.service.metrics import Metrics, RequestTimer
-from millstream.service.prepare import prepare
+from millstream.service.prepare import ReadPrompt, prepare
 from millstream.types import ChatPrompt, GenerationRequest, ModelCard
 
 log = logging.getLogger(__name__)
 
 
 class MillstreamService:
-    def __init__(self, hub: ModelHub, pool: Executor, metrics: Metrics) -> None:
+    def __init__(self, hub: ModelHub, pool: Executor, files: MediaFiles, metrics: Metrics) -> None:
         self._hub = hub
         self._pool = pool
+        self._files = files
         self._metrics = metrics
         self._ids = itertools.count(1)
 
@@ -61,8 +63,10 @@ class MillstreamService:
 
     async def _start_on(self, model: ReadyModel, request: GenerationRequest) -> TextGeneration:
         timer = RequestTimer(self._metrics, model.name)
-        prompts = await prepare(self._pool, model, request)
-        timer.prepared(sum(map(len, prompts)))
+        self._check_room(model, request)
+        prompts = await prepare(self._pool, self._files, model, request)
+        read = sum(len(prompt.tokens) for prompt in prompts)
+        timer.prepared(read, sum(len(prompt.media) for prompt in prompts))
         submits = [submit for prompt in prompts for submit in self._submits(model, request, prompt)]
         continues = not isinstance(request.prompts[0], ChatPrompt)
         choices = [
@@ -75,20 +79,30 @@ class MillstreamService:
         except EngineBusy as error:
             self._metrics.rejected.labels(model.name, error.code).inc()
             raise
-        return TextGeneration(model.name, model.engine, inbox, choices, sum(map(len, prompts)), timer)
+        return TextGeneration(model.name, model.engine, inbox, choices, read, timer)
 
-    def _submits(self, model: ReadyModel, request: GenerationRequest, prompt: tuple[int, ...]) -> list[Submit]:
+    def _check_room(self, model: ReadyModel, request: GenerationRequest) -> None:
+        """A full engine says so before images are fetched and prompts prepared for nothing."""
+        try:
+            model.engine.admission.check(len(request.prompts) * request.n)
+        except EngineBusy as error:
+            self._metrics.rejected.labels(model.name, error.code).inc()
+            raise
+
+    def _submits(self, model: ReadyModel, request: GenerationRequest, prompt: ReadPrompt) -> list[Submit]:
         """One engine request for each answer. Answers to one prompt differ by their seed."""
-        room = model.facts.context_length - len(prompt)
+        room = model.facts.context_length - len(prompt.tokens)
         seed = request.sampling.seed if request.seeded else secrets.randbits(32)
         return [
             Submit(
                 request_id=next(self._ids),
-                prompt=prompt,
+                prompt=prompt.tokens,
                 max_tokens=room if request.max_tokens is None else min(request.max_tokens, room),
                 sampling=replace(request.sampling, seed=(seed + number) & 0xFFFFFFFFFFFFFFFF),
                 stop_tokens=frozenset() if request.ignore_eos else model.tokenizer.eos_ids,
                 logprobs=request.logprobs,
+                contents=prompt.contents,
+                media=prompt.media,
             )
             for number in range(request.n)
         ]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from millstream.api.openai.parts import Content, read_parts
 from millstream.errors import BadRequest, UnknownParameter, UnsupportedParameter
+from millstream.types import MediaPart
 
 Message = dict[str, object]
 
@@ -12,16 +14,17 @@ ROLES = {"system": "system", "developer": "system", "user": "user", "assistant":
 _TEXT_FIELDS = ("name", "tool_call_id", "reasoning_content")
 _IGNORED_FIELDS = frozenset({"role", "content", "annotations"})
 _UNSERVED_FIELDS = frozenset({"function_call", "audio", "refusal"})
-_MEDIA = frozenset({"image_url", "image", "input_image", "input_audio", "audio_url", "video_url", "video", "file"})
 
 
-def read_messages(value: object) -> tuple[Message, ...]:
+def read_messages(value: object) -> tuple[tuple[Message, ...], tuple[MediaPart, ...]]:
+    """The messages, and what their images are, in order."""
     if not isinstance(value, list) or not value:
         raise BadRequest("messages must be a list of at least one message.", param="messages")
-    return tuple(_message(item, f"messages[{place}]") for place, item in enumerate(value))
+    media: list[MediaPart] = []
+    return tuple(_message(item, f"messages[{place}]", media) for place, item in enumerate(value)), tuple(media)
 
 
-def _message(item: object, path: str) -> Message:
+def _message(item: object, path: str, media: list[MediaPart]) -> Message:
     if not isinstance(item, dict):
         raise BadRequest(f"{path} must be an object with a role and content.", param=path)
     role = item.get("role")
@@ -32,7 +35,7 @@ def _message(item: object, path: str) -> Message:
         # Clients send answers back as they got them, with all their empty fields.
         if field is not None and field != [] and name not in _IGNORED_FIELDS:
             message[name] = _extra(name, field, path)
-    message["content"] = _content(item.get("content"), role, path, calls="tool_calls" in message)
+    message["content"] = _content(item.get("content"), role, path, media, calls="tool_calls" in message)
     return message
 
 
@@ -51,23 +54,12 @@ def _extra(name: str, field: object, path: str) -> object:
     return field
 
 
-def _content(content: object, role: str, path: str, *, calls: bool) -> str | None:
+def _content(content: object, role: str, path: str, media: list[MediaPart], *, calls: bool) -> Content | None:
     param = f"{path}.content"
     if isinstance(content, str):
         return content
     if isinstance(content, list) and content:
-        return "".join(_text(part, f"{param}[{place}]") for place, part in enumerate(content))
+        return read_parts(content, param, media)
     if content is None and role == "assistant":
         return None if calls else ""  # most templates would print a None
-    raise BadRequest(f"{param} must be a string or a list of text parts.", param=param)
-
-
-def _text(part: object, path: str) -> str:
-    """Parts are joined into one string: it is what they mean, and many templates cannot read a list."""
-    kind = part.get("type") if isinstance(part, dict) else None
-    if isinstance(kind, str) and kind in _MEDIA:
-        raise UnsupportedParameter(f"This model takes text only; {path} is of type {kind}.", param=path)
-    text = part.get("text") if isinstance(part, dict) else None
-    if kind != "text" or not isinstance(text, str):
-        raise BadRequest(f'{path} must be a text part: {{"type": "text", "text": "..."}}.', param=path)
-    return text
+    raise BadRequest(f"{param} must be a string or a list of parts.", param=param)

@@ -1,0 +1,55 @@
+"""Opens an image that nobody has looked at yet: its size is checked before a pixel is decoded."""
+
+from __future__ import annotations
+
+import io
+
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from millstream.errors import MediaRefused
+from millstream.media.limits import MediaLimits
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "MPO", "PPM")
+"""Raster formats whose decoders run no other program and read no other file."""
+_WANTED = "send a PNG, JPEG, WEBP, GIF, BMP or TIFF"
+
+# What Pillow's decoders raise for files that are damaged: it has no error of its own for that.
+_DAMAGED = (OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, TypeError, OverflowError, MemoryError)
+
+
+def open_image(data: bytes, limits: MediaLimits) -> Image.Image:
+    """The image as RGB, upright, on white where it is transparent. Raises `MediaRefused`."""
+    try:
+        image = Image.open(io.BytesIO(data), formats=FORMATS)
+        _check_size(image, limits)
+        return _upright(image)
+    except UnidentifiedImageError as error:
+        raise MediaRefused(f"a file is no image that can be read; {_WANTED}") from error
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        # Pillow's own bound, for those who have set ours above it; a warning where warnings are errors.
+        raise MediaRefused(f"an image is too large: {error}") from error
+    except _DAMAGED as error:
+        raise MediaRefused(f"an image is damaged: {error}; {_WANTED}") from error
+
+
+def _check_size(image: Image.Image, limits: MediaLimits) -> None:
+    width, height = image.size
+    if width * height > limits.pixels:
+        raise MediaRefused(
+            f"an image has {width} x {height} = {width * height} pixels; this server takes {limits.pixels} "
+            "(--media-pixels). Send a smaller one"
+        )
+    if not width or not height:
+        raise MediaRefused("an image has no pixels")
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    turned = ImageOps.exif_transpose(image)
+    if turned.mode == "RGB":
+        turned.load()
+        return turned
+    if turned.mode in ("RGBA", "LA", "PA") or "transparency" in turned.info:
+        seen = turned.convert("RGBA")
+        ground = Image.new("RGBA", seen.size, "white")
+        return Image.alpha_composite(ground, seen).convert("RGB")
+    return turned.convert("RGB")
