@@ -19,16 +19,20 @@ from millstream.engine.link import Link, ThreadLink
 from millstream.engine.process_link import ProcessLink
 from millstream.engine.tuning import bounded, make_scheduler
 from millstream.errors import MillstreamError
+from millstream.media.limits import MediaLimits
+from millstream.media.port import MediaReader
 from millstream.models.estimate import Estimate, estimate, expected_device
 from millstream.models.source import ModelSource, name_of, resolve
 from millstream.service.admission import Admission
 from millstream.service.engine_client import EngineClient
 from millstream.service.entry import Loading, ReadyModel
 from millstream.service.hub import ModelHub, card_of
+from millstream.service.media_files import MediaFiles
 from millstream.service.metrics import Metrics
 from millstream.service.room import gib
 from millstream.service.text_service import MillstreamService
 from millstream.text.loading import load_tokenizer
+from millstream.text.tokenizer import Tokenizer
 from millstream.types import LEAST_TOKENS, ModelFacts
 
 log = logging.getLogger(__name__)
@@ -46,9 +50,10 @@ LONG_TOKENS = 32_768
 
 
 class Mill:
-    """A hub and its service, made on a running event loop. `pool` does blocking work: files, templates, tokenising."""
+    """A hub and its service, made on a running event loop. `pool` does blocking work: files, templates, tokenising,
+    images; `network` waits for other machines."""
 
-    def __init__(self, settings: Settings, pool: Executor, make_backend: BackendMaker) -> None:
+    def __init__(self, settings: Settings, pool: Executor, network: Executor, make_backend: BackendMaker) -> None:
         self._settings = settings
         self._make_backend = make_backend
         self._pool = pool
@@ -60,7 +65,8 @@ class Mill:
             grace=settings.grace,
             patience=settings.stop_patience,
         )
-        self.service = MillstreamService(self.hub, pool, self._metrics)
+        self._limits = media_limits(settings)
+        self.service = MillstreamService(self.hub, pool, MediaFiles(self._limits, pool, network), self._metrics)
         self._work: list[Future[Any]] = []
 
     def add(self, spec: ModelSpec) -> None:
@@ -81,6 +87,7 @@ class Mill:
         find = functools.partial(resolve, spec.source, cache_dir=self._settings.cache_dir, report=report)
         source = await self._in_pool(find)
         tokenizer = await self._in_pool(functools.partial(load_tokenizer, source))
+        reader = await self._in_pool(functools.partial(media_reader, source, tokenizer, self._limits))
         granted = await self._make_room(name, spec, source, loading)
         started = time.monotonic()
         engine = EngineClient(
@@ -97,7 +104,7 @@ class Mill:
         announce(name, facts, time.monotonic() - started)
         for note in tokenizer.notes:
             log.warning("%s: tokenizer: %s", name, note)
-        return ReadyModel(name, engine, tokenizer, facts, spec)
+        return ReadyModel(name, engine, tokenizer, facts, spec, reader)
 
     async def _make_room(self, name: str, spec: ModelSpec, source: ModelSource, loading: Loading) -> int | None:
         """What the model may take, all in all; None where there is no budget."""
@@ -135,6 +142,30 @@ class Mill:
         finally:
             if not future.running():
                 self._work.remove(future)
+
+
+def media_limits(settings: Settings) -> MediaLimits:
+    return MediaLimits(
+        size=settings.media_bytes,
+        pixels=settings.media_pixels,
+        count=settings.media_count,
+        seconds=settings.media_timeout,
+        folders=settings.media_folders,
+        private=settings.allow_private_media,
+    )
+
+
+def media_reader(source: ModelSource, tokenizer: Tokenizer, limits: MediaLimits) -> MediaReader | None:
+    """What reads the images of a model that takes them. Text models need no image library."""
+    if source.kind == "gguf":
+        return None
+    try:
+        from millstream.media.reading import load_reader
+    except ModuleNotFoundError as error:
+        if error.name != "PIL":
+            raise
+        return None
+    return load_reader(Path(source.path), tokenizer.token_bytes, limits)
 
 
 def announce(name: str, facts: ModelFacts, seconds: float) -> None:

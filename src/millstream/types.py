@@ -129,10 +129,15 @@ class ChatPrompt:
     """A conversation still to be rendered by the model's template."""
 
     messages: tuple[dict[str, object], ...]
-    """Content is a string, or a list of `text` parts and of parts that have a media kind as their `type`."""
+    """Content is a string or a list of parts: `text`, or a kind of media with the `MediaPart` as its `media`."""
     template_kwargs: dict[str, object] = field(default_factory=dict)
-    media: tuple[MediaPart, ...] = ()
-    """What these parts are, in their order."""
+
+    @property
+    def media(self) -> tuple[MediaPart, ...]:
+        """All of it, in order."""
+        contents = [content for message in self.messages if isinstance(content := message.get("content"), list)]
+        parts = [part for content in contents for part in content if isinstance(part, dict)]
+        return tuple(media for part in parts if isinstance(media := part.get("media"), MediaPart))
 
 
 @dataclass(frozen=True, slots=True)

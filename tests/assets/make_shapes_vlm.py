@@ -30,6 +30,7 @@ from mlx_vlm.models.llava import Model, ModelConfig  # noqa: E402
 from mlx_vlm.models.llava.config import TextConfig, VisionConfig  # noqa: E402
 from PIL import Image  # noqa: E402
 from shapes_talk import IMAGE, SPECIAL, TEMPLATE, Sample, Talk, make_tokenizer  # noqa: E402
+
 from support.shapes import COLOURS, SHAPES, Shape, draw, some_shapes  # noqa: E402
 
 FOLDER = Path(__file__).parent / "shapes-vlm"
@@ -164,7 +165,7 @@ def learn_to_talk(model: Model, talk: Talk, steps: int) -> None:
     began = time.monotonic()
     for number in range(steps):
         shapes, images = pictures.batch(BATCH)
-        # Every fifth step: a picture and then its neighbour's. Sequences of one length, and the tower runs once for each.
+        # Every fifth step: a picture and then its neighbour's. The tower runs once for each, and lengths are alike.
         pair = number % 5 == 4
         samples = []
         for place in range(BATCH // 2 if pair else BATCH):
@@ -178,8 +179,8 @@ def learn_to_talk(model: Model, talk: Talk, steps: int) -> None:
 
 
 def arrays(samples: list[Sample]) -> tuple[mx.array, mx.array, mx.array, mx.array]:
-    """Tokens; for each place the feature that stands there (one past the last: none); places of the answers' tokens, and
-    the weight of each."""
+    """Tokens; for each place the feature that stands there (one past the last: none); places of the answers' tokens,
+    and the weight of each."""
     # Few lengths: what MLX compiles and allocates is used again.
     length = -(-max(len(sample.tokens) for sample in samples) // 16) * 16
     each = GRID * GRID

@@ -6,8 +6,9 @@ import random
 from dataclasses import dataclass, field
 
 import tokenizers
-from support.shapes import HOW_MANY, NUMBERS, WHAT, Shape
 from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from support.shapes import HOW_MANY, NUMBERS, WHAT, Shape
 
 IMAGE = "<image>"
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", IMAGE]

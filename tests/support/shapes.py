@@ -1,4 +1,4 @@
-"""Pictures of shapes on a white ground: what the test model in tests/assets/shapes-vlm was taught, and is asked about."""
+"""Pictures of shapes on a white ground: what the model in tests/assets/shapes-vlm was taught, and is asked about."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import io
 import socket
 import ssl
 import time
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 import certifi
+from typing_extensions import Buffer
 
 from millstream.errors import MediaRefused
 from millstream.media.addresses import addresses_of
@@ -45,13 +47,13 @@ def _get(url: str, limits: MediaLimits, deadline: float) -> tuple[bytes, str | N
             return b"", moved
         if response.status != http.client.OK:
             raise MediaRefused(f"{_short(url)} answered {response.status} {response.reason}: 200 was expected")
-        return _read(response, limits, connection.arm), None
+        return _read(response, limits), None
     except TimeoutError as error:
         raise MediaRefused(f"{_short(url)} took longer than {limits.seconds:g} s (--media-timeout)") from error
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise MediaRefused(f"{_short(url)} cannot be fetched: {error or type(error).__name__}") from error
     finally:
-        connection.close()
+        connection.hang_up()
 
 
 def _checked(url: str) -> SplitResult:
@@ -61,7 +63,9 @@ def _checked(url: str) -> SplitResult:
     except ValueError as error:
         raise MediaRefused(f"{_short(url)} is not a URL: {error}") from error
     if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
-        raise MediaRefused(f"{_short(url)} is not a URL that can be fetched: write http://host/path or https://host/path")
+        raise MediaRefused(
+            f"{_short(url)} is not a URL that can be fetched: write http://host/path or https://host/path"
+        )
     if not url.isascii() or not url.isprintable() or " " in url:
         raise MediaRefused(f"{_short(url)} holds characters that a URL cannot have: write them as %XX")
     return parts
@@ -76,28 +80,28 @@ class _Connection(http.client.HTTPConnection):
         self._secure = secure
         self._private = limits.private
         self._deadline = deadline
+        self._raw: socket.socket | None = None
 
     def connect(self) -> None:
-        failure: OSError | None = None
-        for _, address in addresses_of(self.host, self.port, private=self._private):
+        self._raw = self._reach()
+        if self._secure:
+            self._raw = _tls().wrap_socket(self._raw, server_hostname=self.host)
+        self.sock = _Timed(self._raw, self._left)
+
+    def hang_up(self) -> None:
+        if self._raw is not None:
+            self._raw.close()
+
+    def _reach(self) -> socket.socket:
+        failure = OSError("it has no address")
+        for address in addresses_of(self.host, self.port, private=self._private):
             try:
-                self.sock = socket.create_connection((address, self.port), timeout=self._left())
+                return socket.create_connection((address, self.port), timeout=self._left())
             except TimeoutError:
                 raise
             except OSError as error:
                 failure = error
-            else:
-                failure = None
-                break
-        if failure is not None:
-            raise failure
-        if self._secure:
-            self.sock = _tls().wrap_socket(self.sock, server_hostname=self.host)
-
-    def arm(self) -> None:
-        """Before each read: what is left of the time."""
-        if self.sock is not None:
-            self.sock.settimeout(self._left())
+        raise failure
 
     def _left(self) -> float:
         left = self._deadline - time.monotonic()
@@ -106,18 +110,44 @@ class _Connection(http.client.HTTPConnection):
         return left
 
 
+class _Timed(io.RawIOBase):
+    """A socket as `http.client` uses one, whose every read and write gets what is left of the time: a timeout of its
+    own for each would let a host that sends a byte at a time go on for ever. Closing is left to `hang_up`."""
+
+    def __init__(self, inner: socket.socket, left: Callable[[], float]) -> None:
+        self._inner = inner
+        self._left = left
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Buffer, /) -> int:
+        self._inner.settimeout(self._left())
+        return self._inner.recv_into(buffer)
+
+    def sendall(self, data: Buffer) -> None:
+        self._inner.settimeout(self._left())
+        self._inner.sendall(data)
+
+    def makefile(self, mode: str) -> io.BufferedReader:
+        return io.BufferedReader(self)
+
+    def close(self) -> None:
+        """Not yet: what is buffered here belongs to a response that is still read."""
+
+
 def _tls() -> ssl.SSLContext:
     context = ssl.create_default_context()
     context.load_verify_locations(certifi.where())
     return context
 
 
-def _read(response: http.client.HTTPResponse, limits: MediaLimits, arm: Callable[[], None]) -> bytes:
+def _read(response: http.client.HTTPResponse, limits: MediaLimits) -> bytes:
     if response.length is not None and response.length > limits.size:
         raise too_large(response.length, limits)
-    pieces, seen = [], 0
+    pieces: list[bytes] = []
+    seen = 0
     while True:
-        arm()
         piece = response.read1(PIECE)
         if not piece:
             return b"".join(pieces)

@@ -27,9 +27,7 @@ class ReadPrompt:
         return tuple((media.start, media.digest) for media in self.media)
 
 
-async def prepare(
-    pool: Executor, files: MediaFiles, model: ReadyModel, request: GenerationRequest
-) -> list[ReadPrompt]:
+async def prepare(pool: Executor, files: MediaFiles, model: ReadyModel, request: GenerationRequest) -> list[ReadPrompt]:
     """The tokens and images of each prompt. Raises `BadRequest` for what the model cannot take."""
     prompts = await asyncio.gather(*(_prepare(pool, files, model, prompt) for prompt in request.prompts))
     for place, prompt in enumerate(prompts):
@@ -63,9 +61,7 @@ def _read_image(reader: MediaReader, part: MediaPart, data: bytes) -> Prepared:
     return about(part, lambda: reader.read(data))
 
 
-def _encode_media(
-    model: ReadyModel, reader: MediaReader, prompt: ChatPrompt, images: Sequence[Prepared]
-) -> ReadPrompt:
+def _encode_media(model: ReadyModel, reader: MediaReader, prompt: ChatPrompt, images: Sequence[Prepared]) -> ReadPrompt:
     text = model.tokenizer.render_media(prompt.messages, reader.marker, **prompt.template_kwargs)
     tokens = tuple(model.tokenizer.encode(expand(text, reader, images), special=False))
     return ReadPrompt(tokens, placed(tokens, reader, images))

@@ -109,7 +109,7 @@ class ChatTemplate:
     def render_media(self, messages: Sequence[Message], marker: str, /, **kwargs: object) -> str:
         """The prompt of messages with images in them: `marker` stands wherever there is one."""
         if self._reads([{"type": "image"}, _text_part(_PROBE)], marker, _PROBE):
-            fitted = [message if _is_list(message) else self._with_text(message) for message in messages]
+            fitted = [_with_parts(message) if _is_list(message) else self._with_text(message) for message in messages]
         else:
             fitted = [{**message, "content": _marked(message.get("content"), marker)} for message in messages]
         return self._render(fitted, kwargs)
@@ -143,6 +143,13 @@ def _text_part(text: str) -> dict[str, str]:
 
 def _is_list(message: Message) -> bool:
     return isinstance(message.get("content"), list)
+
+
+def _with_parts(message: Message) -> Message:
+    """Parts as templates know them: what the media are is none of their business."""
+    parts = message["content"]
+    assert isinstance(parts, list)
+    return {**message, "content": [part if part.get("type") == "text" else {"type": part["type"]} for part in parts]}
 
 
 def _marked(content: object, marker: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from millstream.api.openai.parts import Content, read_parts
 from millstream.errors import BadRequest, UnknownParameter, UnsupportedParameter
-from millstream.types import MediaPart
 
 Message = dict[str, object]
 
@@ -16,15 +15,13 @@ _IGNORED_FIELDS = frozenset({"role", "content", "annotations"})
 _UNSERVED_FIELDS = frozenset({"function_call", "audio", "refusal"})
 
 
-def read_messages(value: object) -> tuple[tuple[Message, ...], tuple[MediaPart, ...]]:
-    """The messages, and what their images are, in order."""
+def read_messages(value: object) -> tuple[Message, ...]:
     if not isinstance(value, list) or not value:
         raise BadRequest("messages must be a list of at least one message.", param="messages")
-    media: list[MediaPart] = []
-    return tuple(_message(item, f"messages[{place}]", media) for place, item in enumerate(value)), tuple(media)
+    return tuple(_message(item, f"messages[{place}]") for place, item in enumerate(value))
 
 
-def _message(item: object, path: str, media: list[MediaPart]) -> Message:
+def _message(item: object, path: str) -> Message:
     if not isinstance(item, dict):
         raise BadRequest(f"{path} must be an object with a role and content.", param=path)
     role = item.get("role")
@@ -35,7 +32,7 @@ def _message(item: object, path: str, media: list[MediaPart]) -> Message:
         # Clients send answers back as they got them, with all their empty fields.
         if field is not None and field != [] and name not in _IGNORED_FIELDS:
             message[name] = _extra(name, field, path)
-    message["content"] = _content(item.get("content"), role, path, media, calls="tool_calls" in message)
+    message["content"] = _content(item.get("content"), role, path, calls="tool_calls" in message)
     return message
 
 
@@ -54,12 +51,12 @@ def _extra(name: str, field: object, path: str) -> object:
     return field
 
 
-def _content(content: object, role: str, path: str, media: list[MediaPart], *, calls: bool) -> Content | None:
+def _content(content: object, role: str, path: str, *, calls: bool) -> Content | None:
     param = f"{path}.content"
     if isinstance(content, str):
         return content
     if isinstance(content, list) and content:
-        return read_parts(content, param, media)
+        return read_parts(content, param)
     if content is None and role == "assistant":
         return None if calls else ""  # most templates would print a None
     raise BadRequest(f"{param} must be a string or a list of parts.", param=param)

@@ -13,21 +13,20 @@ AUDIO_FORMATS = ("wav", "mp3")
 _DETAIL = ("auto", "low", "high")
 
 
-def read_parts(parts: list[object], path: str, media: list[MediaPart]) -> Content:
+def read_parts(parts: list[object], path: str) -> Content:
     """One string where all parts are text: it is what they mean, and many templates cannot read a list. Otherwise the
-    parts as templates know them, and `media` gets what the others are."""
-    before = len(media)
-    read = [_part(part, f"{path}[{place}]", media) for place, part in enumerate(parts)]
-    return read if len(media) > before else "".join(str(part["text"]) for part in read)
+    parts as `ChatPrompt` has them."""
+    read = [_part(part, f"{path}[{place}]") for place, part in enumerate(parts)]
+    texts = [part["text"] for part in read if part["type"] == "text"]
+    return "".join(map(str, texts)) if len(texts) == len(read) else read
 
 
-def _part(part: object, path: str, media: list[MediaPart]) -> dict[str, object]:
+def _part(part: object, path: str) -> dict[str, object]:
     kind = part.get("type") if isinstance(part, dict) else None
     if isinstance(part, dict) and isinstance(kind, str):
         if kind in _READERS:
-            found = _READERS[kind](part, path)
-            media.append(found)
-            return {"type": found.kind}
+            media = _READERS[kind](part, path)
+            return {"type": media.kind, "media": media}
         if kind in _UNSERVED:
             raise UnsupportedParameter(f"{path} is of type {kind}; {_UNSERVED[kind]}.", param=path)
     text = part.get("text") if isinstance(part, dict) else None
@@ -44,7 +43,9 @@ def _image(part: dict[str, object], path: str) -> MediaPart:
     value = part.get("image_url")
     detail = value.get("detail") if isinstance(value, dict) else None
     if detail is not None and detail not in _DETAIL:
-        raise BadRequest(f"{path}.image_url.detail must be one of {', '.join(_DETAIL)}.", param=f"{path}.image_url.detail")
+        raise BadRequest(
+            f"{path}.image_url.detail must be one of {', '.join(_DETAIL)}.", param=f"{path}.image_url.detail"
+        )
     return MediaPart("image", _url(value, f"{path}.image_url"), path)
 
 
