@@ -88,7 +88,7 @@ def test_bombs(side: int) -> None:
     ],
 )
 def test_no_images(data: bytes) -> None:
-    with pytest.raises(MediaRefused, match="send a PNG, JPEG"):
+    with pytest.raises(MediaRefused, match="no image that can be read; send a PNG, JPEG"):
         open_image(data, LIMITS)
 
 

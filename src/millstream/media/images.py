@@ -9,7 +9,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from millstream.errors import MediaRefused
 from millstream.media.limits import MediaLimits
 
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "MPO", "PPM")
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 """Raster formats whose decoders run no other program and read no other file."""
 _WANTED = "send a PNG, JPEG, WEBP, GIF, BMP or TIFF"
 
