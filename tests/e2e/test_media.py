@@ -98,13 +98,8 @@ def error(response: httpx.Response, status: int = 400) -> dict[str, Any]:
 
 def test_images_stand_where_the_message_has_them(bench: Bench) -> None:
     earlier = {"role": "user", "content": [image(RED), text("What is in the picture?")]}
-    reply = bench.ask(
-        text("And"),
-        image(BLUE),
-        image(RED),
-        text("?"),
-        before=(earlier, {"role": "assistant", "content": "red circle"}),
-    )
+    said = {"role": "assistant", "content": "red circle"}
+    reply = bench.ask(text("And"), image(BLUE), image(RED), text("?"), before=(earlier, said))
     assert reply.status_code == 200, reply.text
     [submit] = bench.submits()
     assert [media.length for media in submit.media] == [PLACES] * 3
@@ -231,7 +226,7 @@ def test_a_slow_host_keeps_no_text_from_being_prepared(web: Web) -> None:
 
 
 def test_the_loop_answers_while_a_large_image_is_prepared(bench: Bench) -> None:
-    large = data_uri(Image.effect_noise((5000, 5000), 50).convert("RGB"), "jpeg")
+    large = data_uri(Image.effect_noise((500, 500), 50).resize((6000, 6000)).convert("RGB"), "jpeg")
     with ThreadPoolExecutor(1) as pool:
         pending = pool.submit(bench.ask, image(large))
         waits = []
