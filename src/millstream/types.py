@@ -42,6 +42,9 @@ class Grammar:
     """The schema as JSON, the expression, or a grammar in llguidance's Lark dialect."""
 
 
+Kind = Literal["image", "audio", "video"]
+
+
 @dataclass(frozen=True, slots=True)
 class Tensor:
     """An array as plain data, in C order."""
@@ -55,7 +58,7 @@ class Tensor:
 class Media:
     """An image, a sound or a video of a prompt, as its model's processor prepared it."""
 
-    kind: Literal["image", "audio", "video"]
+    kind: Kind
     start: int
     """The place of its first token in the prompt."""
     length: int
@@ -117,7 +120,7 @@ class ModelFacts:
 class MediaPart:
     """An image, a sound or a video of a conversation, not yet fetched."""
 
-    kind: Literal["image", "audio", "video"]
+    kind: Kind
     source: str
     """A URL or a data URI."""
     param: str

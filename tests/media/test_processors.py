@@ -9,9 +9,11 @@ import pytest
 from PIL import Image
 
 from millstream.errors import MediaRefused
+from millstream.media.frames import Frames
 from millstream.media.port import Prepared
 from millstream.media.processors.base import ImageProcessor, ModelFiles
 from millstream.media.processors.loading import FAMILIES
+from millstream.media.processors.qwen_video import QwenVideoProcessor
 
 SIZES = [(64, 64), (300, 200), (200, 300), (37, 41), (1000, 90), (61, 640), (1, 1)]
 NAME = "<image>"
@@ -141,3 +143,39 @@ def test_pixtral_and_mistral3(size: tuple[int, int], merge: int) -> None:
     rows, columns = height // (14 * merge), width // (14 * merge)
     assert prepared.places == rows * columns
     assert prepared.text == "[IMG_BREAK]".join([NAME * columns] * rows) + "[IMG_END]"
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("size", [(64, 64), (300, 200), (90, 410)])
+@pytest.mark.parametrize("count", [1, 4, 7])
+def test_qwen_videos(family: str, size: tuple[int, int], count: int) -> None:
+    from mlx_vlm.models.qwen3_vl.processing_qwen3_vl import (
+        Qwen3VLVideoProcessor,
+        _timestamped_video_placeholder,
+        _video_group_timestamps,
+    )
+
+    looks = {
+        "patch_size": 14,
+        "min_pixels": 100_000,
+        "max_pixels": 200_000,
+        "image_mean": [0.5] * 3,
+        "image_std": [0.5] * 3,
+    }
+    images = [picture(*size).transpose(Image.Transpose.ROTATE_180) for _ in range(count)]
+    tokens = {"video_token_id": 8, "vision_start_token_id": 9, "vision_end_token_id": 10}
+    files = ModelFiles({"model_type": family, "vision_config": {}, **tokens}, looks)
+    prepared = QwenVideoProcessor(files, "<video>", "<a>", "<b>").prepare(
+        Frames(images, [number / 2 for number in range(count)])
+    )
+    equal(prepared, **Qwen3VLVideoProcessor(**looks)([np.stack([np.asarray(image) for image in images])]))
+    groups, rows, columns = prepared.tensors["video_grid_thw"][0]
+    each = int(rows * columns) // 4
+    assert prepared.places == each * groups
+    if family == "qwen3_vl":
+        metadata = {"frames_indices": range(count), "fps": 2.0}
+        times = _video_group_timestamps(int(groups), 2, 2.0, metadata)
+        expected = _timestamped_video_placeholder(times, each, "<a>", "<b>").replace("<|placeholder|>", "<video>")
+        assert prepared.text == expected
+    else:
+        assert prepared.text == "<video>" * prepared.places

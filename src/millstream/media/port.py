@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy.typing as npt
 
+from millstream.types import Kind
+
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """One image, ready for its model."""
+    """One image or video, ready for its model."""
 
+    kind: Kind
     tensors: dict[str, npt.NDArray[Any]]
     text: str
     """What stands in the prompt where the template has written the marker."""
@@ -19,24 +23,24 @@ class Prepared:
     """How many of the tokens in `text` are places for features."""
 
 
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """How a kind of media is written in prompts."""
+
+    text: str
+    """What the template writes for one."""
+    token_id: int
+    """The token that features stand at."""
+
+
 class MediaReader(Protocol):
     """Makes of a file what a model takes. Called on the CPU pool, from several threads."""
 
     @property
-    def kinds(self) -> frozenset[str]:
-        """Which of `image`, `audio` and `video` the model takes."""
+    def marks(self) -> Mapping[Kind, Mark]:
+        """The kinds that the model takes."""
         ...
 
-    @property
-    def marker(self) -> str:
-        """What the template writes for an image."""
-        ...
-
-    @property
-    def token_id(self) -> int:
-        """The token that features stand at."""
-        ...
-
-    def read(self, data: bytes) -> Prepared:
+    def read(self, kind: Kind, data: bytes) -> Prepared:
         """Raises `MediaRefused`."""
         ...

@@ -1,47 +1,54 @@
-"""Where images stand in a prompt: the template's markers become the tokens that the processor asks for."""
+"""Where media stand in a prompt: the template's markers become the tokens that the processor asks for."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from millstream.errors import BadRequest
-from millstream.media.port import MediaReader, Prepared
-from millstream.types import Media, Tensor
+from millstream.media.port import Mark, Prepared
+from millstream.types import Kind, Media, Tensor
+
+Marks = Mapping[Kind, Mark]
 
 
-def expand(text: str, reader: MediaReader, images: Sequence[Prepared]) -> str:
-    """The rendered prompt with each marker replaced by what its image needs."""
-    pieces = text.split(reader.marker)
-    if len(pieces) != len(images) + 1:
+def expand(text: str, marks: Marks, media: Sequence[Prepared]) -> str:
+    """The rendered prompt with each marker replaced by what its image or video needs."""
+    names = {mark.text: kind for kind, mark in marks.items()}
+    pieces = re.split("(" + "|".join(map(re.escape, names)) + ")", text)
+    found = [names[marker] for marker in pieces[1::2]]
+    if found != [each.kind for each in media]:
         raise BadRequest(
-            f"the prompt has {len(pieces) - 1} places for images ({reader.marker!r}) and the request {len(images)} "
-            f"images. Leave {reader.marker!r} out of texts: the model's template writes it",
+            f"the prompt has places for {len(found)} media and the request has {len(media)}, or in another order. "
+            f"Leave {' and '.join(map(repr, names))} out of texts: the model's template writes them",
             param="messages",
         )
-    between = [image.text + piece for image, piece in zip(images, pieces[1:], strict=True)]
-    return "".join([pieces[0], *between])
+    pieces[1::2] = [each.text for each in media]
+    return "".join(pieces)
 
 
-def placed(tokens: Sequence[int], reader: MediaReader, images: Sequence[Prepared]) -> tuple[Media, ...]:
-    """The images with their places among the tokens of the expanded prompt."""
-    places = np.flatnonzero(np.asarray(tokens) == reader.token_id)
-    wanted = sum(image.places for image in images)
-    if len(places) != wanted:
-        raise BadRequest(
-            f"the prompt has {len(places)} of the model's own image tokens where its images take {wanted}. Leave the "
-            "names of special tokens out of texts",
-            param="messages",
-        )
-    found = []
-    for image in images:
-        own, places = places[: image.places], places[image.places :]
-        tensors = tuple((name, _tensor(array)) for name, array in image.tensors.items())
+def placed(tokens: Sequence[int], marks: Marks, media: Sequence[Prepared]) -> tuple[Media, ...]:
+    """The media with their places among the tokens of the expanded prompt."""
+    line = np.asarray(tokens)
+    places = {kind: np.flatnonzero(line == mark.token_id) for kind, mark in marks.items()}
+    for kind, found in places.items():
+        wanted = sum(each.places for each in media if each.kind == kind)
+        if len(found) != wanted:
+            raise BadRequest(
+                f"the prompt has {len(found)} of the model's own {kind} tokens where {wanted} are needed. Leave the "
+                "names of special tokens out of texts",
+                param="messages",
+            )
+    made = []
+    for each in media:
+        own, places[each.kind] = np.split(places[each.kind], [each.places])
+        tensors = tuple((name, _tensor(array)) for name, array in each.tensors.items())
         start, length = int(own[0]), int(own[-1] - own[0]) + 1
-        found.append(Media("image", start, length, digest_of("image", tensors), tensors))
-    return tuple(found)
+        made.append(Media(each.kind, start, length, digest_of(each.kind, tensors), tensors))
+    return tuple(made)
 
 
 def digest_of(kind: str, tensors: Sequence[tuple[str, Tensor]]) -> str:

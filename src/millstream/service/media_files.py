@@ -32,7 +32,7 @@ class MediaFiles:
         return list(await asyncio.gather(*(self._read(part) for part in parts)))
 
     def _check(self, parts: Sequence[MediaPart], reader: MediaReader | None) -> None:
-        kinds = reader.kinds if reader is not None else frozenset[str]()
+        kinds = reader.marks.keys() if reader is not None else ()
         for part in parts:
             if part.kind not in kinds:
                 taken = " and ".join(["text", *(_NAMES[kind] for kind in sorted(kinds))])

@@ -58,13 +58,13 @@ async def _prepare(pool: Executor, files: MediaFiles, model: ReadyModel, prompt:
 
 
 def _read_image(reader: MediaReader, part: MediaPart, data: bytes) -> Prepared:
-    return about(part, lambda: reader.read(data))
+    return about(part, lambda: reader.read(part.kind, data))
 
 
 def _encode_media(model: ReadyModel, reader: MediaReader, prompt: ChatPrompt, images: Sequence[Prepared]) -> ReadPrompt:
-    text = model.tokenizer.render_media(prompt.messages, reader.marker, **prompt.template_kwargs)
-    tokens = tuple(model.tokenizer.encode(expand(text, reader, images), special=False))
-    return ReadPrompt(tokens, placed(tokens, reader, images))
+    text = model.tokenizer.render_media(prompt.messages, reader.marks["image"].text, **prompt.template_kwargs)
+    tokens = tuple(model.tokenizer.encode(expand(text, reader.marks, images), special=False))
+    return ReadPrompt(tokens, placed(tokens, reader.marks, images))
 
 
 def _encode(model: ReadyModel, prompt: Prompt) -> tuple[int, ...]:

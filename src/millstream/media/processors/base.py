@@ -12,7 +12,8 @@ import numpy.typing as npt
 from PIL import Image
 
 from millstream.errors import ModelError
-from millstream.media.port import Prepared
+from millstream.media.frames import Frames
+from millstream.media.port import Mark, Prepared
 
 Pixels = npt.NDArray[np.float32]
 Settings = dict[str, Any]
@@ -32,6 +33,13 @@ class ImageProcessor(Protocol):
     def prepare(self, image: Image.Image) -> Prepared: ...
 
 
+class VideoProcessor(Protocol):
+    @property
+    def mark(self) -> Mark: ...
+
+    def prepare(self, video: Frames) -> Prepared: ...
+
+
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
     """What a model's folder says about images."""
@@ -41,12 +49,15 @@ class ModelFiles:
     """The image processor's settings."""
     words: Settings = field(default_factory=dict)
     """The tokenizer's settings, with the names of special tokens."""
+    video_looks: Settings = field(default_factory=dict)
+    """The video processor's settings, where it has its own."""
 
     @classmethod
     def read(cls, folder: Path) -> ModelFiles:
         inside = _read(folder / "processor_config.json").get("image_processor")
         looks = _read(folder / "preprocessor_config.json") | (inside if isinstance(inside, dict) else {})
-        return cls(_read(folder / "config.json"), looks, _read(folder / "tokenizer_config.json"))
+        videos = _read(folder / "video_preprocessor_config.json")
+        return cls(_read(folder / "config.json"), looks, _read(folder / "tokenizer_config.json"), videos)
 
     @property
     def vision(self) -> Settings:

@@ -27,7 +27,7 @@ class Gemma3Processor:
 
     def prepare(self, image: Image.Image) -> Prepared:
         pixels = self._finish(resized(image, self._side, self._side, self._way))[np.newaxis]
-        return Prepared({"pixel_values": pixels}, self._text, self._places)
+        return Prepared("image", {"pixel_values": pixels}, self._text, self._places)
 
 
 class Gemma4Processor:
@@ -46,7 +46,7 @@ class Gemma4Processor:
         height, width = self._fitted(image.height, image.width)
         pixels = self._finish(resized(image, height, width, Image.Resampling.BICUBIC))[np.newaxis]
         places = (height // self._patch) * (width // self._patch) // self._pool**2
-        return Prepared({"pixel_values": pixels}, f"{self._begin}{self.marker * places}{self._end}", places)
+        return Prepared("image", {"pixel_values": pixels}, f"{self._begin}{self.marker * places}{self._end}", places)
 
     def _fitted(self, height: int, width: int) -> tuple[int, int]:
         """The largest size in these proportions whose sides are whole pools of patches and whose tokens fit."""

@@ -32,7 +32,7 @@ class IdeficsProcessor:
         whole = resized(image, height, width, self._way)
         tiles, rows, columns = self._tiles(whole) if self._split else ([self._small(whole)], 0, 0)
         pixels = np.stack([self._finish(tile) for tile in tiles])[np.newaxis]
-        return Prepared({"pixel_values": pixels}, self._text(rows, columns), len(tiles) * self._each)
+        return Prepared("image", {"pixel_values": pixels}, self._text(rows, columns), len(tiles) * self._each)
 
     def _fitted(self, height: int, width: int) -> tuple[int, int]:
         """The longest side as the settings say, the other even."""

@@ -30,7 +30,7 @@ class LlavaProcessor:
     def prepare(self, image: Image.Image) -> Prepared:
         fitted = resized(image, self._side, self._side, self._way) if self._shortest is None else self._cut(image)
         pixels = self._finish(fitted)[np.newaxis]
-        return Prepared({"pixel_values": pixels}, self.marker * self._places, self._places)
+        return Prepared("image", {"pixel_values": pixels}, self.marker * self._places, self._places)
 
     def _cut(self, image: Image.Image) -> Image.Image:
         shortest = self._shortest or self._side

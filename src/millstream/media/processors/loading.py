@@ -6,12 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from millstream.errors import ModelError
-from millstream.media.processors.base import ImageProcessor, ModelFiles
+from millstream.media.processors.base import ImageProcessor, ModelFiles, VideoProcessor
 from millstream.media.processors.gemma import Gemma3Processor, Gemma4Processor
 from millstream.media.processors.idefics import IdeficsProcessor
 from millstream.media.processors.llava import LlavaProcessor
 from millstream.media.processors.pixtral import PixtralProcessor
 from millstream.media.processors.qwen import QwenProcessor
+from millstream.media.processors.qwen_video import QwenVideoProcessor
 
 FAMILIES: dict[str, Callable[[ModelFiles, str], ImageProcessor]] = {
     "qwen2_vl": QwenProcessor,
@@ -29,8 +30,11 @@ FAMILIES: dict[str, Callable[[ModelFiles, str], ImageProcessor]] = {
 """By `model_type` of config.json."""
 
 
-def load_processor(folder: Path, token_bytes: Callable[[int], bytes]) -> ImageProcessor | None:
-    """None for a model that takes text only. `token_bytes` names the tokens of its tokenizer."""
+def load_processor(
+    folder: Path, token_bytes: Callable[[int], bytes]
+) -> tuple[ImageProcessor, VideoProcessor | None] | None:
+    """For images and, where the model takes them, for videos; None for a model that takes text only. `token_bytes`
+    names the tokens of its tokenizer."""
     files = ModelFiles.read(folder)
     make = FAMILIES.get(str(files.config.get("model_type")))
     if make is None or not isinstance(files.config.get("vision_config"), dict):
@@ -38,4 +42,11 @@ def load_processor(folder: Path, token_bytes: Callable[[int], bytes]) -> ImagePr
     name = token_bytes(files.id_of("image_token_index", "image_token_id")).decode()
     if not name:
         raise ModelError(f"{folder}: its tokenizer does not know the token that images stand at")
-    return make(files, name)
+    return make(files, name), _video(files, token_bytes) if make is QwenProcessor else None
+
+
+def _video(files: ModelFiles, token_bytes: Callable[[int], bytes]) -> VideoProcessor | None:
+    keys = ("video_token_id", "vision_start_token_id", "vision_end_token_id")
+    if not all(isinstance(files.config.get(key), int) for key in keys):
+        return None
+    return QwenVideoProcessor(files, *(token_bytes(files.id_of(key)).decode() for key in keys))

@@ -32,7 +32,7 @@ class PixtralProcessor:
         rows, columns = height // self._block, width // self._block
         text = BREAK.join([self.marker * columns] * rows) + END
         sizes = np.array([[height, width]], np.int64)
-        return Prepared({"pixel_values": pixels, "image_sizes": sizes}, text, rows * columns)
+        return Prepared("image", {"pixel_values": pixels, "image_sizes": sizes}, text, rows * columns)
 
     def _fitted(self, height: int, width: int) -> tuple[int, int]:
         over = max(height / self._longest[0], width / self._longest[1])

@@ -33,35 +33,37 @@ class QwenProcessor:
     def prepare(self, image: Image.Image) -> Prepared:
         height, width = fitted_size(image.height, image.width, self._patch * self._merge, self._least, self._most)
         pixels = self._finish(resized(image, height, width, Image.Resampling.BICUBIC))
-        rows, columns = height // self._patch, width // self._patch
-        tensors = {"pixel_values": self._patches(pixels), "image_grid_thw": np.array([[1, rows, columns]], np.int64)}
-        places = rows * columns // self._merge**2
-        return Prepared(tensors, self.marker * places, places)
-
-    def _patches(self, pixels: np.ndarray) -> np.ndarray:
-        """One line a patch: channel, frame, row, column. Patches that are merged later stand together."""
-        channels, height, width = pixels.shape
-        patch, merge = self._patch, self._merge
-        blocks = pixels.reshape(
-            channels, height // (patch * merge), merge, patch, width // (patch * merge), merge, patch
-        )
-        lines = blocks.transpose(1, 4, 2, 5, 0, 3, 6)
-        frames = np.repeat(lines[:, :, :, :, :, np.newaxis], self._frames, axis=5)
-        return frames.reshape(-1, channels * self._frames * patch * patch)
+        patches, grid = patches_of(np.stack([pixels] * self._frames), self._patch, self._merge, self._frames)
+        places = int(grid.prod()) // self._merge**2
+        return Prepared("image", {"pixel_values": patches, "image_grid_thw": grid}, self.marker * places, places)
 
 
-def fitted_size(height: int, width: int, factor: int, least: int, most: int) -> tuple[int, int]:
-    """Multiples of `factor` near the image's size, with a number of pixels within the bounds."""
+def patches_of(frames: np.ndarray, patch: int, merge: int, group: int) -> tuple[np.ndarray, np.ndarray]:
+    """One line a patch: channel, frame of the group, row, column. Patches that are merged later stand together. And how
+    many groups, rows and columns of patches there are."""
+    count, channels, height, width = frames.shape
+    rows, columns = height // patch, width // patch
+    shape = (count // group, group, channels, rows // merge, merge, patch, columns // merge, merge, patch)
+    lines = frames.reshape(shape).transpose(0, 3, 6, 4, 7, 2, 1, 5, 8)
+    flat = np.ascontiguousarray(lines).reshape(-1, channels * group * patch * patch)
+    return flat, np.array([[count // group, rows, columns]], np.int64)
+
+
+def fitted_size(
+    height: int, width: int, factor: int, least: int, most: int, *, frames: int = 1, padded: int = 1
+) -> tuple[int, int]:
+    """Multiples of `factor` near the size of the frames, with a number of pixels, all together, within the bounds.
+    `padded`: how many frames there are with those that fill the last group."""
     if max(height, width) > MOST_RATIO * min(height, width):
         raise MediaRefused(
             f"an image of {width} x {height} pixels is too narrow for this model: one side may be at most {MOST_RATIO} "
             "times the other"
         )
-    high, wide = (max(factor, round(side / factor) * factor) for side in (height, width))
-    if high * wide > most:
-        scale = math.sqrt(height * width / most)
-        return tuple(max(factor, math.floor(side / scale / factor) * factor) for side in (height, width))  # type: ignore[return-value]
-    if high * wide < least:
-        scale = math.sqrt(least / (height * width))
-        return tuple(math.ceil(side * scale / factor) * factor for side in (height, width))  # type: ignore[return-value]
+    high, wide = max(factor, round(height / factor) * factor), max(factor, round(width / factor) * factor)
+    if padded * high * wide > most:
+        scale = math.sqrt(frames * height * width / most)
+        high, wide = (max(factor, math.floor(side / scale / factor) * factor) for side in (height, width))
+    elif padded * high * wide < least:
+        scale = math.sqrt(least / (frames * height * width))
+        high, wide = (math.ceil(side * scale / factor) * factor for side in (height, width))
     return high, wide
