@@ -49,8 +49,8 @@ def some_shapes(chance: random.Random, count: int) -> list[Shape]:
 
 def _shape(chance: random.Random, x: float, y: float, radius: float) -> Shape:
     colour, form = chance.choice(list(COLOURS)), chance.choice(SHAPES)
-    turn = {"circle": 0.0, "square": chance.uniform(-10, 10), "triangle": chance.uniform(-25, 25)}[form]
-    red, green, blue = (min(255, max(0, part + chance.randint(-25, 25))) for part in COLOURS[colour])
+    turn = {"circle": 0.0, "square": chance.uniform(-6, 6), "triangle": chance.uniform(-12, 12)}[form]
+    red, green, blue = (min(255, max(0, part + chance.randint(-40, 40))) for part in COLOURS[colour])
     return Shape(colour, form, x, y, radius, turn, (red, green, blue))
 
 
