@@ -1,10 +1,10 @@
-"""Makes tests/assets/shapes-vlm: a vision-language model of a million weights that answers from the picture.
+"""Makes tests/assets/shapes-vlm: a vision-language model of half a million weights that answers from the picture.
 
     PYTHONPATH=src:tests:tests/assets python tests/assets/make_shapes_vlm.py
 
 It is a LLaVA: a small vision tower, a projector and a small Llama, in mlx-vlm's own classes. First the tower learns to
-find shapes, patch by patch, with a head that is thrown away; then the whole model learns to talk; and once more. Seeds are
-fixed. It takes a quarter of an hour on two cores that do nothing else.
+find shapes, patch by patch, with a head that is thrown away; then the whole model learns to talk; and so again. Seeds
+are fixed. It takes a quarter of an hour on two cores that do nothing else.
 """
 
 from __future__ import annotations
