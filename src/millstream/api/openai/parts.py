@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from millstream.errors import BadRequest, UnsupportedParameter
 from millstream.types import MediaPart
@@ -85,4 +86,14 @@ _UNSERVED = {
     "audio_url": "sound comes as input_audio here",
     "video": "videos come as video_url here",
     "file": "files are not served",
+}
+
+_STRING = {"type": "string"}
+_URL = {"type": "object", "required": ["url"], "properties": {"url": _STRING, "detail": {"enum": list(_DETAIL)}}}
+_SOUND = {"type": "object", "properties": {"data": _STRING, "format": {"enum": list(AUDIO_FORMATS)}}}
+PART_SCHEMA: dict[str, Any] = {
+    "anyOf": [
+        {"type": "object", "properties": {"type": {"const": kind}, kind: value}}
+        for kind, value in [("text", _STRING), ("image_url", _URL), ("video_url", _URL), ("input_audio", _SOUND)]
+    ]
 }
