@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
+import importlib.util
 import logging
 import time
 from collections.abc import Callable
@@ -156,15 +157,12 @@ def media_limits(settings: Settings) -> MediaLimits:
 
 
 def media_reader(source: ModelSource, tokenizer: Tokenizer, limits: MediaLimits) -> MediaReader | None:
-    """What reads the images of a model that takes them. Text models need no image library."""
-    if source.kind == "gguf":
+    """What reads the images of a model that takes them. Text models need neither an image library nor mlx-vlm, and
+    without them a vision model is served for text alone, if at all."""
+    if source.kind == "gguf" or not all(importlib.util.find_spec(name) for name in ("PIL", "mlx_vlm")):
         return None
-    try:
-        from millstream.media.reading import load_reader
-    except ModuleNotFoundError as error:
-        if error.name != "PIL":
-            raise
-        return None
+    from millstream.media.reading import load_reader
+
     return load_reader(Path(source.path), tokenizer.token_bytes, limits)
 
 
