@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import functools
 import hashlib
+import importlib.util
 import logging
 import re
 import time
@@ -21,6 +22,8 @@ from millstream.engine.link import Link, ThreadLink
 from millstream.engine.process_link import ProcessLink
 from millstream.engine.tuning import DiskTier, bounded, make_scheduler
 from millstream.errors import MillstreamError
+from millstream.media.limits import MediaLimits
+from millstream.media.port import MediaReader
 from millstream.models.demo import user_cache_dir
 from millstream.models.estimate import Estimate, estimate, expected_device
 from millstream.models.source import ModelSource, name_of, resolve
@@ -28,6 +31,7 @@ from millstream.service.admission import Admission
 from millstream.service.engine_client import EngineClient
 from millstream.service.entry import Loading, ReadyModel
 from millstream.service.hub import ModelHub, card_of
+from millstream.service.media_files import MediaFiles
 from millstream.service.metrics import Metrics
 from millstream.service.room import gib
 from millstream.service.text_service import MillstreamService
@@ -52,9 +56,10 @@ LONG_TOKENS = 32_768
 
 
 class Mill:
-    """A hub and its service, made on a running event loop. `pool` does blocking work: files, templates, tokenising."""
+    """A hub and its service, made on a running event loop. `pool` does blocking work: files, templates, tokenising,
+    images; `network` waits for other machines."""
 
-    def __init__(self, settings: Settings, pool: Executor, make_backend: BackendMaker) -> None:
+    def __init__(self, settings: Settings, pool: Executor, network: Executor, make_backend: BackendMaker) -> None:
         self._settings = settings
         self._make_backend = make_backend
         self._pool = pool
@@ -66,7 +71,8 @@ class Mill:
             grace=settings.grace,
             patience=settings.stop_patience,
         )
-        self.service = MillstreamService(self.hub, pool, self._metrics)
+        self._limits = media_limits(settings)
+        self.service = MillstreamService(self.hub, pool, MediaFiles(self._limits, pool, network), self._metrics)
         self._work: list[Future[Any]] = []
 
     def add(self, spec: ModelSpec) -> None:
@@ -88,6 +94,7 @@ class Mill:
         source = await self._in_pool(find)
         tokenizer = await self._in_pool(functools.partial(load_tokenizer, source))
         style = self._style(spec, tokenizer)
+        reader = await self._in_pool(functools.partial(media_reader, source, tokenizer, self._limits))
         granted = await self._make_room(name, spec, source, loading)
         started = time.monotonic()
         engine = EngineClient(
@@ -105,7 +112,7 @@ class Mill:
         for note in tokenizer.notes:
             log.warning("%s: tokenizer: %s", name, note)
         log.info("%s: tool calls: %s; thoughts: %s", name, *style.names)
-        return ReadyModel(name, engine, tokenizer, facts, spec, style)
+        return ReadyModel(name, engine, tokenizer, facts, spec, style, reader)
 
     def _style(self, spec: ModelSpec, tokenizer: Tokenizer) -> Style:
         return choose_style(
@@ -167,6 +174,27 @@ class Mill:
         finally:
             if not future.running():
                 self._work.remove(future)
+
+
+def media_limits(settings: Settings) -> MediaLimits:
+    return MediaLimits(
+        size=settings.media_bytes,
+        pixels=settings.media_pixels,
+        count=settings.media_count,
+        seconds=settings.media_timeout,
+        folders=settings.media_folders,
+        private=settings.allow_private_media,
+    )
+
+
+def media_reader(source: ModelSource, tokenizer: Tokenizer, limits: MediaLimits) -> MediaReader | None:
+    """What reads the images of a model that takes them. Text models need neither an image library nor mlx-vlm, and
+    without them a vision model is served for text alone, if at all."""
+    if source.kind == "gguf" or not all(importlib.util.find_spec(name) for name in ("PIL", "mlx_vlm")):
+        return None
+    from millstream.media.reading import load_reader
+
+    return load_reader(Path(source.path), tokenizer.token_bytes, limits)
 
 
 def announce(name: str, facts: ModelFacts, seconds: float) -> None:

@@ -95,6 +95,17 @@ class Settings:
     """Seconds that one step may take before its engine is declared hung; 0 for ever."""
     api_keys: tuple[str, ...] = ()
     """Any of them opens the API. None at all: it is open."""
+    media_folders: tuple[Path, ...] = ()
+    """Requests may name files below these."""
+    media_bytes: int = 20 * 2**20
+    """The largest image or other file."""
+    media_pixels: int = 40_000_000
+    media_count: int = 16
+    """Files of one request."""
+    media_timeout: float = 10.0
+    """Seconds for fetching one."""
+    allow_private_media: bool = False
+    """Fetch from addresses that are not public as well."""
     cors_origins: tuple[str, ...] = ()
     """Web pages of these origins may call the API; `*` for all."""
 

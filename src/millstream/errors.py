@@ -4,6 +4,7 @@ MillstreamError
 ├── BadRequest             400  what the client sent is wrong
 │   ├── UnsupportedParameter    a parameter that has a meaning and is not served
 │   ├── UnknownParameter        a name that this server has never heard of: most likely a typing mistake
+│   ├── MediaRefused            an image, sound or video that cannot be read or may not be fetched
 │   └── ContextOverflow         the prompt does not fit the model
 ├── Unauthorized           401  the API key is missing or wrong
 ├── NotFound               404  no such model
@@ -43,6 +44,10 @@ class UnsupportedParameter(BadRequest):
 
 class UnknownParameter(BadRequest):
     code = "unknown_parameter"
+
+
+class MediaRefused(BadRequest):
+    code = "invalid_media"
 
 
 class ContextOverflow(BadRequest):

@@ -24,6 +24,8 @@ from millstream.errors import ModelError
 log = logging.getLogger(__name__)
 
 POOL_THREADS = 4
+NETWORK_THREADS = 16
+"""Fetches of images that may be under way at once."""
 STOPPING = "the server is shutting down"
 
 
@@ -63,7 +65,8 @@ async def serve_on(
 ) -> tuple[int, bool]:
     """Serve on a bound socket until the server is told to exit. `on_start` gets hold of it, for whoever tells it."""
     pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="prepare")
-    mill = Mill(settings, pool, make_backend)
+    network = ThreadPoolExecutor(NETWORK_THREADS, thread_name_prefix="fetch")
+    mill = Mill(settings, pool, network, make_backend)
     app = create_app(
         mill.service,
         body_limit=settings.body_limit,
@@ -77,7 +80,8 @@ async def serve_on(
     watcher = asyncio.create_task(_watch(mill, server, listener))
     await server.serve(sockets=[listener])
     watcher.cancel()
-    pool.shutdown(wait=False, cancel_futures=True)
+    for threads in (pool, network):
+        threads.shutdown(wait=False, cancel_futures=True)
     return server.exit_code, server.freed
 
 

@@ -44,6 +44,9 @@ class Grammar:
     """The schema as JSON, the expression, or a grammar in llguidance's Lark dialect."""
 
 
+Kind = Literal["image", "audio", "video"]
+
+
 @dataclass(frozen=True, slots=True)
 class Tensor:
     """An array as plain data, in C order."""
@@ -57,7 +60,7 @@ class Tensor:
 class Media:
     """An image, a sound or a video of a prompt, as its model's processor prepared it."""
 
-    kind: Literal["image", "audio", "video"]
+    kind: Kind
     start: int
     """The place of its first token in the prompt."""
     length: int
@@ -135,11 +138,30 @@ class ModelFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class MediaPart:
+    """An image, a sound or a video of a conversation, not yet fetched."""
+
+    kind: Kind
+    source: str
+    """A URL or a data URI."""
+    param: str
+    """Where it stands in the request."""
+
+
+@dataclass(frozen=True, slots=True)
 class ChatPrompt:
     """A conversation still to be rendered by the model's template."""
 
     messages: tuple[dict[str, object], ...]
+    """Content is a string or a list of parts: `text`, or a kind of media with the `MediaPart` as its `media`."""
     template_kwargs: dict[str, object] = field(default_factory=dict)
+
+    @property
+    def media(self) -> tuple[MediaPart, ...]:
+        """All of it, in order."""
+        contents = [content for message in self.messages if isinstance(content := message.get("content"), list)]
+        parts = [part for content in contents for part in content if isinstance(part, dict)]
+        return tuple(media for part in parts if isinstance(media := part.get("media"), MediaPart))
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from millstream.types import MediaPart
+
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 TEXT_PART = {"type": "text", "text": "a"}
 
@@ -92,10 +94,49 @@ def test_refused(http, service, messages, code, param):
     assert service.requests == []
 
 
-@pytest.mark.parametrize("kind", ["image_url", "input_audio", "file", "video_url"])
-def test_other_than_text_is_not_supported(http, kind):
-    response = post(http, [USER, USER, {"role": "user", "content": [{"type": kind, kind: {"url": "x"}}]}])
+PICTURE = {"type": "image_url", "image_url": {"url": "https://host/a.png", "detail": "low"}}
+
+
+def test_media_are_handed_on_in_order(http, service):
+    sound = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
+    video = {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}
+    plain = {"type": "image_url", "image_url": "https://host/b.png"}
+    messages = [
+        {"role": "user", "content": [TEXT_PART, PICTURE, sound]},
+        USER,
+        {"role": "user", "content": [plain, video]},
+    ]
+    assert post(http, messages).status_code == 200
+    prompt = service.requests[0].prompts[0]
+    assert prompt.media == (
+        MediaPart("image", "https://host/a.png", "messages[0].content[1]"),
+        MediaPart("audio", "data:audio/wav;base64,AAAA", "messages[0].content[2]"),
+        MediaPart("image", "https://host/b.png", "messages[2].content[0]"),
+        MediaPart("video", "data:video/mp4;base64,AAAA", "messages[2].content[1]"),
+    )
+    assert [part["type"] for part in prompt.messages[0]["content"]] == ["text", "image", "audio"]
+    assert prompt.messages[1]["content"] == "x"
+
+
+@pytest.mark.parametrize(
+    "part, code, param",
+    [
+        ({"type": "image_url"}, "invalid_request", ".image_url"),
+        ({"type": "image_url", "image_url": {}}, "invalid_request", ".image_url"),
+        ({"type": "image_url", "image_url": {"url": ""}}, "invalid_request", ".image_url"),
+        ({"type": "image_url", "image_url": {"url": 5}}, "invalid_request", ".image_url"),
+        ({"type": "image_url", "image_url": {"url": "x", "detail": "huge"}}, "invalid_request", ".image_url.detail"),
+        ({"type": "video_url", "video_url": None}, "invalid_request", ".video_url"),
+        ({"type": "input_audio", "input_audio": {"data": "AAAA"}}, "invalid_request", ".input_audio"),
+        ({"type": "input_audio", "input_audio": {"data": "AAAA", "format": "ogg"}}, "invalid_request", ".input_audio"),
+        ({"type": "input_audio", "input_audio": "AAAA"}, "invalid_request", ".input_audio"),
+        ({"type": "input_image", "image_url": "x"}, "unsupported_parameter", ""),
+        ({"type": "file", "file": {"file_id": "x"}}, "unsupported_parameter", ""),
+    ],
+)
+def test_media_that_say_too_little(http, service, part, code, param):
+    response = post(http, [USER, {"role": "user", "content": [TEXT_PART, part]}])
     error = response.json()["error"]
-    assert response.status_code == 400
-    assert (error["code"], error["param"]) == ("unsupported_parameter", "messages[2].content[0]")
-    assert error["message"].startswith("This model takes text only")
+    assert (response.status_code, error["code"]) == (400, code)
+    assert error["param"] == "messages[1].content[1]" + param
+    assert service.requests == []

@@ -92,6 +92,12 @@ SERVER: dict[str, Reader] = {
     "api_keys": tables.texts,
     "api_key_file": tables.text,
     "cors_origins": tables.origins,
+    "media_folders": tables.texts,
+    "media_bytes": tables.size,
+    "media_pixels": tables.whole(1, _MANY),
+    "media_count": tables.whole(0, _MANY),
+    "media_timeout": tables.time_span,
+    "allow_private_media": tables.truth,
 }
 
 
@@ -111,6 +117,8 @@ def read_config(file: Path) -> ConfigFile:
     server = read_table(top.get("server", {}), SERVER, file=file, name="server")
     if "api_key_file" in server:
         server["api_key_file"] = _folder(file) / Path(server["api_key_file"]).expanduser()
+    if "media_folders" in server:
+        server["media_folders"] = tuple(_folder(file) / Path(name).expanduser() for name in server["media_folders"])
     models = _models(top.get("models", {}), file)
     refuse_clashes((name, f"{file}: {where}") for model in models for name, where in _names(model))
     return ConfigFile(models, server)

@@ -52,6 +52,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     _add_access(parser.add_argument_group("access"))
     _add_models(parser.add_argument_group("models"))
     _add_engine(parser.add_argument_group("engine"))
+    _add_media(parser.add_argument_group("images and other media"))
     _add_fast_paths(parser.add_argument_group("fast paths"))
     _add_other(parser.add_argument_group("other"))
 
@@ -171,6 +172,37 @@ def _add_engine(group: Group) -> None:
         ),
     )
     group.add_argument("--device", choices=("cpu",), help="keep off the GPU")
+
+
+def _add_media(group: Group) -> None:
+    group.add_argument(
+        "--media-folder",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FOLDER",
+        help="let requests name files below this folder; repeatable (default: none)",
+    )
+    group.add_argument(
+        "--media-bytes", type=memory_size, metavar="SIZE", help=_help("largest image or other file", "20MiB")
+    )
+    group.add_argument(
+        "--media-pixels", type=positive, metavar="COUNT", help=_help("largest image", DEFAULTS.media_pixels)
+    )
+    group.add_argument(
+        "--media-count", type=natural, metavar="COUNT", help=_help("files of one request", DEFAULTS.media_count)
+    )
+    group.add_argument(
+        "--media-timeout",
+        type=duration,
+        metavar="SECONDS",
+        help=_help("for fetching one of them", f"{DEFAULTS.media_timeout:g}"),
+    )
+    group.add_argument(
+        "--allow-private-media",
+        action="store_true",
+        help="fetch from addresses that are not public too: whoever can send requests can then reach your network",
+    )
 
 
 def _add_fast_paths(group: Group) -> None:

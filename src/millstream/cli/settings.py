@@ -28,6 +28,8 @@ def settings_of(arguments: argparse.Namespace, environment: Mapping[str, str] = 
         "disabled": frozenset(arguments.disable),
         "api_keys": _api_keys(arguments, file, environment),
     }
+    if arguments.media_folder:
+        given["media_folders"] = tuple(arguments.media_folder)
     if arguments.cors_origin:
         given["cors_origins"] = tuple(arguments.cors_origin)
     from_file = {name: value for name, value in file.server.items() if name in _FIELDS}

@@ -83,7 +83,7 @@ class EngineClient:
 
     def submit(self, submits: Sequence[Submit], inbox: Inbox) -> None:
         """Admit and post all, or raise and post none."""
-        self.admission.admit(len(submits))
+        self.admission.admit([submit.request_id for submit in submits])
         for number, submit in enumerate(submits):
             self._inboxes[submit.request_id] = inbox
             self._idle.clear()
@@ -96,7 +96,7 @@ class EngineClient:
     def replace(self, request_id: int, submit: Submit, inbox: Inbox) -> None:
         """Cancel a request and post one that goes on in its place, which needs no admission."""
         self.cancel([request_id])
-        self.admission.carry_on()
+        self.admission.carry_on(submit.request_id)
         self._inboxes[submit.request_id] = inbox
         self._idle.clear()
         try:
@@ -160,7 +160,7 @@ class EngineClient:
                     self._inboxes[event.request_id].push(event)
                 case Finished() | Failed():
                     self.answered = self.answered or isinstance(event, Finished)
-                    self.admission.release()
+                    self.admission.release(event.request_id)
                     self._inboxes.pop(event.request_id).push(event)
                 case _:
                     self._note(event)
@@ -193,7 +193,7 @@ class EngineClient:
     def _abandon(self, submits: Sequence[Submit], posted: int) -> None:
         """The engine closed while `submits` were being posted: those already posted will be failed by it."""
         for submit in submits[posted:]:
-            self.admission.release()
+            self.admission.release(submit.request_id)
             self._inboxes.pop(submit.request_id, None)
         if not self._inboxes:
             self._idle.set()

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from millstream.config import ModelSpec
 from millstream.errors import EngineGone, MillstreamError, ModelError
+from millstream.media.port import MediaReader
 from millstream.service.engine_client import EngineClient
 from millstream.service.room import Holder, Room
 from millstream.text.style import PLAIN, Style
@@ -45,6 +46,8 @@ class ReadyModel:
     facts: ModelFacts
     spec: ModelSpec
     style: Style = PLAIN
+    reader: MediaReader | None = None
+    """For the images of a model that takes them."""
 
 
 class Loading(Protocol):

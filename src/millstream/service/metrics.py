@@ -89,11 +89,13 @@ class RequestTimer:
         self._over = False
         self._gap = metrics.gap.labels(model)
 
-    def prepared(self, tokens: int) -> None:
+    def prepared(self, tokens: int, images: int) -> None:
         seconds = time.monotonic() - self._started
         self._metrics.prepare.labels(self._model).observe(seconds)
         if seconds > 1:
-            log.warning("%s: preparing a prompt of %d tokens took %.1f s", self._model, tokens, seconds)
+            log.warning(
+                "%s: preparing a prompt of %d tokens and %d images took %.1f s", self._model, tokens, images, seconds
+            )
 
     def delivered(self) -> None:
         now = time.monotonic()

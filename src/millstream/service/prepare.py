@@ -3,23 +3,38 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from concurrent.futures import Executor
+from dataclasses import dataclass
 
 from millstream.errors import BadRequest, ContextOverflow
+from millstream.media.port import MediaReader, Prepared
+from millstream.media.prompt import expand, placed
 from millstream.service.entry import ReadyModel
+from millstream.service.media_files import MediaFiles, about
 from millstream.text.conversation import render
 from millstream.text.grammar import checked
-from millstream.types import ChatPrompt, GenerationRequest, Grammar, Prompt, TextPrompt, TokenPrompt
+from millstream.text.template import Message
+from millstream.types import ChatPrompt, GenerationRequest, Grammar, Media, MediaPart, Prompt, TextPrompt, TokenPrompt
 
 
-async def prepare(pool: Executor, model: ReadyModel, request: GenerationRequest) -> list[tuple[int, ...]]:
-    """The token ids of each prompt. Raises `BadRequest` for what the model cannot take."""
-    loop = asyncio.get_running_loop()
-    prompts = await asyncio.gather(
-        *(loop.run_in_executor(pool, _encode, model, prompt, request) for prompt in request.prompts)
-    )
-    for place, tokens in enumerate(prompts):
-        _check_length(model, tokens, place if len(prompts) > 1 else None)
+@dataclass(frozen=True, slots=True)
+class ReadPrompt:
+    """A prompt as an engine takes it."""
+
+    tokens: tuple[int, ...]
+    media: tuple[Media, ...] = ()
+
+    @property
+    def contents(self) -> tuple[tuple[int, str], ...]:
+        return tuple((media.start, media.digest) for media in self.media)
+
+
+async def prepare(pool: Executor, files: MediaFiles, model: ReadyModel, request: GenerationRequest) -> list[ReadPrompt]:
+    """The tokens and images of each prompt. Raises `BadRequest` for what the model cannot take."""
+    prompts = await asyncio.gather(*(_prepare(pool, files, model, prompt, request) for prompt in request.prompts))
+    for place, prompt in enumerate(prompts):
+        _check_length(model, prompt, place if len(prompts) > 1 else None)
     outside = [token for token, _ in request.sampling.logit_bias if not 0 <= token < model.facts.vocab_size]
     if outside:
         raise BadRequest(
@@ -38,10 +53,43 @@ async def prepare_grammar(pool: Executor, model: ReadyModel, request: Generation
     return await asyncio.get_running_loop().run_in_executor(pool, checked, request.grammar)
 
 
+async def _prepare(
+    pool: Executor, files: MediaFiles, model: ReadyModel, prompt: Prompt, request: GenerationRequest
+) -> ReadPrompt:
+    loop = asyncio.get_running_loop()
+    if not isinstance(prompt, ChatPrompt) or not prompt.media:
+        return ReadPrompt(await loop.run_in_executor(pool, _encode, model, prompt, request))
+    data = await files.read(prompt.media, model.reader)
+    assert model.reader is not None  # otherwise the files would have been refused
+    # Each image is a task of its own: a request with many leaves room for others between them.
+    images = await asyncio.gather(
+        *(
+            loop.run_in_executor(pool, _read_image, model.reader, part, content)
+            for part, content in zip(prompt.media, data, strict=True)
+        )
+    )
+    return await loop.run_in_executor(pool, _encode_media, model, model.reader, prompt, request, images)
+
+
+def _read_image(reader: MediaReader, part: MediaPart, data: bytes) -> Prepared:
+    return about(part, lambda: reader.read(part.kind, data))
+
+
+def _encode_media(
+    model: ReadyModel, reader: MediaReader, prompt: ChatPrompt, request: GenerationRequest, images: Sequence[Prepared]
+) -> ReadPrompt:
+    def encode(messages: Sequence[Message], **words: object) -> list[int]:
+        text = model.tokenizer.render_media(messages, reader.marks["image"].text, **words)
+        return model.tokenizer.encode(expand(text, reader.marks, images), special=False)
+
+    tokens = tuple(render(encode, model.style, prompt, request.tools, request.thinking))
+    return ReadPrompt(tokens, placed(tokens, reader.marks, images))
+
+
 def _encode(model: ReadyModel, prompt: Prompt, request: GenerationRequest) -> tuple[int, ...]:
     match prompt:
         case ChatPrompt():
-            return tuple(render(model.tokenizer, model.style, prompt, request.tools, request.thinking))
+            return tuple(render(model.tokenizer.encode_chat, model.style, prompt, request.tools, request.thinking))
         case TextPrompt():
             return tuple(model.tokenizer.encode(prompt.text))
         case TokenPrompt():
@@ -55,13 +103,14 @@ def _checked(tokens: tuple[int, ...], vocab_size: int) -> tuple[int, ...]:
     return tokens
 
 
-def _check_length(model: ReadyModel, tokens: tuple[int, ...], place: int | None) -> None:
+def _check_length(model: ReadyModel, prompt: ReadPrompt, place: int | None) -> None:
     which = "the prompt" if place is None else f"prompt {place}"
-    if not tokens:
+    if not prompt.tokens:
         raise BadRequest(f"{which} is empty: this model needs at least one token", param="prompt")
     limit = model.facts.context_length
-    if len(tokens) >= limit:
+    if len(prompt.tokens) >= limit:
+        images = f", {sum(media.length for media in prompt.media)} of them images" if prompt.media else ""
         raise ContextOverflow(
-            f"{which} has {len(tokens)} tokens; this model's context is {limit} tokens, and at least one must be "
-            "left for the answer. Shorten it."
+            f"{which} has {len(prompt.tokens)} tokens{images}; this model's context is {limit} tokens, and at least "
+            "one must be left for the answer. Shorten it."
         )

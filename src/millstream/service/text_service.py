@@ -19,10 +19,11 @@ from millstream.service.entry import ReadyModel
 from millstream.service.generation import TextGeneration
 from millstream.service.hub import ModelHub
 from millstream.service.inbox import Inbox
+from millstream.service.media_files import MediaFiles
 from millstream.service.metrics import Metrics, RequestTimer
 from millstream.service.opening import Opening, prompt_logprobs
 from millstream.service.ports import Generation
-from millstream.service.prepare import prepare, prepare_grammar
+from millstream.service.prepare import ReadPrompt, prepare, prepare_grammar
 from millstream.service.reading import Reading, plan_readings
 from millstream.types import ChatPrompt, GenerationRequest, ModelCard
 
@@ -30,9 +31,10 @@ log = logging.getLogger(__name__)
 
 
 class MillstreamService:
-    def __init__(self, hub: ModelHub, pool: Executor, metrics: Metrics) -> None:
+    def __init__(self, hub: ModelHub, pool: Executor, files: MediaFiles, metrics: Metrics) -> None:
         self._hub = hub
         self._pool = pool
+        self._files = files
         self._metrics = metrics
         self._ids = itertools.count(1)
 
@@ -66,19 +68,22 @@ class MillstreamService:
 
     async def _start_on(self, model: ReadyModel, request: GenerationRequest) -> Generation:
         timer = RequestTimer(self._metrics, model.name)
-        prompts = await prepare(self._pool, model, request)
+        self._check_room(model, request)
+        prompts = await prepare(self._pool, self._files, model, request)
         request = replace(request, grammar=await prepare_grammar(self._pool, model, request))
-        timer.prepared(sum(map(len, prompts)))
+        read = sum(len(prompt.tokens) for prompt in prompts)
+        timer.prepared(read, sum(len(prompt.media) for prompt in prompts))
         loop = asyncio.get_running_loop()
+        tokens = [prompt.tokens for prompt in prompts]
         readings = (
-            plan_readings(model, request, prompts)
+            plan_readings(model, request, tokens)
             if request.tools is None
-            else await loop.run_in_executor(self._pool, plan_readings, model, request, prompts)
+            else await loop.run_in_executor(self._pool, plan_readings, model, request, tokens)
         )
         planned = [
             (submit, reading)
-            for reading, prompt in readings
-            for submit in self._submits(model, request, prompt, reading)
+            for (reading, run), prompt in zip(readings, prompts, strict=True)
+            for submit in self._submits(model, request, replace(prompt, tokens=run), reading)
         ]
         submits = [submit for submit, _ in planned]
         continues = not isinstance(request.prompts[0], ChatPrompt)
@@ -99,29 +104,39 @@ class MillstreamService:
             model.engine,
             inbox,
             choices,
-            sum(map(len, prompts)),
+            read,
             timer,
             next_id=lambda: next(self._ids),
             context_length=model.facts.context_length,
         )
         return generation if request.best_of is None else BestOf(generation, choices, request)
 
+    def _check_room(self, model: ReadyModel, request: GenerationRequest) -> None:
+        """A full engine says so before images are fetched and prompts prepared for nothing."""
+        try:
+            model.engine.admission.check(len(request.prompts) * (request.best_of or request.n))
+        except EngineBusy as error:
+            self._metrics.rejected.labels(model.name, error.code).inc()
+            raise
+
     def _submits(
-        self, model: ReadyModel, request: GenerationRequest, prompt: tuple[int, ...], reading: Reading
+        self, model: ReadyModel, request: GenerationRequest, prompt: ReadPrompt, reading: Reading
     ) -> list[Submit]:
         """One engine request for each answer. Answers to one prompt differ by their seed."""
-        room = model.facts.context_length - len(prompt)
+        room = model.facts.context_length - len(prompt.tokens)
         seed = request.sampling.seed if request.seeded else secrets.randbits(32)
         return [
             Submit(
                 request_id=next(self._ids),
-                prompt=prompt,
+                prompt=prompt.tokens,
                 max_tokens=room if request.max_tokens is None else min(request.max_tokens, room),
                 sampling=replace(request.sampling, seed=(seed + number) & 0xFFFFFFFFFFFFFFFF),
                 stop_tokens=frozenset() if request.ignore_eos else model.tokenizer.eos_ids | reading.stop_tokens,
                 logprobs=(request.logprobs or 0) if request.best_of else request.logprobs,
                 grammar=reading.grammar,
                 prompt_logprobs=prompt_logprobs(request),
+                contents=prompt.contents,
+                media=prompt.media,
             )
             for number in range(request.best_of or request.n)
         ]

@@ -5,13 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from millstream.errors import BadRequest
 from millstream.text.style import Style
 from millstream.text.template import Message
-from millstream.text.tokenizer import Tokenizer
 from millstream.text.tool_formats.format import ToolFormat
 from millstream.text.tool_formats.registry import FALLBACK
 from millstream.text.tool_prompt import merged_system, told, with_written_calls
@@ -45,9 +44,10 @@ def budget_of(style: Style, thinking: Thinking) -> int | None:
 
 
 def render(
-    tokenizer: Tokenizer, style: Style, prompt: ChatPrompt, tools: ToolUse | None, thinking: Thinking
+    encode: Callable[..., list[int]], style: Style, prompt: ChatPrompt, tools: ToolUse | None, thinking: Thinking
 ) -> list[int]:
-    """The tokens of a conversation. Templates differ in what they take, so several forms are tried; what is raised is
+    """The tokens of a conversation. `encode` takes messages, and what the template takes besides, by name.
+    Templates differ in what they take, so several forms are tried; what is raised is
     the complaint about the first."""
     kwargs = {**thinking_words(style, thinking), **prompt.template_kwargs}
     wanted = tools.tools if tools is not None and tools.choice != "none" else ()
@@ -56,7 +56,7 @@ def render(
     refused: BadRequest | None = None
     for messages in _forms(style, prompt.messages, wanted):
         try:
-            return tokenizer.encode_chat(messages, **kwargs)
+            return encode(messages, **kwargs)
         except BadRequest as error:
             refused = refused or error
     assert refused is not None

@@ -99,12 +99,61 @@ class ChatTemplate:
         except (TemplateError, RecursionError) as error:
             raise ModelError(f"the model's chat template does not compile: {error}") from error
         self._tokens = dict(tokens)
+        # Some vision models' templates look for parts and write nothing of a string.
+        self._parts_only = not self._reads(_PROBE, _PROBE) and self._reads([_text_part(_PROBE)], _PROBE)
 
     def render(self, messages: Sequence[Message], /, **kwargs: object) -> str:
         """The prompt. Asks for the assistant's turn unless `add_generation_prompt` is given as false."""
-        plain = [{**message, "content": plain_text(message.get("content"))} for message in messages]
+        return self._render([self._with_text(message) for message in messages], kwargs)
+
+    def render_media(self, messages: Sequence[Message], marker: str, /, **kwargs: object) -> str:
+        """The prompt of messages with images in them: `marker` stands wherever there is one."""
+        if self._reads([{"type": "image"}, _text_part(_PROBE)], marker, _PROBE):
+            fitted = [_with_parts(message) if _is_list(message) else self._with_text(message) for message in messages]
+        else:
+            fitted = [{**message, "content": _marked(message.get("content"), marker)} for message in messages]
+        return self._render(fitted, kwargs)
+
+    def _with_text(self, message: Message) -> Message:
+        text = plain_text(message.get("content"))
+        return {**message, "content": [_text_part(text)] if self._parts_only else text}
+
+    def _render(self, messages: Sequence[Message], kwargs: Mapping[str, object]) -> str:
         values = {"tools": None, "documents": None, "add_generation_prompt": True, **self._tokens, **kwargs}
         try:
-            return self._template.render({**values, "messages": plain})
+            return self._template.render({**values, "messages": messages})
         except _FAILURES as error:
             raise BadRequest(f"the model's chat template refused the messages: {error}", param="messages") from error
+
+    def _reads(self, content: object, *signs: str) -> bool:
+        """Whether a message with this content gives a prompt with these signs in it, and no Python object."""
+        try:
+            text = self._render([{"role": "user", "content": content}], {})
+        except BadRequest:
+            return False
+        return all(sign in text for sign in signs) and "'type'" not in text
+
+
+_PROBE = "a text to look for"
+
+
+def _text_part(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
+
+
+def _is_list(message: Message) -> bool:
+    return isinstance(message.get("content"), list)
+
+
+def _with_parts(message: Message) -> Message:
+    """Parts as templates know them: what the media are is none of their business."""
+    parts = message["content"]
+    assert isinstance(parts, list)
+    return {**message, "content": [part if part.get("type") == "text" else {"type": part["type"]} for part in parts]}
+
+
+def _marked(content: object, marker: str) -> str:
+    """For templates that know only strings."""
+    if not isinstance(content, list):
+        return plain_text(content)
+    return "".join(f"{marker}\n" if part.get("type") == "image" else plain_text([part]) for part in content)

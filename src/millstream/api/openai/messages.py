@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from millstream.api.openai.parts import Content, read_parts
 from millstream.errors import BadRequest, UnknownParameter, UnsupportedParameter
 
 Message = dict[str, object]
@@ -14,7 +15,6 @@ ROLES = {"system": "system", "developer": "system", "user": "user", "assistant":
 _TEXT_FIELDS = ("name", "tool_call_id", "reasoning_content")
 _IGNORED_FIELDS = frozenset({"role", "content", "annotations"})
 _UNSERVED_FIELDS = frozenset({"function_call", "audio", "refusal"})
-_MEDIA = frozenset({"image_url", "image", "input_image", "input_audio", "audio_url", "video_url", "video", "file"})
 
 
 def read_messages(value: object) -> tuple[Message, ...]:
@@ -74,23 +74,12 @@ def _call(call: dict[str, object], path: str) -> dict[str, object]:
     return {**call, "type": "function", "function": {**function, "arguments": arguments}}
 
 
-def _content(content: object, role: str, path: str, *, calls: bool) -> str | None:
+def _content(content: object, role: str, path: str, *, calls: bool) -> Content | None:
     param = f"{path}.content"
     if isinstance(content, str):
         return content
     if isinstance(content, list) and content:
-        return "".join(_text(part, f"{param}[{place}]") for place, part in enumerate(content))
+        return read_parts(content, param)
     if content is None and role == "assistant":
         return None if calls else ""  # most templates would print a None
-    raise BadRequest(f"{param} must be a string or a list of text parts.", param=param)
-
-
-def _text(part: object, path: str) -> str:
-    """Parts are joined into one string: it is what they mean, and many templates cannot read a list."""
-    kind = part.get("type") if isinstance(part, dict) else None
-    if isinstance(kind, str) and kind in _MEDIA:
-        raise UnsupportedParameter(f"This model takes text only; {path} is of type {kind}.", param=path)
-    text = part.get("text") if isinstance(part, dict) else None
-    if kind != "text" or not isinstance(text, str):
-        raise BadRequest(f'{path} must be a text part: {{"type": "text", "text": "..."}}.', param=path)
-    return text
+    raise BadRequest(f"{param} must be a string or a list of parts.", param=param)

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchem
 from millstream.api.openai.fields import MAX_BIAS, MAX_PROMPTS, MAX_STOPS, read_logit_bias, read_prompts, read_stop
 from millstream.api.openai.grammars import FormRequest
 from millstream.api.openai.messages import ROLES, Message, read_messages
+from millstream.api.openai.parts import PART_SCHEMA
 from millstream.api.openai.tools import MAX_TOOLS, Tools, read_tools
 from millstream.types import Prompt, Sampling
 
@@ -18,13 +19,12 @@ _INT64 = 2**63
 _TEXT: dict[str, Any] = {"type": "string"}
 _TOKENS: dict[str, Any] = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 _PROMPTS: dict[str, Any] = {"type": "array", "items": {"anyOf": [_TEXT, _TOKENS]}, "maxItems": MAX_PROMPTS}
-_PART: dict[str, Any] = {"type": "object", "properties": {"type": {"const": "text"}, "text": _TEXT}}
 _MESSAGE: dict[str, Any] = {
     "type": "object",
     "required": ["role", "content"],
     "properties": {
         "role": {"enum": list(ROLES)},
-        "content": {"anyOf": [_TEXT, {"type": "array", "items": _PART}, {"type": "null"}]},
+        "content": {"anyOf": [_TEXT, {"type": "array", "items": PART_SCHEMA}, {"type": "null"}]},
         "name": _TEXT,
         "tool_calls": {"type": "array", "items": {"type": "object"}},
         "tool_call_id": _TEXT,

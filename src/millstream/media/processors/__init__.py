@@ -1,0 +1,1 @@
+"""Image processors: one small file a family, in numpy and Pillow."""

@@ -1,0 +1,119 @@
+"""What every family's image processor gives, and the work on pixels that they share."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from millstream.errors import ModelError
+from millstream.media.frames import Frames
+from millstream.media.port import Mark, Prepared
+
+Pixels = npt.NDArray[np.float32]
+Settings = dict[str, Any]
+
+
+class ImageProcessor(Protocol):
+    @property
+    def marker(self) -> str:
+        """What the template writes for an image."""
+        ...
+
+    @property
+    def token_id(self) -> int:
+        """The token that features stand at."""
+        ...
+
+    def prepare(self, image: Image.Image) -> Prepared: ...
+
+
+class VideoProcessor(Protocol):
+    @property
+    def mark(self) -> Mark: ...
+
+    def prepare(self, video: Frames) -> Prepared: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """What a model's folder says about images."""
+
+    config: Settings
+    looks: Settings = field(default_factory=dict)
+    """The image processor's settings."""
+    words: Settings = field(default_factory=dict)
+    """The tokenizer's settings, with the names of special tokens."""
+    video_looks: Settings = field(default_factory=dict)
+    """The video processor's settings, where it has its own."""
+
+    @classmethod
+    def read(cls, folder: Path) -> ModelFiles:
+        inside = _read(folder / "processor_config.json").get("image_processor")
+        looks = _read(folder / "preprocessor_config.json") | (inside if isinstance(inside, dict) else {})
+        videos = _read(folder / "video_preprocessor_config.json")
+        return cls(_read(folder / "config.json"), looks, _read(folder / "tokenizer_config.json"), videos)
+
+    @property
+    def vision(self) -> Settings:
+        vision = self.config["vision_config"]
+        assert isinstance(vision, dict)
+        return vision
+
+    def id_of(self, *names: str) -> int:
+        """The first of these that the configuration has."""
+        for name in names:
+            if isinstance(value := self.config.get(name), int):
+                return value
+        raise ModelError(f"the model's config.json has none of {', '.join(names)}: images cannot be placed")
+
+
+def _read(path: Path) -> Settings:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from error
+    return value if isinstance(value, dict) else {}
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The last step of all processors: from 8-bit pixels to numbers around zero, channels first."""
+
+    factor: float
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    @classmethod
+    def read(
+        cls, looks: Settings, *, mean: tuple[float, ...], std: tuple[float, ...], normalize: bool = True
+    ) -> Finish:
+        factor = float(looks.get("rescale_factor") or 1 / 255) if looks.get("do_rescale", True) else 1.0
+        if not looks.get("do_normalize", normalize):
+            return cls(factor, (0.0,) * 3, (1.0,) * 3)
+        return cls(factor, tuple(looks.get("image_mean") or mean), tuple(looks.get("image_std") or std))
+
+    def __call__(self, image: Image.Image) -> Pixels:
+        pixels = np.asarray(image, np.float32).transpose(2, 0, 1) * np.float32(self.factor)
+        mean, std = (np.asarray(values, np.float32)[:, None, None] for values in (self.mean, self.std))
+        return np.ascontiguousarray((pixels - mean) / std)
+
+
+HALVES = ((0.5,) * 3, (0.5,) * 3)
+"""Mean and deviation that most towers were trained with."""
+CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
+
+
+def filter_of(looks: Settings, default: Image.Resampling) -> Image.Resampling:
+    return Image.Resampling(looks["resample"]) if isinstance(looks.get("resample"), int) else default
+
+
+def resized(image: Image.Image, height: int, width: int, way: Image.Resampling) -> Image.Image:
+    return image if image.size == (width, height) else image.resize((width, height), way)

@@ -1,0 +1,37 @@
+"""A model's reader of media: from the bytes of a file to what the model takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from millstream.media.frames import open_frames
+from millstream.media.images import open_image
+from millstream.media.limits import MediaLimits
+from millstream.media.port import Mark, Prepared
+from millstream.media.processors.base import ImageProcessor, VideoProcessor
+from millstream.media.processors.loading import load_processor
+from millstream.types import Kind
+
+
+class Reader:
+    """See `port.MediaReader`."""
+
+    def __init__(self, images: ImageProcessor, videos: VideoProcessor | None, limits: MediaLimits) -> None:
+        self._images = images
+        self._videos = videos
+        self._limits = limits
+        self.marks: dict[Kind, Mark] = {"image": Mark(images.marker, images.token_id)}
+        if videos is not None:
+            self.marks["video"] = videos.mark
+
+    def read(self, kind: Kind, data: bytes) -> Prepared:
+        if kind == "video" and self._videos is not None:
+            return self._videos.prepare(open_frames(data, self._limits))
+        return self._images.prepare(open_image(data, self._limits))
+
+
+def load_reader(folder: Path, token_bytes: Callable[[int], bytes], limits: MediaLimits) -> Reader | None:
+    """None for a model that takes text only."""
+    found = load_processor(folder, token_bytes)
+    return None if found is None else Reader(*found, limits)

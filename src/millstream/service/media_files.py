@@ -1,0 +1,59 @@
+"""The files of a request: fetched on threads of their own, so that a slow host keeps no prompt from being prepared."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from typing import TypeVar
+
+from millstream.errors import MediaRefused, UnsupportedParameter
+from millstream.media.limits import MediaLimits
+from millstream.media.port import MediaReader
+from millstream.media.sources import is_local, read_source
+from millstream.types import MediaPart
+
+T = TypeVar("T")
+
+_NAMES = {"image": "images", "audio": "sound", "video": "video"}
+
+
+class MediaFiles:
+    """`network` waits for other machines; `pool` decodes and reads what is here."""
+
+    def __init__(self, limits: MediaLimits, pool: Executor, network: Executor) -> None:
+        self._limits = limits
+        self._pool = pool
+        self._network = network
+
+    async def read(self, parts: Sequence[MediaPart], reader: MediaReader | None) -> list[bytes]:
+        """The bytes of each, in order. What the model does not take is refused before anything is fetched."""
+        self._check(parts, reader)
+        return list(await asyncio.gather(*(self._read(part) for part in parts)))
+
+    def _check(self, parts: Sequence[MediaPart], reader: MediaReader | None) -> None:
+        kinds = reader.marks.keys() if reader is not None else ()
+        for part in parts:
+            if part.kind not in kinds:
+                taken = " and ".join(["text", *(_NAMES[kind] for kind in sorted(kinds))])
+                raise UnsupportedParameter(
+                    f"This model takes {taken} only; {part.param} is of kind {part.kind}.", param=part.param
+                )
+        if len(parts) > self._limits.count:
+            raise MediaRefused(
+                f"the request has {len(parts)} images; this server takes {self._limits.count} (--media-count)",
+                param="messages",
+            )
+
+    async def _read(self, part: MediaPart) -> bytes:
+        pool = self._pool if is_local(part.source) else self._network
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(pool, about, part, lambda: read_source(part.source, self._limits))
+
+
+def about(part: MediaPart, work: Callable[[], T]) -> T:
+    """What `work` gives; a refusal says which part of the request it is about."""
+    try:
+        return work()
+    except MediaRefused as error:
+        raise MediaRefused(f"{part.param}: {error.message}.", param=part.param) from error

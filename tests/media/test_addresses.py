@@ -1,0 +1,75 @@
+"""Only the open internet is public, however an address is written."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from millstream.errors import MediaRefused
+from millstream.media.addresses import addresses_of, is_public
+
+
+@pytest.mark.parametrize("address", ["8.8.8.8", "1.1.1.1", "2606:4700:4700::1111", "::ffff:8.8.8.8"])
+def test_public(address: str) -> None:
+    assert is_public(address)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "127.0.0.1",
+        "127.8.9.1",
+        "0.0.0.0",
+        "10.0.0.1",
+        "172.16.3.4",
+        "192.168.1.1",
+        "169.254.169.254",
+        "100.64.0.1",
+        "192.0.2.1",
+        "198.18.0.1",
+        "224.0.0.1",
+        "239.255.255.250",
+        "240.0.0.1",
+        "255.255.255.255",
+        "::1",
+        "::",
+        "fe80::1",
+        "fe80::1%eth0",
+        "fc00::1",
+        "fd12:3456::1",
+        "ff02::1",
+        "fec0::1",
+        "2001:db8::1",
+        "::ffff:127.0.0.1",
+        "::ffff:169.254.169.254",
+        "::127.0.0.1",
+        "64:ff9b::7f00:1",
+        "64:ff9b:1::a9fe:a9fe",
+        "2002:7f00:1::",
+        "2002:a9fe:a9fe::1",
+        "2001:0:7f00:1::",
+        "nonsense",
+    ],
+)
+def test_not_public(address: str) -> None:
+    assert not is_public(address)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "0.0.0.0", "2130706433", "127.1", "0x7f.0.0.1"])
+def test_this_machine_in_all_its_names(host: str) -> None:
+    try:
+        socket.getaddrinfo(host, 80)
+    except OSError:
+        pytest.skip(f"this system does not know {host}")
+    with pytest.raises(MediaRefused, match=r"no public address.*--allow-private-media"):
+        addresses_of(host, 80, private=False)
+
+
+def test_allowed_when_the_operator_says_so() -> None:
+    assert addresses_of("127.0.0.1", 80, private=True) == ["127.0.0.1"]
+
+
+def test_a_host_that_nobody_knows() -> None:
+    with pytest.raises(MediaRefused, match="is not known"):
+        addresses_of("no-such-host.invalid", 80, private=False)

@@ -1,0 +1,108 @@
+"""Images are looked at before they are decoded."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+
+import pytest
+from PIL import Image
+
+from millstream.errors import MediaRefused
+from millstream.media.images import open_image
+from millstream.media.limits import MediaLimits
+
+LIMITS = MediaLimits(pixels=10_000)
+
+
+def saved(image: Image.Image, kind: str, **options: object) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, format=kind, **options)
+    return buffer.getvalue()
+
+
+def bomb(width: int, height: int) -> bytes:
+    """A PNG of a few bytes that says it is huge."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF"])
+def test_formats(kind: str) -> None:
+    image = open_image(saved(Image.new("RGB", (30, 20), (250, 10, 10)), kind), LIMITS)
+    assert (image.mode, image.size) == ("RGB", (30, 20))
+    red, green, blue = image.getpixel((15, 10))
+    assert red > 240 and green < 20 and blue < 20
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "I;16", "CMYK"])
+def test_modes(mode: str) -> None:
+    image = Image.new("L", (4, 4), 255).convert(mode) if mode != "I;16" else Image.new("I;16", (4, 4))
+    kind = "TIFF" if mode == "CMYK" else "PNG"
+    assert open_image(saved(image, kind), LIMITS).mode == "RGB"
+
+
+def test_transparent_is_white() -> None:
+    image = Image.new("RGBA", (2, 1), (255, 0, 0, 255))
+    image.putpixel((1, 0), (0, 0, 0, 0))
+    opened = open_image(saved(image, "PNG"), LIMITS)
+    assert [opened.getpixel((x, 0)) for x in (0, 1)] == [(255, 0, 0), (255, 255, 255)]
+
+
+def test_turned_as_the_camera_was() -> None:
+    image = Image.new("RGB", (30, 20))
+    exif = image.getexif()
+    exif[0x0112] = 6
+    assert open_image(saved(image, "JPEG", exif=exif), LIMITS).size == (20, 30)
+
+
+def test_too_many_pixels() -> None:
+    with pytest.raises(MediaRefused, match=r"101 x 100 = 10100 pixels; this server takes 10000 \(--media-pixels\)"):
+        open_image(saved(Image.new("RGB", (101, 100)), "PNG"), LIMITS)
+    assert open_image(saved(Image.new("RGB", (100, 100)), "PNG"), LIMITS).size == (100, 100)
+
+
+@pytest.mark.parametrize("side", [7_000, 10_000, 60_000])
+def test_bombs(side: int) -> None:
+    """Under Pillow's own bound, where it warns, and where it refuses."""
+    data = bomb(side, side)
+    assert len(data) < 200
+    with pytest.raises(MediaRefused, match="pixels"):
+        open_image(data, MediaLimits())
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"hello",
+        b"<svg xmlns='http://www.w3.org/2000/svg'/>",
+        b"%PDF-1.4",
+        b"%!PS-Adobe-3.0 EPSF-3.0\n",
+        b"RIFF\x24\x00\x00\x00WAVEfmt ",
+        b"\x89PNG\r\n\x1a\n",
+    ],
+)
+def test_no_images(data: bytes) -> None:
+    with pytest.raises(MediaRefused, match="no image that can be read; send a PNG, JPEG"):
+        open_image(data, LIMITS)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF"])
+def test_half_an_image(kind: str) -> None:
+    whole = saved(Image.effect_noise((90, 90), 60).convert("RGB"), kind)
+    with pytest.raises(MediaRefused, match=r"damaged|no image"):
+        open_image(whole[: len(whole) // 2], LIMITS)
+
+
+def test_a_bomb_in_a_chunk_of_text() -> None:
+    """Pillow bounds what it unpacks of a PNG's texts."""
+    data = bomb(10, 10)
+    text = b"zTXtx\0\0" + zlib.compress(b"x" * 100_000_000, 9)
+    chunk = struct.pack(">I", len(text) - 4) + text + struct.pack(">I", zlib.crc32(text))
+    with pytest.raises(MediaRefused):
+        open_image(data[:33] + chunk + data[33:], LIMITS)

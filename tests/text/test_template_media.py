@@ -1,0 +1,55 @@
+"""Templates of vision models: those that read parts, those that read strings, and those that read both."""
+
+from __future__ import annotations
+
+import pytest
+
+from millstream.errors import BadRequest
+from millstream.text.template import ChatTemplate
+
+BOTH = (
+    "{% for m in messages %}{{ m.role }}:{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}"
+    "{% if p.type == 'image' %}<img>{% else %}{{ p.text }}{% endif %}{% endfor %}{% endif %};{% endfor %}"
+)
+PARTS = (
+    "{% for m in messages %}{{ m.role }}:{% for p in m.content %}"
+    "{% if p.type == 'image' %}<img>{% elif p.type == 'text' %}{{ p.text }}{% endif %}{% endfor %};{% endfor %}"
+)
+STRINGS = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
+ADDING = "{% for m in messages %}{{ m.role + ':' + m.content + ';' }}{% endfor %}"
+
+IMAGE = {"type": "image", "media": object()}
+TEXT = {"type": "text", "text": "what?"}
+MESSAGES = [
+    {"role": "user", "content": [TEXT, IMAGE]},
+    {"role": "assistant", "content": "that"},
+    {"role": "user", "content": [IMAGE, TEXT, IMAGE]},
+]
+
+
+@pytest.mark.parametrize("source", [BOTH, PARTS])
+def test_templates_that_read_parts(source: str) -> None:
+    template = ChatTemplate(source, {})
+    assert template.render_media(MESSAGES, "<img>") == "user:what?<img>;assistant:that;user:<img>what?<img>;"
+
+
+@pytest.mark.parametrize("source", [STRINGS, ADDING])
+def test_templates_that_read_strings_get_the_marker_as_text(source: str) -> None:
+    template = ChatTemplate(source, {})
+    assert template.render_media(MESSAGES, "<img>") == "user:what?<img>\n;assistant:that;user:<img>\nwhat?<img>\n;"
+
+
+@pytest.mark.parametrize("source", [BOTH, PARTS, STRINGS, ADDING])
+def test_text_alone_is_written_by_all(source: str) -> None:
+    messages = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": None}]
+    assert ChatTemplate(source, {}).render(messages) == "user:hello;assistant:;"
+
+
+def test_client_names_do_not_clash_with_ours() -> None:
+    template = ChatTemplate("{{ marker }}" + BOTH, {})
+    assert template.render_media(MESSAGES[1:2], "<img>", marker="x", messages=[]) == "xassistant:that;"
+
+
+def test_kinds_that_a_string_cannot_hold() -> None:
+    with pytest.raises(BadRequest, match="type 'video'"):
+        ChatTemplate(STRINGS, {}).render_media([{"role": "user", "content": [{"type": "video"}]}], "<img>")
