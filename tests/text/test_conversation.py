@@ -42,7 +42,7 @@ def shown(
 ) -> str:
     tokenizer = Tokenizer(byte_level(), chat_template=template)
     style = choose_style(template, lambda token: False)
-    return tokenizer.decode(render(tokenizer, style, ChatPrompt(messages, dict(more)), tools, Thinking()))
+    return tokenizer.decode(render(tokenizer.encode_chat, style, ChatPrompt(messages, dict(more)), tools, Thinking()))
 
 
 @pytest.mark.parametrize("arguments", ["c.function.arguments.at", "c.function.arguments + ''"])
@@ -102,7 +102,7 @@ def test_what_a_client_says_of_the_template_wins() -> None:
     tokenizer = Tokenizer(byte_level(), chat_template=template)
     prompt = ChatPrompt((USER,), {"enable_thinking": True})
     style = choose_style(template, lambda token: False)
-    text = tokenizer.decode(render(tokenizer, style, prompt, None, Thinking("none")))
+    text = tokenizer.decode(render(tokenizer.encode_chat, style, prompt, None, Thinking("none")))
     assert text.startswith("Truelow")
 
 
