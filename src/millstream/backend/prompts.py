@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import mlx.core as mx
@@ -13,6 +13,8 @@ from millstream.backend.prompt_caches import PaddedCache, Pads, grow_as_usual, m
 from millstream.backend.slots import Block, block_of
 from millstream.engine.backend import Prefill
 from millstream.engine.messages import Submit
+
+See = Callable[[Submit, int, int, RowCaches], None]
 
 
 class PromptReader(Protocol):
@@ -37,8 +39,10 @@ class PromptReader(Protocol):
 class SingleReader:
     """Each prompt by itself, into plain mlx-lm caches: works for every kind, and company changes nothing."""
 
-    def __init__(self, model: Any, kept: KeptBlocks | None = None) -> None:
+    def __init__(self, model: Any, kept: KeptBlocks | None = None, see: See | None = None) -> None:
+        """`see`: reads chunks of prompts with media."""
         self._model = model
+        self._see = see
         self._kept = kept or KeptBlocks()
         self._rows: dict[int, tuple[Submit, RowCaches]] = {}
 
@@ -50,7 +54,10 @@ class SingleReader:
                 self._rows[submit.request_id] = (submit, self._begin(chunk))
             _, caches = self._rows[submit.request_id]
             if chunk.end > chunk.start:
-                self._model(mx.array([submit.prompt[chunk.start : chunk.end]], dtype=mx.int32), cache=caches)
+                if submit.media and self._see is not None:
+                    self._see(submit, chunk.start, chunk.end, caches)
+                else:
+                    self._model(mx.array([submit.prompt[chunk.start : chunk.end]], dtype=mx.int32), cache=caches)
                 arrays.extend(states(caches))
         return arrays
 
@@ -82,16 +89,18 @@ class SingleReader:
 class BlockReader:
     """For slots. Whole prompts of like length share one left-padded forward pass; others are read one by one."""
 
-    def __init__(self, model: Any, layer_count: int, *, fill: float | None, kept: KeptBlocks) -> None:
+    def __init__(
+        self, model: Any, layer_count: int, *, fill: float | None, kept: KeptBlocks, see: See | None = None
+    ) -> None:
         """`fill`: how long the shortest prompt of a group must be beside the longest. None: no groups."""
         self._model = model
         self._layer_count = layer_count
         self._fill = fill
-        self._single = SingleReader(model, kept)
+        self._single = SingleReader(model, kept, see)
         self._groups: list[_Group] = []
 
     def read(self, chunks: Sequence[Prefill]) -> list[mx.array]:
-        whole = [chunk for chunk in chunks if chunk.start == 0 and chunk.joins and chunk.end > 0]
+        whole = [chunk for chunk in chunks if not chunk.start and chunk.joins and chunk.end and not chunk.request.media]
         groups = [] if self._fill is None else [group for group in alike(whole, self._fill) if len(group) > 1]
         grouped = {id(chunk) for group in groups for chunk in group}
         arrays = self._single.read([chunk for chunk in chunks if id(chunk) not in grouped])

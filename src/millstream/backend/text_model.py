@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import mlx.core as mx
 
@@ -33,6 +33,9 @@ from millstream.engine.ownership import OwnerGuard
 from millstream.errors import ModelError
 from millstream.types import ModelFacts
 
+if TYPE_CHECKING:
+    from millstream.backend.sight import Sight
+
 log = logging.getLogger(__name__)
 
 
@@ -48,6 +51,8 @@ class TextModelSettings:
     """The library that CPU products go through, for the log."""
     cache_limit: int | None = None
     """Bytes of freed memory that MLX may keep for later. None: as many as MLX likes."""
+    feature_bytes: int = 256 * 2**20
+    """What the encoded images that are kept for later requests may take."""
     like_gpu: bool = False
     """Lay out slots and group prompts as on a GPU, whatever the device: so that the CPU can test it."""
 
@@ -73,6 +78,7 @@ class MlxTextBackend:
         self._vocab_size = 0
         self._weight_bytes = 0
         self._kept = KeptBlocks()
+        self._sight: Sight | None = None
 
     def load(self, report: Progress = ignore_progress) -> ModelFacts:
         """Owner only. Load, evaluate all, choose how rows share a batch, and warm up."""
@@ -80,6 +86,11 @@ class MlxTextBackend:
         settings = self._settings
         loaded = load(settings.kind, settings.path, self._device, unpack=settings.unpack)
         self._model, self._vocab_size = loaded.model, loaded.vocab_size
+        if loaded.whole is not None:
+            # Here, since mlx-vlm may not be installed.
+            from millstream.backend.sight import Sight
+
+            self._sight = Sight(self._model, settings.feature_bytes)
         self._lay_out()
         self._weight_bytes = evaluate_all(self._model, report)
         notes = list(loaded.notes)
@@ -99,6 +110,8 @@ class MlxTextBackend:
             notes=tuple(notes),
             keeps_prefixes=self._slots,
             kv_bytes_per_token=self._probe(),
+            media=self._sight.kinds if self._sight else (),
+            whole_media=self._sight is not None and self._model.whole_media,
         )
         return self._warmed(facts)
 
@@ -112,37 +125,46 @@ class MlxTextBackend:
         if plan.drop:
             prompts.drop(plan.drop)
             batch.drop(set(plan.drop))
+            if self._sight is not None:
+                self._sight.drop(plan.drop)
         joining = [request_id for request_id in plan.decode if request_id not in batch.ids]
         if joining:
             batch.join(*prompts.take(joining))
+            if self._sight is not None:
+                self._sight.read_through(joining)
             self._keep(batch, [order for order in plan.keep if order.request_id in joining])
         if plan.forget and (left := self._kept.forget(plan.forget)):
             mx.eval(left)
         launched = batch.launch() if batch.ids else None
-        if read := prompts.read(plan.prefill):
+        read = prompts.read(plan.prefill)
+        looked = self._sight.look(plan.look) if self._sight is not None and plan.look else None
+        read += looked.arrays if looked else []
+        if read:
             # With rows decoding, the next read bounds how far Python runs ahead of the device; without, wait here.
             (mx.eval if launched is None else mx.async_eval)(read)
         pending, self._pending = self._pending, launched
         rows = pending.read(batch.ids) if pending is not None else []
-        return StepResult(tuple(rows))
+        return StepResult(tuple(rows), looked.seen, looked.failed) if looked else StepResult(tuple(rows))
 
     def memory_bytes(self) -> int:
         """Owner only. Weights, and the keys and values of rows and of prompts that are being read."""
         self._guard.check("memory_bytes")
         rows = (self._batch.nbytes if self._batch else 0) + (self._prompts.nbytes if self._prompts else 0)
-        return self._weight_bytes + rows + self._kept.nbytes
+        return self._weight_bytes + rows + self._kept.nbytes + (self._sight.nbytes if self._sight else 0)
 
     def reset(self) -> None:
         """Owner only. Forget every row; a failed step may have left any of them half written."""
         self._guard.check("reset")
         self._pending = None
         self._kept.clear()
+        if self._sight is not None:
+            self._sight.clear()
         self._batch, self._prompts = self._fresh()
 
     def close(self) -> None:
         """Owner only. The last act: everything with a stream inside dies here, on the thread that made it."""
         self._guard.check("close")
-        self._pending = self._batch = self._prompts = self._model = None
+        self._pending = self._batch = self._prompts = self._model = self._sight = None
         self._kept.clear()
         gc.collect()
         try:
@@ -188,15 +210,18 @@ class MlxTextBackend:
                 exchange_function(self._model, "scaled_dot_product_attention", cpu_attention)
 
     def _fresh(self) -> tuple[Batch, PromptReader]:
-        make = functools.partial(Batch, self._model, self._vocab_size, kernel=self._on_cuda())
+        sight = self._sight
+        shift = sight.shift if sight is not None and self._model.positional else None
+        make = functools.partial(Batch, self._model, self._vocab_size, kernel=self._on_cuda(), shift=shift)
+        see = sight.read if sight is not None else None
         if not self._slots:
-            return make(MergedCaches()), SingleReader(self._model)
+            return make(MergedCaches()), SingleReader(self._model, see=see)
         layers = len(new_row(self._model))
         on_cpu = self._device.is_cpu and not self._settings.like_gpu
         caches = SlotCaches(layers, exact if on_cpu else powers_of_two, wide=self._wide)
         # Padding is computed like everything else: almost for nothing on a GPU, for real on the CPU.
         fill = (0.75 if on_cpu else 0.5) if self._enabled("group-prefill") else None
-        return make(caches), BlockReader(self._model, layers, fill=fill, kept=self._kept)
+        return make(caches), BlockReader(self._model, layers, fill=fill, kept=self._kept, see=see)
 
     def _choose(self) -> str | None:
         """Slots for full attention, merged caches for the rest. What stands against batching at all, if anything."""

@@ -27,6 +27,16 @@ class Prefill:
 
 
 @dataclass(frozen=True, slots=True)
+class Look:
+    """Encode a request's media from number `first` on, for about as long as reading `tokens` of a prompt takes. What a
+    step leaves undone, the next one goes on with."""
+
+    request: Submit
+    first: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Keep:
     """Keep blocks of a row's tokens for later requests: number `first` under the first handle, and so on."""
 
@@ -49,10 +59,11 @@ class Plan:
     drop: tuple[int, ...] = ()
     prefill: tuple[Prefill, ...] = ()
     decode: tuple[int, ...] = ()
+    look: tuple[Look, ...] = ()
 
     @property
     def empty(self) -> bool:
-        return not (self.drop or self.prefill or self.decode)
+        return not (self.drop or self.prefill or self.decode or self.look)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +78,10 @@ class RowOutput:
 @dataclass(frozen=True, slots=True)
 class StepResult:
     rows: tuple[RowOutput, ...] = field(default=())
+    seen: tuple[tuple[int, int], ...] = ()
+    """Requests that were looked at, and how many of their media may be read now, counted from the first."""
+    failed: tuple[tuple[int, str], ...] = ()
+    """Requests that cannot go on, and why. Nobody else is touched."""
 
 
 Progress = Callable[[float], None]

@@ -46,6 +46,7 @@ def make_scheduler(chunk: int | None, granted: int | None, kept: int, facts: Mod
         pace=pace,
         kv_tokens=facts.tokens_in(None if granted is None else granted - share),
         keeper=keeper,
+        whole_media=facts.whole_media,
     )
 
 
