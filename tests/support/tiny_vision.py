@@ -251,7 +251,7 @@ class Case:
         """`images`: a seed for each, so that prompts can share them."""
         draw = random.Random(seed)
         self.family = family
-        self.count = count
+        self.seed, self.words, self.count = seed, words, count
         self.pictures = [picture(family, image) for image in images]
         self.images = list(images)
         tokens: list[int] = []

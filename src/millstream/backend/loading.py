@@ -14,9 +14,10 @@ from mlx_lm.utils import dequantize_model, load_model
 from millstream.backend.device import Device, available_bytes
 from millstream.backend.gguf_weights import load_gguf_model
 from millstream.backend.reach import evaluate_all
-from millstream.backend.vision_loading import can_load, load_vision, sees
+from millstream.backend.vision_loading import load_vision, read_config
 from millstream.errors import ModelError
 from millstream.models.geometry import context_length
+from millstream.models.vision import can_load, sees
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +57,7 @@ def load(kind: Literal["folder", "gguf"], path: Path, device: Device, *, unpack:
     dtype = UNPACKED.get(device.kind) if unpack else None
     if kind == "gguf":
         model, config, notes = _load_gguf(path, device, dtype)
-    elif (seeing := sees(path)) and can_load():
+    elif (seeing := sees(read_config(path))) and can_load():
         return _load_seeing(path, device, dtype)
     else:
         model, config = _load_folder(path)

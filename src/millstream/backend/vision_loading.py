@@ -1,52 +1,19 @@
-"""Models that see: which folders hold one, and loading them through mlx-vlm. Owner only."""
+"""Loading models that see, through mlx-vlm. Owner only."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
 
 from millstream.errors import ModelError
 
-FAMILIES = frozenset({
-    "gemma3",
-    "gemma4",
-    "idefics3",
-    "llava",
-    "mistral3",
-    "pixtral",
-    "qwen2_5_vl",
-    "qwen2_vl",
-    "qwen3_vl",
-    "qwen3_vl_moe",
-    "smolvlm",
-})  # fmt: skip
-"""Whose images, positions and masks are understood here. Other models are served as text, where mlx-lm can."""
-
-_TEXT_PARTS = {"llava": ("llama", "qwen2"), "mistral3": ("mistral", "ministral3")}
-"""Families whose language model may be of several kinds, and those that are known here."""
-
-
-def sees(path: Path) -> bool:
-    """Whether a folder holds a model that takes images, of a family that is known here."""
-    if not (path / "config.json").is_file():
-        return False
-    config = read_config(path)
-    family, text = config.get("model_type"), config.get("text_config")
-    if family not in FAMILIES or not isinstance(config.get("vision_config"), dict):
-        return False
-    part = text.get("model_type") if isinstance(text, dict) else None
-    return family not in _TEXT_PARTS or part is None or part in _TEXT_PARTS[family]
-
-
-def can_load() -> bool:
-    """mlx-vlm comes with the extra `vision`."""
-    return importlib.util.find_spec("mlx_vlm") is not None
-
 
 def read_config(path: Path) -> dict[str, Any]:
+    """A folder's configuration; empty if there is none."""
     file = path / "config.json"
+    if not file.is_file():
+        return {}
     try:
         config = json.loads(file.read_text())
     except (OSError, ValueError) as error:
