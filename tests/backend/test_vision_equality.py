@@ -123,9 +123,7 @@ PATHS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("family", ["qwen3_vl", "gemma4-small", "ministral3"])
-def test_every_fast_path_on_and_off_gives_the_same(
-    family: str, path: str, vision_model: Callable[[str], Path]
-) -> None:
+def test_every_fast_path_on_and_off_gives_the_same(family: str, path: str, vision_model: Callable[[str], Path]) -> None:
     folder = vision_model(family)
     wanted = cases(family, 3, 9)
     with engine(backend(folder, **PATHS[path]), prefill_tokens=40) as driver:

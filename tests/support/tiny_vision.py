@@ -254,6 +254,8 @@ class Case:
         self.seed, self.words, self.count = seed, words, count
         self.pictures = [picture(family, image) for image in images]
         self.images = list(images)
+        self.extra: Arrays = {}
+        """What mlx-vlm is given besides."""
         tokens: list[int] = []
         self.starts: list[int] = []
         for _, places in self.pictures:
@@ -282,7 +284,7 @@ def reference(model: Any, case: Case) -> list[int]:
     from mlx_vlm.generate.ar import generate_step
 
     arrays = joined(case.family, [image for image, _ in case.pictures]) if case.pictures else {}
-    given = {name: mx.array(value) for name, value in arrays.items()}
+    given = {name: mx.array(value) for name, value in {**arrays, **case.extra}.items()}
     tokens = mx.array([case.prompt])
     if model.config.model_type == "gemma4" and case.pictures:
         given["mm_token_type_ids"] = (tokens == IMAGE).astype(mx.int32)

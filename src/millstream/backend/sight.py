@@ -12,8 +12,9 @@ import numpy as np
 from millstream.backend.caches import RowCaches
 from millstream.backend.language_parts import LanguagePart, SeenChunk
 from millstream.backend.mrope import Grid, lay_out, spans_of
+from millstream.backend.prompts import PromptReader
 from millstream.backend.vision_features import Encoding, FeatureCache, Features, Tower
-from millstream.engine.backend import Look
+from millstream.engine.backend import Look, Plan, Prefill
 from millstream.engine.messages import Submit
 from millstream.types import Media, Tensor
 
@@ -32,12 +33,12 @@ class _Row:
     features: dict[int, Features] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Looked:
-    arrays: list[mx.array]
-    """To be evaluated."""
-    seen: tuple[tuple[int, int], ...]
-    failed: tuple[tuple[int, str], ...]
+_UNFIT = (ValueError, TypeError, LookupError, StopIteration)
+"""What media raise that do not fit their prompt or their model."""
+
+
+Seen = tuple[tuple[tuple[int, int], ...], tuple[tuple[int, str], ...]]
+"""How many media of which requests may be read now, and which requests failed, and why."""
 
 
 class Sight:
@@ -70,18 +71,30 @@ class Sight:
         """How many media have their features kept."""
         return len(self._cache)
 
-    def look(self, looks: Sequence[Look]) -> Looked:
-        """Encode for as long as each look says. A request whose media do not fit its prompt fails alone."""
-        arrays: list[mx.array] = []
+    def step(self, plan: Plan, prompts: PromptReader) -> tuple[list[mx.array], Seen]:
+        """Read a plan's chunks and look at its media. What is returned first must be evaluated."""
+        failed: dict[int, str] = {}
+        arrays = prompts.read(self._admit(plan.prefill, failed))
         seen: list[tuple[int, int]] = []
-        failed: list[tuple[int, str]] = []
-        for look in looks:
+        for look in plan.look:
             request_id = look.request.request_id
             try:
                 seen.append((request_id, self._look(look, arrays)))
-            except (ValueError, TypeError, KeyError, IndexError) as error:
-                failed.append((request_id, f"its media do not fit the model: {error}"))
-        return Looked(arrays, tuple(seen), tuple(failed))
+            except _UNFIT as error:
+                failed[request_id] = _unfit(error)
+        return arrays, (tuple(seen), tuple(failed.items()))
+
+    def _admit(self, chunks: Sequence[Prefill], failed: dict[int, str]) -> list[Prefill]:
+        """The chunks without those of requests whose media do not fit their prompts: these fail alone."""
+        fit: list[Prefill] = []
+        for chunk in chunks:
+            try:
+                if chunk.request.media:
+                    self._row(chunk.request)
+                fit.append(chunk)
+            except _UNFIT as error:
+                failed[chunk.request.request_id] = _unfit(error)
+        return fit
 
     def read(self, submit: Submit, start: int, end: int, caches: RowCaches) -> None:
         """Run `prompt[start:end]` into the row's caches. Features of what stands there must have been looked at."""
@@ -222,6 +235,10 @@ def _blocks(submit: Submit, places: Sequence[np.ndarray], end: int) -> np.ndarra
             blocks[at] = number + breaks
             number += int(breaks[-1]) + 1
     return blocks[:end]
+
+
+def _unfit(error: Exception) -> str:
+    return f"its media do not fit the model: {error or type(error).__name__}"
 
 
 def _numpy(tensor: Tensor) -> np.ndarray:

@@ -136,15 +136,16 @@ class MlxTextBackend:
         if plan.forget and (left := self._kept.forget(plan.forget)):
             mx.eval(left)
         launched = batch.launch() if batch.ids else None
-        read = prompts.read(plan.prefill)
-        looked = self._sight.look(plan.look) if self._sight is not None and plan.look else None
-        read += looked.arrays if looked else []
+        if self._sight is None:
+            read, seen = prompts.read(plan.prefill), None
+        else:
+            read, seen = self._sight.step(plan, prompts)
         if read:
             # With rows decoding, the next read bounds how far Python runs ahead of the device; without, wait here.
             (mx.eval if launched is None else mx.async_eval)(read)
         pending, self._pending = self._pending, launched
         rows = pending.read(batch.ids) if pending is not None else []
-        return StepResult(tuple(rows), looked.seen, looked.failed) if looked else StepResult(tuple(rows))
+        return StepResult(tuple(rows), *seen) if seen else StepResult(tuple(rows))
 
     def memory_bytes(self) -> int:
         """Owner only. Weights, and the keys and values of rows and of prompts that are being read."""

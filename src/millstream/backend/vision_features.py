@@ -119,7 +119,11 @@ def _blocks(whole: Any) -> Iterator[Any]:
         for _, module in child.named_modules():
             for value in module.values():
                 if isinstance(value, list):
-                    yield from (item for item in value if isinstance(item, nn.Module))
+                    yield from (item for item in value if isinstance(item, nn.Module) and _has_layers(item))
+
+
+def _has_layers(module: Any) -> bool:
+    return any(isinstance(value, nn.Module) for value in module.values())
 
 
 def _watched(kind: type, note: Callable[[Any], None]) -> type:
