@@ -20,7 +20,7 @@ from millstream.engine.prefix import PrefixIndex
 from millstream.engine.scheduler import Scheduler
 from millstream.types import ModelFacts
 from support.engines import Driver, engine
-from support.tiny_vision import FAMILIES, Case, reference
+from support.tiny_vision import FAMILIES, Case, reference, write_vision_model
 
 BLOCK = 4
 
@@ -171,3 +171,14 @@ def test_nothing_of_a_request_is_left_on_the_model(vision_model: Callable[[str],
         driver.run(*(case.submit(number) for number, case in enumerate(cases("qwen3_vl", 2, 6))))
         language = made[0]._model.language
         assert (language._rope_deltas, language._position_ids) == (None, None)
+
+
+@pytest.mark.parametrize("unpack", [True, False])
+def test_a_quantised_model_sees_too(unpack: bool, tmp_path: Path) -> None:
+    """4-bit weights in the file: unpacked for the CPU, and as they are."""
+    folder = write_vision_model(tmp_path / "packed", "qwen3_vl", bits=4)
+    wanted = cases("qwen3_vl", 4, 5)
+    with engine(backend(folder, unpack=unpack)) as driver:
+        assert driver.facts is not None
+        assert driver.facts.dtype == ("float32" if unpack else "4-bit")
+        assert driver.run(*(case.submit(number) for number, case in enumerate(wanted))) == expected(folder, wanted)

@@ -22,7 +22,7 @@ from millstream.engine.pace import Pace
 from millstream.engine.scheduler import Scheduler
 from millstream.types import Media, ModelFacts
 from support.engines import Driver, engine
-from support.tiny_vision import END, START, VIDEO, Case, reference, tensors
+from support.tiny_vision import END, START, VIDEO, Case, picture, reference, tensors
 
 
 class Watched(MlxTextBackend):
@@ -109,19 +109,20 @@ def cut_finely(facts: ModelFacts) -> Scheduler:
 
 
 def test_running_rows_get_a_token_in_every_slice(vision_model: Callable[[str], Path]) -> None:
-    """A tower of three blocks beside a running row: a block a step, and a token of the row in each of them."""
+    """Three blocks of five linear layers and two more beside a running row, which gets a token in each step of that."""
+    large = next(seed for seed in range(100) if len(picture("qwen2_5_vl", seed)[1]) == 16)
     made, make = watched(vision_model("qwen2_5_vl"))
     driver = Driver(ThreadLink("slices", make, cut_finely))
     driver.start()
     try:
         driver.post(Submit(1, (5, 6, 7), 200))
         driver.wait(lambda: len(driver.tokens.get(1, [])) > 3)
-        driver.run(Case("qwen2_5_vl", 3, [3], words=2, count=3).submit(2))
+        driver.run(Case("qwen2_5_vl", 3, [large], words=2, count=3).submit(2))
     finally:
         driver.stop()
     looks = [(plan, result) for plan, result in made[0].steps if plan.look]
-    assert len(looks) == 3
-    assert [result.seen for _, result in looks] == [((2, 0),), ((2, 0),), ((2, 1),)]
+    assert 10 <= len(looks) <= 17
+    assert [result.seen for _, result in looks] == [*[((2, 0),)] * (len(looks) - 1), ((2, 1),)]
     assert all([row.request_id for row in result.rows] == [1] for _, result in looks)
 
 

@@ -187,9 +187,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-def write_vision_model(folder: Path, family: str, *, seed: int = 0) -> Path:
-    """Weights are large enough that logits differ clearly between tokens, and between images."""
+def write_vision_model(folder: Path, family: str, *, seed: int = 0, bits: int | None = None) -> Path:
+    """Weights are large enough that logits differ clearly between tokens, and between images. `bits`: quantised."""
     import mlx.core as mx
+    import mlx.nn as nn
     from mlx.utils import tree_flatten, tree_map
     from mlx_vlm.utils import get_model_and_args, update_module_configs
 
@@ -200,12 +201,16 @@ def write_vision_model(folder: Path, family: str, *, seed: int = 0) -> Path:
     settings = module.ModelConfig.from_dict(given)
     settings = update_module_configs(settings, module, given, ["text", "vision", "audio"])
     mx.random.seed(seed)
-    weights = tree_map(
-        lambda value: mx.random.normal(value.shape) * 0.15 if value.ndim > 1 else value,
-        module.Model(settings).parameters(),
+    model = module.Model(settings)
+    model.update(
+        tree_map(lambda value: mx.random.normal(value.shape) * 0.15 if value.ndim > 1 else value, model.parameters())
     )
+    if bits is not None:
+        fits = lambda _, layer: hasattr(layer, "to_quantized") and layer.weight.shape[-1] % 32 == 0  # noqa: E731
+        nn.quantize(model, group_size=32, bits=bits, class_predicate=fits)
+        config = {**config, "quantization": {"group_size": 32, "bits": bits}}
     folder.mkdir(parents=True, exist_ok=True)
-    mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(weights)))
+    mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(model.parameters())))
     (folder / "config.json").write_text(json.dumps(config))
     return folder
 

@@ -59,7 +59,7 @@ class FeatureCache:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What a block of the tower puts out, not computed yet, and about how many multiplications it takes."""
+    """What a layer of the tower puts out, not computed yet, and about how many multiplications it takes."""
 
     out: mx.array
     work: float
@@ -67,14 +67,14 @@ class Stage:
 
 class Encoding:
     """An image on its way through the tower. MLX computes nothing until it is asked to: the whole tower is written down
-    at once, and evaluated block by block."""
+    at once, and evaluated layer by layer."""
 
     def __init__(self, stages: list[Stage], features: Features) -> None:
         self._stages = deque(stages)
         self._features = features
 
     def advance(self, work: float) -> tuple[list[mx.array], Features | None]:
-        """Go on for about that much work, at least a block. What must be evaluated; the features after the last."""
+        """Go on for about that much work, at least a layer. What must be evaluated; the features after the last."""
         last: Stage | None = None
         while self._stages and (last is None or work >= self._stages[0].work):
             last = self._stages.popleft()
@@ -85,13 +85,14 @@ class Encoding:
 
 
 class Tower:
-    """Everything of a model that is not its language model, with its blocks under watch."""
+    """Everything of a model that is not its language model, with its linear layers under watch."""
 
     def __init__(self, whole: Any) -> None:
         self._stages: list[Stage] = []
-        for block in list(_blocks(whole)):
-            numbers = sum(value.size for _, value in tree_flatten(block.parameters()))
-            block.__class__ = _watched(type(block), self._noter(numbers))
+        for layer in list(_linear_layers(whole)):
+            numbers = sum(value.size for _, value in tree_flatten(layer.parameters()))
+            rows, columns = layer.weight.shape
+            layer.__class__ = _watched(type(layer), self._noter(numbers, square=rows == columns))
 
     def encode(self, run: Callable[[], Features]) -> Encoding:
         """`run` calls the tower; nothing of it is computed yet."""
@@ -100,30 +101,22 @@ class Tower:
         stages, self._stages[:] = list(self._stages), []
         return Encoding(stages, features)
 
-    def _noter(self, numbers: int) -> Callable[[Any], None]:
-        def note(out: Any) -> None:
-            hidden = out[0] if isinstance(out, tuple) else out
-            if isinstance(hidden, mx.array):
-                patches = hidden.size // hidden.shape[-1]
-                # Products with the weights, and of every patch with every other one.
-                self._stages.append(Stage(hidden, patches * (numbers + 2.0 * patches * hidden.shape[-1])))
+    def _noter(self, numbers: int, *, square: bool) -> Callable[[mx.array], None]:
+        def note(out: mx.array) -> None:
+            patches = out.size // out.shape[-1]
+            # The output of an attention is a square layer: with it comes the product of every patch with every other.
+            self._stages.append(Stage(out, patches * (numbers + (2.0 * patches * out.shape[-1] if square else 0))))
 
         return note
 
 
-def _blocks(whole: Any) -> Iterator[Any]:
-    """The members of the lists of layers, wherever they are, outside of the language model."""
+def _linear_layers(whole: Any) -> Iterator[Any]:
+    """Wherever they are, outside of the language model."""
     for name, child in whole.children().items():
-        if name == "language_model" or not isinstance(child, nn.Module):
-            continue
-        for _, module in child.named_modules():
-            for value in module.values():
-                if isinstance(value, list):
-                    yield from (item for item in value if isinstance(item, nn.Module) and _has_layers(item))
-
-
-def _has_layers(module: Any) -> bool:
-    return any(isinstance(value, nn.Module) for value in module.values())
+        if name != "language_model" and isinstance(child, nn.Module):
+            yield from (
+                layer for _, layer in child.named_modules() if isinstance(layer, nn.Linear | nn.QuantizedLinear)
+            )
 
 
 def _watched(kind: type, note: Callable[[Any], None]) -> type:
