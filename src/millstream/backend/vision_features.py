@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
+
+from millstream.backend.tower_attention import cut_attention
+
+_LINEAR = (nn.Linear, nn.QuantizedLinear)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +90,16 @@ class Encoding:
 
 
 class Tower:
-    """Everything of a model that is not its language model, with its linear layers under watch."""
+    """Everything of a model that is not its language model, with its linear layers and its attention under watch."""
 
     def __init__(self, whole: Any) -> None:
         self._stages: list[Stage] = []
-        for layer in list(_linear_layers(whole)):
-            numbers = sum(value.size for _, value in tree_flatten(layer.parameters()))
-            rows, columns = layer.weight.shape
-            layer.__class__ = _watched(type(layer), self._noter(numbers, square=rows == columns))
+        children = whole.children().items()
+        for part in [child for name, child in children if name != "language_model" and isinstance(child, nn.Module)]:
+            cut_attention(part, self._note)
+            for layer in [layer for _, layer in part.named_modules() if isinstance(layer, _LINEAR)]:
+                numbers = sum(value.size for _, value in tree_flatten(layer.parameters()))
+                layer.__class__ = _watched(type(layer), functools.partial(self._note_linear, numbers))
 
     def encode(self, run: Callable[[], Features]) -> Encoding:
         """`run` calls the tower; nothing of it is computed yet."""
@@ -101,22 +108,11 @@ class Tower:
         stages, self._stages[:] = list(self._stages), []
         return Encoding(stages, features)
 
-    def _noter(self, numbers: int, *, square: bool) -> Callable[[mx.array], None]:
-        def note(out: mx.array) -> None:
-            patches = out.size // out.shape[-1]
-            # The output of an attention is a square layer: with it comes the product of every patch with every other.
-            self._stages.append(Stage(out, patches * (numbers + (2.0 * patches * out.shape[-1] if square else 0))))
+    def _note(self, out: mx.array, work: float) -> None:
+        self._stages.append(Stage(out, work))
 
-        return note
-
-
-def _linear_layers(whole: Any) -> Iterator[Any]:
-    """Wherever they are, outside of the language model."""
-    for name, child in whole.children().items():
-        if name != "language_model" and isinstance(child, nn.Module):
-            yield from (
-                layer for _, layer in child.named_modules() if isinstance(layer, nn.Linear | nn.QuantizedLinear)
-            )
+    def _note_linear(self, numbers: int, out: mx.array) -> None:
+        self._note(out, out.size // out.shape[-1] * float(numbers))
 
 
 def _watched(kind: type, note: Callable[[Any], None]) -> type:
