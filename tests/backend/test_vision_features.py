@@ -207,3 +207,11 @@ def test_towers_call_attention_in_pieces(family: str, found: int, vision_model: 
     whole = load_model(vision_model(family))
     towers = [child for name, child in whole.children().items() if name != "language_model"]
     assert sum(tower_attention.cut_attention(tower, lambda out, work: None) for tower in towers) == found
+
+
+def test_a_model_without_eyes_refuses_media(tiny_model: Callable[[str], Path]) -> None:
+    """Rather than to read the tokens that stand for them."""
+    with engine(lambda: MlxTextBackend(TextModelSettings("folder", tiny_model("llama"), max_rows=5))) as driver:
+        driver.run(Case("llava", 1, [1], words=2, count=3).submit(1), Submit(2, (5, 6, 7), 4))
+        assert driver.ends[1] == [Failed(1, "this model takes text only")]
+        assert len(driver.tokens[2]) == 4

@@ -34,7 +34,9 @@ from millstream.errors import ModelError
 from millstream.types import ModelFacts
 
 if TYPE_CHECKING:
-    from millstream.backend.sight import Sight
+    from millstream.backend.sight import Seen, Sight
+
+BLIND = "this model takes text only"
 
 log = logging.getLogger(__name__)
 
@@ -137,7 +139,8 @@ class MlxTextBackend:
             mx.eval(left)
         launched = batch.launch() if batch.ids else None
         if self._sight is None:
-            read, seen = prompts.read(plan.prefill), None
+            read = prompts.read(plan.prefill)
+            seen: Seen = ((), tuple((look.request.request_id, BLIND) for look in plan.look))
         else:
             read, seen = self._sight.step(plan, prompts)
         if read:
@@ -145,7 +148,7 @@ class MlxTextBackend:
             (mx.eval if launched is None else mx.async_eval)(read)
         pending, self._pending = self._pending, launched
         rows = pending.read(batch.ids) if pending is not None else []
-        return StepResult(tuple(rows), *seen) if seen else StepResult(tuple(rows))
+        return StepResult(tuple(rows), *seen)
 
     def memory_bytes(self) -> int:
         """Owner only. Weights, and the keys and values of rows and of prompts that are being read."""
