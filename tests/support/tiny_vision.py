@@ -82,6 +82,13 @@ _GEMMA4 = {
 }
 
 FAMILIES: dict[str, dict[str, Any]] = {
+    "qwen2_vl": {
+        **_TEXT,
+        **_QWEN,
+        "model_type": "qwen2_vl",
+        "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]},
+        "vision_config": {**_QWEN_VISION, "model_type": "qwen2_vl", "embed_dim": 32, "hidden_size": 64},
+    },
     "qwen2_5_vl": {
         **_TEXT,
         **_QWEN,
@@ -100,6 +107,26 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "vision_config": {
             **_QWEN_VISION,
             "model_type": "qwen3_vl",
+            "num_position_embeddings": 64,
+            "deepstack_visual_indexes": [0, 1],
+        },
+    },
+    "qwen3_vl_moe": {
+        **_QWEN,
+        "model_type": "qwen3_vl_moe",
+        "text_config": {
+            **_TEXT,
+            "model_type": "qwen3_vl_moe_text",
+            "rope_scaling": {"type": "default", "mrope_section": [4, 2, 2]},
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+            "moe_intermediate_size": 32,
+        },
+        "vision_config": {
+            **_QWEN_VISION,
+            "model_type": "qwen3_vl_moe",
             "num_position_embeddings": 64,
             "deepstack_visual_indexes": [0, 1],
         },
