@@ -54,6 +54,9 @@ USUAL_TOKENS = 16_384
 LONG_TOKENS = 32_768
 """The longest context that is provided for unasked."""
 
+FEATURE_BYTES = 256 * 2**20
+"""For encoded images, each kept for the next question about it."""
+
 
 class Mill:
     """A hub and its service, made on a running event loop. `pool` does blocking work: files, templates, tokenising,
@@ -243,5 +246,6 @@ def text_backend(source: ModelSource, settings: Settings) -> BatchBackend:
             kv_bits=settings.kv_bits,
             cache_limit=None if settings.memory is None else settings.memory // 10,
             grammars=compiler_of(source),
+            feature_bytes=FEATURE_BYTES if settings.memory is None else min(FEATURE_BYTES, settings.memory // 20),
         )
     )

@@ -124,6 +124,10 @@ class ModelFacts:
     """What the keys and values depend on besides tokens: the weights, their form, the form of keys and values."""
     kv_bytes_per_token: int = 0
     """Measured: what one token's keys and values take over all layers; 0 if that does not grow with the tokens."""
+    media: tuple[str, ...] = ()
+    """What it takes besides text: `image`, `video`, `audio`."""
+    whole_media: bool = False
+    """Whether the tokens of an image attend to each other, so that they must be read in one chunk."""
 
     def tokens_in(self, granted: int | None) -> int | None:
         """How many tokens the rows may hold together, with so many bytes for weights and caches. None: no bound.

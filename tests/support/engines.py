@@ -105,7 +105,7 @@ class Driver:
 
 
 def scheduler(prefill_tokens: int, facts: ModelFacts) -> Scheduler:
-    return Scheduler(max_rows=facts.max_rows, prefill_tokens=prefill_tokens)
+    return Scheduler(max_rows=facts.max_rows, prefill_tokens=prefill_tokens, whole_media=facts.whole_media)
 
 
 @contextmanager

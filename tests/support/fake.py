@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Callable
 
-from millstream.engine.backend import Plan, Progress, RowOutput, StepResult, ignore_progress
+from millstream.engine.backend import Look, Plan, Progress, RowOutput, StepResult, ignore_progress
 from millstream.engine.messages import Submit
 from millstream.types import ModelFacts, TokenLogprob
 
@@ -52,6 +52,7 @@ class FakeBackend:
         self.prompts: dict[int, Submit] = {}
         self.progress: dict[int, int] = {}
         self.rows: dict[int, tuple[Submit, int]] = {}
+        self.looked: dict[int, int] = {}
         self.plans: list[Plan] = []
         self.threads: set[int] = {threading.get_ident()}
         self.fail_next: Exception | None = None
@@ -76,8 +77,9 @@ class FakeBackend:
         self._join(plan)
         outputs = [self._decode(request_id) for request_id in plan.decode]
         self._prefill(plan)
+        seen = tuple((look.request.request_id, self._look(look)) for look in plan.look)
         assert len(self.rows) + len(self.progress) <= self.max_rows, "more rows than the model has"
-        return StepResult(tuple(outputs))
+        return StepResult(tuple(outputs), seen)
 
     def memory_bytes(self) -> int:
         self._note_thread()
@@ -115,11 +117,21 @@ class FakeBackend:
         logprobs = () if submit.logprobs is None else (TokenLogprob(token, -1.0, ((token, -1.0),) * submit.logprobs),)
         return RowOutput(request_id, (token,), logprobs)
 
+    def _look(self, look: Look) -> int:
+        """One image a step."""
+        request_id = look.request.request_id
+        assert request_id in self.progress, "looked at media of a request without a row"
+        assert look.first < len(look.request.media) and look.tokens > 0
+        self.looked[request_id] = look.first + 1
+        return look.first + 1
+
     def _prefill(self, plan: Plan) -> None:
         for chunk in plan.prefill:
             request_id = chunk.request.request_id
             assert self.progress.get(request_id, 0) == chunk.start, "a chunk was skipped or repeated"
             assert chunk.start <= chunk.end <= len(chunk.request.prompt) - 1
+            looked = self.looked.get(request_id, 0)
+            assert all(media.start >= chunk.end for media in chunk.request.media[looked:]), "read what it never saw"
             self.progress[request_id] = chunk.end
             self.prompts[request_id] = chunk.request
 

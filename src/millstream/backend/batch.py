@@ -18,6 +18,7 @@ from millstream.engine.messages import Submit
 from millstream.types import Sampling
 
 Forward = Callable[..., mx.array]
+Shift = Callable[[Submit], int]
 
 VACANT = Sampling()
 """How a place without a row samples: greedily, which costs least. Nobody reads it."""
@@ -53,8 +54,12 @@ class Batch:
         *,
         kernel: bool = False,
         compiler: Compiler | None = None,
+        shift: Shift | None = None,
     ) -> None:
-        """`kernel`: sample with our CUDA kernel. `compiler`: for rows with a grammar."""
+        """`kernel`: sample with our CUDA kernel. `compiler`: for rows with a grammar. `shift`: how much further a row's
+        positions are than its tokens."""
+        self._shift = shift
+        self._shifts: dict[str, mx.array] = {}
         self._forward = forward
         self._kernel = kernel
         self._vocab_size = vocab_size
@@ -134,7 +139,7 @@ class Batch:
         """The first half of a step: its logits, still lazy."""
         self._launches += 1
         self._caches.begin_step()
-        logits = self._forward(self._inputs[:, None], cache=self._caches.layers)[:, -1, :]
+        logits = self._forward(self._inputs[:, None], cache=self._caches.layers, **self._shifts)[:, -1, :]
         self._caches.end_step()
         return logits
 
@@ -160,6 +165,9 @@ class Batch:
 
     def _settle(self) -> None:
         """What depends on who is here, built once per change and not per step."""
+        if self._shift is not None:
+            shifts = [0 if row is None else self._shift(row) for row in self._rows]
+            self._shifts = {"shifts": mx.array(shifts, dtype=mx.int32)} if any(shifts) else {}
         self._ids = tuple(None if row is None else row.request_id for row in self._rows)
         self.ids = {row.request_id for row in self._rows if row is not None}
         self._sampler = Sampler([VACANT if row is None else row.sampling for row in self._rows], kernel=self._kernel)

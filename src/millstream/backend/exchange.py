@@ -7,18 +7,19 @@ mlx-lm's layers find their helpers as globals of the module they are written in.
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
 from typing import Any
 
 
-def exchange_function(model: Any, name: str, function: Callable[..., Any]) -> int:
-    """Every layer of `model` that calls `name` calls `function` instead; how many there are."""
+def exchange_function(model: Any, name: str, function: Any, beside: str | None = None) -> int:
+    """Every layer of `model` that calls `name` calls `function` instead; how many there are. `beside`: only those that
+    use this name as well."""
     made: dict[type, type] = {}
     count = 0
     for _, module in model.named_modules():
         kind = type(module)
         call = vars(kind).get("__call__")
-        if isinstance(call, types.FunctionType) and name in call.__code__.co_names:
+        names = call.__code__.co_names if isinstance(call, types.FunctionType) else ()
+        if isinstance(call, types.FunctionType) and name in names and (beside is None or beside in names):
             if kind not in made:
                 made[kind] = _with(kind, call, name, function)
             module.__class__ = made[kind]
@@ -26,7 +27,7 @@ def exchange_function(model: Any, name: str, function: Callable[..., Any]) -> in
     return count
 
 
-def _with(kind: type, call: types.FunctionType, name: str, function: Callable[..., Any]) -> type:
+def _with(kind: type, call: types.FunctionType, name: str, function: Any) -> type:
     names = {**call.__globals__, name: function}
     ours = types.FunctionType(call.__code__, names, call.__name__, call.__defaults__, call.__closure__)
     ours.__kwdefaults__ = call.__kwdefaults__

@@ -14,8 +14,10 @@ from mlx_lm.utils import dequantize_model, load_model
 from millstream.backend.device import Device, available_bytes
 from millstream.backend.gguf_weights import load_gguf_model
 from millstream.backend.reach import evaluate_all
+from millstream.backend.vision_loading import load_vision, read_config
 from millstream.errors import ModelError
 from millstream.models.geometry import context_length
+from millstream.models.vision import can_load, sees
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +32,8 @@ class LoadedModel:
     weight_bytes: int
     dtype: str
     notes: tuple[str, ...]
+    whole: Any = None
+    """With its towers, if it sees: then `model` is its language part."""
 
     @property
     def context_length(self) -> int:
@@ -53,11 +57,26 @@ def load(kind: Literal["folder", "gguf"], path: Path, device: Device, *, unpack:
     dtype = UNPACKED.get(device.kind) if unpack else None
     if kind == "gguf":
         model, config, notes = _load_gguf(path, device, dtype)
+    elif (seeing := sees(read_config(path))) and can_load():
+        return _load_seeing(path, device, dtype)
     else:
         model, config = _load_folder(path)
         notes = [] if dtype is None else _unpack(model, device, dtype)
+        notes += ["it takes no images: mlx-vlm is not installed (pip install 'millstream[vision]')"] if seeing else []
     weight_bytes = evaluate_all(model)
     return LoadedModel(model, config, weight_bytes, _dtype(model), tuple(notes))
+
+
+def _load_seeing(path: Path, device: Device, dtype: mx.Dtype | None) -> LoadedModel:
+    from millstream.backend.language_parts import language_part
+
+    try:
+        whole, config = load_vision(path)
+    except (ValueError, KeyError, TypeError, FileNotFoundError, RuntimeError) as error:
+        raise ModelError(f"{path}: {_first_line(error)}") from error
+    notes = [] if dtype is None else _unpack(whole, device, dtype)
+    weight_bytes = evaluate_all(whole)
+    return LoadedModel(language_part(whole), config, weight_bytes, _dtype(whole), tuple(notes), whole)
 
 
 def _load_folder(path: Path) -> tuple[Any, dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import mlx.core as mx
@@ -15,6 +15,8 @@ from millstream.backend.quantized_kv import KvPacking, row_of
 from millstream.backend.slots import Block, block_of, parts_of
 from millstream.engine.backend import Prefill, PromptScores
 from millstream.engine.messages import Submit
+
+See = Callable[[Submit, int, int, RowCaches], None]
 
 
 class PromptReader(Protocol):
@@ -43,9 +45,11 @@ class PromptReader(Protocol):
 class SingleReader:
     """Each prompt by itself, into mlx-lm's caches for one row: works for every kind, and company changes nothing."""
 
-    def __init__(self, model: Any, kept: KeptBlocks, packing: KvPacking | None = None) -> None:
+    def __init__(self, model: Any, kept: KeptBlocks, packing: KvPacking | None = None, see: See | None = None) -> None:
+        """`see`: reads chunks of prompts with media."""
         self._model = model
         self._packing = packing
+        self._see = see
         self._kept = kept
         self._rows: dict[int, tuple[Submit, RowCaches]] = {}
         self._scores: list[PromptScores] = []
@@ -57,15 +61,21 @@ class SingleReader:
             if submit.request_id not in self._rows:
                 self._rows[submit.request_id] = (submit, self._begin(chunk))
             _, caches = self._rows[submit.request_id]
-            if chunk.end > chunk.start and scored(chunk):
-                self._scores.append(score(self._model, caches, chunk))
-            elif chunk.end > chunk.start:
-                self._model(mx.array([submit.prompt[chunk.start : chunk.end]], dtype=mx.int32), cache=caches)
             if chunk.end > chunk.start:
+                self._run(chunk, caches)
                 arrays.extend(states(caches))
             if chunk.keep is not None:
                 arrays.extend(self._kept.keep_row(chunk.keep, caches))
         return arrays
+
+    def _run(self, chunk: Prefill, caches: RowCaches) -> None:
+        submit = chunk.request
+        if submit.media and self._see is not None:
+            self._see(submit, chunk.start, chunk.end, caches)
+        elif scored(chunk):
+            self._scores.append(score(self._model, caches, chunk))
+        else:
+            self._model(mx.array([submit.prompt[chunk.start : chunk.end]], dtype=mx.int32), cache=caches)
 
     def scores(self) -> list[PromptScores]:
         found, self._scores = self._scores, []
@@ -107,16 +117,17 @@ class BlockReader:
         fill: float | None,
         kept: KeptBlocks,
         packing: KvPacking | None = None,
+        see: See | None = None,
     ) -> None:
         """`fill`: how long the shortest prompt of a group must be beside the longest. None: no groups."""
         self._model = model
         self._layer_count = layer_count
         self._fill = fill
-        self._single = SingleReader(model, kept, packing)
+        self._single = SingleReader(model, kept, packing, see)
         self._groups: list[_Group] = []
 
     def read(self, chunks: Sequence[Prefill]) -> list[mx.array]:
-        whole = [chunk for chunk in chunks if chunk.start == 0 and chunk.joins and chunk.end > 0 and not scored(chunk)]
+        whole = [chunk for chunk in chunks if not chunk.start and chunk.joins and chunk.end and _is_plain(chunk)]
         groups = [] if self._fill is None else [group for group in alike(whole, self._fill) if len(group) > 1]
         grouped = {id(chunk) for group in groups for chunk in group}
         arrays = self._single.read([chunk for chunk in chunks if id(chunk) not in grouped])
@@ -200,6 +211,11 @@ def alike(chunks: Sequence[Prefill], fill: float) -> list[list[Prefill]]:
         else:
             groups.append([chunk])
     return groups
+
+
+def _is_plain(chunk: Prefill) -> bool:
+    """Whether it may share a pass with others."""
+    return not chunk.request.media and not scored(chunk)
 
 
 def _length(chunk: Prefill) -> int:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import mlx.core as mx
 from mlx_lm.models.base import scaled_dot_product_attention
@@ -39,6 +39,11 @@ from millstream.engine.ownership import OwnerGuard
 from millstream.errors import ModelError
 from millstream.types import KeptSizes, ModelFacts
 
+if TYPE_CHECKING:
+    from millstream.backend.sight import Seen, Sight
+
+BLIND = "this model takes text only"
+
 log = logging.getLogger(__name__)
 
 
@@ -56,6 +61,8 @@ class TextModelSettings:
     """Bytes of freed memory that MLX may keep for later. None: as many as MLX likes."""
     kv_bits: int = 0
     """Keys and values in 8 or 4 bits; 0 for the type that the model computes in."""
+    feature_bytes: int = 256 * 2**20
+    """What the encoded images that are kept for later requests may take."""
     like_gpu: bool = False
     """Lay out slots and group prompts as on a GPU, whatever the device: so that the CPU can test it."""
     grammars: Compiler | None = None
@@ -85,6 +92,7 @@ class MlxTextBackend:
         self._vocab_size = 0
         self._weight_bytes = 0
         self._kept = KeptBlocks()
+        self._sight: Sight | None = None
 
     def load(self, report: Progress = ignore_progress) -> ModelFacts:
         """Owner only. Load, evaluate all, choose how rows share a batch, and warm up."""
@@ -92,6 +100,11 @@ class MlxTextBackend:
         settings = self._settings
         loaded = load(settings.kind, settings.path, self._device, unpack=settings.unpack)
         self._model, self._vocab_size = loaded.model, loaded.vocab_size
+        if loaded.whole is not None:
+            # Here, since mlx-vlm may not be installed.
+            from millstream.backend.sight import Sight
+
+            self._sight = Sight(self._model, settings.feature_bytes)
         self._lay_out()
         self._weight_bytes = evaluate_all(self._model, report)
         notes = list(loaded.notes)
@@ -115,6 +128,8 @@ class MlxTextBackend:
             keeps=keeps,
             kv_bytes_per_token=token_bytes,
             identity=identity_of(settings.path, loaded.dtype, self._device.kind, settings.unpack, settings.kv_bits),
+            media=self._sight.kinds if self._sight else (),
+            whole_media=self._sight is not None and self._model.whole_media,
         )
         return self._warmed(facts)
 
@@ -130,12 +145,18 @@ class MlxTextBackend:
         if plan.drop:
             prompts.drop(plan.drop)
             batch.drop(set(plan.drop))
+            if self._sight is not None:
+                self._sight.drop(plan.drop)
         joining = [request_id for request_id in plan.decode if request_id not in batch.ids]
         if joining:
             batch.join(*prompts.take(joining))
+            if self._sight is not None:
+                self._sight.read_through(joining)
             unkept += self._keep(batch, [order for order in plan.keep if order.request_id in joining])
         launched, rows, failed = self._decode(batch)
-        if read := prompts.read(plan.prefill):
+        read, seen, unfit = self._read_prompts(plan, prompts)
+        unkept += [handle for chunk in plan.prefill if chunk.request.request_id in unfit for handle in chunk.keeps]
+        if read:
             # With rows decoding, the next read bounds how far Python runs ahead of the device; without, wait here.
             (mx.eval if launched is None else mx.async_eval)(read)
         if plan.forget and (left := self._kept.forget(plan.forget)):
@@ -144,8 +165,9 @@ class MlxTextBackend:
         self._pending = launched
         return StepResult(
             tuple(rows),
-            failed=tuple(failed),
+            failed=(*failed, *(RowFailure(*each) for each in unfit.items())),
             scores=tuple(prompts.scores()),
+            seen=seen,
             unkept=tuple(unkept),
             stored=tuple(self._kept.spool.advance()),
             storing=bool(self._kept.spool),
@@ -155,19 +177,21 @@ class MlxTextBackend:
         """Owner only. Weights, and the keys and values of rows and of prompts that are being read."""
         self._guard.check("memory_bytes")
         rows = (self._batch.nbytes if self._batch else 0) + (self._prompts.nbytes if self._prompts else 0)
-        return self._weight_bytes + rows + self._kept.nbytes
+        return self._weight_bytes + rows + self._kept.nbytes + (self._sight.nbytes if self._sight else 0)
 
     def reset(self) -> None:
         """Owner only. Forget every row; a failed step may have left any of them half written."""
         self._guard.check("reset")
         self._pending = None
         self._kept.clear()
+        if self._sight is not None:
+            self._sight.clear()
         self._batch, self._prompts = self._fresh()
 
     def close(self) -> None:
         """Owner only. The last act: everything with a stream inside dies here, on the thread that made it."""
         self._guard.check("close")
-        self._pending = self._batch = self._prompts = self._model = None
+        self._pending = self._batch = self._prompts = self._model = self._sight = None
         self._kept.clear()
         gc.collect()
         try:
@@ -188,6 +212,12 @@ class MlxTextBackend:
         mask, failed = batch.guide(rows)
         return batch.launch(logits, mask), rows, failed
 
+    def _read_prompts(self, plan: Plan, prompts: PromptReader) -> tuple[list[mx.array], Seen, dict[int, str]]:
+        """Read the plan's chunks and look at its media: what to evaluate, what was seen, and whose media do not fit."""
+        if self._sight is not None:
+            return self._sight.step(plan, prompts)
+        return prompts.read(plan.prefill), (), {look.request.request_id: BLIND for look in plan.look}
+
     def _read(self, batch: Batch) -> list[RowOutput]:
         """What the last step gave the rows that are still there. Waits for it."""
         return [] if self._pending is None else self._pending.read(batch.ids)
@@ -198,7 +228,7 @@ class MlxTextBackend:
         unkept: list[int] = []
         for order in orders:
             if (arrays := batch.save(order, self._kept)) is None:
-                unkept += order.handles if order.state is None else (*order.handles, order.state)
+                unkept += order.every_handle
             else:
                 copies += arrays
         if copies:
@@ -234,11 +264,19 @@ class MlxTextBackend:
                 exchange_function(self._model, "scaled_dot_product_attention", cpu_attention)
 
     def _fresh(self) -> tuple[Batch, PromptReader]:
+        sight = self._sight
+        shift = sight.shift if sight is not None and self._model.positional else None
         make = functools.partial(
-            Batch, self._model, self._vocab_size, kernel=self._on_cuda(), compiler=self._settings.grammars
+            Batch,
+            self._model,
+            self._vocab_size,
+            kernel=self._on_cuda(),
+            compiler=self._settings.grammars,
+            shift=shift,
         )
+        see = sight.read if sight is not None else None
         if not self._slots:
-            return make(MergedCaches()), SingleReader(self._model, self._kept)
+            return make(MergedCaches()), SingleReader(self._model, self._kept, see=see)
         layers = len(new_row(self._model))
         on_cpu = self._device.is_cpu and not self._settings.like_gpu
         policy = exact if on_cpu else powers_of_two
@@ -249,7 +287,7 @@ class MlxTextBackend:
         caches = SlotCaches(layers, policy, wide=self._wide)
         # Padding is computed like everything else: almost for nothing on a GPU, for real on the CPU.
         fill = (0.75 if on_cpu else 0.5) if self._enabled("group-prefill") else None
-        return make(caches), BlockReader(self._model, layers, fill=fill, kept=self._kept)
+        return make(caches), BlockReader(self._model, layers, fill=fill, kept=self._kept, see=see)
 
     def _choose(self) -> str | None:
         """Slots for full attention, merged caches for the rest. What stands against batching at all, if anything."""

@@ -25,6 +25,10 @@ class Keep:
     """Under which number the blocks are to be handed out as plain data, for the disk."""
     state_ticket: int | None = None
 
+    @property
+    def every_handle(self) -> tuple[int, ...]:
+        return self.handles if self.state is None else (*self.handles, self.state)
+
 
 @dataclass(frozen=True, slots=True)
 class Stored:
@@ -67,6 +71,21 @@ class Prefill:
     def joins(self) -> bool:
         return self.end == len(self.request.prompt) - 1
 
+    @property
+    def keeps(self) -> tuple[int, ...]:
+        """The handles of what is to be kept."""
+        return () if self.keep is None else self.keep.every_handle
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Encode a request's media from number `first` on, for about as long as reading `tokens` of a prompt takes. What a
+    step leaves undone, the next one goes on with."""
+
+    request: Submit
+    first: int
+    tokens: int
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -83,6 +102,7 @@ class Plan:
     drop: tuple[int, ...] = ()
     prefill: tuple[Prefill, ...] = ()
     decode: tuple[int, ...] = ()
+    look: tuple[Look, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +116,7 @@ class RowOutput:
 
 @dataclass(frozen=True, slots=True)
 class RowFailure:
-    """A row that cannot go on, while all others can. It is dropped in the next step."""
+    """A request that cannot go on, while all others can. It is dropped in the next step."""
 
     request_id: int
     message: str
@@ -121,6 +141,8 @@ class StepResult:
     failed: tuple[RowFailure, ...] = ()
     scores: tuple[PromptScores, ...] = ()
     """Of chunks of this very step, and never later: a request that only reads its prompt ends with the last."""
+    seen: tuple[tuple[int, int], ...] = ()
+    """Requests that were looked at, and how many of their media may be read now, counted from the first."""
 
 
 Progress = Callable[[float], None]

@@ -25,6 +25,7 @@ class Pace:
         self._step: float | None = None
         self._token: float | None = None
         self._before = 0
+        self._deaf = 0
 
     def limit(self, left: int) -> int:
         """How much to read at once of a prompt with `left` tokens to go."""
@@ -40,12 +41,19 @@ class Pace:
             chunk *= 2
         return chunk
 
+    def disturbed(self) -> None:
+        """The next step that is told of had other work as well: neither it nor the one after it tells anything."""
+        self._deaf = 2
+
     def observe(self, *, rows: int, prompt_tokens: int, seconds: float) -> None:
         """A step of `rows` that also read `prompt_tokens` took `seconds`.
 
         A backend may run ahead, so that the cost of a chunk shows in the step after it: both are counted.
         """
         tokens, self._before = (prompt_tokens + self._before) / 2, prompt_tokens
+        if self._deaf:
+            self._deaf -= 1
+            return
         if not rows or seconds <= 0:
             return
         if not tokens:

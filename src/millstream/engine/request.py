@@ -33,12 +33,14 @@ class IllegalMove(RuntimeError):
 class Request:
     """What the scheduler knows of one `Submit`."""
 
-    __slots__ = ("generated", "hit", "prefilled", "reported", "state", "stops", "submit")
+    __slots__ = ("generated", "hit", "prefilled", "reported", "seen", "state", "stops", "submit")
 
     def __init__(self, submit: Submit) -> None:
         self.submit = submit
         self.state = State.WAITING
         self.prefilled = 0
+        self.seen = 0
+        """How many of its media may be read: encoded, or kept with the beginning of the prompt."""
         self.generated = 0
         self.reported: list[int] = []
         """What its row gave, where beginnings are kept: the answer, and what ended it."""
@@ -63,6 +65,28 @@ class Request:
     @property
     def usage(self) -> Usage:
         return Usage(len(self.submit.prompt), self.generated, self.hit.tokens)
+
+    @property
+    def unseen(self) -> int | None:
+        """The number of the next of its media that must be encoded."""
+        media = self.submit.media
+        while self.seen < len(media) and media[self.seen].start + media[self.seen].length <= self.prefilled:
+            self.seen += 1
+        return self.seen if self.seen < len(media) else None
+
+    def reach(self, end: int, *, whole: bool) -> int:
+        """How far a chunk may go that would go to `end`: not into media that are not encoded, and with `whole` not to a
+        place inside of one, because there its tokens attend to each other."""
+        unseen = self.unseen
+        for number, media in enumerate(self.submit.media):
+            beyond = media.start + media.length
+            if beyond <= self.prefilled:
+                continue
+            if unseen is not None and number >= unseen:
+                return min(end, max(self.prefilled, media.start))
+            if whole and media.start < end < beyond:
+                return media.start if media.start > self.prefilled else min(beyond, self.prefill_end)
+        return end
 
     def move(self, to: State) -> None:
         if to not in MOVES[self.state]:

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
-from millstream.engine.backend import Load, Plan, Prefill, RowOutput, StepResult
+from millstream.engine.backend import Load, Look, Plan, Prefill, RowOutput, StepResult
 from millstream.engine.keeper import Keeper
 from millstream.engine.messages import Event, Failed, Finished, PromptRead, Submit, Tokens
 from millstream.engine.pace import Pace
@@ -30,15 +30,17 @@ class Scheduler:
         pace: Pace | None = None,
         kv_tokens: int | None = None,
         keeper: Keeper | None = None,
+        whole_media: bool = False,
     ) -> None:
         """`kv_tokens`: how many tokens fit into memory. A batch is a rectangle, so its longest row counts for all.
-        `keeper`: keeps beginnings of prompts."""
+        `keeper`: keeps beginnings of prompts. `whole_media`: no chunk may end inside an image."""
         if max_rows < 1 or prefill_tokens < 1:
             raise ValueError("max_rows and prefill_tokens must be at least 1")
         self._max_rows = max_rows
         self._prefill_tokens = prefill_tokens
         self._kv_tokens = kv_tokens
         self._keeper = keeper
+        self._whole_media = whole_media
         self._pace = pace or Pace(most=prefill_tokens, least=prefill_tokens)
         self._requests: dict[int, Request] = {}
         self._waiting: deque[Request] = deque()
@@ -110,8 +112,9 @@ class Scheduler:
         drop, self._drop = tuple(self._drop), []
         decode = tuple(self._running)
         prefill = tuple(self._chunks())
+        look = self._look()
         if self._keeper is None:
-            return Plan(drop=drop, prefill=prefill, decode=decode)
+            return Plan(drop=drop, prefill=prefill, decode=decode, look=look)
         orders = self._keeper.orders(prefill, self._requests)
         return Plan(
             load=load,
@@ -120,11 +123,14 @@ class Scheduler:
             drop=drop,
             prefill=tuple(orders.prefill),
             decode=decode,
+            look=look,
         )
 
     def advance(self, plan: Plan, result: StepResult, seconds: float = 0.0) -> list[Event]:
         """Book a step that succeeded, and how long it took if that is known."""
         read = sum(chunk.end - chunk.start for chunk in plan.prefill)
+        if plan.look:
+            self._pace.disturbed()
         self._pace.observe(rows=len(plan.decode), prompt_tokens=read, seconds=seconds)
         events: list[Event] = [PromptRead(scores.request_id, scores.logprobs) for scores in result.scores]
         for chunk in plan.prefill:
@@ -138,6 +144,8 @@ class Scheduler:
                 self._running[request.request_id] = request
                 if not request.submit.max_tokens:
                     events.append(self._finish(request, FinishReason.LENGTH))
+        for request_id, count in result.seen:
+            self._requests[request_id].seen = count
         self._storing = result.storing
         if self._keeper is not None:
             self._keeper.lost(result.unkept)
@@ -147,9 +155,8 @@ class Scheduler:
             if running is not None:
                 events.extend(self._accept(running, row))
         for failure in result.failed:
-            running = self._running.get(failure.request_id)
-            if running is not None:
-                events.append(self._fail(running, failure.message))
+            if (failing := self._requests.get(failure.request_id)) is not None:
+                events.append(self._fail(failing, failure.message))
         return events
 
     def fail(self, message: str) -> list[Event]:
@@ -171,8 +178,10 @@ class Scheduler:
         budget = self._prefill_tokens
         for request in self._prefilling:
             if budget > 0:
-                yield (chunk := self._chunk(request, budget))
-                budget -= max(1, chunk.end - chunk.start)
+                chunk = self._chunk(request, budget)
+                if chunk.end > chunk.start or chunk.joins:
+                    yield chunk
+                    budget -= max(1, chunk.end - chunk.start)
         while budget > 0 and self._waiting and self._has_room(self._waiting[0]):
             request = self._waiting.popleft()
             request.move(State.PREFILLING)
@@ -197,7 +206,17 @@ class Scheduler:
         if self._running:
             budget = min(budget, self._pace.limit(request.prefill_end - start))
         stop = next((place for place in request.stops if place > start), request.prefill_end)
-        return Prefill(request.submit, start, min(stop, start + budget))
+        end = min(stop, start + budget)
+        return Prefill(
+            request.submit, start, request.reach(end, whole=self._whole_media) if request.submit.media else end
+        )
+
+    def _look(self) -> tuple[Look, ...]:
+        """The oldest request that waits for its media; one a step, beside running rows for as long as a chunk takes."""
+        for request in self._prefilling:
+            if request.submit.media and (first := request.unseen) is not None:
+                return (Look(request.submit, first, self._pace.chunk if self._running else self._prefill_tokens),)
+        return ()
 
     def _accept(self, request: Request, row: RowOutput) -> Iterable[Event]:
         """Cut a row's output at the first stop token or at the limit."""

@@ -68,6 +68,7 @@ def make_scheduler(
         pace=pace,
         kv_tokens=facts.tokens_in(None if granted is None else granted - share),
         keeper=_keeper(facts, share, disk),
+        whole_media=facts.whole_media,
     )
 
 

@@ -19,6 +19,7 @@ from millstream.models.gguf_file import GgufTensor, open_gguf
 from millstream.models.gguf_names import ROPE_TENSORS
 from millstream.models.safetensors_header import StoredTensor, folder_tensors, read_object
 from millstream.models.source import ModelSource
+from millstream.models.vision import can_load, sees
 
 DeviceKind = Literal["cpu", "cuda", "metal"]
 Tensors = Mapping[str, StoredTensor]
@@ -76,8 +77,9 @@ def _folder(source: ModelSource, device: DeviceKind, unpack: bool, kv_bits: int)
         if device == "cuda" and not packed:
             size = None  # half precision is what it computes fastest already
         total = sum(_bytes(name, tensor, packed, size) for name, tensor in tensors.items())
-        values = kv_values_per_token(config, _widths(tensors))
-        kept = _kept_bytes(values, size or _usual_size(tensors), kv_bits, config)
+        text = {name: tensor for name, tensor in tensors.items() if _is_text(name)}
+        values = kv_values_per_token(config, _widths(text))
+        kept = _kept_bytes(values, size or _usual_size(text), kv_bits, config)
         return Estimate(total, kept, context_length(config))
     except _WRONG as error:
         raise ModelError(f"{path}: {error}") from error
@@ -93,7 +95,11 @@ def _kept_bytes(values: int, size: int, bits: int, config: Mapping[str, Any]) ->
 def _is_loaded(name: str, config: Mapping[str, Any]) -> bool:
     parts = name.split(".")
     tied = "lm_head" in parts and bool(text_part(config).get("tie_word_embeddings"))
-    return not tied and _NOT_TEXT.isdisjoint(parts)
+    return not tied and (_is_text(name) or (sees(config) and can_load()))
+
+
+def _is_text(name: str) -> bool:
+    return _NOT_TEXT.isdisjoint(name.split("."))
 
 
 def _packed_values(tensors: Tensors, config: Mapping[str, Any]) -> dict[str, int]:

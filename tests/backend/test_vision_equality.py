@@ -1,0 +1,184 @@
+"""Text and images in one churning batch give, token for token, what mlx-vlm gives for each request alone."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlx_vlm.utils import load_model
+
+from millstream.backend.text_model import MlxTextBackend, TextModelSettings
+from millstream.config import FAST_PATHS
+from millstream.engine.keeper import Keeper
+from millstream.engine.link import ThreadLink
+from millstream.engine.messages import Cancel, Finished, Submit
+from millstream.engine.prefix import PrefixIndex
+from millstream.engine.scheduler import Scheduler
+from millstream.types import ModelFacts
+from support.engines import Driver, engine
+from support.tiny_vision import FAMILIES, Case, reference, write_vision_model
+
+BLOCK = 4
+
+
+def cases(family: str, seed: int, count: int) -> list[Case]:
+    """No image, one or two, some of them the same in several prompts; little and much text around them."""
+    draw = random.Random(seed)
+    return [
+        Case(
+            family,
+            draw.randrange(1000),
+            [draw.randrange(5) for _ in range(number % 3)],
+            words=draw.choice([0, 3, 12]),
+            count=draw.choice([1, 5, 12]),
+        )
+        for number in range(count)
+    ]
+
+
+@functools.cache
+def whole(folder: Path) -> Any:
+    return load_model(folder)
+
+
+def expected(folder: Path, wanted: Sequence[Case]) -> list[list[int]]:
+    answers = [reference(whole(folder), case) for case in wanted]
+    assert len({token for answer in answers for token in answer}) > 8, "the model says too little to tell rows apart"
+    return answers
+
+
+def backend(folder: Path, **changes: Any) -> Callable[[], MlxTextBackend]:
+    return lambda: MlxTextBackend(TextModelSettings("folder", folder, max_rows=5, **changes))
+
+
+def with_keeper(facts: ModelFacts) -> Scheduler:
+    keeper = Keeper(PrefixIndex(block=BLOCK, block_bytes=1, budget=1000)) if facts.keeps_prefixes else None
+    return Scheduler(max_rows=facts.max_rows, prefill_tokens=9, keeper=keeper, whole_media=facts.whole_media)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rows_alone_and_in_a_churning_batch(family: str, vision_model: Callable[[str], Path]) -> None:
+    folder = vision_model(family)
+    wanted = cases(family, len(family), 9)
+    answers = expected(folder, wanted)
+    with engine(backend(folder)) as driver:
+        assert driver.facts is not None
+        assert (driver.facts.max_rows, driver.facts.notes) == (5, ())
+        assert "image" in driver.facts.media
+        batch = driver.run(*(case.submit(number) for number, case in enumerate(wanted)))
+        assert batch == answers
+    with engine(backend(folder), prefill_tokens=200) as driver:
+        alone = [driver.run(case.submit(number))[0] for number, case in enumerate(wanted[:4])]
+        assert alone == answers[:4]
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "idefics3", "pixtral"])
+def test_beginnings_that_are_kept_change_no_token(family: str, vision_model: Callable[[str], Path]) -> None:
+    """Cold, then warm; and every prompt once more with another image in its first image's place."""
+    folder = vision_model(family)
+    wanted = [case for case in cases(family, 7, 7) if case.images]
+    others = [other_image(case, 1000 * number) for number, case in enumerate(wanted, 1)]
+    driver = Driver(ThreadLink("kept", backend(folder), with_keeper))
+    driver.start()
+    try:
+        for begin, asked in ((0, wanted), (100, wanted), (200, others), (300, others)):
+            submits = [case.submit(begin + number) for number, case in enumerate(asked)]
+            assert driver.run(*submits) == [reference(whole(folder), case) for case in asked]
+            cached = [cached_tokens(driver, submit) for submit in submits]
+            if begin in (100, 300):
+                most = [(len(case.prompt) - 1) // BLOCK * BLOCK for case in asked]
+                assert cached == most, "everything that was read once is found"
+            elif begin == 200:
+                assert all(found <= case.starts[0] for found, case in zip(cached, asked, strict=True))
+    finally:
+        driver.stop()
+
+
+def other_image(case: Case, seed: int) -> Case:
+    """The same tokens, and another image of the same size in the place of the first."""
+    while True:
+        images = [seed, *case.images[1:]]
+        other = Case(case.family, case.seed, images, words=case.words, count=case.count)
+        if other.prompt == case.prompt:
+            return other
+        seed += 1
+
+
+def cached_tokens(driver: Driver, submit: Submit) -> int:
+    end = driver.ends[submit.request_id][0]
+    assert isinstance(end, Finished)
+    return end.usage.cached_tokens
+
+
+PATHS: dict[str, dict[str, Any]] = {
+    "none": {"disabled": frozenset(FAST_PATHS)},
+    "slots as on a GPU": {"disabled": frozenset(FAST_PATHS) - {"slots"}, "like_gpu": True},
+    "all as on a GPU": {"like_gpu": True},
+}
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("family", ["qwen3_vl", "gemma4-small", "ministral3"])
+def test_every_fast_path_on_and_off_gives_the_same(family: str, path: str, vision_model: Callable[[str], Path]) -> None:
+    folder = vision_model(family)
+    wanted = cases(family, 3, 9)
+    with engine(backend(folder, **PATHS[path]), prefill_tokens=40) as driver:
+        submits = [case.submit(number) for number, case in enumerate(wanted)]
+        assert driver.run(*submits) == expected(folder, wanted)
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "gemma4"])
+def test_rows_that_leave_do_not_change_the_others(family: str, vision_model: Callable[[str], Path]) -> None:
+    folder = vision_model(family)
+    wanted = cases(family, 5, 8)
+    with engine(backend(folder)) as driver:
+        for number, case in enumerate(wanted):
+            driver.post(wanted[-1 - number].submit(1000 + number, 300))
+            driver.post(case.submit(number))
+            if number % 2:
+                driver.post(Cancel(1000 + number))
+        driver.wait(lambda: any(key < 1000 for key in driver.ends))
+        for number in range(len(wanted)):
+            driver.post(Cancel(1000 + number))
+        driver.wait_ended(*range(len(wanted)))
+        assert [driver.tokens.get(number, []) for number in range(len(wanted))] == expected(folder, wanted)
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "llava"])
+def test_one_question_and_many_images(family: str, vision_model: Callable[[str], Path]) -> None:
+    """All in one batch and of one size: each answer is that of its own image."""
+    folder = vision_model(family)
+    drawn = [Case(family, 1, [image], words=5, count=8) for image in range(60)]
+    wanted = [case for case in drawn if case.prompt == drawn[0].prompt][:8]
+    answers = [reference(whole(folder), case) for case in wanted]
+    assert len({tuple(answer) for answer in answers}) > 2, "images make no difference here"
+    with engine(backend(folder)) as driver:
+        assert driver.run(*(case.submit(number) for number, case in enumerate(wanted))) == answers
+
+
+def test_nothing_of_a_request_is_left_on_the_model(vision_model: Callable[[str], Path]) -> None:
+    made: list[MlxTextBackend] = []
+
+    def make() -> MlxTextBackend:
+        made.append(MlxTextBackend(TextModelSettings("folder", vision_model("qwen3_vl"), max_rows=5)))
+        return made[0]
+
+    with engine(make) as driver:
+        driver.run(*(case.submit(number) for number, case in enumerate(cases("qwen3_vl", 2, 6))))
+        language = made[0]._model.language
+        assert (language._rope_deltas, language._position_ids) == (None, None)
+
+
+@pytest.mark.parametrize("unpack", [True, False])
+def test_a_quantised_model_sees_too(unpack: bool, tmp_path: Path) -> None:
+    """4-bit weights in the file: unpacked for the CPU, and as they are."""
+    folder = write_vision_model(tmp_path / "packed", "qwen3_vl", bits=4)
+    wanted = cases("qwen3_vl", 4, 5)
+    with engine(backend(folder, unpack=unpack)) as driver:
+        assert driver.facts is not None
+        assert driver.facts.dtype == ("float32" if unpack else "4-bit")
+        assert driver.run(*(case.submit(number) for number, case in enumerate(wanted))) == expected(folder, wanted)

@@ -1,0 +1,76 @@
+"""The rule of the house over a model that sees: all of its towers belong to the owner too."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+from test_ownership import Witness, on_a_thread
+
+from millstream.backend.reach import evaluate_all
+from millstream.backend.text_model import MlxTextBackend, TextModelSettings
+from millstream.backend.vision_loading import load_vision
+from support.engines import engine
+from support.tiny_vision import Case, picture
+
+FAMILIES = ["qwen3_vl", "gemma4", "pixtral", "llava"]
+
+
+def look(model: object, family: str) -> None:
+    arrays, tokens = picture(family, 1)
+    given = {name: mx.array(value) for name, value in arrays.items()}
+    ids = mx.array([tokens])
+    out = model.get_input_embeddings(  # type: ignore[attr-defined]
+        ids, given.pop("pixel_values"), mask=mx.ones(ids.shape, dtype=mx.int32), **given
+    )
+    mx.eval(out.inputs_embeds)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_naive_server_breaks_on_this_machine(family: str, vision_model: Callable[[str], Path]) -> None:
+    """The tower is loaded on one thread and run on another: MLX refuses, unless all of it was evaluated."""
+    folder = vision_model(family)
+    lazy = on_a_thread(lambda: load_vision(folder)[0])
+    with pytest.raises(RuntimeError, match="no Stream"):
+        on_a_thread(lambda: look(lazy, family))
+
+    def load() -> object:
+        model, _ = load_vision(folder)
+        evaluate_all(model)
+        return model
+
+    whole = on_a_thread(load)
+    on_a_thread(lambda: look(whole, family))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_images_are_encoded_on_the_thread_that_loaded_the_model(
+    family: str, vision_model: Callable[[str], Path]
+) -> None:
+    seen: dict[str, set[int]] = {}
+    before = threading.active_count()
+    with engine(lambda: Witness(vision_model(family), seen)) as driver:
+        answers = driver.run(*(Case(family, n, [n] * (n % 2), words=3, count=4).submit(n) for n in range(4)))
+    assert all(len(answer) == 4 for answer in answers)
+    assert set(seen) == {"make", "load", "step", "memory_bytes", "close"}
+    assert len(set().union(*seen.values())) == 1
+    assert threading.get_ident() not in seen["load"]
+    assert threading.active_count() == before, "the owner thread is still there"
+
+
+def test_lives_leave_nothing_behind(vision_model: Callable[[str], Path]) -> None:
+    folder = vision_model("qwen3_vl")
+    answers = set()
+    gc.collect()
+    threads, memory = threading.active_count(), mx.get_active_memory()
+    for _ in range(4):
+        with engine(lambda: MlxTextBackend(TextModelSettings("folder", folder, max_rows=4))) as driver:
+            answers.add(tuple(driver.run(Case("qwen3_vl", 1, [1, 2], words=3, count=6).submit(1))[0]))
+    assert len(answers) == 1
+    assert threading.active_count() == threads
+    gc.collect()
+    assert mx.get_active_memory() - memory < 2**18
