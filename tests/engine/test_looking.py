@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millstream.engine.backend import Look, Plan, Prefill, RowOutput, StepResult
+from millstream.engine.backend import Look, Plan, Prefill, RowFailure, RowOutput, StepResult
 from millstream.engine.keeper import Keeper
 from millstream.engine.messages import Failed, Finished, Submit
 from millstream.engine.pace import Pace
@@ -74,7 +74,7 @@ def test_media_that_cannot_be_encoded_end_their_request_alone() -> None:
     subject = Scheduler(max_rows=2, prefill_tokens=10)
     subject.submit(submit(1, 9, (1, 4)))
     subject.submit(submit(2, 1, max_tokens=1))
-    events = subject.advance(subject.plan(), StepResult(failed=((1, "it is torn"),)))
+    events = subject.advance(subject.plan(), StepResult(failed=(RowFailure(1, "it is torn"),)))
     assert events == [Failed(1, "it is torn")]
     plan = subject.plan()
     assert (plan.drop, plan.decode, plan.look) == ((1,), (2,), ())

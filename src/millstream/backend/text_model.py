@@ -307,6 +307,8 @@ class MlxTextBackend:
     def _pack(self, bits: int) -> None:
         """Quantised keys and values: only over slots, and with attention that knows how to read them."""
         self._packing = packing_for(self._model, bits)
+        if self._sight is not None:
+            raise refusal(bits, "it takes images, and quantised keys and values are for text models")
         if not self._enabled("slots"):
             raise refusal(bits, "it needs slots, and --disable slots leaves them out")
         self._slots = True
