@@ -69,23 +69,28 @@ def called(client: openai.OpenAI, stream: bool, messages: list[Any], **more: Any
     return choice.message, choice.finish_reason
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_an_agent_calls_a_real_function_every_time(demo_client: openai.OpenAI, stream: bool) -> None:
-    for number in range(ROUNDS // 2):
-        messages: list[Any] = [{"role": "user", "content": f"What is {number} times {number + 3}?"}]
-        choice: Any = "required" if number % 2 else {"type": "function", "function": {"name": "calculate"}}
-        more = {"tool_choice": choice, "parallel_tool_calls": False, "seed": number, "max_tokens": 200}
-        message, reason = called(demo_client, stream, messages, **more)
-        assert (reason, message.content) == ("tool_calls", None), message
-        (call,) = message.tool_calls
-        arguments = json.loads(call.function.arguments)
-        jsonschema.validate(
-            arguments, next(t for t in (CALCULATE, LOOK) if t["name"] == call.function.name)["parameters"]
-        )
-        result = FUNCTIONS[call.function.name](**arguments)
-        messages += [message.to_dict(), {"role": "tool", "tool_call_id": call.id, "content": result}]
-        answer, reason = called(demo_client, stream, messages, tool_choice="none", seed=number, max_tokens=12)
-        assert answer.tool_calls is None and reason in ("stop", "length")
+def one_round(client: openai.OpenAI, number: int) -> str:
+    """A question, a call that must come, the function itself, and an answer that has seen its result."""
+    stream = number % 4 > 1
+    messages: list[Any] = [{"role": "user", "content": f"What is {number} times {number + 3}?"}]
+    choice: Any = "required" if number % 2 else {"type": "function", "function": {"name": "calculate"}}
+    more = {"tool_choice": choice, "parallel_tool_calls": False, "seed": number, "max_tokens": 200}
+    message, reason = called(client, stream, messages, **more)
+    assert (reason, message.content) == ("tool_calls", None), message
+    (call,) = message.tool_calls
+    arguments = json.loads(call.function.arguments)
+    jsonschema.validate(arguments, SCHEMAS[call.function.name])
+    result = FUNCTIONS[call.function.name](**arguments)
+    messages += [message.to_dict(), {"role": "tool", "tool_call_id": call.id, "content": result}]
+    answer, reason = called(client, stream, messages, tool_choice="none", seed=number, max_tokens=8)
+    assert answer.tool_calls is None and reason in ("stop", "length")
+    return str(call.function.name)
+
+
+def test_an_agent_calls_a_real_function_every_time(demo_client: openai.OpenAI) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        names = list(pool.map(functools.partial(one_round, demo_client), range(ROUNDS)))
+    assert len(names) == ROUNDS and set(names[::2]) == {"calculate"}
 
 
 def test_several_calls_in_one_answer_are_all_valid(demo_client: openai.OpenAI) -> None:
