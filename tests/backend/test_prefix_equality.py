@@ -12,35 +12,15 @@ import pytest
 
 from millstream.backend.text_model import MlxTextBackend, TextModelSettings
 from millstream.engine.backend import BackendFactory, Plan, StepResult
-from millstream.engine.disk_store import DiskStore
-from millstream.engine.keeper import Keeper, StateKeeper
 from millstream.engine.link import ThreadLink
 from millstream.engine.messages import Finished, Forget, Submit
-from millstream.engine.prefix import PrefixIndex
-from millstream.engine.scheduler import Scheduler
-from millstream.engine.shelf import Shelf
-from millstream.types import ModelFacts
 from support.engines import Driver, engine
+from support.keepers import BLOCK, keeping_scheduler
 from support.tiny import FAMILIES
 
 ROWS = 4
 COUNT = 60
-BLOCK = 4
 VOCAB = 90
-
-
-def with_keeper(budget: int, disk: Path | None, facts: ModelFacts) -> Scheduler:
-    """Every block and every state counts for one byte."""
-    assert facts.keeps is not None
-    states = bool(facts.keeps.states)
-    index = PrefixIndex(block=BLOCK, block_bytes=1, budget=budget, from_states=states)
-    shelf = None
-    if disk is not None:
-        store = DiskStore(disk, 2**30, facts.identity)
-        store.open()
-        shelf = Shelf(store, facts.identity, BLOCK)
-    keeper = StateKeeper(index, lambda tokens: 1, shelf) if states else Keeper(index, shelf)
-    return Scheduler(max_rows=facts.max_rows, prefill_tokens=7, keeper=keeper)
 
 
 def conversations(seed: int, count: int) -> list[tuple[int, ...]]:
@@ -67,7 +47,7 @@ def conversations(seed: int, count: int) -> list[tuple[int, ...]]:
 
 @contextmanager
 def keeping(make: BackendFactory, budget: int, disk: Path | None = None) -> Iterator[Driver]:
-    driver = Driver(ThreadLink("kept", make, functools.partial(with_keeper, budget, disk)))
+    driver = Driver(ThreadLink("kept", make, functools.partial(keeping_scheduler, budget, disk)))
     driver.start()
     try:
         yield driver

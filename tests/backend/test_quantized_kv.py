@@ -23,19 +23,15 @@ from millstream.backend.quantized_kv import KvPacking, packing_for
 from millstream.backend.slots import parts_of
 from millstream.backend.text_model import MlxTextBackend, TextModelSettings
 from millstream.engine.backend import Plan, Prefill
-from millstream.engine.keeper import Keeper
 from millstream.engine.link import ThreadLink
 from millstream.engine.messages import Finished, Submit
-from millstream.engine.prefix import PrefixIndex
-from millstream.engine.scheduler import Scheduler
 from millstream.errors import ModelError
-from millstream.types import ModelFacts
 from support.engines import Driver, engine
+from support.keepers import BLOCK, keeping_scheduler
 from support.rare import write_rare
 from support.tiny import VOCAB, write_model
 
 Folders = Callable[[str, int], Path]
-BLOCK = 4
 Answer = list[tuple[int, float]]
 """Tokens, and how much likelier each one was than the next best: the difference of their logarithms."""
 
@@ -124,17 +120,14 @@ def test_rows_outlast_their_columns(folders: Folders) -> None:
         check(driver.run(*submits), mlx_lm_answers(folder, 4, submits))
 
 
-def with_keeper(budget: int, facts: ModelFacts) -> Scheduler:
-    keeper = Keeper(PrefixIndex(block=BLOCK, block_bytes=1, budget=budget))
-    return Scheduler(max_rows=facts.max_rows, prefill_tokens=7, keeper=keeper)
-
-
 @pytest.mark.parametrize(("budget", "like_gpu"), [(1000, False), (12, True)])
 @pytest.mark.parametrize("bits", [8, 4])
 def test_kept_beginnings_change_no_token(bits: int, budget: int, like_gpu: bool, folders: Folders) -> None:
     folder, submits = folders("llama", 32), requests(bits + budget, 24)
     expected = mlx_lm_answers(folder, bits, submits)
-    link = ThreadLink("kept", make(folder, kv_bits=bits, like_gpu=like_gpu), functools.partial(with_keeper, budget))
+    link = ThreadLink(
+        "kept", make(folder, kv_bits=bits, like_gpu=like_gpu), functools.partial(keeping_scheduler, budget, None)
+    )
     driver = Driver(link)
     driver.start()
     try:
@@ -242,7 +235,7 @@ def test_without_slots_it_is_refused(folders: Folders) -> None:
 
 
 def refused(backend: Callable[[], MlxTextBackend], words: str) -> None:
-    driver = Driver(ThreadLink("refused", backend, functools.partial(with_keeper, 0)))
+    driver = Driver(ThreadLink("refused", backend, functools.partial(keeping_scheduler, 1, None)))
     driver.link.start_soon(driver.batches.put)
     driver.wait(lambda: driver.stopped)
     assert driver.load_error is not None

@@ -13,16 +13,11 @@ from mlx_vlm.utils import load_model
 
 from millstream.backend.text_model import MlxTextBackend, TextModelSettings
 from millstream.config import FAST_PATHS
-from millstream.engine.keeper import Keeper
 from millstream.engine.link import ThreadLink
 from millstream.engine.messages import Cancel, Finished, Submit
-from millstream.engine.prefix import PrefixIndex
-from millstream.engine.scheduler import Scheduler
-from millstream.types import ModelFacts
 from support.engines import Driver, engine
+from support.keepers import BLOCK, keeping_scheduler
 from support.tiny_vision import FAMILIES, Case, reference, write_vision_model
-
-BLOCK = 4
 
 
 def cases(family: str, seed: int, count: int) -> list[Case]:
@@ -55,11 +50,6 @@ def backend(folder: Path, **changes: Any) -> Callable[[], MlxTextBackend]:
     return lambda: MlxTextBackend(TextModelSettings("folder", folder, max_rows=5, **changes))
 
 
-def with_keeper(facts: ModelFacts) -> Scheduler:
-    keeper = Keeper(PrefixIndex(block=BLOCK, block_bytes=1, budget=1000)) if facts.keeps_prefixes else None
-    return Scheduler(max_rows=facts.max_rows, prefill_tokens=9, keeper=keeper, whole_media=facts.whole_media)
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_rows_alone_and_in_a_churning_batch(family: str, vision_model: Callable[[str], Path]) -> None:
     folder = vision_model(family)
@@ -76,13 +66,13 @@ def test_rows_alone_and_in_a_churning_batch(family: str, vision_model: Callable[
         assert alone == answers[:4]
 
 
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "idefics3", "pixtral"])
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "idefics3", "pixtral", "gemma3", "gemma4"])
 def test_beginnings_that_are_kept_change_no_token(family: str, vision_model: Callable[[str], Path]) -> None:
     """Cold, then warm; and every prompt once more with another image in its first image's place."""
     folder = vision_model(family)
     wanted = [case for case in cases(family, 7, 7) if case.images]
     others = [other_image(case, 1000 * number) for number, case in enumerate(wanted, 1)]
-    driver = Driver(ThreadLink("kept", backend(folder), with_keeper))
+    driver = Driver(ThreadLink("kept", backend(folder), functools.partial(keeping_scheduler, 1000, None)))
     driver.start()
     try:
         for begin, asked in ((0, wanted), (100, wanted), (200, others), (300, others)):
@@ -91,7 +81,9 @@ def test_beginnings_that_are_kept_change_no_token(family: str, vision_model: Cal
             cached = [cached_tokens(driver, submit) for submit in submits]
             if begin in (100, 300):
                 most = [(len(case.prompt) - 1) // BLOCK * BLOCK for case in asked]
-                assert cached == most, "everything that was read once is found"
+                full = [found >= whole_blocks for found, whole_blocks in zip(cached, most, strict=True)]
+                # Where images are read whole, no state is saved inside of one, even if the last border is there.
+                assert any(full) if family == "gemma4" else all(full), "everything that was read once is found"
             elif begin == 200:
                 assert all(found <= case.starts[0] for found, case in zip(cached, asked, strict=True))
     finally:
