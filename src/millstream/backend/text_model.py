@@ -2,42 +2,28 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
-from mlx_lm.models.base import scaled_dot_product_attention
 
-from millstream.backend.attention import adopt_attention
 from millstream.backend.batch import Batch, Launched
-from millstream.backend.caches import MergedCaches, bytes_per_token, new_row, states, unbatchable
-from millstream.backend.cpu_attention import cpu_attention
-from millstream.backend.cpu_layers import pays_here, turn_layers, turned_layer
 from millstream.backend.device import current_device
-from millstream.backend.exchange import exchange_function
-from millstream.backend.guides import Compiler
 from millstream.backend.identity import identity_of
 from millstream.backend.kept_blocks import KeptBlocks
-from millstream.backend.leaves import kept_sizes
+from millstream.backend.layout import Layout, TextModelSettings
 from millstream.backend.loading import load
-from millstream.backend.packed_attention import Attention, packed_attention, products_fit
-from millstream.backend.projections import fuse_projections
-from millstream.backend.prompts import BlockReader, PromptReader, SingleReader
-from millstream.backend.quantized_kv import KvPacking, QuantizedSlotLayer, packing_for, refusal, row_of
+from millstream.backend.prompts import PromptReader
 from millstream.backend.reach import evaluate_all
 from millstream.backend.rehearsal import rehearse
-from millstream.backend.slots import SlotCaches, all_plain, exact, powers_of_two
 from millstream.engine.backend import Keep, Plan, Prefill, Progress, RowFailure, RowOutput, StepResult, ignore_progress
 from millstream.engine.messages import Submit
 from millstream.engine.ownership import OwnerGuard
 from millstream.errors import ModelError
-from millstream.types import KeptSizes, ModelFacts
+from millstream.types import ModelFacts
 
 if TYPE_CHECKING:
     from millstream.backend.sight import Seen, Sight
@@ -46,27 +32,7 @@ BLIND = "this model takes text only"
 
 log = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True, slots=True)
-class TextModelSettings:
-    kind: Literal["folder", "gguf"]
-    path: Path
-    max_rows: int
-    unpack: bool = True
-    disabled: frozenset[str] = frozenset()
-    """Fast paths to leave out: see `config.FAST_PATHS`."""
-    blas: str | None = None
-    """The library that CPU products go through, for the log."""
-    cache_limit: int | None = None
-    """Bytes of freed memory that MLX may keep for later. None: as many as MLX likes."""
-    kv_bits: int = 0
-    """Keys and values in 8 or 4 bits; 0 for the type that the model computes in."""
-    feature_bytes: int = 256 * 2**20
-    """What the encoded images that are kept for later requests may take."""
-    like_gpu: bool = False
-    """Lay out slots and group prompts as on a GPU, whatever the device: so that the CPU can test it."""
-    grammars: Compiler | None = None
-    """For rows whose answers must match a grammar."""
+__all__ = ["MlxTextBackend", "TextModelSettings"]
 
 
 class MlxTextBackend:
@@ -83,13 +49,10 @@ class MlxTextBackend:
             mx.set_cache_limit(settings.cache_limit)
         self._model: Any = None
         self._device = current_device()
-        self._slots = self._wide = False
-        self._packing: KvPacking | None = None
-        self._attention: Attention = scaled_dot_product_attention
+        self._layout: Layout | None = None
         self._batch: Batch | None = None
         self._prompts: PromptReader | None = None
         self._pending: Launched | None = None
-        self._vocab_size = 0
         self._weight_bytes = 0
         self._kept = KeptBlocks()
         self._sight: Sight | None = None
@@ -99,24 +62,25 @@ class MlxTextBackend:
         self._guard.check("load")
         settings = self._settings
         loaded = load(settings.kind, settings.path, self._device, unpack=settings.unpack)
-        self._model, self._vocab_size = loaded.model, loaded.vocab_size
+        self._model = loaded.model
         if loaded.whole is not None:
             # Here, since mlx-vlm may not be installed.
             from millstream.backend.sight import Sight
 
             self._sight = Sight(self._model, settings.feature_bytes)
-        self._lay_out()
+        layout = self._layout = Layout(settings, self._device, loaded.model, loaded.vocab_size, self._sight)
+        layout.shape_layers()
         self._weight_bytes = evaluate_all(self._model, report)
         notes = list(loaded.notes)
-        obstacle = self._choose()
+        obstacle = layout.choose(self._try_two_rows)
         max_rows = settings.max_rows
         if obstacle is not None:
             max_rows = 1
             notes.append(f"one request at a time: {obstacle} cannot be batched")
-        if self._packing is not None:
-            notes.append(f"keys and values in {self._packing.bits} bits, in groups of {self._packing.group_size}")
+        if (packing := layout.packing) is not None:
+            notes.append(f"keys and values in {packing.bits} bits, in groups of {packing.group_size}")
         self.reset()
-        token_bytes, keeps = self._probe()
+        token_bytes, keeps = layout.probe()
         facts = ModelFacts(
             context_length=loaded.context_length,
             vocab_size=loaded.vocab_size,
@@ -186,12 +150,13 @@ class MlxTextBackend:
         self._kept.clear()
         if self._sight is not None:
             self._sight.clear()
-        self._batch, self._prompts = self._fresh()
+        assert self._layout is not None, "nothing is loaded"
+        self._batch, self._prompts = self._layout.fresh(self._kept)
 
     def close(self) -> None:
         """Owner only. The last act: everything with a stream inside dies here, on the thread that made it."""
         self._guard.check("close")
-        self._pending = self._batch = self._prompts = self._model = self._sight = None
+        self._pending = self._batch = self._prompts = self._layout = self._model = self._sight = None
         self._kept.clear()
         gc.collect()
         try:
@@ -235,106 +200,21 @@ class MlxTextBackend:
             mx.eval(copies)
         return unkept
 
-    def _probe(self) -> tuple[int, KeptSizes | None]:
-        """What a token takes in the caches, and what it takes to keep it, measured on one."""
-        caches = row_of(self._model, self._packing)
-        self._model(mx.zeros((1, 1), dtype=mx.int32), cache=caches)
-        mx.eval(states(caches))
-        return bytes_per_token(caches), kept_sizes(caches)
+    def _try_two_rows(self) -> None:
+        """Of unequal length."""
+        short, long = Submit(0, (0,), 1), Submit(1, (0, 0, 0), 1)
+        self.reset()
+        self.step(Plan(prefill=(Prefill(short, 0, 0), Prefill(long, 0, 2))))
+        self.step(Plan(decode=(0, 1)))
+        self.step(Plan(decode=(0, 1)))
 
     def _describe_device(self) -> str:
         blas = f", {self._settings.blas}" if self._settings.blas and self._device.is_cpu else ""
         return f"{self._device.kind} ({self._device.name}){blas}"
 
-    def _enabled(self, fast_path: str) -> bool:
-        return fast_path not in self._settings.disabled
-
-    def _on_cuda(self) -> bool:
-        return self._device.kind == "cuda" and self._enabled("kernel")
-
-    def _lay_out(self) -> None:
-        """Put layers into the form that runs fastest here."""
-        turn = self._device.is_cpu and pays_here() and self._enabled("turn")
-        if self._enabled("fuse"):
-            fuse_projections(self._model, turned_layer if turn else lambda layer: layer)
-        if turn:
-            turn_layers(self._model)
-            if not self._settings.like_gpu:
-                self._attention = cpu_attention
-                exchange_function(self._model, "scaled_dot_product_attention", cpu_attention)
-
-    def _fresh(self) -> tuple[Batch, PromptReader]:
-        sight = self._sight
-        shift = sight.shift if sight is not None and self._model.positional else None
-        make = functools.partial(
-            Batch,
-            self._model,
-            self._vocab_size,
-            kernel=self._on_cuda(),
-            compiler=self._settings.grammars,
-            shift=shift,
-        )
-        see = sight.read if sight is not None else None
-        if not self._slots:
-            return make(MergedCaches()), SingleReader(self._model, self._kept, see=see)
-        layers = len(new_row(self._model))
-        on_cpu = self._device.is_cpu and not self._settings.like_gpu
-        policy = exact if on_cpu else powers_of_two
-        if self._packing is not None:
-            layer = functools.partial(QuantizedSlotLayer, self._packing)
-            reader = BlockReader(self._model, layers, fill=None, kept=self._kept, packing=self._packing)
-            return make(SlotCaches(layers, policy, wide=False, layer=layer)), reader
-        caches = SlotCaches(layers, policy, wide=self._wide)
-        # Padding is computed like everything else: almost for nothing on a GPU, for real on the CPU.
-        fill = (0.75 if on_cpu else 0.5) if self._enabled("group-prefill") else None
-        return make(caches), BlockReader(self._model, layers, fill=fill, kept=self._kept, see=see)
-
-    def _choose(self) -> str | None:
-        """Slots for full attention, merged caches for the rest. What stands against batching at all, if anything."""
-        if self._settings.kv_bits:
-            self._pack(self._settings.kv_bits)
-            return None
-        caches = new_row(self._model)
-        obstacle = unbatchable(caches)
-        if obstacle is not None:
-            return obstacle
-        self._slots = self._enabled("slots") and all_plain(caches)
-        on_cuda = self._on_cuda()
-        adopts = self._slots and (on_cuda or self._settings.like_gpu)
-        self._wide = adopts and adopt_attention(self._model, kernels=on_cuda) == len(caches)
-        return "this model" if self._trouble() else None
-
-    def _pack(self, bits: int) -> None:
-        """Quantised keys and values: only over slots, and with attention that knows how to read them."""
-        self._packing = packing_for(self._model, bits)
-        if self._sight is not None:
-            raise refusal(bits, "it takes images, and quantised keys and values are for text models")
-        if not self._enabled("slots"):
-            raise refusal(bits, "it needs slots, and --disable slots leaves them out")
-        self._slots = True
-        products = products_fit(self._device.kind) and not self._settings.like_gpu
-        reads = packed_attention(self._attention, products=products)
-        exchange_function(self._model, "scaled_dot_product_attention", reads)
-        if trouble := self._trouble():
-            raise refusal(bits, f"its attention cannot read quantised keys and values ({trouble})")
-
-    def _trouble(self) -> str | None:
-        """Try two rows of unequal length: some models cannot take a batch although their caches can."""
-        short, long = Submit(0, (0,), 1), Submit(1, (0, 0, 0), 1)
-        try:
-            self.reset()
-            self.step(Plan(prefill=(Prefill(short, 0, 0), Prefill(long, 0, 2))))
-            self.step(Plan(decode=(0, 1)))
-            self.step(Plan(decode=(0, 1)))
-        except (ValueError, TypeError, RuntimeError, AttributeError) as error:
-            log.warning("the model cannot run two rows at once: %s", error)
-            self._slots = self._wide = False
-            return str(error)
-        return None
-
     def _warmed(self, facts: ModelFacts) -> ModelFacts:
         """On the CPU nothing is compiled, so there is nothing to warm."""
-        if self._device.is_cpu or not self._enabled("warmup"):
+        if self._device.is_cpu or "warmup" in self._settings.disabled:
             return facts
         started = time.monotonic()
         rehearse(

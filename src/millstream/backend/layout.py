@@ -1,0 +1,162 @@
+"""How a model is laid out on its device: the form of its layers, how rows share a batch, and what is kept of them."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import mlx.core as mx
+from mlx_lm.models.base import scaled_dot_product_attention
+
+from millstream.backend.attention import adopt_attention
+from millstream.backend.batch import Batch
+from millstream.backend.caches import MergedCaches, bytes_per_token, new_row, states, unbatchable
+from millstream.backend.cpu_attention import cpu_attention
+from millstream.backend.cpu_layers import pays_here, turn_layers, turned_layer
+from millstream.backend.device import Device
+from millstream.backend.exchange import exchange_function
+from millstream.backend.guides import Compiler
+from millstream.backend.kept_blocks import KeptBlocks
+from millstream.backend.leaves import kept_sizes
+from millstream.backend.packed_attention import Attention, packed_attention, products_fit
+from millstream.backend.projections import fuse_projections
+from millstream.backend.prompts import BlockReader, PromptReader, SingleReader
+from millstream.backend.quantized_kv import KvPacking, QuantizedSlotLayer, packing_for, refusal, row_of
+from millstream.backend.slots import SlotCaches, all_plain, exact, powers_of_two
+from millstream.types import KeptSizes
+
+if TYPE_CHECKING:
+    from millstream.backend.sight import Sight
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TextModelSettings:
+    kind: Literal["folder", "gguf"]
+    path: Path
+    max_rows: int
+    unpack: bool = True
+    disabled: frozenset[str] = frozenset()
+    """Fast paths to leave out: see `config.FAST_PATHS`."""
+    blas: str | None = None
+    """The library that CPU products go through, for the log."""
+    cache_limit: int | None = None
+    """Bytes of freed memory that MLX may keep for later. None: as many as MLX likes."""
+    kv_bits: int = 0
+    """Keys and values in 8 or 4 bits; 0 for the type that the model computes in."""
+    feature_bytes: int = 256 * 2**20
+    """What the encoded images that are kept for later requests may take."""
+    like_gpu: bool = False
+    """Lay out slots and group prompts as on a GPU, whatever the device: so that the CPU can test it."""
+    grammars: Compiler | None = None
+    """For rows whose answers must match a grammar."""
+
+
+class Layout:
+    """Owner only. Of one model, from its load on."""
+
+    def __init__(
+        self, settings: TextModelSettings, device: Device, model: Any, vocab_size: int, sight: Sight | None
+    ) -> None:
+        self._settings = settings
+        self._device = device
+        self._model = model
+        self._vocab_size = vocab_size
+        self._sight = sight
+        self._slots = self._wide = False
+        self._attention: Attention = scaled_dot_product_attention
+        self.packing: KvPacking | None = None
+
+    def enabled(self, fast_path: str) -> bool:
+        return fast_path not in self._settings.disabled
+
+    def shape_layers(self) -> None:
+        """Put layers into the form that runs fastest here. Before they are evaluated."""
+        turn = self._device.is_cpu and pays_here() and self.enabled("turn")
+        if self.enabled("fuse"):
+            fuse_projections(self._model, turned_layer if turn else lambda layer: layer)
+        if turn:
+            turn_layers(self._model)
+            if not self._settings.like_gpu:
+                self._attention = cpu_attention
+                exchange_function(self._model, "scaled_dot_product_attention", cpu_attention)
+
+    def choose(self, try_two_rows: Callable[[], None]) -> str | None:
+        """Slots for full attention, merged caches for the rest. What stands against batching at all, if anything."""
+        if self._settings.kv_bits:
+            self._pack(self._settings.kv_bits, try_two_rows)
+            return None
+        caches = new_row(self._model)
+        obstacle = unbatchable(caches)
+        if obstacle is not None:
+            return obstacle
+        self._slots = self.enabled("slots") and all_plain(caches)
+        adopts = self._slots and (self._on_cuda or self._settings.like_gpu)
+        self._wide = adopts and adopt_attention(self._model, kernels=self._on_cuda) == len(caches)
+        return "this model" if self._trouble(try_two_rows) else None
+
+    def fresh(self, kept: KeptBlocks) -> tuple[Batch, PromptReader]:
+        """A batch without rows, and what reads prompts for it."""
+        sight = self._sight
+        make = functools.partial(
+            Batch,
+            self._model,
+            self._vocab_size,
+            kernel=self._on_cuda,
+            compiler=self._settings.grammars,
+            shift=sight.shift if sight is not None and self._model.positional else None,
+        )
+        see = sight.read if sight is not None else None
+        if not self._slots:
+            return make(MergedCaches()), SingleReader(self._model, kept, see=see)
+        layers = len(new_row(self._model))
+        on_cpu = self._device.is_cpu and not self._settings.like_gpu
+        policy = exact if on_cpu else powers_of_two
+        if self.packing is not None:
+            layer = functools.partial(QuantizedSlotLayer, self.packing)
+            reader = BlockReader(self._model, layers, fill=None, kept=kept, packing=self.packing)
+            return make(SlotCaches(layers, policy, wide=False, layer=layer)), reader
+        # Padding is computed like everything else: almost for nothing on a GPU, for real on the CPU.
+        fill = (0.75 if on_cpu else 0.5) if self.enabled("group-prefill") else None
+        caches = SlotCaches(layers, policy, wide=self._wide)
+        return make(caches), BlockReader(self._model, layers, fill=fill, kept=kept, see=see)
+
+    def probe(self) -> tuple[int, KeptSizes | None]:
+        """What a token takes in the caches, and what it takes to keep it, measured on one."""
+        caches = row_of(self._model, self.packing)
+        self._model(mx.zeros((1, 1), dtype=mx.int32), cache=caches)
+        mx.eval(states(caches))
+        return bytes_per_token(caches), kept_sizes(caches)
+
+    @property
+    def _on_cuda(self) -> bool:
+        return self._device.kind == "cuda" and self.enabled("kernel")
+
+    def _pack(self, bits: int, try_two_rows: Callable[[], None]) -> None:
+        """Quantised keys and values: only over slots, and with attention that knows how to read them."""
+        if self._sight is not None:
+            raise refusal(bits, "it takes images, and quantised keys and values are for text models")
+        self.packing = packing_for(self._model, bits)
+        if not self.enabled("slots"):
+            raise refusal(bits, "it needs slots, and --disable slots leaves them out")
+        self._slots = True
+        products = products_fit(self._device.kind) and not self._settings.like_gpu
+        reads = packed_attention(self._attention, products=products)
+        exchange_function(self._model, "scaled_dot_product_attention", reads)
+        if trouble := self._trouble(try_two_rows):
+            raise refusal(bits, f"its attention cannot read quantised keys and values ({trouble})")
+
+    def _trouble(self, try_two_rows: Callable[[], None]) -> str | None:
+        """Some models cannot take a batch although their caches can."""
+        try:
+            try_two_rows()
+        except (ValueError, TypeError, RuntimeError, AttributeError) as error:
+            log.warning("the model cannot run two rows at once: %s", error)
+            self._slots = self._wide = False
+            return str(error)
+        return None
