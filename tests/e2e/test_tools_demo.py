@@ -82,7 +82,7 @@ def one_round(client: openai.OpenAI, number: int) -> str:
     jsonschema.validate(arguments, SCHEMAS[call.function.name])
     result = FUNCTIONS[call.function.name](**arguments)
     messages += [message.to_dict(), {"role": "tool", "tool_call_id": call.id, "content": result}]
-    answer, reason = called(client, stream, messages, tool_choice="none", seed=number, max_tokens=8)
+    answer, reason = called(client, False, messages, tool_choice="none", seed=number, max_tokens=8)
     assert answer.tool_calls is None and reason in ("stop", "length")
     return str(call.function.name)
 
