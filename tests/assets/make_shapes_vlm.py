@@ -38,7 +38,7 @@ SIDE, PATCH = 60, 10
 GRID = SIDE // PATCH
 BATCH = 32
 POOL = 4000
-ROUNDS = ((1500, 400), (1600, 600))
+ROUNDS = ((1500, 400), (1600, 600), (600, 200))
 """Steps of the two lessons, in turn."""
 NAMES = [f"{colour} {form}" for colour in COLOURS for form in SHAPES]
 
