@@ -38,7 +38,7 @@ SIDE, PATCH = 60, 10
 GRID = SIDE // PATCH
 BATCH = 32
 POOL = 4000
-ROUNDS = ((1500, 400), (1600, 600))
+ROUNDS = ((1500, 400), (1600, 600), (600, 200))
 """Steps of the two lessons, in turn."""
 NAMES = [f"{colour} {form}" for colour in COLOURS for form in SHAPES]
 
@@ -133,7 +133,7 @@ class Pictures:
         """Shapes, pixels and labels."""
         found = [self._one() for _ in range(count)]
         images = mx.array(np.stack([picture.pixels for picture in found]))
-        labels = mx.array(np.stack([picture.labels for picture in found]).reshape(count, -1, 2))
+        labels = mx.array(np.stack([picture.labels for picture in found]).reshape(count, -1, 3))
         return [picture.shapes for picture in found], images, labels
 
 
@@ -143,26 +143,29 @@ def features(model: Model, images: mx.array) -> mx.array:
 
 
 class Finder(nn.Module):
-    """The heads of the first lesson: which shape, if any, is in a patch, and which has its middle there."""
+    """The heads of the first lesson: which shape, if any, is in a patch, which has its middle there, and
+    how many there are."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()
         self.tower, self.projector = model.vision_tower, model.multi_modal_projector
-        self.head = nn.Linear(model.config.text_config.hidden_size, 2 * (len(NAMES) + 1))
+        self.head = nn.Linear(model.config.text_config.hidden_size, 3 * (len(NAMES) + 1))
 
     def __call__(self, images: mx.array) -> mx.array:
         *_, states = self.tower(images.transpose(0, 2, 3, 1), output_hidden_states=True)
         found = self.head(self.projector(states[-1]))
-        return found.reshape(*found.shape[:-1], 2, len(NAMES) + 1)
+        return found.reshape(*found.shape[:-1], 3, len(NAMES) + 1)
 
 
 def labels_of(shapes: list[Shape]) -> np.ndarray:
-    """For each patch, the shape that covers most of it and the shape with its middle in it; 0 for none."""
-    found = np.zeros((GRID, GRID, 2), np.int32)
+    """For each patch, the shape that covers most of it and the shape with its middle in it, 0 for none; and how many
+    shapes there are in all."""
+    found = np.zeros((GRID, GRID, 3), np.int32)
     marks = [replace(shape, paint=(1 + NAMES.index(shape.name),) * 3) for shape in shapes]
     drawn = np.asarray(draw(marks, SIDE, smooth=False, ground="black"))[..., 0]
     patches = drawn.reshape(GRID, PATCH, GRID, PATCH).transpose(0, 2, 1, 3).reshape(GRID, GRID, -1)
     counts = (patches[..., None] == np.arange(1, len(NAMES) + 1)).sum(2)
+    found[..., 2] = len(shapes)
     found[..., 0] = np.where(counts.max(-1) >= 5, 1 + counts.argmax(-1), 0)
     for shape in shapes:
         found[int(shape.y * GRID), int(shape.x * GRID), 1] = 1 + NAMES.index(shape.name)
@@ -174,7 +177,7 @@ def learn_to_see(model: Model, steps: int, seed: int = 1) -> None:
     optimizer = optimizers.AdamW(learning_rate=schedule(2e-3, steps), weight_decay=0.01)
 
     def loss(finder: Finder, images: mx.array, wanted: mx.array) -> mx.array:
-        weights = mx.where(wanted > 0, mx.array([2.0, 6.0]), mx.array([1.0, 1.0]))
+        weights = mx.where(wanted > 0, mx.array([2.0, 6.0, 1.0]), 1.0)
         return (nn.losses.cross_entropy(finder(images), wanted) * weights).sum() / weights.sum()
 
     step = nn.value_and_grad(finder, loss)
