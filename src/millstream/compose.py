@@ -115,7 +115,9 @@ class Mill:
         for note in tokenizer.notes:
             log.warning("%s: tokenizer: %s", name, note)
         log.info("%s: tool calls: %s; thoughts: %s", name, *style.names)
-        return ReadyModel(name, engine, tokenizer, facts, spec, style, reader)
+        # What the engine cannot see is refused before it is fetched.
+        sees = reader if facts.media else None
+        return ReadyModel(name, engine, tokenizer, facts, spec, style, sees)
 
     def _style(self, spec: ModelSpec, tokenizer: Tokenizer) -> Style:
         return choose_style(

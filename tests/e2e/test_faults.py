@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import json
 import os
 import signal
@@ -135,6 +136,7 @@ def test_twenty_kills_leave_nothing_behind(pair: tuple[Path, Path]) -> None:
             assert not [child for child in children if child.status() == psutil.STATUS_ZOMBIE]
             assert len(children) == 2
             if number in (4, 19):
+                gc.collect()
                 marks.append((own.num_fds(), own.num_threads(), own.memory_info().rss))
     (fds, threads, memory), (fds_after, threads_after, memory_after) = marks
     assert fds_after <= fds

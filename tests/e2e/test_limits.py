@@ -111,7 +111,7 @@ def test_an_unknown_model_is_named_with_what_there_is(server: RunningServer) -> 
         ({"logit_bias": {"9999": 1}}, "0 to 258"),
         ({"temperature": "hot"}, "temperature must be a number"),
         ({"max_tokens": 0}, "max_tokens must be at least 1"),
-        ({"tools": [{"type": "function"}]}, "tools is not supported"),
+        ({"tools": [{"type": "function"}]}, "tools is not a parameter"),
         ({"temprature": 1}, "Did you mean temperature?"),
     ],
 )

@@ -236,7 +236,8 @@ def test_the_loop_answers_while_a_large_image_is_prepared(bench: Bench) -> None:
             waits.append(time.monotonic() - began)
         assert pending.result().status_code == 200
     assert len(waits) > 5, "the image was prepared before the loop could be asked"
-    assert max(waits) < 0.5
+    # A busy machine may delay any one answer; a loop that waits for the image would delay them all.
+    assert sorted(waits)[len(waits) // 2] < 0.2
 
 
 def test_slow_preparation_is_logged_with_counts(web: Web, caplog: pytest.LogCaptureFixture) -> None:

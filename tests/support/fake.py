@@ -63,7 +63,7 @@ class FakeBackend:
         self._note_thread()
         self.on_load()
         report(1.0)
-        return ModelFacts(self.context_length, VOCAB, self.max_rows, 0, "none", "cpu (fake)")
+        return ModelFacts(self.context_length, VOCAB, self.max_rows, 0, "none", "cpu (fake)", media=("image", "video"))
 
     def step(self, plan: Plan) -> StepResult:
         self._note_thread()
@@ -79,7 +79,7 @@ class FakeBackend:
         self._prefill(plan)
         seen = tuple((look.request.request_id, self._look(look)) for look in plan.look)
         assert len(self.rows) + len(self.progress) <= self.max_rows, "more rows than the model has"
-        return StepResult(tuple(outputs), seen)
+        return StepResult(tuple(outputs), seen=seen)
 
     def memory_bytes(self) -> int:
         self._note_thread()
