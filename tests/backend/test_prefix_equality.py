@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import random
 from collections.abc import Callable, Iterator
@@ -107,6 +108,36 @@ def test_what_comes_from_disk_changes_no_token(family: str, tiny_model: Callable
             found = sum(cached(driver, submits))
         assert found > 0.8 * sum(len(prompt) - 1 - BLOCK for prompt in prompts) or budget == 40
         assert found > 0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("disk", [False, True])
+def test_conversations_go_on_from_their_answers(
+    family: str, disk: bool, tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Eight at a time in four rows, four turns each: every turn goes on where the last answer ended. With `disk`, each
+    turn is another engine's."""
+    make = backend_of(tiny_model(family))
+    draw, before = random.Random(family), [0] * 8
+    talks = [tuple(draw.randrange(1, VOCAB) for _ in range(draw.randrange(1, 30))) for _ in range(8)]
+    with contextlib.ExitStack() as stack:
+        plain = stack.enter_context(engine(make))
+        driver = None if disk else stack.enter_context(keeping(make, 10_000))
+        for turn in range(4):
+            submits = [Submit(100 * turn + number, talk, 4 + number) for number, talk in enumerate(talks)]
+            expected = plain.run(*submits)
+            with contextlib.ExitStack() as once:
+                asked = driver or once.enter_context(keeping(make, 10_000, tmp_path))
+                assert asked.run(*submits) == expected, f"turn {turn}"
+                found = cached(asked, submits)
+            if turn:
+                known = zip(found, before, strict=True)
+                assert all(kept >= length // BLOCK * BLOCK for kept, length in known), "the last turn was not found"
+            before = [len(talk) + len(answer) - 1 for talk, answer in zip(talks, expected, strict=True)]
+            talks = [
+                (*talk, *answer, *(draw.randrange(1, VOCAB) for _ in range(draw.randrange(1, 9))))
+                for talk, answer in zip(talks, expected, strict=True)
+            ]
 
 
 def test_the_next_turn_finds_the_last_answer(tiny_model: Callable[[str], Path]) -> None:
