@@ -2,8 +2,9 @@
 
 python bench/grammar.py --model demo --rows 1,8,32
 
-The engine's backend alone, without HTTP. `masks` is the time that Python and llguidance spend on a step's masks; the
-device computes the step's logits meanwhile, so it slows a step only as far as it is longer than that.
+The engine's backend alone, without HTTP. `masks` is the time that Python and llguidance spend on a step's masks. A GPU
+computes the step's logits meanwhile, so there they slow a step only as far as they take longer than that; on the CPU
+MLX has done most of the work when it returns, and they add up.
 """
 
 from __future__ import annotations
