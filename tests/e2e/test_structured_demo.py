@@ -52,10 +52,10 @@ def guided(number: int) -> dict[str, Any]:
 
 
 def free(number: int) -> dict[str, Any]:
-    """Without the tail of the distribution: there tokens of a millionth lie side by side, and a batch of another size,
-    which rounds in another way, may draw the neighbour. The tiny models' tests compare the whole distribution."""
+    """Greedy: a batch of another size rounds in another way, and where tokens are drawn, one of a millionth may turn
+    into its neighbour. The tiny models' tests compare drawn rows."""
     content = f"Tell me a story about {number + 2} mills."
-    return {"messages": [{"role": "user", "content": content}], "seed": number, "max_tokens": 40, "top_p": 0.9}
+    return {"messages": [{"role": "user", "content": content}], "temperature": 0, "max_tokens": 40}
 
 
 def test_300_random_schemas_and_the_rows_beside_them(wide: RunningServer) -> None:
