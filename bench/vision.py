@@ -113,7 +113,7 @@ def backend(folder: Path, blas: str | None) -> BatchBackend:
 
 
 def scheduler(kind: type[Scheduler], facts: ModelFacts) -> Scheduler:
-    made = make_scheduler(None, None, 0, facts)
+    made = make_scheduler(None, None, 0, None, facts)
     made.__class__ = kind
     return made
 
