@@ -20,7 +20,7 @@ from millstream.engine.messages import Submit
 from millstream.engine.tuning import DiskTier, make_scheduler
 from support.engines import Driver, engine
 
-KILLS = 12
+KILLS = 50
 PROMPTS = 12
 
 WRITER = """
