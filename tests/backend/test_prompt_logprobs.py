@@ -61,16 +61,16 @@ def listening(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("listening")
-@pytest.mark.parametrize("kind", [ThreadLink, ProcessLink])
-@pytest.mark.parametrize("family", ["llama", "gemma3_text", "lfm2"])
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [("llama", ThreadLink), ("gemma3_text", ThreadLink), ("lfm2", ThreadLink), ("llama", ProcessLink)],
+)
 def test_they_are_those_of_one_pass(
     family: str,
     kind: type[ThreadLink | ProcessLink],
     tiny_model: Callable[[str], Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    if kind is ProcessLink and family != "llama":
-        pytest.skip("one family is enough to see that they cross a process")
     children_find_us(monkeypatch)
     monkeypatch.setattr(prompt_logprobs, "PIECE", 5)
     folder = tiny_model(family)

@@ -85,7 +85,7 @@ class Shelf:
     def blocks_of(self, tokens: Sequence[int], contents: Contents, have: int) -> Find | None:
         """Whole blocks on disk, where `have` of them are in memory."""
         keys = self._keys(tokens, contents)
-        found = tuple((start, piece) for start, piece in _placed(self._store.match(keys)))
+        found = _placed(self._store.match(keys))
         depth = sum(piece.count for _, piece in found)
         return Find(depth * self._block, _beyond(found, have)) if depth > have else None
 
@@ -104,10 +104,8 @@ class Shelf:
                 base = (end - 1) // self._block
                 state = self._store.find(self._state_key(keys[base], tokens, contents, base * self._block, end))
                 if state is not None:
-                    whole = end // self._block
-                    blocks = [(start, piece) for start, piece in found if start < whole]
-                    covered = max(have, sum(piece.count for _, piece in found)) >= whole
-                    return Find(end, _beyond(blocks, have), state) if covered else None
+                    blocks = [(start, piece) for start, piece in found if start < end // self._block]
+                    return Find(end, _beyond(blocks, have), state)
         return None
 
     def fetch_soon(self, request_id: int, find: Find) -> None:

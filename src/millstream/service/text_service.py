@@ -6,8 +6,9 @@ import asyncio
 import itertools
 import logging
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
+from contextlib import contextmanager
 from dataclasses import replace
 
 from millstream.config import ModelSpec
@@ -68,23 +69,14 @@ class MillstreamService:
 
     async def _start_on(self, model: ReadyModel, request: GenerationRequest) -> Generation:
         timer = RequestTimer(self._metrics, model.name)
-        self._check_room(model, request)
+        with self._counting_refusals(model):
+            # Before images are fetched and prompts prepared for nothing.
+            model.engine.admission.check(len(request.prompts) * (request.best_of or request.n))
         prompts = await prepare(self._pool, self._files, model, request)
         request = replace(request, grammar=await prepare_grammar(self._pool, model, request))
         read = sum(len(prompt.tokens) for prompt in prompts)
         timer.prepared(read, sum(len(prompt.media) for prompt in prompts))
-        loop = asyncio.get_running_loop()
-        tokens = [prompt.tokens for prompt in prompts]
-        readings = (
-            plan_readings(model, request, tokens)
-            if request.tools is None
-            else await loop.run_in_executor(self._pool, plan_readings, model, request, tokens)
-        )
-        planned = [
-            (submit, reading)
-            for (reading, run), prompt in zip(readings, prompts, strict=True)
-            for submit in self._submits(model, request, replace(prompt, tokens=run), reading)
-        ]
+        planned = await self._plan(model, request, prompts)
         submits = [submit for submit, _ in planned]
         continues = not isinstance(request.prompts[0], ChatPrompt)
         tries = request.best_of or request.n
@@ -94,11 +86,8 @@ class MillstreamService:
             for index, ((submit, reading), opening) in enumerate(zip(planned, openings, strict=True))
         ]
         inbox = Inbox()
-        try:
+        with self._counting_refusals(model):
             model.engine.submit(submits, inbox)
-        except EngineBusy as error:
-            self._metrics.rejected.labels(model.name, error.code).inc()
-            raise
         generation = TextGeneration(
             model.name,
             model.engine,
@@ -111,13 +100,29 @@ class MillstreamService:
         )
         return generation if request.best_of is None else BestOf(generation, choices, request)
 
-    def _check_room(self, model: ReadyModel, request: GenerationRequest) -> None:
-        """A full engine says so before images are fetched and prompts prepared for nothing."""
+    @contextmanager
+    def _counting_refusals(self, model: ReadyModel) -> Iterator[None]:
         try:
-            model.engine.admission.check(len(request.prompts) * (request.best_of or request.n))
+            yield
         except EngineBusy as error:
             self._metrics.rejected.labels(model.name, error.code).inc()
             raise
+
+    async def _plan(
+        self, model: ReadyModel, request: GenerationRequest, prompts: Sequence[ReadPrompt]
+    ) -> list[tuple[Submit, Reading]]:
+        """What is asked of the engine, and how each answer is read. Schemas of tools go into a grammar, on the pool."""
+        tokens = [prompt.tokens for prompt in prompts]
+        if request.tools is None:
+            readings = plan_readings(model, request, tokens)
+        else:
+            loop = asyncio.get_running_loop()
+            readings = await loop.run_in_executor(self._pool, plan_readings, model, request, tokens)
+        return [
+            (submit, reading)
+            for (reading, run), prompt in zip(readings, prompts, strict=True)
+            for submit in self._submits(model, request, replace(prompt, tokens=run), reading)
+        ]
 
     def _submits(
         self, model: ReadyModel, request: GenerationRequest, prompt: ReadPrompt, reading: Reading

@@ -13,11 +13,9 @@ from __future__ import annotations
 import dataclasses
 import re
 
-from millstream.text.tool_formats.format import Block, Keyed, NotACall, Schemas, ToolCall, ToolFormat, Written
+from millstream.text.tool_formats.format import Block, Keyed, Schemas, ToolCall, ToolFormat, Written
 from millstream.text.tool_formats.invoke import InvokeReader
-from millstream.text.tool_formats.json_calls import inside
-from millstream.text.tool_formats.relaxed import RelaxedReader
-from millstream.text.tool_formats.values import checked
+from millstream.text.tool_formats.json_calls import calls_in, inside
 
 START, END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL, CALL_END, SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
@@ -29,18 +27,11 @@ _DSML_READER = InvokeReader(DSML)
 
 
 def parse(source: str, schemas: Schemas) -> list[ToolCall]:
-    body = inside(source, [START], [END])
-    calls = [_call(*found.groups()) for found in _CALL.finditer(body)]
-    if not calls or _CALL.sub("", body).strip():
-        raise NotACall("text beside the calls")
-    return calls
+    return calls_in(inside(source, [START], [END]), _CALL, _bare)
 
 
-def _call(name: str, body: str) -> ToolCall:
-    reader = RelaxedReader(body.strip().removeprefix("```json").removesuffix("```"))
-    arguments = reader.object()
-    reader.end()
-    return checked(name, arguments)
+def _bare(arguments: str) -> str:
+    return arguments.strip().removeprefix("```json").removesuffix("```")
 
 
 def parse_dsml(source: str, schemas: Schemas) -> list[ToolCall]:

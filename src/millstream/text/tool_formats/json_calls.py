@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 
 from millstream.text.tool_formats.format import NotACall, ToolCall
 from millstream.text.tool_formats.relaxed import RelaxedReader
-from millstream.text.tool_formats.values import calls_of, load_json
+from millstream.text.tool_formats.values import calls_of, checked, load_json
 
 NAMED = r'\{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
 """The beginning of a call, up to its arguments."""
@@ -20,6 +21,20 @@ def inside(source: str, starts: Sequence[str], ends: Sequence[str]) -> str:
     for end in ends:
         body = body.removesuffix(end)
     return body.strip()
+
+
+def calls_in(body: str, pattern: re.Pattern[str], read: Callable[[str], str] = str) -> list[ToolCall]:
+    """Calls of which `pattern` finds name and arguments, one after the other and with nothing between them. `read`
+    takes away what stands around the arguments."""
+    calls = []
+    for found in pattern.finditer(body):
+        reader = RelaxedReader(read(found[2]))
+        arguments = reader.object()
+        reader.end()
+        calls.append(checked(found[1], arguments))
+    if not calls or pattern.sub("", body).strip():
+        raise NotACall("text beside the calls")
+    return calls
 
 
 def read_calls(body: str) -> list[ToolCall]:

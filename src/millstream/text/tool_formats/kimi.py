@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import re
 
-from millstream.text.tool_formats.format import Block, NotACall, Schemas, ToolCall, ToolFormat, Written
-from millstream.text.tool_formats.json_calls import inside
-from millstream.text.tool_formats.relaxed import RelaxedReader
-from millstream.text.tool_formats.values import checked
+from millstream.text.tool_formats.format import Block, Schemas, ToolCall, ToolFormat, Written
+from millstream.text.tool_formats.json_calls import calls_in, inside
 
 START, END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 CALL, CALL_END, ARGUMENTS = "<|tool_call_begin|>", "<|tool_call_end|>", "<|tool_call_argument_begin|>"
@@ -21,18 +19,7 @@ _CALL = re.compile(rf"{_NAME}(.*?){re.escape(CALL_END)}", re.DOTALL)
 
 
 def parse(source: str, schemas: Schemas) -> list[ToolCall]:
-    body = inside(source, [START], [END])
-    calls = [_call(*found.groups()) for found in _CALL.finditer(body)]
-    if not calls or _CALL.sub("", body).strip():
-        raise NotACall("text beside the calls")
-    return calls
-
-
-def _call(name: str, body: str) -> ToolCall:
-    reader = RelaxedReader(body)
-    arguments = reader.object()
-    reader.end()
-    return checked(name, arguments)
+    return calls_in(inside(source, [START], [END]), _CALL)
 
 
 FORMAT = ToolFormat(
