@@ -93,6 +93,19 @@ def test_kept_beginnings_change_no_token(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_kept_serves_any_number_of_rows(family: str, tiny_model: Callable[[str], Path]) -> None:
+    """They part after it by one token and by more, one after the other: what one writes, the next must not see."""
+    make = backend_of(tiny_model(family))
+    draw = random.Random(family)
+    known = tuple(draw.randrange(1, VOCAB) for _ in range(56))
+    prompts = [known + tuple(draw.randrange(1, VOCAB) for _ in range(more)) for more in (2, 1, 2, 3, 1, 2, 9, 2)]
+    with engine(make) as plain, keeping(make, 10_000) as driver:
+        for number, prompt in enumerate(prompts):
+            submit = Submit(number, prompt, 12)
+            assert driver.run(submit) == plain.run(submit), f"prompt {number}"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_what_comes_from_disk_changes_no_token(family: str, tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
     """An engine fills the folder, and one after it has nothing else; then one with hardly any memory beside it."""
     make = backend_of(tiny_model(family))

@@ -81,11 +81,16 @@ def save(leaf: Any) -> SavedState:
 
 
 def revive(leaf: Any, saved: SavedState) -> None:
-    """Put a saved state into a fresh leaf of the same class."""
+    """Put a saved state into a fresh leaf of the same class.
+
+    A cache that assigns to a part of its array changes that Python object, whoever else has it: each leaf gets its own.
+    They share the buffer until one of them is written to.
+    """
+    own = [None if array is None else mx.contiguous(array) for array in saved.arrays]
     if isinstance(leaf, ArraysCache):
-        leaf.cache = list(saved.arrays)
+        leaf.cache = own
         return
-    leaf.keys, leaf.values = saved.arrays
+    leaf.keys, leaf.values = own
     leaf.offset, start = saved.numbers
     if isinstance(leaf, ChunkedKVCache):
         leaf.start_position = start
