@@ -13,7 +13,8 @@ from millstream.backend.environment import load_blas
 load_blas()
 
 # How long an example takes says something of the machine, not of the code.
-hypothesis.settings.register_profile("untimed", deadline=None)
+_SLOW = [hypothesis.HealthCheck.too_slow]
+hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=_SLOW)
 hypothesis.settings.load_profile("untimed")
 
 

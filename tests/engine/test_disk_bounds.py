@@ -112,14 +112,16 @@ class Writers:
             command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
-    def write_and_die(self, seed: int, seconds: float, *, once_open: bool) -> None:
-        """Kill a process so long after its start, or after it has opened its store."""
+    def write_and_die(self, seed: int, writes: int, share: float) -> None:
+        """Kill a process when it has begun so many writes and a share of the next; with 0, while it opens its store."""
         assert self._process.stdin is not None
         print(seed, file=self._process.stdin, flush=True)
         pid = self._hear("pid")
-        if once_open:
-            self._hear("open")
-        time.sleep(seconds)
+        begun = [time.monotonic()]
+        while len(begun) <= writes:
+            self._hear("write")
+            begun.append(time.monotonic())
+        time.sleep(share * (begun[-1] - begun[-2] if writes else 0.02))
         os.kill(pid, signal.SIGKILL)
         assert self._hear("ended") == -signal.SIGKILL, "it ended by itself"
 
@@ -129,28 +131,30 @@ class Writers:
             what, number = self._process.stdout.readline().split()
             if what == wanted:
                 return int(number)
-            assert what == "open"
+            assert what in ("open", "write")
 
-    def close(self) -> None:
+    def __enter__(self) -> Writers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._process.communicate(timeout=20)
 
 
 def test_killed_at_random_moments(tmp_path: Path) -> None:
     source = random.Random(11)
     interrupted = served = 0
-    writers = Writers(tmp_path)
-    for kill in range(KILLS):
-        # Every eighth dies while it opens its store, or soon after.
-        late = kill % 8 != 0
-        writers.write_and_die(kill * 100_000, source.uniform(0, 0.1 if late else 0.02), once_open=late)
-        interrupted += any(tmp_path.glob("*.tmp"))
-        store = DiskStore(tmp_path, writing_child.BUDGET, STAMP)
-        store.open()
-        assert not list(tmp_path.glob("*.tmp"))
-        assert bytes_used(tmp_path) <= store.stats().bytes <= writing_child.BUDGET
-        served += read_all(store, tmp_path)
-        assert store.stats().damaged == 0, "a file had its name before all of it was there"
-        store.close(5)
-    writers.close()
+    with Writers(tmp_path) as writers:
+        for kill in range(KILLS):
+            # Every eighth dies while it opens its store, or soon after.
+            writes = source.randrange(1, 12) if kill % 8 else 0
+            writers.write_and_die(kill * 100_000, writes, source.uniform(0, 1.2))
+            interrupted += any(tmp_path.glob("*.tmp"))
+            store = DiskStore(tmp_path, writing_child.BUDGET, STAMP)
+            store.open()
+            assert not list(tmp_path.glob("*.tmp"))
+            assert bytes_used(tmp_path) <= store.stats().bytes <= writing_child.BUDGET
+            served += read_all(store, tmp_path)
+            assert store.stats().damaged == 0, "a file had its name before all of it was there"
+            store.close(5)
     assert interrupted > 0 and served > KILLS
     print(f"{interrupted} kills hit a write; {served} files were read after kills")
