@@ -7,6 +7,7 @@ MillstreamError
 │   ├── MediaRefused            an image, sound or video that cannot be read or may not be fetched
 │   └── ContextOverflow         the prompt does not fit the model
 ├── Unauthorized           401  the API key is missing or wrong
+├── Forbidden              403  a page of another site
 ├── NotFound               404  no such model
 ├── TooLarge               413  the body is over the limit
 ├── EngineBusy             503  full: try again later
@@ -58,6 +59,12 @@ class Unauthorized(MillstreamError):
     status = 401
     code = "invalid_api_key"
     kind = "authentication_error"
+
+
+class Forbidden(MillstreamError):
+    status = 403
+    code = "origin_not_allowed"
+    kind = "permission_error"
 
 
 class NotFound(MillstreamError):

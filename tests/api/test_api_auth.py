@@ -199,3 +199,45 @@ def test_without_origins_there_is_no_cors(http):
     answer = http.get("/v1/models", headers={"origin": ORIGIN})
     assert not [name for name in answer.headers if name.startswith("access-control")]
     assert http.options(URL, headers=PREFLIGHT).status_code == 405
+
+
+@pytest.fixture
+def open_server(serve, service) -> Iterator[httpx.Client]:
+    """Without keys, and with one origin that may call."""
+    with (
+        serve(create_app(service, body_limit=10_000, cors_origins=(ORIGIN,))) as port,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=10) as client,
+    ):
+        yield client
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "http://evil.example",
+        "https://page.example",
+        "http://page.example.evil.example",
+        "null",
+        "",
+        "http://[",
+        "file://",
+    ],
+)
+def test_a_page_of_another_site_can_change_nothing(open_server, origin: str) -> None:
+    """A form or a `fetch` without preflight reaches the server all the same: the server must refuse it."""
+    answer = open_server.post(URL, content=b"{}", headers={"origin": origin, "content-type": "text/plain"})
+    assert answer.status_code == 403
+    assert answer.json()["error"]["code"] == "origin_not_allowed"
+    assert "--cors-origin" in answer.json()["error"]["message"]
+    assert open_server.get("/v1/models", headers={"origin": origin}).status_code == 200
+
+
+def test_own_pages_allowed_pages_and_programs_may_call(open_server) -> None:
+    own = str(open_server.base_url).rstrip("/")
+    for headers in ({}, {"origin": own}, {"origin": own.upper()}, {"origin": ORIGIN}):
+        assert open_server.post(URL, json=CHAT, headers=headers).status_code == 200, headers
+
+
+def test_with_keys_the_key_decides(locked) -> None:
+    answer = locked.post(URL, json=CHAT, headers={"origin": "http://evil.example", "x-api-key": KEYS[0]})
+    assert answer.status_code == 200

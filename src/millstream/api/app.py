@@ -18,6 +18,7 @@ from millstream.api.edge import Edge
 from millstream.api.errors import on_http_exception
 from millstream.api.openai import chat, completions, models
 from millstream.api.openai.schema import ChatRequest, CompletionRequest, StreamOptions
+from millstream.api.origin import KnownOrigins
 from millstream.service.ports import TextService
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
@@ -36,7 +37,7 @@ def create_app(
 ) -> FastAPI:
     """`lifespan` is FastAPI's. A stream that is silent for `ping_seconds` gets a comment, to stay open.
 
-    Without `api_keys` the API is open; without `cors_origins` web pages of other origins cannot read its answers.
+    Without `api_keys` the API is open, but not for web pages of origins other than its own and `cors_origins`.
     """
     app = DocumentedApp(
         title="Millstream",
@@ -61,6 +62,8 @@ def _add_middleware(app: FastAPI, *, body_limit: int, api_keys: tuple[str, ...],
     app.add_middleware(BodyLimit, limit=body_limit)
     if api_keys:
         app.add_middleware(ApiKeys, keys=api_keys)
+    elif "*" not in cors_origins:
+        app.add_middleware(KnownOrigins, origins=cors_origins)
     app.add_middleware(Edge)  # it also catches what those within raise
     if cors_origins:  # around the edge: a page can read an error only if that, too, carries the headers
         app.add_middleware(
