@@ -6,19 +6,17 @@ import json
 import os
 import queue
 import random
-import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-import millstream
 from millstream.engine.block_file import StoredRun, read_header
 from millstream.engine.disk_folder import write_file
 from millstream.engine.disk_store import DiskStore
 from support import writing_child
+from support.forked import Forked
 from support.runs import STAMP, seeded_run
 
 KILLS = 50
@@ -101,53 +99,25 @@ def test_never_over_the_budget_at_any_moment_of_a_write(tmp_path: Path) -> None:
     assert said <= budget + (64 << 10), "more than the files and their folder"
 
 
-class Writers:
-    """Processes that write, one after the other."""
-
-    def __init__(self, folder: Path) -> None:
-        paths = [Path(millstream.__file__).parents[1], Path(__file__).parents[1]]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))}
-        command = [sys.executable, "-m", "support.writing_child", str(folder)]
-        self._process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-
-    def write_and_die(self, seed: int, writes: int, share: float) -> None:
-        """Kill a process when it has begun so many writes and a share of the next; with 0, while it opens its store."""
-        assert self._process.stdin is not None
-        print(seed, file=self._process.stdin, flush=True)
-        pid = self._hear("pid")
-        begun = [time.monotonic()]
-        while len(begun) <= writes:
-            self._hear("write")
-            begun.append(time.monotonic())
-        time.sleep(share * (begun[-1] - begun[-2] if writes else 0.02))
-        os.kill(pid, signal.SIGKILL)
-        assert self._hear("ended") == -signal.SIGKILL, "it ended by itself"
-
-    def _hear(self, wanted: str) -> int:
-        assert self._process.stdout is not None
-        while True:
-            what, number = self._process.stdout.readline().split()
-            if what == wanted:
-                return int(number)
-            assert what in ("open", "write")
-
-    def __enter__(self) -> Writers:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.communicate(timeout=20)
+def write_and_die(writers: Forked, seed: int, writes: int, share: float) -> None:
+    """Kill a process when it has begun so many writes and a share of the next; with 0, while it opens its store."""
+    writers.begin(str(seed))
+    begun = [time.monotonic()]
+    while len(begun) <= writes:
+        writers.hear("write")
+        begun.append(time.monotonic())
+    time.sleep(share * (begun[-1] - begun[-2] if writes else 0.02))
+    writers.kill()
 
 
 def test_killed_at_random_moments(tmp_path: Path) -> None:
     source = random.Random(11)
     interrupted = served = 0
-    with Writers(tmp_path) as writers:
+    with Forked("support.writing_child", str(tmp_path)) as writers:
         for kill in range(KILLS):
             # Every eighth dies while it opens its store, or soon after.
             writes = source.randrange(1, 12) if kill % 8 else 0
-            writers.write_and_die(kill * 100_000, writes, source.uniform(0, 1.2))
+            write_and_die(writers, kill * 100_000, writes, source.uniform(0, 1.2))
             interrupted += any(tmp_path.glob("*.tmp"))
             store = DiskStore(tmp_path, writing_child.BUDGET, STAMP)
             store.open()
