@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from millstream.text.marks import Marks
 from millstream.text.output import Message, Output
-from millstream.text.split import Kind, Part
+from millstream.text.parts import Kind, Part
 from millstream.text.style import REASONING, Style
 from millstream.text.tool_formats.registry import FORMATS
 

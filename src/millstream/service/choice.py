@@ -9,7 +9,7 @@ from dataclasses import replace
 from millstream.engine.messages import Submit
 from millstream.service.opening import Opening, describe
 from millstream.service.reading import Reading
-from millstream.text.split import Kind, Part
+from millstream.text.parts import Kind, Part
 from millstream.text.tokenizer import Tokenizer
 from millstream.types import CallDelta, Delta, FinishReason, TextLogprob, TokenLogprob
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from millstream.text.split import Kind, Part, Splitter
+from millstream.text.parts import Kind, Part
+from millstream.text.split import Splitter
 from millstream.text.stops import StopMatcher
 from millstream.text.style import Style
 from millstream.text.tool_formats.format import Schemas

@@ -3,40 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from enum import Enum, auto
 from typing import Any
 
-from millstream.text.json_scan import JsonScanner
 from millstream.text.marks import Marks
+from millstream.text.parts import Kind, Part, StreamedCall
 from millstream.text.style import Style
 from millstream.text.tool_formats.format import Block, NotACall, Schemas, ToolCall
 
 _LONGEST_BARE_HEAD = 256
 """A call without a marker must show itself within so many letters, so that other answers are not kept waiting."""
-
-
-class Kind(Enum):
-    CONTENT = auto()
-    REASONING = auto()
-    CALL = auto()
-    """A call begins; the text is the function's name."""
-    ARGUMENTS = auto()
-    """The next piece of its arguments, as JSON."""
-    VOID = auto()
-    """The call that began last came to nothing: its whole text follows as content."""
-    MARKUP = auto()
-    """Markers and blanks around them, which no client sees."""
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """`text` is for the client, `source` is what the model wrote for it. All sources, less those of void calls,
-    are the whole text."""
-
-    kind: Kind
-    text: str
-    source: str
 
 
 class Splitter:
@@ -71,12 +46,7 @@ class Splitter:
         self._ends = Marks(())
         self._lead = 0
         self._headless = False
-        self._name = ""
-        self._scanner = JsonScanner()
-        self._head = ""
-        self._read: list[str] = []
-        self._pending = ""
-        self._told = False
+        self._call = StreamedCall("", "")
 
     def push(self, text: str) -> list[Part]:
         self._buffer += text
@@ -214,54 +184,33 @@ class Splitter:
         self._fresh = self._marked = True
 
     def _begin_call(self, head: str, name: str) -> None:
-        self._name = name.strip().removeprefix("functions.")
-        self._head = head
-        self._read = []
+        self._call = StreamedCall(head, name)
         self._buffer = self._buffer[len(head) :]
-        self._scanner = JsonScanner()
-        self._pending = ""
-        self._told = False
         self._step = self._arguments
 
     def _arguments(self, final: bool) -> bool:
-        text, used = self._scanner.feed(self._buffer)
-        source, self._buffer = self._buffer[:used], self._buffer[used:]
-        self._read.append(source)
-        self._pending += text
-        if self._scanner.broken or (final and not self._scanner.done):
+        call = self._call
+        self._buffer = self._buffer[call.feed(self._buffer) :]
+        if call.broken or (final and not call.done):
             return self._give_up()
-        if self._tellable:
-            self._tell(source)
-        if self._scanner.done:
-            self.calls += 1
-            self._step = self._glue
-            return True
-        return False
-
-    @property
-    def _tellable(self) -> bool:
-        """A brace alone could be the beginning of something else than JSON: `{'city'`."""
-        return self._told or self._pending.rstrip() != "{"
-
-    def _tell(self, source: str) -> None:
-        if not self._told:
-            self._parts.append(Part(Kind.CALL, self._name, self._head))
-            self._told, source = True, "".join(self._read)
-        if source:
-            self._parts.append(Part(Kind.ARGUMENTS, self._pending, source))
-        self._pending = ""
+        self._parts += call.tell()
+        if not call.done:
+            return False
+        self.calls += 1
+        self._step = self._glue
+        return True
 
     def _give_up(self) -> bool:
         """It is no JSON. What may have been told, by some cut of the text, is void; what cannot have been may still be
         read as a whole."""
-        source = self._head + "".join(self._read)
-        self._buffer = source + self._buffer
-        if not self._tellable:
-            self._lead, self._headless, self._step = len(self._head), True, self._calls
+        call = self._call
+        self._buffer = call.source + self._buffer
+        if not call.tellable:
+            self._lead, self._headless, self._step = len(call.head), True, self._calls
             return True
-        if self._told:
+        if call.told:
             self._parts.append(Part(Kind.VOID, "", ""))
-        self._emit(Kind.CONTENT, len(source))
+        self._emit(Kind.CONTENT, len(call.source))
         self._fresh, self._step = False, self._content
         return bool(self._buffer)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tool_examples import SCHEMAS, Example
 
 from millstream.text.output import Message, Output
-from millstream.text.split import Kind, Part
+from millstream.text.parts import Kind, Part
 from millstream.text.style import REASONING, Style
 from millstream.text.tool_formats.registry import FORMATS
 
