@@ -88,7 +88,7 @@ def one_round(client: openai.OpenAI, number: int) -> str:
 
 
 def test_an_agent_calls_a_real_function_every_time(demo_client: openai.OpenAI) -> None:
-    with ThreadPoolExecutor(8) as pool:
+    with ThreadPoolExecutor(ROUNDS // 2) as pool:
         names = list(pool.map(functools.partial(one_round, demo_client), range(ROUNDS)))
     assert len(names) == ROUNDS and set(names[::2]) == {"calculate"}
 
