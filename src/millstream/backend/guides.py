@@ -50,9 +50,9 @@ class Compiler(Protocol):
 
 
 def preparing(compiler: Compiler | None, grammar: Grammar | None) -> Errand | None:
-    """What to do before a request with this grammar gets a row: compiling a large one takes some 20 ms, and all rows would
-    wait. For None, the vocabulary alone: to build it takes a second, in which no thread of this process runs Python, so
-    that is best done before there are rows. Nothing of MLX is held."""
+    """What to do before a request with this grammar gets a row: compiling a large one takes some 20 ms, and all rows
+    would wait. For None, the vocabulary alone: to build it takes a second, in which no thread of this process runs
+    Python, so that is best done before there are rows. Nothing of MLX is held."""
     if compiler is None or (grammar is not None and compiler.knows(grammar)):
         return None
     return functools.partial(_prepare, compiler, grammar)
