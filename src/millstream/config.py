@@ -12,7 +12,7 @@ FAST_PATHS = {
     "slots": "rows join and leave without copying the batch",
     "kernel": "our own kernels for attention over unequal rows and for sampling (CUDA)",
     "group-prefill": "read prompts of like length in one pass",
-    "warmup": "compile kernels when a model is loaded, not at the first request (GPU)",
+    "warmup": "compile kernels (GPU) and build the vocabulary of grammars at load, not at the first request",
 }
 """What `--disable` can turn off, one by one."""
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millstream.engine.chain import chain_keys, next_key, root_key
+from millstream.engine.chain import Chain, chain_keys, next_key, root_key
 
 ROOT = root_key("a model")
 tokens = st.lists(st.integers(-(2**31), 2**31 - 1), max_size=9)
@@ -39,6 +39,19 @@ def test_a_chain_can_be_computed_in_parts(
     rest = [(place - cut, name) for place, name in media if place >= cut]
     assert whole == first + chain_keys(first[-1] if first else ROOT, tokens[cut:], rest, block)
     assert len(whole) == -(-len(tokens) // block)
+
+
+@settings(deadline=None)
+@given(tokens, contents, st.integers(1, 4), st.lists(st.integers(0, 9), max_size=5))
+def test_a_chain_that_grows_has_the_same_keys(
+    tokens: list[int], media: list[tuple[int, str]], block: int, lengths: list[int]
+) -> None:
+    chain = Chain(ROOT, media, block)
+    for length in lengths:
+        part = tokens[:length]
+        whole = len(part) // block * block
+        inside = [(place, name) for place, name in media if place < whole]
+        assert chain.keys(part) == [ROOT, *chain_keys(ROOT, part[:whole], inside, block)]
 
 
 def test_what_a_key_depends_on() -> None:

@@ -26,6 +26,7 @@ from millstream.types import FinishReason, TokenLogprob
 from support.engines import Driver, engine
 from support.fake import FakeBackend
 from support.fifo_gate import FifoGate
+from support.guided import children_find_us
 from support.wrapped import gated
 
 ROWS = 4
@@ -43,7 +44,7 @@ def make(request: pytest.FixtureRequest, tiny_model: Callable[[str], Path]) -> B
 def kind(request: pytest.FixtureRequest) -> Iterator[Any]:
     """The child has to find the fake backend, too."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+        children_find_us(patch)
         yield LINKS[request.param]
 
 

@@ -34,7 +34,7 @@ def made_again(run: StoredRun) -> StoredRun:
 
 def is_coming(store: DiskStore, run: StoredRun) -> bool:
     """Whether it waits to be written."""
-    return store.holds(run.keys[-1]) and store.find(run.keys[-1]) is None
+    return store.holds_all([run.keys[-1]]) and store.find_first([run.keys[-1]]) is None
 
 
 def read_all(store: DiskStore, folder: Path) -> int:
@@ -42,9 +42,9 @@ def read_all(store: DiskStore, folder: Path) -> int:
     answers: queue.Queue[list[StoredRun] | None] = queue.Queue()
     names = sorted(folder.glob("*.safetensors"))
     for name in names:
-        piece = store.find(read_header(name).keys[-1])
-        assert piece is not None, "a file that the store does not know"
-        store.read_soon([piece], answers.put)
+        found = store.find_first([read_header(name).keys[-1]])
+        assert found is not None, "a file that the store does not know"
+        store.read_soon([found[1]], answers.put)
     for _ in names:
         runs = answers.get(timeout=20)
         assert runs is not None, "a file that cannot be read"

@@ -86,9 +86,12 @@ def test_a_chain_is_found_again_by_the_next_server(tmp_path: Path) -> None:
         pieces = store.match([*first.keys, *second.keys[:2]])
         assert pieces == (Piece(file_name(first.keys), 0, 3, 3), Piece(file_name(second.keys), 0, 2, 3))
         assert read(store, pieces) == [first, second]
-        assert store.find(second.keys[-1]) == Piece(file_name(second.keys), 0, 3, 3)
-        assert store.find(second.keys[1]) is None
-        assert store.holds(second.keys[1]) and not store.holds(seeded_run(9).keys[0])
+        assert store.find_first(["none", second.keys[1], second.keys[-1]]) == (
+            2,
+            Piece(file_name(second.keys), 0, 3, 3),
+        )
+        assert store.find_first([second.keys[1]]) is None
+        assert store.holds_all(second.keys[:2]) and not store.holds_all([second.keys[1], seeded_run(9).keys[0]])
         assert store.stats().hits == 2
 
 
@@ -301,7 +304,7 @@ def test_a_full_disk_is_said_once_and_survived(tmp_path: Path, caplog: pytest.Lo
             store.write_soon(seeded_run(seed), seeded_run(seed).keys)
         until(lambda: store.stats().failed == 5)
         assert files(tmp_path) == set()
-        assert not store.holds(seeded_run(1).keys[0])
+        assert not store.holds_all([seeded_run(1).keys[0]])
         assert caplog.text.count("No space left") == 1
         full = False
         write(store, seeded_run(1))
@@ -350,7 +353,7 @@ def test_the_queue_is_bounded_by_bytes(tmp_path: Path) -> None:
         store.write_soon(run, run.keys)
         store.write_soon(run, run.keys)
     assert store.stats().dropped == 4
-    assert [store.holds(run.keys[0]) for run in runs] == [True, True, False, False]
+    assert [store.holds_all([run.keys[0]]) for run in runs] == [True, True, False, False]
     assert store.match(runs[0].keys) == (), "it is not on disk yet"
     gate.go.set()
     store.close(20)
@@ -458,6 +461,6 @@ def test_a_writer_that_ends_promises_nothing(tmp_path: Path, monkeypatch: pytest
         store.write_soon(seeded_run(2), seeded_run(2).keys)
         assert ended.wait(20)
         store.write_soon(seeded_run(3), seeded_run(3).keys)
-        assert not store.holds(seeded_run(2).keys[0]) and not store.holds(seeded_run(3).keys[0])
+        assert not store.holds_all([seeded_run(2).keys[0]]) and not store.holds_all([seeded_run(3).keys[0]])
         assert store.stats().dropped == 1
         assert fetch(store, seeded_run(1)) == [seeded_run(1)]

@@ -23,12 +23,13 @@ from millstream.models.source import ModelSource
 from millstream.types import FinishReason, ModelFacts, TokenLogprob, Usage
 from support.engines import Driver, engine
 from support.fake import FakeBackend, exit_at_once
+from support.guided import children_find_us
 
 
 @pytest.fixture(autouse=True)
 def importable(monkeypatch: pytest.MonkeyPatch) -> None:
     """The child has to find the fake backend, too."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    children_find_us(monkeypatch)
 
 
 def pid_of(link: ProcessLink) -> int:

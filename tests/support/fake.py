@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 
 from millstream.engine.backend import Look, Plan, Progress, RowOutput, StepResult, ignore_progress
+from millstream.engine.errands import Errand
 from millstream.engine.messages import Submit
 from millstream.types import ModelFacts, TokenLogprob
 
@@ -80,6 +81,10 @@ class FakeBackend:
         seen = tuple((look.request.request_id, self._look(look)) for look in plan.look)
         assert len(self.rows) + len(self.progress) <= self.max_rows, "more rows than the model has"
         return StepResult(tuple(outputs), seen=seen)
+
+    def errand(self, request: Submit | None) -> Errand | None:
+        self._note_thread()
+        return None
 
     def memory_bytes(self) -> int:
         self._note_thread()

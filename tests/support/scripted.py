@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from millstream.engine.backend import Plan, Progress, RowOutput, StepResult, ignore_progress
+from millstream.engine.errands import Errand
 from millstream.engine.messages import Submit
 from millstream.types import ModelFacts, TokenLogprob
 
@@ -33,6 +34,9 @@ class ScriptedBackend:
                 self.submits.append(chunk.request)
                 self._rows[chunk.request.request_id] = (chunk.request, list(self._script(chunk.request)), 0)
         return StepResult(outputs)
+
+    def errand(self, request: Submit | None) -> Errand | None:
+        return None
 
     def memory_bytes(self) -> int:
         return 0

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from millstream.engine.backend import BackendFactory, BatchBackend, Plan, Progress, StepResult, ignore_progress
+from millstream.engine.errands import Errand
+from millstream.engine.messages import Submit
 from millstream.types import ModelFacts
 
 
@@ -28,6 +30,10 @@ class Wrapped:
     def step(self, plan: Plan) -> StepResult:
         self.note("step")
         return self._inner.step(plan)
+
+    def errand(self, request: Submit | None) -> Errand | None:
+        self.note("errand")
+        return self._inner.errand(request)
 
     def memory_bytes(self) -> int:
         self.note("memory_bytes")

@@ -29,7 +29,7 @@ def write_on(folder: Path, seed: int) -> None:
     for number in itertools.count(seed):
         run = seeded_run(number, parent=parent, size=1000 + number * 7919 % 60_000)
         parent = None if number % 5 == 0 else run.keys[-1]
-        while not store.holds(run.keys[-1]):
+        while not store.holds_all([run.keys[-1]]):
             store.write_soon(run, run.keys)
         store.match(run.keys)
         if number % 97 == 0:

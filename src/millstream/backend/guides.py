@@ -6,6 +6,7 @@ are launched first, and its masks are made while the device computes them.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -16,12 +17,15 @@ from llguidance.numpy import fill_next_token_bitmask, fill_next_token_bitmask_pa
 from numpy.typing import NDArray
 
 from millstream.engine.backend import RowFailure, RowOutput
+from millstream.engine.errands import Errand
 from millstream.engine.messages import Submit
 from millstream.errors import ModelError
 from millstream.types import Grammar
 
 PARALLEL = 8
 """From so many rows on, their masks are worth several threads."""
+
+CANNOT = "the answer cannot follow its grammar"
 
 _OFF = float("-inf")
 
@@ -32,9 +36,33 @@ class Compiler(Protocol):
     @property
     def vocab_size(self) -> int: ...
 
+    def prepare(self, grammar: Grammar | None = None) -> None:
+        """Any thread. Have all ready for matchers, of this grammar as well. Raises as `matcher` does."""
+        ...
+
+    def knows(self, grammar: Grammar) -> bool:
+        """Whether a matcher would be made at once."""
+        ...
+
     def matcher(self, grammar: Grammar) -> LLMatcher:
         """A fresh one. Raises `ValueError` or `ModelError` if there can be none."""
         ...
+
+
+def preparing(compiler: Compiler | None, grammar: Grammar | None) -> Errand | None:
+    """What to do before a request with this grammar gets a row: compiling a large one takes some 20 ms, and all rows
+    would wait. For None, the vocabulary alone: to build it takes a second, in which no thread of this process runs
+    Python, so that is best done before there are rows. Nothing of MLX is held."""
+    if compiler is None or (grammar is not None and compiler.knows(grammar)):
+        return None
+    return functools.partial(_prepare, compiler, grammar)
+
+
+def _prepare(compiler: Compiler, grammar: Grammar | None) -> None:
+    try:
+        compiler.prepare(grammar)
+    except (ValueError, ModelError) as error:
+        raise ModelError(f"{CANNOT}: {error}") from error
 
 
 class Mask:
@@ -77,7 +105,7 @@ class Guides:
         return bool(self._new or self._matchers)
 
     def add(self, submit: Submit) -> None:
-        """The grammar is compiled later, while the device computes the row's first logits."""
+        """Its matcher is made while the device computes the row's first logits: at once if it was prepared."""
         if submit.grammar is not None:
             self._new[submit.request_id] = submit
 
@@ -113,7 +141,7 @@ class Guides:
                     raise ModelError("this engine has no tokenizer")
                 self._matchers[request_id] = (submit, self._compiler.matcher(submit.grammar))
             except (ValueError, ModelError) as error:
-                failed.append(RowFailure(request_id, f"the answer cannot follow its grammar: {error}"))
+                failed.append(RowFailure(request_id, f"{CANNOT}: {error}"))
         self._new.clear()
         return failed
 
@@ -132,7 +160,7 @@ class Guides:
     def _fail(self, request_id: int) -> RowFailure:
         _, matcher = self._matchers.pop(request_id)
         said = matcher.get_error().strip().split("\n", 1)[0] or "no token of this model can come next"
-        return RowFailure(request_id, f"the answer cannot follow its grammar: {said}")
+        return RowFailure(request_id, f"{CANNOT}: {said}")
 
     def _fill(self, matchers: Sequence[LLMatcher]) -> NDArray[np.uint8]:
         """One line of bits a matcher, as long as the logits: tokens that the tokenizer lacks are never taken."""

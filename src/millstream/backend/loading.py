@@ -117,12 +117,14 @@ def _name(dtype: mx.Dtype) -> str:
 
 
 def _unpacked_numbers(model: Any) -> int:
+    """How many numbers the weights are. Packed ones stand in words of 32 bits without gaps, also where one lies across
+    two words, as those of 3, 5 and 6 bits do."""
     total = 0
     for _, module in model.named_modules():
         bits = module.bits if "scales" in module else 0
         for name, value in module.items():
             if isinstance(value, mx.array) and name not in ("scales", "biases"):
-                total += value.size * (32 // bits if bits and name == "weight" else 1)
+                total += value.size * 32 // bits if bits and name == "weight" else value.size
     return total
 
 

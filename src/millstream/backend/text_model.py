@@ -12,6 +12,7 @@ import mlx.core as mx
 
 from millstream.backend.batch import Batch, Launched
 from millstream.backend.device import current_device
+from millstream.backend.guides import preparing
 from millstream.backend.identity import identity_of
 from millstream.backend.kept_blocks import KeptBlocks
 from millstream.backend.layout import Layout, TextModelSettings
@@ -20,6 +21,7 @@ from millstream.backend.prompts import PromptReader
 from millstream.backend.reach import evaluate_all
 from millstream.backend.rehearsal import rehearse
 from millstream.engine.backend import Keep, Plan, Prefill, Progress, RowFailure, RowOutput, StepResult, ignore_progress
+from millstream.engine.errands import Errand
 from millstream.engine.messages import Submit
 from millstream.engine.ownership import OwnerGuard
 from millstream.errors import ModelError
@@ -136,6 +138,13 @@ class MlxTextBackend:
             stored=tuple(self._kept.spool.advance()),
             storing=bool(self._kept.spool),
         )
+
+    def errand(self, request: Submit | None) -> Errand | None:
+        """Owner only. Grammars are prepared by another thread, and the vocabulary for them while the model loads."""
+        self._guard.check("errand")
+        if request is None:
+            return None if "warmup" in self._settings.disabled else preparing(self._settings.grammars, None)
+        return None if request.grammar is None else preparing(self._settings.grammars, request.grammar)
 
     def memory_bytes(self) -> int:
         """Owner only. Weights, and the keys and values of rows and of prompts that are being read."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from millstream.engine.errands import Errand
 from millstream.engine.messages import Submit
 from millstream.types import ModelFacts, Tensor, TokenLogprob
 
@@ -158,6 +159,11 @@ class BatchBackend(Protocol):
 
     def load(self, report: Progress = ignore_progress) -> ModelFacts:
         """Owner only. Load the model here and evaluate all of it; tell `report` how far that is."""
+        ...
+
+    def errand(self, request: Submit | None) -> Errand | None:
+        """Owner only. What must be done before this request may get a row, if anything: work for another thread, so it
+        holds and touches nothing of MLX. For None, what is worth doing while the model loads."""
         ...
 
     def memory_bytes(self) -> int:

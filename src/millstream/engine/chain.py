@@ -23,20 +23,41 @@ def root_key(stamp: str) -> str:
 
 def next_key(parent: str, tokens: Sequence[int], contents: Contents = ()) -> str:
     """The key of a block, whole or not. Places in `contents` count from its first token."""
-    state = hashlib.blake2b(bytes.fromhex(parent), digest_size=KEY_BYTES, person=b"millstream-block")
     # Each part says how long it is, so that no two blocks have the same bytes.
-    state.update(struct.pack(f"<I{len(tokens)}i", len(tokens), *tokens))
+    data = bytes.fromhex(parent) + struct.pack(f"<I{len(tokens)}i", len(tokens), *tokens)
+    state = hashlib.blake2b(data, digest_size=KEY_BYTES, person=b"millstream-block")
     for place, name in sorted(contents):
-        data = name.encode()
-        state.update(struct.pack("<II", place, len(data)) + data)
+        named = name.encode()
+        state.update(struct.pack("<II", place, len(named)) + named)
     return state.hexdigest()
+
+
+class Chain:
+    """The keys of one request's blocks, each computed once: the same beginning is asked for with every state that is
+    saved of it, and it only grows."""
+
+    def __init__(self, root: str, contents: Contents, block: int) -> None:
+        self._block = block
+        self._contents = contents
+        self._keys = [root]
+
+    def keys(self, tokens: Sequence[int]) -> list[str]:
+        """The root's, and those of all whole blocks of `tokens`, which go on from what was asked for before, or are a
+        beginning of it."""
+        whole = len(tokens) // self._block
+        known = len(self._keys) - 1
+        if known < whole:
+            start, end = known * self._block, whole * self._block
+            later = [(place - start, name) for place, name in self._contents if start <= place < end]
+            self._keys += chain_keys(self._keys[-1], tokens[start:end], later, self._block)
+        return self._keys[: whole + 1]
 
 
 def chain_keys(parent: str, tokens: Sequence[int], contents: Contents, block: int) -> tuple[str, ...]:
     """The keys of all blocks of `tokens`; what is left over at the end is a block as well, a shorter one."""
     keys: list[str] = []
     for start in range(0, len(tokens), block):
-        inside = [(place - start, name) for place, name in contents if start <= place < start + block]
+        inside = contents and [(place - start, name) for place, name in contents if start <= place < start + block]
         parent = next_key(parent, tokens[start : start + block], inside)
         keys.append(parent)
     return tuple(keys)

@@ -104,18 +104,20 @@ class DiskStore:
             self._touch(self._index.touch(piece.name for piece in pieces))
         return pieces
 
-    def find(self, key: str) -> Piece | None:
-        """A file that ends with this key, whatever it stands on: a checkpoint. That counts as a use."""
+    def find_first(self, keys: Sequence[str]) -> tuple[int, Piece] | None:
+        """A file that ends with one of these keys, whatever it stands on: a checkpoint. The number of the first key
+        that has one, and the file. That counts as a use."""
         with self._changed:
-            piece = self._index.find(key)
-            if piece is not None:
-                self._touch(self._index.touch([piece.name]))
-        return piece
+            for number, key in enumerate(keys):
+                if (piece := self._index.find(key)) is not None:
+                    self._touch(self._index.touch([piece.name]))
+                    return number, piece
+        return None
 
-    def holds(self, key: str) -> bool:
-        """Whether a block is on disk or waits to be written, so that nobody need copy it again."""
+    def holds_all(self, keys: Sequence[str]) -> bool:
+        """Whether blocks are on disk or wait to be written, so that nobody need copy them again."""
         with self._changed:
-            return self._index.holds(key) or key in self._coming
+            return all(self._index.holds(key) or key in self._coming for key in keys)
 
     def write_soon(self, run: StoredRun, keys: Sequence[str]) -> None:
         """To be found once it is on disk. `keys` are the run's own, which the caller has anyway."""

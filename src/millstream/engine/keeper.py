@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from millstream.engine.backend import Keep, Load, Prefill, Stored
 from millstream.engine.block_file import StoredRun
 from millstream.engine.disk_index import Piece
-from millstream.engine.prefix import Contents, Hit, Kept, PrefixIndex
+from millstream.engine.prefix import Hit, Kept, PrefixIndex
 from millstream.engine.request import Request
 from millstream.engine.shelf import Arrival, Find, Shelf
 
@@ -52,7 +52,7 @@ class Keeper:
         tokens, contents = request.submit.prompt[:-1], request.submit.contents
         hit = self._index.match(tokens, contents)
         self._index.release(hit)
-        find = self._find(self.shelf, tokens, contents, hit)
+        find = self._find(self.shelf, request, tokens, hit)
         worth = find is not None and find.tokens - hit.tokens >= self._index.least * self._index.block
         return find if worth else None
 
@@ -145,8 +145,8 @@ class Keeper:
         """The size of the state that was found."""
         return None
 
-    def _find(self, shelf: Shelf, tokens: tuple[int, ...], contents: Contents, hit: Hit) -> Find | None:
-        return shelf.blocks_of(tokens, contents, len(hit.handles))
+    def _find(self, shelf: Shelf, request: Request, tokens: tuple[int, ...], hit: Hit) -> Find | None:
+        return shelf.blocks_of(request, tokens, len(hit.handles))
 
     def _fill(self, orders: Orders, requests: Mapping[int, Request]) -> None:
         # The last token that a row gave may not have been read by it.
@@ -164,7 +164,7 @@ class Keeper:
         if not kept.handles and kept.state is None:
             return None
         keep = Keep(request.request_id, kept.first, self._index.block, kept.handles, kept.state, len(tokens))
-        return keep if self.shelf is None else self.shelf.ticketed(keep, tokens, request.submit.contents)
+        return keep if self.shelf is None else self.shelf.ticketed(keep, request, tokens)
 
 
 class StateKeeper(Keeper):
@@ -187,8 +187,8 @@ class StateKeeper(Keeper):
         places = {request.hit.shared, end // block * block, *(place // block * block for place in spaced)}
         request.stops = tuple(sorted(place for place in places if start < place <= end))
 
-    def _find(self, shelf: Shelf, tokens: tuple[int, ...], contents: Contents, hit: Hit) -> Find | None:
-        return shelf.state_of(tokens, contents, hit.shared // self._index.block, hit.tokens)
+    def _find(self, shelf: Shelf, request: Request, tokens: tuple[int, ...], hit: Hit) -> Find | None:
+        return shelf.state_of(request, tokens, hit.shared // self._index.block, hit.tokens)
 
     def _size_of(self, find: Find) -> int | None:
         return self._state_bytes(find.tokens)

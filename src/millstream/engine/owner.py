@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from millstream.engine.backend import BackendFactory, BatchBackend, Plan
+from millstream.engine.errands import Errands
 from millstream.engine.mailbox import Mailbox
 from millstream.engine.messages import (
     Cancel,
@@ -55,6 +56,7 @@ class OwnerLoop:
         self._ending: str | None = None
         self._crash: str | None = None
         self._measured = (Measured(0), 0.0)
+        self._errands = Errands(self._wake)
 
     def run(self) -> None:
         backend = self._load()
@@ -63,11 +65,14 @@ class OwnerLoop:
                 self._serve(*backend)
             finally:
                 self._close(backend[0])
+        self._errands.close()
         self._emit([Stopped(self._crash)])
 
     def _load(self) -> tuple[BatchBackend, Scheduler] | None:
         try:
             backend = self._make_backend()
+            if (errand := backend.errand(None)) is not None:
+                self._errands.run_soon(None, errand)
             facts = backend.load(lambda done: self._emit([Loading(done)]))
             scheduler = self._make_scheduler(facts)
             scheduler.wake_by(self._wake)
@@ -83,7 +88,7 @@ class OwnerLoop:
     def _serve(self, backend: BatchBackend, scheduler: Scheduler) -> None:
         try:
             while self._ending is None:
-                self._emit(self._obey(scheduler, self._mailbox.take(wait=scheduler.idle)))
+                self._emit(self._obey(backend, scheduler, self._mailbox.take(wait=scheduler.idle)))
                 if self._ending is None and not scheduler.idle:
                     events = self._step(backend, scheduler, scheduler.plan())
                     if scheduler.idle or time.monotonic() > self._measured[1] + MEASURE_EVERY:
@@ -104,21 +109,41 @@ class OwnerLoop:
         except EngineGone:
             log.debug("the engine is going; nobody waits for what has come")
 
-    def _obey(self, scheduler: Scheduler, commands: Sequence[Command]) -> list[Event]:
+    def _obey(self, backend: BatchBackend, scheduler: Scheduler, commands: Sequence[Command]) -> list[Event]:
         """All mail is booked before the next plan, so a cancel takes effect before the next step."""
         events: list[Event] = []
         for command in commands:
             match command:
                 case Submit():
-                    scheduler.submit(command)
+                    self._submit(backend, scheduler, command)
                 case Cancel():
                     events.extend(scheduler.cancel(command.request_id))
                 case Forget():
                     scheduler.forget()
                 case Wake():
                     scheduler.collect()
+                    events.extend(self._collect(scheduler))
                 case Shutdown():
                     self._ending = self._ending or command.reason
+        return events
+
+    def _submit(self, backend: BatchBackend, scheduler: Scheduler, submit: Submit) -> None:
+        errand = backend.errand(submit)
+        scheduler.submit(submit, held=errand is not None)
+        if errand is not None:
+            self._errands.run_soon(submit.request_id, errand)
+
+    def _collect(self, scheduler: Scheduler) -> list[Event]:
+        """Those whose errands are done may go on, or fail. A cancelled request's errand is done for nobody, and so is
+        one that came at the load: its trouble comes back with the first request that needs it."""
+        events: list[Event] = []
+        for done in self._errands.done():
+            if done.request_id is None:
+                continue
+            if done.error is None:
+                scheduler.release(done.request_id)
+            else:
+                events.extend(scheduler.refuse(done.request_id, done.error))
         return events
 
     def _step(self, backend: BatchBackend, scheduler: Scheduler, plan: Plan) -> list[Event]:

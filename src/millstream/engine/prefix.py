@@ -181,6 +181,8 @@ class PrefixIndex:
 
     @staticmethod
     def _part(tokens: Sequence[int], contents: Contents, start: int, end: int) -> _Key:
+        if not contents:
+            return tuple(tokens[start:end]), ()
         inside = tuple((place - start, name) for place, name in contents if start <= place < min(end, len(tokens)))
         return tuple(tokens[start:end]), inside
 

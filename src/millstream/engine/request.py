@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
+from millstream.engine.chain import Chain
 from millstream.engine.messages import Submit
 from millstream.engine.prefix import Hit
 from millstream.types import Usage
@@ -33,7 +34,7 @@ class IllegalMove(RuntimeError):
 class Request:
     """What the scheduler knows of one `Submit`."""
 
-    __slots__ = ("generated", "hit", "prefilled", "reported", "seen", "state", "stops", "submit")
+    __slots__ = ("chain", "generated", "hit", "prefilled", "reported", "seen", "state", "stops", "submit")
 
     def __init__(self, submit: Submit) -> None:
         self.submit = submit
@@ -47,6 +48,8 @@ class Request:
         self.stops: tuple[int, ...] = ()
         """Places of its prompt where a chunk must end, because the state is saved there."""
         self.hit = Hit()
+        self.chain: Chain | None = None
+        """The names of its blocks on disk, as far as they were needed."""
 
     @property
     def request_id(self) -> int:

@@ -47,6 +47,7 @@ class Scheduler:
         self._prefilling: list[Request] = []
         self._running: dict[int, Request] = {}
         self._drop: list[int] = []
+        self._held: dict[int, Request] = {}
         self._fetching: dict[int, Request] = {}
         self._load: list[Load] = []
         self._storing = False
@@ -55,19 +56,29 @@ class Scheduler:
     def idle(self) -> bool:
         """Nothing to plan: the owner may sleep until mail comes."""
         orders = self._keeper is not None and self._keeper.has_orders
-        return not (len(self._requests) > len(self._fetching) or self._drop or self._load or self._storing or orders)
+        elsewhere = len(self._fetching) + len(self._held)
+        return not (len(self._requests) > elsewhere or self._drop or self._load or self._storing or orders)
 
-    def submit(self, submit: Submit) -> None:
+    def submit(self, submit: Submit, *, held: bool = False) -> None:
+        """`held`: outside the queue, until `release` or `refuse`."""
         if submit.request_id in self._requests:
             raise ValueError(f"request {submit.request_id} was submitted twice")
         request = Request(submit)
         self._requests[submit.request_id] = request
-        keeper = self._keeper
-        if keeper is not None and keeper.shelf is not None and (find := keeper.look_on_disk(request)) is not None:
-            self._fetching[submit.request_id] = request
-            keeper.shelf.fetch_soon(submit.request_id, find)
+        if held:
+            self._held[submit.request_id] = request
         else:
-            self._waiting.append(request)
+            self._enqueue(request)
+
+    def release(self, request_id: int) -> None:
+        """What a held request waited for is done. One that has left meanwhile is not missed."""
+        if (request := self._held.pop(request_id, None)) is not None:
+            self._enqueue(request)
+
+    def refuse(self, request_id: int, message: str) -> list[Event]:
+        """What a held request waited for cannot be done."""
+        request = self._held.get(request_id)
+        return [] if request is None else [self._fail(request, message)]
 
     def collect(self) -> None:
         """Take in what was fetched from disk. Those who waited for it go first: they have waited."""
@@ -173,6 +184,14 @@ class Scheduler:
         """The engine is going: tell everyone."""
         return [self._fail(request, message, gone=True) for request in list(self._requests.values())]
 
+    def _enqueue(self, request: Request) -> None:
+        keeper = self._keeper
+        if keeper is not None and keeper.shelf is not None and (find := keeper.look_on_disk(request)) is not None:
+            self._fetching[request.request_id] = request
+            keeper.shelf.fetch_soon(request.request_id, find)
+        else:
+            self._waiting.append(request)
+
     def _chunks(self) -> Iterator[Prefill]:
         """Spend the budget, oldest first. A request gets a row only together with its first chunk."""
         budget = self._prefill_tokens
@@ -252,7 +271,8 @@ class Scheduler:
     def _remove(self, request: Request) -> None:
         del self._requests[request.request_id]
         if request.state is State.WAITING:
-            if self._fetching.pop(request.request_id, None) is None:
+            outside = self._held if request.request_id in self._held else self._fetching
+            if outside.pop(request.request_id, None) is None:
                 self._waiting.remove(request)
         elif request.state is State.PREFILLING:
             self._prefilling.remove(request)

@@ -10,12 +10,16 @@ from typing import Protocol
 
 from millstream.engine.backend import Keep, Stored
 from millstream.engine.block_file import StoredRun
-from millstream.engine.chain import chain_keys, next_key, root_key
+from millstream.engine.chain import Chain, next_key, root_key
 from millstream.engine.disk_index import Piece
 from millstream.engine.disk_store import DiskStats
 from millstream.engine.prefix import Contents
+from millstream.engine.request import Request
 
 CLOSE_SECONDS = 5.0
+
+ASKED_AT_ONCE = 64
+"""Keys of states that are asked for together. Each is a hash, and the state is mostly among the last."""
 
 STATE_MARK = (0, "#state")
 """Makes the key of a state another than that of the block that it follows."""
@@ -27,8 +31,8 @@ class Store(Protocol):
     """See `disk_store.DiskStore`."""
 
     def match(self, keys: Sequence[str]) -> tuple[Piece, ...]: ...
-    def find(self, key: str) -> Piece | None: ...
-    def holds(self, key: str) -> bool: ...
+    def find_first(self, keys: Sequence[str]) -> tuple[int, Piece] | None: ...
+    def holds_all(self, keys: Sequence[str]) -> bool: ...
     def write_soon(self, run: StoredRun, keys: Sequence[str]) -> None: ...
     def read_soon(self, pieces: Sequence[Piece], done: Arrived) -> None: ...
     def clear(self) -> None: ...
@@ -82,30 +86,30 @@ class Shelf:
         self.wake: Callable[[], None] = lambda: None
         """Called on the store's thread when something has arrived."""
 
-    def blocks_of(self, tokens: Sequence[int], contents: Contents, have: int) -> Find | None:
-        """Whole blocks on disk, where `have` of them are in memory."""
-        keys = self._keys(tokens, contents)
-        found = _placed(self._store.match(keys))
+    def blocks_of(self, request: Request, tokens: Sequence[int], have: int) -> Find | None:
+        """Whole blocks on disk of a request's `tokens`, where `have` of them are in memory."""
+        found = _placed(self._store.match(self._keys(request, tokens)[1:]))
         depth = sum(piece.count for _, piece in found)
         return Find(depth * self._block, _beyond(found, have)) if depth > have else None
 
-    def state_of(self, tokens: Sequence[int], contents: Contents, have: int, usable: int) -> Find | None:
+    def state_of(self, request: Request, tokens: Sequence[int], have: int, usable: int) -> Find | None:
         """The furthest state on disk beyond `usable` tokens, and the blocks before it, of which `have` are in memory.
 
         A row ends anywhere, and no block of its own goes further: short ends are looked for behind the last block only.
         """
-        keys = (self._root, *self._keys(tokens, contents))
+        keys = self._keys(request, tokens)
         found = _placed(self._store.match(keys[1:]))
         depth = max(have, sum(piece.count for _, piece in found))
         ends = [depth * self._block + more for more in range(self._block - 1, 0, -1)]
         ends += [number * self._block for number in range(depth, 0, -1)]
-        for end in ends:
-            if usable < end <= len(tokens):
-                base = (end - 1) // self._block
-                state = self._store.find(self._state_key(keys[base], tokens, contents, base * self._block, end))
-                if state is not None:
-                    blocks = [(start, piece) for start, piece in found if start < end // self._block]
-                    return Find(end, _beyond(blocks, have), state)
+        ends = [end for end in ends if usable < end <= len(tokens)]
+        for first in range(0, len(ends), ASKED_AT_ONCE):
+            some = ends[first : first + ASKED_AT_ONCE]
+            named = [self._state_key(keys, tokens, request.submit.contents, end) for end in some]
+            if (state := self._store.find_first(named)) is not None:
+                end, piece = some[state[0]], state[1]
+                blocks = [(start, run) for start, run in found if start < end // self._block]
+                return Find(end, _beyond(blocks, have), piece)
         return None
 
     def fetch_soon(self, request_id: int, find: Find) -> None:
@@ -119,20 +123,20 @@ class Shelf:
         while not self._arrivals.empty():
             yield self._arrivals.get_nowait()
 
-    def ticketed(self, keep: Keep, tokens: Sequence[int], contents: Contents) -> Keep:
+    def ticketed(self, keep: Keep, request: Request, tokens: Sequence[int]) -> Keep:
         """The order, with tickets for what of it is not on disk yet."""
-        keys = (self._root, *self._keys(tokens, contents))
+        keys, contents = self._keys(request, tokens), request.submit.contents
         last = keep.first + len(keep.handles)
-        if keep.handles and not all(self._store.holds(key) for key in keys[keep.first + 1 : last + 1]):
+        named = tuple(keys[keep.first + 1 : last + 1])
+        if named and not self._store.holds_all(named):
             span = (keep.first * self._block, last * self._block)
-            named = keys[keep.first + 1 : last + 1]
             ticket = self._await(keep.handles, keys[keep.first], tokens, contents, span, named)
             keep = replace(keep, ticket=ticket)
         if keep.state is not None:
             base = (keep.tokens - 1) // self._block
             start = base * self._block
-            key = self._state_key(keys[base], tokens, contents, start, keep.tokens)
-            if not self._store.holds(key):
+            key = self._state_key(keys, tokens, contents, keep.tokens)
+            if not self._store.holds_all((key,)):
                 marked = (*contents, (start, STATE_MARK[1]))
                 ticket = self._await((keep.state,), keys[base], tokens, marked, (start, keep.tokens), (key,))
                 keep = replace(keep, state_ticket=ticket)
@@ -165,13 +169,17 @@ class Shelf:
     def stats(self) -> DiskStats:
         return self._store.stats()
 
-    def _keys(self, tokens: Sequence[int], contents: Contents) -> tuple[str, ...]:
-        whole = len(tokens) // self._block * self._block
-        return chain_keys(self._root, tokens[:whole], contents, self._block)
+    def _keys(self, request: Request, tokens: Sequence[int]) -> list[str]:
+        """Of the whole blocks of `tokens`, which are the beginning of a request's, after the root."""
+        if request.chain is None:
+            request.chain = Chain(self._root, request.submit.contents, self._block)
+        return request.chain.keys(tokens)
 
-    def _state_key(self, parent: str, tokens: Sequence[int], contents: Contents, start: int, end: int) -> str:
+    def _state_key(self, keys: Sequence[str], tokens: Sequence[int], contents: Contents, end: int) -> str:
+        base = (end - 1) // self._block
+        start = base * self._block
         inside = [(place - start, name) for place, name in contents if start <= place < end]
-        return next_key(parent, tokens[start:end], [*inside, STATE_MARK])
+        return next_key(keys[base], tokens[start:end], [*inside, STATE_MARK])
 
     def _await(
         self,

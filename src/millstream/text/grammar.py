@@ -91,19 +91,36 @@ def vocabulary(tokenizer: Tokenizer) -> LLTokenizer:
 
 
 class GrammarCompiler:
-    """Matchers for one model. Its vocabulary is built when the first is wanted: most models are never asked."""
+    """Matchers for one model. Its vocabulary is built when it is first wanted, and if that fails, it fails for good.
+
+    One thread may `prepare` while another takes matchers, once the vocabulary is there: what both do to the table at
+    once costs a second compilation at most.
+    """
 
     def __init__(self, load: Callable[[], Tokenizer]) -> None:
         self._load = load
         self._vocabulary: LLTokenizer | None = None
+        self._failure: str | None = None
         self._kept: OrderedDict[Grammar, LLMatcher] = OrderedDict()
 
     @property
     def vocab_size(self) -> int:
         return self._ready().vocab_size
 
+    def knows(self, grammar: Grammar) -> bool:
+        return grammar in self._kept
+
+    def prepare(self, grammar: Grammar | None = None) -> None:
+        """Build the vocabulary, and compile a grammar. Raises as `matcher` does."""
+        self._ready()
+        if grammar is not None:
+            self._compiled(grammar)
+
     def matcher(self, grammar: Grammar) -> LLMatcher:
-        """A fresh one. Raises `ValueError` for a grammar that cannot be compiled."""
+        """A fresh one. Raises `ValueError` for a grammar that cannot be compiled, `ModelError` if none can be."""
+        return self._compiled(grammar).deep_copy()
+
+    def _compiled(self, grammar: Grammar) -> LLMatcher:
         made = self._kept.pop(grammar, None)
         if made is None:
             made = LLMatcher(self._ready(), _source(grammar), log_level=0)
@@ -112,11 +129,17 @@ class GrammarCompiler:
         self._kept[grammar] = made
         if len(self._kept) > MOST_KEPT:
             self._kept.popitem(last=False)
-        return made.deep_copy()
+        return made
 
     def _ready(self) -> LLTokenizer:
+        if self._failure is not None:
+            raise ModelError(self._failure)
         if self._vocabulary is None:
-            self._vocabulary = vocabulary(self._load())
+            try:
+                self._vocabulary = vocabulary(self._load())
+            except ModelError as error:
+                self._failure = error.message
+                raise
         return self._vocabulary
 
 

@@ -1,0 +1,209 @@
+"""Requests that wait for the vocabulary of grammars, which another thread builds: all others go on."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from millstream.backend.text_model import MlxTextBackend, TextModelSettings
+from millstream.engine.errands import CLOSE_SECONDS
+from millstream.engine.messages import Cancel, Failed, Finished, Submit
+from millstream.errors import ModelError
+from millstream.models.source import ModelSource
+from millstream.text.grammar import GrammarCompiler
+from millstream.text.loading import load_tokenizer
+from millstream.text.tokenizer import Tokenizer
+from millstream.types import FinishReason, Grammar
+from support.engines import Driver, engine
+from support.fake import Gate
+from support.tiny import write_model, write_tokenizer
+from support.wrapped import Gated
+
+END = 258
+DATE = Grammar("regex", "20[0-9]{2}-(0[1-9]|1[0-2])")
+LAZY = frozenset({"warmup"})
+
+
+class SlowLoad:
+    """Loads a tokenizer when it is let, or raises what it is told to."""
+
+    def __init__(self, folder: Path) -> None:
+        self._source = ModelSource("tiny", "folder", folder)
+        self.begun, self.go = threading.Event(), threading.Event()
+        self.trouble: BaseException | None = None
+        self.threads: list[str] = []
+
+    def __call__(self) -> Tokenizer:
+        self.threads.append(threading.current_thread().name)
+        self.begun.set()
+        assert self.go.wait(60)
+        if self.trouble is not None:
+            raise self.trouble
+        return load_tokenizer(self._source)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("waiting") / "llama"
+    write_model(root, "llama", vocab_size=300)
+    write_tokenizer(root)
+    return root
+
+
+@pytest.fixture
+def slow(folder: Path) -> Iterator[SlowLoad]:
+    loading = SlowLoad(folder)
+    yield loading
+    loading.go.set()
+
+
+Make = Callable[..., MlxTextBackend]
+
+
+@pytest.fixture
+def make(folder: Path, slow: SlowLoad) -> Make:
+    def backend(disabled: frozenset[str] = LAZY, compiler: GrammarCompiler | None = None) -> MlxTextBackend:
+        grammars = compiler or GrammarCompiler(slow)
+        return MlxTextBackend(TextModelSettings("folder", folder, max_rows=4, grammars=grammars, disabled=disabled))
+
+    return backend
+
+
+def text(number: int, count: int = 20) -> Submit:
+    return Submit(number, (1, 2, 3, number), count)
+
+
+def guided(number: int, grammar: Grammar = DATE) -> Submit:
+    return Submit(number, (1, 2, 3), 40, stop_tokens=frozenset({END}), grammar=grammar)
+
+
+def answer(driver: Driver, folder: Path, number: int) -> str:
+    [end] = driver.ends[number]
+    assert isinstance(end, Finished), end
+    return load_tokenizer(ModelSource("tiny", "folder", folder)).decode(driver.tokens[number])
+
+
+def is_date(said: str) -> bool:
+    return len(said) == 7 and said.startswith("20") and said[4] == "-" and 1 <= int(said[5:]) <= 12
+
+
+@pytest.mark.parametrize("disabled", [LAZY, frozenset()], ids=["first request", "at load"])
+def test_rows_go_on_while_a_request_waits_for_the_vocabulary(
+    make: Make, slow: SlowLoad, folder: Path, disabled: frozenset[str]
+) -> None:
+    with engine(functools.partial(make, disabled)) as driver:
+        assert driver.run(text(1)) != [[]], "the load does not wait for the vocabulary"
+        driver.post(guided(2))
+        assert slow.begun.wait(60)
+        assert [len(tokens) for tokens in driver.run(text(3), text(4, 30), text(5))] == [20, 30, 20]
+        assert 2 not in driver.tokens and 2 not in driver.ends
+        slow.go.set()
+        driver.wait_ended(2)
+        assert is_date(answer(driver, folder, 2))
+        driver.run(guided(6))
+        assert is_date(answer(driver, folder, 6))
+    assert slow.threads == ["errands"], "it is built once, and not by the owner"
+
+
+def test_a_request_is_cancelled_while_it_waits(make: Make, slow: SlowLoad, folder: Path) -> None:
+    with engine(make) as driver:
+        driver.post(guided(1))
+        assert slow.begun.wait(60)
+        driver.post(Cancel(1))
+        driver.wait_ended(1)
+        [end] = driver.ends[1]
+        assert isinstance(end, Finished) and end.reason is FinishReason.CANCELLED
+        driver.post(guided(2))
+        slow.go.set()
+        driver.wait_ended(2)
+        assert is_date(answer(driver, folder, 2))
+        assert 1 not in driver.tokens
+
+
+@pytest.mark.parametrize(
+    "trouble", [ModelError("no such vocabulary"), RuntimeError("no such vocabulary"), SystemExit("no such vocabulary")]
+)
+def test_a_vocabulary_that_cannot_be_built_fails_those_who_need_it(
+    make: Make, slow: SlowLoad, trouble: BaseException
+) -> None:
+    slow.trouble = trouble
+    with engine(make) as driver:
+        driver.post(guided(1))
+        driver.post(guided(2))
+        assert slow.begun.wait(60)
+        driver.post(text(3))
+        slow.go.set()
+        driver.wait_ended(1, 2, 3)
+        for number in (1, 2):
+            [failed] = driver.ends[number]
+            assert isinstance(failed, Failed) and not failed.gone
+            assert "no such vocabulary" in failed.message
+        assert len(driver.tokens[3]) == 20
+        assert len(driver.run(text(4))[0]) == 20
+
+
+def test_a_model_without_a_vocabulary_for_grammars_is_not_asked_twice(make: Make, slow: SlowLoad) -> None:
+    slow.trouble = ModelError("no such vocabulary")
+    slow.go.set()
+    with engine(functools.partial(make, frozenset())) as driver:
+        for number in (1, 2):
+            driver.run(guided(number))
+            [failed] = driver.ends[number]
+            assert isinstance(failed, Failed)
+            assert failed.message == "the answer cannot follow its grammar: no such vocabulary"
+    assert len(slow.threads) == 1
+
+
+def test_an_engine_ends_while_a_vocabulary_is_built(make: Make, slow: SlowLoad) -> None:
+    with engine(make) as driver:
+        driver.post(guided(1))
+        assert slow.begun.wait(60)
+        started = time.monotonic()
+        driver.stop()
+        assert time.monotonic() - started < CLOSE_SECONDS + 5
+        [failed] = driver.ends[1]
+        assert isinstance(failed, Failed) and failed.gone
+
+
+def test_a_step_that_fails_leaves_those_alone_who_have_no_row(make: Make, slow: SlowLoad, folder: Path) -> None:
+    gate = Gate()
+    made: list[Gated] = []
+
+    def gated() -> Gated:
+        made.append(Gated(make(), gate))
+        return made[0]
+
+    with engine(gated) as driver:
+        driver.post(text(1))
+        gate.wait_entered()
+        driver.post(guided(2))
+        gate.let_one()
+        assert slow.begun.wait(60)
+        made[0].fail_next = RuntimeError("the device is gone")
+        gate.open()
+        driver.wait_ended(1)
+        assert isinstance(driver.ends[1][0], Failed)
+        assert 2 not in driver.ends
+        slow.go.set()
+        driver.wait_ended(2)
+        assert is_date(answer(driver, folder, 2))
+
+
+def test_grammars_are_compiled_beside_the_owner(make: Make, slow: SlowLoad, folder: Path) -> None:
+    class Watched(GrammarCompiler):
+        def prepare(self, grammar: Grammar | None = None) -> None:
+            prepared.append((threading.current_thread().name, grammar))
+            super().prepare(grammar)
+
+    slow.go.set()
+    prepared: list[tuple[str, Grammar | None]] = []
+    with engine(functools.partial(make, frozenset(), Watched(slow))) as driver:
+        driver.run(guided(1), guided(2, Grammar("regex", "[ab]{3}")))
+        driver.run(guided(3))
+        assert is_date(answer(driver, folder, 3))
+    assert prepared == [("errands", None), ("errands", DATE), ("errands", Grammar("regex", "[ab]{3}"))]
