@@ -30,9 +30,7 @@ def container_of(data: bytes) -> str | None:
     return "matroska" if data.startswith(_EBML) else None
 
 
-def decode_video(
-    data: bytes, container: str, limits: MediaLimits, pace: Pace
-) -> tuple[list[Image.Image], list[float]]:
+def decode_video(data: bytes, container: str, limits: MediaLimits, pace: Pace) -> tuple[list[Image.Image], list[float]]:
     """The frames to look at, and when each is shown. Raises `MediaRefused`."""
     if importlib.util.find_spec("av") is None:
         raise MediaRefused(
