@@ -71,7 +71,8 @@ def _stream_of(film: InputContainer, pixels: int) -> VideoStream:
             f"takes {pixels} (--media-pixels). Send a smaller one"
         )
     codec.thread_type, codec.thread_count = "AUTO", THREADS
-    codec.options = {"max_pixels": str(pixels)}  # it may change its size on the way
+    # A stream may change its size on the way. Decoders count what they add at the edges as well: hence more.
+    codec.options = {"max_pixels": str(2 * pixels + 2**20)}
     return stream
 
 
