@@ -35,11 +35,16 @@ def main(argument: str) -> None:
 
 def bound(memory: int, seconds: float) -> None:
     """Who started this child ends it when its time is over. Should that one be gone, the system does."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    span = math.ceil(seconds * THREADS) + 1
-    resource.setrlimit(resource.RLIMIT_CPU, (span, span))
+    _lower(resource.RLIMIT_CORE, 0)
+    _lower(resource.RLIMIT_CPU, math.ceil(seconds * THREADS) + 1)
     if sys.platform == "linux":  # macOS has the name of this limit, and does not hold it
-        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+        _lower(resource.RLIMIT_AS, memory)
+
+
+def _lower(limit: int, value: int) -> None:
+    _, hard = resource.getrlimit(limit)
+    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(limit, (value, value))
 
 
 if __name__ == "__main__":
