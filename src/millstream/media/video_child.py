@@ -11,9 +11,9 @@ from millstream.errors import MediaRefused
 from millstream.media.pace import Pace
 from millstream.media.video_decoding import THREADS, decode
 
-MEMORY = 1536 * 2**20
+MEMORY = 768 * 2**20
 """Of addresses: the interpreter, libraries and the file itself."""
-A_PIXEL = 32
+A_PIXEL = 16
 """Bytes of memory for each pixel that a frame may have: the frames that a decoder refers to."""
 
 
