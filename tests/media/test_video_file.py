@@ -104,7 +104,7 @@ def test_nothing_else_is_opened_even_by_a_reader_of_playlists(tmp_path: Path) ->
 
     (tmp_path / "a.ts").write_bytes(film(pictures(3), "mpegts"))
     lines = ["#EXTM3U", "#EXT-X-TARGETDURATION:1", "#EXTINF:1,", f"{tmp_path}/a.ts", "#EXT-X-ENDLIST", ""]
-    with pytest.raises(MediaRefused, match=r"refers to other files|no stream of pictures|damaged"):
+    with pytest.raises(MediaRefused, match="refers to other files or hosts"):
         decode("\n".join(lines).encode(), "hls", 10_000, Pace())
 
 
