@@ -84,6 +84,18 @@ def test_the_ground_stands_on_nothing() -> None:
         assert not {item for item in imports(ROOT / name) if item.startswith("millstream")}
 
 
+def test_the_decoder_of_videos_is_imported_by_its_child_alone() -> None:
+    """FFmpeg reads what strangers wrote: not in the server's process."""
+    users = {path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py") if "av" in imports(path)}
+    assert users == {"media/video_decoding.py"}
+    graph = {path.stem: imports(path) for path in files("media")}
+    importers = {name for name, used in graph.items() if "millstream.media.video_decoding" in used}
+    assert importers == {"video_child"}
+    assert not [path for path in ROOT.rglob("*.py") if "millstream.media.video_child" in imports(path)]
+    starters = {path.relative_to(ROOT).as_posix() for path in files("media") if "subprocess" in imports(path)}
+    assert starters == {"media/video_file.py"}
+
+
 def test_every_file_is_on_a_floor() -> None:
     known = {*FLOORS, *JOINERS, "types.py", "errors.py", "config.py", "__init__.py", "__pycache__"}
     assert {entry.name for entry in ROOT.iterdir()} <= known

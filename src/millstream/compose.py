@@ -33,6 +33,7 @@ from millstream.service.entry import Loading, ReadyModel
 from millstream.service.hub import ModelHub, card_of
 from millstream.service.media_files import MediaFiles
 from millstream.service.metrics import Metrics
+from millstream.service.names import Names
 from millstream.service.room import gib
 from millstream.service.text_service import MillstreamService
 from millstream.text.grammar import compiler_of
@@ -60,9 +61,11 @@ FEATURE_BYTES = 256 * 2**20
 
 class Mill:
     """A hub and its service, made on a running event loop. `pool` does blocking work: files, templates, tokenising,
-    images; `network` waits for other machines."""
+    images; `network` waits for other machines, and `names` for what the system says of their names."""
 
-    def __init__(self, settings: Settings, pool: Executor, network: Executor, make_backend: BackendMaker) -> None:
+    def __init__(
+        self, settings: Settings, pool: Executor, network: Executor, names: Executor, make_backend: BackendMaker
+    ) -> None:
         self._settings = settings
         self._make_backend = make_backend
         self._pool = pool
@@ -75,7 +78,9 @@ class Mill:
             patience=settings.stop_patience,
         )
         self._limits = media_limits(settings)
-        self.service = MillstreamService(self.hub, pool, MediaFiles(self._limits, pool, network), self._metrics)
+        self._names = Names(names)
+        files = MediaFiles(self._limits, pool, network, self._names)
+        self.service = MillstreamService(self.hub, pool, files, self._metrics)
         self._work: list[Future[Any]] = []
 
     def add(self, spec: ModelSpec) -> None:
@@ -87,9 +92,9 @@ class Mill:
         self._metrics.watch(name, lambda: card_of(entry))
 
     async def close(self, reason: str) -> bool:
-        """True if every engine freed its model in time and no download is left running."""
+        """True if every engine freed its model in time and no download or look-up is left running."""
         freed = await self.hub.close(reason, self._settings.grace, self._settings.stop_patience)
-        return freed and not any(future.running() for future in self._work)
+        return freed and not self._names.hanging and not any(future.running() for future in self._work)
 
     async def _open(self, name: str, spec: ModelSpec, loading: Loading) -> ReadyModel:
         report = functools.partial(log.info, "%s: %s", name)

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 POOL_THREADS = 4
 NETWORK_THREADS = 16
-"""Fetches of images that may be under way at once."""
+"""Fetches of images that may be under way at once, and look-ups of names."""
 STOPPING = "the server is shutting down"
 
 
@@ -66,7 +66,8 @@ async def serve_on(
     """Serve on a bound socket until the server is told to exit. `on_start` gets hold of it, for whoever tells it."""
     pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="prepare")
     network = ThreadPoolExecutor(NETWORK_THREADS, thread_name_prefix="fetch")
-    mill = Mill(settings, pool, network, make_backend)
+    names = ThreadPoolExecutor(NETWORK_THREADS, thread_name_prefix="names")
+    mill = Mill(settings, pool, network, names, make_backend)
     app = create_app(
         mill.service,
         body_limit=settings.body_limit,
@@ -80,7 +81,7 @@ async def serve_on(
     watcher = asyncio.create_task(_watch(mill, server, listener))
     await server.serve(sockets=[listener])
     watcher.cancel()
-    for threads in (pool, network):
+    for threads in (pool, network, names):
         threads.shutdown(wait=False, cancel_futures=True)
     return server.exit_code, server.freed
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler
+from typing import Any
 
 import pytest
 
@@ -55,7 +56,7 @@ def test_a_redirect_is_checked_like_the_first_url(web: Web, monkeypatch: pytest.
     web.body("/secret", b"secret")
     url = web.redirect("/a", f"http://localhost:{web.port}/secret")
 
-    def checked(host: str, port: int, *, private: bool) -> list[str]:
+    def checked(host: str, port: int, *, private: bool, **bounds: Any) -> list[str]:
         return ["127.0.0.1"] if host == "127.0.0.1" else addresses.addresses_of(host, port, private=private)
 
     monkeypatch.setattr(fetch, "addresses_of", checked)
@@ -67,7 +68,7 @@ def test_a_redirect_is_checked_like_the_first_url(web: Web, monkeypatch: pytest.
 def test_the_connection_goes_to_the_address_that_was_checked(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
     """A name is looked up once: what it says a moment later does not count."""
     web.body("/a", b"here")
-    monkeypatch.setattr(fetch, "addresses_of", lambda host, port, *, private: ["127.0.0.1"])
+    monkeypatch.setattr(fetch, "addresses_of", lambda host, port, **bounds: ["127.0.0.1"])
     assert fetch.fetch(f"http://rebinding.invalid:{web.port}/a", replace(OPEN, private=False)) == b"here"
 
 

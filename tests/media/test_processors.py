@@ -10,6 +10,7 @@ from PIL import Image
 
 from millstream.errors import MediaRefused
 from millstream.media.frames import Frames
+from millstream.media.pace import Pace
 from millstream.media.port import Prepared
 from millstream.media.processors.base import ImageProcessor, ModelFiles
 from millstream.media.processors.loading import FAMILIES
@@ -179,3 +180,18 @@ def test_qwen_videos(family: str, size: tuple[int, int], count: int) -> None:
         assert prepared.text == expected
     else:
         assert prepared.text == "<video>" * prepared.places
+
+
+@pytest.mark.parametrize(
+    "looks, pace",
+    [
+        ({}, Pace(2.0, 4, 64)),
+        ({"fps": 1, "min_frames": 2, "max_frames": 10}, Pace(1.0, 2, 10)),
+        ({"fps": 4.5, "min_frames": 4, "max_frames": 768}, Pace(4.5, 4, 64)),
+        ({"max_frames": 2}, Pace(2.0, 2, 2)),
+    ],
+)
+def test_qwen_says_which_frames_it_wants(looks: dict[str, Any], pace: Pace) -> None:
+    tokens = {"video_token_id": 8, "vision_start_token_id": 9, "vision_end_token_id": 10}
+    files = ModelFiles({"model_type": "qwen3_vl", "vision_config": {}, **tokens}, {}, {}, {"size": {}, **looks})
+    assert QwenVideoProcessor(files, "<video>", "<a>", "<b>").pace == pace

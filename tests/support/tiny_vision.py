@@ -13,6 +13,7 @@ import numpy as np
 
 from millstream.engine.messages import Submit
 from millstream.types import Media, Tensor
+from support.tiny import write_tokenizer
 
 VOCAB = 97
 IMAGE, VIDEO, START, BREAK, END = 90, 91, 92, 93, 94
@@ -214,14 +215,17 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-def write_vision_model(folder: Path, family: str, *, seed: int = 0, bits: int | None = None) -> Path:
-    """Weights are large enough that logits differ clearly between tokens, and between images. `bits`: quantised."""
+def write_vision_model(
+    folder: Path, family: str, *, seed: int = 0, bits: int | None = None, config: dict[str, Any] | None = None
+) -> Path:
+    """Weights are large enough that logits differ clearly between tokens, and between images. `bits`: quantised.
+    `config`: in place of the family's own."""
     import mlx.core as mx
     import mlx.nn as nn
     from mlx.utils import tree_flatten, tree_map
     from mlx_vlm.utils import get_model_and_args, update_module_configs
 
-    config = FAMILIES[family]
+    config = config or FAMILIES[family]
     given = json.loads(json.dumps(config))
     module, _ = get_model_and_args(given)
     given.setdefault("text_config", {})
@@ -240,6 +244,41 @@ def write_vision_model(folder: Path, family: str, *, seed: int = 0, bits: int | 
     mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(model.parameters())))
     (folder / "config.json").write_text(json.dumps(config))
     return folder
+
+
+_QWEN_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{% if message.content is string %}"
+    "{{ message.content }}{% else %}{% for part in message.content %}"
+    "{% if part.type in ('image', 'video') %}<|vision_start|><|{{ part.type }}_pad|><|vision_end|>"
+    "{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def write_servable_qwen(folder: Path, family: str) -> Path:
+    """A tiny Qwen that sees and that the whole server can serve: one token a byte, small frames."""
+    import tokenizers
+
+    names = ["<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"]
+    keys = ["image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id"]
+    folder.mkdir(parents=True, exist_ok=True)
+    write_tokenizer(folder)
+    path = str(folder / "tokenizer.json")
+    tokenizer = tokenizers.Tokenizer.from_file(path)
+    tokenizer.add_special_tokens(names)
+    tokenizer.save(path)
+    settings = {"eos_token": "<|im_end|>", "chat_template": _QWEN_TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    size = {"size": {"shortest_edge": 64, "longest_edge": 6400}}
+    for name in ("preprocessor_config.json", "video_preprocessor_config.json"):
+        (folder / name).write_text(json.dumps(size))
+    wide = {"vocab_size": tokenizer.get_vocab_size(), "max_position_embeddings": 2048}
+    tokens = {key: tokenizer.token_to_id(name) for key, name in zip(keys, names, strict=True)}
+    config = {**FAMILIES[family], **wide, **tokens}
+    config.pop("image_token_index")
+    if "text_config" in config:
+        config["text_config"] = {**config["text_config"], **wide}
+    return write_vision_model(folder, family, config=config)
 
 
 Arrays = dict[str, np.ndarray]

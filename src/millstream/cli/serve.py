@@ -196,7 +196,7 @@ def _add_media(group: Group) -> None:
         "--media-timeout",
         type=duration,
         metavar="SECONDS",
-        help=_help("for fetching one of them", f"{DEFAULTS.media_timeout:g}"),
+        help=_help("for fetching one of them, and for decoding a video", f"{DEFAULTS.media_timeout:g}"),
     )
     group.add_argument(
         "--allow-private-media",

@@ -5,21 +5,35 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+from collections.abc import Callable
 
 from millstream.errors import MediaRefused
+
+LookUp = Callable[[str, int, float], list[str]]
+"""The addresses of a host at a port, within seconds. Raises `OSError`; a `TimeoutError` when the time is over."""
 
 _IPv6 = ipaddress.IPv6Address
 # Ways to write an IPv4 address as an IPv6 one, beside those that `ipaddress` knows: translated (RFC 6052, RFC 8215).
 _TRANSLATED = (ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("64:ff9b:1::/48"))
 
 
-def addresses_of(host: str, port: int, *, private: bool) -> list[str]:
+def system_look_up(host: str, port: int, seconds: float) -> list[str]:
+    """The system's own resolver cannot be interrupted: it takes the time that it takes, whatever `seconds` says.
+    `service/names.py` is what holds to it."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(where[0]) for *_, where in found))
+
+
+def addresses_of(
+    host: str, port: int, *, private: bool, look_up: LookUp = system_look_up, seconds: float = 0.0
+) -> list[str]:
     """Where to connect to for `host`. Refused as a whole if any of its addresses is not public."""
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        addresses = look_up(host, port, seconds)
+    except TimeoutError:
+        raise
     except (OSError, UnicodeError) as error:
         raise MediaRefused(f"the host {host!r} of a media URL is not known: {error}") from error
-    addresses = list(dict.fromkeys(str(where[0]) for *_, where in found))
     for address in addresses:
         if not private and not is_public(address):
             raise MediaRefused(

@@ -14,7 +14,7 @@ import certifi
 from typing_extensions import Buffer
 
 from millstream.errors import MediaRefused
-from millstream.media.addresses import addresses_of
+from millstream.media.addresses import LookUp, addresses_of, system_look_up
 from millstream.media.limits import MediaLimits
 
 REDIRECTS = 3
@@ -23,21 +23,21 @@ _MOVED = frozenset({301, 302, 303, 307, 308})
 _HEADERS = {"user-agent": "millstream", "accept": "image/*, audio/*, video/*, */*;q=0.5", "accept-encoding": "identity"}
 
 
-def fetch(url: str, limits: MediaLimits) -> bytes:
+def fetch(url: str, limits: MediaLimits, look_up: LookUp = system_look_up) -> bytes:
     """The body behind `url`. Raises `MediaRefused` with what was wrong."""
     deadline = time.monotonic() + limits.seconds
     for _ in range(REDIRECTS + 1):
-        body, moved = _get(url, limits, deadline)
+        body, moved = _get(url, limits, look_up, deadline)
         if moved is None:
             return body
         url = urljoin(url, moved)
     raise MediaRefused(f"a media URL is redirected more than {REDIRECTS} times; send where it leads to")
 
 
-def _get(url: str, limits: MediaLimits, deadline: float) -> tuple[bytes, str | None]:
+def _get(url: str, limits: MediaLimits, look_up: LookUp, deadline: float) -> tuple[bytes, str | None]:
     """The body, or where it has moved to."""
     parts = _checked(url)
-    connection = _Connection(parts, limits, deadline)
+    connection = _Connection(parts, limits, look_up, deadline)
     try:
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         connection.request("GET", target, headers=_HEADERS)
@@ -74,11 +74,12 @@ def _checked(url: str) -> SplitResult:
 class _Connection(http.client.HTTPConnection):
     """Connects to addresses that were checked, and never waits past the deadline."""
 
-    def __init__(self, parts: SplitResult, limits: MediaLimits, deadline: float) -> None:
+    def __init__(self, parts: SplitResult, limits: MediaLimits, look_up: LookUp, deadline: float) -> None:
         secure = parts.scheme == "https"
         super().__init__(parts.hostname or "", parts.port or (443 if secure else 80))
         self._secure = secure
         self._private = limits.private
+        self._look_up = look_up
         self._deadline = deadline
         self._raw: socket.socket | None = None
 
@@ -94,7 +95,8 @@ class _Connection(http.client.HTTPConnection):
 
     def _reach(self) -> socket.socket:
         failure = OSError("it has no address")
-        for address in addresses_of(self.host, self.port, private=self._private):
+        found = addresses_of(self.host, self.port, private=self._private, look_up=self._look_up, seconds=self._left())
+        for address in found:
             try:
                 return socket.create_connection((address, self.port), timeout=self._left())
             except TimeoutError:

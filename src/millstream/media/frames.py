@@ -1,9 +1,8 @@
-"""Opens a video as frames. Pillow reads animated pictures; nothing here decodes MP4 and its like."""
+"""Opens a video as frames: Pillow reads animated pictures here, a child process decodes files of video."""
 
 from __future__ import annotations
 
 import io
-from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -12,14 +11,14 @@ from PIL import Image, ImageSequence
 from millstream.errors import MediaRefused
 from millstream.media.images import as_rgb, check_size, decoding
 from millstream.media.limits import MediaLimits
+from millstream.media.pace import Pace, chosen
+from millstream.media.video_file import container_of, decode_video
 
 FORMATS = ("GIF", "WEBP", "PNG")
-WANTED = "videos are read as animated GIF, WEBP or PNG"
+WANTED = "videos are read as MP4, MOV, WebM or Matroska, and as animated GIF, WEBP or PNG"
 WORK = 2
-"""All frames together may have so many times the pixels of one image: each is decoded, and kept until it is known
-which are wanted."""
-A_SECOND, FEWEST, MOST = 2.0, 4, 64
-"""Frames that are looked at."""
+"""All frames of an animated picture together may have so many times the pixels of one image: each is decoded, and kept
+until it is known which are wanted."""
 USUAL = 100
 """Milliseconds of a frame that does not say."""
 
@@ -31,8 +30,15 @@ class Frames:
     """When each is shown."""
 
 
-def open_frames(data: bytes, limits: MediaLimits) -> Frames:
+def open_frames(data: bytes, limits: MediaLimits, pace: Pace) -> Frames:
     """Raises `MediaRefused`."""
+    container = container_of(data)
+    if container is not None:
+        return Frames(*decode_video(data, container, limits, pace))
+    return _open_pictures(data, limits, pace)
+
+
+def _open_pictures(data: bytes, limits: MediaLimits, pace: Pace) -> Frames:
     with decoding("video", WANTED):
         film = Image.open(io.BytesIO(data), formats=FORMATS)
         check_size(film, limits)
@@ -47,12 +53,5 @@ def open_frames(data: bytes, limits: MediaLimits) -> Frames:
             images.append(as_rgb(frame.copy()))
             spans.append(float(frame.info.get("duration") or USUAL) / 1000)
     ends = list(accumulate(spans))
-    wanted = chosen(ends)
+    wanted = chosen(ends, pace)
     return Frames([images[number] for number in wanted], [ends[number] - spans[number] for number in wanted])
-
-
-def chosen(ends: list[float]) -> list[int]:
-    """Which frames to look at, from when each of them ends: at even times, each at most once."""
-    count = min(len(ends), MOST, max(FEWEST, round(ends[-1] * A_SECOND)))
-    times = [ends[-1] * number / count for number in range(count)]
-    return sorted({bisect_right(ends, time + 1e-9) for time in times})

@@ -11,11 +11,11 @@ class MediaLimits:
     size: int = 20 * 2**20
     """Bytes of one file."""
     pixels: int = 40_000_000
-    """Width times height of one image."""
+    """Width times height of one image; of one frame of a video, and of all frames of it that are kept together."""
     count: int = 16
     """Files of one request."""
     seconds: float = 10.0
-    """For all of one fetch: names, redirects and body."""
+    """For all of one fetch: names, redirects and body; and again for the decoding of one file of video."""
     folders: tuple[Path, ...] = ()
     """Local files are read below these alone."""
     private: bool = False

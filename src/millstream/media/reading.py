@@ -27,7 +27,7 @@ class Reader:
 
     def read(self, kind: Kind, data: bytes) -> Prepared:
         if kind == "video" and self._videos is not None:
-            return self._videos.prepare(open_frames(data, self._limits))
+            return self._videos.prepare(open_frames(data, self._limits, self._videos.pace))
         return self._images.prepare(open_image(data, self._limits))
 
 

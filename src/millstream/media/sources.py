@@ -9,6 +9,7 @@ from urllib.parse import unquote_to_bytes, urlsplit
 from urllib.request import url2pathname
 
 from millstream.errors import MediaRefused
+from millstream.media.addresses import LookUp, system_look_up
 from millstream.media.fetch import fetch, too_large
 from millstream.media.limits import MediaLimits
 
@@ -20,13 +21,13 @@ def is_local(source: str) -> bool:
     return not source.startswith(("http://", "https://"))
 
 
-def read_source(source: str, limits: MediaLimits) -> bytes:
+def read_source(source: str, limits: MediaLimits, look_up: LookUp = system_look_up) -> bytes:
     """The bytes of one file. Raises `MediaRefused`."""
     scheme = source[: source.find(":")].lower() if ":" in source[:12] else ""
     if scheme == "data":
         return from_data_uri(source, limits)
     if scheme in ("http", "https"):
-        return fetch(source, limits)
+        return fetch(source, limits, look_up)
     if scheme == "file" or (not scheme and source.startswith("/")):
         return _from_file(source, limits)
     shown = source if len(source) <= 60 else source[:57] + "..."

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from functools import partial
 from typing import TypeVar
 
 from millstream.errors import MediaRefused, UnsupportedParameter
+from millstream.media.addresses import LookUp
 from millstream.media.limits import MediaLimits
 from millstream.media.port import MediaReader
 from millstream.media.sources import is_local, read_source
@@ -19,12 +21,13 @@ _NAMES = {"image": "images", "audio": "sound", "video": "video"}
 
 
 class MediaFiles:
-    """`network` waits for other machines; `pool` decodes and reads what is here."""
+    """`network` waits for other machines; `pool` decodes and reads what is here; `look_up` finds hosts."""
 
-    def __init__(self, limits: MediaLimits, pool: Executor, network: Executor) -> None:
+    def __init__(self, limits: MediaLimits, pool: Executor, network: Executor, look_up: LookUp) -> None:
         self._limits = limits
         self._pool = pool
         self._network = network
+        self._look_up = look_up
 
     async def read(self, parts: Sequence[MediaPart], reader: MediaReader | None) -> list[bytes]:
         """The bytes of each, in order. What the model does not take is refused before anything is fetched."""
@@ -48,7 +51,8 @@ class MediaFiles:
     async def _read(self, part: MediaPart) -> bytes:
         pool = self._pool if is_local(part.source) else self._network
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(pool, about, part, lambda: read_source(part.source, self._limits))
+        work = partial(read_source, part.source, self._limits, self._look_up)
+        return await loop.run_in_executor(pool, about, part, work)
 
 
 def about(part: MediaPart, work: Callable[[], T]) -> T:

@@ -13,6 +13,7 @@ from PIL import Image
 
 from millstream.errors import ModelError
 from millstream.media.frames import Frames
+from millstream.media.pace import Pace
 from millstream.media.port import Mark, Prepared
 
 Pixels = npt.NDArray[np.float32]
@@ -36,6 +37,11 @@ class ImageProcessor(Protocol):
 class VideoProcessor(Protocol):
     @property
     def mark(self) -> Mark: ...
+
+    @property
+    def pace(self) -> Pace:
+        """Which frames the model is to see."""
+        ...
 
     def prepare(self, video: Frames) -> Prepared: ...
 

@@ -6,8 +6,9 @@ import numpy as np
 from PIL import Image
 
 from millstream.media.frames import Frames
+from millstream.media.pace import Pace
 from millstream.media.port import Mark, Prepared
-from millstream.media.processors.base import CLIP, HALVES, Finish, ModelFiles, resized
+from millstream.media.processors.base import CLIP, HALVES, Finish, ModelFiles, Settings, resized
 from millstream.media.processors.qwen import fitted_size, patches_of
 
 LEAST_PIXELS, MOST_PIXELS = 128 * 32 * 32, 32 * 32 * 768
@@ -23,6 +24,7 @@ class QwenVideoProcessor:
         marker = f"{begin}{name}{end}" if self._timed else name
         self.mark = Mark(marker, files.id_of("video_token_id", "video_token_index"))
         looks, vision = files.video_looks or files.looks, files.vision
+        self.pace = _pace(looks)
         mean, std = HALVES if self._timed else CLIP
         self._finish = Finish.read(looks, mean=mean, std=std)
         self._patch = int(looks.get("patch_size") or vision.get("patch_size") or (16 if self._timed else 14))
@@ -54,3 +56,11 @@ class QwenVideoProcessor:
         begin, end = self._around
         middles = [(seconds[at] + seconds[at + self._group - 1]) / 2 for at in range(0, len(seconds), self._group)]
         return "".join(f"<{middle:.1f} seconds>{begin}{self._name * each}{end}" for middle in middles)
+
+
+def _pace(looks: Settings) -> Pace:
+    """As the model says; but no more frames than is usual here, since each of them is decoded and kept."""
+    usual = Pace()
+    most = max(1, min(int(looks.get("max_frames") or usual.most), usual.most))
+    fewest = min(int(looks.get("min_frames") or usual.fewest), most)
+    return Pace(float(looks.get("fps") or usual.a_second), fewest, most)
