@@ -41,7 +41,7 @@ class MediaFiles:
                 )
         if len(parts) > self._limits.count:
             raise MediaRefused(
-                f"the request has {len(parts)} images; this server takes {self._limits.count} (--media-count)",
+                f"the request has {len(parts)} media files; this server takes {self._limits.count} (--media-count)",
                 param="messages",
             )
 
