@@ -58,7 +58,7 @@ def test_features_are_those_of_mlx_vlm(length: int, sounds: dict[str, Any]) -> N
     assert ours.flags.c_contiguous
     # They compute in single precision, which shows where a band is almost silent.
     np.testing.assert_allclose(ours[0], theirs, atol=2e-3 if sounds.get("mel_floor") else 1e-3)
-    assert np.abs(ours[0] - theirs).mean() < 1e-5
+    assert np.abs(ours[0] - theirs).mean() < 5e-5
 
 
 @pytest.mark.parametrize("length", [*LENGTHS, 480_000])
