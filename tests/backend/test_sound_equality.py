@@ -14,12 +14,18 @@ import pytest
 from mlx_vlm.utils import load_model
 
 from millstream.backend.text_model import MlxTextBackend, TextModelSettings
+from millstream.backend.vision_features import Features, Tower
 from millstream.config import FAST_PATHS
+from millstream.engine.backend import Plan, StepResult
 from millstream.engine.link import ThreadLink
 from millstream.engine.messages import Finished, Submit
+from millstream.engine.pace import Pace
+from millstream.engine.scheduler import Scheduler
+from millstream.types import ModelFacts
 from support.engines import Driver, engine
 from support.keepers import BLOCK, keeping_scheduler
 from support.tiny_sound import HeardCase, OneByOne, reference
+from support.tiny_vision import SOUND
 
 FAMILIES = ["gemma4-audio", "gemma4-audio-blocks"]
 MEDIA: list[list[int | float]] = [
@@ -167,3 +173,68 @@ def test_every_fast_path_on_and_off_gives_the_same(path: str, vision_model: Call
     with engine(backend(folder, **PATHS[path]), prefill_tokens=40) as driver:
         submits = [case.submit(number) for number, case in enumerate(wanted)]
         assert driver.run(*submits) == expected(folder, wanted)
+
+
+class Noted(MlxTextBackend):
+    """Notes every step."""
+
+    def __init__(self, settings: TextModelSettings) -> None:
+        super().__init__(settings)
+        self.steps: list[tuple[Plan, StepResult]] = []
+
+    def step(self, plan: Plan) -> StepResult:
+        self.steps.append((plan, super().step(plan)))
+        return self.steps[-1][1]
+
+
+def cut_finely(facts: ModelFacts) -> Scheduler:
+    return Scheduler(max_rows=facts.max_rows, prefill_tokens=50, pace=Pace(most=1, least=1))
+
+
+def test_running_rows_get_a_token_in_every_slice(vision_model: Callable[[str], Path]) -> None:
+    made: list[Noted] = []
+
+    def make() -> Noted:
+        made.append(Noted(TextModelSettings("folder", vision_model("gemma4-audio"), max_rows=5)))
+        return made[0]
+
+    driver = Driver(ThreadLink("slices", make, cut_finely))
+    driver.start()
+    try:
+        driver.post(Submit(1, (5, 6, 7), 200))
+        driver.wait(lambda: len(driver.tokens.get(1, [])) > 3)
+        driver.run(HeardCase("gemma4-audio", 3, [2.0], words=2, count=3).submit(2))
+    finally:
+        driver.stop()
+    looks = [(plan, result) for plan, result in made[0].steps if plan.look]
+    assert len(looks) > 10
+    assert [result.seen for _, result in looks] == [*[((2, 0),)] * (len(looks) - 1), ((2, 1),)]
+    assert all([row.request_id for row in result.rows] == [1] for _, result in looks)
+
+
+def test_every_layer_of_the_tower_is_a_slice_once(vision_model: Callable[[str], Path]) -> None:
+    """One of them has two names."""
+    model = load_model(vision_model("gemma4-audio"))
+    tower = Tower(model)
+    tokens, features = mx.array([[SOUND] * 5]), mx.zeros((1, 20, 128))
+    run = tower.encode(lambda: Features(model.get_input_embeddings(tokens, input_features=features).inputs_embeds[0]))
+    before = 2 + 1  # convolutions and what follows them
+    each = 2 * 2 + 4 + 1 + 2  # two feed-forwards, attention and its places, the light convolution
+    assert len(run._stages) == before + 2 * each + 1 + 1
+
+
+def test_a_sound_is_encoded_once(vision_model: Callable[[str], Path]) -> None:
+    made: list[MlxTextBackend] = []
+
+    def make() -> MlxTextBackend:
+        made.append(backend(vision_model("gemma4-audio"))())
+        return made[0]
+
+    with engine(make) as driver:
+        same = [HeardCase("gemma4-audio", n, [0.3], words=3, count=3) for n in range(3)]
+        driver.run(*(case.submit(number) for number, case in enumerate(same)))
+        sight = made[0]._sight
+        assert sight is not None
+        assert sight.kept == 1
+        driver.run(HeardCase("gemma4-audio", 9, [0.3, 0.3], words=3, count=3).submit(9))
+        assert sight.kept == 2

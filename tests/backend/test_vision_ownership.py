@@ -17,7 +17,7 @@ from millstream.backend.vision_loading import load_vision
 from support.engines import engine
 from support.tiny_vision import Case, picture
 
-FAMILIES = ["qwen3_vl", "gemma4", "pixtral", "llava"]
+FAMILIES = ["qwen3_vl", "gemma4", "gemma4-audio", "pixtral", "llava"]
 
 
 def look(model: object, family: str) -> None:

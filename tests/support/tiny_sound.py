@@ -92,7 +92,7 @@ def reference(model: Any, case: HeardCase) -> list[int]:
     if case.pictures:
         pixels = mx.array(np.concatenate([arrays["pixel_values"] for arrays in case.pictures]))
     tokens = mx.array([case.prompt])
-    # Sounds are not marked (3): mlx-vlm would then cut the prompt, and the tokens of its images would not see each other.
+    # Sounds are not marked (as 3): mlx-vlm would cut the prompt, and tokens of an image would not see each other.
     kinds = (tokens == IMAGE).astype(mx.int32)
     mask = mx.ones(tokens.shape, dtype=mx.int32)
     steps = generate_step(
