@@ -211,3 +211,21 @@ def test_the_operator_may_take_less(folder: Path) -> None:
         reply = httpx.post(f"{subject.url}/v1/chat/completions", json=body, timeout=60)
     assert reply.status_code == 400
     assert "0.50 s long; this server takes 0.25 s (--media-seconds)" in reply.json()["error"]["message"]
+
+
+def test_a_tower_that_is_named_and_not_there(tmp_path: Path) -> None:
+    """mlx-vlm leaves such a tower out: the sound is refused, and not read as tokens that nothing was made of."""
+    import mlx.core as mx
+
+    folder = write_hearing(tmp_path / "deaf")
+    weights = mx.load(str(folder / "model.safetensors"))
+    assert isinstance(weights, dict)
+    heard = {name: value for name, value in weights.items() if "audio" not in name}
+    assert len(heard) < len(weights)
+    mx.eval(heard)
+    mx.save_safetensors(str(folder / "model.safetensors"), heard)
+    with running(Settings((str(folder),), port=0, isolation="thread")) as subject:
+        body = {"messages": [{"role": "user", "content": [audio_part(wav(HALF))]}], "max_tokens": 2}
+        reply = httpx.post(f"{subject.url}/v1/chat/completions", json=body, timeout=60)
+    assert reply.status_code == 400
+    assert reply.json()["error"]["message"].startswith("This model takes text and images only")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Executor
 from typing import TypeVar
 
 from millstream.errors import MediaRefused, UnsupportedParameter
 from millstream.media.limits import MediaLimits
-from millstream.media.port import MediaReader
 from millstream.media.sources import is_local, read_source
 from millstream.types import MediaPart
 
@@ -26,13 +25,13 @@ class MediaFiles:
         self._pool = pool
         self._network = network
 
-    async def read(self, parts: Sequence[MediaPart], reader: MediaReader | None) -> list[bytes]:
-        """The bytes of each, in order. What the model does not take is refused before anything is fetched."""
-        self._check(parts, reader)
+    async def read(self, parts: Sequence[MediaPart], kinds: Collection[str]) -> list[bytes]:
+        """The bytes of each, in order. What is not of the `kinds` that the model takes is refused before anything is
+        fetched."""
+        self._check(parts, kinds)
         return list(await asyncio.gather(*(self._read(part) for part in parts)))
 
-    def _check(self, parts: Sequence[MediaPart], reader: MediaReader | None) -> None:
-        kinds = reader.marks.keys() if reader is not None else ()
+    def _check(self, parts: Sequence[MediaPart], kinds: Collection[str]) -> None:
         for part in parts:
             if part.kind not in kinds:
                 taken = " and ".join(["text", *(_NAMES[kind] for kind in sorted(kinds))])

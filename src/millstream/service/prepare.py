@@ -61,7 +61,7 @@ async def _prepare(
         return ReadPrompt(await loop.run_in_executor(pool, _encode, model, prompt, request))
     if request.prompt_logprobs is not None:
         raise BadRequest("prompt_logprobs is not served for prompts with media", param="prompt_logprobs")
-    data = await files.read(prompt.media, model.reader)
+    data = await files.read(prompt.media, model.kinds)
     assert model.reader is not None  # otherwise the files would have been refused
     # Each image is a task of its own: a request with many leaves room for others between them.
     images = await asyncio.gather(
