@@ -194,6 +194,7 @@ def media_limits(settings: Settings) -> MediaLimits:
         seconds=settings.media_timeout,
         folders=settings.media_folders,
         private=settings.allow_private_media,
+        sound=settings.media_seconds,
     )
 
 

@@ -104,6 +104,8 @@ class Settings:
     """Files of one request."""
     media_timeout: float = 10.0
     """Seconds for fetching one."""
+    media_seconds: float = 300.0
+    """The longest sound. A model may take less."""
     allow_private_media: bool = False
     """Fetch from addresses that are not public as well."""
     cors_origins: tuple[str, ...] = ()

@@ -15,9 +15,9 @@ from millstream.backend.reach import evaluate_all
 from millstream.backend.text_model import MlxTextBackend, TextModelSettings
 from millstream.backend.vision_loading import load_vision
 from support.engines import engine
-from support.tiny_vision import Case, picture
+from support.tiny_vision import SOUND, Case, picture
 
-FAMILIES = ["qwen3_vl", "gemma4", "pixtral", "llava"]
+FAMILIES = ["qwen3_vl", "gemma4", "gemma4-audio", "pixtral", "llava"]
 
 
 def look(model: object, family: str) -> None:
@@ -28,6 +28,10 @@ def look(model: object, family: str) -> None:
         ids, given.pop("pixel_values"), mask=mx.ones(ids.shape, dtype=mx.int32), **given
     )
     mx.eval(out.inputs_embeds)
+    if family == "gemma4-audio":
+        sound = mx.zeros((1, 20, 128))
+        heard = model.get_input_embeddings(mx.array([[SOUND] * 5]), input_features=sound)  # type: ignore[attr-defined]
+        mx.eval(heard.inputs_embeds)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -25,17 +25,17 @@ def test_the_defaults_are_those_of_the_media_room() -> None:
 def test_every_option_arrives() -> None:
     given = parse(
         *("--media-folder", "/a", "--media-folder", "b", "--media-bytes", "5MB", "--media-pixels", "6"),
-        *("--media-count", "0", "--media-timeout", "8s", "--allow-private-media"),
+        *("--media-count", "0", "--media-timeout", "8s", "--media-seconds", "9", "--allow-private-media"),
     )
-    assert media_limits(given) == MediaLimits(5 * 10**6, 6, 0, 8.0, (Path("/a"), Path("b")), True)
+    assert media_limits(given) == MediaLimits(5 * 10**6, 6, 0, 8.0, (Path("/a"), Path("b")), True, 9.0)
 
 
 def test_the_file_has_them_too(tmp_path: Path) -> None:
     file = tmp_path / "mill.toml"
     file.write_text(
         '[server]\nmedia_folders = ["pictures", "/all"]\nmedia_bytes = "5MB"\nmedia_pixels = 6\nmedia_count = 7\n'
-        'media_timeout = "8s"\nallow_private_media = true\n'
+        'media_timeout = "8s"\nmedia_seconds = 9\nallow_private_media = true\n'
     )
-    limits = MediaLimits(5 * 10**6, 6, 7, 8.0, (tmp_path / "pictures", Path("/all")), True)
+    limits = MediaLimits(5 * 10**6, 6, 7, 8.0, (tmp_path / "pictures", Path("/all")), True, 9.0)
     assert media_limits(parse("--config", str(file))) == limits
     assert media_limits(parse("--config", str(file), "--media-count", "9")).count == 9

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -108,6 +110,18 @@ def test_an_image_of_which_only_a_part_is_kept_is_encoded_again() -> None:
     assert (spans(plan), [look.first for look in plan.look]) == ([(2, 4, 4)], [0])
     subject.advance(plan, StepResult(seen=((2, 1),)))
     assert spans(subject.plan()) == [(2, 4, 19)]
+
+
+def test_a_sound_may_be_cut_where_images_stay_whole() -> None:
+    """Its tokens do not see those behind them."""
+    subject = Scheduler(max_rows=1, prefill_tokens=6, whole_media=True)
+    request = submit(1, 30, (2, 20))
+    sound = dataclasses.replace(request.media[0], kind="audio")
+    subject.submit(dataclasses.replace(request, media=(sound,)))
+    plan = subject.plan()
+    assert spans(plan) == [(1, 0, 2)]
+    subject.advance(plan, StepResult(seen=((1, 1),)))
+    assert spans(subject.plan()) == [(1, 2, 8)]
 
 
 @settings(deadline=None, max_examples=150)

@@ -35,7 +35,7 @@ def test_others_are_served_as_text(config: dict[str, Any]) -> None:
     assert not sees(config)
 
 
-@pytest.mark.parametrize("family", ["qwen3_vl", "gemma4-small", "idefics3", "pixtral"])
+@pytest.mark.parametrize("family", ["qwen3_vl", "gemma4-small", "gemma4-audio", "idefics3", "pixtral"])
 def test_the_estimate_counts_the_towers(family: str, tmp_path: Path) -> None:
     folder = write_vision_model(tmp_path / family, family)
     guess = estimate(ModelSource("m", "folder", folder), device="cpu", unpack=True)

@@ -16,8 +16,8 @@ from millstream.types import Media, Tensor
 from support.tiny import write_tokenizer
 
 VOCAB = 97
-IMAGE, VIDEO, START, BREAK, END = 90, 91, 92, 93, 94
-"""Tokens that stand for an image's or a video's features, and those around and between them."""
+IMAGE, VIDEO, START, BREAK, END, SOUND = 90, 91, 92, 93, 94, 95
+"""Tokens that stand for an image's, a video's or a sound's features, and those around and between them."""
 WORDS = range(1, 90)
 
 _TEXT: dict[str, Any] = {
@@ -68,7 +68,7 @@ _GEMMA4_TEXT = {
 _GEMMA4 = {
     **_TOKENS,
     "model_type": "gemma4",
-    "audio_token_id": 95,
+    "audio_token_id": SOUND,
     "hidden_size": 64,
     "vision_config": {
         **_PATCHED,
@@ -80,6 +80,17 @@ _GEMMA4 = {
         "pooling_kernel_size": 2,
         "default_output_length": 16,
     },
+}
+
+_GEMMA4_AUDIO = {
+    "model_type": "gemma4_audio",
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "subsampling_conv_channels": [8, 4],
+    "attention_chunk_size": 4,
+    "attention_context_left": 5,
+    "output_proj_dims": 24,
 }
 
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -160,6 +171,23 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma4-small": {
         **_GEMMA4,
         "text_config": {**_GEMMA4_TEXT, "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8},
+    },
+    # The same with a tower for sounds.
+    "gemma4-audio": {
+        **_GEMMA4,
+        "text_config": {**_GEMMA4_TEXT, "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8},
+        "audio_config": _GEMMA4_AUDIO,
+    },
+    # No published size has both: tokens of an image that attend to each other, and sounds.
+    "gemma4-audio-blocks": {
+        **_GEMMA4,
+        "text_config": {
+            **_GEMMA4_TEXT,
+            "num_kv_shared_layers": 0,
+            "hidden_size_per_layer_input": 0,
+            "use_bidirectional_attention": "vision",
+        },
+        "audio_config": _GEMMA4_AUDIO,
     },
     "idefics3": {
         **_TOKENS,

@@ -18,6 +18,7 @@ PARTS = (
 STRINGS = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
 ADDING = "{% for m in messages %}{{ m.role + ':' + m.content + ';' }}{% endfor %}"
 
+MARKERS = {"image": "<img>", "audio": "<snd>"}
 IMAGE = {"type": "image", "media": object()}
 TEXT = {"type": "text", "text": "what?"}
 MESSAGES = [
@@ -30,13 +31,13 @@ MESSAGES = [
 @pytest.mark.parametrize("source", [BOTH, PARTS])
 def test_templates_that_read_parts(source: str) -> None:
     template = ChatTemplate(source, {})
-    assert template.render_media(MESSAGES, "<img>") == "user:what?<img>;assistant:that;user:<img>what?<img>;"
+    assert template.render_media(MESSAGES, MARKERS) == "user:what?<img>;assistant:that;user:<img>what?<img>;"
 
 
 @pytest.mark.parametrize("source", [STRINGS, ADDING])
 def test_templates_that_read_strings_get_the_marker_as_text(source: str) -> None:
     template = ChatTemplate(source, {})
-    assert template.render_media(MESSAGES, "<img>") == "user:what?<img>\n;assistant:that;user:<img>\nwhat?<img>\n;"
+    assert template.render_media(MESSAGES, MARKERS) == "user:what?<img>\n;assistant:that;user:<img>\nwhat?<img>\n;"
 
 
 @pytest.mark.parametrize("source", [BOTH, PARTS, STRINGS, ADDING])
@@ -47,9 +48,24 @@ def test_text_alone_is_written_by_all(source: str) -> None:
 
 def test_client_names_do_not_clash_with_ours() -> None:
     template = ChatTemplate("{{ marker }}" + BOTH, {})
-    assert template.render_media(MESSAGES[1:2], "<img>", marker="x", messages=[]) == "xassistant:that;"
+    assert template.render_media(MESSAGES[1:2], MARKERS, marker="x", messages=[]) == "xassistant:that;"
 
 
 def test_kinds_that_a_string_cannot_hold() -> None:
     with pytest.raises(BadRequest, match="type 'video'"):
-        ChatTemplate(STRINGS, {}).render_media([{"role": "user", "content": [{"type": "video"}]}], "<img>")
+        ChatTemplate(STRINGS, {}).render_media([{"role": "user", "content": [{"type": "video"}]}], MARKERS)
+
+
+HEARING = BOTH.replace("{% else %}{{ p.text }}", "{% elif p.type == 'audio' %}<snd>{% else %}{{ p.text }}")
+SOUND = {"type": "audio", "media": object()}
+
+
+def test_sounds_beside_images() -> None:
+    messages = [{"role": "user", "content": [SOUND, TEXT, IMAGE]}]
+    assert ChatTemplate(HEARING, {}).render_media(messages, MARKERS) == "user:<snd>what?<img>;"
+    assert ChatTemplate(STRINGS, {}).render_media(messages, MARKERS) == "user:<snd>\nwhat?<img>\n;"
+
+
+def test_a_template_that_knows_images_and_no_sounds_gets_text() -> None:
+    messages = [{"role": "user", "content": [SOUND, TEXT]}]
+    assert ChatTemplate(BOTH, {}).render_media(messages, MARKERS) == "user:<snd>\nwhat?;"

@@ -1,4 +1,4 @@
-"""What a vision tower makes of an image: computed in slices, kept by the image's hash. Owner only."""
+"""What a tower makes of an image or a sound: computed in slices, kept by its hash. Owner only."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from mlx.utils import tree_flatten
 
 from millstream.backend.tower_attention import cut_attention
 
-_LINEAR = (nn.Linear, nn.QuantizedLinear)
+_LAYERS = (nn.Linear, nn.QuantizedLinear, nn.Conv2d)
+"""Whose every output takes as many multiplications as they have numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,16 +91,18 @@ class Encoding:
 
 
 class Tower:
-    """Everything of a model that is not its language model, with its linear layers and its attention under watch."""
+    """Everything of a model that is not its language model, with its layers and its attention under watch."""
 
     def __init__(self, whole: Any) -> None:
         self._stages: list[Stage] = []
         children = whole.children().items()
         for part in [child for name, child in children if name != "language_model" and isinstance(child, nn.Module)]:
             cut_attention(part, self._note)
-            for layer in [layer for _, layer in part.named_modules() if isinstance(layer, _LINEAR)]:
+            # By identity: Gemma 4's attention over sounds has one of its layers under two names.
+            layers = {id(layer): layer for _, layer in part.named_modules() if isinstance(layer, _LAYERS)}
+            for layer in layers.values():
                 numbers = sum(value.size for _, value in tree_flatten(layer.parameters()))
-                layer.__class__ = _watched(type(layer), functools.partial(self._note_linear, numbers))
+                layer.__class__ = _watched(type(layer), functools.partial(self._note_layer, numbers))
 
     def encode(self, run: Callable[[], Features]) -> Encoding:
         """`run` calls the tower; nothing of it is computed yet."""
@@ -111,7 +114,7 @@ class Tower:
     def _note(self, out: mx.array, work: float) -> None:
         self._stages.append(Stage(out, work))
 
-    def _note_linear(self, numbers: int, out: mx.array) -> None:
+    def _note_layer(self, numbers: int, out: mx.array) -> None:
         self._note(out, out.size // out.shape[-1] * float(numbers))
 
 

@@ -97,6 +97,7 @@ SERVER: dict[str, Reader] = {
     "media_pixels": tables.whole(1, _MANY),
     "media_count": tables.whole(0, _MANY),
     "media_timeout": tables.time_span,
+    "media_seconds": tables.time_span,
     "allow_private_media": tables.truth,
 }
 

@@ -199,6 +199,12 @@ def _add_media(group: Group) -> None:
         help=_help("for fetching one of them, and for decoding a video", f"{DEFAULTS.media_timeout:g}"),
     )
     group.add_argument(
+        "--media-seconds",
+        type=duration,
+        metavar="SECONDS",
+        help=_help("longest sound; a model may take less", f"{DEFAULTS.media_seconds:g}"),
+    )
+    group.add_argument(
         "--allow-private-media",
         action="store_true",
         help="fetch from addresses that are not public too: whoever can send requests can then reach your network",

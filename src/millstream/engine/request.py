@@ -87,7 +87,7 @@ class Request:
                 continue
             if unseen is not None and number >= unseen:
                 return min(end, max(self.prefilled, media.start))
-            if whole and media.start < end < beyond:
+            if whole and media.kind != "audio" and media.start < end < beyond:
                 return media.start if media.start > self.prefilled else min(beyond, self.prefill_end)
         return end
 

@@ -20,3 +20,5 @@ class MediaLimits:
     """Local files are read below these alone."""
     private: bool = False
     """Whether addresses that are not public may be fetched from."""
+    sound: float = 300.0
+    """Seconds of one sound. A model may take less."""

@@ -13,7 +13,7 @@ from millstream.types import Kind
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """One image or video, ready for its model."""
+    """One image, sound or video, ready for its model."""
 
     kind: Kind
     tensors: dict[str, npt.NDArray[Any]]

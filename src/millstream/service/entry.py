@@ -49,6 +49,11 @@ class ReadyModel:
     reader: MediaReader | None = None
     """For the images of a model that takes them."""
 
+    @property
+    def kinds(self) -> frozenset[str]:
+        """Of media: what can be prepared and what the engine has a tower for. A folder may name one and lack it."""
+        return frozenset(self.facts.media).intersection(self.reader.marks if self.reader is not None else ())
+
 
 class Loading(Protocol):
     """What an opener is given to do its work."""

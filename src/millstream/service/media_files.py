@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from typing import TypeVar
@@ -11,7 +11,6 @@ from typing import TypeVar
 from millstream.errors import MediaRefused, UnsupportedParameter
 from millstream.media.addresses import LookUp
 from millstream.media.limits import MediaLimits
-from millstream.media.port import MediaReader
 from millstream.media.sources import is_local, read_source
 from millstream.types import MediaPart
 
@@ -29,13 +28,13 @@ class MediaFiles:
         self._network = network
         self._look_up = look_up
 
-    async def read(self, parts: Sequence[MediaPart], reader: MediaReader | None) -> list[bytes]:
-        """The bytes of each, in order. What the model does not take is refused before anything is fetched."""
-        self._check(parts, reader)
+    async def read(self, parts: Sequence[MediaPart], kinds: Collection[str]) -> list[bytes]:
+        """The bytes of each, in order. What is not of the `kinds` that the model takes is refused before anything is
+        fetched."""
+        self._check(parts, kinds)
         return list(await asyncio.gather(*(self._read(part) for part in parts)))
 
-    def _check(self, parts: Sequence[MediaPart], reader: MediaReader | None) -> None:
-        kinds = reader.marks.keys() if reader is not None else ()
+    def _check(self, parts: Sequence[MediaPart], kinds: Collection[str]) -> None:
         for part in parts:
             if part.kind not in kinds:
                 taken = " and ".join(["text", *(_NAMES[kind] for kind in sorted(kinds))])
@@ -44,7 +43,7 @@ class MediaFiles:
                 )
         if len(parts) > self._limits.count:
             raise MediaRefused(
-                f"the request has {len(parts)} images; this server takes {self._limits.count} (--media-count)",
+                f"the request has {len(parts)} media files; this server takes {self._limits.count} (--media-count)",
                 param="messages",
             )
 

@@ -94,7 +94,7 @@ class RequestTimer:
         self._metrics.prepare.labels(self._model).observe(seconds)
         if seconds > 1:
             log.warning(
-                "%s: preparing a prompt of %d tokens and %d images took %.1f s", self._model, tokens, images, seconds
+                "%s: preparing a prompt of %d tokens and %d media took %.1f s", self._model, tokens, images, seconds
             )
 
     def delivered(self) -> None:

@@ -61,7 +61,7 @@ async def _prepare(
         return ReadPrompt(await loop.run_in_executor(pool, _encode, model, prompt, request))
     if request.prompt_logprobs is not None:
         raise BadRequest("prompt_logprobs is not served for prompts with media", param="prompt_logprobs")
-    data = await files.read(prompt.media, model.reader)
+    data = await files.read(prompt.media, model.kinds)
     assert model.reader is not None  # otherwise the files would have been refused
     # Each image is a task of its own: a request with many leaves room for others between them.
     images = await asyncio.gather(
@@ -80,8 +80,10 @@ def _read_image(reader: MediaReader, part: MediaPart, data: bytes) -> Prepared:
 def _encode_media(
     model: ReadyModel, reader: MediaReader, prompt: ChatPrompt, request: GenerationRequest, images: Sequence[Prepared]
 ) -> ReadPrompt:
+    markers: dict[str, str] = {kind: mark.text for kind, mark in reader.marks.items()}
+
     def encode(messages: Sequence[Message], **words: object) -> list[int]:
-        text = model.tokenizer.render_media(messages, reader.marks["image"].text, **words)
+        text = model.tokenizer.render_media(messages, markers, **words)
         return model.tokenizer.encode(expand(text, reader.marks, images), special=False)
 
     tokens = tuple(render(encode, model.style, prompt, request.tools, request.thinking))
@@ -111,7 +113,7 @@ def _check_length(model: ReadyModel, prompt: ReadPrompt, place: int | None) -> N
         raise BadRequest(f"{which} is empty: this model needs at least one token", param="prompt")
     limit = model.facts.context_length
     if len(prompt.tokens) >= limit:
-        images = f", {sum(media.length for media in prompt.media)} of them images" if prompt.media else ""
+        images = f", {sum(media.length for media in prompt.media)} of them media" if prompt.media else ""
         raise ContextOverflow(
             f"{which} has {len(prompt.tokens)} tokens{images}; this model's context is {limit} tokens, and at least "
             "one must be left for the answer. Shorten it."

@@ -106,12 +106,14 @@ class ChatTemplate:
         """The prompt. Asks for the assistant's turn unless `add_generation_prompt` is given as false."""
         return self._render([self._with_text(message) for message in messages], kwargs)
 
-    def render_media(self, messages: Sequence[Message], marker: str, /, **kwargs: object) -> str:
-        """The prompt of messages with images in them: `marker` stands wherever there is one."""
-        if self._reads([{"type": "image"}, _text_part(_PROBE)], marker, _PROBE):
+    def render_media(self, messages: Sequence[Message], markers: Mapping[str, str], /, **kwargs: object) -> str:
+        """The prompt of messages with images and other media in them: the marker of its kind stands wherever there is
+        one."""
+        kinds = {str(part["type"]) for message in messages if _is_list(message) for part in _parts(message)} - {"text"}
+        if all(kind in markers and self._writes(kind, markers[kind]) for kind in kinds or {"image"}):
             fitted = [_with_parts(message) if _is_list(message) else self._with_text(message) for message in messages]
         else:
-            fitted = [{**message, "content": _marked(message.get("content"), marker)} for message in messages]
+            fitted = [{**message, "content": _marked(message.get("content"), markers)} for message in messages]
         return self._render(fitted, kwargs)
 
     def _with_text(self, message: Message) -> Message:
@@ -124,6 +126,10 @@ class ChatTemplate:
             return self._template.render({**values, "messages": messages})
         except _FAILURES as error:
             raise BadRequest(f"the model's chat template refused the messages: {error}", param="messages") from error
+
+    def _writes(self, kind: str, marker: str) -> bool:
+        """Whether a part of this kind becomes its marker."""
+        return self._reads([{"type": kind}, _text_part(_PROBE)], marker, _PROBE)
 
     def _reads(self, content: object, *signs: str) -> bool:
         """Whether a message with this content gives a prompt with these signs in it, and no Python object."""
@@ -147,13 +153,18 @@ def _is_list(message: Message) -> bool:
 
 def _with_parts(message: Message) -> Message:
     """Parts as templates know them: what the media are is none of their business."""
+    parts = [part if part.get("type") == "text" else {"type": part["type"]} for part in _parts(message)]
+    return {**message, "content": parts}
+
+
+def _parts(message: Message) -> list[dict[str, object]]:
     parts = message["content"]
     assert isinstance(parts, list)
-    return {**message, "content": [part if part.get("type") == "text" else {"type": part["type"]} for part in parts]}
+    return parts
 
 
-def _marked(content: object, marker: str) -> str:
+def _marked(content: object, markers: Mapping[str, str]) -> str:
     """For templates that know only strings."""
     if not isinstance(content, list):
         return plain_text(content)
-    return "".join(f"{marker}\n" if part.get("type") == "image" else plain_text([part]) for part in content)
+    return "".join(f"{markers[part['type']]}\n" if part["type"] in markers else plain_text([part]) for part in content)

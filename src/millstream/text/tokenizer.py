@@ -157,11 +157,11 @@ class Tokenizer:
             raise BadRequest(self._no_template, param="messages")
         return self._template.render(messages, **kwargs)
 
-    def render_media(self, messages: Sequence[Message], marker: str, /, **kwargs: object) -> str:
-        """The same for a conversation with images: `marker` stands wherever there is one."""
+    def render_media(self, messages: Sequence[Message], markers: Mapping[str, str], /, **kwargs: object) -> str:
+        """The same for a conversation with media: the marker of its kind stands wherever there is one."""
         if self._template is None:
             raise BadRequest(self._no_template, param="messages")
-        return self._template.render_media(messages, marker, **kwargs)
+        return self._template.render_media(messages, markers, **kwargs)
 
     def encode_chat(self, messages: Sequence[Message], /, **kwargs: object) -> list[int]:
         """The prompt of a conversation, as tokens. A template writes all special tokens itself; none are added."""

@@ -1,1 +1,1 @@
-"""Image processors: one small file a family, in numpy and Pillow."""
+"""Processors of images and other media: one small file a family, in numpy and Pillow."""

@@ -15,6 +15,7 @@ from millstream.errors import ModelError
 from millstream.media.frames import Frames
 from millstream.media.pace import Pace
 from millstream.media.port import Mark, Prepared
+from millstream.media.wav import Samples
 
 Pixels = npt.NDArray[np.float32]
 Settings = dict[str, Any]
@@ -46,9 +47,26 @@ class VideoProcessor(Protocol):
     def prepare(self, video: Frames) -> Prepared: ...
 
 
+class SoundProcessor(Protocol):
+    @property
+    def mark(self) -> Mark: ...
+
+    @property
+    def rate(self) -> int:
+        """Samples a second that it takes."""
+        ...
+
+    @property
+    def seconds(self) -> float:
+        """The longest sound that it takes."""
+        ...
+
+    def prepare(self, samples: Samples) -> Prepared: ...
+
+
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """What a model's folder says about images."""
+    """What a model's folder says about images and other media."""
 
     config: Settings
     looks: Settings = field(default_factory=dict)
@@ -57,13 +75,16 @@ class ModelFiles:
     """The tokenizer's settings, with the names of special tokens."""
     video_looks: Settings = field(default_factory=dict)
     """The video processor's settings, where it has its own."""
+    sounds: Settings = field(default_factory=dict)
+    """The settings of what is made of sounds, and how many tokens they take."""
 
     @classmethod
     def read(cls, folder: Path) -> ModelFiles:
-        inside = _read(folder / "processor_config.json").get("image_processor")
-        looks = _read(folder / "preprocessor_config.json") | (inside if isinstance(inside, dict) else {})
+        whole = _read(folder / "processor_config.json")
+        looks = _read(folder / "preprocessor_config.json") | _inside(whole, "image_processor")
         videos = _read(folder / "video_preprocessor_config.json")
-        return cls(_read(folder / "config.json"), looks, _read(folder / "tokenizer_config.json"), videos)
+        sounds = {name: whole[name] for name in _SOUND_LENGTHS if name in whole} | _inside(whole, "feature_extractor")
+        return cls(_read(folder / "config.json"), looks, _read(folder / "tokenizer_config.json"), videos, sounds)
 
     @property
     def vision(self) -> Settings:
@@ -76,7 +97,15 @@ class ModelFiles:
         for name in names:
             if isinstance(value := self.config.get(name), int):
                 return value
-        raise ModelError(f"the model's config.json has none of {', '.join(names)}: images cannot be placed")
+        raise ModelError(f"the model's config.json has none of {', '.join(names)}: media cannot be placed")
+
+
+_SOUND_LENGTHS = ("audio_seq_length", "audio_ms_per_token")
+
+
+def _inside(settings: Settings, name: str) -> Settings:
+    value = settings.get(name)
+    return value if isinstance(value, dict) else {}
 
 
 def _read(path: Path) -> Settings:

@@ -1,4 +1,4 @@
-"""Finds the image processor that a model's folder asks for."""
+"""Finds the processors that a model's folder asks for."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from millstream.errors import ModelError
-from millstream.media.processors.base import ImageProcessor, ModelFiles, VideoProcessor
+from millstream.media.processors.base import ImageProcessor, ModelFiles, SoundProcessor, VideoProcessor
 from millstream.media.processors.gemma import Gemma3Processor, Gemma4Processor
+from millstream.media.processors.gemma_sound import Gemma4SoundProcessor
 from millstream.media.processors.idefics import IdeficsProcessor
 from millstream.media.processors.llava import LlavaProcessor
 from millstream.media.processors.pixtral import PixtralProcessor
@@ -30,11 +31,12 @@ FAMILIES: dict[str, Callable[[ModelFiles, str], ImageProcessor]] = {
 """By `model_type` of config.json."""
 
 
-def load_processor(
-    folder: Path, token_bytes: Callable[[int], bytes]
-) -> tuple[ImageProcessor, VideoProcessor | None] | None:
-    """For images and, where the model takes them, for videos; None for a model that takes text only. `token_bytes`
-    names the tokens of its tokenizer."""
+Processors = tuple[ImageProcessor, VideoProcessor | None, SoundProcessor | None]
+
+
+def load_processors(folder: Path, token_bytes: Callable[[int], bytes]) -> Processors | None:
+    """For images and, where the model takes them, for videos and sounds; None for a model that takes text only.
+    `token_bytes` names the tokens of its tokenizer."""
     files = ModelFiles.read(folder)
     make = FAMILIES.get(str(files.config.get("model_type")))
     if make is None or not isinstance(files.config.get("vision_config"), dict):
@@ -42,7 +44,8 @@ def load_processor(
     name = token_bytes(files.id_of("image_token_index", "image_token_id")).decode()
     if not name:
         raise ModelError(f"{folder}: its tokenizer does not know the token that images stand at")
-    return make(files, name), _video(files, token_bytes) if make is QwenProcessor else None
+    video = _video(files, token_bytes) if make is QwenProcessor else None
+    return make(files, name), video, _sound(files, token_bytes) if make is Gemma4Processor else None
 
 
 def _video(files: ModelFiles, token_bytes: Callable[[int], bytes]) -> VideoProcessor | None:
@@ -50,3 +53,13 @@ def _video(files: ModelFiles, token_bytes: Callable[[int], bytes]) -> VideoProce
     if not all(isinstance(files.config.get(key), int) for key in keys):
         return None
     return QwenVideoProcessor(files, *(token_bytes(files.id_of(key)).decode() for key in keys))
+
+
+def _sound(files: ModelFiles, token_bytes: Callable[[int], bytes]) -> SoundProcessor | None:
+    """None for sizes without a tower for sounds."""
+    if not isinstance(files.config.get("audio_config"), dict):
+        return None
+    name = token_bytes(files.id_of("audio_token_id", "audio_token_index")).decode()
+    if not name:
+        raise ModelError("the model's tokenizer does not know the token that sounds stand at")
+    return Gemma4SoundProcessor(files, name)
