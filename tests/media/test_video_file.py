@@ -90,6 +90,14 @@ def test_a_phone_that_was_held_upright() -> None:
     assert (image.getpixel((16, 5)), image.getpixel((16, 60))) == ((255, 0, 0), (0, 0, 255))
 
 
+@pytest.mark.parametrize(
+    "data", [film(pictures(3), title="Muenchen"), film(pictures(3), "webm", codec="libvpx", title="Muenchen")]
+)
+def test_a_title_in_another_encoding(data: bytes) -> None:
+    assert b"Muenchen" in data
+    assert open_frames(data.replace(b"Muenchen", b"M\xfcnchen!"), LIMITS, Pace()).images
+
+
 @pytest.mark.parametrize("playlist", [b"#EXTM3U\n/etc/passwd\n", b"ffconcat version 1.0\nfile /etc/passwd\n", b"RIFF"])
 def test_what_is_not_a_kind_that_is_read(playlist: bytes) -> None:
     assert "videos are read as MP4, MOV, WebM or Matroska" in refusal(playlist)

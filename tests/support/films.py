@@ -30,11 +30,14 @@ def film(
     rate: int = 10,
     times: Sequence[int] | None = None,
     pixels: str = "yuv420p",
+    title: str = "",
     **options: str,
 ) -> bytes:
     """`times`: when each is shown, in milliseconds; otherwise they come `rate` a second."""
     buffer = io.BytesIO()
     with av.open(buffer, "w", format=kind) as container:
+        if title:
+            container.metadata["title"] = title
         stream = container.add_stream(codec, rate=rate, options=options)
         stream.width, stream.height = images[0].size
         stream.pix_fmt = pixels

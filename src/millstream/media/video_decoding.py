@@ -33,6 +33,8 @@ LONGEST = 24 * 3600
 """Seconds. A video that says more has a damaged clock."""
 # Nothing but the bytes that are here may be opened, whatever the file says.
 _CLOSED = {"protocol_whitelist": "none", "enable_drefs": "0", "max_streams": "64"}
+# Titles may be in any encoding. PyAV 19 takes that as it is; before, it had to be told.
+_TITLES: dict[str, Any] = {"metadata_errors": "replace"} if int(av.__version__.split(".")[0]) < 19 else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,7 @@ class Seen:
 def decode(data: bytes, container: str, pixels: int, pace: Pace) -> list[Seen]:
     """`pixels`: of one frame as it comes, and of all that are kept together. Raises `MediaRefused`."""
     try:
-        with av.open(io.BytesIO(data), "r", container, _CLOSED, metadata_errors="replace", io_open=_closed) as film:
+        with av.open(io.BytesIO(data), "r", container, _CLOSED, io_open=_closed, **_TITLES) as film:
             stream = _stream_of(film, pixels)
             packets = _packets_of(film, stream, 2 * len(data))
             return _look(stream, packets, pixels, pace)
