@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -19,6 +20,9 @@ from millstream.media.pace import Pace
 
 _BOXES = frozenset({b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"pnot"})
 """What a file of the MP4 kind begins with: the name of its first box, after four bytes of length."""
+_PASSED = frozenset(
+    {"PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "LANG", "HOME", "TMPDIR"}
+)
 _EBML = b"\x1aE\xdf\xa3"
 
 
@@ -41,7 +45,9 @@ def decode_video(data: bytes, container: str, limits: MediaLimits, pace: Pace) -
     # -P: nothing is imported from the folder that the server was started in.
     command = [sys.executable, "-P", "-m", "millstream.media.video_child", json.dumps(order)]
     try:
-        child = subprocess.run(command, input=data, capture_output=True, timeout=limits.seconds, check=False)
+        child = subprocess.run(
+            command, input=data, capture_output=True, timeout=limits.seconds, check=False, env=_environment()
+        )
     except subprocess.TimeoutExpired as error:
         raise MediaRefused(
             f"a video took longer than {limits.seconds:g} s to decode (--media-timeout). Send a shorter or smaller one"
@@ -49,6 +55,11 @@ def decode_video(data: bytes, container: str, limits: MediaLimits, pace: Pace) -
     if child.returncode:
         raise MediaRefused(f"a video cannot be decoded: {_end_of(child)}. Write it anew, as H.264 in MP4 for example")
     return _frames(child.stdout)
+
+
+def _environment() -> dict[str, str]:
+    """What a child needs to start, and no more: keys of the server are none of its business."""
+    return {name: value for name, value in os.environ.items() if name in _PASSED}
 
 
 def _end_of(child: subprocess.CompletedProcess[bytes]) -> str:

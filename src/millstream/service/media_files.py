@@ -1,4 +1,4 @@
-"""The files of a request: fetched on threads of their own, so that a slow host keeps no prompt from being prepared."""
+"""The files of a request: whatever waits for others, hosts or decoders, keeps no prompt from being prepared."""
 
 from __future__ import annotations
 
@@ -11,10 +11,14 @@ from typing import TypeVar
 from millstream.errors import MediaRefused, UnsupportedParameter
 from millstream.media.addresses import LookUp
 from millstream.media.limits import MediaLimits
+from millstream.media.port import MediaReader, Prepared
 from millstream.media.sources import is_local, read_source
 from millstream.types import MediaPart
 
 T = TypeVar("T")
+
+VIDEOS = 2
+"""That are decoded at once: a child process each, with threads of its own."""
 
 _NAMES = {"image": "images", "audio": "sound", "video": "video"}
 
@@ -27,6 +31,24 @@ class MediaFiles:
         self._pool = pool
         self._network = network
         self._look_up = look_up
+        self._videos = asyncio.Semaphore(VIDEOS)
+
+    async def prepare(
+        self, parts: Sequence[MediaPart], data: Sequence[bytes], reader: MediaReader
+    ) -> Sequence[Prepared]:
+        """What a model takes of each. Each is a task of its own: a request with many leaves room for others between
+        them."""
+        both = zip(parts, data, strict=True)
+        return await asyncio.gather(*(self._prepare(part, content, reader) for part, content in both))
+
+    async def _prepare(self, part: MediaPart, data: bytes, reader: MediaReader) -> Prepared:
+        loop = asyncio.get_running_loop()
+        work = partial(reader.read, part.kind, data)
+        if part.kind != "video":
+            return await loop.run_in_executor(self._pool, about, part, work)
+        # Who waits for a child must not keep prompts from being prepared.
+        async with self._videos:
+            return await loop.run_in_executor(self._network, about, part, work)
 
     async def read(self, parts: Sequence[MediaPart], kinds: Collection[str]) -> list[bytes]:
         """The bytes of each, in order. What is not of the `kinds` that the model takes is refused before anything is

@@ -11,11 +11,11 @@ from millstream.errors import BadRequest, ContextOverflow
 from millstream.media.port import MediaReader, Prepared
 from millstream.media.prompt import expand, placed
 from millstream.service.entry import ReadyModel
-from millstream.service.media_files import MediaFiles, about
+from millstream.service.media_files import MediaFiles
 from millstream.text.conversation import render
 from millstream.text.grammar import checked
 from millstream.text.template import Message
-from millstream.types import ChatPrompt, GenerationRequest, Grammar, Media, MediaPart, Prompt, TextPrompt, TokenPrompt
+from millstream.types import ChatPrompt, GenerationRequest, Grammar, Media, Prompt, TextPrompt, TokenPrompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,18 +63,8 @@ async def _prepare(
         raise BadRequest("prompt_logprobs is not served for prompts with media", param="prompt_logprobs")
     data = await files.read(prompt.media, model.kinds)
     assert model.reader is not None  # otherwise the files would have been refused
-    # Each image is a task of its own: a request with many leaves room for others between them.
-    images = await asyncio.gather(
-        *(
-            loop.run_in_executor(pool, _read_image, model.reader, part, content)
-            for part, content in zip(prompt.media, data, strict=True)
-        )
-    )
+    images = await files.prepare(prompt.media, data, model.reader)
     return await loop.run_in_executor(pool, _encode_media, model, model.reader, prompt, request, images)
-
-
-def _read_image(reader: MediaReader, part: MediaPart, data: bytes) -> Prepared:
-    return about(part, lambda: reader.read(part.kind, data))
 
 
 def _encode_media(
