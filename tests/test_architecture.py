@@ -87,13 +87,14 @@ def test_the_ground_stands_on_nothing() -> None:
 def test_the_decoder_of_videos_is_imported_by_its_child_alone() -> None:
     """FFmpeg reads what strangers wrote: not in the server's process."""
     users = {path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py") if "av" in imports(path)}
-    assert users == {"media/video_decoding.py"}
+    assert users == {"media/container.py", "media/sound_decoding.py", "media/video_decoding.py"}
     graph = {path.stem: imports(path) for path in files("media")}
-    importers = {name for name, used in graph.items() if "millstream.media.video_decoding" in used}
-    assert importers == {"video_child"}
-    assert not [path for path in ROOT.rglob("*.py") if "millstream.media.video_child" in imports(path)]
+    decoders = {"millstream.media.container", "millstream.media.sound_decoding", "millstream.media.video_decoding"}
+    importers = {name for name, used in graph.items() if decoders & used or "millstream.media" in used}
+    assert importers == {"decoder_child", "sound_decoding", "video_decoding"}
+    assert not [path for path in ROOT.rglob("*.py") if "millstream.media.decoder_child" in imports(path)]
     starters = {path.relative_to(ROOT).as_posix() for path in files("media") if "subprocess" in imports(path)}
-    assert starters == {"media/video_file.py"}
+    assert starters == {"media/decoder.py"}
 
 
 def test_every_file_is_on_a_floor() -> None:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import struct
 import wave
 
+import av
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millstream.errors import MediaRefused
 from millstream.media.limits import MediaLimits
 from millstream.media.sound import open_sound, resampled
 from millstream.media.wav import open_wav
+from support.films import film, pictures
 from support.sounds import chunk, riff, tone, wav
 
 FORM = struct.pack("<HHIIHH", 1, 1, 16_000, 32_000, 2, 16)
@@ -126,10 +129,10 @@ DAMAGED = {
     "too large for a float": (wav(np.array([0.1, 1e300]), code=3, bits=64), "no numbers"),
     "only a beginning": (b"RIFF", "no sound that can be read: WAV is"),
     "a text": (b"hello, this is no sound at all", "no sound that can be read: WAV is"),
-    "MP3 with a tag": (b"ID3\x04" + bytes(50), "is MP3, which is not read here; WAV is: convert it with: ffmpeg"),
-    "MP3": (b"\xff\xfb\x90\x00" + bytes(50), "is MP3"),
-    "M4A": (b"\0\0\0\x20ftypM4A " + bytes(50), "is MP4 or M4A"),
-    "Ogg": (b"OggS" + bytes(50), "is Ogg"),
+    "MP3 with a tag": (b"ID3\x04" + bytes(50), "this sound is damaged"),
+    "MP3": (b"\xff\xfb\x90\x00" + bytes(50), "sound"),
+    "M4A": (b"\0\0\0\x20ftypM4A " + bytes(50), "this sound is damaged"),
+    "Ogg": (b"OggS" + bytes(50), "this sound is damaged"),
 }
 
 
@@ -158,3 +161,77 @@ def test_long_sounds() -> None:
     slow = struct.pack("<HHIIHH", 1, 1, 1_000, 1_000, 1, 8)
     with pytest.raises(MediaRefused, match=r"20000\.00 s long"):
         opened(riff(chunk(b"fmt ", slow), chunk(b"data", bytes(20_000_000))))
+
+
+CODED = [
+    ("mp3", "libmp3lame"),
+    ("ogg", "libopus"),
+    ("flac", "flac"),
+    ("mp4", "aac"),
+    ("adts", "aac"),
+    ("webm", "libopus"),
+]
+
+
+def coded_tone(kind: str, codec: str, seconds: float = 1.0, rate: int = 48_000) -> bytes:
+    """A tone of 440 Hz in two channels."""
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format=kind) as container:
+        stream = container.add_stream(codec, rate=rate, layout="stereo")
+        sound = np.repeat(tone(440, seconds, rate)[np.newaxis], 2, axis=0)
+        resampler = av.AudioResampler(format=stream.codec_context.format, layout="stereo", rate=rate)
+        frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(sound), format="fltp", layout="stereo")
+        frame.rate = rate
+        for piece in [*resampler.resample(frame), *resampler.resample(None)]:
+            container.mux(stream.encode(piece))
+        container.mux(stream.encode())
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(("kind", "codec"), CODED)
+def test_coded_sounds_are_heard_as_they_were(kind: str, codec: str) -> None:
+    made = opened(coded_tone(kind, codec), seconds=60.0)
+    assert made.dtype == np.float32 and 15_000 < len(made) < 18_500
+    middle = made[4_000:12_000] * np.hanning(8_000)
+    spectrum = np.abs(np.fft.rfft(middle))
+    assert np.argmax(spectrum) * 2 == 440
+    assert np.sum(spectrum[210:231] ** 2) > 0.99 * np.sum(spectrum**2)
+    assert np.abs(middle).max() == pytest.approx(0.5, abs=0.05)
+
+
+def test_coded_sounds_that_are_too_long() -> None:
+    data = coded_tone("mp3", "libmp3lame", seconds=5.0)
+    with pytest.raises(MediaRefused, match=r"over 1\.50 s long; this model hears 1\.5 s"):
+        opened(data, most=1.5, seconds=60.0)
+    with pytest.raises(MediaRefused, match=r"over 1\.00 s long; this server takes 1 s \(--media-seconds\)"):
+        opened(data, sound=1, seconds=60.0)
+
+
+def test_a_video_without_sound_and_a_codec_that_is_not_read() -> None:
+    with pytest.raises(MediaRefused, match="no stream of sound"):
+        opened(film(pictures(3)), seconds=60.0)
+
+
+@settings(max_examples=15, deadline=None)
+@given(cut=st.integers(20, 3_000), flips=st.lists(st.tuples(st.integers(0, 2_999), st.integers(1, 255)), max_size=6))
+def test_damaged_coded_sounds_are_heard_or_refused(cut: int, flips: list[tuple[int, int]]) -> None:
+    data = bytearray(MP3[:cut])
+    for place, bits in flips:
+        if place < len(data):
+            data[place] ^= bits
+    try:
+        made = opened(bytes(data), seconds=60.0)
+    except MediaRefused:
+        return
+    assert np.isfinite(made).all()
+
+
+def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "av" else find(name, *rest))
+    with pytest.raises(MediaRefused, match=r"millstream\[video\].* WAV is read without it: convert it with: ffmpeg"):
+        opened(MP3)
+    assert len(opened(wav(HALF))) == 8_000
+
+
+MP3 = coded_tone("mp3", "libmp3lame", seconds=0.3)

@@ -8,32 +8,34 @@ import numpy as np
 
 from millstream.errors import MediaRefused
 from millstream.media.limits import MediaLimits
-from millstream.media.wav import HOW, Samples, open_wav
+from millstream.media.sound_file import coded, decode_sound
+from millstream.media.wav import Samples, open_wav
 
 FADE = 0.05
 """The share of the band, at its upper end, that is turned down: a band that ends at once would ring for long."""
 QUIET = 0.05
 """Seconds of silence behind a sound while it is resampled. What rings at its ends falls there, and not into it."""
 
-_OTHERS = {b"OggS": "Ogg", b"fLaC": "FLAC", b"ID3": "MP3", b"\x1aE\xdf\xa3": "WebM", b"FORM": "AIFF", b"RF64": "RF64"}
-"""How files begin that are sounds and not read here."""
-
 
 def open_sound(data: bytes, limits: MediaLimits, *, rate: int, most: float) -> Samples:
     """`rate`: samples a second that the model takes. `most`: seconds that it takes. Raises `MediaRefused`."""
-    if (other := _other(data)) is not None:
-        raise MediaRefused(f"this sound is {other}, which is not read here; WAV is: {HOW}")
+    longest = min(limits.sound, most)
+    if (container := coded(data)) is not None:
+        samples = decode_sound(data, container, limits, rate=rate, seconds=longest)
+        _check(len(samples) / rate, limits, most, more=True)
+        return samples
     wav = open_wav(data)
-    # Before any of it is decoded: a slow rate would become many samples.
-    if wav.seconds > limits.sound:
-        raise MediaRefused(
-            f"a sound is {wav.seconds:.2f} s long; this server takes {limits.sound:g} s (--media-seconds)"
-        )
-    if wav.seconds > most:
-        raise MediaRefused(
-            f"a sound is {wav.seconds:.2f} s long; this model hears {most:g} s at a time. Send it in several parts"
-        )
+    _check(wav.seconds, limits, most)  # before any of it is decoded: a slow rate would become many samples
     return resampled(wav.mono(), wav.rate, rate)
+
+
+def _check(seconds: float, limits: MediaLimits, most: float, *, more: bool = False) -> None:
+    """`more`: it may be longer, since no more of it was decoded."""
+    length = f"{'over ' if more else ''}{min(seconds, limits.sound, most) if more else seconds:.2f} s long"
+    if seconds > limits.sound:
+        raise MediaRefused(f"a sound is {length}; this server takes {limits.sound:g} s (--media-seconds)")
+    if seconds > most:
+        raise MediaRefused(f"a sound is {length}; this model hears {most:g} s at a time. Send it in several parts")
 
 
 def resampled(samples: Samples, rate: int, wanted: int) -> Samples:
@@ -50,13 +52,3 @@ def resampled(samples: Samples, rate: int, wanted: int) -> Samples:
     spectrum *= 0.5 + 0.5 * np.cos(np.pi * np.maximum(edge, 0))
     made = np.fft.irfft(spectrum, n=spans * after)[: math.ceil(len(samples) * after / before)]
     return (made * (after / before)).astype(np.float32)
-
-
-def _other(data: bytes) -> str | None:
-    for beginning, name in _OTHERS.items():
-        if data.startswith(beginning):
-            return name
-    if data[4:8] == b"ftyp":
-        return "MP4 or M4A"
-    # The frames of an MP3 begin with eleven bits set.
-    return "MP3" if len(data) > 1 and data[0] == 0xFF and data[1] & 0xE0 == 0xE0 else None

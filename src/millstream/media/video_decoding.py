@@ -1,22 +1,22 @@
-"""From a file of video to the frames that are looked at, with PyAV. Runs in a child process: see `video_file`.
+"""From a file of video to the frames that are looked at, with PyAV. Runs in a child process: see `decoder`.
 
 All packets are read first, which decodes nothing and says when each frame is shown. What is wanted is then decoded from
 the keyframe before it, and no frame is held that is not wanted."""
 
 from __future__ import annotations
 
-import io
 import math
 from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import av
 import numpy as np
 import numpy.typing as npt
 
 from millstream.errors import MediaRefused
+from millstream.media.container import THREADS, open_closed
 from millstream.media.pace import Pace, chosen
 
 if TYPE_CHECKING:
@@ -26,15 +26,10 @@ if TYPE_CHECKING:
     from av.video.stream import VideoStream
 
 CODECS = ("h264", "hevc", "av1", "vp8", "vp9", "mpeg4", "mjpeg", "prores")
-THREADS = 2
 PACKETS = 400_000
 """Nearly two hours at 60 frames a second."""
 LONGEST = 24 * 3600
 """Seconds. A video that says more has a damaged clock."""
-# Nothing but the bytes that are here may be opened, whatever the file says.
-_CLOSED = {"protocol_whitelist": "none", "enable_drefs": "0", "max_streams": "64"}
-# Titles may be in any encoding. PyAV 19 takes that as it is; before, it had to be told.
-_TITLES: dict[str, Any] = {"metadata_errors": "replace"} if int(av.__version__.split(".")[0]) < 19 else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +40,10 @@ class Seen:
 
 def decode(data: bytes, container: str, pixels: int, pace: Pace) -> list[Seen]:
     """`pixels`: of one frame as it comes, and of all that are kept together. Raises `MediaRefused`."""
-    try:
-        with av.open(io.BytesIO(data), "r", container, _CLOSED, io_open=_closed, **_TITLES) as film:
-            stream = _stream_of(film, pixels)
-            packets = _packets_of(film, stream, 2 * len(data))
-            return _look(stream, packets, pixels, pace)
-    except av.FFmpegError as error:
-        raise MediaRefused(f"this video is damaged: {error.strerror}. Send the file whole, as it was made") from error
-
-
-def _closed(url: str, *_: Any) -> None:
-    raise MediaRefused("a video refers to other files or hosts; send one that holds its pictures itself")
+    with open_closed(data, container, "video") as film:
+        stream = _stream_of(film, pixels)
+        packets = _packets_of(film, stream, 2 * len(data))
+        return _look(stream, packets, pixels, pace)
 
 
 def _stream_of(film: InputContainer, pixels: int) -> VideoStream:

@@ -17,8 +17,8 @@ from millstream.types import MediaPart
 
 T = TypeVar("T")
 
-VIDEOS = 2
-"""That are decoded at once: a child process each, with threads of its own."""
+DECODED = 2
+"""Videos and sounds at once: most of them have a child process each, with threads of its own."""
 
 _NAMES = {"image": "images", "audio": "sound", "video": "video"}
 
@@ -31,7 +31,7 @@ class MediaFiles:
         self._pool = pool
         self._network = network
         self._look_up = look_up
-        self._videos = asyncio.Semaphore(VIDEOS)
+        self._decoding = asyncio.Semaphore(DECODED)
 
     async def prepare(
         self, parts: Sequence[MediaPart], data: Sequence[bytes], reader: MediaReader
@@ -44,10 +44,10 @@ class MediaFiles:
     async def _prepare(self, part: MediaPart, data: bytes, reader: MediaReader) -> Prepared:
         loop = asyncio.get_running_loop()
         work = partial(reader.read, part.kind, data)
-        if part.kind != "video":
+        if part.kind == "image":
             return await loop.run_in_executor(self._pool, about, part, work)
         # Who waits for a child must not keep prompts from being prepared.
-        async with self._videos:
+        async with self._decoding:
             return await loop.run_in_executor(self._network, about, part, work)
 
     async def read(self, parts: Sequence[MediaPart], kinds: Collection[str]) -> list[bytes]:

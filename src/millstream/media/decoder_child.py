@@ -1,4 +1,4 @@
-"""The child that decodes one video: the file on its input, what to look for as an argument, frames on its output."""
+"""The child that decodes one file: it is on its input, what to look for is an argument, what is found its output."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import json
 import math
 import resource
 import sys
+from typing import Any
 
 from millstream.errors import MediaRefused
+from millstream.media import sound_decoding, video_decoding
+from millstream.media.container import THREADS
 from millstream.media.pace import Pace
-from millstream.media.video_decoding import THREADS, decode
 
 MEMORY = 768 * 2**20
 """Of addresses: the interpreter, libraries and the file itself."""
@@ -20,17 +22,25 @@ A_PIXEL = 16
 def main(argument: str) -> None:
     order = json.loads(argument)
     bound(MEMORY + A_PIXEL * order["pixels"], order["seconds"])
-    data = sys.stdin.buffer.read()
     try:
-        frames = decode(data, order["container"], order["pixels"], Pace(**order["pace"]))
+        head, bodies = (_sound if order["kind"] == "sound" else _video)(sys.stdin.buffer.read(), order)
     except MediaRefused as error:
-        sys.stdout.write(json.dumps({"refused": error.message}) + "\n")
-        return
-    sizes = [frame.pixels.shape[1::-1] for frame in frames]
-    head = {"sizes": sizes, "seconds": [frame.second for frame in frames]}
+        head, bodies = {"refused": error.message}, []
     sys.stdout.buffer.write(json.dumps(head).encode() + b"\n")
-    for frame in frames:
-        sys.stdout.buffer.write(frame.pixels.tobytes())
+    for body in bodies:
+        sys.stdout.buffer.write(body)
+
+
+def _video(data: bytes, order: dict[str, Any]) -> tuple[dict[str, object], list[bytes]]:
+    frames = video_decoding.decode(data, order["container"], order["pixels"], Pace(**order["pace"]))
+    sizes = [frame.pixels.shape[1::-1] for frame in frames]
+    head: dict[str, object] = {"sizes": sizes, "seconds": [frame.second for frame in frames]}
+    return head, [frame.pixels.tobytes() for frame in frames]
+
+
+def _sound(data: bytes, order: dict[str, Any]) -> tuple[dict[str, object], list[bytes]]:
+    samples = sound_decoding.decode(data, order["container"], order["rate"], order["longest"])
+    return {}, [samples.tobytes()]
 
 
 def bound(memory: int, seconds: float) -> None:

@@ -173,9 +173,9 @@ HALF = tone(440, 0.5)
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "MP3": (
         audio_part(b"ID3\x04" + bytes(200), "mp3"),
-        "is MP3, which is not read here; WAV is: convert it with: ffmpeg",
+        "this sound is damaged",
     ),
-    "MP3 that is called WAV": (audio_part(b"\xff\xfb\x90\x64" + bytes(200)), "is MP3"),
+    "MP3 that is called WAV": (audio_part(b"\xff\xfb\x90\x64" + bytes(200)), "this sound is damaged"),
     "no sound": (audio_part(b"hello"), "no sound that can be read: WAV is"),
     "nothing": (audio_part(b""), "a media file is empty"),
     "no base64": ({"type": "input_audio", "input_audio": {"data": "%%%", "format": "wav"}}, "not valid base64"),

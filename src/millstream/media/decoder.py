@@ -1,0 +1,61 @@
+"""Decodes a file in a child process. FFmpeg is a million lines of C that read what a stranger wrote: a crash, a hang or
+a greedy header ends the child, and the request gets a refusal. The child is waited for on threads for slow hosts."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from millstream.errors import MediaRefused
+from millstream.media.limits import MediaLimits
+
+_PASSED = frozenset(
+    {"PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "LANG", "HOME", "TMPDIR"}
+)
+
+
+def in_child(
+    order: Mapping[str, object], data: bytes, limits: MediaLimits, what: str, without: str
+) -> tuple[dict[str, Any], bytes]:
+    """What `decoder_child` makes of a file: a head and bytes. `without`: what can be read without PyAV, for people.
+    Raises `MediaRefused`."""
+    if importlib.util.find_spec("av") is None:
+        raise MediaRefused(
+            f"this server cannot decode this {what}: PyAV is not installed (pip install 'millstream[video]'). {without}"
+        )
+    whole = {**order, "pixels": limits.pixels, "seconds": limits.seconds}
+    # -P: nothing is imported from the folder that the server was started in.
+    command = [sys.executable, "-P", "-m", "millstream.media.decoder_child", json.dumps(whole)]
+    try:
+        child = subprocess.run(
+            command, input=data, capture_output=True, timeout=limits.seconds, check=False, env=_environment()
+        )
+    except subprocess.TimeoutExpired as error:
+        raise MediaRefused(
+            f"a {what} took longer than {limits.seconds:g} s to decode (--media-timeout). Send a shorter or smaller one"
+        ) from error
+    if child.returncode:
+        raise MediaRefused(f"a {what} cannot be decoded: {_end_of(child)}. Write it anew, in a usual format")
+    head, _, body = child.stdout.partition(b"\n")
+    said: dict[str, Any] = json.loads(head)
+    if "refused" in said:
+        raise MediaRefused(said["refused"])
+    return said, body
+
+
+def _environment() -> dict[str, str]:
+    """What a child needs to start, and no more: keys of the server are none of its business."""
+    return {name: value for name, value in os.environ.items() if name in _PASSED}
+
+
+def _end_of(child: subprocess.CompletedProcess[bytes]) -> str:
+    if child.returncode < 0:
+        return f"its decoder was ended by {signal.Signals(-child.returncode).name}"
+    lines = child.stderr.decode(errors="replace").strip().splitlines()
+    return f"its decoder failed ({lines[-1][:200] if lines else child.returncode})"
