@@ -88,7 +88,7 @@ def test_load_step_and_free_happen_on_one_thread(family: str, tiny_model: Callab
     before = threading.active_count()
     with engine(lambda: Witness(tiny_model(family), seen)) as driver:
         driver.run(Submit(1, (1, 2, 3), 5), Submit(2, (4,), 3))
-    assert set(seen) == {"make", "load", "step", "memory_bytes", "close"}
+    assert set(seen) == {"make", "errand", "load", "step", "memory_bytes", "close"}
     assert len(set().union(*seen.values())) == 1
     assert threading.get_ident() not in seen["load"]
     assert threading.active_count() == before, "the owner thread is still there"
