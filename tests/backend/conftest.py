@@ -1,11 +1,14 @@
-"""Models that see, made once a run."""
+"""Models that see, made once a run; and threads to do wrong with."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+
+from support.engines import Run
 
 
 @pytest.fixture(scope="session")
@@ -20,3 +23,10 @@ def vision_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pa
         return folder if folder.exists() else write_vision_model(folder, family)
 
     return get
+
+
+@pytest.fixture
+def two_threads() -> Iterator[tuple[Run, Run]]:
+    """Both live all the time: the streams of one that has ended may be given to the next."""
+    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
+        yield lambda work: one.submit(work).result(60), lambda work: other.submit(work).result(60)

@@ -17,51 +17,39 @@ from millstream.backend.text_model import MlxTextBackend, TextModelSettings
 from millstream.engine.backend import Plan
 from millstream.engine.messages import Submit
 from millstream.engine.ownership import NotOwner
-from support.engines import engine
+from support.engines import Run, engine
 from support.tiny import BATCHABLE
 from support.wrapped import Wrapped
 
 
-def on_a_thread(work: Callable[[], Any]) -> Any:
-    """The result of `work` on a thread of its own; its exception is raised here."""
-    outcome: list[Any] = []
-
-    def run() -> None:
-        try:
-            outcome.append(work())
-        except RuntimeError as error:
-            outcome.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join(60)
-    if isinstance(outcome[0], RuntimeError):
-        raise outcome[0]
-    return outcome[0]
-
-
 @pytest.mark.parametrize("family", BATCHABLE)
-def test_a_naive_server_breaks_on_this_machine(family: str, tiny_model: Callable[[str], Path]) -> None:
+def test_a_naive_server_breaks_on_this_machine(
+    family: str, tiny_model: Callable[[str], Path], two_threads: tuple[Run, Run]
+) -> None:
     """Loaded lazily on one thread, run on another: MLX refuses. Otherwise the tests below would prove nothing."""
-    model, _ = on_a_thread(lambda: load_model(tiny_model(family), lazy=True))
+    loader, runner = two_threads
+    model, _ = loader(lambda: load_model(tiny_model(family), lazy=True))
     with pytest.raises(RuntimeError, match="no Stream"):
-        on_a_thread(lambda: mx.eval(model(mx.array([[1, 2, 3]]))))
+        runner(lambda: mx.eval(model(mx.array([[1, 2, 3]]))))
 
 
-def test_parameters_alone_leave_private_tables_lazy(tiny_model: Callable[[str], Path]) -> None:
+def test_parameters_alone_leave_private_tables_lazy(
+    tiny_model: Callable[[str], Path], two_threads: tuple[Run, Run]
+) -> None:
     """Evaluating parameters() is not enough for llama3-scaled RoPE; evaluating all that is reachable is."""
     folder = tiny_model("llama")
+    loader, runner = two_threads
 
     def load(evaluate: Callable[[Any], Any]) -> Any:
         model, _ = load_model(folder, lazy=True)
         evaluate(model)
         return model
 
-    half = on_a_thread(lambda: load(lambda model: mx.eval(model.parameters())))
+    half = loader(lambda: load(lambda model: mx.eval(model.parameters())))
     with pytest.raises(RuntimeError, match="no Stream"):
-        on_a_thread(lambda: mx.eval(half(mx.array([[1, 2, 3]]))))
-    whole = on_a_thread(lambda: load(evaluate_all))
-    on_a_thread(lambda: mx.eval(whole(mx.array([[1, 2, 3]]))))
+        runner(lambda: mx.eval(half(mx.array([[1, 2, 3]]))))
+    whole = loader(lambda: load(evaluate_all))
+    runner(lambda: mx.eval(whole(mx.array([[1, 2, 3]]))))
 
 
 def test_private_arrays_are_reached(tiny_model: Callable[[str], Path]) -> None:
@@ -122,7 +110,7 @@ def test_twenty_lives_leave_nothing_behind(tiny_model: Callable[[str], Path]) ->
     assert mx.get_active_memory() - memory < 2**20
 
 
-def test_a_foreign_thread_is_refused_by_name(tiny_model: Callable[[str], Path]) -> None:
-    backend = on_a_thread(lambda: MlxTextBackend(TextModelSettings("folder", tiny_model("llama"), max_rows=4)))
+def test_a_foreign_thread_is_refused_by_name(tiny_model: Callable[[str], Path], two_threads: tuple[Run, Run]) -> None:
+    backend = two_threads[0](lambda: MlxTextBackend(TextModelSettings("folder", tiny_model("llama"), max_rows=4)))
     with pytest.raises(NotOwner, match=r"step belongs to thread .* called on 'MainThread'"):
         backend.step(Plan())

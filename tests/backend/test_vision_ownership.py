@@ -9,12 +9,12 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
-from test_ownership import Witness, on_a_thread
+from test_ownership import Witness
 
 from millstream.backend.reach import evaluate_all
 from millstream.backend.text_model import MlxTextBackend, TextModelSettings
 from millstream.backend.vision_loading import load_vision
-from support.engines import engine
+from support.engines import Run, engine
 from support.tiny_vision import SOUND, Case, picture
 
 FAMILIES = ["qwen3_vl", "gemma4", "gemma4-audio", "pixtral", "llava"]
@@ -35,20 +35,23 @@ def look(model: object, family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_naive_server_breaks_on_this_machine(family: str, vision_model: Callable[[str], Path]) -> None:
+def test_a_naive_server_breaks_on_this_machine(
+    family: str, vision_model: Callable[[str], Path], two_threads: tuple[Run, Run]
+) -> None:
     """The tower is loaded on one thread and run on another: MLX refuses, unless all of it was evaluated."""
     folder = vision_model(family)
-    lazy = on_a_thread(lambda: load_vision(folder)[0])
+    loader, runner = two_threads
+    lazy = loader(lambda: load_vision(folder)[0])
     with pytest.raises(RuntimeError, match="no Stream"):
-        on_a_thread(lambda: look(lazy, family))
+        runner(lambda: look(lazy, family))
 
     def load() -> object:
         model, _ = load_vision(folder)
         evaluate_all(model)
         return model
 
-    whole = on_a_thread(load)
-    on_a_thread(lambda: look(whole, family))
+    whole = loader(load)
+    runner(lambda: look(whole, family))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

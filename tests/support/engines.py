@@ -7,6 +7,7 @@ import queue
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import Any
 
 from millstream.engine.backend import BackendFactory
 from millstream.engine.link import Link, ThreadLink
@@ -29,6 +30,9 @@ from millstream.errors import EngineGone
 from millstream.types import ModelFacts
 
 PATIENCE = 60
+
+Run = Callable[[Callable[[], Any]], Any]
+"""Does some work on a thread and gives what it gave, or raises what it raised."""
 
 
 class Driver:
