@@ -19,23 +19,21 @@ QUIET = 0.05
 
 def open_sound(data: bytes, limits: MediaLimits, *, rate: int, most: float) -> Samples:
     """`rate`: samples a second that the model takes. `most`: seconds that it takes. Raises `MediaRefused`."""
-    longest = min(limits.sound, most)
     if (container := coded(data)) is not None:
+        longest = min(limits.sound, most)
         samples = decode_sound(data, container, limits, rate=rate, seconds=longest)
-        _check(len(samples) / rate, limits, most, more=True)
+        _check(len(samples) / rate, f"over {longest:g} s", limits, most)  # no more of it was decoded
         return samples
     wav = open_wav(data)
-    _check(wav.seconds, limits, most)  # before any of it is decoded: a slow rate would become many samples
+    _check(wav.seconds, f"{wav.seconds:.2f} s", limits, most)  # first: a slow rate would become many samples
     return resampled(wav.mono(), wav.rate, rate)
 
 
-def _check(seconds: float, limits: MediaLimits, most: float, *, more: bool = False) -> None:
-    """`more`: it may be longer, since no more of it was decoded."""
-    length = f"{'over ' if more else ''}{min(seconds, limits.sound, most) if more else seconds:.2f} s long"
+def _check(seconds: float, length: str, limits: MediaLimits, most: float) -> None:
     if seconds > limits.sound:
-        raise MediaRefused(f"a sound is {length}; this server takes {limits.sound:g} s (--media-seconds)")
+        raise MediaRefused(f"a sound is {length} long; this server takes {limits.sound:g} s (--media-seconds)")
     if seconds > most:
-        raise MediaRefused(f"a sound is {length}; this model hears {most:g} s at a time. Send it in several parts")
+        raise MediaRefused(f"a sound is {length} long; this model hears {most:g} s at a time. Send it in several parts")
 
 
 def resampled(samples: Samples, rate: int, wanted: int) -> Samples:
