@@ -67,6 +67,6 @@ def _over_slots(
     return mx.concatenate([out, mx.zeros((beyond, *out.shape[1:]), dtype=out.dtype)]) if beyond else out
 
 
-def adopt_attention(model: Any, *, kernels: bool) -> int:
-    """Give the model's attention layers our function; how many have it now."""
-    return exchange_function(model, "scaled_dot_product_attention", kernel_attention if kernels else attention)
+def adopt_attention(model: Any, attend: Any) -> int:
+    """Give the model's attention layers one of the functions here; how many have it now."""
+    return exchange_function(model, "scaled_dot_product_attention", attend)

@@ -167,12 +167,25 @@ def ragged_attention(
 
     `used` is end + 1, known without asking the device: rows over many columns are computed in parts, by a block each.
     """
+    parts = -(-used // SPAN) if used > 2 * SPAN else 1
+    out: mx.array = _attention(parts, scale)(queries, keys, values, left, end)
+    return out
+
+
+@functools.cache
+def _attention(parts: int, scale: float) -> Any:
+    """Compiled: else the kernel's source would be put together anew at every call, which takes longer than the rest."""
+    return mx.compile(functools.partial(_in_parts, parts, scale))
+
+
+def _in_parts(
+    parts: int, scale: float, queries: mx.array, keys: mx.array, values: mx.array, left: mx.array, end: mx.array
+) -> mx.array:
     rows, heads, _, size = queries.shape
     groups = keys.shape[1]
     # The joined sums of all warps have to fit the 48 KiB of shared memory that a block gets unasked.
     share = heads // groups
     warps = min(WARPS, max(1, 40_000 // (4 * share * size)))
-    parts = -(-used // SPAN) if used > 2 * SPAN else 1
     (out,) = _kernel()(
         inputs=[queries, keys, values, left, end],
         output_shapes=[queries.shape if parts == 1 else (rows, heads, parts, size + 2)],

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import mlx.core as mx
 from mlx_lm.models.base import scaled_dot_product_attention
 
-from millstream.backend.attention import adopt_attention
+from millstream.backend.attention import adopt_attention, attention, kernel_attention
 from millstream.backend.batch import Batch
 from millstream.backend.caches import MergedCaches, bytes_per_token, new_row, states, unbatchable
 from millstream.backend.cpu_attention import cpu_attention
@@ -26,7 +26,10 @@ from millstream.backend.packed_attention import Attention, packed_attention, pro
 from millstream.backend.projections import fuse_projections
 from millstream.backend.prompts import BlockReader, PromptReader, SingleReader
 from millstream.backend.quantized_kv import KvPacking, QuantizedSlotLayer, packing_for, refusal, row_of
-from millstream.backend.slots import SlotCaches, all_plain, exact, powers_of_two
+from millstream.backend.row_blocks import adopt_rows, row_width
+from millstream.backend.row_kernels import known_here
+from millstream.backend.row_products import BY_KERNELS, BY_MLX
+from millstream.backend.slots import SlotCaches, SlotPolicy, all_plain, exact, full_width, powers_of_two
 from millstream.types import KeptSizes
 
 if TYPE_CHECKING:
@@ -68,7 +71,9 @@ class Layout:
         self._model = model
         self._vocab_size = vocab_size
         self._sight = sight
-        self._slots = self._wide = False
+        self._slots = False
+        self._width: SlotPolicy | None = None
+        """How many rows a pass has for so many slots, where the layers call attention of ours."""
         self._attention: Attention = scaled_dot_product_attention
         self.packing: KvPacking | None = None
 
@@ -96,8 +101,10 @@ class Layout:
         if obstacle is not None:
             return obstacle
         self._slots = self.enabled("slots") and all_plain(caches)
-        adopts = self._slots and (self._on_cuda or self._settings.like_gpu)
-        self._wide = adopts and adopt_attention(self._model, kernels=self._on_cuda) == len(caches)
+        if self._slots and (self._on_cuda or self._settings.like_gpu):
+            attend = kernel_attention if self._on_cuda else attention
+            if adopt_attention(self._model, attend) == len(caches):
+                self._width = row_width if self._adopt_rows(attend) else full_width
         return "this model" if self._trouble(try_two_rows) else None
 
     def fresh(self, kept: KeptBlocks) -> tuple[Batch, PromptReader]:
@@ -120,10 +127,10 @@ class Layout:
         if self.packing is not None:
             layer = functools.partial(QuantizedSlotLayer, self.packing)
             reader = BlockReader(self._model, layers, fill=None, kept=kept, packing=self.packing)
-            return make(SlotCaches(layers, policy, wide=False, layer=layer)), reader
+            return make(SlotCaches(layers, policy, layer=layer)), reader
         # Padding is computed like everything else: almost for nothing on a GPU, for real on the CPU.
         fill = (0.75 if on_cpu else 0.5) if self.enabled("group-prefill") else None
-        caches = SlotCaches(layers, policy, wide=self._wide)
+        caches = SlotCaches(layers, policy, width=self._width)
         return make(caches), BlockReader(self._model, layers, fill=fill, kept=kept, see=see)
 
     def probe(self) -> tuple[int, KeptSizes | None]:
@@ -132,6 +139,12 @@ class Layout:
         self._model(mx.zeros((1, 1), dtype=mx.int32), cache=caches)
         mx.eval(states(caches))
         return bytes_per_token(caches), kept_sizes(caches)
+
+    def _adopt_rows(self, attend: Attention) -> bool:
+        """Products of few rows by kernels; off CUDA by what these stand for, so that the CPU can test it."""
+        if not self.enabled("products") or (self._on_cuda and not known_here()):
+            return False
+        return adopt_rows(self._model, BY_KERNELS if self._on_cuda else BY_MLX, attend) > 0
 
     @property
     def _on_cuda(self) -> bool:
@@ -157,6 +170,6 @@ class Layout:
             try_two_rows()
         except (ValueError, TypeError, RuntimeError, AttributeError) as error:
             log.warning("the model cannot run two rows at once: %s", error)
-            self._slots = self._wide = False
+            self._slots, self._width = False, None
             return str(error)
         return None

@@ -23,7 +23,7 @@ class _Fused:
     """
 
     def __init__(self, layer: Any, sizes: Sequence[int]) -> None:
-        self._layer = layer
+        self.layer = layer
         self._cuts = [sum(sizes[: place + 1]) for place in range(len(sizes) - 1)]
         self._source: mx.array | None = None
         self._shares: list[mx.array | None] = []
@@ -32,7 +32,7 @@ class _Fused:
         share = self._shares[place] if self._source is source else None
         if share is None:
             self._source = source
-            self._shares = list(mx.split(self._layer(source), self._cuts, axis=-1))
+            self._shares = list(mx.split(self.layer(source), self._cuts, axis=-1))
             share = self._shares[place]
             assert share is not None
         self._shares[place] = None
@@ -51,6 +51,24 @@ class _Part(nn.Module):  # type: ignore[misc]
 
     def __call__(self, x: mx.array) -> mx.array:
         return self._fused.share(x, self._place)
+
+    @property
+    def whole(self) -> Any:
+        """The joined layer."""
+        return self._fused.layer
+
+
+def joined_layer(module: Any, names: Sequence[str]) -> Any:
+    """The layer that these parts of a module were joined into; None if they were not."""
+    parts = [module.get(name) for name in names]
+    wholes = {id(part.whole) for part in parts if isinstance(part, _Part)}
+    return parts[0].whole if len(wholes) == 1 and all(isinstance(part, _Part) for part in parts) else None
+
+
+def joined_layers(model: Any) -> list[Any]:
+    """Every joined layer, once."""
+    wholes = {id(module.whole): module.whole for _, module in model.named_modules() if isinstance(module, _Part)}
+    return list(wholes.values())
 
 
 def fuse_projections(model: Any, finish: Callable[[Any], Any] = lambda layer: layer) -> int:

@@ -38,8 +38,8 @@ def powers_of_two(rows: int) -> int:
 
 
 def full_width(slots: int) -> int:
-    """How many rows a forward pass gets on CUDA, whose products of 2 to 32 rows take longer than those of 64 (H200: a
-    step of 5.1 ms against 4.0). Rows beyond the slots have no keys and values, so they cost no memory."""
+    """How many rows a forward pass gets from cuBLAS, whose products of 2 to 32 rows take longer than those of 64 (H200:
+    a step of 5.1 ms against 4.0). Rows beyond the slots have no keys and values, so they cost no memory."""
     return FULL if 1 < slots < FULL else slots
 
 
@@ -116,15 +116,20 @@ class SlotLayer:
 
 
 class SlotCaches:
-    """The caches of a batch. Owner only. `wide`: the layers call our attention, so a pass may have more rows than
-    there are slots, and unequal rows need no mask."""
+    """The caches of a batch. Owner only. With a `width` the layers call our attention, so a pass has that many rows
+    for so many slots, and unequal rows need no mask."""
 
     def __init__(
-        self, layer_count: int, policy: SlotPolicy, *, wide: bool, layer: Callable[[SlotCaches], SlotLayer] = SlotLayer
+        self,
+        layer_count: int,
+        policy: SlotPolicy,
+        *,
+        width: SlotPolicy | None = None,
+        layer: Callable[[SlotCaches], SlotLayer] = SlotLayer,
     ) -> None:
         self.layers = [layer(self) for _ in range(layer_count)]
         self._policy = policy
-        self._wide = wide
+        self._width = width
         self._lefts: list[int | None] = []
         """The first column of each slot's row; None for a vacant slot."""
         self._columns = 0
@@ -142,7 +147,7 @@ class SlotCaches:
     @property
     def size(self) -> int:
         """How many rows a forward pass has."""
-        return full_width(self.count) if self._wide else self.count
+        return self.count if self._width is None else self._width(self.count)
 
     def join(self, blocks: Sequence[Block]) -> list[int]:
         """Put the rows into vacant slots; their places, in order."""
@@ -210,7 +215,7 @@ class SlotCaches:
         """What depends on who is here. Rows that all begin at column 0 need no mask, and vacant ones join them."""
         living = [left for left in self._lefts if left is not None]
         self._uneven = any(living)
-        self.ragged = self._wide and (self._uneven or self.size > self.count)
+        self.ragged = self._width is not None and (self._uneven or self.size > self.count)
         self.first = min(living, default=0)
         vacant = self.end if self._uneven else 0
         lefts = [vacant if left is None else left for left in self._lefts]

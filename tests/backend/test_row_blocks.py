@@ -1,0 +1,168 @@
+"""Blocks that are taken over for few rows, against the blocks of mlx-lm that they stand for."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+from mlx.utils import tree_map
+from mlx_lm.models.cache import KVCache
+
+from millstream.backend.attention import adopt_attention, attention
+from millstream.backend.cpu_layers import turn_layers, turned_layer
+from millstream.backend.projections import fuse_projections, joined_layer, joined_layers
+from millstream.backend.row_blocks import adopt_rows, row_width
+from millstream.backend.row_products import BY_MLX
+from millstream.backend.slots import Block, SlotCaches, block_of, powers_of_two
+
+LAYERS = 2
+BASE: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-5,
+    "vocab_size": 64,
+    "rope_theta": 10000.0,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 64}
+EXPERTS = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "moe_intermediate_size": 32,
+    "norm_topk_prob": True,
+}
+TAKEN: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "llama, other heads": {"head_dim": 32, "num_key_value_heads": 4},
+    "llama 3": {"rope_scaling": LLAMA3},
+    "llama, slower turns": {"rope_scaling": {"type": "linear", "factor": 2.0}},
+    "a bias in the MLP": {"mlp_bias": True},
+    "qwen2": {"model_type": "qwen2"},
+    "qwen3": {"model_type": "qwen3", "head_dim": 16},
+    "qwen3 with experts": {"model_type": "qwen3_moe", "head_dim": 16, **EXPERTS},
+}
+LEFT_ALONE: dict[str, dict[str, Any]] = {
+    "turned in pairs": {"rope_traditional": True},
+    "a bias after attention": {"attention_bias": True},
+    "other norms": {"model_type": "gemma", "head_dim": 16},
+    "other blocks": {"model_type": "gemma2", "head_dim": 16},
+    "another rotary embedding": {"rope_scaling": {"type": "yarn", "factor": 2.0}},
+}
+
+
+def make(changes: dict[str, Any]) -> Any:
+    """The same numbers whenever it is called with the same changes; biases and norms are not as they begin."""
+    config = {**BASE, **changes}
+    module = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
+    model = module.Model(module.ModelArgs.from_dict(config))
+    mx.random.seed(4)
+    model.update(tree_map(lambda value: mx.random.normal(value.shape) * 0.2 + (value.ndim == 1), model.parameters()))
+    mx.eval(model.parameters())
+    return model
+
+
+def read(model: Any, prompt: list[int]) -> Block:
+    """All but the last token, into caches of its own."""
+    caches = [KVCache() for _ in range(LAYERS)]
+    if len(prompt) > 1:
+        model(mx.array([prompt[:-1]]), cache=caches)
+    return block_of(caches)
+
+
+def steps(model: Any, prompts: list[list[int]], width: Callable[[int], int]) -> list[mx.array]:
+    """The logits of a few steps of rows of unequal length."""
+    slots = SlotCaches(LAYERS, powers_of_two, width=width)
+    assert slots.join([read(model, prompt) for prompt in prompts]) == list(range(len(prompts)))
+    tokens = mx.array([*(prompt[-1] for prompt in prompts), *[0] * (slots.size - len(prompts))])
+    logits = []
+    for _ in range(4):
+        slots.begin_step()
+        out = model(tokens[:, None], cache=slots.layers)[:, -1]
+        slots.end_step()
+        tokens = mx.argmax(out, axis=-1)
+        logits.append(out[: len(prompts)])
+    return logits
+
+
+PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10, 11], [12, 13]]
+
+
+@pytest.mark.parametrize("turn", [False, True])
+@pytest.mark.parametrize("changes", TAKEN.values(), ids=TAKEN)
+def test_a_block_that_was_taken_over_gives_what_it_gave(changes: dict[str, Any], turn: bool) -> None:
+    plain, ours = make(changes), make(changes)
+    for model in (plain, ours):
+        assert adopt_attention(model, attention) == LAYERS
+    fuse_projections(ours, turned_layer if turn else lambda layer: layer)
+    if turn:
+        turn_layers(ours)
+    calls = []
+
+    def attend(*args: Any, **more: Any) -> mx.array:
+        calls.append(args[0].shape)
+        return attention(*args, **more)
+
+    assert adopt_rows(ours, BY_MLX, attend) == LAYERS
+    expected = steps(plain, PROMPTS, lambda slots: slots)
+    got = steps(ours, PROMPTS, row_width)
+    assert {shape[0] for shape in calls} == {32} and len(calls) == 4 * LAYERS, "the blocks were not used"
+    for one, other in zip(got, expected, strict=True):
+        np.testing.assert_allclose(np.array(one), np.array(other), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("changes", LEFT_ALONE.values(), ids=LEFT_ALONE)
+def test_a_block_that_does_something_else_is_left_alone(changes: dict[str, Any]) -> None:
+    model = make(changes)
+    fuse_projections(model)
+    assert adopt_rows(model, BY_MLX, attention) == 0
+
+
+def test_projections_that_were_not_joined_or_are_packed_are_left_alone() -> None:
+    assert adopt_rows(make({}), BY_MLX, attention) == 0
+    packed = make({})
+    nn.quantize(packed, group_size=32, bits=4)
+    fuse_projections(packed)
+    assert adopt_rows(packed, BY_MLX, attention) == 0
+
+
+def test_prompts_and_other_types_take_the_old_way() -> None:
+    model = make({})
+    adopt_attention(model, attention)
+    fuse_projections(model)
+
+    def attend(*args: Any, **more: Any) -> mx.array:
+        raise AssertionError("not for these")
+
+    assert adopt_rows(model, BY_MLX, attend) == LAYERS
+    mx.eval(model(mx.zeros((32, 1), dtype=mx.int32), cache=[KVCache() for _ in range(LAYERS)]))
+    slots = SlotCaches(LAYERS, powers_of_two, width=row_width)
+    slots.join([read(model, prompt) for prompt in PROMPTS])
+    slots.begin_step()
+    mx.eval(model.model.layers[0](mx.ones((32, 1, 64), dtype=mx.bfloat16), None, slots.layers[0]))
+
+
+def test_joined_layers_are_found_once() -> None:
+    model = make({})
+    assert joined_layers(model) == []
+    fuse_projections(model)
+    assert len(joined_layers(model)) == 2 * LAYERS
+    attention_layer = model.model.layers[0].self_attn
+    assert joined_layer(attention_layer, ("q_proj", "k_proj", "v_proj")).weight.shape == (128, 64)
+    assert joined_layer(attention_layer, ("q_proj", "o_proj")) is None
+    assert joined_layer(attention_layer, ("q_proj", "nothing")) is None
+
+
+def test_widths() -> None:
+    assert [row_width(slots) for slots in (0, 1, 8, 32, 33, 64, 65, 128)] == [0, 32, 32, 32, 64, 64, 65, 128]
