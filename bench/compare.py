@@ -49,10 +49,16 @@ def main() -> int:
             ignore_eos=server == "millstream",
         )
         extra = tuple(arguments.ours.split()) if server == "millstream" else ()
-        with servers.running(server, folder, extra) as url:
-            levels = asyncio.run(
-                measure(dataclasses.replace(load, url=url), arguments.levels, warmup=not arguments.no_warmup)
-            )
+        try:
+            with servers.running(server, folder, extra) as url:
+                levels = asyncio.run(
+                    measure(dataclasses.replace(load, url=url), arguments.levels, warmup=not arguments.no_warmup)
+                )
+        except servers.NotStarted as error:
+            if server == "millstream":
+                raise
+            console.print(f"{server} is left out: {error}")
+            continue
         found[server] = levels
         console.print(table(server, levels))
         for level in levels:

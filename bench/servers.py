@@ -18,6 +18,10 @@ from pathlib import Path
 PATIENCE = 600
 
 
+class NotStarted(Exception):
+    """A server that ended, or said nothing, before it could answer."""
+
+
 def command(server: str, model: Path, port: int, more: tuple[Path, ...] = ()) -> list[str] | None:
     """The command line, or None where the server is not installed. Only ours takes `more` models."""
     ours = ["millstream", "serve", *map(str, (model, *more)), "--max-batch", "64", "--log-level", "warning"]
@@ -70,7 +74,7 @@ def _wait(url: str, process: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            raise RuntimeError(f"the server ended with {process.returncode}")
+            raise NotStarted(f"the server ended with {process.returncode}")
         try:
             with urllib.request.urlopen(f"{url}/v1/models", timeout=5) as reply:
                 body = reply.read()
@@ -79,4 +83,4 @@ def _wait(url: str, process: subprocess.Popen[bytes]) -> None:
         except (urllib.error.URLError, OSError):
             pass
         time.sleep(0.2)
-    raise RuntimeError(f"{url} did not answer within {PATIENCE} s")
+    raise NotStarted(f"{url} did not answer within {PATIENCE} s")
