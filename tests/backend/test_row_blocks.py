@@ -17,7 +17,7 @@ from millstream.backend.attention import adopt_attention, attention
 from millstream.backend.cpu_layers import turn_layers, turned_layer
 from millstream.backend.projections import fuse_projections, joined_layer, joined_layers
 from millstream.backend.row_blocks import adopt_rows, row_width
-from millstream.backend.row_products import BY_MLX
+from millstream.backend.row_products import BY_MLX, BY_MLX_COMPILED, RowProducts
 from millstream.backend.slots import Block, SlotCaches, block_of, powers_of_two
 
 LAYERS = 2
@@ -120,6 +120,28 @@ def test_a_block_that_was_taken_over_gives_what_it_gave(changes: dict[str, Any],
     assert {shape[0] for shape in calls} == {32} and len(calls) == 4 * LAYERS, "the blocks were not used"
     for one, other in zip(got, expected, strict=True):
         np.testing.assert_allclose(np.array(one), np.array(other), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("products", [BY_MLX, BY_MLX_COMPILED], ids=["as it stands", "compiled"])
+@pytest.mark.parametrize("changes", TAKEN.values(), ids=TAKEN)
+def test_chunks_of_a_prompt_give_what_they_gave(changes: dict[str, Any], products: RowProducts) -> None:
+    plain, ours = make(changes), make(changes)
+    fuse_projections(ours)
+    calls = []
+
+    def attend(*args: Any, **more: Any) -> mx.array:
+        calls.append(args[0].shape)
+        return attention(*args, **more)
+
+    assert adopt_rows(ours, products, attend) == LAYERS
+    prompt = [number * 7 % 64 for number in range(150)]
+    logits = []
+    for model in (plain, ours):
+        caches = [KVCache() for _ in range(LAYERS)]
+        chunks = [model(mx.array([prompt[start:end]]), cache=caches) for start, end in ((0, 64), (64, 128), (128, 150))]
+        logits.append(mx.concatenate(chunks, axis=1))
+    assert [shape[2] for shape in calls] == [64] * 2 * LAYERS, "the blocks were not used"
+    np.testing.assert_allclose(np.array(logits[1]), np.array(logits[0]), rtol=1e-4, atol=2e-4)
 
 
 @pytest.mark.parametrize("changes", LEFT_ALONE.values(), ids=LEFT_ALONE)

@@ -1,8 +1,8 @@
 """Transformer blocks whose decode step is a few launches: products of few rows with what follows them.
 
 Taken over are blocks that are written exactly as mlx-lm writes Llama's (and as it writes Qwen3's attention): their code
-is compared, instruction by instruction, so a model that does anything else is left alone. There, and in all other
-models, single linear layers still use the kernels.
+is compared, instruction by instruction, so a model that does anything else is left alone. Chunks of prompts go through
+the same functions there, with products of MLX. In all models single linear layers use the kernels as well.
 """
 
 from __future__ import annotations
@@ -16,27 +16,31 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models import llama, qwen3
 from mlx_lm.models.activations import swiglu
+from mlx_lm.models.cache import KVCache
 from mlx_lm.models.rope_utils import Llama3RoPE
 
 from millstream.backend import cpu_layers
 from millstream.backend.projections import GROUPS, joined_layer, joined_layers
 from millstream.backend.row_kernels import WIDTHS
-from millstream.backend.row_products import BY_KERNELS, RowProducts, split_heads, turn
+from millstream.backend.row_products import BY_KERNELS, BY_MLX_COMPILED, RowProducts, join_heads, split_heads, turn
 from millstream.backend.slots import SlotLayer
 
 ATTENTION, GATE = GROUPS
 SWIGLU = (swiglu, cpu_layers.swiglu)
 DENSE = (nn.Linear, cpu_layers.TurnedLinear)
+CHUNKS = (64, 128, 256, 512, 1024, 2048)
 
 
 def adopt_rows(model: Any, products: RowProducts, attend: Callable[..., mx.array]) -> int:
     """Have the model's blocks and linear layers compute few rows by `products`; how many do so now. `attend` is the
     attention that the layers call."""
     taken = 0
+    many = BY_MLX_COMPILED if products is BY_KERNELS else products
     for _, module in list(model.named_modules()):
-        if (halves := _halves(module, products, attend)) is not None:
+        if (periods := _known(module, products)) is not None:
             kind: Any = type(module)
-            module._halves, module.__class__ = halves, _taken_over(kind)
+            module._few, module._many = (Halves(module, by, attend, periods) for by in (products, many))
+            module.__class__ = _taken_over(kind)
             taken += 1
     if products is BY_KERNELS:
         linears = [module for _, module in model.named_modules()] + joined_layers(model)
@@ -55,6 +59,11 @@ def row_width(slots: int) -> int:
 def _few(x: mx.array, weight: mx.array) -> bool:
     """Whether x is what the kernels are for: one token a row, a known width, the type of the weight."""
     return x.ndim == 3 and x.shape[1] == 1 and x.shape[0] in WIDTHS and x.dtype == weight.dtype
+
+
+def _chunk(x: mx.array, weight: mx.array) -> bool:
+    """Whether x is a piece of one prompt whose length comes again and again: each is compiled once."""
+    return x.shape[0] == 1 and x.shape[1] in CHUNKS and x.dtype == weight.dtype
 
 
 _row_product = mx.compile(BY_KERNELS.product)
@@ -82,42 +91,40 @@ class Halves:
         norm, second = block.input_layernorm, block.post_attention_layernorm
         shape = _shape(attention)
         inner = attention.q_norm.eps if normed else None
-        self.attend = functools.partial(attend, scale=attention.scale)
+        self._attend = functools.partial(attend, scale=attention.scale)
         self._before = _before(products, shape, norm.eps, "bias" in joined, inner)
         self._read = [norm.weight, joined.weight, periods]
         self._read += [joined.bias] if "bias" in joined else []
         self._read += [attention.q_norm.weight, attention.k_norm.weight] if normed else []
-        self._write = [attention.o_proj.weight]
+        self.weight = attention.o_proj.weight
+        self._write = [self.weight]
         self.whole = _mlp_fits(mlp, products)
         """Whether the second half has the MLP in it."""
         if self.whole:
             self._write += [second.weight, joined_layer(mlp, GATE).weight, mlp.down_proj.weight]
         self._after = _after(products, second.eps) if self.whole else _attended(products)
 
-    def take(self, x: mx.array) -> bool:
-        return _few(x, self._write[0])
-
-    def before(self, x: mx.array, offset: mx.array) -> tuple[mx.array, mx.array, mx.array]:
+    def run(self, x: mx.array, offset: mx.array, mask: Any, cache: Any) -> mx.array:
+        """What the block gives, but for the MLP where that is not `whole`."""
         queries, keys, values = self._before(x, offset, *self._read)
-        return queries, keys, values
-
-    def after(self, x: mx.array, attended: mx.array) -> mx.array:
-        out: mx.array = self._after(x, attended, *self._write)
+        keys, values = cache.update_and_fetch(keys, values)
+        out: mx.array = self._after(x, self._attend(queries, keys, values, cache=cache, mask=mask), *self._write)
         return out
 
 
 @functools.cache
 def _taken_over(kind: Any) -> type:
-    """`kind`, with another way for few rows over slots."""
+    """`kind`, with other ways for few rows over slots and for chunks of a prompt."""
 
     def call(self: Any, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
-        halves: Halves = self._halves
-        if not (isinstance(cache, SlotLayer) and halves.take(x)):
+        if isinstance(cache, SlotLayer) and _few(x, self._few.weight):
+            halves, offset = self._few, cache.offset
+        elif type(cache) is KVCache and _chunk(x, self._few.weight):
+            halves, offset = self._many, mx.array([cache.offset], dtype=mx.int32)
+        else:
             out: mx.array = kind.__call__(self, x, mask, cache)
             return out
-        queries, keys, values = halves.before(x, cache.offset)
-        keys, values = cache.update_and_fetch(keys, values)
-        h = halves.after(x, halves.attend(queries, keys, values, cache=cache, mask=mask))
+        h: mx.array = halves.run(x, offset, mask, cache)
         return h if halves.whole else h + self.mlp(self.post_attention_layernorm(h))
 
     return type(kind.__name__, (kind,), {"__call__": call})
@@ -149,7 +156,7 @@ def _before(
 @functools.cache
 def _after(products: RowProducts, eps: float) -> Callable[..., mx.array]:
     def after(x: mx.array, attended: mx.array, out: mx.array, norm: mx.array, gate: mx.array, down: mx.array) -> Any:
-        h = products.added(attended.reshape(*x.shape[:-1], -1), out, x)
+        h = products.added(join_heads(attended), out, x)
         return products.added(products.gated(mx.fast.rms_norm(h, norm, eps), gate), down, h)
 
     return products.compile(after)  # type: ignore[no-any-return]
@@ -158,13 +165,13 @@ def _after(products: RowProducts, eps: float) -> Callable[..., mx.array]:
 @functools.cache
 def _attended(products: RowProducts) -> Callable[..., mx.array]:
     def after(x: mx.array, attended: mx.array, out: mx.array) -> mx.array:
-        return products.added(attended.reshape(*x.shape[:-1], -1), out, x)
+        return products.added(join_heads(attended), out, x)
 
     return products.compile(after)  # type: ignore[no-any-return]
 
 
-def _halves(block: Any, products: RowProducts, attend: Callable[..., mx.array]) -> Halves | None:
-    """For a block that is known in every part; None for all else."""
+def _known(block: Any, products: RowProducts) -> mx.array | None:
+    """For a block that is known in every part, the periods of its rotary embedding; None for all else."""
     if not _written_as(block, llama.TransformerBlock):
         return None
     attention = block.self_attn
@@ -173,13 +180,13 @@ def _halves(block: Any, products: RowProducts, attend: Callable[..., mx.array]) 
     if not written or any(type(norm) is not nn.RMSNorm for norm in norms):
         return None
     joined, out = joined_layer(attention, ATTENTION), attention.o_proj
-    if joined is None or not all(type(layer) in DENSE and products.fits(layer.weight) for layer in (joined, out)):
+    if not all(type(layer) in DENSE and products.fits(layer.weight) for layer in (joined, out)) or "bias" in out:
         return None
-    periods = _periods(attention.rope, _shape(attention)[2])
-    if periods is None or "bias" in out or not products.fits_heads(_shape(attention)[2]):
-        return None
-    mx.eval(periods)
-    return Halves(block, products, attend, periods)
+    size = _shape(attention)[2]
+    periods = _periods(attention.rope, size) if products.fits_heads(size) else None
+    if periods is not None:
+        mx.eval(periods)
+    return periods
 
 
 def _inner_norms(attention: Any) -> list[Any]:

@@ -1,7 +1,8 @@
-"""What a layer computes of a batch's few rows: by our CUDA kernels, or by MLX, which says what is meant."""
+"""A block's products with what follows them: by our CUDA kernels for few rows, or by MLX, which says what is meant."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -31,7 +32,7 @@ def _product(x: mx.array, weight: mx.array) -> mx.array:
 
 
 def _added(x: mx.array, weight: mx.array, residual: mx.array) -> mx.array:
-    return residual + x @ weight.T
+    return mx.addmm(residual, x, weight.T)
 
 
 def _gated(x: mx.array, weight: mx.array) -> mx.array:
@@ -48,14 +49,21 @@ def _turned(
 
 
 def split_heads(joined: mx.array, heads: int, groups: int, size: int) -> tuple[mx.array, mx.array, mx.array]:
-    """A joined projection of (rows, 1, all) as queries, keys and values of (rows, heads or groups, 1, size)."""
-    cuts = [heads * size, (heads + groups) * size]
-    queries, keys, values = (part.reshape(part.shape[0], -1, 1, size) for part in mx.split(joined, cuts, axis=-1))
+    """A joined projection, (rows, length, all), as queries, keys and values, (rows, heads or groups, length, size)."""
+    rows, length, _ = joined.shape
+    parts = mx.split(joined, [heads * size, (heads + groups) * size], axis=-1)
+    queries, keys, values = (part.reshape(rows, length, -1, size).transpose(0, 2, 1, 3) for part in parts)
     return queries, keys, values
 
 
+def join_heads(attended: mx.array) -> mx.array:
+    """What attention gives, (rows, heads, length, size), as (rows, length, all)."""
+    rows, _, length, _ = attended.shape
+    return (attended if length == 1 else attended.transpose(0, 2, 1, 3)).reshape(rows, length, -1)
+
+
 def turn(x: mx.array, offset: mx.array, periods: mx.array) -> mx.array:
-    """The rotary embedding of one token a row."""
+    """The rotary embedding, from the rows' positions on."""
     return mx.fast.rope(x, x.shape[-1], traditional=False, base=None, scale=1.0, offset=offset, freqs=periods)
 
 
@@ -68,6 +76,7 @@ BY_MLX = RowProducts(
     turned=_turned,
     compile=lambda function: function,
 )
+BY_MLX_COMPILED = dataclasses.replace(BY_MLX, compile=mx.compile)
 BY_KERNELS = RowProducts(
     fits=row_kernels.fits,
     fits_heads=row_kernels.fits_heads,
