@@ -7,6 +7,7 @@ import pytest
 
 from millstream.backend.decode_kernel import ragged_attention
 from millstream.backend.device import current_device
+from millstream.backend.place_kernel import place_rows
 from millstream.backend.prefill_kernel import prefill_attention
 
 pytestmark = pytest.mark.skipif(current_device().kind != "cuda", reason="needs MLX's CUDA build and a GPU")
@@ -23,7 +24,7 @@ def plain(queries: mx.array, keys: mx.array, values: mx.array, scale: float, see
 @pytest.mark.parametrize("size", [64, 96, 128])
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
 @pytest.mark.parametrize(("heads", "groups"), [(4, 4), (8, 2)])
-@pytest.mark.parametrize(("count", "length"), [(2, 2), (17, 17), (64, 64), (100, 300), (256, 1000)])
+@pytest.mark.parametrize(("count", "length"), [(2, 2), (17, 17), (64, 64), (100, 300), (256, 1000), (64, 3000)])
 @pytest.mark.parametrize("padded", [False, True])
 def test_prefill(size: int, dtype: mx.Dtype, heads: int, groups: int, count: int, length: int, padded: bool) -> None:
     mx.random.seed(1)
@@ -42,6 +43,23 @@ def test_prefill(size: int, dtype: mx.Dtype, heads: int, groups: int, count: int
     assert not mx.isnan(out).any().item()
 
 
+@pytest.mark.parametrize("size", [64, 80])
+@pytest.mark.parametrize("layout", ["as it is", "in a longer buffer", "turned round"])
+def test_rows_are_placed(size: int, layout: str) -> None:
+    mx.random.seed(1)
+    part = mx.zeros((5, 2, 40, size), dtype=mx.bfloat16)  # not evaluated yet, as in a batch's first step
+    rows = mx.random.normal((2, 2, 30, size)).astype(mx.bfloat16)
+    if layout == "turned round":
+        rows = mx.contiguous(rows.transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3)
+    mx.eval(rows)
+    expected = mx.zeros(part.shape, dtype=mx.bfloat16)
+    length = 11 if layout == "in a longer buffer" else 30
+    expected[mx.array([3, 0]), :, 7 : 7 + length] = rows[:, :, :length]
+    mx.eval(expected)
+    mx.eval(place_rows(part, rows[:, :, :length], [3, 0], 7))
+    assert mx.array_equal(part, expected).item()
+
+
 @pytest.mark.parametrize("size", [64, 128])
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float32])
 @pytest.mark.parametrize(("heads", "groups"), [(4, 4), (8, 2)])
@@ -53,7 +71,12 @@ def test_decode(size: int, dtype: mx.Dtype, heads: int, groups: int, columns: in
     keys, values = mx.random.normal((2, 3, groups, columns + 9, size)).astype(dtype)
     left = mx.array([0, columns - 3, columns // 2, columns - 1, columns - 1], dtype=mx.int32)
     end = mx.array([columns - 1], dtype=mx.int32)
-    out = ragged_attention(queries, keys, values, left, end, columns, size**-0.5)
+    new = mx.random.normal((2, 5, groups, 1, size)).astype(dtype)
+    mx.eval(queries, keys, values, new)
+    out = ragged_attention(queries, keys, values, left, end, (new[0], new[1]), columns, size**-0.5)
+    mx.eval(out)
+    assert mx.array_equal(keys[:, :, columns - 1], new[0, :3, :, 0]).item()
+    assert mx.array_equal(values[:, :, columns - 1], new[1, :3, :, 0]).item()
     places = mx.arange(columns + 9)[None, None, None]
     seen = (places >= left[:3, None, None, None]) & (places < columns)
     expected = plain(queries[:3], keys, values, size**-0.5, seen)

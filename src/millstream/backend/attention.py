@@ -28,6 +28,8 @@ def attention(
     sinks: mx.array | None = None,
 ) -> mx.array:
     """What the models call in place of mlx-lm's function of the same signature, where there are no kernels of ours."""
+    if isinstance(cache, SlotLayer) and (new := cache.take_new()) is not None:
+        keys, values = cache.put(new)
     if isinstance(cache, SlotLayer) and cache.slots.ragged:
         return _over_slots(queries, keys, values, cache, scale, sinks)
     out: mx.array = base.scaled_dot_product_attention(queries, keys, values, cache, scale, mask, sinks)
@@ -46,8 +48,9 @@ def kernel_attention(
     """The same with our CUDA kernels."""
     if sinks is None and isinstance(cache, SlotLayer):
         slots = cache.slots
-        if slots.ragged and decode_fits(queries, keys, values):
-            return ragged_attention(queries, keys, values, slots.left, slots.end_array, slots.end + 1, scale)
+        if slots.late and decode_fits(queries, keys, values) and (new := cache.take_new()) is not None:
+            (keys, values), fresh = cache.parts, (new[0], new[1])
+            return ragged_attention(queries, keys, values, slots.left, slots.end_array, fresh, slots.end + 1, scale)
     elif sinks is None and prefill_fits(queries, keys, values):
         if type(cache) is KVCache and isinstance(mask, str) and mask == "causal":
             return prefill_attention(queries, keys, values, scale, None)

@@ -1,12 +1,14 @@
 """Attention of one query a row over rows of unequal length, as a CUDA kernel.
 
 MLX's CUDA build has no fused kernel for that: with an array mask it falls back to seven launches a layer. Ours is one,
-or two where rows are long.
+or two where rows are long. It also writes the step's keys and values into the slots, in place: MLX would copy a whole
+buffer whenever the device still reads it, which it does as long as it is a step behind.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import struct
 from typing import Any
 
@@ -36,6 +38,16 @@ _SOURCE = """
     return;
   }
   const size_t columns = k_shape[2];
+  if (!PARTED || end[0] / SPAN == part) {
+    // Nobody else touches this row's last column. MLX knows nothing of this write: it relies on steps being evaluated
+    // one by one, so that their launches follow each other.
+    const size_t to = ((size_t)(row * heads + head) * columns + end[0]) * D, from = (size_t)(row * heads + head) * D;
+    for (int i = threadIdx.x; i < D; i += W * 32) {
+      const_cast<T*>(k)[to + i] = new_k[from + i];
+      const_cast<T*>(v)[to + i] = new_v[from + i];
+    }
+    __syncthreads();
+  }
   float query[G][E], best[G], total[G], sum[G][E];
   const T* from = q + place * D + lane * E;
   #pragma unroll
@@ -120,7 +132,7 @@ _SOURCE = """
 """
 
 _JOIN = """
-  const int parts = sums_shape[2], d = threadIdx.x;
+  const int parts = sums_shape[1], d = threadIdx.x;
   const float* from = sums + (size_t)blockIdx.x * parts * (D + 2);
   float top = -1e30f, over = 0.f, under = 0.f;
   for (int p = 0; p < parts; p++) top = fmaxf(top, from[p * (D + 2) + D + 1]);
@@ -143,7 +155,7 @@ def float_bits(value: float) -> int:
 def _kernel() -> Any:
     return mx.fast.cuda_kernel(
         name="millstream_ragged_decode",
-        input_names=["q", "k", "v", "left", "end"],
+        input_names=["q", "k", "v", "left", "end", "new_k", "new_v"],
         output_names=["out"],
         source=_SOURCE,
     )
@@ -161,14 +173,22 @@ def decode_fits(queries: mx.array, keys: mx.array, values: mx.array) -> bool:
 
 
 def ragged_attention(
-    queries: mx.array, keys: mx.array, values: mx.array, left: mx.array, end: mx.array, used: int, scale: float
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    left: mx.array,
+    end: mx.array,
+    new: tuple[mx.array, mx.array],
+    used: int,
+    scale: float,
 ) -> mx.array:
-    """`queries` (rows, heads, 1, size) over the columns `left[row]` to `end`, both included, of whole slot buffers.
+    """`queries` (rows, heads, 1, size) over the columns `left[row]` to `end`, both included, of whole slot buffers. The
+    keys and values in `new`, (rows, groups, 1, size), are written to column `end` first.
 
     `used` is end + 1, known without asking the device: rows over many columns are computed in parts, by a block each.
     """
     parts = -(-used // SPAN) if used > 2 * SPAN else 1
-    out: mx.array = _attention(parts, scale)(queries, keys, values, left, end)
+    out: mx.array = _attention(parts, scale)(queries, keys, values, left, end, *new)
     return out
 
 
@@ -178,16 +198,14 @@ def _attention(parts: int, scale: float) -> Any:
     return mx.compile(functools.partial(_in_parts, parts, scale))
 
 
-def _in_parts(
-    parts: int, scale: float, queries: mx.array, keys: mx.array, values: mx.array, left: mx.array, end: mx.array
-) -> mx.array:
+def _in_parts(parts: int, scale: float, queries: mx.array, keys: mx.array, *rest: mx.array) -> mx.array:
     rows, heads, _, size = queries.shape
     groups = keys.shape[1]
     # The joined sums of all warps have to fit the 48 KiB of shared memory that a block gets unasked.
     share = heads // groups
     warps = min(WARPS, max(1, 40_000 // (4 * share * size)))
     (out,) = _kernel()(
-        inputs=[queries, keys, values, left, end],
+        inputs=[queries, keys, *rest],
         output_shapes=[queries.shape if parts == 1 else (rows, heads, parts, size + 2)],
         output_dtypes=[queries.dtype if parts == 1 else mx.float32],
         grid=(warps * 32 * parts, groups, rows),
@@ -202,18 +220,19 @@ def _in_parts(
             ("SCALE", float_bits(scale)),
         ],
     )
-    return out if parts == 1 else _joined(out, queries)
+    return out if parts == 1 else join_parts(out, queries.shape, queries.dtype)
 
 
-def _joined(sums: mx.array, queries: mx.array) -> mx.array:
-    rows, heads, _, size = queries.shape
+def join_parts(sums: mx.array, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
+    """Attention of `shape` from what its parts gave, (…, parts, size + 2): sums, their weight, the greatest score."""
+    size = shape[-1]
     (out,) = _join_kernel()(
-        inputs=[sums],
-        output_shapes=[queries.shape],
-        output_dtypes=[queries.dtype],
-        grid=(rows * heads * size, 1, 1),
+        inputs=[sums.reshape(-1, *sums.shape[-2:])],
+        output_shapes=[shape],
+        output_dtypes=[dtype],
+        grid=(math.prod(shape), 1, 1),
         threadgroup=(size, 1, 1),
-        template=[("T", queries.dtype), ("D", size)],
+        template=[("T", dtype), ("D", size)],
     )
     result: mx.array = out
     return result

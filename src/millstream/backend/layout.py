@@ -23,6 +23,7 @@ from millstream.backend.guides import Compiler
 from millstream.backend.kept_blocks import KeptBlocks
 from millstream.backend.leaves import kept_sizes
 from millstream.backend.packed_attention import Attention, packed_attention, products_fit
+from millstream.backend.place_kernel import place_rows
 from millstream.backend.projections import fuse_projections
 from millstream.backend.prompts import BlockReader, PromptReader, SingleReader
 from millstream.backend.quantized_kv import KvPacking, QuantizedSlotLayer, packing_for, refusal, row_of
@@ -130,7 +131,7 @@ class Layout:
             return make(SlotCaches(layers, policy, layer=layer)), reader
         # Padding is computed like everything else: almost for nothing on a GPU, for real on the CPU.
         fill = (0.75 if on_cpu else 0.5) if self.enabled("group-prefill") else None
-        caches = SlotCaches(layers, policy, width=self._width)
+        caches = SlotCaches(layers, policy, width=self._width, place=place_rows if self.in_place else None)
         return make(caches), BlockReader(self._model, layers, fill=fill, kept=kept, see=see)
 
     def probe(self) -> tuple[int, KeptSizes | None]:
@@ -139,6 +140,11 @@ class Layout:
         self._model(mx.zeros((1, 1), dtype=mx.int32), cache=caches)
         mx.eval(states(caches))
         return bytes_per_token(caches), kept_sizes(caches)
+
+    @property
+    def in_place(self) -> bool:
+        """Whether slots are written by kernels of ours, so that nobody has to wait until the device has read them."""
+        return self._width is not None and self._on_cuda
 
     def _adopt_rows(self, attend: Attention) -> bool:
         """Products of few rows by kernels; off CUDA by what these stand for, so that the CPU can test it."""

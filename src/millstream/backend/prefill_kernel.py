@@ -11,11 +11,14 @@ from typing import Any
 
 import mlx.core as mx
 
-from millstream.backend.decode_kernel import float_bits
+from millstream.backend.decode_kernel import float_bits, join_parts
 
 HEAD_SIZES = (64, 96, 128)
 QUERIES = 64
 """Queries a block: 16 for each of its four warps."""
+BLOCKS, SPAN = 512, 512
+"""A chunk of a long prompt has few queries and many keys. Where it would make fewer blocks than this, the keys are shared
+out in parts of at least SPAN: 256 queries of 32 heads are one block a core of an H200, which waits for every load."""
 
 # S = Q K' and O = P V on tensor cores, 64 keys at a time, softmax kept running. `left[row]`: the first key of a row.
 _SOURCE = r"""
@@ -25,14 +28,15 @@ _SOURCE = r"""
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int heads = q_shape[1], count = q_shape[2], groups = k_shape[1], length = k_shape[2];
   const int head = blockIdx.y, row = blockIdx.z, group = head / (heads / groups);
-  // The last block first: it has the most keys to read.
-  const int begin = (gridDim.x - 1 - blockIdx.x) * 64;
+  // The last block first: it has the most keys to read. In parts, several blocks share out the keys of one.
+  const int tiles = (count + 63) / 64, parts = gridDim.x / tiles, part = blockIdx.x % parts;
+  const int begin = (tiles - 1 - blockIdx.x / parts) * 64;
   const unsigned short* keys = (const unsigned short*)k + row * k_strides[0] + group * k_strides[1];
   const unsigned short* values = (const unsigned short*)v + row * v_strides[0] + group * v_strides[1];
   const unsigned short* queries = (const unsigned short*)q + row * q_strides[0] + head * q_strides[1];
   const int before = length - count;
   const int low = LEFT ? ((const int*)left)[row] : 0;
-  const int high = min(length, before + begin + 64);
+  const int beyond = min(length, before + begin + 64);
   const int mine = begin + warp * 16 + lane / 4;
 
   unsigned qf[KSTEPS][4];
@@ -79,7 +83,8 @@ _SOURCE = r"""
   };
 
   const float scale = __int_as_float(SCALE) * 1.4426950408889634f;
-  const int start = low / KEYS * KEYS;
+  const int first = low / KEYS * KEYS, span = ((beyond - first + KEYS - 1) / KEYS + parts - 1) / parts * KEYS;
+  const int start = first + part * span, high = min(beyond, start + span);
   if (start < high) fetch(start, 0);
   int stage = 0;
   for (int from = start; from < high; from += KEYS) {
@@ -172,7 +177,19 @@ _SOURCE = r"""
     total[h] += __shfl_xor_sync(0xffffffff, total[h], 2);
     const float share = total[h] > 0.f ? 1.f / total[h] : 0.f;
     const int at = mine + h * 8;
-    if (at < count) {
+    if (PARTED && at < count) {
+      // For the kernel that joins parts: sums, their weight, and the greatest score.
+      float* to = (float*)out + (((size_t)(row * (size_t)count + at) * heads + head) * parts + part) * (D + 2);
+      #pragma unroll
+      for (int t = 0; t < OTILES; t++) {
+        to[t * 8 + (lane % 4) * 2] = out_sum[t][2 * h];
+        to[t * 8 + (lane % 4) * 2 + 1] = out_sum[t][2 * h + 1];
+      }
+      if (lane % 4 == 0) {
+        to[D] = total[h];
+        to[D + 1] = best[h] * 0.6931471805599453f;
+      }
+    } else if (at < count) {
       unsigned short* to = (unsigned short*)out + ((size_t)(row * (size_t)count + at) * heads + head) * D;
       #pragma unroll
       for (int t = 0; t < OTILES; t++)
@@ -208,19 +225,23 @@ def prefill_attention(
     Keys and values may be slices of longer buffers.
     """
     rows, heads, count, size = queries.shape
+    tiles = -(-count // QUERIES)
+    parts = max(1, min(BLOCKS // (tiles * heads * rows), keys.shape[2] // SPAN))
+    shape = (rows, count, heads, size)
     (out,) = _kernel()(
         inputs=[queries, keys, values, queries if left is None else left],
-        output_shapes=[(rows, count, heads, size)],
-        output_dtypes=[queries.dtype],
-        grid=(-(-count // QUERIES) * 128, heads, rows),
+        output_shapes=[shape if parts == 1 else (rows, count, heads, parts, size + 2)],
+        output_dtypes=[queries.dtype if parts == 1 else mx.float32],
+        grid=(tiles * parts * 128, heads, rows),
         threadgroup=(128, 1, 1),
         template=[
             ("D", size),
             ("BRAIN", queries.dtype == mx.bfloat16),
             ("LEFT", left is not None),
+            ("PARTED", parts > 1),
             ("SCALE", float_bits(scale)),
         ],
     )
     # As the layers want it next: (rows, count, heads, size) is what is in memory.
-    result: mx.array = out.transpose(0, 2, 1, 3)
-    return result
+    joined: mx.array = out if parts == 1 else join_parts(out, shape, queries.dtype)
+    return joined.transpose(0, 2, 1, 3)

@@ -24,6 +24,9 @@ STEP = 256
 SlotPolicy = Callable[[int], int]
 """How many slots to keep for so many rows."""
 
+Place = Callable[[mx.array, mx.array, Sequence[int], int], mx.array]
+"""Writes rows into a buffer at these slots, from this column on, in place; what it gives is to be evaluated."""
+
 FULL = 64
 
 
@@ -88,6 +91,7 @@ class SlotLayer:
     def __init__(self, slots: SlotCaches) -> None:
         self.slots = slots
         self.parts: list[mx.array] = []
+        self._new: Parts | None = None
 
     @property
     def offset(self) -> mx.array:
@@ -99,8 +103,17 @@ class SlotLayer:
         return self.slots.mask
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
+        if self.slots.late:
+            self.provide((keys, values))
+            self._new = (keys, values)
+            return keys, values
         keys, values = self.put((keys, values))
         return keys, values
+
+    def take_new(self) -> Parts | None:
+        """The step's column, if attention is to write it."""
+        new, self._new = self._new, None
+        return new
 
     def put(self, column: Parts) -> Parts:
         """Write a step's column of every part; what attention reads of each."""
@@ -117,7 +130,8 @@ class SlotLayer:
 
 class SlotCaches:
     """The caches of a batch. Owner only. With a `width` the layers call our attention, so a pass has that many rows
-    for so many slots, and unequal rows need no mask."""
+    for so many slots, unequal rows need no mask, and a step's column is written by attention. With a `place`, rows that
+    join are written in place."""
 
     def __init__(
         self,
@@ -125,11 +139,13 @@ class SlotCaches:
         policy: SlotPolicy,
         *,
         width: SlotPolicy | None = None,
+        place: Place | None = None,
         layer: Callable[[SlotCaches], SlotLayer] = SlotLayer,
     ) -> None:
         self.layers = [layer(self) for _ in range(layer_count)]
         self._policy = policy
         self._width = width
+        self._place = place
         self._lefts: list[int | None] = []
         """The first column of each slot's row; None for a vacant slot."""
         self._columns = 0
@@ -138,6 +154,11 @@ class SlotCaches:
         self.ragged = False
         self.mask: mx.array | None = None
         self.left = self.offset = self.end_array = mx.zeros((0,), dtype=mx.int32)
+
+    @property
+    def late(self) -> bool:
+        """Whether attention writes a step's column."""
+        return self._width is not None
 
     @property
     def count(self) -> int:
@@ -229,6 +250,13 @@ class SlotCaches:
         for place, pad in zip(places, block.pads, strict=True):
             self._lefts[place] = start + pad
         if not block.layers:
+            return
+        if self._place is not None:
+            written = []
+            for layer, parts in zip(self.layers, block.layers, strict=True):
+                layer.provide(parts)
+                written += [self._place(part, new, places, start) for part, new in zip(layer.parts, parts, strict=True)]
+            mx.async_eval(written)  # type: ignore[no-untyped-call]
             return
         run = places == list(range(places[0], places[0] + len(places)))
         rows: Any = slice(places[0], places[-1] + 1) if run else mx.array(places, dtype=mx.int32)

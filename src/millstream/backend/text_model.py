@@ -206,7 +206,8 @@ class MlxTextBackend:
             else:
                 copies += arrays
         if copies:
-            mx.eval(copies)
+            # Where MLX writes to the slots, it would copy all of them while one of their readers is under way.
+            (mx.async_eval if self._layout is not None and self._layout.in_place else mx.eval)(copies)
         return unkept
 
     def _try_two_rows(self) -> None:
