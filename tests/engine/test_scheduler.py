@@ -119,6 +119,25 @@ def test_output_of_a_row_that_was_cancelled_meanwhile_is_ignored() -> None:
     assert subject.advance(plan, StepResult((RowOutput(1, (5,)),))) == []
 
 
+def test_a_chunk_that_takes_two_steps_beside_rows_is_waited_for() -> None:
+    subject = scheduler(rows=3, budget=4)
+    subject.submit(submit(1, length=1))
+    step(subject)
+    subject.submit(submit(2, length=50))
+    subject.submit(submit(3, length=2))
+    plan = subject.plan()
+    assert [(chunk.start, chunk.end) for chunk in plan.prefill] == [(0, 4)]
+    subject.advance(plan, StepResult((RowOutput(1, (5,)),), reading=True))
+    plan = subject.plan()
+    assert plan.decode == (1,) and plan.prefill == () and not subject.idle
+    subject.advance(plan, StepResult((RowOutput(1, (5,)),)))
+    plan = subject.plan()
+    assert [(chunk.start, chunk.end) for chunk in plan.prefill] == [(4, 8)]
+    subject.advance(plan, StepResult((RowOutput(1, (5,)),), reading=True))
+    subject.cancel(1)
+    assert [(chunk.start, chunk.end) for chunk in subject.plan().prefill] == [(8, 12)], "nobody is kept waiting"
+
+
 def test_a_failed_step_fails_its_requests_and_no_others() -> None:
     subject = scheduler(rows=3, budget=4)
     subject.submit(submit(1, length=1))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
+from millstream.backend.backlog import Backlog
 from millstream.backend.batch import Batch, Launched
 from millstream.backend.device import current_device
 from millstream.backend.guides import preparing
@@ -57,6 +58,7 @@ class MlxTextBackend:
         self._pending: Launched | None = None
         self._weight_bytes = 0
         self._kept = KeptBlocks()
+        self._backlog = Backlog(halves=settings.like_gpu or not self._device.is_cpu)
         self._sight: Sight | None = None
 
     def load(self, report: Progress = ignore_progress) -> ModelFacts:
@@ -122,9 +124,8 @@ class MlxTextBackend:
         launched, rows, failed = self._decode(batch)
         read, seen, unfit = self._read_prompts(plan, prompts)
         unkept += [handle for chunk in plan.prefill if chunk.request.request_id in unfit for handle in chunk.keeps]
-        if read:
-            # With rows decoding, the next read bounds how far Python runs ahead of the device; without, wait here.
-            (mx.eval if launched is None else mx.async_eval)(read)
+        cut = len(plan.prefill) == 1 and not plan.prefill[0].joins and not plan.look
+        self._backlog.evaluate(read, beside=launched is not None, whole=not cut)
         if plan.forget and (left := self._kept.forget(plan.forget)):
             mx.eval(left)
         rows = self._read(batch) if rows is None else rows
@@ -137,6 +138,7 @@ class MlxTextBackend:
             unkept=tuple(unkept),
             stored=tuple(self._kept.spool.advance()),
             storing=bool(self._kept.spool),
+            reading=bool(self._backlog),
         )
 
     def errand(self, request: Submit | None) -> Errand | None:
@@ -156,6 +158,7 @@ class MlxTextBackend:
         """Owner only. Forget every row; a failed step may have left any of them half written."""
         self._guard.check("reset")
         self._pending = None
+        self._backlog.clear()
         self._kept.clear()
         if self._sight is not None:
             self._sight.clear()
@@ -166,6 +169,7 @@ class MlxTextBackend:
         """Owner only. The last act: everything with a stream inside dies here, on the thread that made it."""
         self._guard.check("close")
         self._pending = self._batch = self._prompts = self._layout = self._model = self._sight = None
+        self._backlog.clear()
         self._kept.clear()
         gc.collect()
         try:

@@ -139,6 +139,8 @@ class StepResult:
     stored: tuple[Stored, ...] = ()
     storing: bool = False
     """Whether there is more to hand out: then there must be another step, even an empty one."""
+    reading: bool = False
+    """Whether this step's chunk is computed in the next one as well: beside running rows, that one should have none."""
     failed: tuple[RowFailure, ...] = ()
     scores: tuple[PromptScores, ...] = ()
     """Of chunks of this very step, and never later: a request that only reads its prompt ends with the last."""

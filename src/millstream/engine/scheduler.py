@@ -50,7 +50,7 @@ class Scheduler:
         self._held: dict[int, Request] = {}
         self._fetching: dict[int, Request] = {}
         self._load: list[Load] = []
-        self._storing = False
+        self._storing = self._reading = False
 
     @property
     def idle(self) -> bool:
@@ -122,7 +122,7 @@ class Scheduler:
         load, self._load = tuple(self._load), []
         drop, self._drop = tuple(self._drop), []
         decode = tuple(self._running)
-        prefill = tuple(self._chunks())
+        prefill = () if self._reading and self._running else tuple(self._chunks())
         look = self._look()
         if self._keeper is None:
             return Plan(drop=drop, prefill=prefill, decode=decode, look=look)
@@ -157,7 +157,7 @@ class Scheduler:
                     events.append(self._finish(request, FinishReason.LENGTH))
         for request_id, count in result.seen:
             self._requests[request_id].seen = count
-        self._storing = result.storing
+        self._storing, self._reading = result.storing, result.reading
         if self._keeper is not None:
             self._keeper.lost(result.unkept)
             self._keeper.stored(result.stored)
@@ -175,7 +175,7 @@ class Scheduler:
         events: list[Event] = [self._fail(request, message) for request in [*self._running.values(), *self._prefilling]]
         self._drop.clear()
         self._load.clear()
-        self._storing = False
+        self._storing = self._reading = False
         if self._keeper is not None:
             self._keeper.clear()
         return events
