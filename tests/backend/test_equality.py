@@ -17,7 +17,7 @@ from millstream.backend.text_model import MlxTextBackend, TextModelSettings
 from millstream.config import FAST_PATHS
 from millstream.engine.messages import Cancel, Submit
 from support.engines import engine
-from support.tiny import BATCHABLE, FAMILIES, VOCAB
+from support.tiny import BATCHABLE, FAMILIES, VOCAB, write_model
 
 Case = tuple[tuple[int, ...], int]
 
@@ -91,6 +91,18 @@ def test_slots_outlast_their_columns(path: str, tiny_model: Callable[[str], Path
     wanted: list[Case] = [((5, 6, 7), 330), ((8,), 2), ((9, 9), 300), *cases(seed=8, count=12), ((1, 2), 270)]
     expected = reference(folder, wanted)
     with engine(backend(folder, max_rows=4, **PATHS[path])) as driver:
+        submits = [Submit(number, prompt, count) for number, (prompt, count) in enumerate(wanted)]
+        assert driver.run(*submits) == expected
+
+
+@pytest.mark.parametrize("path", ["slots", "all as on a GPU"])
+def test_heads_of_the_size_that_our_kernels_take(path: str, tmp_path: Path) -> None:
+    """On CUDA this runs the kernels; elsewhere what they stand for. One row is long enough to be computed in parts."""
+    folder = write_model(tmp_path / "model", "llama", head_dim=64, max_position_embeddings=4096)
+    long: Case = (tuple(number * 7 % VOCAB for number in range(1100)), 20)
+    wanted: list[Case] = [((5, 6, 7), 270), *cases(seed=8, count=6), long, *cases(seed=9, count=6)]
+    expected = reference(folder, wanted)
+    with engine(backend(folder, max_rows=5, **PATHS[path]), prefill_tokens=200) as driver:
         submits = [Submit(number, prompt, count) for number, (prompt, count) in enumerate(wanted)]
         assert driver.run(*submits) == expected
 

@@ -16,9 +16,9 @@ from millstream.backend.decode_kernel import float_bits, join_parts
 HEAD_SIZES = (64, 96, 128)
 QUERIES = 64
 """Queries a block: 16 for each of its four warps."""
-BLOCKS, SPAN = 512, 512
-"""A chunk of a long prompt has few queries and many keys. Where it would make fewer blocks than this, its keys are
-shared out in parts of at least SPAN: 256 queries of 32 heads are one block a core of an H200, which waits for loads."""
+BLOCKS, SPAN = 396, 512
+"""A chunk of a long prompt has few queries and many keys. Where it would make fewer blocks than this, three for each
+core of an H200, its keys are shared out in parts of at least SPAN: a block alone on its core waits for every load."""
 
 # S = Q K' and O = P V on tensor cores, 64 keys at a time, softmax kept running. `left[row]`: the first key of a row.
 _SOURCE = r"""
