@@ -205,9 +205,15 @@ class SlotCaches:
         start = left + order.first * order.block
         columns = slice(start, start + len(order.handles) * order.block)
         cut = [
-            tuple(part[place : place + 1, :, columns] for part in layer.parts) for layer in self.layers if layer.parts
+            tuple(self._apart(part[place : place + 1, :, columns]) for part in layer.parts)
+            for layer in self.layers
+            if layer.parts
         ]
         return kept.keep(order.handles, cut, order.ticket)
+
+    def _apart(self, part: mx.array) -> mx.array:
+        """Copied for sure, if slots are written in place: `contiguous` alone shares memory that is nearly all needed."""
+        return part if self._place is None else part * 1
 
     @property
     def nbytes(self) -> int:

@@ -1,0 +1,102 @@
+"""Slots that kernels write in place, as on CUDA: whatever MLX believes to be unchanged must not lie in them.
+
+The kernels are played here by NumPy, which writes to the very memory of the slots; everything else is real.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from millstream.backend import attention, layout
+from millstream.backend.layout import Layout
+from millstream.backend.slots import SlotLayer
+from millstream.backend.text_model import MlxTextBackend, TextModelSettings
+from millstream.engine.link import ThreadLink
+from millstream.engine.messages import Submit
+from support.engines import Driver, engine
+from support.keepers import keeping_scheduler
+from support.tiny import VOCAB, write_model
+
+
+def memory(array: mx.array) -> Any:
+    """The memory of an array itself, once all that reads it is done."""
+    mx.eval(array)
+    mx.synchronize()
+    return np.array(array, copy=False)
+
+
+@pytest.fixture
+def in_place(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the kernels were asked for."""
+    done: list[str] = []
+
+    def place_rows(part: mx.array, rows: mx.array, places: Sequence[int], start: int) -> mx.array:
+        done.append("placed")
+        memory(part)[list(places), :, start : start + rows.shape[2]] = np.array(rows)
+        return mx.array([1])
+
+    def attend(queries: mx.array, keys: mx.array, values: mx.array, cache: Any, scale: float, mask: Any) -> mx.array:
+        if isinstance(cache, SlotLayer) and (new := cache.take_new()) is not None:
+            done.append("written")
+            slots = cache.slots
+            for part, column in zip(cache.parts, new, strict=True):
+                memory(part)[:, :, slots.end] = np.array(column)[: slots.count, :, 0]
+            keys, values = cache.parts
+            return attention._over_slots(queries, keys, values, cache, scale, None)
+        return attention.attention(queries, keys, values, cache, scale, mask)
+
+    monkeypatch.setattr(Layout, "in_place", property(lambda self: self._width is not None))
+    monkeypatch.setattr(layout, "place_rows", place_rows)
+    monkeypatch.setattr(layout, "attention", attend)
+    return done
+
+
+def prompts() -> list[tuple[int, ...]]:
+    """Beginnings that come again after others have had their slots."""
+    known = [tuple((seed * 7 + place * (seed + 3)) % VOCAB for place in range(40)) for seed in range(5)]
+    found = []
+    for turn in range(30):
+        beginning = known[turn * 3 % 5][: 8 + turn % 33]
+        found.append((*beginning, *((turn * 5 + place) % VOCAB for place in range(turn % 9))))
+    return found
+
+
+@pytest.mark.parametrize(("groups", "rows"), [(1, 1), (1, 3), (2, 3)])
+def test_nothing_that_is_kept_is_written_over(groups: int, rows: int, in_place: list[str], tmp_path: Path) -> None:
+    """With one head of keys a row's columns lie together in its slot, so MLX need not copy them to have them so: it does
+    not where they are nearly all of the buffer, as with one row."""
+    folder = write_model(tmp_path / "model", "llama", num_key_value_heads=groups)
+    plain = functools.partial(MlxTextBackend, TextModelSettings("folder", folder, max_rows=rows))
+    ours = functools.partial(MlxTextBackend, TextModelSettings("folder", folder, max_rows=rows, like_gpu=True))
+    submits = [Submit(number, prompt, 3 + number * 5 % 23) for number, prompt in enumerate(prompts())]
+    again = [Submit(100 + submit.request_id, submit.prompt, submit.max_tokens) for submit in submits]
+    with engine(plain) as driver:
+        expected = driver.run(*submits)
+    driver = Driver(ThreadLink("in place", ours, functools.partial(keeping_scheduler, 10_000, None)))
+    driver.start()
+    try:
+        assert driver.run(*submits) == expected, "cold"
+        assert driver.run(*again) == expected, "warm"
+    finally:
+        driver.stop()
+    assert set(in_place) == {"placed", "written"}
+
+
+def test_rows_outlast_their_columns(in_place: list[str], tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model", "llama")
+    submits = [Submit(0, (5, 6, 7), 300), *(Submit(1 + n, (n, 9), 20 + n) for n in range(12)), Submit(20, (1, 2), 280)]
+    answers = []
+    for changes in ({}, {"like_gpu": True}):
+        in_place.clear()
+        make = functools.partial(MlxTextBackend, TextModelSettings("folder", folder, max_rows=4, **changes))
+        with engine(make) as driver:
+            answers.append(driver.run(*submits))
+    assert answers[0] == answers[1]
+    assert set(in_place) == {"placed", "written"}
