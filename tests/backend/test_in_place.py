@@ -70,8 +70,8 @@ def prompts() -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize(("groups", "rows"), [(1, 1), (1, 3), (2, 3)])
 def test_nothing_that_is_kept_is_written_over(groups: int, rows: int, in_place: list[str], tmp_path: Path) -> None:
-    """With one head of keys a row's columns lie together in its slot, so MLX need not copy them to have them so: it does
-    not where they are nearly all of the buffer, as with one row."""
+    """With one head of keys a row's columns lie together in its slot, and MLX does not copy them to have them so where
+    they are nearly all of the buffer, as with one row."""
     folder = write_model(tmp_path / "model", "llama", num_key_value_heads=groups)
     plain = functools.partial(MlxTextBackend, TextModelSettings("folder", folder, max_rows=rows))
     ours = functools.partial(MlxTextBackend, TextModelSettings("folder", folder, max_rows=rows, like_gpu=True))

@@ -226,7 +226,7 @@ def prefill_attention(
     """
     rows, heads, count, size = queries.shape
     tiles = -(-count // QUERIES)
-    parts = max(1, min(BLOCKS // (tiles * heads * rows), keys.shape[2] // SPAN))
+    parts = 1 if left is not None else max(1, min(BLOCKS // (tiles * heads * rows), keys.shape[2] // SPAN))
     shape = (rows, count, heads, size)
     (out,) = _kernel()(
         inputs=[queries, keys, values, queries if left is None else left],

@@ -212,7 +212,7 @@ class SlotCaches:
         return kept.keep(order.handles, cut, order.ticket)
 
     def _apart(self, part: mx.array) -> mx.array:
-        """Copied for sure, if slots are written in place: `contiguous` alone shares memory that is nearly all needed."""
+        """Copied for sure, if slots are written in place: `contiguous` shares memory where it is nearly all needed."""
         return part if self._place is None else part * 1
 
     @property
