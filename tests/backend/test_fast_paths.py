@@ -18,7 +18,7 @@ from millstream.backend.cpu_layers import SKINNY, TurnedLinear, swiglu, turn_lay
 from millstream.backend.exchange import exchange_function
 from millstream.backend.projections import fuse_projections
 from millstream.backend.prompts import alike
-from millstream.backend.slots import FULL, exact, full_width, powers_of_two
+from millstream.backend.widths import FULL, exact, full_width, powers_of_two
 from millstream.engine.backend import Prefill
 from millstream.engine.messages import Submit
 

@@ -100,3 +100,27 @@ def test_rows_outlast_their_columns(in_place: list[str], tmp_path: Path) -> None
             answers.append(driver.run(*submits))
     assert answers[0] == answers[1]
     assert set(in_place) == {"placed", "written"}
+
+
+@pytest.mark.parametrize("lost", ["placed", "written"])
+def test_a_write_that_is_lost_is_found_at_load(
+    lost: str, in_place: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """MLX gives a kernel a copy of an array that is not contiguous."""
+    if lost == "placed":
+        monkeypatch.setattr(layout, "place_rows", lambda part, rows, places, start: mx.array([1]))
+    else:
+        monkeypatch.setattr(layout, "attention", never_writing)
+    folder = write_model(tmp_path / "model", "llama")
+    make = functools.partial(MlxTextBackend, TextModelSettings("folder", folder, max_rows=4, like_gpu=True))
+    driver = Driver(ThreadLink("lost", make, functools.partial(keeping_scheduler, 10_000, None)))
+    with pytest.raises(AssertionError, match="--disable kernel"):
+        driver.start()
+
+
+def never_writing(queries: mx.array, keys: mx.array, values: mx.array, cache: Any, scale: float, mask: Any) -> mx.array:
+    if isinstance(cache, SlotLayer):
+        cache.take_new()
+        keys, values = cache.parts
+        return attention._over_slots(queries, keys, values, cache, scale, None)
+    return attention.attention(queries, keys, values, cache, scale, mask)

@@ -16,9 +16,10 @@ from mlx_lm.models.cache import KVCache
 from millstream.backend.attention import adopt_attention, attention
 from millstream.backend.cpu_layers import turn_layers, turned_layer
 from millstream.backend.projections import fuse_projections, joined_layer, joined_layers
-from millstream.backend.row_blocks import adopt_rows, row_width
+from millstream.backend.row_blocks import adopt_rows
 from millstream.backend.row_products import BY_MLX, BY_MLX_COMPILED, RowProducts
-from millstream.backend.slots import Block, SlotCaches, block_of, powers_of_two
+from millstream.backend.slots import Block, SlotCaches, block_of
+from millstream.backend.widths import powers_of_two, row_width
 
 LAYERS = 2
 BASE: dict[str, Any] = {

@@ -27,16 +27,23 @@ from millstream.backend.place_kernel import place_rows
 from millstream.backend.projections import fuse_projections
 from millstream.backend.prompts import BlockReader, PromptReader, SingleReader
 from millstream.backend.quantized_kv import KvPacking, QuantizedSlotLayer, packing_for, refusal, row_of
-from millstream.backend.row_blocks import adopt_rows, row_width
+from millstream.backend.row_blocks import adopt_rows
 from millstream.backend.row_kernels import known_here
 from millstream.backend.row_products import BY_KERNELS, BY_MLX
-from millstream.backend.slots import SlotCaches, SlotPolicy, all_plain, exact, full_width, powers_of_two
+from millstream.backend.slots import SlotCaches, all_plain
+from millstream.backend.widths import SlotPolicy, exact, full_width, powers_of_two, row_width
+from millstream.errors import ModelError
 from millstream.types import KeptSizes
 
 if TYPE_CHECKING:
     from millstream.backend.sight import Sight
 
 log = logging.getLogger(__name__)
+
+LOST = (
+    "this build of MLX gives kernels copies of the arrays that they write to, so answers would be wrong: "
+    "start with --disable kernel, and please report it"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +77,13 @@ class Layout:
         self._settings = settings
         self._device = device
         self._model = model
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
         self._sight = sight
         self._slots = False
         self._width: SlotPolicy | None = None
         """How many rows a pass has for so many slots, where the layers call attention of ours."""
+        self._made: SlotCaches | None = None
+        """The slots of the batch that was made last."""
         self._attention: Attention = scaled_dot_product_attention
         self.packing: KvPacking | None = None
 
@@ -106,7 +115,10 @@ class Layout:
             attend = kernel_attention if self._on_cuda else attention
             if adopt_attention(self._model, attend) == len(caches):
                 self._width = row_width if self._adopt_rows(attend) else full_width
-        return "this model" if self._trouble(try_two_rows) else None
+        trouble = self._trouble(try_two_rows)
+        if self.in_place and self._made is not None and self._made.has_holes():
+            raise ModelError(LOST)
+        return "this model" if trouble else None
 
     def fresh(self, kept: KeptBlocks) -> tuple[Batch, PromptReader]:
         """A batch without rows, and what reads prompts for it."""
@@ -114,7 +126,7 @@ class Layout:
         make = functools.partial(
             Batch,
             self._model,
-            self._vocab_size,
+            self.vocab_size,
             kernel=self._on_cuda,
             compiler=self._settings.grammars,
             shift=sight.shift if sight is not None and self._model.positional else None,
@@ -132,6 +144,7 @@ class Layout:
         # Padding is computed like everything else: almost for nothing on a GPU, for real on the CPU.
         fill = (0.75 if on_cpu else 0.5) if self.enabled("group-prefill") else None
         caches = SlotCaches(layers, policy, width=self._width, place=place_rows if self.in_place else None)
+        self._made = caches
         return make(caches), BlockReader(self._model, layers, fill=fill, kept=kept, see=see)
 
     def probe(self) -> tuple[int, KeptSizes | None]:

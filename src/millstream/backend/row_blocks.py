@@ -51,11 +51,6 @@ def adopt_rows(model: Any, products: RowProducts, attend: Callable[..., mx.array
     return taken
 
 
-def row_width(slots: int) -> int:
-    """How many rows a pass over so many slots has: a width that the kernels are compiled for."""
-    return next((width for width in WIDTHS if slots <= width), slots) if slots else 0
-
-
 def _few(x: mx.array, weight: mx.array) -> bool:
     """Whether x is what the kernels are for: one token a row, a known width, the type of the weight."""
     return x.ndim == 3 and x.shape[1] == 1 and x.shape[0] in WIDTHS and x.dtype == weight.dtype

@@ -16,35 +16,14 @@ import mlx.core as mx
 from mlx_lm.models.cache import KVCache
 
 from millstream.backend.kept_blocks import KeptBlocks
+from millstream.backend.widths import SlotPolicy, exact
 from millstream.engine.backend import Keep
 
 STEP = 256
 """Columns are allotted in steps, so that buffers are copied rarely and shapes repeat."""
 
-SlotPolicy = Callable[[int], int]
-"""How many slots to keep for so many rows."""
-
 Place = Callable[[mx.array, mx.array, Sequence[int], int], mx.array]
 """Writes rows into a buffer at these slots, from this column on, in place; what it gives is to be evaluated."""
-
-FULL = 64
-
-
-def exact(rows: int) -> int:
-    """For the CPU, where a vacant row costs as much as a living one."""
-    return rows
-
-
-def powers_of_two(rows: int) -> int:
-    """For GPUs, where vacant rows are almost free and new shapes are not."""
-    return 1 << max(0, rows - 1).bit_length()
-
-
-def full_width(slots: int) -> int:
-    """How many rows a forward pass gets from cuBLAS, whose products of 2 to 32 rows take longer than those of 64 (H200:
-    a step of 5.1 ms against 4.0). Rows beyond the slots have no keys and values, so they cost no memory."""
-    return FULL if 1 < slots < FULL else slots
-
 
 Parts = tuple[mx.array, ...]
 """What a layer keeps, tokens on axis 2: keys and values; quantised, the packed numbers, scales and biases of each."""
@@ -214,6 +193,16 @@ class SlotCaches:
     def _apart(self, part: mx.array) -> mx.array:
         """Copied for sure, if slots are written in place: `contiguous` shares memory where it is nearly all needed."""
         return part if self._place is None else part * 1
+
+    def has_holes(self) -> bool:
+        """Whether a column of a row, but for its last, is empty in all buffers: then kernels wrote to copies."""
+        parts = [part for layer in self.layers for part in layer.parts]
+        for place, left in enumerate(self._lefts):
+            if left is not None and left < self.end - 1:
+                filled = [mx.any(part[place, :, left : self.end - 1] != 0, axis=(0, 2)) for part in parts]
+                if not mx.all(mx.any(mx.stack(filled), axis=0)).item():
+                    return True
+        return False
 
     @property
     def nbytes(self) -> int:

@@ -215,8 +215,10 @@ class MlxTextBackend:
         return unkept
 
     def _try_two_rows(self) -> None:
-        """Of unequal length."""
-        short, long = Submit(0, (0,), 1), Submit(1, (0, 0, 0), 1)
+        """Of unequal length, and of tokens that mean something, as the first ones of a vocabulary may not."""
+        assert self._layout is not None, "nothing is loaded"
+        words = [self._layout.vocab_size // part for part in (2, 3, 5, 7)]
+        short, long = Submit(0, (words[0],), 1), Submit(1, tuple(words[1:]), 1)
         self.reset()
         self.step(Plan(prefill=(Prefill(short, 0, 0), Prefill(long, 0, 2))))
         self.step(Plan(decode=(0, 1)))
