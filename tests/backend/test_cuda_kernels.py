@@ -5,10 +5,10 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 
-from millstream.backend.decode_kernel import ragged_attention
 from millstream.backend.device import current_device
-from millstream.backend.place_kernel import place_rows
-from millstream.backend.prefill_kernel import prefill_attention
+from millstream.backend.kernels.decode import ragged_attention
+from millstream.backend.kernels.place import place_rows
+from millstream.backend.kernels.prefill import prefill_attention
 
 pytestmark = pytest.mark.skipif(current_device().kind != "cuda", reason="needs MLX's CUDA build and a GPU")
 

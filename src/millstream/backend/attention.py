@@ -11,9 +11,9 @@ import mlx.core as mx
 from mlx_lm.models import base
 from mlx_lm.models.cache import KVCache
 
-from millstream.backend.decode_kernel import decode_fits, ragged_attention
 from millstream.backend.exchange import exchange_function
-from millstream.backend.prefill_kernel import prefill_attention, prefill_fits
+from millstream.backend.kernels.decode import decode_fits, ragged_attention
+from millstream.backend.kernels.prefill import prefill_attention, prefill_fits
 from millstream.backend.prompt_caches import PaddedCache
 from millstream.backend.slots import SlotLayer
 

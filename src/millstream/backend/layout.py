@@ -21,14 +21,14 @@ from millstream.backend.device import Device
 from millstream.backend.exchange import exchange_function
 from millstream.backend.guides import Compiler
 from millstream.backend.kept_blocks import KeptBlocks
+from millstream.backend.kernels.place import place_rows
+from millstream.backend.kernels.rows import known_here
 from millstream.backend.leaves import kept_sizes
 from millstream.backend.packed_attention import Attention, packed_attention, products_fit
-from millstream.backend.place_kernel import place_rows
 from millstream.backend.projections import fuse_projections
 from millstream.backend.prompts import BlockReader, PromptReader, SingleReader
 from millstream.backend.quantized_kv import KvPacking, QuantizedSlotLayer, packing_for, refusal, row_of
 from millstream.backend.row_blocks import adopt_rows
-from millstream.backend.row_kernels import known_here
 from millstream.backend.row_products import BY_KERNELS, BY_MLX
 from millstream.backend.slots import SlotCaches, all_plain
 from millstream.backend.widths import SlotPolicy, exact, full_width, powers_of_two, row_width

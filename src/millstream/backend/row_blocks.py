@@ -20,8 +20,8 @@ from mlx_lm.models.cache import KVCache
 from mlx_lm.models.rope_utils import Llama3RoPE
 
 from millstream.backend import cpu_layers
+from millstream.backend.kernels.rows import WIDTHS
 from millstream.backend.projections import GROUPS, joined_layer, joined_layers
-from millstream.backend.row_kernels import WIDTHS
 from millstream.backend.row_products import BY_KERNELS, BY_MLX_COMPILED, RowProducts, join_heads, split_heads, turn
 from millstream.backend.slots import SlotLayer
 

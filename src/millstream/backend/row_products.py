@@ -10,12 +10,12 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from millstream.backend import row_kernels
+from millstream.backend.kernels import rows as row_kernels
 
 
 @dataclass(frozen=True, slots=True)
 class RowProducts:
-    """See `row_kernels` for what each function gives."""
+    """See `kernels.rows` for what each function gives."""
 
     fits: Callable[[mx.array], bool]
     fits_heads: Callable[[int], bool]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from millstream.backend import draw_kernel
+from millstream.backend.kernels import draw as draw_kernel
 from millstream.types import Sampling
 
 # u is in [0, 1); scaled so that u * total stays under the total after rounding.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from millstream.backend.row_kernels import WIDTHS
+from millstream.backend.kernels.rows import WIDTHS
 
 SlotPolicy = Callable[[int], int]
 """How many slots to keep for so many rows, or rows for so many slots."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from millstream.backend.decode_kernel import float_bits, join_parts
+from millstream.backend.kernels.decode import float_bits, join_parts
 
 HEAD_SIZES = (64, 96, 128)
 QUERIES = 64
