@@ -60,6 +60,20 @@ PATHS: dict[str, dict[str, Any]] = {
 }
 
 
+OTHERWISE: dict[str, dict[str, Any]] = {
+    "deepseek_v3": {
+        "kv_lora_rank": 16,
+        "q_lora_rank": None,
+        "qk_rope_head_dim": 16,
+        "qk_nope_head_dim": 16,
+        "v_head_dim": 16,
+        "num_key_value_heads": 4,
+        "first_k_dense_replace": 9,
+    },
+    "phi": {"partial_rotary_factor": 0.5, "layer_norm_eps": 1e-5},
+}
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_churning_batch_equals_single_requests(family: str, tiny_model: Callable[[str], Path]) -> None:
     folder = tiny_model(family)
@@ -91,6 +105,19 @@ def test_slots_outlast_their_columns(path: str, tiny_model: Callable[[str], Path
     wanted: list[Case] = [((5, 6, 7), 330), ((8,), 2), ((9, 9), 300), *cases(seed=8, count=12), ((1, 2), 270)]
     expected = reference(folder, wanted)
     with engine(backend(folder, max_rows=4, **PATHS[path])) as driver:
+        submits = [Submit(number, prompt, count) for number, (prompt, count) in enumerate(wanted)]
+        assert driver.run(*submits) == expected
+
+
+@pytest.mark.parametrize("family", OTHERWISE)
+@pytest.mark.parametrize("path", ["none", "slots", "all as on a GPU"])
+def test_layers_that_make_something_else_of_keys(family: str, path: str, tmp_path: Path) -> None:
+    """DeepSeek's keep latent vectors and put the scores of positions into the mask; Phi's compute in float32."""
+    folder = write_model(tmp_path / "model", family, **OTHERWISE[family])
+    wanted = cases(seed=3, count=12)
+    expected = reference(folder, wanted)
+    with engine(backend(folder, max_rows=5, **PATHS[path]), prefill_tokens=60) as driver:
+        assert driver.facts is not None and driver.facts.max_rows == 5
         submits = [Submit(number, prompt, count) for number, (prompt, count) in enumerate(wanted)]
         assert driver.run(*submits) == expected
 

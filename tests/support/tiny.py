@@ -117,11 +117,12 @@ BATCHABLE = [family for family in FAMILIES if family != "llama4"]
 
 
 def write_model(folder: Path, family: str, *, seed: int = 0, **changes: Any) -> Path:
-    """Make a model of `family` in `folder`. Weights are large enough that logits differ clearly between tokens."""
+    """Make a model of `family`, one of those above or another, in `folder`. Weights are large enough that logits differ
+    clearly between tokens."""
     import mlx.core as mx
     from mlx.utils import tree_flatten, tree_map
 
-    config = {"model_type": family, **FAMILIES[family], **changes}
+    config = {"model_type": family, **FAMILIES.get(family, _BASE), **changes}
     module = importlib.import_module(f"mlx_lm.models.{family}")
     model = module.Model(module.ModelArgs.from_dict(config))
     mx.random.seed(seed)

@@ -15,7 +15,7 @@ from millstream.backend.exchange import exchange_function
 from millstream.backend.kernels.decode import decode_fits, ragged_attention
 from millstream.backend.kernels.prefill import prefill_attention, prefill_fits
 from millstream.backend.prompt_caches import PaddedCache
-from millstream.backend.slots import SlotLayer
+from millstream.backend.slots import Parts, SlotLayer
 
 
 def attention(
@@ -28,7 +28,7 @@ def attention(
     sinks: mx.array | None = None,
 ) -> mx.array:
     """What the models call in place of mlx-lm's function of the same signature, where there are no kernels of ours."""
-    if isinstance(cache, SlotLayer) and (new := cache.take_new()) is not None:
+    if isinstance(cache, SlotLayer) and (new := _new(cache, keys, values, mask)) is not None:
         keys, values = cache.put(new)
     if isinstance(cache, SlotLayer) and cache.slots.ragged:
         return _over_slots(queries, keys, values, cache, scale, sinks)
@@ -48,7 +48,7 @@ def kernel_attention(
     """The same with our CUDA kernels."""
     if sinks is None and isinstance(cache, SlotLayer):
         slots = cache.slots
-        if slots.late and decode_fits(queries, keys, values) and (new := cache.take_new()) is not None:
+        if decode_fits(queries, keys, values) and (new := _new(cache, keys, values, mask)) is not None:
             (keys, values), fresh = cache.parts, (new[0], new[1])
             return ragged_attention(queries, keys, values, slots.left, slots.end_array, fresh, slots.end + 1, scale)
     elif sinks is None and prefill_fits(queries, keys, values):
@@ -57,6 +57,15 @@ def kernel_attention(
         if isinstance(cache, PaddedCache) and mask is not None and mask is cache.pads.mask:
             return prefill_attention(queries, keys, values, scale, cache.pads.left)
     return attention(queries, keys, values, cache, scale, mask, sinks)
+
+
+def _new(cache: SlotLayer, keys: mx.array, values: mx.array, mask: Any) -> Parts | None:
+    """The step's column, if it is for us to write. It is read with all that the slots hold, so a layer must not have
+    made something else of it, nor a mask of its own, as those do that keep latent vectors."""
+    new = cache.take_new()
+    if new is not None and (keys is not new[0] or values is not new[1] or mask is not None):
+        raise ValueError("its layers do not pass on to attention what the cache gave them")
+    return new
 
 
 def _over_slots(

@@ -116,6 +116,13 @@ class Layout:
             if adopt_attention(self._model, attend) == len(caches):
                 self._width = row_width if self._adopt_rows(attend) else full_width
         trouble = self._trouble(try_two_rows)
+        if trouble and self._width is not None:
+            self._width = None
+            log.info("this model decodes without our attention: %s", trouble)
+            trouble = self._trouble(try_two_rows)
+        if trouble:
+            self._slots = False
+            log.warning("the model cannot run two rows at once: %s", trouble)
         if self.in_place and self._made is not None and self._made.has_holes():
             raise ModelError(LOST)
         return "this model" if trouble else None
@@ -188,7 +195,5 @@ class Layout:
         try:
             try_two_rows()
         except (ValueError, TypeError, RuntimeError, AttributeError) as error:
-            log.warning("the model cannot run two rows at once: %s", error)
-            self._slots, self._width = False, None
-            return str(error)
+            return str(error) or type(error).__name__
         return None
