@@ -71,6 +71,7 @@ OTHERWISE: dict[str, dict[str, Any]] = {
         "first_k_dense_replace": 9,
     },
     "phi": {"partial_rotary_factor": 0.5, "layer_norm_eps": 1e-5},
+    "gemma2": {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "query_pre_attn_scalar": 16.0},
 }
 
 
@@ -112,12 +113,14 @@ def test_slots_outlast_their_columns(path: str, tiny_model: Callable[[str], Path
 @pytest.mark.parametrize("family", OTHERWISE)
 @pytest.mark.parametrize("path", ["none", "slots", "all as on a GPU"])
 def test_layers_that_make_something_else_of_keys(family: str, path: str, tmp_path: Path) -> None:
-    """DeepSeek's keep latent vectors and put the scores of positions into the mask; Phi's compute in float32."""
+    """DeepSeek's keep latent vectors and put the scores of positions into the mask; Phi's compute in float32; Gemma 2's
+    have scores of five dimensions, where a mask of four has the rows in the place of the heads."""
     folder = write_model(tmp_path / "model", family, **OTHERWISE[family])
     wanted = cases(seed=3, count=12)
     expected = reference(folder, wanted)
     with engine(backend(folder, max_rows=5, **PATHS[path]), prefill_tokens=60) as driver:
-        assert driver.facts is not None and driver.facts.max_rows == 5
+        alone = family == "gemma2" and path == "none"  # mlx-lm's own batch caches know masks of four dimensions only
+        assert driver.facts is not None and driver.facts.max_rows == (1 if alone else 5)
         submits = [Submit(number, prompt, count) for number, (prompt, count) in enumerate(wanted)]
         assert driver.run(*submits) == expected
 

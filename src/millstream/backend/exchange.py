@@ -14,17 +14,24 @@ def exchange_function(model: Any, name: str, function: Any, beside: str | None =
     """Every layer of `model` that calls `name` calls `function` instead; how many there are. `beside`: only those that
     use this name as well."""
     made: dict[type, type] = {}
-    count = 0
-    for _, module in model.named_modules():
+    callers = callers_of(model, name, beside)
+    for module in callers:
         kind = type(module)
-        call = vars(kind).get("__call__")
+        if kind not in made:
+            made[kind] = _with(kind, vars(kind)["__call__"], name, function)
+        module.__class__ = made[kind]
+    return len(callers)
+
+
+def callers_of(model: Any, name: str, beside: str | None = None) -> list[Any]:
+    """The layers whose call uses `name`, and `beside` as well if it is given."""
+    found = []
+    for _, module in model.named_modules():
+        call = vars(type(module)).get("__call__")
         names = call.__code__.co_names if isinstance(call, types.FunctionType) else ()
-        if isinstance(call, types.FunctionType) and name in names and (beside is None or beside in names):
-            if kind not in made:
-                made[kind] = _with(kind, call, name, function)
-            module.__class__ = made[kind]
-            count += 1
-    return count
+        if name in names and (beside is None or beside in names):
+            found.append(module)
+    return found
 
 
 def _with(kind: type, call: types.FunctionType, name: str, function: Any) -> type:

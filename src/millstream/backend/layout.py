@@ -14,16 +14,16 @@ from mlx_lm.models.base import scaled_dot_product_attention
 
 from millstream.backend.attention import adopt_attention, attention, kernel_attention
 from millstream.backend.batch import Batch
-from millstream.backend.caches import MergedCaches, bytes_per_token, new_row, states, unbatchable
+from millstream.backend.caches import MergedCaches, RowCaches, bytes_per_token, new_row, states, unbatchable
 from millstream.backend.cpu_attention import cpu_attention
 from millstream.backend.cpu_layers import pays_here, turn_layers, turned_layer
 from millstream.backend.device import Device
-from millstream.backend.exchange import exchange_function
+from millstream.backend.exchange import callers_of, exchange_function
 from millstream.backend.guides import Compiler
 from millstream.backend.kept_blocks import KeptBlocks
 from millstream.backend.kernels.place import place_rows
 from millstream.backend.kernels.rows import known_here
-from millstream.backend.leaves import kept_sizes
+from millstream.backend.leaves import kept_sizes, leaves
 from millstream.backend.packed_attention import Attention, packed_attention, products_fit
 from millstream.backend.projections import fuse_projections
 from millstream.backend.prompts import BlockReader, PromptReader, SingleReader
@@ -39,6 +39,10 @@ if TYPE_CHECKING:
     from millstream.backend.sight import Sight
 
 log = logging.getLogger(__name__)
+
+AGREED = 0.1
+"""How far, relative to their size, logits of rows together may be from those alone: rounding is far below, and a mask
+that is not understood far above."""
 
 LOST = (
     "this build of MLX gives kernels copies of the arrays that they write to, so answers would be wrong: "
@@ -82,6 +86,7 @@ class Layout:
         self._slots = False
         self._width: SlotPolicy | None = None
         """How many rows a pass has for so many slots, where the layers call attention of ours."""
+        self._mask_dims = 4
         self._made: SlotCaches | None = None
         """The slots of the batch that was made last."""
         self._attention: Attention = scaled_dot_product_attention
@@ -101,8 +106,11 @@ class Layout:
                 self._attention = cpu_attention
                 exchange_function(self._model, "scaled_dot_product_attention", cpu_attention)
 
-    def choose(self, try_two_rows: Callable[[], None]) -> str | None:
-        """Slots for full attention, merged caches for the rest. What stands against batching at all, if anything."""
+    def choose(self, try_two_rows: Callable[[], None], disagreement: Callable[[], float]) -> str | None:
+        """Slots for full attention, merged caches for the rest. What stands against batching at all, if anything.
+
+        `disagreement`: how far rows that run together are from the same rows alone.
+        """
         if self._settings.kv_bits:
             self._pack(self._settings.kv_bits, try_two_rows)
             return None
@@ -115,11 +123,7 @@ class Layout:
             attend = kernel_attention if self._on_cuda else attention
             if adopt_attention(self._model, attend) == len(caches):
                 self._width = row_width if self._adopt_rows(attend) else full_width
-        trouble = self._trouble(try_two_rows)
-        if trouble and self._width is not None:
-            self._width = None
-            log.info("this model decodes without our attention: %s", trouble)
-            trouble = self._trouble(try_two_rows)
+        trouble = self._settled(caches, try_two_rows, disagreement)
         if trouble:
             self._slots = False
             log.warning("the model cannot run two rows at once: %s", trouble)
@@ -149,8 +153,10 @@ class Layout:
             reader = BlockReader(self._model, layers, fill=None, kept=kept, packing=self.packing)
             return make(SlotCaches(layers, policy, layer=layer)), reader
         # Padding is computed like everything else: almost for nothing on a GPU, for real on the CPU.
-        fill = (0.75 if on_cpu else 0.5) if self.enabled("group-prefill") else None
-        caches = SlotCaches(layers, policy, width=self._width, place=place_rows if self.in_place else None)
+        groups = self.enabled("group-prefill") and self._mask_dims == 4
+        fill = (0.75 if on_cpu else 0.5) if groups else None
+        place = place_rows if self.in_place else None
+        caches = SlotCaches(layers, policy, width=self._width, place=place, mask_dims=self._mask_dims)
         self._made = caches
         return make(caches), BlockReader(self._model, layers, fill=fill, kept=kept, see=see)
 
@@ -189,6 +195,27 @@ class Layout:
         exchange_function(self._model, "scaled_dot_product_attention", reads)
         if trouble := self._trouble(try_two_rows):
             raise refusal(bits, f"its attention cannot read quantised keys and values ({trouble})")
+
+    def _settled(
+        self, caches: RowCaches, try_two_rows: Callable[[], None], disagreement: Callable[[], float]
+    ) -> str | None:
+        """Find a way in which rows run together as they run alone; what is wrong with the last, if none is right."""
+        trouble = self._trouble(try_two_rows)
+        if trouble and self._width is not None:
+            self._width = None
+            log.info("this model decodes without our attention: %s", trouble)
+            trouble = self._trouble(try_two_rows)
+        attending = sum(hasattr(leaf, "keys") for leaf in leaves(caches))
+        if len(callers_of(self._model, "scaled_dot_product_attention")) >= attending:
+            return trouble
+        # Attention of its own making: masks may mean something else there (Gemma 2 has scores of five dimensions), and
+        # answers would be wrong without any error.
+        for dims in (4, 5) if self._slots else (4,):
+            self._mask_dims = dims
+            trouble = self._trouble(try_two_rows)
+            if not trouble and disagreement() <= AGREED:
+                return None
+        return trouble or "its rows answer otherwise together than alone"
 
     def _trouble(self, try_two_rows: Callable[[], None]) -> str | None:
         """Some models cannot take a batch although their caches can."""

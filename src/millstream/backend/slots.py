@@ -110,7 +110,7 @@ class SlotLayer:
 class SlotCaches:
     """The caches of a batch. Owner only. With a `width` the layers call our attention, so a pass has that many rows
     for so many slots, unequal rows need no mask, and a step's column is written by attention. With a `place`, rows that
-    join are written in place."""
+    join are written in place. `mask_dims`: as many as the scores of the model's attention have."""
 
     def __init__(
         self,
@@ -119,12 +119,14 @@ class SlotCaches:
         *,
         width: SlotPolicy | None = None,
         place: Place | None = None,
+        mask_dims: int = 4,
         layer: Callable[[SlotCaches], SlotLayer] = SlotLayer,
     ) -> None:
         self.layers = [layer(self) for _ in range(layer_count)]
         self._policy = policy
         self._width = width
         self._place = place
+        self._ones = (1,) * (mask_dims - 2)
         self._lefts: list[int | None] = []
         """The first column of each slot's row; None for a vacant slot."""
         self._columns = 0
@@ -238,7 +240,8 @@ class SlotCaches:
         self.left = mx.array([*lefts, *[vacant] * (self.size - self.count)], dtype=mx.int32)
 
     def _mask(self, first: int, beyond: int) -> mx.array:
-        return (mx.arange(first, beyond) >= self.left[: self.count, None])[:, None, None, :]
+        seen = mx.arange(first, beyond) >= self.left[: self.count, None]
+        return seen.reshape(self.count, *self._ones, beyond - first)
 
     def _write(self, block: Block, places: list[int]) -> None:
         start = self.end - block.columns

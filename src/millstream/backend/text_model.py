@@ -12,6 +12,7 @@ import mlx.core as mx
 
 from millstream.backend.backlog import Backlog
 from millstream.backend.batch import Batch, Launched
+from millstream.backend.caches import new_row
 from millstream.backend.device import current_device
 from millstream.backend.guides import preparing
 from millstream.backend.identity import identity_of
@@ -76,7 +77,7 @@ class MlxTextBackend:
         layout.shape_layers()
         self._weight_bytes = evaluate_all(self._model, report)
         notes = list(loaded.notes)
-        obstacle = layout.choose(self._try_two_rows)
+        obstacle = layout.choose(self._try_two_rows, self._disagreement)
         max_rows = settings.max_rows
         if obstacle is not None:
             max_rows = 1
@@ -224,6 +225,21 @@ class MlxTextBackend:
         self.step(Plan(decode=(0, 1)))
         self.step(Plan(decode=(0, 1)))
 
+    def _disagreement(self) -> float:
+        """How far the logits of two rows together are from those of each alone, relative to their size."""
+        assert self._layout is not None, "nothing is loaded"
+        prompts = [tuple(self._layout.vocab_size // (2 + place) for place in range(length)) for length in (1, 9)]
+        alone = [self._model(mx.array([prompt]), cache=new_row(self._model))[0, -1] for prompt in prompts]
+        self.reset()
+        assert self._batch is not None and self._prompts is not None
+        submits = [Submit(number, prompt, 1) for number, prompt in enumerate(prompts)]
+        mx.eval(self._prompts.read([Prefill(submit, 0, len(submit.prompt) - 1) for submit in submits]))
+        self._batch.join(*self._prompts.take([0, 1]))
+        together = self._batch.forward()
+        far = [_apart(one, other) for one, other in zip(alone, together, strict=False)]
+        self.reset()
+        return max(far)
+
     def _describe_device(self) -> str:
         blas = f", {self._settings.blas}" if self._settings.blas and self._device.is_cpu else ""
         return f"{self._device.kind} ({self._device.name}){blas}"
@@ -241,3 +257,9 @@ class MlxTextBackend:
         )
         log.info("warmed up in %.1f s", time.monotonic() - started)
         return facts
+
+
+def _apart(one: mx.array, other: mx.array) -> float:
+    """The distance of two vectors of logits, over their spread."""
+    one, other = (each.astype(mx.float32) - mx.mean(each.astype(mx.float32)) for each in (one, other))
+    return float((mx.linalg.norm(one - other) / mx.linalg.norm(one)).item())  # type: ignore[arg-type]
