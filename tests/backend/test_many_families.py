@@ -1,0 +1,64 @@
+"""Families of mlx-lm that nothing else here looks at: a small random model of each answers in a batch as it does alone.
+
+Laid out as here and as on a GPU; with `--whole` more of them.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_lm.generate import generate_step
+from mlx_lm.utils import load_model
+
+from millstream.backend.text_model import MlxTextBackend, TextModelSettings
+from millstream.engine.messages import Submit
+from support.engines import engine
+from support.tiny import VOCAB, write_model
+
+SETTINGS: dict[str, Any] = {
+    "layer_norm_eps": 1e-5,
+    "norm_eps": 1e-5,
+    "layer_norm_epsilon": 1e-5,
+    "partial_rotary_factor": 1.0,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "hidden_act": "silu",
+    "bias": True,
+    "embedding_multiplier": 1.0,
+    "attention_multiplier": 0.25,
+    "residual_multiplier": 1.0,
+    "logits_scaling": 1.0,
+    "n_head": 4,
+    "n_embd": 64,
+    "n_layer": 2,
+    "n_ctx": 512,
+    "n_positions": 512,
+}
+"""What one family or another asks for besides the usual; the others do not mind."""
+SOME = ("cohere", "gemma", "gpt2", "granite", "olmo2", "phi3", "qwen2", "qwen3")
+MORE = ("ernie4_5", "glm", "glm4", "helium", "internlm2", "internlm3", "mimo", "mixtral", "nemotron", "phimoe")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    metafunc.parametrize("family", [*SOME, *MORE] if metafunc.config.getoption("--whole") else SOME)
+
+
+def test_together_as_alone(family: str, tmp_path: Path) -> None:
+    folder = write_model(tmp_path / family, family, **SETTINGS)
+    draw = random.Random(family)
+    wanted = [
+        (tuple(draw.randrange(VOCAB) for _ in range(draw.choice([1, 2, 3, 8, 20, 70]))), draw.choice([1, 5, 12]))
+        for _ in range(10)
+    ]
+    model, _ = load_model(folder)
+    expected = [[int(token) for token, _ in generate_step(mx.array(p), model, max_tokens=n)] for p, n in wanted]
+    submits = [Submit(number, prompt, count) for number, (prompt, count) in enumerate(wanted)]
+    for like_gpu in (False, True):
+        settings = TextModelSettings("folder", folder, max_rows=4, like_gpu=like_gpu)
+        with engine(lambda settings=settings: MlxTextBackend(settings), prefill_tokens=64) as driver:
+            assert driver.facts is not None and driver.facts.max_rows == 4
+            assert driver.run(*submits) == expected, "as on a GPU" if like_gpu else "as here"
