@@ -40,9 +40,11 @@ __device__ __forceinline__ void mill_mma(
 """
 
 # Tile m of a block begins at row r0 + m * APART of the weight. GROUP blocks side by side cover GROUP * 16 rows, so with
-# APART = GROUP * 16 tiles that belong together (both halves of a head, a gate and its value) are in one block.
+# APART = GROUP * 16 tiles that belong together (both halves of a head, a gate and its value) are in one block. The size
+# of the weight is no constant: a kernel is compiled for seconds, and a model has many sizes.
 _PRODUCT = """
-  constexpr int NT = ROWS / 8, KW = K / W, LINE = 16 * MT + 1;
+  constexpr int NT = ROWS / 8, LINE = 16 * MT + 1;
+  const int N = w_shape[0], K = w_shape[1], KW = K / W;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int r0 = blockIdx.x / GROUP * (GROUP * 16 * MT) + blockIdx.x % GROUP * 16;
   float acc[MT][NT][4] = {};
@@ -50,7 +52,8 @@ _PRODUCT = """
   const T* xp = x + (size_t)g * K + warp * KW + t * 8;
   // The weight comes from far: DEPTH chunks of it are on their way. Each thread fetches what it uses itself.
   extern __shared__ uint4 ring[];
-  constexpr int CHUNKS = KW / 32, TH = W * 32;
+  constexpr int TH = W * 32;
+  const int CHUNKS = KW / 32;
   auto fetch = [&](int chunk) {
     if (chunk < CHUNKS) {
       #pragma unroll
@@ -116,6 +119,10 @@ _PRODUCT = """
   };
 """
 
+_ALONE = "  constexpr int GROUP = 1, APART = 16;\n"
+_PAIRED = "  const int GROUP = w_shape[0] / 32, APART = w_shape[0] / 2;\n"
+_HALVED = "  constexpr int GROUP = D / 32, APART = D / 2;\n"
+
 _PLAIN = """
   for (int i = threadIdx.x; i < ROWS * 16 * MT; i += W * 32) {
     const int row = i / (16 * MT), col = i % (16 * MT);
@@ -165,11 +172,12 @@ class _Kind:
     and leaves a block below the 99 KiB of shared memory that every GPU from sm_80 on has."""
 
     name: str
-    ending: str
     inputs: tuple[str, ...]
+    ending: str
     tiles: int
     warps: int
     depth: int
+    tiling: str = _ALONE
     outputs: tuple[str, ...] = ("out",)
 
     def warps_for(self, size: int) -> int:
@@ -185,12 +193,19 @@ class _Kind:
         return max(ring, warps * rows * (16 * self.tiles + 1) * 4)
 
 
-_NARROW = _Kind("product", _PLAIN, ("x", "w"), tiles=1, warps=16, depth=3)
-_WIDE = _Kind("wide_product", _PLAIN, ("x", "w"), tiles=2, warps=8, depth=4)
-_RESIDUAL = _Kind("added", _ADDED, ("x", "w", "r"), tiles=1, warps=16, depth=3)
-_GATE = _Kind("gated", _GATED, ("x", "w"), tiles=2, warps=4, depth=6)
+_NARROW = _Kind("product", ("x", "w"), _PLAIN, tiles=1, warps=16, depth=3)
+_WIDE = _Kind("wide_product", ("x", "w"), _PLAIN, tiles=2, warps=8, depth=4)
+_RESIDUAL = _Kind("added", ("x", "w", "r"), _ADDED, tiles=1, warps=16, depth=3)
+_GATE = _Kind("gated", ("x", "w"), _GATED, tiles=2, warps=4, depth=6, tiling=_PAIRED)
 _HEADS = _Kind(
-    "turned", _TURNED, ("x", "w", "offset", "periods"), tiles=2, warps=8, depth=4, outputs=("q", "keys", "values")
+    "turned",
+    ("x", "w", "offset", "periods"),
+    _TURNED,
+    tiles=2,
+    warps=8,
+    depth=4,
+    tiling=_HALVED,
+    outputs=("q", "keys", "values"),
 )
 KINDS = (_NARROW, _WIDE, _RESIDUAL, _GATE, _HEADS)
 MANY_ROWS = 3072
@@ -203,7 +218,7 @@ def _kernel(kind: _Kind, dtype: mx.Dtype, shared: int) -> Any:
         name=f"millstream_{kind.name}",
         input_names=list(kind.inputs),
         output_names=list(kind.outputs),
-        source=_PRODUCT + kind.ending,
+        source=kind.tiling + _PRODUCT + kind.ending,
         header=_HEADER.replace("KIND", "f16" if dtype == mx.float16 else "bf16"),
         shared_memory=shared,
     )
@@ -215,9 +230,6 @@ def _run(
     weight: mx.array,
     rest: tuple[mx.array, ...],
     shapes: Sequence[tuple[int, ...]],
-    *,
-    group: int = 1,
-    apart: int = 16,
     heads: tuple[tuple[str, int], ...] = (),
 ) -> list[mx.array]:
     rows, count = x.shape[0], weight.shape[0]
@@ -231,12 +243,8 @@ def _run(
         template=[
             ("T", x.dtype),
             ("ROWS", rows),
-            ("K", x.shape[-1]),
-            ("N", count),
             ("MT", kind.tiles),
             ("W", warps),
-            ("GROUP", group),
-            ("APART", apart),
             ("DEPTH", kind.depth),
             *heads,
         ],
@@ -274,7 +282,7 @@ def added(x: mx.array, weight: mx.array, residual: mx.array) -> mx.array:
 def gated(x: mx.array, weight: mx.array) -> mx.array:
     """silu(gate) * up, where the first half of the weight's rows gives the gate."""
     half = weight.shape[0] // 2
-    return _run(_GATE, x, weight, (), [(*x.shape[:-1], half)], group=half // 16, apart=half)[0]
+    return _run(_GATE, x, weight, (), [(*x.shape[:-1], half)])[0]
 
 
 def turned(
@@ -284,7 +292,5 @@ def turned(
     rows = x.shape[0]
     shapes = [(rows, heads, 1, size), (rows, groups, 1, size), (rows, groups, 1, size)]
     counts = (("H", heads), ("KV", groups), ("D", size))
-    queries, keys, values = _run(
-        _HEADS, x, weight, (offset, periods), shapes, group=size // 32, apart=size // 2, heads=counts
-    )
+    queries, keys, values = _run(_HEADS, x, weight, (offset, periods), shapes, counts)
     return queries, keys, values
