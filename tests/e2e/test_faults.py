@@ -139,8 +139,9 @@ def test_twenty_kills_leave_nothing_behind(pair: tuple[Path, Path]) -> None:
                 gc.collect()
                 marks.append((own.num_fds(), own.num_threads(), own.memory_info().rss))
     (fds, threads, memory), (fds_after, threads_after, memory_after) = marks
-    assert fds_after <= fds
-    assert threads_after <= threads
+    # One a life would be 15. A pool may begin another thread at any time.
+    assert fds_after - fds < 5
+    assert threads_after - threads < 5
     assert memory_after - memory < 32 * 2**20, "15 more lives of an engine may not cost the server memory"
 
 
