@@ -34,12 +34,11 @@ def main() -> int:
     console = Console(width=110)
     folder = find(arguments.model)
     found: dict[str, list[Figures]] = {}
-    for server in ("millstream", *PEERS):
-        if server not in arguments.servers or servers.command(server, folder, 0) is None:
-            continue
+    wanted = [server for server in ("millstream", *PEERS) if server in arguments.servers]
+    for server, url, name in servers.each(wanted, folder, arguments.ours):
         load = Load(
-            url="",
-            model="" if server == "millstream" else str(folder),
+            url=url,
+            model=name,
             api=arguments.api,
             prompt_words=arguments.prompt_words,
             output_tokens=arguments.output_tokens,
@@ -48,17 +47,7 @@ def main() -> int:
             top_p=arguments.top_p,
             ignore_eos=server == "millstream",
         )
-        extra = tuple(arguments.ours.split()) if server == "millstream" else ()
-        try:
-            with servers.running(server, folder, extra) as url:
-                levels = asyncio.run(
-                    measure(dataclasses.replace(load, url=url), arguments.levels, warmup=not arguments.no_warmup)
-                )
-        except servers.NotStarted as error:
-            if server == "millstream":
-                raise
-            console.print(f"{server} is left out: {error}")
-            continue
+        levels = asyncio.run(measure(load, arguments.levels, warmup=not arguments.no_warmup))
         found[server] = levels
         console.print(table(server, levels))
         for level in levels:

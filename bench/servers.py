@@ -62,12 +62,19 @@ def running(server: str, model: Path, extra: tuple[str, ...] = (), *, more: tupl
 
 
 def each(names: Sequence[str], model: Path, ours: str) -> Iterator[tuple[str, str, str]]:
-    """Of each server that is installed, while it runs: its name, its URL, and what requests call the model there."""
+    """Of each server that is installed, while it runs: its name, its URL, what requests call the model there. A peer
+    that does not start is left out."""
     for name in names:
-        if command(name, model, 0) is not None:
-            mine = name == "millstream"
+        if command(name, model, 0) is None:
+            continue
+        mine = name == "millstream"
+        try:
             with running(name, model, tuple(ours.split()) if mine else ()) as url:
                 yield name, url, "" if mine else str(model)
+        except NotStarted as error:
+            if mine:
+                raise
+            print(f"{name} is left out: {error}")
 
 
 def _wait(url: str, process: subprocess.Popen[bytes]) -> None:

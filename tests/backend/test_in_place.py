@@ -15,9 +15,12 @@ import numpy as np
 import pytest
 
 from millstream.backend import attention, layout
+from millstream.backend.kept_blocks import KeptBlocks
 from millstream.backend.layout import Layout
-from millstream.backend.slots import SlotLayer
+from millstream.backend.slots import Block, SlotCaches, SlotLayer
 from millstream.backend.text_model import MlxTextBackend, TextModelSettings
+from millstream.backend.widths import powers_of_two, row_width
+from millstream.engine.backend import Keep
 from millstream.engine.link import ThreadLink
 from millstream.engine.messages import Submit
 from support.engines import Driver, engine
@@ -70,8 +73,8 @@ def prompts() -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize(("groups", "rows"), [(1, 1), (1, 3), (2, 3)])
 def test_nothing_that_is_kept_is_written_over(groups: int, rows: int, in_place: list[str], tmp_path: Path) -> None:
-    """With one head of keys a row's columns lie together in its slot, and MLX does not copy them to have them so where
-    they are nearly all of the buffer, as with one row."""
+    """Slots are taken again and again beside what is kept of their rows; with one head of keys a row's columns lie
+    together."""
     folder = write_model(tmp_path / "model", "llama", num_key_value_heads=groups)
     plain = functools.partial(MlxTextBackend, TextModelSettings("folder", folder, max_rows=rows))
     ours = functools.partial(MlxTextBackend, TextModelSettings("folder", folder, max_rows=rows, like_gpu=True))
@@ -87,6 +90,24 @@ def test_nothing_that_is_kept_is_written_over(groups: int, rows: int, in_place: 
     finally:
         driver.stop()
     assert set(in_place) == {"placed", "written"}
+
+
+def test_what_is_kept_does_not_lie_in_a_slot() -> None:
+    """Even where the buffer is hardly larger, so that MLX has no reason to copy it."""
+
+    def place(part: mx.array, rows: mx.array, places: Sequence[int], start: int) -> mx.array:
+        memory(part)[list(places), :, start : start + rows.shape[2]] = np.array(rows)
+        return mx.array([1])
+
+    slots = SlotCaches(1, powers_of_two, width=row_width, place=place)
+    slots.join([Block([(mx.random.normal((1, 1, 112, 16)), mx.random.normal((1, 1, 112, 16)))], (0,))])
+    kept = slots.save(0, Keep(1, 0, 16, tuple(range(7)), None, 112), KeptBlocks())
+    mx.eval(kept)
+    before = [np.array(array) for array in kept]
+    for part in slots.layers[0].parts:
+        memory(part)[:] = 9
+    for array, was in zip(kept, before, strict=True):
+        np.testing.assert_array_equal(np.array(array), was)
 
 
 def test_rows_outlast_their_columns(in_place: list[str], tmp_path: Path) -> None:

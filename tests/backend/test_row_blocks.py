@@ -20,52 +20,31 @@ from millstream.backend.row_blocks import adopt_rows
 from millstream.backend.row_products import BY_MLX, BY_MLX_COMPILED, RowProducts
 from millstream.backend.slots import Block, SlotCaches, block_of
 from millstream.backend.widths import powers_of_two, row_width
+from support.tiny import BASE, FAMILIES, VOCAB
 
 LAYERS = 2
-BASE: dict[str, Any] = {
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "rms_norm_eps": 1e-5,
-    "vocab_size": 64,
-    "rope_theta": 10000.0,
-    "max_position_embeddings": 512,
-    "tie_word_embeddings": False,
-}
-LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 64}
-EXPERTS = {
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
-    "decoder_sparse_step": 1,
-    "mlp_only_layers": [],
-    "moe_intermediate_size": 32,
-    "norm_topk_prob": True,
-}
 TAKEN: dict[str, dict[str, Any]] = {
     "llama": {},
     "llama, other heads": {"head_dim": 32, "num_key_value_heads": 4},
-    "llama 3": {"rope_scaling": LLAMA3},
+    "llama 3": {"rope_scaling": FAMILIES["llama"]["rope_scaling"]},
     "llama, slower turns": {"rope_scaling": {"type": "linear", "factor": 2.0}},
     "a bias in the MLP": {"mlp_bias": True},
     "qwen2": {"model_type": "qwen2"},
-    "qwen3": {"model_type": "qwen3", "head_dim": 16},
-    "qwen3 with experts": {"model_type": "qwen3_moe", "head_dim": 16, **EXPERTS},
+    "qwen3": {"model_type": "qwen3"},
+    "qwen3 with experts": {"model_type": "qwen3_moe", **FAMILIES["qwen3_moe"]},
 }
 LEFT_ALONE: dict[str, dict[str, Any]] = {
     "turned in pairs": {"rope_traditional": True},
     "a bias after attention": {"attention_bias": True},
-    "other norms": {"model_type": "gemma", "head_dim": 16},
-    "other blocks": {"model_type": "gemma2", "head_dim": 16},
+    "other norms": {"model_type": "gemma"},
+    "other blocks": {"model_type": "gemma2"},
     "another rotary embedding": {"rope_scaling": {"type": "yarn", "factor": 2.0}},
 }
 
 
 def make(changes: dict[str, Any]) -> Any:
     """The same numbers whenever it is called with the same changes; biases and norms are not as they begin."""
-    config = {**BASE, **changes}
+    config = {"model_type": "llama", **BASE, **changes, "num_hidden_layers": LAYERS}
     module = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
     model = module.Model(module.ModelArgs.from_dict(config))
     mx.random.seed(4)
@@ -97,6 +76,17 @@ def steps(model: Any, prompts: list[list[int]], width: Callable[[int], int]) -> 
     return logits
 
 
+class Watched:
+    """Attention, and the queries that it was asked for."""
+
+    def __init__(self) -> None:
+        self.shapes: list[tuple[int, ...]] = []
+
+    def __call__(self, queries: mx.array, *args: Any, **more: Any) -> mx.array:
+        self.shapes.append(queries.shape)
+        return attention(queries, *args, **more)
+
+
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10, 11], [12, 13]]
 
 
@@ -109,16 +99,11 @@ def test_a_block_that_was_taken_over_gives_what_it_gave(changes: dict[str, Any],
     fuse_projections(ours, turned_layer if turn else lambda layer: layer)
     if turn:
         turn_layers(ours)
-    calls = []
-
-    def attend(*args: Any, **more: Any) -> mx.array:
-        calls.append(args[0].shape)
-        return attention(*args, **more)
-
+    attend = Watched()
     assert adopt_rows(ours, BY_MLX, attend) == LAYERS
     expected = steps(plain, PROMPTS, lambda slots: slots)
     got = steps(ours, PROMPTS, row_width)
-    assert {shape[0] for shape in calls} == {32} and len(calls) == 4 * LAYERS, "the blocks were not used"
+    assert [shape[0] for shape in attend.shapes] == [32] * 4 * LAYERS, "the blocks were not used"
     for one, other in zip(got, expected, strict=True):
         np.testing.assert_allclose(np.array(one), np.array(other), rtol=1e-4, atol=1e-4)
 
@@ -128,20 +113,15 @@ def test_a_block_that_was_taken_over_gives_what_it_gave(changes: dict[str, Any],
 def test_chunks_of_a_prompt_give_what_they_gave(changes: dict[str, Any], products: RowProducts) -> None:
     plain, ours = make(changes), make(changes)
     fuse_projections(ours)
-    calls = []
-
-    def attend(*args: Any, **more: Any) -> mx.array:
-        calls.append(args[0].shape)
-        return attention(*args, **more)
-
+    attend = Watched()
     assert adopt_rows(ours, products, attend) == LAYERS
-    prompt = [number * 7 % 64 for number in range(150)]
+    prompt = [number * 7 % VOCAB for number in range(150)]
     logits = []
     for model in (plain, ours):
         caches = [KVCache() for _ in range(LAYERS)]
         chunks = [model(mx.array([prompt[start:end]]), cache=caches) for start, end in ((0, 64), (64, 128), (128, 150))]
         logits.append(mx.concatenate(chunks, axis=1))
-    assert [shape[2] for shape in calls] == [64] * 2 * LAYERS, "the blocks were not used"
+    assert [shape[2] for shape in attend.shapes] == [64] * 2 * LAYERS, "the blocks were not used"
     np.testing.assert_allclose(np.array(logits[1]), np.array(logits[0]), rtol=1e-4, atol=2e-4)
 
 

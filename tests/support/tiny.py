@@ -11,7 +11,7 @@ from millstream.models.source import ModelSource
 
 VOCAB = 97
 
-_BASE: dict[str, Any] = {
+BASE: dict[str, Any] = {
     "hidden_size": 64,
     "num_hidden_layers": 4,
     "intermediate_size": 96,
@@ -33,9 +33,9 @@ _LLAMA3 = {
 }
 
 FAMILIES: dict[str, dict[str, Any]] = {
-    "llama": {**_BASE, "rope_theta": 500000.0, "rope_scaling": _LLAMA3},
+    "llama": {**BASE, "rope_theta": 500000.0, "rope_scaling": _LLAMA3},
     "gemma3_text": {
-        **_BASE,
+        **BASE,
         "sliding_window": 8,
         "sliding_window_pattern": 2,
         "query_pre_attn_scalar": 16,
@@ -43,7 +43,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "rope_local_base_freq": 1e4,
     },
     "qwen3_moe": {
-        **_BASE,
+        **BASE,
         "num_experts": 4,
         "num_experts_per_tok": 2,
         "decoder_sparse_step": 1,
@@ -53,7 +53,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     # Convolutions and attention: ArraysCache beside KVCache.
     "lfm2": {
-        **_BASE,
+        **BASE,
         "norm_eps": 1e-5,
         "conv_bias": False,
         "conv_L_cache": 3,
@@ -86,7 +86,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     # A state space model and attention in every layer: CacheList.
     "falcon_h1": {
-        **_BASE,
+        **BASE,
         "mamba_chunk_size": 16,
         "mamba_d_head": 16,
         "mamba_d_ssm": 64,
@@ -99,7 +99,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "llama4": {
         "vocab_size": VOCAB,
         "text_config": {
-            **_BASE,
+            **BASE,
             "model_type": "llama4_text",
             "attention_bias": False,
             "attention_chunk_size": 16,
@@ -122,7 +122,7 @@ def write_model(folder: Path, family: str, *, seed: int = 0, **changes: Any) -> 
     import mlx.core as mx
     from mlx.utils import tree_flatten, tree_map
 
-    config = {"model_type": family, **FAMILIES.get(family, _BASE), **changes}
+    config = {"model_type": family, **FAMILIES.get(family, BASE), **changes}
     module = importlib.import_module(f"mlx_lm.models.{family}")
     model = module.Model(module.ModelArgs.from_dict(config))
     mx.random.seed(seed)
