@@ -17,6 +17,7 @@ from millstream.backend.text_model import MlxTextBackend, TextModelSettings
 from millstream.config import FAST_PATHS
 from millstream.engine.messages import Cancel, Submit
 from support.engines import engine
+from support.rare import RARE
 from support.tiny import BATCHABLE, FAMILIES, VOCAB, write_model
 
 Case = tuple[tuple[int, ...], int]
@@ -61,15 +62,7 @@ PATHS: dict[str, dict[str, Any]] = {
 
 
 OTHERWISE: dict[str, dict[str, Any]] = {
-    "deepseek_v3": {
-        "kv_lora_rank": 16,
-        "q_lora_rank": None,
-        "qk_rope_head_dim": 16,
-        "qk_nope_head_dim": 16,
-        "v_head_dim": 16,
-        "num_key_value_heads": 4,
-        "first_k_dense_replace": 9,
-    },
+    "deepseek_v3": RARE["deepseek_v3"],
     "phi": {"partial_rotary_factor": 0.5, "layer_norm_eps": 1e-5},
     "gemma2": {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "query_pre_attn_scalar": 16.0},
 }
