@@ -1,4 +1,4 @@
-"""Chunks that are evaluated by halves: each array once, in order, whatever comes between."""
+"""Chunks that are evaluated in parts: each array once, in order, whatever comes between."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import mlx.core as mx
 import pytest
 
 from millstream.backend import backlog
-from millstream.backend.backlog import Backlog
+from millstream.backend.backlog import PARTS, Backlog
 from millstream.backend.text_model import MlxTextBackend, TextModelSettings
 from millstream.engine.backend import Plan, Prefill
 from millstream.engine.messages import Submit
@@ -39,43 +39,53 @@ def arrays(*numbers: int) -> list[mx.array]:
     return [mx.array(number) for number in numbers]
 
 
-def test_beside_rows_a_chunk_takes_two_steps(done: Done) -> None:
-    subject = Backlog(halves=True)
-    subject.evaluate(arrays(1, 2, 3), beside=True, whole=False)
-    assert subject and done == [("under way", [1, 2])]
-    subject.evaluate([], beside=True, whole=False)
-    assert not subject and done[1:] == [("under way", [3])]
-    subject.evaluate([], beside=True, whole=False)
-    assert len(done) == 2
+def test_beside_rows_a_chunk_is_built_in_one_step_and_evaluated_in_others(done: Done) -> None:
+    subject = Backlog(parts=3)
+    subject.evaluate(arrays(1, 2, 3, 4, 5), beside=True, whole=False)
+    assert subject and done == []
+    left = []
+    for _ in range(4):
+        subject.evaluate([], beside=True, whole=False)
+        left.append(bool(subject))
+    assert done == [("under way", [1, 2]), ("under way", [3, 4]), ("under way", [5])]
+    assert left == [True, True, False, False]
 
 
 @pytest.mark.parametrize(
-    ("halves", "beside", "whole"),
-    [(False, True, False), (True, False, False), (True, True, True), (False, False, True)],
+    ("parts", "beside", "whole"),
+    [(1, True, False), (3, False, False), (3, True, True), (1, False, True)],
 )
-def test_else_it_takes_one(halves: bool, beside: bool, whole: bool, done: Done) -> None:
-    subject = Backlog(halves=halves)
+def test_else_it_takes_one(parts: int, beside: bool, whole: bool, done: Done) -> None:
+    subject = Backlog(parts=parts)
     subject.evaluate(arrays(1, 2, 3), beside=beside, whole=whole)
     assert not subject and done == [("under way" if beside else "waited", [1, 2, 3])]
 
 
 @pytest.mark.parametrize("beside", [True, False])
 def test_the_next_chunk_takes_what_was_left_with_it(beside: bool, done: Done) -> None:
-    subject = Backlog(halves=True)
+    subject = Backlog(parts=2)
     subject.evaluate(arrays(1, 2), beside=True, whole=False)
+    subject.evaluate([], beside=True, whole=False)
     subject.evaluate(arrays(3, 4), beside=beside, whole=False)
-    assert not subject and [number for _, numbers in done for number in numbers] == [1, 2, 3, 4]
+    assert not subject and [numbers for _, numbers in done] == [[1], [2, 3, 4]]
+
+
+def test_without_rows_what_was_left_is_evaluated_at_once(done: Done) -> None:
+    subject = Backlog(parts=3)
+    subject.evaluate(arrays(1, 2, 3), beside=True, whole=False)
+    subject.evaluate([], beside=False, whole=False)
+    assert not subject and done == [("waited", [1, 2, 3])]
 
 
 def test_what_was_left_can_be_forgotten(done: Done) -> None:
-    subject = Backlog(halves=True)
+    subject = Backlog(parts=2)
     subject.evaluate(arrays(1, 2), beside=True, whole=False)
     subject.clear()
-    assert not subject
+    assert not subject and done == []
 
 
 def test_a_backend_says_that_it_is_reading(tiny_model: Callable[[str], Path]) -> None:
-    """Only beside rows, only as on a GPU, and not when the row joins next."""
+    """Only beside rows, only as on a GPU, and of short prompts never."""
 
     def reading(steps: list[Plan], **changes: Any) -> list[bool]:
         def own() -> list[bool]:
@@ -90,14 +100,17 @@ def test_a_backend_says_that_it_is_reading(tiny_model: Callable[[str], Path]) ->
             return owner.submit(own).result()
 
     short, long = Submit(1, (1, 2, 3), 9), Submit(2, tuple(range(40)), 9)
+    first, last = Prefill(long, 0, 20), Prefill(long, 20, 39)
+    beside = [Plan(decode=(1,))]
     steps = [
         Plan(prefill=(Prefill(short, 0, 2),)),
-        Plan(decode=(1,), prefill=(Prefill(long, 0, 10),)),
-        Plan(decode=(1,)),
-        Plan(decode=(1,), prefill=(Prefill(long, 10, 20),)),
-        Plan(decode=(1,), prefill=(Prefill(long, 20, 30),)),
-        Plan(decode=(1,), prefill=(Prefill(long, 30, 39),)),
-        Plan(decode=(1, 2)),
+        Plan(decode=(1,), prefill=(first,)),
+        *(beside * PARTS),
+        Plan(decode=(1,), prefill=(last,)),
+        *(beside * PARTS),
+        Plan(decode=(1, 2), prefill=(Prefill(Submit(3, (4, 5, 6), 9), 0, 2),)),
+        Plan(decode=(1, 2, 3)),
     ]
-    assert reading(steps, like_gpu=True) == [False, True, False, True, False, False, False]
+    a_chunk = [True] * PARTS + [False]
+    assert reading(steps, like_gpu=True) == [False, *a_chunk, *a_chunk, False, False]
     assert not any(reading(steps))

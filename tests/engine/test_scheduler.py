@@ -138,6 +138,48 @@ def test_a_chunk_that_takes_two_steps_beside_rows_is_waited_for() -> None:
     assert [(chunk.start, chunk.end) for chunk in subject.plan().prefill] == [(8, 12)], "nobody is kept waiting"
 
 
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_row_whose_last_chunk_takes_two_steps_joins_after_them(alone: bool) -> None:
+    subject = scheduler(rows=3, budget=4)
+    subject.submit(submit(1, length=1))
+    step(subject)
+    subject.submit(submit(2, length=5))
+    plan = subject.plan()
+    assert plan.prefill[0].joins
+    subject.advance(plan, StepResult((RowOutput(1, (5,)),), reading=True))
+    if alone:
+        subject.cancel(1)
+    plan = subject.plan()
+    assert plan.decode == (() if alone else (1,)) and plan.prefill == () and not subject.idle
+    subject.advance(plan, StepResult())
+    assert subject.plan().decode == ((2,) if alone else (1, 2))
+
+
+@pytest.mark.parametrize("ending", ["cancelled", "failed"])
+def test_a_row_may_leave_while_its_last_chunk_is_computed(ending: str) -> None:
+    subject = scheduler(rows=3, budget=4)
+    subject.submit(submit(1, length=1))
+    step(subject)
+    subject.submit(submit(2, length=5))
+    plan = subject.plan()
+    subject.advance(plan, StepResult((RowOutput(1, (5,)),), reading=True))
+    assert subject.cancel(2) if ending == "cancelled" else subject.fail("broken")
+    plan = subject.plan()
+    assert plan.drop == ((2,) if ending == "cancelled" else ())
+    subject.advance(plan, StepResult())
+    assert 2 not in subject.plan().decode
+
+
+def test_a_prompt_that_is_only_read_ends_when_its_last_chunk_is_computed() -> None:
+    subject = scheduler(rows=3, budget=4)
+    subject.submit(submit(1, length=1))
+    step(subject)
+    subject.submit(submit(2, length=5, max_tokens=0))
+    plan = subject.plan()
+    assert subject.advance(plan, StepResult(reading=True)) == []
+    assert [type(event) for event in subject.advance(subject.plan(), StepResult())] == [Finished]
+
+
 def test_a_failed_step_fails_its_requests_and_no_others() -> None:
     subject = scheduler(rows=3, budget=4)
     subject.submit(submit(1, length=1))

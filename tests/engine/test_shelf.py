@@ -105,6 +105,7 @@ def read_all(keeping: Keeper, request: Request) -> int:
         tickets += sum((keep.ticket is not None) + (keep.state_ticket is not None) for keep in keeps if keep)
         keeping.was_read(request, chunk)
         request.prefilled = stop
+    keeping.joined(request)
     request.reported = list(range(40))
     orders = keeping.orders([], {request.request_id: request})
     keeping.ended(request)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from millstream.engine.backend import BatchBackend
 from millstream.engine.messages import Submit
 from millstream.engine.scheduler import Scheduler
+from millstream.engine.tuning import PREFILL
 from millstream.types import Sampling
 
 KINDS = (
@@ -38,7 +39,8 @@ def rehearse(backend: BatchBackend, *, max_rows: int, vocab_size: int, context_l
     mixed = [submit(number, LENGTHS[number % len(LENGTHS)], 3 + number % 9) for number in range(count)]
     _run(backend, Scheduler(max_rows=max_rows, prefill_tokens=128), mixed)
     beside = [submit(0, 130, 12), submit(1, 120, 12), submit(2, LONG, 4)]
-    _run(backend, Scheduler(max_rows=max_rows, prefill_tokens=256), beside)
+    _, chunk, _ = PREFILL["gpu"]
+    _run(backend, Scheduler(max_rows=max_rows, prefill_tokens=chunk), beside)
     backend.reset()
 
 

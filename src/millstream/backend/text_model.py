@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from millstream.backend.backlog import Backlog
+from millstream.backend.backlog import PARTS, Backlog
 from millstream.backend.batch import Batch, Launched
 from millstream.backend.caches import new_row
 from millstream.backend.device import current_device
@@ -59,7 +59,7 @@ class MlxTextBackend:
         self._pending: Launched | None = None
         self._weight_bytes = 0
         self._kept = KeptBlocks()
-        self._backlog = Backlog(halves=settings.like_gpu or not self._device.is_cpu)
+        self._backlog = Backlog(parts=PARTS if settings.like_gpu or not self._device.is_cpu else 1)
         self._sight: Sight | None = None
 
     def load(self, report: Progress = ignore_progress) -> ModelFacts:
@@ -100,7 +100,10 @@ class MlxTextBackend:
             media=self._sight.kinds if self._sight else (),
             whole_media=self._sight is not None and self._model.whole_media,
         )
-        return self._warmed(facts)
+        self._warm_up(facts)
+        # The collector would look at all of it between two steps: 20 ms and more.
+        gc.freeze()
+        return facts
 
     def step(self, plan: Plan) -> StepResult:
         """Owner only. Drop, join, launch the decode step, prefill, then read the step before."""
@@ -125,8 +128,7 @@ class MlxTextBackend:
         launched, rows, failed = self._decode(batch)
         read, seen, unfit = self._read_prompts(plan, prompts)
         unkept += [handle for chunk in plan.prefill if chunk.request.request_id in unfit for handle in chunk.keeps]
-        cut = len(plan.prefill) == 1 and not plan.prefill[0].joins and not plan.look
-        self._backlog.evaluate(read, beside=launched is not None, whole=not cut)
+        self._backlog.evaluate(read, beside=launched is not None, whole=not plan.is_gentle)
         if plan.forget and (left := self._kept.forget(plan.forget)):
             mx.eval(left)
         rows = self._read(batch) if rows is None else rows
@@ -172,7 +174,9 @@ class MlxTextBackend:
         self._pending = self._batch = self._prompts = self._layout = self._model = self._sight = None
         self._backlog.clear()
         self._kept.clear()
+        gc.unfreeze()
         gc.collect()
+        gc.freeze()
         try:
             mx.synchronize(self._stream)
         finally:
@@ -244,10 +248,10 @@ class MlxTextBackend:
         blas = f", {self._settings.blas}" if self._settings.blas and self._device.is_cpu else ""
         return f"{self._device.kind} ({self._device.name}){blas}"
 
-    def _warmed(self, facts: ModelFacts) -> ModelFacts:
+    def _warm_up(self, facts: ModelFacts) -> None:
         """On the CPU nothing is compiled, so there is nothing to warm."""
         if self._device.is_cpu or "warmup" in self._settings.disabled:
-            return facts
+            return
         started = time.monotonic()
         rehearse(
             self,
@@ -256,7 +260,6 @@ class MlxTextBackend:
             context_length=facts.context_length,
         )
         log.info("warmed up in %.1f s", time.monotonic() - started)
-        return facts
 
 
 def _apart(one: mx.array, other: mx.array) -> float:

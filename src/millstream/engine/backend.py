@@ -73,6 +73,11 @@ class Prefill:
         return self.end == len(self.request.prompt) - 1
 
     @property
+    def goes_on(self) -> bool:
+        """Whether there was a chunk before it."""
+        return bool(self.start) and not self.reuse and self.reuse_state is None
+
+    @property
     def keeps(self) -> tuple[int, ...]:
         """The handles of what is to be kept."""
         return () if self.keep is None else self.keep.every_handle
@@ -104,6 +109,12 @@ class Plan:
     prefill: tuple[Prefill, ...] = ()
     decode: tuple[int, ...] = ()
     look: tuple[Look, ...] = ()
+
+    @property
+    def is_gentle(self) -> bool:
+        """Whether what it reads may take some steps: a piece of one long prompt at most. Short ones should answer."""
+        long = [chunk for chunk in self.prefill if not chunk.joins or chunk.goes_on]
+        return len(self.prefill) <= 1 and len(long) == len(self.prefill) and not self.look
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +151,8 @@ class StepResult:
     storing: bool = False
     """Whether there is more to hand out: then there must be another step, even an empty one."""
     reading: bool = False
-    """Whether this step's chunk is computed in the next one as well: beside running rows, that one should have none."""
+    """Whether a chunk is computed in the next step as well: beside running rows, that one should have none, and a row
+    whose prompt it ends does not join yet."""
     failed: tuple[RowFailure, ...] = ()
     scores: tuple[PromptScores, ...] = ()
     """Of chunks of this very step, and never later: a request that only reads its prompt ends with the last."""

@@ -88,8 +88,10 @@ class Keeper:
     def was_read(self, request: Request, chunk: Prefill) -> None:
         if chunk.reuse or chunk.reuse_state is not None:
             self._index.release(request.hit)
-        if chunk.joins:
-            self._joined[request.request_id] = request
+
+    def joined(self, request: Request) -> None:
+        """All of its prompt is read; its row joins the batch in the next step."""
+        self._joined[request.request_id] = request
 
     def ended(self, request: Request) -> None:
         """A row has left the batch, or will in the next step."""

@@ -45,6 +45,8 @@ class Scheduler:
         self._requests: dict[int, Request] = {}
         self._waiting: deque[Request] = deque()
         self._prefilling: list[Request] = []
+        self._late: list[Request] = []
+        """Whose last chunk is still being computed."""
         self._running: dict[int, Request] = {}
         self._drop: list[int] = []
         self._held: dict[int, Request] = {}
@@ -150,11 +152,9 @@ class Scheduler:
             if self._keeper is not None:
                 self._keeper.was_read(request, chunk)
             if chunk.joins:
-                request.move(State.RUNNING)
-                self._prefilling.remove(request)
-                self._running[request.request_id] = request
-                if not request.submit.max_tokens:
-                    events.append(self._finish(request, FinishReason.LENGTH))
+                self._late.append(request)
+        if not result.reading:
+            events += self._join_late()
         for request_id, count in result.seen:
             self._requests[request_id].seen = count
         self._storing, self._reading = result.storing, result.reading
@@ -169,6 +169,17 @@ class Scheduler:
             if (failing := self._requests.get(failure.request_id)) is not None:
                 events.append(self._fail(failing, failure.message))
         return events
+
+    def _join_late(self) -> list[Event]:
+        """Whose prompts are read join the batch, unless they are to do no more."""
+        late, self._late = self._late, []
+        for request in late:
+            request.move(State.RUNNING)
+            self._prefilling.remove(request)
+            self._running[request.request_id] = request
+            if self._keeper is not None:
+                self._keeper.joined(request)
+        return [self._finish(request, FinishReason.LENGTH) for request in late if not request.submit.max_tokens]
 
     def fail(self, message: str) -> list[Event]:
         """Book a step that raised: everyone who has a row fails, and the backend forgets all rows by itself."""
@@ -196,7 +207,7 @@ class Scheduler:
         """Spend the budget, oldest first. A request gets a row only together with its first chunk."""
         budget = self._prefill_tokens
         for request in self._prefilling:
-            if budget > 0:
+            if budget > 0 and request not in self._late:
                 chunk = self._chunk(request, budget)
                 if chunk.end > chunk.start or chunk.joins:
                     yield chunk
@@ -276,6 +287,7 @@ class Scheduler:
                 self._waiting.remove(request)
         elif request.state is State.PREFILLING:
             self._prefilling.remove(request)
+            self._late = [late for late in self._late if late is not request]
             self._drop.append(request.request_id)
         else:
             del self._running[request.request_id]
