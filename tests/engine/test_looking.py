@@ -89,7 +89,7 @@ def test_what_is_kept_needs_no_look() -> None:
     subject = Scheduler(max_rows=2, prefill_tokens=50, keeper=keeper)
     first = submit(1, 20, (2, 4), max_tokens=1)
     subject.submit(first)
-    for result in (StepResult(seen=((1, 1),)), StepResult(), StepResult((RowOutput(1, (5,)),))):
+    for result in (StepResult(seen=((1, 1),)), StepResult(), StepResult((RowOutput(1, (5,)),)), StepResult()):
         subject.advance(subject.plan(), result)
     again = Submit(2, first.prompt, 1, media=first.media, contents=first.contents)
     subject.submit(again)
@@ -103,7 +103,7 @@ def test_an_image_of_which_only_a_part_is_kept_is_encoded_again() -> None:
     subject = Scheduler(max_rows=2, prefill_tokens=50, keeper=keeper, whole_media=True)
     first = submit(1, 20, (2, 9), max_tokens=1)
     subject.submit(first)
-    for result in (StepResult(seen=((1, 1),)), StepResult(), StepResult((RowOutput(1, (5,)),))):
+    for result in (StepResult(seen=((1, 1),)), StepResult(), StepResult((RowOutput(1, (5,)),)), StepResult()):
         subject.advance(subject.plan(), result)
     subject.submit(Submit(2, first.prompt, 1, media=first.media, contents=first.contents))
     plan = subject.plan()

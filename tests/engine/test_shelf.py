@@ -106,10 +106,11 @@ def read_all(keeping: Keeper, request: Request) -> int:
         keeping.was_read(request, chunk)
         request.prefilled = stop
     keeping.joined(request)
+    joining = keeping.orders([], {request.request_id: request})
     request.reported = list(range(40))
     orders = keeping.orders([], {request.request_id: request})
     keeping.ended(request)
-    for order in (orders, keeping.orders([], {})):
+    for order in (joining, orders, keeping.orders([], {})):
         tickets += sum((keep.ticket is not None) + (keep.state_ticket is not None) for keep in order.keep)
     return tickets
 

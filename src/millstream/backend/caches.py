@@ -67,15 +67,15 @@ def unbatchable(caches: Sequence[Any]) -> str | None:
 
 
 def states(caches: Sequence[Any]) -> list[mx.array]:
-    """The arrays to evaluate so that a cache is no longer lazy."""
+    """The arrays to evaluate so that a cache is no longer lazy, in the layers' order."""
     found: list[mx.array] = []
-    stack: list[Any] = [cache.state for cache in caches]
+    stack: list[Any] = [cache.state for cache in reversed(caches)]
     while stack:
         item = stack.pop()
         if isinstance(item, mx.array):
             found.append(item)
         elif isinstance(item, list | tuple):
-            stack.extend(item)
+            stack.extend(reversed(item))
     return found
 
 

@@ -41,6 +41,7 @@ class KeptBlocks:
     def __init__(self) -> None:
         self._places: dict[int, tuple[Run, int]] = {}
         self._checkpoints: dict[int, Checkpoint] = {}
+        self._loose: dict[int, Run] = {}
         self.spool = Spool()
         self.nbytes = 0
 
@@ -86,28 +87,40 @@ class KeptBlocks:
             self.spool.add(ticket, *pack_checkpoint(checkpoint))
         return checkpoint.arrays
 
-    def forget(self, handles: Iterable[int]) -> list[mx.array]:
-        """What is returned must be evaluated, so that the memory is free."""
-        cut: dict[int, Run] = {}
+    def forget(self, handles: Iterable[int]) -> None:
+        """A run of which nothing is left is freed here, one of which something is left by `trim`."""
         for handle in handles:
             if (checkpoint := self._checkpoints.pop(handle, None)) is not None:
                 self.nbytes -= checkpoint.nbytes
                 continue
             run, number = self._places.pop(handle)
-            self.nbytes -= 0 if id(run) in cut else run.nbytes
-            cut[id(run)] = run
             run.blocks = min(run.blocks, number)
-        left: list[mx.array] = []
-        for run in cut.values():
-            tokens = run.blocks * run.block
-            run.layers = [tuple(mx.contiguous(part[:, :, :tokens]) for part in parts) for parts in run.layers]
-            self.nbytes += run.nbytes
-            left += _arrays(run) if tokens else []
-        return left
+            if run.blocks:
+                self._loose[id(run)] = run
+            else:
+                self._loose.pop(id(run), None)
+                self.nbytes -= run.nbytes
+                run.layers = []
+
+    @property
+    def loose(self) -> int:
+        """How many runs hold more than is wanted of them."""
+        return len(self._loose)
+
+    def trim(self) -> list[mx.array]:
+        """Cut the first of them: a copy into memory of a new size, which takes a GPU's host milliseconds. Evaluate what
+        is returned."""
+        run = self._loose.pop(next(iter(self._loose)))
+        self.nbytes -= run.nbytes
+        tokens = run.blocks * run.block
+        run.layers = [tuple(mx.contiguous(part[:, :, :tokens]) for part in parts) for parts in run.layers]
+        self.nbytes += run.nbytes
+        return _arrays(run)
 
     def clear(self) -> None:
         self._places.clear()
         self._checkpoints.clear()
+        self._loose.clear()
         self.spool.clear()
         self.nbytes = 0
 

@@ -31,7 +31,7 @@ from millstream.backend.quantized_kv import KvPacking, QuantizedSlotLayer, packi
 from millstream.backend.row_blocks import adopt_rows
 from millstream.backend.row_products import BY_KERNELS, BY_MLX
 from millstream.backend.slots import SlotCaches, all_plain
-from millstream.backend.widths import SlotPolicy, exact, full_width, powers_of_two, row_width
+from millstream.backend.widths import SlotPolicy, chunk_length, exact, full_width, powers_of_two, row_width
 from millstream.errors import ModelError
 from millstream.types import KeptSizes
 
@@ -158,7 +158,9 @@ class Layout:
         place = place_rows if self.in_place else None
         caches = SlotCaches(layers, policy, width=self._width, place=place, mask_dims=self._mask_dims)
         self._made = caches
-        return make(caches), BlockReader(self._model, layers, fill=fill, kept=kept, see=see)
+        padded = (self._on_cuda or self._settings.like_gpu) and see is None
+        length = chunk_length if padded else exact
+        return make(caches), BlockReader(self._model, layers, fill=fill, kept=kept, see=see, length=length)
 
     def probe(self) -> tuple[int, KeptSizes | None]:
         """What a token takes in the caches, and what it takes to keep it, measured on one."""

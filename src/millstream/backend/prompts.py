@@ -13,10 +13,12 @@ from millstream.backend.prompt_caches import PaddedCache, Pads, grow_as_usual, m
 from millstream.backend.prompt_logprobs import score, scored
 from millstream.backend.quantized_kv import KvPacking, row_of
 from millstream.backend.slots import Block, block_of, parts_of
+from millstream.backend.widths import PADDED, chunk_length, exact
 from millstream.engine.backend import Prefill, PromptScores
 from millstream.engine.messages import Submit
 
 See = Callable[[Submit, int, int, RowCaches], None]
+Length = Callable[[int], int]
 
 
 class PromptReader(Protocol):
@@ -45,9 +47,18 @@ class PromptReader(Protocol):
 class SingleReader:
     """Each prompt by itself, into mlx-lm's caches for one row: works for every kind, and company changes nothing."""
 
-    def __init__(self, model: Any, kept: KeptBlocks, packing: KvPacking | None = None, see: See | None = None) -> None:
-        """`see`: reads chunks of prompts with media."""
+    def __init__(
+        self,
+        model: Any,
+        kept: KeptBlocks,
+        packing: KvPacking | None = None,
+        see: See | None = None,
+        length: Length = exact,
+    ) -> None:
+        """`see`: reads chunks of prompts with media. `length`: how many tokens to read where there are so many; for
+        caches that can be cut only, and padded after what is read."""
         self._model = model
+        self._length = length
         self._packing = packing
         self._see = see
         self._kept = kept
@@ -75,7 +86,11 @@ class SingleReader:
         elif scored(chunk):
             self._scores.append(score(self._model, caches, chunk))
         else:
-            self._model(mx.array([submit.prompt[chunk.start : chunk.end]], dtype=mx.int32), cache=caches)
+            tokens = submit.prompt[chunk.start : chunk.end]
+            padding = self._length(len(tokens)) - len(tokens)
+            self._model(mx.array([[*tokens, *[0] * padding]], dtype=mx.int32), cache=caches)
+            for cache in caches if padding else ():
+                cache.trim(padding)
 
     def scores(self) -> list[PromptScores]:
         found, self._scores = self._scores, []
@@ -83,7 +98,7 @@ class SingleReader:
 
     def _begin(self, chunk: Prefill) -> RowCaches:
         caches = row_of(self._model, self._packing)
-        make_room(caches, len(chunk.request.prompt))
+        make_room(caches, len(chunk.request.prompt) + (PADDED if self._length is chunk_length else 0))
         if chunk.start:
             self._kept.restore(chunk.reuse, chunk.reuse_state, caches)
         return caches
@@ -118,12 +133,13 @@ class BlockReader:
         kept: KeptBlocks,
         packing: KvPacking | None = None,
         see: See | None = None,
+        length: Length = exact,
     ) -> None:
         """`fill`: how long the shortest prompt of a group must be beside the longest. None: no groups."""
         self._model = model
         self._layer_count = layer_count
         self._fill = fill
-        self._single = SingleReader(model, kept, packing, see)
+        self._single = SingleReader(model, kept, packing, see, length)
         self._groups: list[_Group] = []
 
     def read(self, chunks: Sequence[Prefill]) -> list[mx.array]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from millstream.backend.widths import CHUNKS
 from millstream.engine.backend import BatchBackend
 from millstream.engine.messages import Submit
 from millstream.engine.scheduler import Scheduler
@@ -21,13 +22,13 @@ KINDS = (
 LENGTHS = (40, 33, 90, 1, 65, 20, 40, 38)
 
 
-LONG = 1200
-"""Long enough for rows whose attention is computed in parts."""
+LONG = 1300
+"""Long enough for chunks and rows whose attention is computed in parts."""
 
 
 def rehearse(backend: BatchBackend, *, max_rows: int, vocab_size: int, context_length: int) -> None:
-    """Rows of every kind join, decode beside a prompt, and leave at different times; then one runs alone; then some
-    run beside a long prompt that is cut."""
+    """Rows of every kind join, decode beside a prompt, and leave at different times; then one runs alone; then prompts
+    of every usual length are read; then rows run beside a long prompt that is cut."""
 
     def submit(number: int, length: int, tokens: int) -> Submit:
         length = max(1, min(length, context_length - 20))
@@ -38,8 +39,11 @@ def rehearse(backend: BatchBackend, *, max_rows: int, vocab_size: int, context_l
     count = max(2 * len(KINDS), min(2 * max_rows, 64))
     mixed = [submit(number, LENGTHS[number % len(LENGTHS)], 3 + number % 9) for number in range(count)]
     _run(backend, Scheduler(max_rows=max_rows, prefill_tokens=128), mixed)
-    beside = [submit(0, 130, 12), submit(1, 120, 12), submit(2, LONG, 4)]
     _, chunk, _ = PREFILL["gpu"]
+    for length in CHUNKS:
+        if length <= chunk:
+            _run(backend, Scheduler(max_rows=max_rows, prefill_tokens=chunk), [submit(0, length, 2)])
+    beside = [submit(0, 130, 40), submit(1, 120, 40), submit(2, LONG, 4)]
     _run(backend, Scheduler(max_rows=max_rows, prefill_tokens=chunk), beside)
     backend.reset()
 

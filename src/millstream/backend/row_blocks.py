@@ -24,11 +24,11 @@ from millstream.backend.kernels.rows import WIDTHS
 from millstream.backend.projections import GROUPS, joined_layer, joined_layers
 from millstream.backend.row_products import BY_KERNELS, BY_MLX_COMPILED, RowProducts, join_heads, split_heads, turn
 from millstream.backend.slots import SlotLayer
+from millstream.backend.widths import CHUNKS
 
 ATTENTION, GATE = GROUPS
 SWIGLU = (swiglu, cpu_layers.swiglu)
 DENSE = (nn.Linear, cpu_layers.TurnedLinear)
-CHUNKS = (64, 128, 256, 512, 1024, 2048)
 
 
 def adopt_rows(model: Any, products: RowProducts, attend: Callable[..., mx.array]) -> int:

@@ -113,7 +113,7 @@ class MlxTextBackend:
         batch, prompts = self._batch, self._prompts
         if loaded := [array for order in plan.load for array in self._kept.load(order)]:
             mx.eval(loaded)
-        unkept = self._keep(batch, [order for order in plan.keep if order.request_id in batch.ids])
+        unkept = self._keep(batch, plan.keep)
         if plan.drop:
             prompts.drop(plan.drop)
             batch.drop(set(plan.drop))
@@ -124,13 +124,12 @@ class MlxTextBackend:
             batch.join(*prompts.take(joining))
             if self._sight is not None:
                 self._sight.read_through(joining)
-            unkept += self._keep(batch, [order for order in plan.keep if order.request_id in joining])
         launched, rows, failed = self._decode(batch)
         read, seen, unfit = self._read_prompts(plan, prompts)
         unkept += [handle for chunk in plan.prefill if chunk.request.request_id in unfit for handle in chunk.keeps]
         self._backlog.evaluate(read, beside=launched is not None, whole=not plan.is_gentle)
-        if plan.forget and (left := self._kept.forget(plan.forget)):
-            mx.eval(left)
+        self._kept.forget(plan.forget)
+        self._trim(beside=launched is not None, busy=bool(plan.prefill or plan.keep or joining))
         rows = self._read(batch) if rows is None else rows
         self._pending = launched
         return StepResult(
@@ -218,6 +217,15 @@ class MlxTextBackend:
             # Where MLX writes to the slots, it would copy all of them while one of their readers is under way.
             (mx.async_eval if self._layout is not None and self._layout.in_place else mx.eval)(copies)
         return unkept
+
+    def _trim(self, *, beside: bool, busy: bool) -> None:
+        """Free what nobody wants of what is kept. Beside rows, in a step that has little else to do, unless it waits in
+        several places."""
+        if not beside:
+            while self._kept.loose:
+                mx.eval(self._kept.trim())
+        elif self._kept.loose > (1 if busy else 0):
+            mx.async_eval(self._kept.trim())  # type: ignore[no-untyped-call]
 
     def _try_two_rows(self) -> None:
         """Of unequal length, and of tokens that mean something, as the first ones of a vocabulary may not."""

@@ -98,8 +98,8 @@ class Plan:
     """One step, as data: load, keep and drop first, then decode every row in the batch, and prefill these chunks.
 
     A row whose prefill is complete joins the batch at the next step. What is kept is taken from rows in the batch, also
-    from those that join or are dropped in this step, and from prompts that are being read; what is forgotten is
-    forgotten after that.
+    from those that are dropped in this step, and from prompts that are being read; what is forgotten is forgotten after
+    that.
     """
 
     load: tuple[Load, ...] = ()

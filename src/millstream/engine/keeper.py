@@ -26,14 +26,16 @@ class Orders:
 
 
 class Keeper:
-    """Beside a scheduler. A prompt is kept when its row joins the batch, so that others who come find it, and
-    with its answer when the row ends, so that the next turn of a conversation does."""
+    """Beside a scheduler. A prompt is kept in the step after its row joined the batch, so that others who come find it,
+    and with its answer when the row ends, so that the next turn of a conversation does."""
 
     def __init__(self, index: PrefixIndex, shelf: Shelf | None = None) -> None:
         """`shelf`: what does not stay in memory, on disk."""
         self._index = index
         self.shelf = shelf
         self._joined: dict[int, Request] = {}
+        self._due: dict[int, Request] = {}
+        """Whose row has joined the batch, so that its prompt can be kept."""
         self._ended: list[Request] = []
         self._forgotten: list[int] = []
 
@@ -95,6 +97,7 @@ class Keeper:
 
     def ended(self, request: Request) -> None:
         """A row has left the batch, or will in the next step."""
+        self._due.pop(request.request_id, None)
         if self._joined.pop(request.request_id, None) is None:
             self._ended.append(request)
 
@@ -104,7 +107,7 @@ class Keeper:
         orders.forget, self._forgotten = self._forgotten, []
         self._fill(orders, requests)
         self._ended.clear()
-        self._joined.clear()
+        self._due, self._joined = self._joined, {}
         return orders
 
     def lost(self, handles: Sequence[int]) -> None:
@@ -130,6 +133,7 @@ class Keeper:
         self._index.clear()
         self._forgotten.clear()
         self._joined.clear()
+        self._due.clear()
         self._ended.clear()
         if self.shelf is not None:
             self.shelf.reset()
@@ -153,7 +157,7 @@ class Keeper:
     def _fill(self, orders: Orders, requests: Mapping[int, Request]) -> None:
         # The last token that a row gave may not have been read by it.
         ended = [(request, (*request.submit.prompt, *request.reported[:-1])) for request in self._ended]
-        joined = [(request, request.submit.prompt[:-1]) for request in self._joined.values()]
+        joined = [(request, request.submit.prompt[:-1]) for request in self._due.values()]
         for request, tokens in ended + joined:
             if (keep := self._insert(request, tokens, None, orders)) is not None:
                 orders.keep.append(keep)
