@@ -28,7 +28,8 @@ import uvicorn
 from millstream.bench.load import Load, run
 from millstream.bench.report import figures, milliseconds
 from millstream.config import Settings
-from millstream.engine.backend import Plan, RowOutput, StepResult
+from millstream.engine.backend import BatchBackend, Plan, Progress, RowOutput, StepResult, ignore_progress
+from millstream.engine.messages import Submit
 from millstream.models.source import ModelSource
 from millstream.server import MillServer, serve_on
 from millstream.types import ModelFacts
@@ -42,8 +43,14 @@ class InstantBackend:
         self._rows = rows
         self._token = 0
 
-    def load(self) -> ModelFacts:
+    def load(self, report: Progress = ignore_progress) -> ModelFacts:
         return ModelFacts(2**20, 2048, self._rows, 0, "none", "gpu (none)")
+
+    def errand(self, request: Submit | None) -> None:
+        return None
+
+    def memory_bytes(self) -> int:
+        return 0
 
     def step(self, plan: Plan) -> StepResult:
         self._token = self._token % 1000 + 300
@@ -68,7 +75,7 @@ def serve_instant(folder: str, streams: int, port: Any, profile: str | None) -> 
         servers.append(server)
         port.value = listener.getsockname()[1]
 
-    def backend(source: ModelSource, settings: Settings) -> InstantBackend:
+    def backend(source: ModelSource, settings: Settings) -> BatchBackend:
         return InstantBackend(settings.max_batch)
 
     profiler = cProfile.Profile()
@@ -118,17 +125,18 @@ def measure(title: str, target: Any, arguments: tuple[Any, ...], options: argpar
     assert process.pid is not None
     load = Load(url="", prompt_words=3, output_tokens=options.tokens, requests_per_stream=1, ignore_eos=True)
 
-    while port.value == 0:
+    while port.value == 0 and process.is_alive():
         time.sleep(0.05)
-    time.sleep(1.5)
     load = dataclasses.replace(load, url=f"http://127.0.0.1:{port.value}")
 
     async def drive() -> tuple[Any, float]:
-        await run(dataclasses.replace(load, output_tokens=16), 4, lambda: None)
         before = cpu_seconds(process.pid)
         result = figures(await run(load, options.streams, lambda: None))
         return result, cpu_seconds(process.pid) - before
 
+    warm = dataclasses.replace(load, output_tokens=16)
+    while process.is_alive() and figures(asyncio.run(run(warm, 4, lambda: None))).errors:
+        time.sleep(0.1)  # it is not ready yet
     result, seconds = asyncio.run(drive())
     process.terminate()
     process.join(20)
@@ -136,6 +144,8 @@ def measure(title: str, target: Any, arguments: tuple[Any, ...], options: argpar
     cost = seconds / tokens * 1e6
     print(f"{title}: {result.tokens_per_second:,.0f} tokens/s delivered, {cost:.1f} us of CPU a token, ", end="")
     print(f"/health p99 {milliseconds(result.health_p99)}, errors {result.errors} {result.first_error or ''}")
+    if result.errors:
+        raise SystemExit(1)
     return cost
 
 

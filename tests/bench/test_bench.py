@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import socketserver
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
@@ -104,3 +106,12 @@ def test_a_server_that_closes_the_connection_when_it_is_done(cut: bool) -> None:
         server.shutdown()
         thread.join()
     assert (seen.errors, seen.tokens) == ((1, 0) if cut else (0, 3))
+
+
+def test_the_benchmark_of_the_servers_own_cost_runs() -> None:
+    """It has a backend of its own, which must keep up with what an engine asks of one."""
+    script = Path(__file__).parents[2] / "bench" / "server_path.py"
+    command = [sys.executable, str(script), "--streams", "2", "--tokens", "40"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "ours / bare" in done.stdout and "errors 0" in done.stdout.splitlines()[1]

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from millstream.engine.pace import Pace
 
@@ -36,6 +40,59 @@ def test_it_follows_a_context_that_grows_dearer_and_recovers() -> None:
     pace = Pace(most=128, least=16)
     assert settle(pace, step=0.01, token=0.0005) == 16
     assert settle(pace, step=0.01, token=0.00001) == 128
+
+
+def run(pace: Pace, cost: Callable[[int], float], *, step: float, parts: int = 1, chunks: int = 80) -> list[int]:
+    """A long prompt beside rows, each chunk computed in so many steps; the chunks that there were."""
+    found = []
+    for _ in range(20):
+        pace.observe(rows=4, prompt_tokens=0, seconds=step)
+    for _ in range(chunks):
+        found.append(pace.chunk)
+        for part in range(parts):
+            tokens = found[-1] if not part else 0
+            pace.observe(rows=4, prompt_tokens=tokens, seconds=step + cost(found[-1]) / parts, reading=part < parts - 1)
+    return found
+
+
+def test_a_chunk_that_is_computed_in_parts_may_be_longer() -> None:
+    at_once = run(Pace(most=512, least=16), lambda tokens: tokens * 0.0001, step=0.01)
+    in_parts = run(Pace(most=512, least=16), lambda tokens: tokens * 0.0001, step=0.01, parts=4)
+    assert (at_once[-1], in_parts[-1]) == (64, 256)
+
+
+def test_what_a_chunk_costs_whatever_its_length_does_not_make_it_short() -> None:
+    chunks = run(Pace(most=512, least=64), lambda tokens: 0.004 + tokens * 1e-7, step=0.002)
+    assert chunks[-1] == 512
+    assert chunks.count(512) > 60, "it tries the others once"
+
+
+def test_what_a_chunk_may_add_in_any_case() -> None:
+    assert run(Pace(most=512, least=64, free=0.003), lambda tokens: tokens * 5e-6, step=0.002)[-1] == 512
+    assert run(Pace(most=512, least=64), lambda tokens: tokens * 5e-6, step=0.002)[-1] == 256
+
+
+def test_one_step_that_takes_long_is_forgiven() -> None:
+    """As when a row joins while a chunk is computed."""
+    pace = Pace(most=512, least=64)
+    assert run(pace, lambda tokens: tokens * 1e-6, step=0.01)[-1] == 512
+    pace.observe(rows=4, prompt_tokens=512, seconds=0.05)
+    assert run(pace, lambda tokens: tokens * 1e-6, step=0.01)[-1] == 512
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 3), st.sampled_from([0, 2, 4, 8, 16, 5]), st.floats(0, 1), st.booleans()), max_size=60
+    )
+)
+def test_whatever_it_is_told_a_chunk_is_one_of_few_lengths(steps: list[tuple[int, int, float, bool]]) -> None:
+    pace = Pace(most=16, least=2)
+    for number, (rows, tokens, seconds, reading) in enumerate(steps):
+        if number % 7 == 6:
+            pace.disturbed()
+        pace.observe(rows=rows, prompt_tokens=tokens, seconds=seconds, reading=reading)
+        assert pace.chunk in (2, 4, 8, 16)
+        assert pace.limit(10_000) == pace.chunk
 
 
 def test_a_fixed_pace_stays() -> None:

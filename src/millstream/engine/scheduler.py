@@ -144,7 +144,7 @@ class Scheduler:
         read = sum(chunk.end - chunk.start for chunk in plan.prefill)
         if plan.look:
             self._pace.disturbed()
-        self._pace.observe(rows=len(plan.decode), prompt_tokens=read, seconds=seconds)
+        self._pace.observe(rows=len(plan.decode), prompt_tokens=read, seconds=seconds, reading=result.reading)
         events: list[Event] = [PromptRead(scores.request_id, scores.logprobs) for scores in result.scores]
         for chunk in plan.prefill:
             request = self._requests[chunk.request.request_id]
