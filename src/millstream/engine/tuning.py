@@ -18,12 +18,12 @@ from millstream.types import ModelFacts
 
 log = logging.getLogger(__name__)
 
-PREFILL = {"cpu": (256, 128, 2), "gpu": (2048, 512, 64)}
+PREFILL = {"cpu": (256, 128, 4), "gpu": (2048, 512, 64)}
 """Prompt tokens a step; and, for one prompt beside running rows, the most and the least. A GPU's step costs the host
 much the same for 300 tokens and for 3,000, so prompts share steps, and every new shape costs it milliseconds, so there
 are few lengths. On the CPU a token costs what it costs."""
 
-FREE = {"cpu": 0.0, "gpu": 0.003}
+FREE = {"cpu": 0.0, "gpu": 0.005}
 """Seconds that a chunk may add to a step of running rows however short that is: to write a chunk of any length down
 costs the H200's host 1.5 ms in each of its steps, where four rows of a small model take 1.8."""
 
