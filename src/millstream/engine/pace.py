@@ -49,8 +49,8 @@ class Pace:
         self._deaf = 2
 
     def observe(self, *, rows: int, prompt_tokens: int, seconds: float, reading: bool = False) -> None:
-        """A step of `rows` that also read `prompt_tokens` took `seconds`. `reading`: they are computed in the next one as
-        well, so what counts is the mean of all of them.
+        """A step of `rows` that also read `prompt_tokens` took `seconds`. `reading`: the next one computes it, too,
+        so what counts is their mean.
 
         A backend may run ahead, so that the cost of a chunk shows in the step after it: both are counted.
         """
