@@ -75,7 +75,7 @@ class Choice:
         """None when there is nothing to show yet, or the choice has ended by itself."""
         if self.finish_reason is not None or self.over_budget:
             return None
-        if logprobs or self._one_by_one:
+        if logprobs or self._one_by_one or (len(tokens) > 1 and not self._output.endless):
             parts = self._push_each(tokens, logprobs)
         else:
             self.completion_tokens += len(tokens)
@@ -83,7 +83,8 @@ class Choice:
         return self._delta(parts)
 
     def _push_each(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob]) -> list[Part]:
-        """Token by token, to know where in the text each log-probability belongs and which tokens are thoughts."""
+        """Token by token, to know where in the text each log-probability belongs, which tokens are thoughts, and with
+        which of them the answer ended."""
         parts: list[Part] = []
         for place, token in enumerate(tokens):
             piece = self._detokenizer.push((token,))

@@ -18,7 +18,7 @@ from millstream.text.tool_formats.format import Schemas
 class Output:
     """Push text as it comes, in any pieces; `ended` says that nothing more is wanted."""
 
-    __slots__ = ("_splitter", "_stops", "ended")
+    __slots__ = ("_splitter", "_stops", "ended", "endless")
 
     def __init__(
         self,
@@ -33,6 +33,8 @@ class Output:
         self._splitter = None if style is None else Splitter(style, schemas, thinking=thinking, single=single)
         self._stops = StopMatcher(stops) if stops else None
         self.ended = False
+        self.endless = not stops and not single
+        """Whether no text can end it."""
 
     @property
     def thinking(self) -> bool:

@@ -1,0 +1,90 @@
+"""Events of a request that wait together are read as one, and nothing that a client sees depends on it."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millstream.engine.messages import Failed, Finished, PromptRead, Submit, Tokens
+from millstream.service.choice import Choice
+from millstream.service.inbox import RequestEvent, joined
+from millstream.service.reading import Reading
+from millstream.text.loading import load_tokenizer
+from millstream.text.style import REASONING, Style
+from millstream.text.tokenizer import Tokenizer
+from millstream.text.tool_formats import hermes
+from millstream.types import Delta, FinishReason, TokenLogprob, Usage
+from support.tiny import byte_source
+
+CALL = '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'
+READINGS = {
+    "plain": (Reading(), "some text, and some more"),
+    "stop": (Reading(stop=("STOP",)), "up to here STOP and no further"),
+    "thoughts": (Reading(style=Style(reasoning=REASONING["think"])), "<think>it is late</think>good night"),
+    "budget": (Reading(style=Style(reasoning=REASONING["think"]), budget=4), "<think>it is late</think>good night"),
+    "one call": (Reading(style=Style(tools=hermes.FORMAT), schemas={"f": {}}, single=True), CALL + " and more"),
+    "calls": (Reading(style=Style(tools=hermes.FORMAT), schemas={"f": {}}), f"well {CALL}{CALL} done"),
+}
+ENDS: dict[str, FinishReason | None] = {"stop": FinishReason.STOP, "one call": FinishReason.TOOL_CALLS}
+
+
+@functools.cache
+def tokenizer() -> Tokenizer:
+    with tempfile.TemporaryDirectory() as folder:
+        return load_tokenizer(byte_source(Path(folder)))
+
+
+def read(name: str, events: list[RequestEvent]) -> tuple[object, ...]:
+    reading, _ = READINGS[name]
+    choice = Choice(0, Submit(1, (0,), 500), tokenizer(), reading, continues=False)
+    deltas: list[Delta] = []
+    for event in events:
+        assert isinstance(event, Tokens)
+        if (delta := choice.push(event.tokens, event.logprobs)) is not None:
+            deltas.append(delta)
+    return (
+        "".join(delta.text for delta in deltas),
+        "".join(delta.reasoning for delta in deltas),
+        [logprob.logprob for delta in deltas for logprob in delta.logprobs],
+        "".join(call.name + call.arguments for delta in deltas for call in delta.calls),
+        choice.completion_tokens,
+        choice.reasoning_tokens,
+        choice.finish_reason,
+        choice.over_budget,
+    )
+
+
+@pytest.mark.parametrize("scored", [False, True])
+@pytest.mark.parametrize("name", READINGS)
+@given(cuts=st.lists(st.integers(1, 12), max_size=20))
+def test_an_answer_is_the_same_however_its_tokens_wait(name: str, scored: bool, cuts: list[int]) -> None:
+    tokens = tokenizer().encode(READINGS[name][1])
+    single: list[RequestEvent] = [
+        Tokens(1, (token,), (TokenLogprob(token, -place / 8),) if scored else ()) for place, token in enumerate(tokens)
+    ]
+    turns, at = [], 0
+    for cut in [*cuts, len(tokens)]:
+        turns.append(single[at : at + cut])
+        at += cut
+    expected = read(name, single)
+    assert read(name, [event for turn in turns if turn for event in joined(turn)]) == expected
+    assert expected[-2] == ENDS.get(name)
+
+
+def test_tokens_of_several_requests_keep_to_their_own() -> None:
+    end = Finished(1, FinishReason.LENGTH, Usage(1, 2, 0))
+    events: list[RequestEvent] = [
+        PromptRead(1, ()),
+        Tokens(1, (5,)),
+        Tokens(2, (6,)),
+        Tokens(1, (7, 8)),
+        end,
+        Tokens(2, (9,)),
+        Failed(2, "broken"),
+    ]
+    assert joined(events) == [PromptRead(1, ()), Tokens(1, (5, 7, 8)), Tokens(2, (6, 9)), end, Failed(2, "broken")]
