@@ -132,7 +132,7 @@ def main() -> int:
 if __name__ == "__main__":
     load_blas()
     prefer_known_kernels()
-    from millstream.backend.guides import Guides
+    from millstream.backend.sampling.guides import Guides
     from millstream.backend.text_model import MlxTextBackend, TextModelSettings
 
     sys.exit(main())

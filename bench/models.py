@@ -107,7 +107,7 @@ def demo_as_folder(folder: Path) -> Path:
     import mlx.core as mx
     from mlx.utils import tree_flatten
 
-    from millstream.backend.gguf_weights import load_gguf_model
+    from millstream.backend.weights.gguf import load_gguf_model
     from millstream.models.gguf_file import open_gguf
     from millstream.models.source import resolve
     from millstream.text.gguf_tokenizer import gguf_tokenizer

@@ -10,8 +10,8 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from millstream.backend import backlog
-from millstream.backend.backlog import PARTS, Backlog
+from millstream.backend.prompts import backlog
+from millstream.backend.prompts.backlog import PARTS, Backlog
 from millstream.backend.text_model import MlxTextBackend, TextModelSettings
 from millstream.engine.backend import Plan, Prefill
 from millstream.engine.messages import Submit

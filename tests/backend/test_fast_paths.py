@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_lm.utils import load_model
 
-from millstream.backend.cpu_layers import SKINNY, TurnedLinear, swiglu, turn_layers, turned, turned_layer
-from millstream.backend.exchange import exchange_function
-from millstream.backend.projections import fuse_projections
-from millstream.backend.prompts import alike
-from millstream.backend.widths import FULL, exact, full_width, powers_of_two
+from millstream.backend.caches.widths import FULL, exact, full_width, powers_of_two
+from millstream.backend.layers.cpu_linear import SKINNY, TurnedLinear, swiglu, turn_layers, turned, turned_layer
+from millstream.backend.layers.exchange import exchange_function
+from millstream.backend.layers.projections import fuse_projections
+from millstream.backend.prompts.reader import alike
 from millstream.engine.backend import Prefill
 from millstream.engine.messages import Submit
 

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx.utils import tree_flatten, tree_map_with_path
 
-from millstream.backend.gguf_weights import load_gguf_model, load_gguf_weights
+from millstream.backend.weights.gguf import load_gguf_model, load_gguf_weights
 from millstream.errors import ModelError
 from millstream.models.gguf_blocks import REPACKED, repack
 from millstream.models.gguf_file import open_gguf

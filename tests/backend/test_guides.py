@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from millstream.backend.guides import PARALLEL, Guides, Mask
+from millstream.backend.sampling.guides import PARALLEL, Guides, Mask
 from millstream.backend.text_model import MlxTextBackend, TextModelSettings
 from millstream.config import FAST_PATHS
 from millstream.engine.backend import RowOutput

@@ -14,12 +14,13 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from millstream.backend import attention, layout
-from millstream.backend.kept_blocks import KeptBlocks
+from millstream.backend import layout
+from millstream.backend.caches.slots import Block, SlotCaches, SlotLayer
+from millstream.backend.caches.widths import powers_of_two, row_width
+from millstream.backend.kept.blocks import KeptBlocks
+from millstream.backend.layers import attention
 from millstream.backend.layout import Layout
-from millstream.backend.slots import Block, SlotCaches, SlotLayer
 from millstream.backend.text_model import MlxTextBackend, TextModelSettings
-from millstream.backend.widths import powers_of_two, row_width
 from millstream.engine.backend import Keep
 from millstream.engine.link import ThreadLink
 from millstream.engine.messages import Submit

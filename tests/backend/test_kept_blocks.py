@@ -5,7 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache
 
-from millstream.backend.kept_blocks import KeptBlocks
+from millstream.backend.kept.blocks import KeptBlocks
 from millstream.engine.backend import Keep
 
 BLOCK = 4

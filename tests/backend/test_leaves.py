@@ -6,7 +6,7 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import ArraysCache, ChunkedKVCache, RotatingKVCache
 
-from millstream.backend.leaves import SavedState, revive, save
+from millstream.backend.kept.leaves import SavedState, revive, save
 
 WINDOW = 8
 

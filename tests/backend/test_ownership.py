@@ -12,8 +12,8 @@ import mlx.core as mx
 import pytest
 from mlx_lm.utils import load_model
 
-from millstream.backend.reach import evaluate_all, reachable_arrays
 from millstream.backend.text_model import MlxTextBackend, TextModelSettings
+from millstream.backend.weights.reach import evaluate_all, reachable_arrays
 from millstream.engine.backend import Plan
 from millstream.engine.messages import Submit
 from millstream.engine.ownership import NotOwner

@@ -11,7 +11,7 @@ import mlx.core as mx
 import pytest
 from mlx_lm.utils import load_model
 
-from millstream.backend import prompt_logprobs
+from millstream.backend.prompts import logprobs as prompt_logprobs
 from millstream.engine.link import ThreadLink
 from millstream.engine.messages import Event, Finished, PromptRead, Submit
 from millstream.engine.process_link import ProcessLink

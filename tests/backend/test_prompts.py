@@ -10,12 +10,12 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache
 
-from millstream.backend.caches import states
+from millstream.backend.caches.batch_caches import states
+from millstream.backend.caches.widths import CHUNKS, PADDED, chunk_length, exact
 from millstream.backend.device import current_device
-from millstream.backend.kept_blocks import KeptBlocks
-from millstream.backend.loading import load
-from millstream.backend.prompts import SingleReader
-from millstream.backend.widths import CHUNKS, PADDED, chunk_length, exact
+from millstream.backend.kept.blocks import KeptBlocks
+from millstream.backend.prompts.reader import SingleReader
+from millstream.backend.weights.loading import load
 from millstream.engine.backend import Prefill
 from millstream.engine.messages import Submit
 

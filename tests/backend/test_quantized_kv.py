@@ -17,10 +17,10 @@ from mlx_lm.models.base import scaled_dot_product_attention
 from mlx_lm.models.cache import KVCache, QuantizedKVCache
 from mlx_lm.utils import load_model
 
-from millstream.backend.leaves import fill
-from millstream.backend.packed_attention import packed_attention
-from millstream.backend.quantized_kv import KvPacking, packing_for
-from millstream.backend.slots import parts_of
+from millstream.backend.caches.quantized import KvPacking, packing_for
+from millstream.backend.caches.slots import parts_of
+from millstream.backend.kept.leaves import fill
+from millstream.backend.layers.packed_attention import packed_attention
 from millstream.backend.text_model import MlxTextBackend, TextModelSettings
 from millstream.engine.backend import Plan, Prefill
 from millstream.engine.link import ThreadLink

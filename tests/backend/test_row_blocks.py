@@ -13,13 +13,13 @@ import pytest
 from mlx.utils import tree_map
 from mlx_lm.models.cache import KVCache
 
-from millstream.backend.attention import adopt_attention, attention
-from millstream.backend.cpu_layers import turn_layers, turned_layer
-from millstream.backend.projections import fuse_projections, joined_layer, joined_layers
-from millstream.backend.row_blocks import adopt_rows
-from millstream.backend.row_products import BY_MLX, BY_MLX_COMPILED, RowProducts
-from millstream.backend.slots import Block, SlotCaches, block_of
-from millstream.backend.widths import powers_of_two, row_width
+from millstream.backend.caches.slots import Block, SlotCaches, block_of
+from millstream.backend.caches.widths import powers_of_two, row_width
+from millstream.backend.layers.attention import adopt_attention, attention
+from millstream.backend.layers.cpu_linear import turn_layers, turned_layer
+from millstream.backend.layers.projections import fuse_projections, joined_layer, joined_layers
+from millstream.backend.layers.row_blocks import adopt_rows
+from millstream.backend.layers.row_products import BY_MLX, BY_MLX_COMPILED, RowProducts
 from support.tiny import BASE, FAMILIES, VOCAB
 
 LAYERS = 2

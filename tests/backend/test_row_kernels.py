@@ -9,8 +9,8 @@ import pytest
 from millstream.backend.device import current_device
 from millstream.backend.kernels import rows as row_kernels
 from millstream.backend.kernels.rows import WIDEST, WIDTHS
-from millstream.backend.row_blocks import RowLinear
-from millstream.backend.row_products import BY_KERNELS, BY_MLX
+from millstream.backend.layers.row_blocks import RowLinear
+from millstream.backend.layers.row_products import BY_KERNELS, BY_MLX
 
 on_cuda = pytest.mark.skipif(current_device().kind != "cuda", reason="needs MLX's CUDA build and a GPU")
 # Each case is compiled for seconds.

@@ -14,7 +14,7 @@ import pytest
 from mlx_vlm.utils import load_model
 
 from millstream.backend.text_model import MlxTextBackend, TextModelSettings
-from millstream.backend.vision_features import Features, Tower
+from millstream.backend.vision.features import Features, Tower
 from millstream.config import FAST_PATHS
 from millstream.engine.backend import Plan, StepResult
 from millstream.engine.link import ThreadLink

@@ -8,7 +8,7 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.utils import dequantize_model
 
-from millstream.backend.loading import _unpacked_numbers
+from millstream.backend.weights.loading import _unpacked_numbers
 
 WIDTHS = [2, 3, 4, 5, 6, 8]
 

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from mlx_vlm.utils import load_model
 
-from millstream.backend import tower_attention
-from millstream.backend.mrope import lay_out, spans_of
 from millstream.backend.text_model import MlxTextBackend, TextModelSettings
-from millstream.backend.vision_features import FeatureCache, Features
+from millstream.backend.vision import tower_attention
+from millstream.backend.vision.features import FeatureCache, Features
+from millstream.backend.vision.mrope import lay_out, spans_of
 from millstream.engine.backend import Plan, StepResult
 from millstream.engine.link import ThreadLink
 from millstream.engine.messages import Failed, Finished, Submit

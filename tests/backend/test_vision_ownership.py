@@ -11,9 +11,9 @@ import mlx.core as mx
 import pytest
 from test_ownership import Witness
 
-from millstream.backend.reach import evaluate_all
 from millstream.backend.text_model import MlxTextBackend, TextModelSettings
-from millstream.backend.vision_loading import load_vision
+from millstream.backend.weights.reach import evaluate_all
+from millstream.backend.weights.vision import load_vision
 from support.engines import Run, engine
 from support.tiny_vision import SOUND, Case, picture
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import mlx.core as mx
 
-from millstream.backend.caches import BatchCaches
-from millstream.backend.guides import Compiler, Guides, Mask
-from millstream.backend.kept_blocks import KeptBlocks
-from millstream.backend.logprobs import LogprobProbe, LogprobReading
-from millstream.backend.penalties import Penalties, wants_penalties
-from millstream.backend.sampling import Sampler
+from millstream.backend.caches.batch_caches import BatchCaches
+from millstream.backend.kept.blocks import KeptBlocks
+from millstream.backend.sampling.guides import Compiler, Guides, Mask
+from millstream.backend.sampling.logprobs import LogprobProbe, LogprobReading
+from millstream.backend.sampling.penalties import Penalties, wants_penalties
+from millstream.backend.sampling.sampler import Sampler
 from millstream.engine.backend import Keep, RowFailure, RowOutput
 from millstream.engine.messages import Submit
 from millstream.types import Sampling

@@ -12,31 +12,38 @@ from typing import TYPE_CHECKING, Any, Literal
 import mlx.core as mx
 from mlx_lm.models.base import scaled_dot_product_attention
 
-from millstream.backend.attention import adopt_attention, attention, kernel_attention
 from millstream.backend.batch import Batch
-from millstream.backend.caches import MergedCaches, RowCaches, bytes_per_token, new_row, states, unbatchable
-from millstream.backend.cpu_attention import cpu_attention
-from millstream.backend.cpu_layers import pays_here, turn_layers, turned_layer
+from millstream.backend.caches.batch_caches import (
+    MergedCaches,
+    RowCaches,
+    bytes_per_token,
+    new_row,
+    states,
+    unbatchable,
+)
+from millstream.backend.caches.quantized import KvPacking, QuantizedSlotLayer, packing_for, refusal, row_of
+from millstream.backend.caches.slots import SlotCaches, all_plain
+from millstream.backend.caches.widths import SlotPolicy, chunk_length, exact, full_width, powers_of_two, row_width
 from millstream.backend.device import Device
-from millstream.backend.exchange import callers_of, exchange_function
-from millstream.backend.guides import Compiler
-from millstream.backend.kept_blocks import KeptBlocks
+from millstream.backend.kept.blocks import KeptBlocks
+from millstream.backend.kept.leaves import kept_sizes, leaves
 from millstream.backend.kernels.place import place_rows
 from millstream.backend.kernels.rows import known_here
-from millstream.backend.leaves import kept_sizes, leaves
-from millstream.backend.packed_attention import Attention, packed_attention, products_fit
-from millstream.backend.projections import fuse_projections
-from millstream.backend.prompts import BlockReader, PromptReader, SingleReader
-from millstream.backend.quantized_kv import KvPacking, QuantizedSlotLayer, packing_for, refusal, row_of
-from millstream.backend.row_blocks import adopt_rows
-from millstream.backend.row_products import BY_KERNELS, BY_MLX
-from millstream.backend.slots import SlotCaches, all_plain
-from millstream.backend.widths import SlotPolicy, chunk_length, exact, full_width, powers_of_two, row_width
+from millstream.backend.layers.attention import adopt_attention, attention, kernel_attention
+from millstream.backend.layers.cpu_attention import cpu_attention
+from millstream.backend.layers.cpu_linear import pays_here, turn_layers, turned_layer
+from millstream.backend.layers.exchange import callers_of, exchange_function
+from millstream.backend.layers.packed_attention import Attention, packed_attention, products_fit
+from millstream.backend.layers.projections import fuse_projections
+from millstream.backend.layers.row_blocks import adopt_rows
+from millstream.backend.layers.row_products import BY_KERNELS, BY_MLX
+from millstream.backend.prompts.reader import BlockReader, PromptReader, SingleReader
+from millstream.backend.sampling.guides import Compiler
 from millstream.errors import ModelError
 from millstream.types import KeptSizes
 
 if TYPE_CHECKING:
-    from millstream.backend.sight import Sight
+    from millstream.backend.vision.sight import Sight
 
 log = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from millstream.backend.widths import CHUNKS
+from millstream.backend.caches.widths import CHUNKS
 from millstream.engine.backend import BatchBackend
 from millstream.engine.messages import Submit
 from millstream.engine.scheduler import Scheduler

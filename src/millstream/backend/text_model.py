@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from millstream.backend.backlog import PARTS, Backlog
 from millstream.backend.batch import Batch, Launched
-from millstream.backend.caches import new_row
+from millstream.backend.caches.batch_caches import new_row
 from millstream.backend.device import current_device
-from millstream.backend.guides import preparing
-from millstream.backend.identity import identity_of
-from millstream.backend.kept_blocks import KeptBlocks
+from millstream.backend.kept.blocks import KeptBlocks
 from millstream.backend.layout import Layout, TextModelSettings
-from millstream.backend.loading import load
-from millstream.backend.prompts import PromptReader
-from millstream.backend.reach import evaluate_all
+from millstream.backend.prompts.backlog import PARTS, Backlog
+from millstream.backend.prompts.reader import PromptReader
 from millstream.backend.rehearsal import rehearse
+from millstream.backend.sampling.guides import preparing
+from millstream.backend.weights.identity import identity_of
+from millstream.backend.weights.loading import load
+from millstream.backend.weights.reach import evaluate_all
 from millstream.engine.backend import Keep, Plan, Prefill, Progress, RowFailure, RowOutput, StepResult, ignore_progress
 from millstream.engine.errands import Errand
 from millstream.engine.messages import Submit
@@ -30,7 +30,7 @@ from millstream.errors import ModelError
 from millstream.types import ModelFacts
 
 if TYPE_CHECKING:
-    from millstream.backend.sight import Seen, Sight
+    from millstream.backend.vision.sight import Seen, Sight
 
 BLIND = "this model takes text only"
 
@@ -70,7 +70,7 @@ class MlxTextBackend:
         self._model = loaded.model
         if loaded.whole is not None:
             # Here, since mlx-vlm may not be installed.
-            from millstream.backend.sight import Sight
+            from millstream.backend.vision.sight import Sight
 
             self._sight = Sight(self._model, settings.feature_bytes)
         layout = self._layout = Layout(settings, self._device, loaded.model, loaded.vocab_size, self._sight)

@@ -7,13 +7,13 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 
-from millstream.backend.caches import RowCaches, states
-from millstream.backend.kept_blocks import KeptBlocks
-from millstream.backend.prompt_caches import PaddedCache, Pads, grow_as_usual, make_room
-from millstream.backend.prompt_logprobs import score, scored
-from millstream.backend.quantized_kv import KvPacking, row_of
-from millstream.backend.slots import Block, block_of, parts_of
-from millstream.backend.widths import PADDED, chunk_length, exact
+from millstream.backend.caches.batch_caches import RowCaches, states
+from millstream.backend.caches.prompt_caches import PaddedCache, Pads, grow_as_usual, make_room
+from millstream.backend.caches.quantized import KvPacking, row_of
+from millstream.backend.caches.slots import Block, block_of, parts_of
+from millstream.backend.caches.widths import PADDED, chunk_length, exact
+from millstream.backend.kept.blocks import KeptBlocks
+from millstream.backend.prompts.logprobs import score, scored
 from millstream.engine.backend import Prefill, PromptScores
 from millstream.engine.messages import Submit
 

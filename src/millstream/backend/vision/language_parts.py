@@ -16,8 +16,8 @@ from mlx.utils import tree_flatten
 from mlx_lm.models import cache as mlx_cache
 from mlx_lm.models.base import create_attention_mask
 
-from millstream.backend.caches import RowCaches
-from millstream.backend.mrope import Grids, Line, adopt_rotary
+from millstream.backend.caches.batch_caches import RowCaches
+from millstream.backend.vision.mrope import Grids, Line, adopt_rotary
 from millstream.errors import ModelError
 
 

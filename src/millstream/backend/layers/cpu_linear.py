@@ -16,8 +16,8 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from millstream.backend.exchange import exchange_function
-from millstream.backend.vector_math import MANY, exp_of_fresh, exponential
+from millstream.backend.layers.exchange import exchange_function
+from millstream.backend.layers.vector_math import MANY, exp_of_fresh, exponential
 
 SKINNY = range(4, 49)
 """Rows for which the product is turned."""

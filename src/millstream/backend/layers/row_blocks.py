@@ -19,12 +19,19 @@ from mlx_lm.models.activations import swiglu
 from mlx_lm.models.cache import KVCache
 from mlx_lm.models.rope_utils import Llama3RoPE
 
-from millstream.backend import cpu_layers
+from millstream.backend.caches.slots import SlotLayer
+from millstream.backend.caches.widths import CHUNKS
 from millstream.backend.kernels.rows import WIDTHS
-from millstream.backend.projections import GROUPS, joined_layer, joined_layers
-from millstream.backend.row_products import BY_KERNELS, BY_MLX_COMPILED, RowProducts, join_heads, split_heads, turn
-from millstream.backend.slots import SlotLayer
-from millstream.backend.widths import CHUNKS
+from millstream.backend.layers import cpu_linear as cpu_layers
+from millstream.backend.layers.projections import GROUPS, joined_layer, joined_layers
+from millstream.backend.layers.row_products import (
+    BY_KERNELS,
+    BY_MLX_COMPILED,
+    RowProducts,
+    join_heads,
+    split_heads,
+    turn,
+)
 
 ATTENTION, GATE = GROUPS
 SWIGLU = (swiglu, cpu_layers.swiglu)

@@ -12,7 +12,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from millstream.backend.tower_attention import cut_attention
+from millstream.backend.vision.tower_attention import cut_attention
 
 _LAYERS = (nn.Linear, nn.QuantizedLinear, nn.Conv2d)
 """Whose every output takes as many multiplications as they have numbers."""

@@ -11,11 +11,11 @@ import mlx.core as mx
 from mlx_lm.models import base
 from mlx_lm.models.cache import KVCache
 
-from millstream.backend.exchange import exchange_function
+from millstream.backend.caches.prompt_caches import PaddedCache
+from millstream.backend.caches.slots import Parts, SlotLayer
 from millstream.backend.kernels.decode import decode_fits, ragged_attention
 from millstream.backend.kernels.prefill import prefill_attention, prefill_fits
-from millstream.backend.prompt_caches import PaddedCache
-from millstream.backend.slots import Parts, SlotLayer
+from millstream.backend.layers.exchange import exchange_function
 
 
 def attention(

@@ -15,8 +15,8 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache
 
-from millstream.backend.kept_blocks import KeptBlocks
-from millstream.backend.widths import SlotPolicy, exact
+from millstream.backend.caches.widths import SlotPolicy, exact
+from millstream.backend.kept.blocks import KeptBlocks
 from millstream.engine.backend import Keep
 
 STEP = 256

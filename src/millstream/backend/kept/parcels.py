@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from millstream.backend.leaves import SavedState
-from millstream.backend.tensors import to_array
+from millstream.backend.kept.leaves import SavedState
+from millstream.backend.kept.tensors import to_array
 from millstream.types import Tensor
 
 Parts = tuple[mx.array, ...]

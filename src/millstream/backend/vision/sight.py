@@ -9,11 +9,11 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from millstream.backend.caches import RowCaches
-from millstream.backend.language_parts import LanguagePart, SeenChunk
-from millstream.backend.mrope import Grid, lay_out, spans_of
-from millstream.backend.prompts import PromptReader
-from millstream.backend.vision_features import Encoding, FeatureCache, Features, Tower
+from millstream.backend.caches.batch_caches import RowCaches
+from millstream.backend.prompts.reader import PromptReader
+from millstream.backend.vision.features import Encoding, FeatureCache, Features, Tower
+from millstream.backend.vision.language_parts import LanguagePart, SeenChunk
+from millstream.backend.vision.mrope import Grid, lay_out, spans_of
 from millstream.engine.backend import Look, Plan, Prefill
 from millstream.engine.messages import Submit
 from millstream.types import Media, Tensor

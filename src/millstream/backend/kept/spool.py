@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import mlx.core as mx
 
-from millstream.backend.tensors import to_tensor
+from millstream.backend.kept.tensors import to_tensor
 from millstream.engine.backend import Stored
 from millstream.types import Tensor
 

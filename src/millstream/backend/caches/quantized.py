@@ -12,8 +12,8 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models import cache as mlx_cache
 
-from millstream.backend.caches import RowCaches, new_row
-from millstream.backend.slots import SlotCaches, SlotLayer
+from millstream.backend.caches.batch_caches import RowCaches, new_row
+from millstream.backend.caches.slots import SlotCaches, SlotLayer
 from millstream.errors import ModelError
 
 GROUPS = (64, 32)

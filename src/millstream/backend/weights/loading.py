@@ -12,9 +12,9 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import dequantize_model, load_model
 
 from millstream.backend.device import Device, available_bytes
-from millstream.backend.gguf_weights import load_gguf_model
-from millstream.backend.reach import evaluate_all
-from millstream.backend.vision_loading import load_vision, read_config
+from millstream.backend.weights.gguf import load_gguf_model
+from millstream.backend.weights.reach import evaluate_all
+from millstream.backend.weights.vision import load_vision, read_config
 from millstream.errors import ModelError
 from millstream.models.geometry import context_length
 from millstream.models.vision import can_load, sees
@@ -68,7 +68,7 @@ def load(kind: Literal["folder", "gguf"], path: Path, device: Device, *, unpack:
 
 
 def _load_seeing(path: Path, device: Device, dtype: mx.Dtype | None) -> LoadedModel:
-    from millstream.backend.language_parts import language_part
+    from millstream.backend.vision.language_parts import language_part
 
     try:
         whole, config = load_vision(path)

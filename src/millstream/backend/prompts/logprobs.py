@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import mlx.core as mx
 
-from millstream.backend.caches import RowCaches
+from millstream.backend.caches.batch_caches import RowCaches
 from millstream.engine.backend import Prefill, PromptScores
 from millstream.types import TokenLogprob
 

@@ -13,7 +13,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_vlm.models import base
 
-from millstream.backend.exchange import exchange_function
+from millstream.backend.layers.exchange import exchange_function
 
 PAIRS = 2**19
 """Queries times keys of a piece, all heads together: as much as 128 queries of 1,024 patches and 4 heads."""

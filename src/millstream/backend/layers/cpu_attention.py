@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models import base
 
-from millstream.backend.vector_math import MANY, exp_of_fresh
+from millstream.backend.layers.vector_math import MANY, exp_of_fresh
 
 _FLOOR = -1e30
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from millstream.backend.leaves import fill, is_plain, leaves, parts_of, revive, save
-from millstream.backend.parcels import (
+from millstream.backend.kept.leaves import fill, is_plain, leaves, parts_of, revive, save
+from millstream.backend.kept.parcels import (
     Checkpoint,
     Layers,
     Parts,
@@ -22,7 +22,7 @@ from millstream.backend.parcels import (
     unpack_checkpoint,
     unpack_layers,
 )
-from millstream.backend.spool import Spool
+from millstream.backend.kept.spool import Spool
 from millstream.engine.backend import Keep, Load
 
 

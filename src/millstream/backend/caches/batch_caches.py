@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 import mlx.core as mx
 from mlx_lm.models import cache as mlx_cache
 
-from millstream.backend.kept_blocks import KeptBlocks
+from millstream.backend.kept.blocks import KeptBlocks
 from millstream.engine.backend import Keep
 
 RowCaches = list[Any]

@@ -1,0 +1,1 @@
+"""Reading prompts, chunk by chunk, before their rows join the batch."""

@@ -1,0 +1,1 @@
+"""From logits to tokens: for rows of any settings, in one pass."""

@@ -1,0 +1,1 @@
+"""Media on their way into a model."""
