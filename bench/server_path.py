@@ -159,7 +159,7 @@ def main() -> int:
     folder = make("random-tiny", Path(tempfile.gettempdir()) / "millstream-bench-random-tiny")
     bare = measure("bare ASGI application", serve_bare, (options.tokens, "PORT"), options)
     ours = measure("millstream", serve_instant, (str(folder), options.streams, "PORT", options.profile), options)
-    print(f"ours / bare = {ours / bare:.2f}")
+    print(f"ours / bare = {ours / bare:.2f}" if bare else "too little CPU time to compare; more --tokens")
     return 0
 
 
