@@ -25,8 +25,12 @@ def done(monkeypatch: pytest.MonkeyPatch) -> Done:
     found: Done = []
 
     class Recorder:
-        def eval(self, arrays: list[mx.array]) -> None:
-            found.append(("waited", [int(array.item()) for array in arrays]))
+        sum = staticmethod(mx.sum)
+
+        def eval(self, arrays: list[mx.array] | mx.array) -> None:
+            found.append(
+                ("waited", [int(array.item()) for array in (arrays if isinstance(arrays, list) else [arrays])])
+            )
 
         def async_eval(self, arrays: list[mx.array]) -> None:
             found.append(("under way", [int(array.item()) for array in arrays]))
@@ -40,7 +44,7 @@ def arrays(*numbers: int) -> list[mx.array]:
 
 
 def test_beside_rows_a_chunk_is_built_in_one_step_and_evaluated_in_others(done: Done) -> None:
-    subject = Backlog(parts=3)
+    subject = Backlog(parts=3, in_turn=False)
     subject.evaluate(arrays(1, 2, 3, 4, 5), beside=True, whole=False)
     assert subject and done == []
     left = []
@@ -56,29 +60,40 @@ def test_beside_rows_a_chunk_is_built_in_one_step_and_evaluated_in_others(done: 
     [(1, True, False), (3, False, False), (3, True, True), (1, False, True)],
 )
 def test_else_it_takes_one(parts: int, beside: bool, whole: bool, done: Done) -> None:
-    subject = Backlog(parts=parts)
+    subject = Backlog(parts=parts, in_turn=False)
     subject.evaluate(arrays(1, 2, 3), beside=beside, whole=whole)
     assert not subject and done == [("under way" if beside else "waited", [1, 2, 3])]
 
 
 @pytest.mark.parametrize("beside", [True, False])
 def test_the_next_chunk_takes_what_was_left_with_it(beside: bool, done: Done) -> None:
-    subject = Backlog(parts=2)
+    subject = Backlog(parts=2, in_turn=False)
     subject.evaluate(arrays(1, 2), beside=True, whole=False)
     subject.evaluate([], beside=True, whole=False)
     subject.evaluate(arrays(3, 4), beside=beside, whole=False)
     assert not subject and [numbers for _, numbers in done] == [[1], [2, 3, 4]]
 
 
+def test_in_turn_a_chunk_waits_for_the_one_before(done: Done) -> None:
+    """And holds none of it: what is waited for is a number of its own."""
+    subject = Backlog(parts=1, in_turn=True)
+    for numbers in ((1, 2), (3, 4)):
+        subject.evaluate(arrays(*numbers), beside=True, whole=False)
+    assert done == [("under way", [1, 2, 2]), ("waited", [2]), ("under way", [3, 4, 4])]
+    subject.clear()
+    subject.evaluate(arrays(5), beside=False, whole=True)
+    assert done[3:] == [("waited", [5])]
+
+
 def test_without_rows_what_was_left_is_evaluated_at_once(done: Done) -> None:
-    subject = Backlog(parts=3)
+    subject = Backlog(parts=3, in_turn=False)
     subject.evaluate(arrays(1, 2, 3), beside=True, whole=False)
     subject.evaluate([], beside=False, whole=False)
     assert not subject and done == [("waited", [1, 2, 3])]
 
 
 def test_what_was_left_can_be_forgotten(done: Done) -> None:
-    subject = Backlog(parts=2)
+    subject = Backlog(parts=2, in_turn=False)
     subject.evaluate(arrays(1, 2), beside=True, whole=False)
     subject.clear()
     assert not subject and done == []

@@ -59,7 +59,8 @@ class MlxTextBackend:
         self._pending: Launched | None = None
         self._weight_bytes = 0
         self._kept = KeptBlocks()
-        self._backlog = Backlog(parts=PARTS if settings.like_gpu or not self._device.is_cpu else 1)
+        on_cpu = self._device.is_cpu and not settings.like_gpu
+        self._backlog = Backlog(parts=1 if on_cpu else PARTS, in_turn=on_cpu)
         self._sight: Sight | None = None
 
     def load(self, report: Progress = ignore_progress) -> ModelFacts:
