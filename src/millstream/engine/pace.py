@@ -1,12 +1,12 @@
-"""How long a chunk of a prompt may be beside running rows: as long as it adds less to a step than the rows' own time.
+"""How long a chunk of a prompt may be beside running rows: as long as it adds half of the rows' own time to a step.
 
-A prompt then gets nearly half of the device and slows running streams to about half their pace, whatever the model, the
+A prompt then gets a third of the device and running streams keep two thirds of their pace, whatever the model, the
 machine and the length of the context. Pure: it is told how long steps took.
 """
 
 from __future__ import annotations
 
-SHARE = 0.75
+SHARE = 0.5
 """Of the rows' own step, what a chunk may add to one on the average: single ones take longer."""
 
 _QUICK = 0.5
