@@ -113,8 +113,8 @@ class Plan:
     @property
     def is_gentle(self) -> bool:
         """Whether what it reads may take some steps: a piece of one long prompt at most. Short ones should answer."""
-        long = [chunk for chunk in self.prefill if not chunk.joins or chunk.goes_on]
-        return len(self.prefill) <= 1 and len(long) == len(self.prefill) and not self.look
+        long = all(not chunk.joins or chunk.goes_on for chunk in self.prefill)
+        return long and len(self.prefill) <= 1 and not self.look
 
 
 @dataclass(frozen=True, slots=True)

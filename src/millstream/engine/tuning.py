@@ -40,7 +40,7 @@ INDEX_BYTES = 512
 STATES_WORTH = 64
 """The same where states are saved, at least: a prompt is cut there, which costs it a pass."""
 
-WORTH_KEEPING = {"cpu": 16, "gpu": 512}
+WORTH_KEEPING = {"cpu": BLOCK["cpu"], "gpu": 512}
 """Tokens that must be new for them to be kept. A GPU reads some hundred in a few milliseconds, and copies cost it
 launches: with all kept, 64 streams of 260 tokens ran at 10,250 tokens/s on the H200, and with none at 12,273."""
 
