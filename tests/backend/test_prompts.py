@@ -11,7 +11,7 @@ import pytest
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache
 
 from millstream.backend.caches.batch_caches import states
-from millstream.backend.caches.widths import CHUNKS, PADDED, chunk_length, exact
+from millstream.backend.caches.widths import CHUNKS, PADDED, chunk_length
 from millstream.backend.device import current_device
 from millstream.backend.kept.blocks import KeptBlocks
 from millstream.backend.prompts.reader import SingleReader
@@ -41,14 +41,14 @@ def test_padding_changes_nothing_that_is_read(tiny_model: Callable[[str], Path],
     model = load("folder", tiny_model("llama"), current_device(), unpack=False).model
     submit = Submit(1, tuple(place % 50 + 1 for place in range(cuts[-1] + 1)), 1)
 
-    def read(length: Callable[[int], int]) -> list[mx.array]:
-        reader = SingleReader(model, KeptBlocks(), length=length)
+    def read(*, padded: bool) -> list[mx.array]:
+        reader = SingleReader(model, KeptBlocks(), padded=padded)
         for start, end in itertools.pairwise(cuts):
             mx.eval(reader.read([Prefill(submit, start, end)]))
         _, [caches] = reader.take([1])
         assert {cache.offset for cache in caches} == {cuts[-1]}
         return [part for cache in caches for part in cache.keys_and_values()]
 
-    for plain, padded in zip(read(exact), read(chunk_length), strict=True):
+    for plain, padded in zip(read(padded=False), read(padded=True), strict=True):
         assert plain.shape == padded.shape
         assert mx.allclose(plain, padded, rtol=1e-4, atol=1e-5)

@@ -23,7 +23,7 @@ from millstream.backend.caches.batch_caches import (
 )
 from millstream.backend.caches.quantized import KvPacking, QuantizedSlotLayer, packing_for, refusal, row_of
 from millstream.backend.caches.slots import SlotCaches, all_plain
-from millstream.backend.caches.widths import SlotPolicy, chunk_length, exact, full_width, powers_of_two, row_width
+from millstream.backend.caches.widths import SlotPolicy, exact, full_width, powers_of_two, row_width
 from millstream.backend.device import Device
 from millstream.backend.kept.blocks import KeptBlocks
 from millstream.backend.kept.leaves import kept_sizes, leaves
@@ -166,8 +166,7 @@ class Layout:
         caches = SlotCaches(layers, policy, width=self._width, place=place, mask_dims=self._mask_dims)
         self._made = caches
         padded = (self._on_cuda or self._settings.like_gpu) and see is None
-        length = chunk_length if padded else exact
-        return make(caches), BlockReader(self._model, layers, fill=fill, kept=kept, see=see, length=length)
+        return make(caches), BlockReader(self._model, layers, fill=fill, kept=kept, see=see, padded=padded)
 
     def probe(self) -> tuple[int, KeptSizes | None]:
         """What a token takes in the caches, and what it takes to keep it, measured on one."""

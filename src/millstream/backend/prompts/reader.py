@@ -11,14 +11,13 @@ from millstream.backend.caches.batch_caches import RowCaches, states
 from millstream.backend.caches.prompt_caches import PaddedCache, Pads, grow_as_usual, make_room
 from millstream.backend.caches.quantized import KvPacking, row_of
 from millstream.backend.caches.slots import Block, block_of, parts_of
-from millstream.backend.caches.widths import PADDED, chunk_length, exact
+from millstream.backend.caches.widths import PADDED, chunk_length
 from millstream.backend.kept.blocks import KeptBlocks
 from millstream.backend.prompts.logprobs import score, scored
 from millstream.engine.backend import Prefill, PromptScores
 from millstream.engine.messages import Submit
 
 See = Callable[[Submit, int, int, RowCaches], None]
-Length = Callable[[int], int]
 
 
 class PromptReader(Protocol):
@@ -53,12 +52,12 @@ class SingleReader:
         kept: KeptBlocks,
         packing: KvPacking | None = None,
         see: See | None = None,
-        length: Length = exact,
+        padded: bool = False,
     ) -> None:
-        """`see`: reads chunks of prompts with media. `length`: how many tokens to read where there are so many; for
-        caches that can be cut only, and padded after what is read."""
+        """`see`: reads chunks of prompts with media. `padded`: read chunks of usual lengths, with padding
+        behind them; for caches that can be cut only."""
         self._model = model
-        self._length = length
+        self._padded = padded
         self._packing = packing
         self._see = see
         self._kept = kept
@@ -87,7 +86,7 @@ class SingleReader:
             self._scores.append(score(self._model, caches, chunk))
         else:
             tokens = submit.prompt[chunk.start : chunk.end]
-            padding = self._length(len(tokens)) - len(tokens)
+            padding = chunk_length(len(tokens)) - len(tokens) if self._padded else 0
             self._model(mx.array([[*tokens, *[0] * padding]], dtype=mx.int32), cache=caches)
             for cache in caches if padding else ():
                 cache.trim(padding)
@@ -98,7 +97,7 @@ class SingleReader:
 
     def _begin(self, chunk: Prefill) -> RowCaches:
         caches = row_of(self._model, self._packing)
-        make_room(caches, len(chunk.request.prompt) + (PADDED if self._length is chunk_length else 0))
+        make_room(caches, len(chunk.request.prompt) + (PADDED if self._padded else 0))
         if chunk.start:
             self._kept.restore(chunk.reuse, chunk.reuse_state, caches)
         return caches
@@ -133,13 +132,13 @@ class BlockReader:
         kept: KeptBlocks,
         packing: KvPacking | None = None,
         see: See | None = None,
-        length: Length = exact,
+        padded: bool = False,
     ) -> None:
         """`fill`: how long the shortest prompt of a group must be beside the longest. None: no groups."""
         self._model = model
         self._layer_count = layer_count
         self._fill = fill
-        self._single = SingleReader(model, kept, packing, see, length)
+        self._single = SingleReader(model, kept, packing, see, padded)
         self._groups: list[_Group] = []
 
     def read(self, chunks: Sequence[Prefill]) -> list[mx.array]:
