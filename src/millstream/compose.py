@@ -35,7 +35,9 @@ from millstream.service.media_files import MediaFiles
 from millstream.service.metrics import Metrics
 from millstream.service.names import Names
 from millstream.service.room import gib
+from millstream.service.template_host import TemplateHost
 from millstream.service.text_service import MillstreamService
+from millstream.text.control_tokens import ControlTokens
 from millstream.text.grammar import compiler_of
 from millstream.text.loading import load_tokenizer
 from millstream.text.style import Style, choose_style
@@ -82,6 +84,7 @@ class Mill:
         files = MediaFiles(self._limits, pool, network, self._names)
         self.service = MillstreamService(self.hub, pool, files, self._metrics)
         self._work: list[Future[Any]] = []
+        self._followers: set[asyncio.Task[None]] = set()
 
     def add(self, spec: ModelSpec) -> None:
         """Serve a model. If it is loaded now, the server answers meanwhile."""
@@ -104,6 +107,8 @@ class Mill:
         style = self._style(spec, tokenizer)
         reader = await self._in_pool(functools.partial(media_reader, source, tokenizer, self._limits))
         granted = await self._make_room(name, spec, source, loading)
+        template = TemplateHost(tokenizer.template, self._pool)
+        await template.open()
         started = time.monotonic()
         engine = EngineClient(
             self._link(name, spec, source, granted),
@@ -114,19 +119,42 @@ class Mill:
         try:
             facts = bounded(await engine.load(), granted, self._settings.prefix_cache_memory)
         except (MillstreamError, asyncio.CancelledError):
+            template.close()
             await engine.stop("the load was given up", self._settings.stop_patience)
             raise
+        self._close_with(engine, template)
         announce(name, facts, time.monotonic() - started)
-        for note in tokenizer.notes:
+        for note in (*tokenizer.notes, *([template.note] if template.note and tokenizer.template else [])):
             log.warning("%s: tokenizer: %s", name, note)
         log.info("%s: tool calls: %s; thoughts: %s", name, *style.names)
         # What the engine cannot see is refused before it is fetched.
         sees = reader if facts.media else None
-        return ReadyModel(name, engine, tokenizer, facts, spec, style, sees)
+        control = None if self._allows_special_tokens(spec) else self._control_tokens(tokenizer, style, reader)
+        return ReadyModel(name, engine, tokenizer, facts, spec, style, sees, template, control)
+
+    def _close_with(self, engine: EngineClient, template: TemplateHost) -> None:
+        """The template's process goes when its engine goes, however that ends."""
+
+        async def follow() -> None:
+            await engine.wait_gone()
+            template.close()
+
+        task = asyncio.ensure_future(follow())
+        self._followers.add(task)
+        task.add_done_callback(self._followers.discard)
+
+    def _allows_special_tokens(self, spec: ModelSpec) -> bool:
+        own = spec.allow_special_tokens
+        return self._settings.allow_special_tokens if own is None else own
+
+    @staticmethod
+    def _control_tokens(tokenizer: Tokenizer, style: Style, reader: MediaReader | None) -> ControlTokens:
+        media = [mark.text for mark in reader.marks.values()] if reader is not None else []
+        return tokenizer.control_tokens([*style.markers, *media])
 
     def _style(self, spec: ModelSpec, tokenizer: Tokenizer) -> Style:
         return choose_style(
-            tokenizer.template_source,
+            tokenizer.template.source if tokenizer.template else None,
             lambda token: tokenizer.token_id(token) is not None,
             tools=spec.tool_format or self._settings.tool_format,
             reasoning=spec.reasoning_format or self._settings.reasoning_format,

@@ -50,6 +50,7 @@ class ModelSpec:
     """How the model writes calls of functions; `auto` and `none` too."""
     reasoning_format: str | None = None
     """The marks around its thoughts; `auto` and `none` too."""
+    allow_special_tokens: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,8 @@ class Settings:
     tool_format: str = "auto"
     """For models that do not say: from the template and the vocabulary."""
     reasoning_format: str = "auto"
+    allow_special_tokens: bool = False
+    """Let names of control tokens in messages act as control tokens. Off: they are text."""
     step_timeout: float = 120.0
     """Seconds that one step may take before its engine is declared hung; 0 for ever."""
     api_keys: tuple[str, ...] = ()

@@ -8,10 +8,11 @@ import pytest
 from small_tokenizers import byte_level
 
 from millstream.errors import BadRequest
-from millstream.text.conversation import budget_of, render, thinking_words
+from millstream.text.conversation import budget_of, rendering, thinking_words
 from millstream.text.style import Style, choose_style
 from millstream.text.tokenizer import Tokenizer
 from millstream.types import ChatPrompt, Thinking, ToolUse
+from support.templates import rendered
 
 TOOL = {"type": "function", "function": {"name": "look", "description": "", "parameters": {"type": "object"}}}
 USE = ToolUse((TOOL,))
@@ -42,7 +43,7 @@ def shown(
 ) -> str:
     tokenizer = Tokenizer(byte_level(), chat_template=template)
     style = choose_style(template, lambda token: False)
-    return tokenizer.decode(render(tokenizer.encode_chat, style, ChatPrompt(messages, dict(more)), tools, Thinking()))
+    return rendered(tokenizer.template, rendering(style, ChatPrompt(messages, dict(more)), tools, Thinking(), None))
 
 
 @pytest.mark.parametrize("arguments", ["c.function.arguments.at", "c.function.arguments + ''"])
@@ -102,7 +103,7 @@ def test_what_a_client_says_of_the_template_wins() -> None:
     tokenizer = Tokenizer(byte_level(), chat_template=template)
     prompt = ChatPrompt((USER,), {"enable_thinking": True})
     style = choose_style(template, lambda token: False)
-    text = tokenizer.decode(render(tokenizer.encode_chat, style, prompt, None, Thinking("none")))
+    text = rendered(tokenizer.template, rendering(style, prompt, None, Thinking("none"), None))
     assert text.startswith("Truelow")
 
 

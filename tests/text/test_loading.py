@@ -12,6 +12,7 @@ from millstream.errors import ModelError
 from millstream.models.source import ModelSource
 from millstream.text.loading import load_tokenizer
 from millstream.text.tokenizer import Tokenizer
+from support.templates import encode_chat, render_chat
 
 USER = [{"role": "user", "content": "Hi"}]
 
@@ -32,7 +33,7 @@ def load(path: Path, **files: object) -> Tokenizer:
 def test_a_bare_tokenizer_file_is_enough(tmp_path: Path) -> None:
     tokenizer = load(tmp_path)
     assert tokenizer.decode(tokenizer.encode(SENTENCES[2])) == SENTENCES[2]
-    assert not tokenizer.has_chat_template
+    assert tokenizer.template is None
     assert tokenizer.eos_ids == frozenset()
 
 
@@ -58,7 +59,7 @@ def test_special_tokens_reach_the_template_and_settings_go_before_the_map(tmp_pa
         special_tokens_map__json={"bos_token": "old", "pad_token": "<|end|>", "additional_special_tokens": ["x"]},
         tokenizer_config__json={"bos_token": "<|start|>", "chat_template": "{{ bos_token }}|{{ pad_token }}"},
     )
-    assert tokenizer.render_chat(USER) == "<|start|>|<|end|>"
+    assert render_chat(tokenizer, USER) == "<|start|>|<|end|>"
 
 
 @pytest.mark.parametrize(
@@ -75,7 +76,7 @@ def test_special_tokens_reach_the_template_and_settings_go_before_the_map(tmp_pa
     ],
 )
 def test_templates_are_found_in_every_layout(tmp_path: Path, files: dict[str, object]) -> None:
-    assert load(tmp_path, **files).render_chat(USER) == "right"
+    assert render_chat(load(tmp_path, **files), USER) == "right"
 
 
 @pytest.mark.parametrize("name", ["tokenizer__json", "tokenizer_config__json", "generation_config__json"])
@@ -97,7 +98,7 @@ def test_conversations_become_the_tokens_that_transformers_makes(tmp_path: Path,
     names = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|start|>", "eos_token": "<|end|>"}
     ours = load(tmp_path, tokenizer_config__json={**names, "chat_template": template})
     theirs = AutoTokenizer.from_pretrained(str(tmp_path))
-    assert ours.encode_chat(USER) == theirs.apply_chat_template(USER, add_generation_prompt=True)["input_ids"]
+    assert encode_chat(ours, USER) == theirs.apply_chat_template(USER, add_generation_prompt=True)["input_ids"]
     assert ours.encode("the mill") == theirs.encode("the mill")
 
 
@@ -130,7 +131,7 @@ def test_a_gguf_file_says_what_stands_around_a_text(tmp_path: Path, add_bos: boo
     assert tokenizer.encode(SENTENCES[0]) == [0] * add_bos + plain + [1] * add_eos
     assert tokenizer.encode(SENTENCES[0], special=False) == plain
     assert tokenizer.eos_ids == frozenset({1})
-    assert tokenizer.render_chat(USER) == "<|start|>Hi"
+    assert render_chat(tokenizer, USER) == "<|start|>Hi"
     assert tokenizer.decode([0, *plain, 1]) == SENTENCES[0]
 
 

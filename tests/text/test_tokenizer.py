@@ -12,6 +12,7 @@ from small_tokenizers import SENTENCES, byte_fallback, byte_level, word_piece
 
 from millstream.errors import BadRequest
 from millstream.text.tokenizer import Tokenizer
+from support.templates import encode_chat, render_chat
 
 CHAT = "{{ bos_token }}{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
 USER = [{"role": "user", "content": "the mill"}]
@@ -63,7 +64,7 @@ def test_facts() -> None:
     assert tokenizer.eos_ids == frozenset({1})
     assert tokenizer.vocab_size == byte_level().get_vocab_size()
     assert tokenizer.notes == ("one",)
-    assert not tokenizer.has_chat_template
+    assert tokenizer.template is None
 
 
 @pytest.mark.parametrize("make", [byte_level, byte_fallback, word_piece])
@@ -89,30 +90,15 @@ def test_half_a_surrogate_pair_is_the_clients_mistake() -> None:
 def test_a_conversation_gets_its_special_tokens_from_the_template_alone() -> None:
     tokenizer = Tokenizer(byte_level(), chat_template=CHAT, bos_token="<|start|>", eos_token="<|end|>")
     plain = tokenizer.encode("the mill", special=False)
-    assert tokenizer.has_chat_template
-    assert tokenizer.render_chat(USER) == "<|start|>the mill<|end|>"
-    assert tokenizer.encode_chat(USER) == [0, *plain, 1]
+    assert render_chat(tokenizer, USER) == "<|start|>the mill<|end|>"
+    assert encode_chat(tokenizer, USER) == [0, *plain, 1]
     bare = Tokenizer(byte_level(), chat_template="{{ messages[0].content }}", bos_token="<|start|>")
-    assert bare.encode_chat(USER) == plain
+    assert encode_chat(bare, USER) == plain
 
 
 def test_other_special_tokens_are_known_to_the_template() -> None:
     tokenizer = Tokenizer(byte_level(), chat_template="{{ pad_token }}{{ x }}", special_tokens={"pad_token": "<|end|>"})
-    assert tokenizer.render_chat(USER, x=1) == "<|end|>1"
-
-
-def test_without_a_template_the_other_endpoint_is_named() -> None:
-    with pytest.raises(BadRequest, match="/v1/completions") as caught:
-        Tokenizer(byte_level()).encode_chat(USER)
-    assert caught.value.param == "messages"
-
-
-def test_a_broken_template_leaves_a_model_that_continues_text() -> None:
-    tokenizer = Tokenizer(byte_level(), chat_template="{% if %}")
-    assert not tokenizer.has_chat_template
-    assert "does not compile" in tokenizer.notes[0]
-    with pytest.raises(BadRequest, match="does not compile"):
-        tokenizer.render_chat(USER)
+    assert render_chat(tokenizer, USER, x=1) == "<|end|>1"
 
 
 def test_other_threads_run_while_a_long_text_is_encoded() -> None:

@@ -71,6 +71,7 @@ MODEL: dict[str, Reader] = {
     "max_tokens": tables.whole(1, _INT32),
     "tool_format": tables.one_of(*TOOL_FORMATS),
     "reasoning_format": tables.one_of(*REASONING_FORMATS),
+    "allow_special_tokens": tables.truth,
     "sampling": _as_it_is,
 }
 
@@ -89,6 +90,7 @@ SERVER: dict[str, Reader] = {
     "queue": tables.whole(0, _MANY),
     "tool_format": tables.one_of(*TOOL_FORMATS),
     "reasoning_format": tables.one_of(*REASONING_FORMATS),
+    "allow_special_tokens": tables.truth,
     "api_keys": tables.texts,
     "api_key_file": tables.text,
     "cors_origins": tables.origins,

@@ -139,6 +139,11 @@ def _add_models(group: Group) -> None:
         metavar="NAME",
         help=_help(f"the marks around a model's thoughts: {', '.join(REASONING_FORMATS)}", "auto"),
     )
+    group.add_argument(
+        "--allow-special-tokens",
+        action="store_true",
+        help="let control tokens in messages, such as <|im_end|>, act as control tokens (default: they are text)",
+    )
     group.add_argument("--cache-dir", type=Path, help="where fetched models and beginnings of prompts are kept")
 
 

@@ -16,6 +16,8 @@ from millstream.errors import EngineGone, MillstreamError, ModelError
 from millstream.media.port import MediaReader
 from millstream.service.engine_client import EngineClient
 from millstream.service.room import Holder, Room
+from millstream.service.template_host import TemplateHost
+from millstream.text.control_tokens import ControlTokens
 from millstream.text.style import PLAIN, Style
 from millstream.text.tokenizer import Tokenizer
 from millstream.types import ModelFacts
@@ -48,6 +50,9 @@ class ReadyModel:
     style: Style = PLAIN
     reader: MediaReader | None = None
     """For the images of a model that takes them."""
+    template: TemplateHost | None = None
+    control: ControlTokens | None = None
+    """What must not be taken for control in messages; None where clients may write control tokens."""
 
     @property
     def kinds(self) -> frozenset[str]:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
 from millstream.errors import BadRequest, ContextOverflow
-from millstream.media.port import MediaReader, Prepared
+from millstream.media.port import Prepared
 from millstream.media.prompt import expand, placed
 from millstream.service.entry import ReadyModel
 from millstream.service.media_files import MediaFiles
-from millstream.text.conversation import render
+from millstream.service.template_host import job_of
+from millstream.text.conversation import rendering
 from millstream.text.grammar import checked
-from millstream.text.template import Message
 from millstream.types import ChatPrompt, GenerationRequest, Grammar, Media, Prompt, TextPrompt, TokenPrompt
+
+LEAST_CHARACTERS = 4 * 2**20
+CHARACTERS_A_TOKEN = 64
+"""Of a conversation, for each token of the context. Most text has four, and a template may leave old turns out; what is
+over this bound cannot have been meant, and to look for control tokens in it would cost more than it is worth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,37 +62,60 @@ async def _prepare(
     pool: Executor, files: MediaFiles, model: ReadyModel, prompt: Prompt, request: GenerationRequest
 ) -> ReadPrompt:
     loop = asyncio.get_running_loop()
-    if not isinstance(prompt, ChatPrompt) or not prompt.media:
-        return ReadPrompt(await loop.run_in_executor(pool, _encode, model, prompt, request))
-    if request.prompt_logprobs is not None:
+    if not isinstance(prompt, ChatPrompt):
+        return ReadPrompt(await loop.run_in_executor(pool, _encode, model, prompt))
+    if prompt.media and request.prompt_logprobs is not None:
         raise BadRequest("prompt_logprobs is not served for prompts with media", param="prompt_logprobs")
-    data = await files.read(prompt.media, model.kinds)
-    assert model.reader is not None  # otherwise the files would have been refused
-    images = await files.prepare(prompt.media, data, model.reader)
-    return await loop.run_in_executor(pool, _encode_media, model, model.reader, prompt, request, images)
+    images: Sequence[Prepared] = ()
+    if prompt.media:
+        data = await files.read(prompt.media, model.kinds)
+        assert model.reader is not None  # otherwise the files would have been refused
+        images = await files.prepare(prompt.media, data, model.reader)
+    job, guarded = await loop.run_in_executor(pool, _job, model, prompt, request)
+    assert model.template is not None
+    text = await model.template.render(job)
+    return await loop.run_in_executor(pool, _encode_chat, model, text, images, guarded)
 
 
-def _encode_media(
-    model: ReadyModel, reader: MediaReader, prompt: ChatPrompt, request: GenerationRequest, images: Sequence[Prepared]
-) -> ReadPrompt:
-    markers: dict[str, str] = {kind: mark.text for kind, mark in reader.marks.items()}
+def _job(model: ReadyModel, prompt: ChatPrompt, request: GenerationRequest) -> tuple[bytes, bool]:
+    """What the template's process is sent, and whether names of control tokens were broken."""
+    size = sum(map(_length, prompt.messages))
+    limit = max(LEAST_CHARACTERS, CHARACTERS_A_TOKEN * model.facts.context_length)
+    if size > limit:
+        raise ContextOverflow(
+            f"the messages have {size} characters; this model's context is {model.facts.context_length} tokens, and "
+            f"at most {limit} characters are looked at. Shorten them."
+        )
+    rendered = rendering(model.style, prompt, request.tools, request.thinking, model.control)
+    markers = {kind: mark.text for kind, mark in model.reader.marks.items()} if prompt.media and model.reader else None
+    return job_of(rendered, markers), rendered.guarded
 
-    def encode(messages: Sequence[Message], **words: object) -> list[int]:
-        text = model.tokenizer.render_media(messages, markers, **words)
-        return model.tokenizer.encode(expand(text, reader.marks, images), special=False)
 
-    tokens = tuple(render(encode, model.style, prompt, request.tools, request.thinking))
-    return ReadPrompt(tokens, placed(tokens, reader.marks, images))
+def _length(message: Mapping[str, object]) -> int:
+    """Of a message's text; what else it holds was bounded when it was read."""
+    content = message.get("content")
+    parts = content if isinstance(content, list) else [content]
+    texts = (part.get("text") if isinstance(part, dict) else part for part in parts)
+    return sum(len(text) for text in texts if isinstance(text, str))
 
 
-def _encode(model: ReadyModel, prompt: Prompt, request: GenerationRequest) -> tuple[int, ...]:
-    match prompt:
-        case ChatPrompt():
-            return tuple(render(model.tokenizer.encode_chat, model.style, prompt, request.tools, request.thinking))
-        case TextPrompt():
-            return tuple(model.tokenizer.encode(prompt.text))
-        case TokenPrompt():
-            return _checked(prompt.tokens, model.facts.vocab_size)
+def _encode_chat(model: ReadyModel, text: str, images: Sequence[Prepared], guarded: bool) -> ReadPrompt:
+    """A template writes all special tokens itself; none are added."""
+    marks = model.reader.marks if images and model.reader else {}
+    if images:
+        text = expand(text, marks, images)
+    limit = model.facts.context_length
+    if guarded and model.control is not None:
+        tokens = tuple(model.control.encode(text, limit=limit))
+    else:
+        tokens = tuple(model.tokenizer.encode(text, special=False, limit=limit))
+    return ReadPrompt(tokens, placed(tokens, marks, images) if images else ())
+
+
+def _encode(model: ReadyModel, prompt: TextPrompt | TokenPrompt) -> tuple[int, ...]:
+    if isinstance(prompt, TextPrompt):
+        return tuple(model.tokenizer.encode(prompt.text, limit=model.facts.context_length))
+    return _checked(prompt.tokens, model.facts.vocab_size)
 
 
 def _checked(tokens: tuple[int, ...], vocab_size: int) -> tuple[int, ...]:

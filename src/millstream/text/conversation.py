@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from millstream.errors import BadRequest
+from millstream.text.control_tokens import ControlTokens
 from millstream.text.style import Style
 from millstream.text.template import Message
 from millstream.text.tool_formats.format import ToolFormat
@@ -43,24 +44,38 @@ def budget_of(style: Style, thinking: Thinking) -> int | None:
     return BUDGETS.get(thinking.effort)
 
 
-def render(
-    encode: Callable[..., list[int]], style: Style, prompt: ChatPrompt, tools: ToolUse | None, thinking: Thinking
-) -> list[int]:
-    """The tokens of a conversation. `encode` takes messages, and what the template takes besides, by name.
-    Templates differ in what they take, so several forms are tried; what is raised is
-    the complaint about the first."""
-    kwargs = {**thinking_words(style, thinking), **prompt.template_kwargs}
-    wanted = tools.tools if tools is not None and tools.choice != "none" else ()
+@dataclass(frozen=True, slots=True)
+class Rendering:
+    """What a chat template is given. Templates differ in what they take: the first variant that it renders counts."""
+
+    variants: Sequence[Sequence[Message]]
+    kwargs: Mapping[str, object]
+    guarded: bool = False
+    """Whether names of control tokens may have been broken: see `ControlTokens`."""
+
+
+def rendering(
+    style: Style, prompt: ChatPrompt, tools: ToolUse | None, thinking: Thinking, control: ControlTokens | None
+) -> Rendering:
+    """A conversation as its template takes it. `control`: what must not be taken for control in a client's text."""
+    messages: Sequence[Message] = [_without_media(message) for message in prompt.messages]
+    wanted: Sequence[dict[str, Any]] = tools.tools if tools is not None and tools.choice != "none" else ()
+    given: Mapping[str, object] = prompt.template_kwargs
+    guarded = False
+    if control is not None:
+        guarded, (messages, wanted, given) = control.guard(messages, wanted, given)
+    kwargs = {**thinking_words(style, thinking), **given}
     if wanted and knows_tools(style):
         kwargs["tools"] = list(wanted)
-    refused: BadRequest | None = None
-    for messages in _forms(style, prompt.messages, wanted):
-        try:
-            return encode(messages, **kwargs)
-        except BadRequest as error:
-            refused = refused or error
-    assert refused is not None
-    raise refused
+    return Rendering(_variants(style, messages, wanted), kwargs, guarded)
+
+
+def _without_media(message: Message) -> Message:
+    """What media are is none of a template's business."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    return {**message, "content": [{key: part[key] for key in ("type", "text") if key in part} for part in content]}
 
 
 def thinking_words(style: Style, thinking: Thinking) -> dict[str, object]:
@@ -77,7 +92,7 @@ def thinking_words(style: Style, thinking: Thinking) -> dict[str, object]:
     return words
 
 
-def _forms(style: Style, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[Sequence[Message]]:
+def _variants(style: Style, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[Sequence[Message]]:
     with_calls = any("tool_calls" in message or message["role"] == "tool" for message in messages)
     if not tools and not with_calls:
         return [messages]

@@ -1,9 +1,13 @@
-"""Chat templates: the Jinja source that a model ships, run in a sandbox because nobody here has read it."""
+"""Chat templates: the Jinja source that a model ships, run in a sandbox because nobody here has read it.
+
+Only `template_child` compiles and renders one: see there why.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import NoReturn
 
@@ -15,6 +19,15 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from millstream.errors import BadRequest, ModelError
 
 Message = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateSource:
+    """A template that nobody has compiled yet, and the names of special tokens that it may use (`bos_token`, ...)."""
+
+    source: str
+    tokens: Mapping[str, str]
+
 
 # What running a template can raise: its own complaint, or Python's about an operation on the client's values.
 _FAILURES = (

@@ -1,4 +1,4 @@
-"""A model's tokenizer: text to tokens, tokens to text, and conversations to prompts."""
+"""A model's tokenizer: text to tokens, and tokens to text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import tokenizers
 
-from millstream.errors import BadRequest, ModelError
+from millstream.text.control_tokens import ControlTokens
 from millstream.text.detokenizer import (
     ByteDetokenizer,
     Detokenizer,
@@ -14,9 +14,8 @@ from millstream.text.detokenizer import (
     decoder_settings,
     read_scheme,
 )
-from millstream.text.template import ChatTemplate, Message
-
-_NO_TEMPLATE = "this model has no chat template: it continues text, so use /v1/completions"
+from millstream.text.encoding import encode
+from millstream.text.template import TemplateSource
 
 
 class _Pieces(dict[int, bytes]):
@@ -36,7 +35,7 @@ class Tokenizer:
     """One model's `tokenizers.Tokenizer` with its template and its ends. Safe to use from several threads.
 
     Takes plain parts, so that a folder and a GGUF file give the same thing. `special_tokens` are further names for
-    templates (`pad_token`, ...). A template that does not compile leaves a note: the model can still continue text.
+    templates (`pad_token`, ...).
     """
 
     def __init__(
@@ -65,33 +64,17 @@ class Tokenizer:
         self._spoken = _Pieces(lambda token: b"" if token in self._special_ids else self._exact[token])
         self._found: dict[tuple[str, ...], frozenset[int]] = {}
         self._heard: dict[frozenset[int], _Pieces] = {}
-        self.template_source: str | None = None
-        self._template: ChatTemplate | None = None
-        self._no_template = _NO_TEMPLATE
+        self.template: TemplateSource | None = None
         if chat_template is not None:
-            self._compile(chat_template, special_tokens or {})
+            names = {"bos_token": bos_token or "", "eos_token": eos_token or "", **(special_tokens or {})}
+            self.template = TemplateSource(chat_template, names)
 
-    def _compile(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        names = {"bos_token": self.bos_token or "", "eos_token": self.eos_token or "", **special_tokens}
-        try:
-            self._template = ChatTemplate(source, names)
-            self.template_source = source
-        except ModelError as error:
-            self._no_template = error.message
-            self.notes = (*self.notes, error.message)
+    def encode(self, text: str, *, special: bool = True, limit: int | None = None) -> list[int]:
+        """Tokens of a text. `special` lets the tokenizer add what it was trained to see around one (BOS, ...).
 
-    @property
-    def has_chat_template(self) -> bool:
-        return self._template is not None
-
-    def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """Tokens of a text. `special` lets the tokenizer add what it was trained to see around one (BOS, ...)."""
-        try:
-            # As a batch of one: `encode` keeps the interpreter lock to its end, a batch gives it up.
-            (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=special)
-        except TypeError as error:
-            raise BadRequest("the text is not valid Unicode: it holds half of a surrogate pair") from error
-        return encoding.ids
+        Raises `ContextOverflow` for a text of far more than `limit` tokens, without encoding all of it.
+        """
+        return encode(self._backend, text, special=special, limit=limit)
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of all tokens: what a `detokenizer` gives for them in any split."""
@@ -151,18 +134,6 @@ class Tokenizer:
             return self._backend.decode([token], skip_special_tokens=False).encode()
         return self._scheme.piece(name)
 
-    def render_chat(self, messages: Sequence[Message], /, **kwargs: object) -> str:
-        """The prompt of a conversation, as text. `kwargs` go to the template (`tools`, `enable_thinking`, ...)."""
-        if self._template is None:
-            raise BadRequest(self._no_template, param="messages")
-        return self._template.render(messages, **kwargs)
-
-    def render_media(self, messages: Sequence[Message], markers: Mapping[str, str], /, **kwargs: object) -> str:
-        """The same for a conversation with media: the marker of its kind stands wherever there is one."""
-        if self._template is None:
-            raise BadRequest(self._no_template, param="messages")
-        return self._template.render_media(messages, markers, **kwargs)
-
-    def encode_chat(self, messages: Sequence[Message], /, **kwargs: object) -> list[int]:
-        """The prompt of a conversation, as tokens. A template writes all special tokens itself; none are added."""
-        return self.encode(self.render_chat(messages, **kwargs), special=False)
+    def control_tokens(self, markers: Iterable[str]) -> ControlTokens:
+        """Those of this model; `markers` are texts that mean something in its prompts, whatever its files say."""
+        return ControlTokens(self._backend, self.template.source if self.template else "", markers)

@@ -1,0 +1,30 @@
+"""Chat templates rendered in the test's own process, for tests of what comes out and not of where it runs."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from millstream.text.conversation import Rendering
+from millstream.text.template import ChatTemplate, TemplateSource
+from millstream.text.template_child import render
+from millstream.text.tokenizer import Tokenizer
+
+
+def rendered(source: TemplateSource | None, rendering: Rendering, markers: dict[str, str] | None = None) -> str:
+    assert source is not None
+    job: dict[str, Any] = {"variants": rendering.variants, "kwargs": rendering.kwargs, "markers": markers}
+    return render(_compiled(source.source, tuple(source.tokens.items())), {**job, "limit": 2**20})
+
+
+@cache
+def _compiled(source: str, tokens: tuple[tuple[str, str], ...]) -> ChatTemplate:
+    return ChatTemplate(source, dict(tokens))
+
+
+def render_chat(tokenizer: Tokenizer, messages: list[dict[str, Any]], **kwargs: object) -> str:
+    return rendered(tokenizer.template, Rendering([messages], kwargs))
+
+
+def encode_chat(tokenizer: Tokenizer, messages: list[dict[str, Any]], **kwargs: object) -> list[int]:
+    return tokenizer.encode(render_chat(tokenizer, messages, **kwargs), special=False)
