@@ -11,6 +11,7 @@ MillstreamError
 ├── NotFound               404  no such model
 ├── TooLarge               413  the body is over the limit
 ├── EngineBusy             503  full: try again later
+├── Overloaded             503  the server as a whole has too much in hand: try again later
 ├── NoRoom                 507  a model does not fit the memory budget
 ├── EngineGone             503  stopping, stopped or never loaded
 ├── StepFailed             500  the model failed while it ran this request
@@ -88,6 +89,12 @@ class EngineBusy(MillstreamError):
         self.active = active
         self.waiting = waiting
         self.retry_after = retry_after
+
+
+class Overloaded(MillstreamError):
+    status = 503
+    code = "server_overloaded"
+    retry_after = 1
 
 
 class NoRoom(MillstreamError):

@@ -2,31 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import orjson
+from anyio import to_thread
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from millstream.errors import BadRequest, TooLarge
+from millstream.api.json_bounds import check_counts
+from millstream.errors import BadRequest, Overloaded, TooLarge
 
+T = TypeVar("T")
 _Model = TypeVar("_Model", bound=BaseModel)
 
 MAX_DEPTH = 100
 """Levels of nesting. Far above any request and far below what would exhaust the stack in a template later on."""
+SMALL = 65_536
+"""Bytes of a body that is parsed on the event loop: at worst some ten milliseconds."""
+IN_FLIGHT = 8
 
 
 class BodyLimit:
     """Refuses a body over the limit: from its Content-Length at once, else as soon as a chunk passes the limit.
 
-    The rest of such a body is never kept. The server drops it unread, so the connection can be used again.
+    The rest of such a body is never kept. The server drops it unread, so the connection can be used again. All bodies
+    of requests that are under way together may take `IN_FLIGHT` times the limit; what comes then is told to wait.
     """
 
     def __init__(self, app: ASGIApp, limit: int) -> None:
         self._app = app
         self._limit = limit
+        self._held = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -40,20 +48,39 @@ class BodyLimit:
         async def limited() -> Message:
             nonlocal seen
             message = await receive()
-            seen += len(message.get("body", b""))
+            size = len(message.get("body", b""))
+            seen += size
+            self._held += size
             if seen > self._limit:
                 raise self._too_large()
+            if self._held > IN_FLIGHT * self._limit:
+                raise Overloaded("The bodies of the requests under way take too much memory. Try again in a moment.")
             return message
 
-        await self._app(scope, limited, send)
+        try:
+            await self._app(scope, limited, send)
+        finally:
+            self._held -= seen
 
     def _too_large(self) -> TooLarge:
-        return TooLarge(f"The request body is larger than this server takes ({self._limit} bytes).")
+        return TooLarge(f"The request body is larger than this server takes ({self._limit} bytes; --body-limit).")
 
 
-async def read_object(request: Request) -> dict[str, object]:
-    """The body as a JSON object. Its content type is not looked at: people forget it, and we take nothing else."""
+async def read_body(request: Request, parse: Callable[[dict[str, object]], T]) -> T:
+    """What `parse` makes of the body, a JSON object. Its content type is not looked at: people forget it, and we take
+    nothing else. A large one is parsed on a thread, few at a time."""
     raw = await request.body()
+    if len(raw) <= SMALL:
+        return parse(_object(raw))
+    return await to_thread.run_sync(lambda: parse(_large_object(raw)))
+
+
+def _large_object(raw: bytes) -> dict[str, object]:
+    check_counts(raw)
+    return _object(raw)
+
+
+def _object(raw: bytes) -> dict[str, object]:
     if not raw:
         raise BadRequest("The request body is empty; a JSON object was expected.")
     try:
@@ -133,5 +160,9 @@ def path_of(location: tuple[int | str, ...]) -> str:
 
 
 def _sent(value: object) -> str:
+    if isinstance(value, str):
+        value = value[:60]
+    elif isinstance(value, list | dict) and len(value) > 60:
+        return "a list" if isinstance(value, list) else "an object"
     text = orjson.dumps(value).decode()
     return text if len(text) <= 60 else text[:57] + "..."

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from millstream.api.disconnect import ClientLeft
 from millstream.api.errors import error_body, error_response
 from millstream.api.sse import EVENT_STREAM, event
-from millstream.errors import EngineBusy, MillstreamError
+from millstream.errors import EngineBusy, MillstreamError, Overloaded
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,9 @@ class Edge:
         except (ClientLeft, ClientDisconnect):
             log.debug("%s %s: the client left", scope["method"], scope["path"])
         except MillstreamError as error:
-            if error.status >= 500 and not isinstance(error, EngineBusy):  # full is no fault, and would flood the log
+            if error.status >= 500 and not isinstance(
+                error, EngineBusy | Overloaded
+            ):  # full is no fault, and would flood the log
                 log.warning("%s %s: %s", scope["method"], scope["path"], error.message)
             await self._tell(error, reply, scope, receive)
         except Exception as error:  # the edge: whatever it was, the client gets an answer and the log a trace

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 
-def _borders(stop: str) -> list[int]:
-    """For each prefix of `stop`, the length of its longest proper prefix that is also its end."""
+@lru_cache(maxsize=256)
+def _borders(stop: str) -> Sequence[int]:
+    """For each prefix of `stop`, the length of its longest proper prefix that is also its end. Remembered: all choices
+    of a request watch for the same strings."""
     table = [0] * len(stop)
     state = 0
     for place in range(1, len(stop)):

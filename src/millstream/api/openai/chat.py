@@ -7,10 +7,10 @@ from functools import partial
 from fastapi import APIRouter, Request
 
 from millstream.api.answer import Answer, answer
-from millstream.api.body import read_object
+from millstream.api.body import read_body
 from millstream.api.docs import documented
 from millstream.api.openai.render_chat import ChatRenderer
-from millstream.api.openai.requests import chat_generation, read
+from millstream.api.openai.requests import chat_request
 from millstream.api.openai.schema import ChatRequest
 from millstream.service.ports import TextService
 
@@ -20,9 +20,9 @@ def routes(service: TextService, *, ping_seconds: float) -> APIRouter:
 
     @router.post("/chat/completions", summary="Continue a conversation", openapi_extra=documented(ChatRequest))
     async def chat_completions(request: Request) -> Answer:
-        asked = read(ChatRequest, await read_object(request))
+        asked, generation = await read_body(request, chat_request)
         usage = asked.stream_options.include_usage
         renderer = partial(ChatRenderer, include_usage=usage, logprobs=asked.logprobs)
-        return answer(service, chat_generation(asked), renderer, stream=asked.stream, ping_seconds=ping_seconds)
+        return answer(service, generation, renderer, stream=asked.stream, ping_seconds=ping_seconds)
 
     return router

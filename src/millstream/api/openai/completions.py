@@ -7,10 +7,10 @@ from functools import partial
 from fastapi import APIRouter, Request
 
 from millstream.api.answer import Answer, answer
-from millstream.api.body import read_object
+from millstream.api.body import read_body
 from millstream.api.docs import documented
 from millstream.api.openai.render_completion import CompletionRenderer
-from millstream.api.openai.requests import completion_generation, read
+from millstream.api.openai.requests import completion_request
 from millstream.api.openai.schema import CompletionRequest
 from millstream.service.ports import TextService
 
@@ -20,9 +20,9 @@ def routes(service: TextService, *, ping_seconds: float) -> APIRouter:
 
     @router.post("/completions", summary="Continue a text", openapi_extra=documented(CompletionRequest))
     async def completions(request: Request) -> Answer:
-        asked = read(CompletionRequest, await read_object(request))
+        asked, generation = await read_body(request, completion_request)
         usage = asked.stream_options.include_usage
         renderer = partial(CompletionRenderer, include_usage=usage, logprobs=asked.logprobs)
-        return answer(service, completion_generation(asked), renderer, stream=asked.stream, ping_seconds=ping_seconds)
+        return answer(service, generation, renderer, stream=asked.stream, ping_seconds=ping_seconds)
 
     return router

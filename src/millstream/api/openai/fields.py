@@ -6,6 +6,7 @@ from millstream.errors import BadRequest
 from millstream.types import Prompt, TextPrompt, TokenPrompt
 
 MAX_STOPS = 16
+MAX_STOP_LENGTH = 1_024
 MAX_PROMPTS = 2048
 MAX_BIAS = 100
 
@@ -38,6 +39,10 @@ def read_stop(value: object) -> tuple[str, ...]:
         if not isinstance(stop, str) or not stop:
             path = "stop" if isinstance(value, str) else f"stop[{place}]"
             raise BadRequest(f"{path} must be a non-empty string.", param=path)
+        if len(stop) > MAX_STOP_LENGTH:
+            raise BadRequest(
+                f"a stop string has {len(stop)} characters; at most {MAX_STOP_LENGTH} are taken.", param="stop"
+            )
     return tuple(stops)
 
 

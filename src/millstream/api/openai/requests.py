@@ -29,6 +29,16 @@ def read(model: type[_Request], body: dict[str, object]) -> _Request:
     return validated(model, values)
 
 
+def chat_request(body: dict[str, object]) -> tuple[ChatRequest, GenerationRequest]:
+    asked = read(ChatRequest, body)
+    return asked, chat_generation(asked)
+
+
+def completion_request(body: dict[str, object]) -> tuple[CompletionRequest, GenerationRequest]:
+    asked = read(CompletionRequest, body)
+    return asked, completion_generation(asked)
+
+
 def chat_generation(request: ChatRequest) -> GenerationRequest:
     if request.top_logprobs and not request.logprobs:
         raise BadRequest("top_logprobs needs logprobs to be true.", param="top_logprobs")

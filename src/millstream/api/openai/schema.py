@@ -6,7 +6,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
 
-from millstream.api.openai.fields import MAX_BIAS, MAX_PROMPTS, MAX_STOPS, read_logit_bias, read_prompts, read_stop
+from millstream.api.openai.fields import (
+    MAX_BIAS,
+    MAX_PROMPTS,
+    MAX_STOP_LENGTH,
+    MAX_STOPS,
+    read_logit_bias,
+    read_prompts,
+    read_stop,
+)
 from millstream.api.openai.grammars import FormRequest
 from millstream.api.openai.messages import ROLES, Message, read_messages
 from millstream.api.openai.parts import PART_SCHEMA
@@ -30,7 +38,8 @@ _MESSAGE: dict[str, Any] = {
         "tool_call_id": _TEXT,
     },
 }
-_STOP = {"anyOf": [_TEXT, {"type": "array", "items": {"type": "string", "minLength": 1}, "maxItems": MAX_STOPS}]}
+_ONE_STOP = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_LENGTH}
+_STOP = {"anyOf": [_ONE_STOP, {"type": "array", "items": _ONE_STOP, "maxItems": MAX_STOPS}]}
 _TOOL: dict[str, Any] = {
     "type": "object",
     "required": ["type", "function"],
