@@ -84,6 +84,7 @@ class Mill:
         files = MediaFiles(self._limits, pool, network, self._names)
         self.service = MillstreamService(self.hub, pool, files, self._metrics)
         self._work: list[Future[Any]] = []
+        self._templates: set[TemplateHost] = set()
         self._followers: set[asyncio.Task[None]] = set()
 
     def add(self, spec: ModelSpec) -> None:
@@ -97,6 +98,9 @@ class Mill:
     async def close(self, reason: str) -> bool:
         """True if every engine freed its model in time and no download or look-up is left running."""
         freed = await self.hub.close(reason, self._settings.grace, self._settings.stop_patience)
+        await asyncio.gather(*(template.close() for template in self._templates))
+        if freed and self._followers:
+            await asyncio.wait(self._followers)
         return freed and not self._names.hanging and not any(future.running() for future in self._work)
 
     async def _open(self, name: str, spec: ModelSpec, loading: Loading) -> ReadyModel:
@@ -119,7 +123,7 @@ class Mill:
         try:
             facts = bounded(await engine.load(), granted, self._settings.prefix_cache_memory)
         except (MillstreamError, asyncio.CancelledError):
-            template.close()
+            await template.close()
             await engine.stop("the load was given up", self._settings.stop_patience)
             raise
         self._close_with(engine, template)
@@ -137,8 +141,10 @@ class Mill:
 
         async def follow() -> None:
             await engine.wait_gone()
-            template.close()
+            self._templates.discard(template)
+            await template.close()
 
+        self._templates.add(template)
         task = asyncio.ensure_future(follow())
         self._followers.add(task)
         task.add_done_callback(self._followers.discard)

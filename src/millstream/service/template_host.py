@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
 import socket
@@ -23,6 +24,7 @@ log = logging.getLogger(__name__)
 
 PATIENCE = 60.0
 """Seconds for one exchange. The child's own limit is on CPU time; this one is for a child that does not run at all."""
+END_SECONDS = 0.5
 GROWTH, ALLOWANCE = 4, 2**20
 """A prompt may have this many times the characters of its conversation, and so many more."""
 _NO_TEMPLATE = "this model has no chat template: it continues text, so use /v1/completions"
@@ -65,10 +67,11 @@ class TemplateHost:
             exchange.add_done_callback(_looked_at)
             return await asyncio.shield(exchange)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         self._closed = True
         if self._child is not None:
-            self._pool.submit(self._child.end)
+            child, self._child = self._child, None
+            await child.stop()
 
     async def _exchange(self, job: bytes) -> str:
         assert self._template is not None
@@ -85,12 +88,13 @@ class TemplateHost:
         try:
             await child.ask(orjson.dumps({"source": template.source, "tokens": dict(template.tokens)}))
         except _Died as death:
-            raise BadRequest(f"the model's chat template does not compile: {death}") from death
+            raise BadRequest(f"the model's chat template cannot be used: {death}") from death
         except BaseException:
-            self._pool.submit(child.end)
+            await child.stop()
             raise
         if self._closed:
-            self._pool.submit(child.end)
+            await child.stop()
+            raise BadRequest("the model is being unloaded")
         return child
 
 
@@ -144,10 +148,19 @@ class _Child:
             raise BadRequest(text, param="messages")
         return text
 
-    def end(self) -> None:
-        """On a thread: waits until it is gone."""
-        self._process.kill()
-        self._process.wait()
+    async def stop(self) -> None:
+        """Returns when it is gone. One that waits for work ends by itself when its socket closes."""
+        self._writer.close()
+        with contextlib.suppress(OSError):
+            await self._writer.wait_closed()
+        await asyncio.get_running_loop().run_in_executor(self._pool, self._end)
+
+    def _end(self) -> None:
+        try:
+            self._process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
     async def _answer(self) -> tuple[bytes, str]:
         try:
@@ -160,11 +173,10 @@ class _Child:
         return data[:1], data[1:].decode("utf-8", "surrogatepass")
 
     async def _cause(self) -> str:
-        self._writer.close()
-        await asyncio.get_running_loop().run_in_executor(self._pool, self.end)
+        await self.stop()
         code = self._process.returncode
         if code == -signal.SIGPROF:
-            return f"the model's chat template took more than {CPU_SECONDS:g} s of CPU time for this conversation"
+            return f"the model's chat template took more than {CPU_SECONDS:g} s of CPU time"
         log.warning("the process of a chat template ended with code %d", code)
         return "the process that runs the model's chat template ended. Try again"
 

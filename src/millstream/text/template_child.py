@@ -64,7 +64,7 @@ def render(template: ChatTemplate, job: dict[str, Any]) -> str:
         if len(text) > job["limit"]:
             raise BadRequest(
                 f"the model's chat template made {len(text)} characters of this conversation; "
-                f"at most {job['most']} are taken",
+                f"at most {job['limit']} are taken",
                 param="messages",
             )
         return text
