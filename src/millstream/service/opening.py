@@ -24,9 +24,10 @@ class Opening:
         self._text = text
         self._echoed = request.logprobs if request.echo else None
         self._told = request.prompt_logprobs
-        self._first = prompt[0]
         self._tokenizer = tokenizer
-        self._logprobs: list[TokenLogprob] = []
+        first = replace(describe(tokenizer, TokenLogprob(prompt[0], 0.0)), logprob=None)
+        self._logprobs = [] if self._echoed is None else [first]
+        self._options = [] if self._told is None else [PromptToken()]
 
     @classmethod
     def of(cls, request: GenerationRequest, place: int, prompt: tuple[int, ...], model: ReadyModel) -> Opening | None:
@@ -40,20 +41,17 @@ class Opening:
         return cls(request, text, prompt, model.tokenizer)
 
     def add(self, logprobs: Sequence[TokenLogprob]) -> None:
-        self._logprobs += logprobs
+        """Described as they come, a chunk of the prompt at a time: all at once would hold the event loop up."""
+        if self._echoed is not None:
+            self._logprobs += [describe(self._tokenizer, each, self._echoed) for each in logprobs]
+        if self._told is not None:
+            self._options += [self._option(each, self._told) for each in logprobs]
 
     def before(self, delta: Delta) -> Delta:
-        echoed: list[TextLogprob] = []
-        told: list[PromptToken] = []
-        if self._echoed is not None:
-            first = describe(self._tokenizer, TokenLogprob(self._first, 0.0))
-            echoed = [replace(first, logprob=None)]
-            echoed += [describe(self._tokenizer, each, self._echoed) for each in self._logprobs]
-        if self._told is not None:
-            told = [PromptToken(), *(self._options(each, self._told) for each in self._logprobs)]
-        return replace(delta, text=self._text + delta.text, logprobs=(*echoed, *delta.logprobs), prompt=tuple(told))
+        text = self._text + delta.text
+        return replace(delta, text=text, logprobs=(*self._logprobs, *delta.logprobs), prompt=tuple(self._options))
 
-    def _options(self, logprob: TokenLogprob, top: int) -> PromptToken:
+    def _option(self, logprob: TokenLogprob, top: int) -> PromptToken:
         likeliest = [(token, value, rank) for rank, (token, value) in enumerate(logprob.top[:top], 1)]
         others = [option for option in likeliest if option[0] != logprob.token]
         options = [(logprob.token, logprob.logprob, logprob.rank or 0), *others]

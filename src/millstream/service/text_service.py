@@ -80,7 +80,8 @@ class MillstreamService:
         submits = [submit for submit, _ in planned]
         continues = not isinstance(request.prompts[0], ChatPrompt)
         tries = request.best_of or request.n
-        openings = (Opening.of(request, index // tries, submit.prompt, model) for index, submit in enumerate(submits))
+        prompts_of = [(index // tries, submit.prompt) for index, submit in enumerate(submits)]
+        openings = await self._openings(model, request, prompts_of)
         choices = [
             Choice(index, submit, model.tokenizer, reading, continues=continues, opening=opening)
             for index, ((submit, reading), opening) in enumerate(zip(planned, openings, strict=True))
@@ -99,6 +100,15 @@ class MillstreamService:
             context_length=model.facts.context_length,
         )
         return generation if request.best_of is None else BestOf(generation, choices, request)
+
+    async def _openings(
+        self, model: ReadyModel, request: GenerationRequest, prompts: Sequence[tuple[int, tuple[int, ...]]]
+    ) -> list[Opening | None]:
+        """What answers say of their prompts. On the pool: a prompt that came as tokens is turned into text for it."""
+        if not request.echo and request.prompt_logprobs is None:
+            return [None] * len(prompts)
+        made = lambda: [Opening.of(request, place, prompt, model) for place, prompt in prompts]  # noqa: E731
+        return await asyncio.get_running_loop().run_in_executor(self._pool, made)
 
     @contextmanager
     def _counting_refusals(self, model: ReadyModel) -> Iterator[None]:

@@ -9,6 +9,7 @@ MAX_STOPS = 16
 MAX_STOP_LENGTH = 1_024
 MAX_PROMPTS = 2048
 MAX_BIAS = 100
+MAX_BIASES = 10_000
 
 
 def read_prompts(value: object) -> tuple[Prompt, ...]:
@@ -49,6 +50,8 @@ def read_stop(value: object) -> tuple[str, ...]:
 def read_logit_bias(value: object) -> tuple[tuple[int, float], ...]:
     if not isinstance(value, dict):
         raise BadRequest("logit_bias must be an object that maps token ids to numbers.", param="logit_bias")
+    if len(value) > MAX_BIASES:
+        raise BadRequest(f"logit_bias has {len(value)} tokens; at most {MAX_BIASES} are taken.", param="logit_bias")
     biases: dict[int, float] = {}
     for token, bias in value.items():
         path = f"logit_bias.{token}"

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchem
 
 from millstream.api.openai.fields import (
     MAX_BIAS,
+    MAX_BIASES,
     MAX_PROMPTS,
     MAX_STOP_LENGTH,
     MAX_STOPS,
@@ -53,7 +54,11 @@ _TOOL: dict[str, Any] = {
     },
 }
 _CHOICE: dict[str, Any] = {"anyOf": [{"enum": ["none", "auto", "required"]}, {"type": "object"}]}
-_BIAS = {"type": "object", "additionalProperties": {"type": "number", "minimum": -MAX_BIAS, "maximum": MAX_BIAS}}
+_BIAS = {
+    "type": "object",
+    "maxProperties": MAX_BIASES,
+    "additionalProperties": {"type": "number", "minimum": -MAX_BIAS, "maximum": MAX_BIAS},
+}
 
 Messages = Annotated[
     tuple[Message, ...],
