@@ -169,9 +169,17 @@ def test_refusals_say_what_and_where(bench: Bench, part: Any, words: str) -> Non
     assert bench.submits() == []
 
 
-def test_the_models_own_marker_in_a_text(bench: Bench) -> None:
-    problem = error(bench.ask(text("What is <image> here?"), image(RED)))
-    assert "Leave '<image>' out of texts" in problem["message"]
+def test_the_models_own_marker_in_a_text_is_text(bench: Bench) -> None:
+    answer = bench.ask(text("What is <image> here?"), image(RED))
+    assert answer.status_code == 200, answer.text
+    (submit,) = bench.submits()
+    assert len(submit.media) == 1
+
+
+def test_the_models_own_marker_where_special_tokens_are_allowed() -> None:
+    with Bench(ASSET, allow_special_tokens=True) as bench:
+        problem = error(bench.ask(text("What is <image> here?"), image(RED)))
+        assert "Leave '<image>' out of texts" in problem["message"]
 
 
 def test_a_text_model_takes_no_images(servable: Path) -> None:
