@@ -24,6 +24,7 @@ from millstream.engine.tuning import DiskTier, bounded, make_scheduler
 from millstream.errors import MillstreamError
 from millstream.media.limits import MediaLimits
 from millstream.media.port import MediaReader
+from millstream.models.checks import check_model
 from millstream.models.demo import user_cache_dir
 from millstream.models.estimate import Estimate, estimate, expected_device
 from millstream.models.source import ModelSource, name_of, resolve
@@ -100,6 +101,7 @@ class Mill:
         report = functools.partial(log.info, "%s: %s", name)
         find = functools.partial(resolve, spec.source, cache_dir=self._settings.cache_dir, report=report)
         source = await self._in_pool(find)
+        await self._in_pool(functools.partial(check_model, source.kind, source.path))
         tokenizer = await self._in_pool(functools.partial(load_tokenizer, source))
         style = self._style(spec, tokenizer)
         reader = await self._in_pool(functools.partial(media_reader, source, tokenizer, self._limits))
