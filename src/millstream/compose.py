@@ -21,7 +21,7 @@ from millstream.engine.backend import BatchBackend
 from millstream.engine.link import Link, ThreadLink
 from millstream.engine.process_link import ProcessLink
 from millstream.engine.tuning import DiskTier, bounded, make_scheduler
-from millstream.errors import MillstreamError
+from millstream.errors import MillstreamError, ModelError
 from millstream.media.limits import MediaLimits
 from millstream.media.port import MediaReader
 from millstream.models.checks import check_model
@@ -55,6 +55,9 @@ USUAL_TOKENS = 16_384
 
 LONG_TOKENS = 32_768
 """The longest context that is provided for unasked."""
+
+WRONG_SETTINGS = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, AssertionError)
+"""What reading settings of wrong types raises."""
 
 FEATURE_BYTES = 256 * 2**20
 """For encoded images, each kept for the next question about it."""
@@ -207,7 +210,10 @@ def media_reader(source: ModelSource, tokenizer: Tokenizer, limits: MediaLimits)
         return None
     from millstream.media.reading import load_reader
 
-    return load_reader(Path(source.path), tokenizer.token_bytes, limits)
+    try:
+        return load_reader(Path(source.path), tokenizer.token_bytes, limits)
+    except WRONG_SETTINGS as error:
+        raise ModelError(f"{source.path}: the settings for images cannot be used: {error}") from error
 
 
 def announce(name: str, facts: ModelFacts, seconds: float) -> None:

@@ -27,12 +27,14 @@ _LAYER_LISTS = re.compile(r"_?(layers_block_type|layer_types|block_types|hybrid_
 _NEEDED = frozenset({
     "num_hidden_layers", "hidden_size", "d_model", "n_embd", "intermediate_size", "moe_intermediate_size",
     "vocab_size", "num_attention_heads", "n_heads", "n_head", "num_key_value_heads", "num_kv_heads", "n_kv_heads",
-    "head_dim", "v_head_dim", "num_experts", "num_local_experts", "n_routed_experts", "kv_lora_rank", "q_lora_rank",
+    "head_dim", "v_head_dim", "num_experts", "num_experts_per_tok", "num_local_experts",
+    "n_routed_experts", "kv_lora_rank", "q_lora_rank",
 })  # fmt: skip
 """Each must be a whole number, or a list of them with one a layer, and not more than a tensor of the file can hold."""
 _MAY_BE_ZERO = frozenset({"num_experts", "num_local_experts", "n_routed_experts", "moe_intermediate_size"})
 _SIZES = re.compile(r"(num|n)_\w+|\w+_(size|dim|dims|rank|channels|features|heads|experts)|d_\w+|mamba_\w+")
 _NOT_SIZES = re.compile(r"\w*(token|param|position|length|len|seq|ctx|seed|group|image|video|frame|pixel|label)\w*")
+_TOKEN = re.compile(r"\w+_token_(id|index)")
 _SPARED = frozenset({"id2label", "label2id", "task_specific_params", "auto_map"})
 
 
@@ -67,7 +69,7 @@ def _check_part(path: Path, place: str, part: Mapping[str, Any], room: Room) -> 
         if _PARTS.fullmatch(key) and not isinstance(value, dict):
             raise ModelError(f"{where} is {_short(value)}; a JSON object is needed")
         _check_setting(where, key, value, room)
-        for each in value if isinstance(value, list) else [value]:
+        for each in _listed(value):
             if isinstance(each, dict):
                 _check_part(path, f"{place}{key}.", each, room)
     _check_patches(path, place, part, room)
@@ -78,6 +80,10 @@ def _check_setting(where: str, key: str, value: Any, room: Room) -> None:
         raise ModelError(f"{where} is NaN; a number is needed")
     if key == "rope_theta" and not (_is_number(value) and 0 < value < math.inf):
         raise ModelError(f"{where} is {_short(value)}; a number above 0 is needed")
+    if key.endswith(("_eps", "_epsilon")) and not (_is_number(value) and 0 <= value < math.inf):
+        raise ModelError(f"{where} is {_short(value)}; a number of 0 or more is needed")
+    if _TOKEN.fullmatch(key) and not all(type(each) is int and abs(each) < 2**31 for each in _listed(value)):
+        raise ModelError(f"{where} is {_short(value)}; the number of a token is needed")
     if key == "max_position_embeddings":
         _check_whole(where, value, 1, MOST_POSITIONS, "at most 2147483647 are served")
     layers = min(room.tensors, MOST_LAYERS)
@@ -87,7 +93,7 @@ def _check_setting(where: str, key: str, value: Any, room: Room) -> None:
     if _LAYERS.fullmatch(key) and (key in _NEEDED or _is_number(value)):
         _check_whole(where, value, 1 if key in _NEEDED else 0, layers, held)
     elif key in _NEEDED:
-        for each in value if isinstance(value, list) else [value]:
+        for each in _listed(value):
             least = 0 if key in _MAY_BE_ZERO or isinstance(value, list) else 1
             _check_whole(where, each, least, room.largest, f"the largest tensor holds {room.largest} values")
     elif _SIZES.fullmatch(key) and not _NOT_SIZES.fullmatch(key) and _is_number(value):
@@ -113,6 +119,10 @@ def _check_patches(path: Path, place: str, part: Mapping[str, Any], room: Room) 
             f"{path}: {place}image_size is {_short(image)} with a patch_size of {patch}, "
             f"and the largest tensor holds {room.largest} values"
         )
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def _is_number(value: Any) -> bool:
