@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -16,6 +17,7 @@ import pytest
 from millstream.config import ModelSpec, Settings
 from support.broken_models import FOLDERS, GGUFS, Broken, content, setting
 from support.server import running
+from support.tiny import write_servable
 from support.tiny_gguf import write_gguf
 
 SHAPES = Path(__file__).parent.parent / "assets" / "shapes-vlm"
@@ -91,3 +93,18 @@ def test_a_folder_that_is_served_from_inside_runs_no_module_of_its_own(servable:
         finally:
             server.terminate()
     assert not mark.exists()
+
+
+def test_a_token_without_an_embedding_is_refused_and_not_looked_up(tmp_path: Path) -> None:
+    """The tokenizer has 259 tokens and one far away, the model 259: MLX would read 60 thousand rows behind the last."""
+    folder = write_servable(tmp_path / "model")
+    path = folder / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    tokenizer["model"]["vocab"]["Q"] = 65_000
+    path.write_text(json.dumps(tokenizer))
+    with running(Settings(port=0, models=(str(folder),), isolation="process", max_batch=2)) as server:
+        for prompt, status in (("Question", 400), ("question", 200)):
+            body = {"prompt": prompt, "max_tokens": 2}
+            answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+            assert answer.status_code == status, answer.text
+            assert status == 200 or "'Q', token 65000, and this model has 259 tokens" in answer.text

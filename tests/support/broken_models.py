@@ -205,7 +205,11 @@ _LENGTH = 8
 """Of an array: behind its key stand its type, the type of its entries, and then how many there are."""
 
 GGUFS = [
-    Broken("blocks", word(b"llama.block_count", 2**31), "num_hidden_layers is 2147483648"),
+    Broken(
+        "blocks",
+        word(b"llama.block_count", 2**31),
+        "block_count' is 2147483648, .* of 2 blocks",
+    ),
     Broken("no blocks", word(b"llama.block_count", 0), "a whole number above 0"),
     Broken("a third block", word(b"llama.block_count", 3), "tensors of 2 blocks"),
     Broken("heads", word(b"llama.attention.head_count", 0), "a whole number above 0"),

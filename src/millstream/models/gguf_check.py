@@ -16,14 +16,14 @@ _BLOCK = re.compile(r"blk\.(\d{1,6})\.")
 
 def check_gguf(file: GgufFile, config: Mapping[str, Any]) -> None:
     """`config`: what `gguf_config` made of the metadata. Raises `ModelError` for counts that the tensors belie."""
-    counts = [prod(tensor.shape) for tensor in file.tensors.values()]
-    check_config(file.path, config, Room(len(counts), max(counts, default=0)))
     blocks = {match[1] for name in file.tensors if (match := _BLOCK.match(name))}
     if config["num_hidden_layers"] > len(blocks):
         raise ModelError(
             f"{file.path}: '{file.architecture}.block_count' is {config['num_hidden_layers']}, "
             f"and the file holds tensors of {len(blocks)} blocks."
         )
+    counts = [prod(tensor.shape) for tensor in file.tensors.values()]
+    check_config(file.path, config, Room(len(counts), max(counts, default=0)))
     _check_width(file, config)
 
 
