@@ -117,7 +117,9 @@ def _check_places(path: Path, places: list[_Place], end: int, size: int) -> None
             raise ModelError(f"{path}: the header's entry for {name!r:.120} is damaged: it overlaps another tensor")
         last = max(last, stop)
     if end + last > size:
-        raise ModelError(f"{path}: cut off: the tensors end at byte {end + last} and the file has {size}")
+        raise ModelError(
+            f"{path}: cut off: the tensors end at byte {end + last} and the file has {size}: an incomplete download?"
+        )
 
 
 def _files(folder: Path) -> list[Path]:
