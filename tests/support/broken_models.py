@@ -150,7 +150,7 @@ FOLDERS = [
     Broken("config not UTF-8", content("config.json", b'{"a": "\xff"}'), r"config\.json: holds no JSON"),
     Broken("config deep", content("config.json", deep(100_000)), "levels"),
     Broken("config rather deep", content("config.json", deep(200)), "levels"),
-    Broken("config huge", sparse("config.json", 2**30), "at most 16 MiB"),
+    Broken("config huge", sparse("config.json", 2**30), "at most 8 MiB"),
     Broken("config a folder", replaced("config.json", Path.mkdir), r"no config\.json"),
     Broken("config a FIFO", replaced("config.json", os.mkfifo), r"no config\.json"),
     Broken("config dangling", replaced("config.json", lambda path: path.symlink_to("none")), r"no config\.json"),

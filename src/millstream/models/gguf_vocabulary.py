@@ -10,7 +10,7 @@ from millstream.errors import ModelError
 
 _PREFIX = "tokenizer.ggml."
 _LONGEST = 1024
-"""Characters of a token. The longest in published vocabularies, runs of spaces, have 128 to 512."""
+"""Characters of a token. Long ones are runs of spaces; merges are made by cutting a token at every place."""
 _MOST_CHARACTERS = 16 * 2**20
 """Of all tokens together; Gemma's 260 thousand have less than 2 million."""
 
