@@ -23,6 +23,7 @@ from support.tiny_gguf import write_gguf
 SHAPES = Path(__file__).parent.parent / "assets" / "shapes-vlm"
 SOON = 30.0
 """Seconds; it takes one or two."""
+AUTO_MAP = {"AutoModel": "own.Model", "AutoTokenizer": [None, "own.Tokenizer"], "AutoProcessor": "own.Processor"}
 CHOSEN = [
     "num_hidden_layers 1000000000",
     "vocab_size 1000000000000",
@@ -58,16 +59,22 @@ def test_each_fails_with_its_reason_and_the_good_one_serves(servable: Path, tmp_
     content("own.py", run_by_anyone(mark))(hostile)
     own.damage(hostile)
     specs.append(ModelSpec(str(hostile), name=own.name))
+    mapped = shutil.copytree(SHAPES, tmp_path / "mapped")
+    content("own.py", run_by_anyone(mark))(mapped)
+    for name in ("config", "tokenizer_config", "processor_config", "preprocessor_config"):
+        setting("auto_map", value=AUTO_MAP, file=f"{name}.json")(mapped)
+    specs.append(ModelSpec(str(mapped), name="mapped"))
     began = time.monotonic()
     with running(Settings(port=0, models=tuple(specs), isolation=isolation, max_batch=2)) as server:
         assert time.monotonic() - began < SOON
         cards = {card["id"]: card for card in httpx.get(f"{server.url}/v1/models").json()["data"]}
         states = {name: card["state"] for name, card in cards.items()}
-        assert states == {name: "ready" if name == "good" else "failed" for name in cards}
+        assert states == {name: "ready" if name in ("good", "mapped") else "failed" for name in cards}
         for broken in [*cases.values(), blocks, own]:
             assert re.search(broken.words, cards[broken.name]["error"]), cards[broken.name]
-        body = {"model": "good", "prompt": "Hi", "max_tokens": 2}
-        assert httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).status_code == 200
+        for name in ("good", "mapped"):
+            body = {"model": name, "prompt": "a red circle", "max_tokens": 2}
+            assert httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).status_code == 200
     assert not mark.exists()
 
 
