@@ -21,9 +21,10 @@ from millstream.engine.backend import BatchBackend
 from millstream.engine.link import Link, ThreadLink
 from millstream.engine.process_link import ProcessLink
 from millstream.engine.tuning import DiskTier, bounded, make_scheduler
-from millstream.errors import MillstreamError
+from millstream.errors import MillstreamError, ModelError
 from millstream.media.limits import MediaLimits
 from millstream.media.port import MediaReader
+from millstream.models.checks import check_model
 from millstream.models.demo import user_cache_dir
 from millstream.models.estimate import Estimate, estimate, expected_device
 from millstream.models.source import ModelSource, name_of, resolve
@@ -56,6 +57,9 @@ USUAL_TOKENS = 16_384
 
 LONG_TOKENS = 32_768
 """The longest context that is provided for unasked."""
+
+WRONG_SETTINGS = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, AssertionError)
+"""What reading settings of wrong types raises."""
 
 FEATURE_BYTES = 256 * 2**20
 """For encoded images, each kept for the next question about it."""
@@ -107,6 +111,7 @@ class Mill:
         report = functools.partial(log.info, "%s: %s", name)
         find = functools.partial(resolve, spec.source, cache_dir=self._settings.cache_dir, report=report)
         source = await self._in_pool(find)
+        await self._in_pool(functools.partial(check_model, source.kind, source.path))
         tokenizer = await self._in_pool(functools.partial(load_tokenizer, source))
         style = self._style(spec, tokenizer)
         reader = await self._in_pool(functools.partial(media_reader, source, tokenizer, self._limits))
@@ -239,7 +244,10 @@ def media_reader(source: ModelSource, tokenizer: Tokenizer, limits: MediaLimits)
         return None
     from millstream.media.reading import load_reader
 
-    return load_reader(Path(source.path), tokenizer.token_bytes, limits)
+    try:
+        return load_reader(Path(source.path), tokenizer.token_bytes, limits)
+    except WRONG_SETTINGS as error:
+        raise ModelError(f"{source.path}: the settings for images cannot be used: {error}") from error
 
 
 def announce(name: str, facts: ModelFacts, seconds: float) -> None:

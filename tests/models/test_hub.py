@@ -27,6 +27,9 @@ FILES = {
     "tokenizer.json": b"{}",
     "chat_template.jinja": b"{{ messages }}",
     "modeling.py": b"raise SystemExit",
+    "pytorch_model.bin": b"a pickle",
+    "model.pt": b"a pickle",
+    "vocab.pkl": b"a pickle",
     "consolidated.safetensors": b"the same weights",
     "notes.md": b"words",
 }

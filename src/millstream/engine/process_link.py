@@ -58,7 +58,8 @@ class ProcessLink:
         ours, theirs = multiprocessing.Pipe()
         with shared_file() as memory:
             descriptors = [theirs.fileno(), memory.fileno()]
-            command = [sys.executable, "-m", "millstream.engine.child", *map(str, descriptors)]
+            # -P: whoever serves the folder that he is in would else run a numpy.py that lies in it
+            command = [sys.executable, "-P", "-m", "millstream.engine.child", *map(str, descriptors)]
             self._process = subprocess.Popen(command, pass_fds=descriptors)
             self._pulse = shared_pulse(memory.fileno())
         theirs.close()

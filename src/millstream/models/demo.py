@@ -57,7 +57,7 @@ def user_cache_dir() -> Path:
 
 def run_pip(arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """pip of the running Python, with whatever configuration the user has for it."""
-    command = [sys.executable, "-m", "pip", *arguments]
+    command = [sys.executable, "-P", "-m", "pip", *arguments]
     return subprocess.run(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False
     )

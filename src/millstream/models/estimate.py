@@ -12,12 +12,13 @@ from math import prod
 from typing import Any, Literal
 
 from millstream.errors import ModelError
+from millstream.models.files import read_object
 from millstream.models.geometry import context_length, kv_group_size, kv_values_per_token, text_part
 from millstream.models.gguf_blocks import BITS, GROUP
 from millstream.models.gguf_config import gguf_config
 from millstream.models.gguf_file import GgufTensor, open_gguf
 from millstream.models.gguf_names import ROPE_TENSORS
-from millstream.models.safetensors_header import StoredTensor, folder_tensors, read_object
+from millstream.models.safetensors_header import FLOATS, StoredTensor, folder_tensors
 from millstream.models.source import ModelSource
 from millstream.models.vision import can_load, sees
 
@@ -26,7 +27,6 @@ Tensors = Mapping[str, StoredTensor]
 
 _UNPACKED_SIZE = {"cpu": 4, "cuda": 2}
 """Bytes of a number in the form that the loader unpacks weights to. Metal computes on packed ones."""
-_FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 _NOT_TEXT = frozenset(
     {"vision_tower", "vision_model", "vision_embedder", "visual", "audio_tower", "multi_modal_projector"}
     | {"embed_vision", "embed_audio", "mtp"}
@@ -135,16 +135,16 @@ def _bytes(name: str, tensor: StoredTensor, packed: Mapping[str, int], size: int
         return tensor.values * (size or 2)  # mlx-lm turns them into bfloat16 while it loads
     if size is not None and name in packed:
         return packed[name] * size
-    return tensor.values * size if size is not None and tensor.dtype in _FLOATS else tensor.nbytes
+    return tensor.values * size if size is not None and tensor.dtype in FLOATS else tensor.nbytes
 
 
 def _usual_size(tensors: Tensors) -> int:
     """Bytes of a number in the type that most floating values have: the type that the model computes in."""
     counts: dict[str, int] = {}
     for tensor in tensors.values():
-        if tensor.dtype in _FLOATS:
+        if tensor.dtype in FLOATS:
             counts[tensor.dtype] = counts.get(tensor.dtype, 0) + tensor.values
-    return _FLOATS[max(counts, key=lambda name: counts[name])] if counts else 2
+    return FLOATS[max(counts, key=lambda name: counts[name])] if counts else 2
 
 
 def _widths(tensors: Tensors) -> dict[int, int]:

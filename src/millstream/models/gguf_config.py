@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from millstream.errors import ModelError
 from millstream.models.gguf_file import GgufFile
 from millstream.models.gguf_names import SERVED
+from millstream.models.gguf_vocabulary import read_vocabulary, token_id
 
 END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>", "<|endoftext|>")
 """Tokens that end an answer in one chat format or another. A file often names only one of its two as the end."""
@@ -25,37 +27,42 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
         )
     config = _common(file)
     _OWN[file.architecture](file, config)
-    config["eos_token_id"] = sorted(end_ids(file.metadata))
+    try:
+        config["eos_token_id"] = sorted(end_ids(file.metadata))
+    except ModelError as error:
+        raise ModelError(f"{file.path}: {error.message}") from error
     return config
 
 
 def end_ids(metadata: Mapping[str, Any]) -> frozenset[int]:
     """Every token that ends an answer: those the file names, and the usual ends of a turn where it has them."""
-    tokens: list[str] = metadata.get("tokenizer.ggml.tokens", [])
-    types: list[int] = metadata.get("tokenizer.ggml.token_type", [])
-    named = (metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom"))
-    ids = {int(token) for token in named if token is not None and 0 <= token < len(tokens)}
-    ids.update(i for i, kind in enumerate(types) if kind in _MARKED and tokens[i] in END_OF_TURN)
-    return frozenset(ids)
+    words = read_vocabulary(metadata)
+    named = (token_id(metadata, role, len(words.tokens)) for role in ("eos", "eot", "eom"))
+    marked = (i for i, kind in enumerate(words.types) if kind in _MARKED and words.tokens[i] in END_OF_TURN)
+    return frozenset({number for number in named if number is not None} | set(marked))
 
 
 def _common(file: GgufFile) -> dict[str, Any]:
-    heads = _need(file, "attention.head_count")
-    hidden = _need(file, "embedding_length")
+    heads = _count(file, "attention.head_count")
+    hidden = _count(file, "embedding_length")
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None:
         raise ModelError(f"{file.path}: has no tensor 'token_embd.weight', so it holds no whole language model.")
+    if len(embedding.shape) != 2:
+        raise ModelError(
+            f"{file.path}: 'token_embd.weight' has the shape {list(embedding.shape)}; two axes are needed."
+        )
     return {
         "hidden_size": hidden,
-        "num_hidden_layers": _need(file, "block_count"),
-        "intermediate_size": _need(file, "feed_forward_length"),
+        "num_hidden_layers": _count(file, "block_count"),
+        "intermediate_size": _count(file, "feed_forward_length"),
         "num_attention_heads": heads,
-        "num_key_value_heads": _same(file, "attention.head_count_kv", heads),
-        "head_dim": _same(file, "attention.key_length", hidden // heads),
-        "rms_norm_eps": _need(file, "attention.layer_norm_rms_epsilon"),
+        "num_key_value_heads": _count(file, "attention.head_count_kv", heads),
+        "head_dim": _count(file, "attention.key_length", max(hidden // heads, 1)),
+        "rms_norm_eps": _number(file, "attention.layer_norm_rms_epsilon"),
         "vocab_size": embedding.shape[0],
-        "max_position_embeddings": _need(file, "context_length"),
-        "rope_theta": file.hyper("rope.freq_base", 10000.0),
+        "max_position_embeddings": _count(file, "context_length"),
+        "rope_theta": _number(file, "rope.freq_base", 10000.0),
         "rope_scaling": _rope_scaling(file),
         "tie_word_embeddings": "output.weight" not in file.tensors,
     }
@@ -89,9 +96,9 @@ def _qwen3moe(file: GgufFile, config: dict[str, Any]) -> None:
         )
     config.update(
         model_type="qwen3_moe",
-        num_experts=_need(file, "expert_count"),
-        num_experts_per_tok=_need(file, "expert_used_count"),
-        moe_intermediate_size=_need(file, "expert_feed_forward_length"),
+        num_experts=_count(file, "expert_count"),
+        num_experts_per_tok=_count(file, "expert_used_count"),
+        moe_intermediate_size=_count(file, "expert_feed_forward_length"),
         decoder_sparse_step=1,
         mlp_only_layers=[],
         norm_topk_prob=True,
@@ -101,16 +108,17 @@ def _qwen3moe(file: GgufFile, config: dict[str, Any]) -> None:
 def _gemma3(file: GgufFile, config: dict[str, Any]) -> None:
     if file.hyper("final_logit_softcapping", 0.0):
         raise ModelError(f"{file.path}: capped logits are not served for 'gemma3'.")
-    window = file.hyper("attention.sliding_window", 0)
+    window = _count(file, "attention.sliding_window", 0)
     pattern = file.hyper("attention.sliding_window_pattern", 6)
-    if isinstance(pattern, list):
-        pattern = _period(file, pattern)
+    pattern = (
+        _period(file, pattern) if isinstance(pattern, list) else _count(file, "attention.sliding_window_pattern", 6)
+    )
     # Queries are scaled by the head's size, except in the 27B model, which is known by its 62 layers.
     widest = config["num_hidden_layers"] == 62
     scalar = config["hidden_size"] // config["num_attention_heads"] if widest else config["head_dim"]
     config.update(
         model_type="gemma3_text",
-        rope_local_base_freq=file.hyper("rope.freq_base_swa", 10000.0),
+        rope_local_base_freq=_number(file, "rope.freq_base_swa", 10000.0),
         query_pre_attn_scalar=scalar,
         sliding_window=window or config["max_position_embeddings"],
         sliding_window_pattern=pattern if window else 1,
@@ -127,8 +135,8 @@ def _period(file: GgufFile, slides: list[bool]) -> int:
 
 def _phi3(file: GgufFile, config: dict[str, Any]) -> None:
     config["model_type"] = "phi3"
-    config["partial_rotary_factor"] = file.hyper("rope.dimension_count", config["head_dim"]) / config["head_dim"]
-    trained = file.hyper("rope.scaling.original_context_length", config["max_position_embeddings"])
+    config["partial_rotary_factor"] = _count(file, "rope.dimension_count", config["head_dim"]) / config["head_dim"]
+    trained = _count(file, "rope.scaling.original_context_length", config["max_position_embeddings"])
     config["original_max_position_embeddings"] = trained
     long, short = (file.tensors.get(f"rope_factors_{name}.weight") for name in ("long", "short"))
     if long is not None and short is not None:
@@ -153,7 +161,7 @@ _OWN: dict[str, Callable[[GgufFile, dict[str, Any]], None]] = {
 def _rope_scaling(file: GgufFile) -> dict[str, Any] | None:
     """Linear and YaRN scaling. Factors for each frequency come as a tensor, and the loader puts them in place."""
     kind = file.hyper("rope.scaling.type", "linear")
-    factor = file.hyper("rope.scaling.factor", file.hyper("rope.scale_linear", 1.0))
+    factor = _number(file, "rope.scaling.factor", _number(file, "rope.scale_linear", 1.0))
     if kind in ("none", "longrope") or factor in (0.0, 1.0):
         return None
     if kind not in ("linear", "yarn"):
@@ -162,7 +170,7 @@ def _rope_scaling(file: GgufFile) -> dict[str, Any] | None:
         )
     scaling: dict[str, Any] = {"type": kind, "factor": float(factor)}
     if kind == "yarn":
-        scaling["original_max_position_embeddings"] = _need(file, "rope.scaling.original_context_length")
+        scaling["original_max_position_embeddings"] = _count(file, "rope.scaling.original_context_length")
     return scaling
 
 
@@ -175,21 +183,30 @@ def _rotates_whole_heads(file: GgufFile, config: dict[str, Any]) -> None:
         )
 
 
-def _need(file: GgufFile, key: str) -> Any:
-    value = file.hyper(key)
+def _count(file: GgufFile, key: str, default: int | None = None) -> int:
+    """A whole number above 0, or the default."""
+    value = _one(file, key, default)
+    if type(value) is not int or (value < 1 and value != default):
+        raise ModelError(
+            f"{file.path}: '{file.architecture}.{key}' is {value!r:.60}; a whole number above 0 is needed."
+        )
+    return value
+
+
+def _number(file: GgufFile, key: str, default: float | None = None) -> float:
+    value = _one(file, key, default)
+    if type(value) not in (int, float) or not 0 <= value < math.inf:
+        raise ModelError(f"{file.path}: '{file.architecture}.{key}' is {value!r:.60}; a number is needed.")
+    return float(value)
+
+
+def _one(file: GgufFile, key: str, default: Any) -> Any:
+    """A list has one entry a layer. mlx-lm's models have the same in every layer."""
+    value = file.hyper(key, default)
     if value is None:
         raise ModelError(f"{file.path}: the metadata has no '{file.architecture}.{key}', which every such model needs.")
-    return _one(file, key, value)
-
-
-def _same(file: GgufFile, key: str, default: int) -> int:
-    return int(_one(file, key, file.hyper(key, default)))
-
-
-def _one(file: GgufFile, key: str, value: Any) -> Any:
-    """A list has one entry a layer. mlx-lm's models have the same in every layer."""
     if not isinstance(value, list):
         return value
-    if len(set(value)) != 1:
+    if not value or any(each != value[0] for each in value):
         raise ModelError(f"{file.path}: '{file.architecture}.{key}' differs between layers, which is not served.")
     return value[0]

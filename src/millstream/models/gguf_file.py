@@ -25,6 +25,11 @@ _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 _STRING, _ARRAY = 8, 9
 _U32, _U64 = Struct("<I"), Struct("<Q")
 _VERSIONS = (2, 3)
+_LONGEST_STRING = 16 * 2**20
+_MOST_ENTRIES = 8_000_000
+"""Of all arrays in the metadata together; a vocabulary of a million tokens has 4 million. Each takes some 60 bytes."""
+_MOST_TENSORS = 100_000
+_LARGEST_AXIS = 2**31 - 1
 _PLAIN = {"F32": "<f4", "F16": "<f2", "F64": "<f8", "I8": "i1", "I16": "<i2", "I32": "<i4", "I64": "<i8"}
 
 
@@ -79,9 +84,11 @@ def open_gguf(path: Path | str) -> GgufFile:
     parts = metadata.get("split.count")
     if parts not in (None, 0, 1):
         raise ModelError(f"{path}: is one of {parts} parts. Join the parts into one .gguf file first.")
+    if tensor_count > _MOST_TENSORS:
+        raise ModelError(f"{path}: the header counts {tensor_count} tensors; at most {_MOST_TENSORS} are served.")
     infos = list(header.tensor_infos(tensor_count))
     first = header.align(metadata.get("general.alignment", 32))
-    return GgufFile(path, metadata, {info[0]: _tensor(path, data, first, *info) for info in infos})
+    return GgufFile(path, metadata, _tensors(path, data, first, infos))
 
 
 class _Header:
@@ -91,6 +98,7 @@ class _Header:
         self._path = path
         self._view = view
         self._at = 0
+        self._entries = 0
 
     def start(self) -> tuple[int, int]:
         """Check magic and version; return the numbers of tensors and of metadata values."""
@@ -108,20 +116,26 @@ class _Header:
         for _ in range(count):
             yield self._string(), self._value(self._number(_U32))
 
-    def tensor_infos(self, count: int) -> Iterator[tuple[str, int, tuple[int, ...], int]]:
+    def tensor_infos(self, count: int) -> Iterator[_Info]:
         """Name, type, shape (slowest axis first) and offset from the start of the data, of each tensor."""
         for _ in range(count):
             name = self._string()
             axes = self._number(_U32)
             if axes > 4:
-                raise ModelError(f"{self._path}: tensor {name!r} has {axes} axes; GGUF allows 4. The file is damaged.")
+                raise ModelError(
+                    f"{self._path}: tensor {name!r:.120} has {axes} axes; GGUF allows 4. The file is damaged."
+                )
             shape = tuple(self._number(_U64) for _ in range(axes))[::-1]
+            if not all(0 < axis <= _LARGEST_AXIS for axis in shape):
+                raise ModelError(
+                    f"{self._path}: tensor {name!r:.120} has the shape {list(shape)}. The file is damaged."
+                )
             yield name, self._number(_U32), shape, self._number(_U64)
 
     def align(self, alignment: Any) -> int:
         """Where the tensor data starts."""
-        if not isinstance(alignment, int) or alignment <= 0:
-            raise ModelError(f"{self._path}: general.alignment is {alignment}; a positive number is needed.")
+        if type(alignment) is not int or alignment <= 0:
+            raise ModelError(f"{self._path}: general.alignment is {alignment!r:.60}; a positive number is needed.")
         return -(-self._at // alignment) * alignment
 
     def _skip(self, size: int) -> int:
@@ -141,6 +155,10 @@ class _Header:
     def _string(self) -> str:
         size = self._number(_U64)
         start = self._skip(size)
+        if size > _LONGEST_STRING:
+            raise ModelError(
+                f"{self._path}: the metadata hold a text of {size} bytes; at most {_LONGEST_STRING} are read."
+            )
         return str(self._view[start : start + size], "utf-8", "replace")
 
     def _value(self, kind: int, depth: int = 0) -> Any:
@@ -156,11 +174,34 @@ class _Header:
         return form.unpack_from(self._view, self._skip(form.size))[0]
 
     def _array(self, kind: int, count: int, depth: int) -> list[Any]:
+        self._entries += count
+        if self._entries > _MOST_ENTRIES:
+            raise ModelError(
+                f"{self._path}: the metadata hold lists of {self._entries} entries; at most {_MOST_ENTRIES} are read."
+            )
         if kind not in _SCALARS:
             return [self._value(kind, depth) for _ in range(count)]
         dtype = np.dtype("<" + _SCALARS[kind])
         start = self._skip(dtype.itemsize * count)
         return list(np.frombuffer(self._view, dtype, count, start).tolist())
+
+
+_Info = tuple[str, int, tuple[int, ...], int]
+
+
+def _tensors(path: Path, data: npt.NDArray[np.uint8], first: int, infos: list[_Info]) -> dict[str, GgufTensor]:
+    """By name. Two of one name, or two in one place, are no whole file: the second could be taken for any size."""
+    found: dict[str, GgufTensor] = {}
+    last = 0
+    for info in sorted(infos, key=lambda info: info[3]):
+        name, offset = info[0], info[3]
+        if name in found:
+            raise ModelError(f"{path}: has two tensors {name!r:.120}. The file is damaged.")
+        if offset < last:
+            raise ModelError(f"{path}: tensor {name!r:.120} overlaps another. The file is damaged.")
+        found[name] = _tensor(path, data, first, *info)
+        last = offset + found[name].data.nbytes
+    return {info[0]: found[info[0]] for info in infos}
 
 
 def _tensor(

@@ -54,6 +54,6 @@ def parameter_name(architecture: str, tensor: str) -> str | None:
         return None
     if not stem.startswith("blk."):
         return f"{_TOP[stem]}.{leaf}" if stem in _TOP else None
-    _, number, part = stem.split(".", 2)
+    number, _, part = stem.removeprefix("blk.").partition(".")
     module = (_LAYER | _OWN[architecture]).get(part)
     return f"model.layers.{number}.{module}.{leaf}" if module else None

@@ -136,3 +136,19 @@ def _check_length(model: ReadyModel, prompt: ReadPrompt, place: int | None) -> N
             f"{which} has {len(prompt.tokens)} tokens{images}; this model's context is {limit} tokens, and at least "
             "one must be left for the answer. Shorten it."
         )
+    _check_embedded(model, prompt, which)
+
+
+def _check_embedded(model: ReadyModel, prompt: ReadPrompt, which: str) -> None:
+    """A tokenizer may have tokens that its model has no embedding for, and MLX reads whatever lies behind the last one:
+    far enough behind, that ends the process. Places of media are filled with something else."""
+    most = model.facts.vocab_size
+    if max(prompt.tokens) < most:
+        return
+    filled = {mark.token_id for mark in model.reader.marks.values()} if prompt.media and model.reader else frozenset()
+    outside = next((token for token in prompt.tokens if token >= most and token not in filled), None)
+    if outside is not None:
+        name = model.tokenizer.token_bytes(outside).decode(errors="replace")
+        raise BadRequest(
+            f"{which} holds {name!r:.60}, token {outside}, and this model has {most} tokens", param="prompt"
+        )

@@ -12,6 +12,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from millstream.errors import ModelError
 from millstream.models.gguf_config import end_ids
 from millstream.models.gguf_file import GgufFile
+from millstream.models.gguf_vocabulary import Vocabulary, read_vocabulary, text_value, token_id
 from millstream.text.gguf_pretokenizers import EXPRESSIONS, GPT2, WHOLE_WORDS
 
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
@@ -32,21 +33,28 @@ class GgufTokenizer:
 
 def gguf_tokenizer(file: GgufFile) -> GgufTokenizer:
     """The tokenizer that the file describes."""
+    try:
+        return _tokenizer(file, read_vocabulary(file.metadata))
+    except ModelError as error:
+        raise ModelError(f"{file.path}: {error.message}") from error
+
+
+def _tokenizer(file: GgufFile, words: Vocabulary) -> GgufTokenizer:
     metadata = file.metadata
     kind, pre = (str(metadata.get(f"tokenizer.ggml.{key}", "")) for key in ("model", "pre"))
-    tokens = _tokens(file)
+    tokens = _unique(words.tokens)
     notes: list[str] = []
     if kind == "gpt2":
-        tokenizer = _byte_level(metadata, tokens, pre, notes)
+        tokenizer = _byte_level(words, tokens, pre, notes)
     elif kind in ("llama", "gemma4"):
-        tokenizer = _sentencepiece(metadata, tokens, kind)
+        tokenizer = _sentencepiece(metadata, words, tokens, kind)
     else:
-        raise ModelError(f"{file.path}: tokenizer {kind or 'missing'!r} is not served; gpt2, llama and gemma4 are.")
-    _add_marked(tokenizer, metadata, tokens)
+        raise ModelError(f"tokenizer {kind[:60] or 'missing'!r} is not served; gpt2, llama and gemma4 are.")
+    _add_marked(tokenizer, words.types, tokens)
     begins = kind != "gpt2" or pre in WHOLE_WORDS
     return GgufTokenizer(
         tokenizer=tokenizer,
-        chat_template=metadata.get("tokenizer.chat_template"),
+        chat_template=text_value(metadata, "tokenizer.chat_template"),
         bos_token=_named(metadata, tokens, "bos"),
         eos_token=_named(metadata, tokens, "eos"),
         eos_ids=end_ids(metadata),
@@ -56,11 +64,10 @@ def gguf_tokenizer(file: GgufFile) -> GgufTokenizer:
     )
 
 
-def _tokens(file: GgufFile) -> list[str]:
+def _unique(tokens: tuple[str, ...]) -> list[str]:
     """The vocabulary. A repeated token is renamed: the ids after it must keep their places."""
-    tokens: list[str] | None = file.metadata.get("tokenizer.ggml.tokens")
     if not tokens:
-        raise ModelError(f"{file.path}: has no vocabulary ('tokenizer.ggml.tokens'), so it cannot be served.")
+        raise ModelError("has no vocabulary ('tokenizer.ggml.tokens'), so it cannot be served.")
     seen: set[str] = set()
     unique = []
     for number, token in enumerate(tokens):
@@ -70,13 +77,13 @@ def _tokens(file: GgufFile) -> list[str]:
     return unique
 
 
-def _byte_level(metadata: Mapping[str, Any], tokens: list[str], pre: str, notes: list[str]) -> Tokenizer:
+def _byte_level(words: Vocabulary, tokens: list[str], pre: str, notes: list[str]) -> Tokenizer:
     """GPT-2's kind: every byte has a printable stand-in, and words are cut by the family's expressions."""
     expressions = EXPRESSIONS.get(pre or "default", GPT2)
     if pre and pre not in EXPRESSIONS:
         notes.append(f"the GGUF file cuts words the way {pre!r}, which is not known here; cut as GPT-2 does instead")
     vocabulary = {token: number for number, token in enumerate(tokens)}
-    model = models.BPE(vocabulary, _written_merges(metadata, vocabulary), ignore_merges=pre in WHOLE_WORDS)
+    model = models.BPE(vocabulary, _written_merges(words.merges, vocabulary), ignore_merges=pre in WHOLE_WORDS)
     tokenizer = Tokenizer(model)
     cuts: list[Any] = [pre_tokenizers.Split(Regex(expression), "isolated") for expression in expressions]
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -86,11 +93,11 @@ def _byte_level(metadata: Mapping[str, Any], tokens: list[str], pre: str, notes:
     return tokenizer
 
 
-def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str], kind: str) -> Tokenizer:
+def _sentencepiece(metadata: Mapping[str, Any], words: Vocabulary, tokens: list[str], kind: str) -> Tokenizer:
     """SentencePiece's kind: a space is written ▁, and a character without a token is spelled in bytes."""
     vocabulary = {token: number for number, token in enumerate(tokens)}
     written = kind == "gemma4"
-    merges = _written_merges(metadata, vocabulary) if written else _scored_merges(metadata, tokens, vocabulary)
+    merges = _written_merges(words.merges, vocabulary) if written else _scored_merges(words, tokens, vocabulary)
     unknown = _named(metadata, tokens, "unknown") or tokens[0]
     tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
     prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", not written))
@@ -105,10 +112,10 @@ def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str], kind: str) ->
     return tokenizer
 
 
-def _written_merges(metadata: Mapping[str, Any], vocabulary: dict[str, int]) -> list[tuple[str, str]]:
+def _written_merges(lines: tuple[str, ...], vocabulary: dict[str, int]) -> list[tuple[str, str]]:
     """The merges in the file, without those that lead to no token. The space after the first character parts a pair."""
     merges: list[tuple[str, str]] = []
-    for line in metadata.get("tokenizer.ggml.merges", []):
+    for line in lines:
         cut = line.find(" ", 1)
         left, right = line[:cut], line[cut + 1 :]
         if cut > 0 and left in vocabulary and right in vocabulary and left + right in vocabulary:
@@ -116,18 +123,19 @@ def _written_merges(metadata: Mapping[str, Any], vocabulary: dict[str, int]) -> 
     return merges
 
 
-def _scored_merges(metadata: Mapping[str, Any], tokens: list[str], vocabulary: dict[str, int]) -> list[tuple[str, str]]:
+def _scored_merges(words: Vocabulary, tokens: list[str], vocabulary: dict[str, int]) -> list[tuple[str, str]]:
     """Merges for a vocabulary that has scores instead: every cut of a token into two tokens, the best score first.
 
     Marked tokens take no part. They are found in the text beforehand.
     """
-    scores: list[float] = metadata.get("tokenizer.ggml.scores", [])
-    types: list[int] = metadata.get("tokenizer.ggml.token_type", [])
-    plain = [token for token, kind in zip(tokens, types, strict=False) if kind == 1] if types else tokens
+    if not words.scores:
+        raise ModelError("has no scores of its tokens ('tokenizer.ggml.scores'), which such a vocabulary needs.")
+    types = words.types
+    plain = [token for token, kind in zip(tokens, types, strict=True) if kind == 1] if types else tokens
     pieces = set(plain)
     merges: list[tuple[float, int, int, tuple[str, str]]] = []
     for token in plain:
-        score = scores[vocabulary[token]]
+        score = words.scores[vocabulary[token]]
         for cut in range(1, len(token)):
             left, right = token[:cut], token[cut:]
             if left in pieces and right in pieces:
@@ -136,9 +144,8 @@ def _scored_merges(metadata: Mapping[str, Any], tokens: list[str], vocabulary: d
     return [pair for *_, pair in merges]
 
 
-def _add_marked(tokenizer: Tokenizer, metadata: Mapping[str, Any], tokens: list[str]) -> None:
+def _add_marked(tokenizer: Tokenizer, types: tuple[int, ...], tokens: list[str]) -> None:
     """Control tokens and the user's own are found in the text before anything else, each as one id."""
-    types: list[int] = metadata.get("tokenizer.ggml.token_type", [])
     control = [tokens[number] for number, kind in enumerate(types) if kind in (_UNKNOWN, _CONTROL)]
     own = [tokens[number] for number, kind in enumerate(types) if kind == _USER_DEFINED]
     tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in control])
@@ -146,5 +153,5 @@ def _add_marked(tokenizer: Tokenizer, metadata: Mapping[str, Any], tokens: list[
 
 
 def _named(metadata: Mapping[str, Any], tokens: list[str], role: str) -> str | None:
-    number = metadata.get(f"tokenizer.ggml.{role}_token_id")
-    return tokens[number] if number is not None and 0 <= number < len(tokens) else None
+    number = token_id(metadata, role, len(tokens))
+    return None if number is None else tokens[number]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,9 @@ import tokenizers
 from tokenizers.processors import TemplateProcessing
 
 from millstream.errors import ModelError
+from millstream.models.files import check_file, read_optional_object, read_text
 from millstream.models.source import ModelSource
+from millstream.models.trust import copy_tokenizer_data
 from millstream.text.tokenizer import Tokenizer
 
 _NEEDED = "A model folder needs tokenizer.json, or the sentencepiece file that its tokenizer can be built from"
@@ -19,14 +21,21 @@ _NEEDED = "A model folder needs tokenizer.json, or the sentencepiece file that i
 _CONVERSION_FAILURES = (OSError, ValueError, ImportError, LookupError, TypeError, AttributeError, RuntimeError)
 
 
+_SPARE_IDS = 2**16
+"""Numbers of tokens need not be without gaps, but grammars take memory for all below the highest."""
+
+
 def load_tokenizer(source: ModelSource) -> Tokenizer:
     """The tokenizer of a model that is on this machine. Raises `ModelError` if there is none that can be read."""
-    return _from_gguf(source.path) if source.kind == "gguf" else _from_folder(source.path)
+    with _Reading(source.path):
+        return _from_gguf(source.path) if source.kind == "gguf" else _from_folder(source.path)
 
 
 def _from_folder(folder: Path) -> Tokenizer:
-    settings = _read_json(folder / "special_tokens_map.json") | _read_json(folder / "tokenizer_config.json")
+    settings = read_optional_object(folder / "special_tokens_map.json")
+    settings |= read_optional_object(folder / "tokenizer_config.json")
     backend = _read_backend(folder)
+    _check_ids(folder, backend)
     special = {key: name for key, value in settings.items() if key.endswith("_token") and (name := _token_name(value))}
     bos, eos = special.pop("bos_token", None), special.pop("eos_token", None)
     return Tokenizer(
@@ -43,12 +52,14 @@ def _read_backend(folder: Path) -> tokenizers.Tokenizer:
     path = folder / "tokenizer.json"
     if not path.is_file():
         return _converted(folder)
+    check_file(path)
     with _Reading(path):
         return tokenizers.Tokenizer.from_file(str(path))
 
 
 class _Reading:
-    """Names the file in what `tokenizers` raises: for all that it cannot read, `Exception` itself and no subclass."""
+    """Names the file in what `tokenizers` raises: for all that it cannot read, `Exception` itself and no subclass, and
+    where its Rust code panics an exception that no `except Exception` sees."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -57,16 +68,27 @@ class _Reading:
         pass
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if kind is Exception:
-            raise ModelError(f"{self._path} cannot be read: {error}. {_NEEDED}") from error
+        if kind is Exception or (kind is not None and kind.__name__ == "PanicException"):
+            raise ModelError(f"{self._path}: the tokenizer cannot be read: {error}. {_NEEDED}") from error
+
+
+def _check_ids(folder: Path, backend: tokenizers.Tokenizer) -> None:
+    ids = backend.get_vocab(with_added_tokens=True).values()
+    if not ids:
+        raise ModelError(f"{folder}: the tokenizer has no tokens. {_NEEDED}")
+    if max(ids) > 8 * len(ids) + _SPARE_IDS:
+        raise ModelError(f"{folder}: the tokenizer has {len(ids)} tokens, and one of them has the number {max(ids)}")
 
 
 def _converted(folder: Path) -> tokenizers.Tokenizer:
-    """Through transformers, which knows how each family's sentencepiece file becomes a tokenizer. Slow to import."""
+    """Through transformers, which knows how each family's sentencepiece file becomes a tokenizer. Slow to import. It
+    gets a copy that leads to no code: the class that `auto_map` names is another way to read the same vocabulary."""
     try:
         from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-        made = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        with tempfile.TemporaryDirectory(prefix="millstream-tokenizer-") as copy:
+            copy_tokenizer_data(folder, Path(copy))
+            made = AutoTokenizer.from_pretrained(copy, local_files_only=True, trust_remote_code=False)
     except _CONVERSION_FAILURES as error:
         raise ModelError(f"{folder} has no tokenizer.json, and none can be built: {error}. {_NEEDED}") from error
     if not isinstance(made, PreTrainedTokenizerFast):
@@ -77,27 +99,28 @@ def _converted(folder: Path) -> tokenizers.Tokenizer:
 def _chat_template(folder: Path, settings: dict[str, Any]) -> str | None:
     """A file of its own goes before the tokenizer's settings, as the newer layout does."""
     path = folder / "chat_template.jinja"
-    if path.is_file():
-        return path.read_text(encoding="utf-8")
-    template = _read_json(folder / "chat_template.json").get("chat_template", settings.get("chat_template"))
+    if path.is_symlink() or path.exists():
+        return read_text(path)
+    template = read_optional_object(folder / "chat_template.json").get("chat_template", settings.get("chat_template"))
     if isinstance(template, list):
-        named = {entry["name"]: entry["template"] for entry in template if isinstance(entry, dict)}
-        template = named.get("default")
+        named = (entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default")
+        template = next(named, {}).get("template")
     return template if isinstance(template, str) else None
 
 
 def _eos_ids(folder: Path, backend: tokenizers.Tokenizer, eos_token: str | None) -> set[int]:
     """Every end that any of the files names: models are often published with only one of them complete."""
-    config = _read_json(folder / "config.json")
-    text_config = config.get("text_config")
-    places = [_read_json(folder / "generation_config.json"), config, text_config if text_config else {}]
+    config = read_optional_object(folder / "config.json")
+    generation = read_optional_object(folder / "generation_config.json")
+    text = config.get("text_config")
     ids: set[int] = set()
-    for place in places:
-        match place.get("eos_token_id"):
-            case int(one):
+    for name, place in (("generation_config", generation), ("config", config), ("config", text)):
+        value = place.get("eos_token_id") if isinstance(place, dict) else None
+        for one in value if isinstance(value, list) else [value]:
+            if one is not None and type(one) is not int:
+                raise ModelError(f"{folder / name}.json: eos_token_id has {one!r:.60}; the number of a token is needed")
+            if one is not None and one >= 0:
                 ids.add(one)
-            case list(several):
-                ids.update(several)
     named = backend.token_to_id(eos_token) if eos_token else None
     return ids if named is None else ids | {named}
 
@@ -109,19 +132,6 @@ def _token_name(value: object) -> str | None:
             return name
         case _:
             return None
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """The object in a file; an empty one for a file that is not there."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path} cannot be read: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelError(f"{path} should hold a JSON object")
-    return value
 
 
 def _from_gguf(path: Path) -> Tokenizer:

@@ -16,6 +16,7 @@ from mlx import nn
 
 from millstream.errors import ModelError
 from millstream.models.gguf_blocks import GROUP, REPACKED, repack
+from millstream.models.gguf_check import check_gguf
 from millstream.models.gguf_config import gguf_config
 from millstream.models.gguf_file import GgufFile, GgufTensor, open_gguf
 from millstream.models.gguf_names import ROPE_TENSORS, parameter_name
@@ -31,6 +32,7 @@ def load_gguf_model(
     """
     file = open_gguf(path)
     config = gguf_config(file)
+    check_gguf(file, config)
     module = import_module(f"mlx_lm.models.{config['model_type']}")
     model: nn.Module = module.Model(module.ModelArgs.from_dict(config))
     weights = load_gguf_weights(file, dtype=dtype, native_quantisation=native_quantisation)

@@ -14,8 +14,9 @@ from mlx_lm.utils import dequantize_model, load_model
 from millstream.backend.device import Device, available_bytes
 from millstream.backend.weights.gguf import load_gguf_model
 from millstream.backend.weights.reach import evaluate_all
-from millstream.backend.weights.vision import load_vision, read_config
+from millstream.backend.weights.vision import load_vision
 from millstream.errors import ModelError
+from millstream.models.checks import check_folder
 from millstream.models.geometry import context_length
 from millstream.models.vision import can_load, sees
 
@@ -47,6 +48,12 @@ class LoadedModel:
         return value
 
 
+LIBRARY_FAILURES = (
+    ValueError, TypeError, LookupError, AttributeError, ArithmeticError, ImportError, OSError, RuntimeError,
+    MemoryError, AssertionError,
+)  # fmt: skip
+"""What mlx-lm and mlx-vlm raise for files that they cannot make a model of."""
+
 UNPACKED = {"cpu": mx.float32, "cuda": mx.bfloat16}
 """What packed weights become. The CPU build's BLAS computes float32 only; the CUDA build's 4-bit products collapse in
 batches (8B on an H200: 308 tokens/s at 32 rows, against 7,199 in bf16 at 64). Metal's are fast as they are."""
@@ -57,7 +64,7 @@ def load(kind: Literal["folder", "gguf"], path: Path, device: Device, *, unpack:
     dtype = UNPACKED.get(device.kind) if unpack else None
     if kind == "gguf":
         model, config, notes = _load_gguf(path, device, dtype)
-    elif (seeing := sees(read_config(path))) and can_load():
+    elif (seeing := sees(check_folder(path))) and can_load():
         return _load_seeing(path, device, dtype)
     else:
         model, config = _load_folder(path)
@@ -72,7 +79,7 @@ def _load_seeing(path: Path, device: Device, dtype: mx.Dtype | None) -> LoadedMo
 
     try:
         whole, config = load_vision(path)
-    except (ValueError, KeyError, TypeError, FileNotFoundError, RuntimeError) as error:
+    except LIBRARY_FAILURES as error:
         raise ModelError(f"{path}: {_first_line(error)}") from error
     notes = [] if dtype is None else _unpack(whole, device, dtype)
     weight_bytes = evaluate_all(whole)
@@ -82,7 +89,7 @@ def _load_seeing(path: Path, device: Device, dtype: mx.Dtype | None) -> LoadedMo
 def _load_folder(path: Path) -> tuple[Any, dict[str, Any]]:
     try:
         model, config = load_model(path, lazy=True)
-    except (ValueError, KeyError, TypeError, FileNotFoundError, RuntimeError) as error:
+    except LIBRARY_FAILURES as error:
         raise ModelError(f"{path}: {_first_line(error)}") from error
     return model, config
 

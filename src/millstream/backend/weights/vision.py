@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from millstream.errors import ModelError
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """A folder's configuration; empty if there is none."""
-    file = path / "config.json"
-    if not file.is_file():
-        return {}
-    try:
-        config = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{file}: {error}") from error
-    if not isinstance(config, dict):
-        raise ModelError(f"{file}: not a JSON object")
-    return config
+from millstream.models.checks import check_folder
+from millstream.models.vision import FAMILIES
 
 
 def load_vision(path: Path) -> tuple[Any, dict[str, Any]]:
     """The whole model, lazily, and its configuration with what its family leaves out."""
-    from mlx_vlm.utils import load_model
+    from mlx_vlm.utils import get_model_type, load_model
 
-    config = read_config(path)
+    # mlx-vlm runs the Python file that a configuration names, and asks nobody
+    config = check_folder(path)
+    if get_model_type(config) not in FAMILIES:
+        raise ModelError(f"{path / 'config.json'}: mlx-vlm takes this for a {get_model_type(config)!r}, not served")
     model = load_model(path, lazy=True)
     text = model.config.text_config
     config.setdefault("vocab_size", text.vocab_size)
