@@ -34,14 +34,17 @@ SERVED = [
     ({"guided_json": AS_TEXT}, OURS),
     ({"json_schema": SCHEMA}, OURS),
     ({"guided_regex": "a+"}, Grammar("regex", "a+")),
-    ({"guided_choice": ["yes", 'n"o', "é"]}, Grammar("lark", 'start: "yes" | "n\\"o" | "\\u00e9"')),
+    ({"guided_choice": ["yes", 'n"o', "é"]}, Grammar("lark", 'start: CHOICE\nCHOICE: "yes" | "n\\"o" | "\\u00e9"')),
     ({"guided_grammar": 'start: "a"'}, Grammar("lark", 'start: "a"')),
     ({"grammar": 'root ::= "a"'}, Grammar("gbnf", 'root ::= "a"')),
     ({"grammar": ""}, None),
     ({"structured_outputs": {"json": SCHEMA}}, OURS),
     ({"structured_outputs": {"json_object": True, "regex": None}}, ANY),
     ({"structured_outputs": {"json_object": False}}, None),
-    ({"structured_outputs": {"choice": ["a"], "disable_fallback": False}}, Grammar("lark", 'start: "a"')),
+    (
+        {"structured_outputs": {"choice": ["a"], "disable_fallback": False}},
+        Grammar("lark", 'start: CHOICE\nCHOICE: "a"'),
+    ),
     ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "text"}}, Grammar("regex", "a")),
 ]
 
@@ -90,11 +93,53 @@ def test_what_structured_outputs_do_not_have(http):
     assert (error["code"], error["param"]) == ("unsupported_parameter", "structured_outputs.structural_tag")
 
 
-def test_a_source_has_a_limit(http, monkeypatch):
-    monkeypatch.setattr("millstream.api.openai.grammars.MAX_SOURCE", 10)
-    error = http.post("/v1/completions", json={"prompt": "hi", "guided_regex": "a" * 11}).json()["error"]
-    assert error["param"] == "guided_regex"
-    assert "at most 10" in error["message"]
+def nested(depth):
+    schema = {"type": "null"}
+    for _ in range(depth):
+        schema = {"type": "object", "properties": {"a": schema}}
+    return schema
+
+
+def wide(count):
+    return {"type": "object", "properties": {f"p{number}": {"type": "string"} for number in range(count)}}
+
+
+@pytest.mark.parametrize(
+    "fields, words",
+    [
+        ({"guided_regex": "a" * 262_145}, "262145 bytes; at most 262144"),
+        ({"guided_regex": "é" * 131_073}, "262146 bytes; at most 262144"),
+        ({"guided_choice": [f"c{number}" for number in range(10_001)]}, "list of 1 to 10000"),
+        ({"guided_json": nested(300)}, "levels of nesting; at most 100"),
+        ({"guided_json": json.dumps(nested(300))}, "levels of nesting; at most 100"),
+        ({"guided_json": wide(10_000)}, "values; at most 30000"),
+        ({"guided_json": wide(1_001)}, "1001 properties in one object; at most 1000"),
+        ({"guided_json": {"enum": list(range(30_000))}}, "values; at most 30000"),
+        ({"guided_json": {"enum": ["x" * 300_000]}}, "characters; at most 262144"),
+    ],
+    ids=["regex", "utf-8", "choices", "deep", "deep text", "wider", "wide", "enum", "long"],
+)
+def test_grammars_have_limits(http, service, fields, words):
+    response = http.post("/v1/completions", json={"prompt": "hi"} | fields)
+    error = response.json()["error"]
+    assert response.status_code == 400, error
+    assert (error["code"], error["param"]) == ("invalid_request", next(iter(fields)))
+    assert words in error["message"]
+    assert len(error["message"]) < 200
+    assert service.requests == []
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"guided_json": nested(49)},
+        {"guided_json": wide(1_000)},
+        {"guided_json": {"enum": [f"value {number}" for number in range(10_000)]}},
+        {"guided_choice": [f"choice {number}" for number in range(10_000)]},
+    ],
+)
+def test_large_grammars_are_read(http, fields):
+    assert http.post("/v1/completions", json={"prompt": "hi"} | fields).status_code == 200
 
 
 LOOKED = [

@@ -13,7 +13,8 @@ from llguidance import LLMatcher
 from llguidance.numpy import fill_next_token_bitmask
 
 from millstream.errors import BadRequest, ModelError
-from millstream.text.grammar import MOST_KEPT, GrammarCompiler, checked, vocabulary
+from millstream.text.grammar import MOST_KEPT, GrammarCompiler, vocabulary
+from millstream.text.grammar_check import checked
 from millstream.text.loading import load_tokenizer
 from millstream.text.tokenizer import Tokenizer
 from millstream.types import Grammar
