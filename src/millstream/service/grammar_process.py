@@ -27,6 +27,7 @@ MOST_MEMORY = 200 << 20
 """A child that has needed more is replaced, since it would not give it back."""
 
 START_SECONDS = 60
+END_SECONDS = 5
 
 MOST_REPLY = 16 << 20
 
@@ -49,20 +50,21 @@ class GrammarProcess:
     async def check(self, grammar: Grammar, seconds: float) -> Grammar:
         """The grammar as an engine takes it. Raises `BadRequest`; `TooSlow` after so many seconds of CPU time. If this
         is cancelled, the child is ended."""
-        child, line = None, b""
+        child, line, ended = None, b"", False
         try:
             child = await self._ready()
             async with asyncio.timeout(PATIENCE * seconds):
                 line = await _ask(child, {"kind": grammar.kind, "source": grammar.source, "seconds": seconds})
+            ended = not line
         except TimeoutError as error:
             raise _too_slow(grammar, seconds) from error
-        except (ConnectionError, ValueError) as error:  # it has ended, or its reply is far too long
-            log.debug("a child that checks grammars gave no reply: %s", error)
+        except ConnectionError:
+            ended = True
         finally:
             if not line:
-                await self.close()
+                await self.close(ended=ended)
         if not line:
-            raise _ended(grammar, seconds, None if child is None else child.returncode)
+            raise _ended(grammar, seconds, child.returncode if child else None)
         reply = json.loads(line)
         if reply["peak"] > MOST_MEMORY:
             await self.close()
@@ -70,21 +72,28 @@ class GrammarProcess:
             raise BadRequest(reply["refused"])
         return Grammar(reply["kind"], reply["source"]) if "source" in reply else grammar
 
-    async def close(self) -> None:
+    async def close(self, *, ended: bool = False) -> None:
+        """`ended`: it closed its output, so it is about to be gone; how it ended tells why."""
         child, self._child = self._child, None
         if child is None:
             return
+        if ended:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(child.wait(), END_SECONDS)
         if child.returncode is None:
-            with contextlib.suppress(ProcessLookupError):  # it may have ended meanwhile
+            with contextlib.suppress(ProcessLookupError):
                 child.kill()
-        await asyncio.shield(child.wait())
+            await asyncio.shield(child.wait())
+        assert child.stdin is not None
+        child.stdin.close()
 
     async def _ready(self) -> asyncio.subprocess.Process:
-        if self._child is None:
+        if self._child is None or self._child.returncode is not None:
             self._child = await _start()
             async with asyncio.timeout(START_SECONDS):
                 assert self._child.stdout is not None
-                await self._child.stdout.readline()  # its time to start is not the grammar's
+                if not await self._child.stdout.readline():  # its time to start is not the grammar's
+                    raise MillstreamError("the process that checks grammars does not start")
         return self._child
 
 
@@ -115,7 +124,7 @@ def _too_slow(grammar: Grammar, seconds: float) -> TooSlow:
     return TooSlow(f"{title} takes too long to compile (more than {seconds:g} s). Make it smaller or simpler.")
 
 
-def _ended(grammar: Grammar, seconds: float, code: int | None) -> MillstreamError:
+def _ended(grammar: Grammar, seconds: float, code: int | None) -> BadRequest:
     match -(code or 0):
         case signal.SIGPROF:
             return _too_slow(grammar, seconds)
@@ -123,7 +132,6 @@ def _ended(grammar: Grammar, seconds: float, code: int | None) -> MillstreamErro
             return BadRequest(
                 f"{title_of(grammar)} is nested too deeply: its parts refer to each other in a long chain."
             )
-        case signal.SIGABRT:
-            return BadRequest(f"{title_of(grammar)} needs too much memory or is nested too deeply. Make it smaller.")
-        case _:
-            return MillstreamError(f"the check of {title_of(grammar)} ended unexpectedly (exit status {code})")
+        case _:  # SIGABRT if the stack or the memory is exhausted, 1 after a panic
+            log.warning("a child that checked a grammar of %d characters ended with %s", len(grammar.source), code)
+            return BadRequest(f"{title_of(grammar)} cannot be compiled: it needs too much memory, or is malformed.")
