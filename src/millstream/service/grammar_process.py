@@ -1,7 +1,7 @@
 """A child process that checks grammars, one at a time (`text.grammar_child`). Loop only.
 
-llguidance can neither be interrupted nor asked how long it will take, and a deeply nested grammar exhausts its stack: a
-child can be ended, and its end is a refusal. A new one is started for the next job.
+llguidance can neither be interrupted nor asked how long it will take, and a deeply nested grammar exhausts its stack.
+In a fork of the child it can be ended, and its end is a refusal.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 
-from millstream.errors import BadRequest, MillstreamError
+from millstream.errors import BadRequest, EngineBusy, MillstreamError
 from millstream.text.grammar_source import title_of
 from millstream.types import Grammar
 
@@ -22,9 +22,6 @@ log = logging.getLogger(__name__)
 
 PATIENCE = 8
 """How many times its CPU time a job may take by the clock: the machine may be busy with other work."""
-
-MOST_MEMORY = 200 << 20
-"""A child that has needed more is replaced, since it would not give it back."""
 
 START_SECONDS = 60
 END_SECONDS = 5
@@ -42,44 +39,40 @@ class TooSlow(BadRequest):
 
 
 class GrammarProcess:
-    """Started with the first job, and again after each that ended it."""
+    """Started with the first job."""
 
     def __init__(self) -> None:
         self._child: asyncio.subprocess.Process | None = None
 
     async def check(self, grammar: Grammar, seconds: float) -> Grammar:
         """The grammar as an engine takes it. Raises `BadRequest`; `TooSlow` after so many seconds of CPU time. If this
-        is cancelled, the child is ended."""
-        child, line, ended = None, b"", False
+        is cancelled, the work ends."""
+        child = await self._ready()
+        line = None
         try:
-            child = await self._ready()
             async with asyncio.timeout(PATIENCE * seconds):
                 line = await _ask(child, {"kind": grammar.kind, "source": grammar.source, "seconds": seconds})
-            ended = not line
         except TimeoutError as error:
             raise _too_slow(grammar, seconds) from error
         except ConnectionError:
-            ended = True
+            line = b""
         finally:
-            if not line:
-                await self.close(ended=ended)
+            if line is None:
+                await self._stop_work(child)
         if not line:
-            raise _ended(grammar, seconds, child.returncode if child else None)
-        reply = json.loads(line)
-        if reply["peak"] > MOST_MEMORY:
             await self.close()
+            raise EngineBusy("the check of a grammar was interrupted. Try again.", active=0, waiting=0, retry_after=1)
+        reply = json.loads(line)
+        if "code" in reply:
+            raise _ended(grammar, seconds, reply["code"])
         if "refused" in reply:
             raise BadRequest(reply["refused"])
         return Grammar(reply["kind"], reply["source"]) if "source" in reply else grammar
 
-    async def close(self, *, ended: bool = False) -> None:
-        """`ended`: it closed its output, so it is about to be gone; how it ended tells why."""
+    async def close(self) -> None:
         child, self._child = self._child, None
         if child is None:
             return
-        if ended:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(child.wait(), END_SECONDS)
         if child.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 child.kill()
@@ -88,13 +81,32 @@ class GrammarProcess:
         child.stdin.close()
 
     async def _ready(self) -> asyncio.subprocess.Process:
-        if self._child is None or self._child.returncode is not None:
-            self._child = await _start()
+        if self._child is not None and self._child.returncode is None:
+            return self._child
+        child = self._child = await _start()
+        said = b""
+        try:
             async with asyncio.timeout(START_SECONDS):
-                assert self._child.stdout is not None
-                if not await self._child.stdout.readline():  # its time to start is not the grammar's
-                    raise MillstreamError("the process that checks grammars does not start")
-        return self._child
+                assert child.stdout is not None
+                said = await child.stdout.readline()
+        finally:
+            if not said:
+                await self.close()
+        if not said:
+            raise MillstreamError("the process that checks grammars does not start")
+        return child
+
+    async def _stop_work(self, child: asyncio.subprocess.Process) -> None:
+        """Its reply is waited for, whatever it is: the next job has another."""
+        try:
+            child.send_signal(signal.SIGUSR1)
+            async with asyncio.timeout(END_SECONDS):
+                assert child.stdout is not None
+                if await child.stdout.readline():
+                    return
+        except (ProcessLookupError, TimeoutError) as error:
+            log.warning("a child that checks grammars does not end its work and is replaced: %r", error)
+        await self.close()
 
 
 async def _ask(child: asyncio.subprocess.Process, order: dict[str, object]) -> bytes:
@@ -124,8 +136,8 @@ def _too_slow(grammar: Grammar, seconds: float) -> TooSlow:
     return TooSlow(f"{title} takes too long to compile (more than {seconds:g} s). Make it smaller or simpler.")
 
 
-def _ended(grammar: Grammar, seconds: float, code: int | None) -> BadRequest:
-    match -(code or 0):
+def _ended(grammar: Grammar, seconds: float, code: int) -> BadRequest:
+    match -code:
         case signal.SIGPROF:
             return _too_slow(grammar, seconds)
         case signal.SIGSEGV | signal.SIGBUS:
