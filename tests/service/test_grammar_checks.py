@@ -135,13 +135,23 @@ def test_a_client_who_leaves_ends_its_check() -> None:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        while forks(child.pid):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        await child.wait()
         assert time.monotonic() - begun < 10
-        assert child_of(checks._slow) is child, "only its work was ended"
         assert await checks.check(SMALL) == SMALL
 
     run(work, quick=0.05, most=60)
+
+
+def test_only_the_work_of_a_client_who_leaves_is_ended() -> None:
+    async def work(checks: GrammarChecks) -> None:
+        task = asyncio.create_task(checks.check(ENDLESS))
+        child = await started(checks._quick)
+        task.cancel()
+        assert await checks.check(SMALL) == SMALL
+        assert child_of(checks._quick) is child
+        assert forks(child.pid) == []
+
+    run(work, quick=30)
 
 
 def test_who_waits_leaves_and_the_next_has_its_turn() -> None:

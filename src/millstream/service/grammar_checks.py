@@ -37,8 +37,10 @@ REFUSED_SECONDS = 60.0
 class Lane:
     """One child, and those who wait for it. Loop only."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, *, keep: bool = True) -> None:
+        """`keep`: have the child wait for more work."""
         self._seconds = seconds
+        self._keep = keep
         self._process = GrammarProcess()
         self._busy = False
         self._numbers = itertools.count()
@@ -50,6 +52,8 @@ class Lane:
         try:
             return await self._process.check(grammar, self._seconds)
         finally:
+            if not self._keep and not self._waiting:
+                await self._process.close()
             self._next()
 
     async def close(self) -> None:
@@ -101,7 +105,7 @@ class GrammarChecks:
 
     def __init__(self, quick: float = QUICK_SECONDS, most: float = MOST_SECONDS) -> None:
         self._quick = Lane(quick)
-        self._slow = Lane(most)
+        self._slow = Lane(most, keep=False)
         self._checks: dict[Grammar, _Check] = {}
         self._verdicts: OrderedDict[Grammar, _Verdict] = OrderedDict()
 

@@ -20,7 +20,7 @@ from millstream.types import Grammar
 
 log = logging.getLogger(__name__)
 
-PATIENCE = 8
+PATIENCE = 10
 """How many times its CPU time a job may take by the clock: the machine may be busy with other work."""
 
 START_SECONDS = 60

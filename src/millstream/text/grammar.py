@@ -18,9 +18,9 @@ from millstream.types import Grammar
 
 MOST_KEPT = 32
 """Compiled grammars that a model keeps: agents send the same few with every request."""
-MOST_KEPT_BYTES = 524_288
+MOST_KEPT_BYTES = 262_144
 """Of their sources: a compiled grammar takes up to 200 bytes for each."""
-WAITING_SHARE = 4
+WAITING_SHARE = 8
 """How many times as much is kept while requests may wait for a row with it."""
 WAITING_SECONDS = 120.0
 

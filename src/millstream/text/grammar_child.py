@@ -19,6 +19,8 @@ from millstream.errors import BadRequest
 from millstream.text.grammar_check import checked
 from millstream.types import Grammar
 
+NICE = 5
+"""Rows that run and the server's loop go before."""
 MEMORY = 1 << 30
 """Of addresses."""
 STACK = 2 << 20
@@ -27,6 +29,7 @@ STACK = 2 << 20
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which ends this child
+    os.nice(NICE)
     _lower(resource.RLIMIT_CORE, 0)
     if sys.platform == "linux":  # macOS has these names as well, and does not hold the limits
         _lower(resource.RLIMIT_AS, MEMORY)
