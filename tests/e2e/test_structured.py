@@ -146,6 +146,25 @@ def test_a_small_grammar_is_answered_beside_slow_ones(http: httpx.Client) -> Non
     assert done[-1] == "slow", "none waits for all of the slow ones"
 
 
+def test_clients_who_leave_have_nothing_checked(servable: Path) -> None:
+    """One after the other, these checks would take a second each."""
+    with running(Settings((str(servable),), port=0, max_batch=32, isolation="thread")) as server:
+
+        def leave(number: int) -> None:
+            with pytest.raises(httpx.ReadTimeout):
+                body = {"prompt": TEXT, "guided_json": {"multipleOf": 999_961 + number}}
+                httpx.post(f"{server.url}/v1/completions", json=body, timeout=httpx.Timeout(10, read=0.2))
+
+        with ThreadPoolExecutor(20) as pool:
+            list(pool.map(leave, range(20)))
+        reply = httpx.post(f"{server.url}/v1/completions", json={"prompt": TEXT, "guided_regex": "a"}, timeout=60)
+        assert reply.json()["choices"][0]["text"] == "a"
+        begun = time.monotonic()
+        while server.call(lambda running: len(running.mill._grammars._checks)):
+            time.sleep(0.05)
+        assert time.monotonic() - begun < 10
+
+
 def test_an_echo_begins_with_the_prompt(http: httpx.Client) -> None:
     plain = complete(http, max_tokens=4)["choices"][0]["text"]
     assert complete(http, max_tokens=4, echo=True)["choices"][0]["text"] == TEXT + plain

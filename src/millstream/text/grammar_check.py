@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import random
 import re
+import time
 
 from llguidance import LLMatcher, LLTokenizer
 from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
@@ -18,7 +19,8 @@ from millstream.text.grammar_source import LIMITS, in_words, source_of, title_of
 from millstream.types import Grammar
 
 TRIED_BYTES = 64
-"""Masks that are computed: one that takes too long would hold up all rows of an engine."""
+WALK_SECONDS = 0.25
+"""Of CPU time, for the masks of so many bytes: slow ones would hold up all rows of an engine."""
 
 _END = 261
 """The token that ends an answer in llguidance's vocabulary of bytes."""
@@ -39,20 +41,25 @@ def checked(grammar: Grammar) -> Grammar:
         raise BadRequest(f"{title_of(grammar)} cannot be served: {error}") from error
     matcher = LLMatcher(_bytes(), source, log_level=0, limits=LIMITS)
     if not matcher.is_error():
-        _walk(matcher)
+        _walk(matcher, title_of(grammar))
     if matcher.is_error():
         raise BadRequest(in_words(grammar, matcher.get_error().replace("<non-verbose/>", "").strip()))
     return grammar
 
 
-def _walk(matcher: LLMatcher) -> None:
+def _walk(matcher: LLMatcher, title: str) -> None:
     """Take any bytes that the grammar allows, for a while."""
     rng = random.Random(0)
+    until = time.process_time() + WALK_SECONDS
     for _ in range(TRIED_BYTES):
         mask = int.from_bytes(matcher.compute_bitmask(), "little")
         options = [token for token in range(_END) if mask >> token & 1]
         if not options or not matcher.consume_token(rng.choice(options)):
             return
+        if time.process_time() > until:
+            raise BadRequest(
+                f"{title} is too slow to follow: its strings or terminals are too long. Make them shorter."
+            )
 
 
 @functools.cache
