@@ -97,6 +97,16 @@ def test_the_decoder_of_videos_is_imported_by_its_child_alone() -> None:
     assert starters == {"media/decoder.py"}
 
 
+def test_grammars_are_checked_by_their_child_alone() -> None:
+    """A grammar may take minutes to compile, or exhaust the stack: not in the server's process."""
+    used = {path.relative_to(ROOT).as_posix(): imports(path) for path in ROOT.rglob("*.py")}
+    assert {name for name, found in used.items() if "millstream.text.grammar_check" in found} == {
+        "text/grammar_child.py"
+    }
+    assert not [name for name, found in used.items() if "millstream.text.grammar_child" in found]
+    assert not [path for path in files("text") if "subprocess" in imports(path)]
+
+
 def test_every_file_is_on_a_floor() -> None:
     known = {*FLOORS, *JOINERS, "types.py", "errors.py", "config.py", "sandbox.py", "__init__.py", "__pycache__"}
     assert {entry.name for entry in ROOT.iterdir()} <= known

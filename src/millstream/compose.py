@@ -31,6 +31,7 @@ from millstream.models.source import ModelSource, name_of, resolve
 from millstream.service.admission import Admission
 from millstream.service.engine_client import EngineClient
 from millstream.service.entry import Loading, ReadyModel
+from millstream.service.grammar_checks import GrammarChecks
 from millstream.service.hub import ModelHub, card_of
 from millstream.service.media_files import MediaFiles
 from millstream.service.metrics import Metrics
@@ -85,8 +86,9 @@ class Mill:
         )
         self._limits = media_limits(settings)
         self._names = Names(names)
+        self._grammars = GrammarChecks()
         files = MediaFiles(self._limits, pool, network, self._names)
-        self.service = MillstreamService(self.hub, pool, files, self._metrics)
+        self.service = MillstreamService(self.hub, pool, files, self._grammars, self._metrics)
         self._work: list[Future[Any]] = []
         self._templates: set[TemplateHost] = set()
         self._followers: set[asyncio.Task[None]] = set()
@@ -102,7 +104,7 @@ class Mill:
     async def close(self, reason: str) -> bool:
         """True if every engine freed its model in time and no download or look-up is left running."""
         freed = await self.hub.close(reason, self._settings.grace, self._settings.stop_patience)
-        await asyncio.gather(*(template.close() for template in self._templates))
+        await asyncio.gather(self._grammars.close(), *(template.close() for template in self._templates))
         if freed and self._followers:
             await asyncio.wait(self._followers)
         return freed and not self._names.hanging and not any(future.running() for future in self._work)

@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from millstream.api.openai.grammars import FormRequest
+from millstream.errors import BadRequest
 from millstream.types import Grammar
 
 CHAT = ("chat/completions", {"messages": [{"role": "user", "content": "hi"}]})
@@ -34,14 +36,17 @@ SERVED = [
     ({"guided_json": AS_TEXT}, OURS),
     ({"json_schema": SCHEMA}, OURS),
     ({"guided_regex": "a+"}, Grammar("regex", "a+")),
-    ({"guided_choice": ["yes", 'n"o', "é"]}, Grammar("lark", 'start: "yes" | "n\\"o" | "\\u00e9"')),
+    ({"guided_choice": ["yes", 'n"o', "é"]}, Grammar("lark", 'start: CHOICE\nCHOICE: "yes" | "n\\"o" | "\\u00e9"')),
     ({"guided_grammar": 'start: "a"'}, Grammar("lark", 'start: "a"')),
     ({"grammar": 'root ::= "a"'}, Grammar("gbnf", 'root ::= "a"')),
     ({"grammar": ""}, None),
     ({"structured_outputs": {"json": SCHEMA}}, OURS),
     ({"structured_outputs": {"json_object": True, "regex": None}}, ANY),
     ({"structured_outputs": {"json_object": False}}, None),
-    ({"structured_outputs": {"choice": ["a"], "disable_fallback": False}}, Grammar("lark", 'start: "a"')),
+    (
+        {"structured_outputs": {"choice": ["a"], "disable_fallback": False}},
+        Grammar("lark", 'start: CHOICE\nCHOICE: "a"'),
+    ),
     ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "text"}}, Grammar("regex", "a")),
 ]
 
@@ -90,11 +95,51 @@ def test_what_structured_outputs_do_not_have(http):
     assert (error["code"], error["param"]) == ("unsupported_parameter", "structured_outputs.structural_tag")
 
 
-def test_a_source_has_a_limit(http, monkeypatch):
-    monkeypatch.setattr("millstream.api.openai.grammars.MAX_SOURCE", 10)
-    error = http.post("/v1/completions", json={"prompt": "hi", "guided_regex": "a" * 11}).json()["error"]
-    assert error["param"] == "guided_regex"
-    assert "at most 10" in error["message"]
+def nested(depth):
+    schema = {"type": "null"}
+    for _ in range(depth):
+        schema = {"type": "object", "properties": {"a": schema}}
+    return schema
+
+
+def wide(count):
+    return {"type": "object", "properties": {f"p{number}": {"type": "string"} for number in range(count)}}
+
+
+@pytest.mark.parametrize(
+    "fields, words",
+    [
+        ({"guided_regex": "a" * 262_145}, "262145 bytes; at most 262144"),
+        ({"guided_regex": "é" * 131_073}, "262146 bytes; at most 262144"),
+        ({"guided_choice": [f"c{number}" for number in range(10_001)]}, "list of 1 to 10000"),
+        ({"guided_json": nested(300)}, "levels of nesting; at most 100"),
+        ({"guided_json": json.dumps(nested(300))}, "levels of nesting; at most 100"),
+        ({"guided_json": wide(10_000)}, "10000 properties in one object; at most 1000"),
+        ({"guided_json": wide(1_001)}, "1001 properties in one object; at most 1000"),
+        ({"guided_json": {"enum": list(range(30_000))}}, "values; at most 30000"),
+        ({"guided_json": {"enum": ["x" * 300_000]}}, "characters; at most 262144"),
+    ],
+    ids=["regex", "utf-8", "choices", "deep", "deep text", "wider", "wide", "enum", "long"],
+)
+def test_grammars_have_limits(fields, words):
+    with pytest.raises(BadRequest) as refused:
+        FormRequest.model_validate(fields)
+    assert refused.value.param == next(iter(fields))
+    assert words in refused.value.message
+    assert len(refused.value.message) < 200
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"guided_json": nested(49)},
+        {"guided_json": wide(1_000)},
+        {"guided_json": {"enum": [f"value {number}" for number in range(10_000)]}},
+        {"guided_choice": [f"choice {number}" for number in range(10_000)]},
+    ],
+)
+def test_large_grammars_are_read(fields):
+    assert FormRequest.model_validate(fields).form() is not None
 
 
 LOOKED = [

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import httpx
 import pytest
 
 from millstream.config import Settings
+from support.nasty_grammars import chained
 from support.server import running
 
 TEXT = "Once upon a time"
@@ -84,6 +87,82 @@ def test_what_cannot_be_served_names_its_keyword(http: httpx.Client) -> None:
     assert special.status_code >= 400
     assert "nothing" in special.json()["error"]["message"]
     assert chat(http, guided_regex="a").json()["choices"][0]["message"]["content"] == "a"
+
+
+def wide(count: int) -> dict[str, Any]:
+    return {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(count)}}
+
+
+def nested(depth: int) -> dict[str, Any]:
+    return {"type": "object", "properties": {"a": nested(depth - 1)}} if depth else {"type": "null"}
+
+
+HUGE: list[tuple[dict[str, Any], int]] = [
+    ({"guided_choice": [f"choice {n}" for n in range(2_100)]}, 200),
+    ({"guided_choice": [f"choice {n}" for n in range(10_000)]}, 200),
+    ({"guided_json": {"enum": [f"value {n}" for n in range(1_000)]}}, 200),
+    ({"guided_json": wide(1_000)}, 200),
+    ({"guided_json": wide(10_000)}, 400),
+    ({"guided_json": {"$ref": "#"}}, 400),
+    ({"guided_json": nested(300)}, 400),
+    ({"guided_json": json.dumps(nested(300))}, 400),
+    ({"guided_json": chained(3_000)}, 400),
+    ({"guided_json": {"type": "integer", "multipleOf": 999_983}}, 400),
+    ({"guided_grammar": "start: <[299999]>"}, 400),
+]
+
+
+def test_huge_grammars_are_answers_or_refusals(http: httpx.Client) -> None:
+    begun = time.monotonic()
+    for fields, status in HUGE:
+        reply = chat(http, max_tokens=20, **fields)
+        assert reply.status_code == status, (str(fields)[:80], reply.text[:300])
+        if status == 400:
+            assert reply.json()["error"]["code"] == "invalid_request"
+    assert time.monotonic() - begun < 60
+
+
+def test_a_tool_with_a_huge_schema_is_refused(http: httpx.Client) -> None:
+    for parameters in (wide(10_000), chained(3_000)):
+        tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+        reply = chat(http, max_tokens=5, tools=[tool], tool_choice="required")
+        assert reply.status_code == 400, reply.text[:300]
+
+
+def test_a_small_grammar_is_answered_beside_slow_ones(http: httpx.Client) -> None:
+    """Each of them takes many seconds to compile, and is given up after one."""
+    done: list[str] = []
+
+    def ask(name: str, **fields: Any) -> int:
+        status = chat(http, max_tokens=5, **fields).status_code
+        done.append(name)
+        return status
+
+    with ThreadPoolExecutor(4) as pool:
+        slow = [pool.submit(ask, "slow", guided_json={"multipleOf": 999_961 + n}) for n in range(4)]
+        small = [ask("small", guided_regex=f"[ab]{{{n}}}") for n in range(1, 4)]
+        assert small == [200] * 3
+        assert [future.result() for future in slow] == [400] * 4
+    assert done[-1] == "slow", "none waits for all of the slow ones"
+
+
+def test_clients_who_leave_have_nothing_checked(servable: Path) -> None:
+    """One after the other, these checks would take a second each."""
+    with running(Settings((str(servable),), port=0, max_batch=32, isolation="thread")) as server:
+
+        def leave(number: int) -> None:
+            with pytest.raises(httpx.ReadTimeout):
+                body = {"prompt": TEXT, "guided_json": {"multipleOf": 999_961 + number}}
+                httpx.post(f"{server.url}/v1/completions", json=body, timeout=httpx.Timeout(10, read=0.2))
+
+        with ThreadPoolExecutor(20) as pool:
+            list(pool.map(leave, range(20)))
+        reply = httpx.post(f"{server.url}/v1/completions", json={"prompt": TEXT, "guided_regex": "a"}, timeout=60)
+        assert reply.json()["choices"][0]["text"] == "a"
+        begun = time.monotonic()
+        while server.call(lambda running: len(running.mill._grammars._checks)):
+            time.sleep(0.05)
+        assert time.monotonic() - begun < 10
 
 
 def test_an_echo_begins_with_the_prompt(http: httpx.Client) -> None:

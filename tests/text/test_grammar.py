@@ -9,11 +9,12 @@ from pathlib import Path
 import jsonschema
 import numpy as np
 import pytest
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLParserLimits
 from llguidance.numpy import fill_next_token_bitmask
 
 from millstream.errors import BadRequest, ModelError
-from millstream.text.grammar import MOST_KEPT, GrammarCompiler, checked, vocabulary
+from millstream.text.grammar import MOST_KEPT, MOST_KEPT_BYTES, GrammarCompiler, vocabulary
+from millstream.text.grammar_check import checked
 from millstream.text.loading import load_tokenizer
 from millstream.text.tokenizer import Tokenizer
 from millstream.types import Grammar
@@ -124,6 +125,54 @@ def test_only_so_many_compiled_grammars_are_kept(compiler: GrammarCompiler) -> N
     for number in range(2 * MOST_KEPT):
         assert isinstance(compiler.matcher(Grammar("regex", f"a{{{number + 1}}}")), LLMatcher)
     assert len(compiler._kept) == MOST_KEPT
+
+
+def test_compiled_grammars_that_are_kept_are_bounded_by_their_size_too(compiler: GrammarCompiler) -> None:
+    large = [Grammar("regex", f"{number}" + "a|" * (MOST_KEPT_BYTES // 8)) for number in range(8)]
+    for grammar in large:
+        compiler.matcher(grammar)
+    assert [compiler.knows(grammar) for grammar in large] == [False] * 5 + [True] * 3
+
+
+def test_what_requests_wait_for_is_kept_longer(compiler: GrammarCompiler) -> None:
+    """An owner that had to compile it would hold up all rows."""
+    waiting = [Grammar("regex", f"a{{{number + 1}}}") for number in range(2 * MOST_KEPT)]
+    for grammar in waiting:
+        compiler.prepare(grammar)
+    assert all(map(compiler.knows, waiting))
+    for grammar in waiting:
+        compiler.matcher(grammar)
+    assert len(compiler._kept) == MOST_KEPT
+
+
+def test_a_lexer_that_is_full_is_not_handed_on(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Matchers of one grammar share what its lexer has learnt: one that fails would spoil it for all who come later."""
+    monkeypatch.setattr("millstream.text.grammar.LIMITS", LLParserLimits(max_lexer_states=1_500, verbose_errors=False))
+    compiler = GrammarCompiler(lambda: tokenizer)
+    grammar = Grammar("regex", ".*a.{200}b")
+
+    def length(matcher: LLMatcher) -> int:
+        rng, count = random.Random(1), 0
+        matcher.compute_bitmask()
+        while not matcher.is_error() and count < 2_000:
+            matcher.consume_token(rng.choice(tokenizer.encode("ab", special=False)))
+            matcher.compute_bitmask()
+            count += 1
+        return count
+
+    first = length(compiler.matcher(grammar))
+    assert 0 < first < 2_000
+    assert length(compiler.matcher(grammar)) == 0, "llguidance shares no lexers any more: `forget` can go"
+    compiler.forget(grammar)
+    assert length(compiler.matcher(grammar)) == first
+
+
+def test_a_grammar_that_this_vocabulary_lacks_is_not_compiled_again(compiler: GrammarCompiler) -> None:
+    wrong = Grammar("lark", "start: <[299999]>")
+    for _ in range(2):
+        with pytest.raises(ValueError, match="299999"):
+            compiler.matcher(wrong)
+    assert not compiler.knows(wrong)
 
 
 def test_the_vocabulary_is_built_once_and_only_when_it_is_wanted(tokenizer: Tokenizer) -> None:

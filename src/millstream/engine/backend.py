@@ -132,6 +132,8 @@ class RowFailure:
 
     request_id: int
     message: str
+    refused: bool = False
+    """Whether what the client sent is the reason."""
 
 
 @dataclass(frozen=True, slots=True)

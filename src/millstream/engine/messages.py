@@ -84,6 +84,8 @@ class Failed:
     message: str
     gone: bool = False
     """True when the engine itself is going, false when only this step failed."""
+    refused: bool = False
+    """True when what the client sent cannot be served: a grammar that no answer can follow."""
 
 
 @dataclass(frozen=True, slots=True)

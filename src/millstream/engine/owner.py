@@ -117,6 +117,7 @@ class OwnerLoop:
                 case Submit():
                     self._submit(backend, scheduler, command)
                 case Cancel():
+                    self._errands.cancel(command.request_id)
                     events.extend(scheduler.cancel(command.request_id))
                 case Forget():
                     scheduler.forget()
@@ -131,7 +132,7 @@ class OwnerLoop:
         errand = backend.errand(submit)
         scheduler.submit(submit, held=errand is not None)
         if errand is not None:
-            self._errands.run_soon(submit.request_id, errand)
+            self._errands.run_soon(submit.request_id, errand, len(submit.grammar.source) if submit.grammar else 0)
 
     def _collect(self, scheduler: Scheduler) -> list[Event]:
         """Those whose errands are done may go on, or fail. A cancelled request's errand is done for nobody, and so is
@@ -143,7 +144,7 @@ class OwnerLoop:
             if done.error is None:
                 scheduler.release(done.request_id)
             else:
-                events.extend(scheduler.refuse(done.request_id, done.error))
+                events.extend(scheduler.refuse(done.request_id, done.error, refused=done.refused))
         return events
 
     def _step(self, backend: BatchBackend, scheduler: Scheduler, plan: Plan) -> list[Event]:

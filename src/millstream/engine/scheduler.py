@@ -77,10 +77,10 @@ class Scheduler:
         if (request := self._held.pop(request_id, None)) is not None:
             self._enqueue(request)
 
-    def refuse(self, request_id: int, message: str) -> list[Event]:
-        """What a held request waited for cannot be done."""
+    def refuse(self, request_id: int, message: str, *, refused: bool = False) -> list[Event]:
+        """What a held request waited for cannot be done. `refused`: because of what the client sent."""
         request = self._held.get(request_id)
-        return [] if request is None else [self._fail(request, message)]
+        return [] if request is None else [self._fail(request, message, refused=refused)]
 
     def collect(self) -> None:
         """Take in what was fetched from disk. Those who waited for it go first: they have waited."""
@@ -167,7 +167,7 @@ class Scheduler:
                 events.extend(self._accept(running, row))
         for failure in result.failed:
             if (failing := self._requests.get(failure.request_id)) is not None:
-                events.append(self._fail(failing, failure.message))
+                events.append(self._fail(failing, failure.message, refused=failure.refused))
         return events
 
     def _join_late(self) -> list[Event]:
@@ -274,10 +274,10 @@ class Scheduler:
         request.move(State.FINISHED)
         return Finished(request.request_id, reason, request.usage)
 
-    def _fail(self, request: Request, message: str, *, gone: bool = False) -> Failed:
+    def _fail(self, request: Request, message: str, *, gone: bool = False, refused: bool = False) -> Failed:
         self._remove(request)
         request.move(State.FAILED)
-        return Failed(request.request_id, message, gone)
+        return Failed(request.request_id, message, gone, refused)
 
     def _remove(self, request: Request) -> None:
         del self._requests[request.request_id]

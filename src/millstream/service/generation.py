@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from millstream.engine.messages import Failed, Finished, PromptRead, Tokens
-from millstream.errors import EngineGone, StepFailed
+from millstream.errors import BadRequest, EngineGone, StepFailed
 from millstream.service.choice import Choice
 from millstream.service.engine_client import EngineClient
 from millstream.service.inbox import Inbox, RequestEvent
@@ -82,6 +82,8 @@ class TextGeneration:
                 deltas = [choice.finish(event.reason, event.usage.completion_tokens)]
             case Failed():
                 self._timer.ended("failed", self.usage)
+                if event.refused:
+                    raise BadRequest(event.message)
                 raise EngineGone(event.message) if event.gone else StepFailed(event.message)
         return [delta for delta in deltas if delta is not None]
 

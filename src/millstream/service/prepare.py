@@ -11,10 +11,10 @@ from millstream.errors import BadRequest, ContextOverflow
 from millstream.media.port import Prepared
 from millstream.media.prompt import expand, placed
 from millstream.service.entry import ReadyModel
+from millstream.service.grammar_checks import GrammarChecks
 from millstream.service.media_files import MediaFiles
 from millstream.service.template_host import job_of
 from millstream.text.conversation import rendering
-from millstream.text.grammar import checked
 from millstream.types import ChatPrompt, GenerationRequest, Grammar, Media, Prompt, TextPrompt, TokenPrompt
 
 LEAST_CHARACTERS = 4 * 2**20
@@ -49,13 +49,13 @@ async def prepare(pool: Executor, files: MediaFiles, model: ReadyModel, request:
     return list(prompts)
 
 
-async def prepare_grammar(pool: Executor, model: ReadyModel, request: GenerationRequest) -> Grammar | None:
+async def prepare_grammar(checks: GrammarChecks, model: ReadyModel, request: GenerationRequest) -> Grammar | None:
     """What the answers must match, as an engine takes it. Raises `BadRequest` for what cannot be served."""
     if request.grammar is None:
         return None
     if not model.tokenizer.eos_ids:
         raise BadRequest("this model names no token that ends an answer, so its answers cannot follow a grammar")
-    return await asyncio.get_running_loop().run_in_executor(pool, checked, request.grammar)
+    return await checks.check(request.grammar)
 
 
 async def _prepare(

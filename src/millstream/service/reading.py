@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from millstream.service.entry import ReadyModel
+from millstream.service.grammar_checks import GrammarChecks
 from millstream.text.conversation import budget_of, calling_format, knows_tools
-from millstream.text.grammar import checked
 from millstream.text.output import Output
 from millstream.text.style import Style
 from millstream.text.tokenizer import Tokenizer
@@ -57,9 +57,17 @@ Planned = list[tuple[Reading, tuple[int, ...]]]
 
 def plan_readings(model: ReadyModel, request: GenerationRequest, prompts: Sequence[tuple[int, ...]]) -> Planned:
     """How the answers to each prompt are read, and the prompt that is then run. With tools this is work for the pool:
-    their schemas go into a grammar."""
+    their schemas go into a grammar, which `check_readings` has checked."""
     common = reading_of(model, request)
     return [for_prompt(common, model, request, prompt) for prompt in prompts]
+
+
+async def check_readings(checks: GrammarChecks, planned: Planned) -> None:
+    """Raises `BadRequest` for a grammar of forced calls that cannot be served: the client wrote their schemas."""
+    for reading, _ in planned:
+        for grammar in (reading.grammar, reading.answer_grammar):
+            if grammar is not None:
+                await checks.check(grammar)
 
 
 def reading_of(model: ReadyModel, request: GenerationRequest) -> Reading:
@@ -103,8 +111,8 @@ def for_prompt(
         return reading, prompt
     added = model.tokenizer.added_tokens
     marks = None if reading.budget == 0 else style.reasoning
-    forced = checked(tool_grammar(style.tools, use, added, reasoning=marks, thinking=thinking))
-    return replace(reading, grammar=forced, answer_grammar=checked(tool_grammar(style.tools, use, added))), prompt
+    forced = tool_grammar(style.tools, use, added, reasoning=marks, thinking=thinking)
+    return replace(reading, grammar=forced, answer_grammar=tool_grammar(style.tools, use, added)), prompt
 
 
 def _opens_thoughts(reading: Reading, tokenizer: Tokenizer, prompt: tuple[int, ...]) -> bool:

@@ -18,6 +18,7 @@ from millstream.service.best import BestOf
 from millstream.service.choice import Choice
 from millstream.service.entry import ReadyModel
 from millstream.service.generation import TextGeneration
+from millstream.service.grammar_checks import GrammarChecks
 from millstream.service.hub import ModelHub
 from millstream.service.inbox import Inbox
 from millstream.service.media_files import MediaFiles
@@ -25,17 +26,20 @@ from millstream.service.metrics import Metrics, RequestTimer
 from millstream.service.opening import Opening, prompt_logprobs
 from millstream.service.ports import Generation
 from millstream.service.prepare import ReadPrompt, prepare, prepare_grammar
-from millstream.service.reading import Reading, plan_readings
+from millstream.service.reading import Reading, check_readings, plan_readings
 from millstream.types import ChatPrompt, GenerationRequest, ModelCard
 
 log = logging.getLogger(__name__)
 
 
 class MillstreamService:
-    def __init__(self, hub: ModelHub, pool: Executor, files: MediaFiles, metrics: Metrics) -> None:
+    def __init__(
+        self, hub: ModelHub, pool: Executor, files: MediaFiles, grammars: GrammarChecks, metrics: Metrics
+    ) -> None:
         self._hub = hub
         self._pool = pool
         self._files = files
+        self._grammars = grammars
         self._metrics = metrics
         self._ids = itertools.count(1)
 
@@ -73,7 +77,7 @@ class MillstreamService:
             # Before images are fetched and prompts prepared for nothing.
             model.engine.admission.check(len(request.prompts) * (request.best_of or request.n))
         prompts = await prepare(self._pool, self._files, model, request)
-        request = replace(request, grammar=await prepare_grammar(self._pool, model, request))
+        request = replace(request, grammar=await prepare_grammar(self._grammars, model, request))
         read = sum(len(prompt.tokens) for prompt in prompts)
         timer.prepared(read, sum(len(prompt.media) for prompt in prompts))
         planned = await self._plan(model, request, prompts)
@@ -128,6 +132,8 @@ class MillstreamService:
         else:
             loop = asyncio.get_running_loop()
             readings = await loop.run_in_executor(self._pool, plan_readings, model, request, tokens)
+            if request.tools.choice == "required":
+                await check_readings(self._grammars, readings)
         return [
             (submit, reading)
             for (reading, run), prompt in zip(readings, prompts, strict=True)

@@ -1,84 +1,28 @@
-"""What an answer must match, as llguidance takes it: checked for clients, and compiled for a model's vocabulary."""
+"""Grammars compiled for a model's vocabulary, in its engine. They were checked before: see `grammar_check`."""
 
 from __future__ import annotations
 
-import re
+import time
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import NamedTuple
 
 from llguidance import LLMatcher, LLTokenizer
-from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 
-from millstream.errors import BadRequest, ModelError
+from millstream.errors import ModelError
 from millstream.models.source import ModelSource
+from millstream.text.grammar_source import LIMITS, first_line, in_words, source_of
 from millstream.text.loading import load_tokenizer
 from millstream.text.tokenizer import Tokenizer
 from millstream.types import Grammar
 
-COMPACT = {"whitespace_flexible": False, "key_separator": ": ?", "item_separator": ", ?"}
-"""White space between the parts of JSON: one space where people write one. A small model that may write as much as it
-likes can go on until its limit. A schema's own `x-guidance` goes before this."""
-
 MOST_KEPT = 32
 """Compiled grammars that a model keeps: agents send the same few with every request."""
-
-_UNSERVED_KEYS = re.compile(r"Unimplemented keys: \[(.*)\]")
-_TITLES = {"json_schema": "the JSON schema", "regex": "the regular expression", "lark": "the grammar"}
-
-
-def checked(grammar: Grammar) -> Grammar:
-    """The grammar as an engine takes it. Raises `BadRequest` that says what of it cannot be served.
-
-    Compiles it without a vocabulary: that takes a millisecond or so, and a vocabulary about a second to build.
-    """
-    if grammar.kind == "gbnf":
-        grammar = Grammar("lark", _from_gbnf(grammar.source))
-    try:
-        failed, messages = LLMatcher.validate_grammar_with_warnings(_source(grammar))
-    except ValueError as error:
-        raise BadRequest(f"{_TITLES[grammar.kind]} cannot be served: {error}") from error
-    if failed:
-        raise BadRequest(_in_words(grammar, messages[0].strip()))
-    return grammar
-
-
-class _ReadingGbnf:
-    """Turns what the converter raises into `BadRequest`: an error of its own, or `Exception` itself and no subclass."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if kind is Exception or kind is GbnfToLarkError or kind is RecursionError:
-            raise BadRequest(f"the GBNF grammar cannot be read: {error}") from error
-
-
-def _from_gbnf(source: str) -> str:
-    with _ReadingGbnf():
-        return gbnf_to_lark(source)
-
-
-def _in_words(grammar: Grammar, message: str) -> str:
-    title = _TITLES[grammar.kind]
-    if found := _UNSERVED_KEYS.search(message):
-        return f"{title} uses {found[1]}, which this server cannot enforce. Leave it out, or say it in another way."
-    if message.startswith("Unknown format:"):
-        return f'{title} uses "format" with{message.removeprefix("Unknown format:")}, which this server cannot enforce.'
-    if message.startswith("oneOf"):
-        return f'{title} uses "oneOf" with options that may both match; use "anyOf" if that is no harm.'
-    if grammar.kind == "json_schema" and message.startswith("regex parse error"):
-        return f'{title} has a "pattern" that cannot be served: {message}'
-    return f"{title} cannot be served: {message}"
-
-
-def _source(grammar: Grammar) -> str:
-    match grammar.kind:
-        case "json_schema":
-            return LLMatcher.grammar_from_json_schema(grammar.source, defaults=COMPACT)  # type: ignore[arg-type]
-        case "regex":
-            return LLMatcher.grammar_from_regex(grammar.source)
-        case _:
-            return LLMatcher.grammar_from_lark(grammar.source)
+MOST_KEPT_BYTES = 262_144
+"""Of their sources: a compiled grammar takes up to 200 bytes for each."""
+WAITING_SHARE = 8
+"""How many times as much is kept while requests may wait for a row with it."""
+WAITING_SECONDS = 120.0
 
 
 def vocabulary(tokenizer: Tokenizer) -> LLTokenizer:
@@ -90,18 +34,26 @@ def vocabulary(tokenizer: Tokenizer) -> LLTokenizer:
         raise ModelError(f"this model's tokenizer cannot be used with grammars: {error}") from error
 
 
+class _Kept(NamedTuple):
+    matcher: LLMatcher
+    wanted_until: float
+    """On the monotonic clock: a request may wait for a row with it."""
+
+
 class GrammarCompiler:
     """Matchers for one model. Its vocabulary is built when it is first wanted, and if that fails, it fails for good.
 
     One thread may `prepare` while another takes matchers, once the vocabulary is there: what both do to the table at
-    once costs a second compilation at most.
+    once costs a second compilation at most. Matchers of one grammar share what its lexer has learnt, and the limit on
+    that too: once one of them fails, the grammar must be compiled anew (`forget`).
     """
 
     def __init__(self, load: Callable[[], Tokenizer]) -> None:
         self._load = load
         self._vocabulary: LLTokenizer | None = None
         self._failure: str | None = None
-        self._kept: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+        self._kept: OrderedDict[Grammar, _Kept] = OrderedDict()
+        self._unfit: OrderedDict[Grammar, str] = OrderedDict()
 
     @property
     def vocab_size(self) -> int:
@@ -114,22 +66,48 @@ class GrammarCompiler:
         """Build the vocabulary, and compile a grammar. Raises as `matcher` does."""
         self._ready()
         if grammar is not None:
-            self._compiled(grammar)
+            self._compiled(grammar, wanted_until=time.monotonic() + WAITING_SECONDS)
 
     def matcher(self, grammar: Grammar) -> LLMatcher:
         """A fresh one. Raises `ValueError` for a grammar that cannot be compiled, `ModelError` if none can be."""
-        return self._compiled(grammar).deep_copy()
+        return self._compiled(grammar, wanted_until=0.0).deep_copy()
 
-    def _compiled(self, grammar: Grammar) -> LLMatcher:
-        made = self._kept.pop(grammar, None)
-        if made is None:
-            made = LLMatcher(self._ready(), _source(grammar), log_level=0)
-            if made.is_error():
-                raise ValueError(first_line(made.get_error()))
-        self._kept[grammar] = made
-        if len(self._kept) > MOST_KEPT:
-            self._kept.popitem(last=False)
+    def forget(self, grammar: Grammar) -> None:
+        """Compile it anew for the next who asks."""
+        self._kept.pop(grammar, None)
+
+    def _compiled(self, grammar: Grammar, wanted_until: float) -> LLMatcher:
+        kept = self._kept.get(grammar)
+        matcher = self._compile(grammar) if kept is None else kept.matcher
+        self._kept[grammar] = _Kept(matcher, wanted_until)
+        self._kept.move_to_end(grammar)
+        self._evict()
+        return matcher
+
+    def _compile(self, grammar: Grammar) -> LLMatcher:
+        if grammar in self._unfit:
+            raise ValueError(self._unfit[grammar])
+        made = LLMatcher(self._ready(), source_of(grammar), log_level=0, limits=LIMITS)
+        first = made.deep_copy()
+        if not first.is_error():
+            first.compute_bitmask()  # what it learns serves the rows, and what fails here fails before there is one
+        if first.is_error():
+            self._unfit[grammar] = in_words(grammar, first_line(first.get_error()))
+            if len(self._unfit) > MOST_KEPT:
+                self._unfit.popitem(last=False)
+            raise ValueError(self._unfit[grammar])
         return made
+
+    def _evict(self) -> None:
+        """The least recently used goes. One that a request waits for is spared for a while: the owner would have to
+        compile it, and all rows would wait."""
+        size = sum(len(grammar.source) for grammar in self._kept)
+        for grammar, kept in list(self._kept.items())[:-1]:
+            spared = WAITING_SHARE if kept.wanted_until > time.monotonic() else 1
+            if len(self._kept) <= spared * MOST_KEPT and size <= spared * MOST_KEPT_BYTES:
+                return
+            self._kept.pop(grammar, None)
+            size -= len(grammar.source)
 
     def _ready(self) -> LLTokenizer:
         if self._failure is not None:
@@ -145,8 +123,3 @@ class GrammarCompiler:
 
 def compiler_of(source: ModelSource) -> GrammarCompiler:
     return GrammarCompiler(lambda: load_tokenizer(source))
-
-
-def first_line(message: str) -> str:
-    """llguidance adds pages of state to what it says."""
-    return message.strip().split("\n", 1)[0]

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from millstream.text.grammar_limits import MAX_TOOL_BYTES, check_schema
 from millstream.text.tool_formats.format import Keyed, ReasoningMarks, ToolFormat
 from millstream.types import Grammar, ToolUse
 
@@ -31,6 +32,8 @@ def tool_grammar(
 ) -> Grammar:
     """`tokens`: names and numbers of the tokenizer's added tokens. `reasoning`: thoughts may come before the calls;
     `thinking`: they have begun already."""
+    for tool in use.tools:
+        check_schema(tool["function"].get("parameters") or {}, "tools", most_bytes=MAX_TOOL_BYTES)
     writer = _Rules(tokens)
     chosen = [tool["function"] for tool in use.tools if use.name in (None, tool["function"]["name"])]
     written = form.written

@@ -10,11 +10,8 @@ import orjson
 from pydantic import BaseModel, ConfigDict, PlainValidator, ValidationInfo, WithJsonSchema
 
 from millstream.errors import BadRequest, UnsupportedParameter
+from millstream.text.grammar_limits import MAX_CHOICES, check_schema, check_size
 from millstream.types import Grammar
-
-MAX_SOURCE = 1_000_000
-"""Characters. Schemas of real programs are far below it."""
-MAX_CHOICES = 10_000
 
 ANY_OBJECT = Grammar("json_schema", '{"type":"object"}')
 
@@ -46,6 +43,7 @@ def _schema(value: object, name: str) -> Grammar:
         value = {}
     if not isinstance(value, dict):
         raise BadRequest(f"{name} must be a JSON schema: an object.", param=name)
+    check_schema(value, name)
     return Grammar("json_schema", _bounded(orjson.dumps(value).decode(), name))
 
 
@@ -64,7 +62,8 @@ def _choice(value: object, name: str) -> Grammar:
     if not 0 < len(texts) <= MAX_CHOICES or not all(isinstance(text, str) and text for text in texts):
         wanted = f"a list of 1 to {MAX_CHOICES} non-empty strings"
         raise BadRequest(f"{name} must be {wanted}.", param=name)
-    return Grammar("lark", _bounded("start: " + " | ".join(map(json.dumps, texts)), name))
+    # One terminal: the lexer takes thousands of strings in its stride, and the parser would look at each by itself.
+    return Grammar("lark", _bounded("start: CHOICE\nCHOICE: " + " | ".join(map(json.dumps, texts)), name))
 
 
 def _any_object(value: object, name: str) -> Grammar | None:
@@ -80,8 +79,7 @@ def _text(value: object, name: str) -> str:
 
 
 def _bounded(source: str, name: str) -> str:
-    if len(source) > MAX_SOURCE:
-        raise BadRequest(f"{name} has {len(source)} characters; at most {MAX_SOURCE} are taken.", param=name)
+    check_size(source, name)
     return source
 
 

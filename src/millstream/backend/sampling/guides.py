@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from millstream.engine.backend import RowFailure, RowOutput
 from millstream.engine.errands import Errand
 from millstream.engine.messages import Submit
-from millstream.errors import ModelError
+from millstream.errors import BadRequest, ModelError
 from millstream.types import Grammar
 
 PARALLEL = 8
@@ -48,6 +48,10 @@ class Compiler(Protocol):
         """A fresh one. Raises `ValueError` or `ModelError` if there can be none."""
         ...
 
+    def forget(self, grammar: Grammar) -> None:
+        """A matcher of this grammar has failed, and others share what made it fail."""
+        ...
+
 
 def preparing(compiler: Compiler | None, grammar: Grammar | None) -> Errand | None:
     """What to do before a request with this grammar gets a row: compiling a large one takes some 20 ms, and all rows
@@ -61,7 +65,9 @@ def preparing(compiler: Compiler | None, grammar: Grammar | None) -> Errand | No
 def _prepare(compiler: Compiler, grammar: Grammar | None) -> None:
     try:
         compiler.prepare(grammar)
-    except (ValueError, ModelError) as error:
+    except ValueError as error:
+        raise BadRequest(f"{CANNOT}: {error}") from error
+    except ModelError as error:
         raise ModelError(f"{CANNOT}: {error}") from error
 
 
@@ -141,7 +147,8 @@ class Guides:
                     raise ModelError("this engine has no tokenizer")
                 self._matchers[request_id] = (submit, self._compiler.matcher(submit.grammar))
             except (ValueError, ModelError) as error:
-                failed.append(RowFailure(request_id, f"{CANNOT}: {error}"))
+                refused = isinstance(error, ValueError)
+                failed.append(RowFailure(request_id, f"{CANNOT}: {error}", refused))
         self._new.clear()
         return failed
 
@@ -158,9 +165,11 @@ class Guides:
         return failed
 
     def _fail(self, request_id: int) -> RowFailure:
-        _, matcher = self._matchers.pop(request_id)
+        submit, matcher = self._matchers.pop(request_id)
         said = matcher.get_error().strip().split("\n", 1)[0] or "no token of this model can come next"
-        return RowFailure(request_id, f"{CANNOT}: {said}")
+        if self._compiler is not None and submit.grammar is not None:
+            self._compiler.forget(submit.grammar)
+        return RowFailure(request_id, f"{CANNOT}: {said}", refused=True)
 
     def _fill(self, matchers: Sequence[LLMatcher]) -> NDArray[np.uint8]:
         """One line of bits a matcher, as long as the logits: tokens that the tokenizer lacks are never taken."""

@@ -1,0 +1,235 @@
+"""Grammars are checked in children: what would end or block a server ends or blocks nothing; small ones go first."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import psutil
+import pytest
+
+from millstream.errors import BadRequest, EngineBusy
+from millstream.service import grammar_checks
+from millstream.service.grammar_checks import GrammarChecks, Lane
+from millstream.service.grammar_process import GrammarProcess, TooSlow
+from millstream.types import Grammar
+from support.nasty_grammars import NASTY, Nasty
+
+SMALL = Grammar("regex", "[ab]{3}")
+ENDLESS = Grammar("json_schema", '{"type": "integer", "multipleOf": 999983}')
+DEEP = next(nasty.grammar for nasty in NASTY if nasty.name == "a chain of 3000")
+PATIENCE = 60
+
+
+@asynccontextmanager
+async def checking(**limits: float) -> AsyncIterator[GrammarChecks]:
+    checks = GrammarChecks(**limits)
+    try:
+        async with asyncio.timeout(PATIENCE):
+            yield checks
+    finally:
+        await checks.close()
+
+
+def run(work: Callable[[GrammarChecks], Awaitable[None]], **limits: float) -> None:
+    async def main() -> None:
+        async with checking(**limits) as checks:
+            await work(checks)
+
+    asyncio.run(main())
+
+
+def child_of(lane: Lane) -> asyncio.subprocess.Process | None:
+    return lane._process._child
+
+
+async def started(lane: Lane) -> asyncio.subprocess.Process:
+    """Its child works."""
+    while (child := child_of(lane)) is None or not forks(child.pid):  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    return child
+
+
+def forks(pid: int) -> list[psutil.Process]:
+    return psutil.Process(pid).children()
+
+
+def test_what_comes_of_nasty_grammars() -> None:
+    """All at once, by the same children: none spoils those after it."""
+
+    async def outcome(checks: GrammarChecks, nasty: Nasty) -> str | None:
+        try:
+            await checks.check(nasty.grammar)
+        except BadRequest as error:
+            assert len(error.message) < 1_000
+            return error.message
+        return None
+
+    async def work(checks: GrammarChecks) -> None:
+        outcomes = await asyncio.gather(*(outcome(checks, nasty) for nasty in NASTY))
+        wrong = {}
+        for nasty, said in zip(NASTY, outcomes, strict=True):
+            if (said is None) != (nasty.refused is None) or (nasty.refused or "") not in (said or ""):
+                wrong[nasty.name] = said
+        assert wrong == {}
+        assert await checks.check(SMALL) == SMALL
+
+    run(work, quick=0.15, most=0.8)
+
+
+def test_a_small_grammar_does_not_wait_for_large_ones() -> None:
+    async def work(checks: GrammarChecks) -> None:
+        slow = [
+            asyncio.create_task(checks.check(Grammar("json_schema", f'{{"multipleOf": {999_983 + n}}}')))
+            for n in range(3)
+        ]
+        slow += [asyncio.create_task(checks.check(ENDLESS))]
+        await started(checks._slow)
+        assert await checks.check(SMALL) == SMALL
+        assert not all(task.done() for task in slow), "the slow lane is busy still"
+        for task in slow:
+            task.cancel()
+        await asyncio.gather(*slow, return_exceptions=True)
+
+    run(work, quick=0.1, most=20)
+
+
+def test_the_smallest_is_next_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(grammar_checks.time, "monotonic", lambda: now)
+    order: list[str] = []
+
+    async def main() -> None:
+        nonlocal now
+        lane = Lane(1.0)
+        gate = asyncio.Event()
+
+        async def check(grammar: Grammar, seconds: float) -> Grammar:
+            await gate.wait()
+            order.append(grammar.source[:5])
+            return grammar
+
+        monkeypatch.setattr(lane._process, "check", check)
+        tasks = []
+        for at, source in [(0, "first"), (0, "large" + "x" * 100_000), (0.1, "small"), (3, "later")]:
+            now = at
+            tasks.append(asyncio.create_task(lane.check(Grammar("regex", source))))
+            await asyncio.sleep(0)
+        gate.set()
+        await asyncio.gather(*tasks)
+
+    asyncio.run(main())
+    assert order == ["first", "small", "large", "later"]
+
+
+def test_a_client_who_leaves_ends_its_check() -> None:
+    async def work(checks: GrammarChecks) -> None:
+        task = asyncio.create_task(checks.check(ENDLESS))
+        child = await started(checks._slow)
+        begun = time.monotonic()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await child.wait()
+        assert time.monotonic() - begun < 10
+        assert await checks.check(SMALL) == SMALL
+
+    run(work, quick=0.05, most=60)
+
+
+def test_only_the_work_of_a_client_who_leaves_is_ended() -> None:
+    async def work(checks: GrammarChecks) -> None:
+        task = asyncio.create_task(checks.check(ENDLESS))
+        child = await started(checks._quick)
+        task.cancel()
+        assert await checks.check(SMALL) == SMALL
+        assert child_of(checks._quick) is child
+        assert forks(child.pid) == []
+
+    run(work, quick=30)
+
+
+def test_who_waits_leaves_and_the_next_has_its_turn() -> None:
+    async def work(checks: GrammarChecks) -> None:
+        first = asyncio.create_task(checks.check(ENDLESS))
+        await asyncio.sleep(0)
+        waiting = [asyncio.create_task(checks.check(Grammar("regex", f"a{{{n}}}"))) for n in range(1, 4)]
+        await asyncio.sleep(0)
+        waiting[1].cancel()
+        assert [await waiting[0], await waiting[2]] == [Grammar("regex", "a{1}"), Grammar("regex", "a{3}")]
+        with pytest.raises(BadRequest, match="too long"):
+            await first
+
+    run(work, quick=0.1, most=0.2)
+
+
+def test_the_same_grammar_is_checked_once_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Grammar] = []
+    original = GrammarProcess.check
+
+    async def check(self: GrammarProcess, grammar: Grammar, seconds: float) -> Grammar:
+        asked.append(grammar)
+        return await original(self, grammar, seconds)
+
+    monkeypatch.setattr(GrammarProcess, "check", check)
+
+    async def work(checks: GrammarChecks) -> None:
+        gone, *others = [asyncio.create_task(checks.check(SMALL)) for _ in range(5)]
+        await asyncio.sleep(0)
+        gone.cancel()
+        assert await asyncio.gather(*others) == [SMALL] * 4
+        assert await checks.check(SMALL) == SMALL
+        for _ in range(3):
+            with pytest.raises(BadRequest, match="nested too deeply"):
+                await checks.check(DEEP)
+        assert asked == [SMALL, DEEP]
+
+    run(work)
+
+
+def test_too_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_checks, "MOST_WAITING", 2)
+
+    async def work(checks: GrammarChecks) -> None:
+        tasks = [asyncio.create_task(checks.check(Grammar("regex", f"a{{{n}}}"))) for n in range(1, 5)]
+        results: list[Any] = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [type(result) for result in results] == [Grammar, Grammar, Grammar, EngineBusy]
+
+    run(work)
+
+
+def test_a_child_that_was_killed_is_replaced() -> None:
+    async def work(checks: GrammarChecks) -> None:
+        await checks.check(SMALL)
+        child = child_of(checks._quick)
+        assert child is not None
+        os.kill(child.pid, signal.SIGKILL)
+        await child.wait()
+        assert await checks.check(Grammar("regex", "b")) == Grammar("regex", "b")
+
+    run(work)
+
+
+def test_a_child_has_a_limit_of_its_own() -> None:
+    async def main() -> None:
+        process = GrammarProcess()
+        with pytest.raises(TooSlow, match=r"more than 0\.2 s"):
+            await process.check(ENDLESS, 0.2)
+        assert await process.check(SMALL, 1.0) == SMALL
+        await process.close()
+
+    asyncio.run(main())
+
+
+def test_gbnf_comes_back_as_an_engine_takes_it() -> None:
+    async def work(checks: GrammarChecks) -> None:
+        fit = await checks.check(Grammar("gbnf", 'root ::= "a" | "b"'))
+        assert fit.kind == "lark"
+        assert "start" in fit.source
+
+    run(work)
