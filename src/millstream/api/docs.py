@@ -3,6 +3,7 @@ what they take and give: each route says so with `documented`, and `DocumentedAp
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -97,14 +99,13 @@ class DocumentedApp(FastAPI):
         super().setup()
 
     async def _send_document(self, request: Request) -> Response:
-        if self._rendered is None:
-            self._rendered = orjson.dumps(self.openapi())
+        if self._rendered is None:  # off the event loop: it takes a tenth of a second
+            self._rendered = await run_in_threadpool(lambda: orjson.dumps(self.openapi()))
         return Response(self._rendered, media_type=_JSON)
 
     def _joined(self, page: dict[str, Any]) -> dict[str, Any]:
         _, schema = models_json_schema(self._models, ref_template=_REF)
-        # FastAPI's own schemas are those of its validation errors, which no route of ours gives.
-        page["components"] = {"schemas": dict(sorted(schema["$defs"].items())), "responses": error_responses()}
+        page["components"] = {"responses": error_responses()}
         for path, methods in page["paths"].items():
             for operation in methods.values():
                 self._mend(operation, is_open=path == OPEN_PATH)
@@ -113,6 +114,8 @@ class DocumentedApp(FastAPI):
             page["security"] = [{name: []} for name in _SECURITY_SCHEMES]
         else:
             del page["components"]["responses"]["Error401"]
+        # FastAPI's own schemas are those of its validation errors, which no route of ours gives.
+        page["components"]["schemas"] = _reachable(page, schema["$defs"])
         return page
 
     def _mend(self, operation: dict[str, Any], *, is_open: bool) -> None:
@@ -122,6 +125,20 @@ class DocumentedApp(FastAPI):
         elif self._keyed:
             operation["responses"] |= error_references(KEYED)
         operation["responses"] = dict(sorted(operation["responses"].items()))
+
+
+def _reachable(page: Mapping[str, Any], schemas: Mapping[str, Any]) -> dict[str, Any]:
+    """The schemas that the page refers to. Pydantic also lists those of fields whose schema we wrote ourselves."""
+    found: set[str] = set()
+    new = _names(page)
+    while new:
+        found |= new
+        new = {name for known in new for name in _names(schemas[known])} - found
+    return {name: schemas[name] for name in sorted(found)}
+
+
+def _names(part: object) -> set[str]:
+    return set(re.findall(r'"#/components/schemas/(\w+)"', orjson.dumps(part).decode()))
 
 
 def _operation_id(route: APIRoute) -> str:

@@ -34,11 +34,10 @@ class ErrorAnswer(Documented):
 
 _ANY_REQUEST = {
     400: "The request is wrong: `error.param` names the parameter, `error.message` says what would be right.",
-    403: "The request comes from a place that this server does not answer.",
+    403: "The request comes from a page, a host or a machine that this server does not answer.",
     408: "The request took too long to arrive.",
     413: "The request body is over the server's limit.",
     414: "The request line is over the server's limit.",
-    421: "The `Host` header names a server that this is not.",
     431: "The request headers are over the server's limits.",
     500: "The server or the model failed on this request.",
     503: "The server or the model cannot answer now: it is full, starting, restarting or stopping.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Path
+from starlette.convertors import Convertor, register_url_convertor
 from starlette.responses import Response
 
 from millstream.api.docs import documented
@@ -14,6 +15,21 @@ from millstream.api.openai.model_answers import Model, ModelList
 from millstream.errors import NotFound
 from millstream.service.ports import TextService
 from millstream.types import ModelCard
+
+
+class ModelIdConvertor(Convertor[str]):
+    """An id in a path. Ids of hub models contain a slash, and no id ends like an action: so each URL has one route."""
+
+    regex = "(?:(?!/(?:load|unload|cache/clear)$).)+"
+
+    def convert(self, value: str) -> str:
+        return value
+
+    def to_string(self, value: str) -> str:
+        return value
+
+
+register_url_convertor("model_id", ModelIdConvertor())
 
 ModelId = Annotated[
     str,
@@ -36,44 +52,32 @@ def routes(service: TextService) -> APIRouter:
     async def models() -> Response:
         return json_response({"object": "list", "data": [_fields(card) for card in service.models()]})
 
-    # Paths, because the ids of hub models contain a slash.
-    @router.get("/models/{model:path}", summary="One of these models", openapi_extra=_ONE)
+    @router.get("/models/{model:model_id}", summary="One of these models", openapi_extra=_ONE)
     async def model(model: ModelId) -> Response:
         for card in service.models():
             if model == card.name or model in card.aliases:
                 return json_response(_fields(card))
-        raise _not_found(model)
+        raise NotFound(f"There is no model {model[:200]!r} here. /v1/models lists those there are.", param="model")
 
     @router.post(
-        "/models/{model:path}/load", summary="Load a model now and answer when it is loaded", openapi_extra=_CHANGED
+        "/models/{model:model_id}/load", summary="Load a model now and answer when it is loaded", openapi_extra=_CHANGED
     )
     async def load(model: ModelId) -> Response:
-        return json_response(_fields(await service.load(_named(model))))
+        return json_response(_fields(await service.load(model)))
 
     @router.post(
-        "/models/{model:path}/unload",
+        "/models/{model:model_id}/unload",
         summary="Free a model; it is loaded again when it is used",
         openapi_extra=_CHANGED,
     )
     async def unload(model: ModelId) -> Response:
-        return json_response(_fields(await service.unload(_named(model))))
+        return json_response(_fields(await service.unload(model)))
 
-    @router.post("/models/{model:path}/cache/clear", summary="Empty a model's prefix cache", openapi_extra=_CHANGED)
+    @router.post("/models/{model:model_id}/cache/clear", summary="Empty a model's prefix cache", openapi_extra=_CHANGED)
     async def clear_cache(model: ModelId) -> Response:
-        return json_response(_fields(service.clear_cache(_named(model))))
+        return json_response(_fields(service.clear_cache(model)))
 
     return router
-
-
-def _named(model: str) -> str:
-    """To the service an empty name is its first model; a path has to name one."""
-    if not model:
-        raise _not_found(model)
-    return model
-
-
-def _not_found(model: str) -> NotFound:
-    return NotFound(f"There is no model {model[:200]!r} here. /v1/models lists those there are.", param="model")
 
 
 def _fields(card: ModelCard) -> dict[str, object]:

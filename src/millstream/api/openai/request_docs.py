@@ -46,7 +46,7 @@ _CALL: Schema = {
     "type": "object",
     "required": ["function"],
     "properties": {
-        "id": {},
+        "id": nullable(_TEXT),
         "type": {"const": "function"},
         "function": {
             "type": "object",
