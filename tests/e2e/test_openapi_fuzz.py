@@ -57,4 +57,6 @@ def test_the_document_is_the_one_that_is_served(server: RunningServer) -> None:
 
 @API.parametrize()
 def test_answers_keep_to_the_document(case: schemathesis.Case, server: RunningServer) -> None:
+    """All checks but one: a request that fits the schema may be wrong all the same. Which models there are, how long
+    their context is, what is a grammar and which parameters exclude each other is not for a schema to say."""
     case.call_and_validate(base_url=server.url, excluded_checks=[positive_data_acceptance])

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from millstream.api.documented import ABSENT, Documented
+from millstream.api.schemas import ABSENT, AnswerSchema
 from millstream.errors import MillstreamError
 
 
-class ErrorObject(Documented):
+class ErrorObject(AnswerSchema):
     """What went wrong, in OpenAI's shape."""
 
     message: str
@@ -26,7 +26,7 @@ class ErrorObject(Documented):
     """With engine_busy: requests in its queue."""
 
 
-class ErrorAnswer(Documented):
+class ErrorAnswer(AnswerSchema):
     """Every answer with a status of 400 or more. In a stream that has begun, the last event instead of `[DONE]`."""
 
     error: ErrorObject

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-from millstream.api.documented import Documented
+from millstream.api.schemas import AnswerSchema
 
 State = Literal["unloaded", "loading", "ready", "unloading", "failed", "stopped"]
 
 
-class About(Documented):
+class About(AnswerSchema):
     """The server's name and version."""
 
     name: Literal["Millstream"]
@@ -18,7 +18,7 @@ class About(Documented):
     """The path of the page that describes the API."""
 
 
-class Health(Documented):
+class Health(AnswerSchema):
     """The server's own view: no engine is asked, so it answers while every engine is busy."""
 
     status: Literal["ok", "degraded", "failed"]

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from typing import Literal
 
-from millstream.api.documented import ABSENT, Documented
+from millstream.api.schemas import ABSENT, AnswerSchema
 
 Finish = Literal["stop", "length", "tool_calls"]
 
 
-class CachedTokens(Documented):
+class CachedTokens(AnswerSchema):
     cached_tokens: int
     """Tokens of the prompt that were found in the prefix cache."""
 
 
-class ReasoningTokens(Documented):
+class ReasoningTokens(AnswerSchema):
     reasoning_tokens: int
     """Tokens that the model wrote before its answer, as reasoning."""
 
 
-class Usage(Documented):
+class Usage(AnswerSchema):
     """Tokens of all prompts and choices of a request."""
 
     prompt_tokens: int
@@ -29,7 +29,7 @@ class Usage(Documented):
     completion_tokens_details: ReasoningTokens
 
 
-class _Frame(Documented):
+class _Frame(AnswerSchema):
     """The fields around the choices."""
 
     id: str
@@ -42,7 +42,7 @@ class _Frame(Documented):
     """The version of the server."""
 
 
-class PromptLogprob(Documented):
+class PromptLogprob(AnswerSchema):
     logprob: float
     rank: int
     """1 for the likeliest token at its place."""
@@ -53,7 +53,7 @@ PromptLogprobs = list[dict[str, PromptLogprob] | None]
 """For each token of the prompt, by token id: the token itself first, then the likeliest. Null for the first."""
 
 
-class TopLogprob(Documented):
+class TopLogprob(AnswerSchema):
     token: str
     logprob: float
     """-9999 stands for minus infinity."""
@@ -66,25 +66,25 @@ class TokenLogprob(TopLogprob):
     """The likeliest tokens at this place, as many as asked for."""
 
 
-class ChatLogprobs(Documented):
+class ChatLogprobs(AnswerSchema):
     content: list[TokenLogprob]
     refusal: None
 
 
-class CalledFunction(Documented):
+class CalledFunction(AnswerSchema):
     name: str
     arguments: str
     """A JSON object, as text."""
 
 
-class ToolCall(Documented):
+class ToolCall(AnswerSchema):
     id: str
     """What the message with the function's result names in tool_call_id."""
     type: Literal["function"]
     function: CalledFunction
 
 
-class ChatMessage(Documented):
+class ChatMessage(AnswerSchema):
     role: Literal["assistant"]
     content: str | None
     """Null if there are only calls of tools."""
@@ -94,7 +94,7 @@ class ChatMessage(Documented):
     tool_calls: list[ToolCall] = ABSENT
 
 
-class ChatChoice(Documented):
+class ChatChoice(AnswerSchema):
     index: int
     message: ChatMessage
     logprobs: ChatLogprobs | None
@@ -114,12 +114,12 @@ class ChatCompletion(_Frame):
     likeliest. Null for the first token."""
 
 
-class FunctionPiece(Documented):
+class FunctionPiece(AnswerSchema):
     name: str = ABSENT
     arguments: str
 
 
-class ToolCallPiece(Documented):
+class ToolCallPiece(AnswerSchema):
     """The first piece of a call has an id, a type and a name; those that follow are more of its arguments."""
 
     index: int
@@ -129,7 +129,7 @@ class ToolCallPiece(Documented):
     function: FunctionPiece
 
 
-class ChatDelta(Documented):
+class ChatDelta(AnswerSchema):
     """What is new. Empty in the last chunk of a choice."""
 
     role: Literal["assistant"] = ABSENT
@@ -138,7 +138,7 @@ class ChatDelta(Documented):
     tool_calls: list[ToolCallPiece] = ABSENT
 
 
-class ChatChunkChoice(Documented):
+class ChatChunkChoice(AnswerSchema):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None
@@ -156,7 +156,7 @@ class ChatCompletionChunk(_Frame):
     """With stream_options.include_usage: null in all chunks but the last, which has no choices."""
 
 
-class CompletionLogprobs(Documented):
+class CompletionLogprobs(AnswerSchema):
     """Parallel lists, one item a token."""
 
     tokens: list[str]
@@ -169,7 +169,7 @@ class CompletionLogprobs(Documented):
     """Where the token begins in the text, in characters."""
 
 
-class CompletionChoice(Documented):
+class CompletionChoice(AnswerSchema):
     index: int
     """Choices of the first prompt come first."""
     text: str
@@ -189,7 +189,7 @@ class Completion(_Frame):
     usage: Usage
 
 
-class CompletionChunkChoice(Documented):
+class CompletionChunkChoice(AnswerSchema):
     index: int
     text: str
     """What is new."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from millstream.api.documented import Documented
+from millstream.api.schemas import AnswerSchema
 from millstream.api.system_answers import State
 
 
-class Model(Documented):
+class Model(AnswerSchema):
     """A model of this server: OpenAI's four fields, and what an operator wants to know."""
 
     id: str
@@ -54,7 +54,7 @@ class Model(Documented):
     """How often its engine ended unasked and was started again."""
 
 
-class ModelList(Documented):
+class ModelList(AnswerSchema):
     """All models of this server, loaded or not."""
 
     object: Literal["list"]

@@ -17,5 +17,5 @@ def _without_defaults(schema: dict[str, Any]) -> None:
         field.pop("default", None)
 
 
-class Documented(BaseModel):
+class AnswerSchema(BaseModel):
     model_config = ConfigDict(use_attribute_docstrings=True, json_schema_extra=_without_defaults)
