@@ -22,6 +22,7 @@ KEY = "a-key"
 HEADERS = {"authorization": f"Bearer {KEY}"}
 CONFIG = {
     "seed": 14,
+    "cache": {"enabled": False},
     "auth": {"openapi": {"bearer": {"bearer": KEY}}},
     "generation": {
         "deterministic": True,
