@@ -165,6 +165,7 @@ def test_prompts_and_tries(http, service, fields, expected):
     "route, base, fields, param",
     [
         (*TEXT, {"best_of": 2, "n": 3}, "best_of"),
+        (*TEXT, {"best_of": True}, "best_of"),
         (*TEXT, {"best_of": 2, "stream": True}, "best_of"),
         (*TEXT, {"max_tokens": 0}, "max_tokens"),
         (*TEXT, {"max_tokens": 0, "logprobs": 1}, "max_tokens"),

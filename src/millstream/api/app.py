@@ -17,13 +17,26 @@ from millstream.api.docs import DocumentedApp
 from millstream.api.edge import Edge
 from millstream.api.errors import on_http_exception
 from millstream.api.openai import chat, completions, models
-from millstream.api.openai.schema import ChatRequest, CompletionRequest, StreamOptions
+from millstream.api.openai.answers import ChatCompletion, ChatCompletionChunk, Completion, CompletionChunk
+from millstream.api.openai.model_answers import ModelList
+from millstream.api.openai.schema import ChatRequest, CompletionRequest
 from millstream.api.origin import KnownOrigins
+from millstream.api.system_answers import About, Health
 from millstream.service.ports import TextService
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
 PING_SECONDS = 15.0
+
+_DESCRIPTION = """An inference server for MLX that speaks OpenAI's API.
+
+Errors have OpenAI's shape on every route. An unknown path is a 404; a method that a path does not take is a 405, and
+its `Allow` header names those that it does."""
+_TAGS = [
+    {"name": "text", "description": "Answers of a model, whole or streamed."},
+    {"name": "models", "description": "What is served; load and unload it."},
+    {"name": "system", "description": "The server itself. These answer while every model is busy."},
+]
 
 
 def create_app(
@@ -42,11 +55,13 @@ def create_app(
     app = DocumentedApp(
         title="Millstream",
         version=__version__,
-        description="An inference server for MLX that speaks OpenAI's API.",
+        description=_DESCRIPTION,
+        openapi_tags=_TAGS,
         lifespan=lifespan,
         redirect_slashes=False,
-        responses={"default": {"description": "An error, in OpenAI's shape"}},
-        bodies=(ChatRequest, CompletionRequest, StreamOptions),
+        bodies=(ChatRequest, CompletionRequest),
+        answers=(ChatCompletion, ChatCompletionChunk, Completion, CompletionChunk, ModelList, About, Health),
+        keyed=bool(api_keys),
     )
     app.include_router(chat.routes(service, ping_seconds=ping_seconds))
     app.include_router(completions.routes(service, ping_seconds=ping_seconds))

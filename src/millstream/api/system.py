@@ -2,26 +2,40 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi import APIRouter
 from starlette.responses import Response
 
 from millstream import __version__
+from millstream.api.docs import documented, reference
+from millstream.api.error_docs import ANY_REQUEST, ErrorAnswer
 from millstream.api.errors import json_response
+from millstream.api.system_answers import About, Health
 from millstream.service.ports import TextService
+
+_HEALTH = documented(Health, "The server answers, and at least one model does or will.", errors=ANY_REQUEST)
+_HEALTH["responses"]["503"] = {
+    "description": "Every model has failed, or the server is full or stopping.",
+    "content": {"application/json": {"schema": {"anyOf": [reference(Health), reference(ErrorAnswer)]}}},
+}
+_PAGE: dict[str, Any] = {"text/plain": {"schema": {"type": "string"}}}
+_METRICS = documented(_PAGE, "One metric a line, with comments.", errors=ANY_REQUEST)
+_ABOUT = documented(About, "The server's name and version.", errors=ANY_REQUEST)
 
 
 def routes(service: TextService) -> APIRouter:
-    router = APIRouter(tags=["system"])
+    router = APIRouter(tags=["system"], default_response_class=Response)
 
-    @router.get("/", include_in_schema=False)
-    async def root() -> Response:
+    @router.get("/", summary="What this server is", openapi_extra=_ABOUT)
+    async def about() -> Response:
         return json_response({"name": "Millstream", "version": __version__, "docs": "/docs"})
 
-    @router.get("/health", summary="Is the server up, and what are its models doing?")
+    @router.get("/health", summary="Is the server up, and what are its models doing?", openapi_extra=_HEALTH)
     async def health() -> Response:
         return json_response({"status": "ok", "models": service.healthy()})
 
-    @router.get("/metrics", summary="Figures in the Prometheus text format")
+    @router.get("/metrics", summary="Figures in the Prometheus text format", openapi_extra=_METRICS)
     async def metrics() -> Response:
         page, content_type = service.render_metrics()
         return Response(page, headers={"content-type": content_type})

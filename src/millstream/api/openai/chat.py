@@ -5,20 +5,33 @@ from __future__ import annotations
 from functools import partial
 
 from fastapi import APIRouter, Request
+from starlette.responses import Response
 
 from millstream.api.answer import Answer, answer
 from millstream.api.body import read_body
 from millstream.api.docs import documented
+from millstream.api.error_docs import SERVICE
+from millstream.api.openai import examples
+from millstream.api.openai.answers import ChatCompletion, ChatCompletionChunk
 from millstream.api.openai.render_chat import ChatRenderer
 from millstream.api.openai.requests import chat_request
 from millstream.api.openai.schema import ChatRequest
 from millstream.service.ports import TextService
 
+_DOCS = documented(
+    ChatCompletion,
+    "The answer: whole, or with `stream` as server-sent events.",
+    errors=SERVICE,
+    body=ChatRequest,
+    examples=examples.CHAT,
+    events=ChatCompletionChunk,
+)
+
 
 def routes(service: TextService, *, ping_seconds: float) -> APIRouter:
-    router = APIRouter(prefix="/v1", tags=["text"])
+    router = APIRouter(prefix="/v1", tags=["text"], default_response_class=Response)
 
-    @router.post("/chat/completions", summary="Continue a conversation", openapi_extra=documented(ChatRequest))
+    @router.post("/chat/completions", summary="Continue a conversation", openapi_extra=_DOCS)
     async def chat_completions(request: Request) -> Answer:
         asked, generation = await read_body(request, chat_request)
         usage = asked.stream_options.include_usage

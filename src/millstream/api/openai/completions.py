@@ -5,20 +5,33 @@ from __future__ import annotations
 from functools import partial
 
 from fastapi import APIRouter, Request
+from starlette.responses import Response
 
 from millstream.api.answer import Answer, answer
 from millstream.api.body import read_body
 from millstream.api.docs import documented
+from millstream.api.error_docs import SERVICE
+from millstream.api.openai import examples
+from millstream.api.openai.answers import Completion, CompletionChunk
 from millstream.api.openai.render_completion import CompletionRenderer
 from millstream.api.openai.requests import completion_request
 from millstream.api.openai.schema import CompletionRequest
 from millstream.service.ports import TextService
 
+_DOCS = documented(
+    Completion,
+    "The continuations: whole, or with `stream` as server-sent events.",
+    errors=SERVICE,
+    body=CompletionRequest,
+    examples=examples.COMPLETION,
+    events=CompletionChunk,
+)
+
 
 def routes(service: TextService, *, ping_seconds: float) -> APIRouter:
-    router = APIRouter(prefix="/v1", tags=["text"])
+    router = APIRouter(prefix="/v1", tags=["text"], default_response_class=Response)
 
-    @router.post("/completions", summary="Continue a text", openapi_extra=documented(CompletionRequest))
+    @router.post("/completions", summary="Continue a text", openapi_extra=_DOCS)
     async def completions(request: Request) -> Answer:
         asked, generation = await read_body(request, completion_request)
         usage = asked.stream_options.include_usage

@@ -127,26 +127,57 @@ def _by_itself(kind: str) -> PlainValidator:
 
 _TEXT: dict[str, Any] = {"type": "string"}
 _OBJECT: dict[str, Any] = {"type": "object"}
+_NOT_GIVEN: dict[str, Any] = {"enum": [None, False]}
 _KINDS: dict[str, Any] = {
-    "json": {"anyOf": [_OBJECT, _TEXT]},
+    "json": {"anyOf": [_OBJECT, _TEXT, {"const": True}], "description": "A JSON schema, or its text."},
     "json_object": {"type": "boolean"},
     "regex": _TEXT,
-    "choice": {"type": "array", "items": _TEXT, "minItems": 1},
+    "choice": {
+        "type": "array",
+        "items": {"type": "string", "minLength": 1},
+        "minItems": 1,
+        "maxItems": MAX_CHOICES,
+    },
     "grammar": _TEXT,
 }
-_NAMED = {"type": "object", "properties": {"name": _TEXT, "schema": _OBJECT, "strict": {"type": "boolean"}}}
-_FORMAT = {
+_STRUCTURED = {
     "type": "object",
-    "required": ["type"],
-    "properties": {"type": {"enum": ["text", "json_object", "json_schema"]}, "json_schema": _NAMED},
+    "properties": {kind: {"anyOf": [schema, _NOT_GIVEN]} for kind, schema in _KINDS.items()},
+    "additionalProperties": _NOT_GIVEN,
 }
+_SCHEMA: dict[str, Any] = {"anyOf": [*_KINDS["json"]["anyOf"], {"type": "null"}]}
+_NAMED: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "schema": _SCHEMA,
+        "name": {"description": "Has no effect."},
+        "strict": {"description": "Has no effect: a schema is always enforced."},
+    },
+}
+
+
+def _format(kind: str, *required: str, **properties: Any) -> dict[str, Any]:
+    return {
+        "title": kind,
+        "type": "object",
+        "required": ["type", *required],
+        "properties": {"type": {"const": kind}, **properties},
+    }
+
+
+_FORMAT = {
+    "anyOf": [
+        _format("text"),
+        _format("json_object", schema=_SCHEMA),
+        _format("json_schema", "json_schema", json_schema=_NAMED),
+    ]
+}
+_NO_CHOICE: dict[str, Any] = {"const": ""}
 ResponseFormat = Annotated[Grammar | None, PlainValidator(read_response_format), WithJsonSchema(_FORMAT)]
-StructuredOutputs = Annotated[
-    Grammar | None, PlainValidator(read_structured_outputs), WithJsonSchema({"type": "object", "properties": _KINDS})
-]
+StructuredOutputs = Annotated[Grammar | None, PlainValidator(read_structured_outputs), WithJsonSchema(_STRUCTURED)]
 Schema = Annotated[Grammar | None, _by_itself("json"), WithJsonSchema(_KINDS["json"])]
 Regex = Annotated[Grammar | None, _by_itself("regex"), WithJsonSchema(_TEXT)]
-Choice = Annotated[Grammar | None, _by_itself("choice"), WithJsonSchema(_KINDS["choice"])]
+Choice = Annotated[Grammar | None, _by_itself("choice"), WithJsonSchema({"anyOf": [_KINDS["choice"], _NO_CHOICE]})]
 Written = Annotated[Grammar | None, _by_itself("grammar"), WithJsonSchema(_TEXT)]
 
 

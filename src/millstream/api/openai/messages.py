@@ -32,7 +32,8 @@ def _message(item: object, path: str) -> Message:
     message: Message = {"role": ROLES[role], "content": None}
     for name, field in item.items():
         # Clients send answers back as they got them, with all their empty fields.
-        if field is not None and field != [] and name not in _IGNORED_FIELDS:
+        empty = field is None or (field == [] and name not in _TEXT_FIELDS)
+        if not empty and name not in _IGNORED_FIELDS:
             message[name] = _extra(name, field, path)
     message["content"] = _content(item.get("content"), role, path, calls="tool_calls" in message)
     return message
@@ -63,6 +64,8 @@ def _call(call: dict[str, object], path: str) -> dict[str, object]:
     function = call.get("function")
     if call.get("type", "function") != "function" or not isinstance(function, dict):
         raise BadRequest(f"{path} must have the type function and a function.", param=path)
+    if not isinstance(call.get("id"), str | None):
+        raise BadRequest(f"{path}.id must be a string.", param=f"{path}.id")
     if not isinstance(function.get("name"), str):
         raise BadRequest(f"{path}.function.name must be a string.", param=f"{path}.function.name")
     arguments = function.get("arguments", "{}")

@@ -2,40 +2,79 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from typing import Annotated
+
+from fastapi import APIRouter, Path
+from starlette.convertors import Convertor, register_url_convertor
 from starlette.responses import Response
 
+from millstream.api.docs import documented
+from millstream.api.error_docs import ANY_REQUEST, SERVICE
 from millstream.api.errors import json_response
+from millstream.api.openai.model_answers import Model, ModelList
 from millstream.errors import NotFound
 from millstream.service.ports import TextService
 from millstream.types import ModelCard
 
 
-def routes(service: TextService) -> APIRouter:
-    router = APIRouter(prefix="/v1", tags=["models"])
+class ModelIdConvertor(Convertor[str]):
+    """An id in a path. Ids of hub models contain a slash, and no id ends like an action: so each URL has one route."""
 
-    @router.get("/models", summary="The models that this server answers with, and how each of them is")
+    regex = "(?:(?!/(?:load|unload|cache/clear)$).)+"
+
+    def convert(self, value: str) -> str:
+        return value
+
+    def to_string(self, value: str) -> str:
+        return value
+
+
+register_url_convertor("model_id", ModelIdConvertor())
+
+ModelId = Annotated[
+    str,
+    Path(
+        description="The model's id or one of its aliases. A slash in it may be sent as it is or as %2F.",
+        json_schema_extra={"minLength": 1},
+        examples=["millstream-demo", "mlx-community/Qwen3-4B-4bit"],
+    ),
+]
+
+_LIST = documented(ModelList, "All models, loaded or not.", errors=ANY_REQUEST)
+_ONE = documented(Model, "The model.", errors=ANY_REQUEST | {404})
+_CHANGED = documented(Model, "The model as it is now.", errors=SERVICE)
+
+
+def routes(service: TextService) -> APIRouter:
+    router = APIRouter(prefix="/v1", tags=["models"], default_response_class=Response)
+
+    @router.get("/models", summary="The models that this server answers with", openapi_extra=_LIST)
     async def models() -> Response:
         return json_response({"object": "list", "data": [_fields(card) for card in service.models()]})
 
-    # Paths, because the ids of hub models contain a slash.
-    @router.get("/models/{model:path}", summary="One of these models")
-    async def model(model: str) -> Response:
+    @router.get("/models/{model:model_id}", summary="One of these models", openapi_extra=_ONE)
+    async def model(model: ModelId) -> Response:
         for card in service.models():
             if model == card.name or model in card.aliases:
                 return json_response(_fields(card))
-        raise NotFound(f"There is no model {model!r} here. /v1/models lists those there are.", param="model")
+        raise NotFound(f"There is no model {model[:200]!r} here. /v1/models lists those there are.", param="model")
 
-    @router.post("/models/{model:path}/load", summary="Load a model now; answers when it is there")
-    async def load(model: str) -> Response:
+    @router.post(
+        "/models/{model:model_id}/load", summary="Load a model now and answer when it is loaded", openapi_extra=_CHANGED
+    )
+    async def load(model: ModelId) -> Response:
         return json_response(_fields(await service.load(model)))
 
-    @router.post("/models/{model:path}/unload", summary="Free a model; it is loaded again when it is used")
-    async def unload(model: str) -> Response:
+    @router.post(
+        "/models/{model:model_id}/unload",
+        summary="Free a model; it is loaded again when it is used",
+        openapi_extra=_CHANGED,
+    )
+    async def unload(model: ModelId) -> Response:
         return json_response(_fields(await service.unload(model)))
 
-    @router.post("/models/{model:path}/cache/clear", summary="Forget the beginnings of prompts that a model keeps")
-    async def clear_cache(model: str) -> Response:
+    @router.post("/models/{model:model_id}/cache/clear", summary="Empty a model's prefix cache", openapi_extra=_CHANGED)
+    async def clear_cache(model: ModelId) -> Response:
         return json_response(_fields(service.clear_cache(model)))
 
     return router

@@ -89,11 +89,32 @@ _UNSERVED = {
 }
 
 _STRING = {"type": "string"}
-_URL = {"type": "object", "required": ["url"], "properties": {"url": _STRING, "detail": {"enum": list(_DETAIL)}}}
-_SOUND = {"type": "object", "properties": {"data": _STRING, "format": {"enum": list(AUDIO_FORMATS)}}}
+_PLACE = {"type": "string", "minLength": 1, "description": "A data URI, an http(s) URL or a file that may be read."}
+
+
+def _place_schema(**more: object) -> dict[str, Any]:
+    return {"anyOf": [{"type": "object", "required": ["url"], "properties": {"url": _PLACE, **more}}, _PLACE]}
+
+
+_SOUND = {
+    "type": "object",
+    "required": ["data", "format"],
+    "properties": {"data": {"type": "string", "description": "Base64."}, "format": {"enum": list(AUDIO_FORMATS)}},
+}
+_PARTS = [
+    ("text", _STRING),
+    ("image_url", _place_schema(detail={"enum": [None, *_DETAIL]})),
+    ("video_url", _place_schema()),
+    ("input_audio", _SOUND),
+]
 PART_SCHEMA: dict[str, Any] = {
     "anyOf": [
-        {"type": "object", "properties": {"type": {"const": kind}, kind: value}}
-        for kind, value in [("text", _STRING), ("image_url", _URL), ("video_url", _URL), ("input_audio", _SOUND)]
+        {
+            "title": kind,
+            "type": "object",
+            "required": ["type", kind],
+            "properties": {"type": {"const": kind}, kind: value},
+        }
+        for kind, value in _PARTS
     ]
 }

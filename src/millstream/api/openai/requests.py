@@ -19,7 +19,7 @@ _Request = TypeVar("_Request", bound=TextRequest)
 
 
 def read(model: type[_Request], body: dict[str, object]) -> _Request:
-    if body.get("best_of") is not None and body.get("best_of") == body.get("n", 1):
+    if type(body.get("best_of")) is int and body.get("best_of") == body.get("n", 1):
         body = body | {"best_of": None}  # as many tried as asked for: nothing to choose from
     values = served(body, model.model_fields, UNSERVED)
     options = values.get("stream_options")

@@ -2,78 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
 
-from millstream.api.openai.fields import (
-    MAX_BIAS,
-    MAX_BIASES,
-    MAX_PROMPTS,
-    MAX_STOP_LENGTH,
-    MAX_STOPS,
-    read_logit_bias,
-    read_prompts,
-    read_stop,
-)
+from millstream.api.openai import request_docs as docs
+from millstream.api.openai.fields import read_logit_bias, read_prompts, read_stop
 from millstream.api.openai.grammars import FormRequest
-from millstream.api.openai.messages import ROLES, Message, read_messages
-from millstream.api.openai.parts import PART_SCHEMA
-from millstream.api.openai.tools import MAX_TOOLS, Tools, read_tools
+from millstream.api.openai.messages import Message, read_messages
+from millstream.api.openai.tools import Tools, read_tools
 from millstream.types import Prompt, Sampling
 
 _INT32 = 2**31 - 1
 _INT64 = 2**63
 
-_TEXT: dict[str, Any] = {"type": "string"}
-_TOKENS: dict[str, Any] = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
-_PROMPTS: dict[str, Any] = {"type": "array", "items": {"anyOf": [_TEXT, _TOKENS]}, "maxItems": MAX_PROMPTS}
-_MESSAGE: dict[str, Any] = {
-    "type": "object",
-    "required": ["role", "content"],
-    "properties": {
-        "role": {"enum": list(ROLES)},
-        "content": {"anyOf": [_TEXT, {"type": "array", "items": PART_SCHEMA}, {"type": "null"}]},
-        "name": _TEXT,
-        "tool_calls": {"type": "array", "items": {"type": "object"}},
-        "tool_call_id": _TEXT,
-    },
-}
-_ONE_STOP = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_LENGTH}
-_STOP = {"anyOf": [_ONE_STOP, {"type": "array", "items": _ONE_STOP, "maxItems": MAX_STOPS}]}
-_TOOL: dict[str, Any] = {
-    "type": "object",
-    "required": ["type", "function"],
-    "properties": {
-        "type": {"const": "function"},
-        "function": {
-            "type": "object",
-            "required": ["name"],
-            "properties": {"name": _TEXT, "description": _TEXT, "parameters": {"type": "object"}},
-        },
-    },
-}
-_CHOICE: dict[str, Any] = {"anyOf": [{"enum": ["none", "auto", "required"]}, {"type": "object"}]}
-_BIAS = {
-    "type": "object",
-    "maxProperties": MAX_BIASES,
-    "additionalProperties": {"type": "number", "minimum": -MAX_BIAS, "maximum": MAX_BIAS},
-}
-
-Messages = Annotated[
-    tuple[Message, ...],
-    PlainValidator(read_messages),
-    WithJsonSchema({"type": "array", "minItems": 1, "items": _MESSAGE}),
-]
-Prompts = Annotated[
-    tuple[Prompt, ...], PlainValidator(read_prompts), WithJsonSchema({"anyOf": [_TEXT, _TOKENS, _PROMPTS]})
-]
-Stop = Annotated[tuple[str, ...], PlainValidator(read_stop), WithJsonSchema(_STOP)]
-LogitBias = Annotated[tuple[tuple[int, float], ...], PlainValidator(read_logit_bias), WithJsonSchema(_BIAS)]
-ToolList = Annotated[
-    Tools, PlainValidator(read_tools), WithJsonSchema({"type": "array", "items": _TOOL, "maxItems": MAX_TOOLS})
-]
-ToolChoice = Annotated[object, WithJsonSchema(_CHOICE)]
+Messages = Annotated[tuple[Message, ...], PlainValidator(read_messages), WithJsonSchema(docs.MESSAGES)]
+Prompts = Annotated[tuple[Prompt, ...], PlainValidator(read_prompts), WithJsonSchema(docs.PROMPTS)]
+Stop = Annotated[tuple[str, ...], PlainValidator(read_stop), WithJsonSchema(docs.STOP)]
+LogitBias = Annotated[tuple[tuple[int, float], ...], PlainValidator(read_logit_bias), WithJsonSchema(docs.BIAS)]
+ToolList = Annotated[Tools, PlainValidator(read_tools), WithJsonSchema(docs.TOOLS)]
+ToolChoice = Annotated[object, WithJsonSchema(docs.TOOL_CHOICE)]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Limit = Annotated[int, Field(ge=1, le=_INT32)]
@@ -82,7 +30,9 @@ Limit = Annotated[int, Field(ge=1, le=_INT32)]
 class StreamOptions(BaseModel):
     """How a stream is written."""
 
-    model_config = ConfigDict(strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        strict=True, use_attribute_docstrings=True, json_schema_extra=docs.complete_stream_options
+    )
 
     include_usage: bool = False
     """End the stream with a chunk that counts the tokens."""
@@ -91,7 +41,7 @@ class StreamOptions(BaseModel):
 class TextRequest(FormRequest):
     """What both endpoints take. An optional parameter that is null counts as not given."""
 
-    model_config = ConfigDict(strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(strict=True, use_attribute_docstrings=True, json_schema_extra=docs.complete_request)
 
     model: str = ""
     """The model that answers, as listed by /v1/models. Left out: the server's first."""

@@ -9,8 +9,9 @@ from millstream.errors import BadRequest, UnsupportedParameter
 from millstream.types import ToolUse
 
 MAX_TOOLS = 128
-_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
-_WORDS = ("none", "auto", "required")
+NAME_PATTERN = r"[a-zA-Z0-9_.-]{1,64}"
+WORDS = ("none", "auto", "required")
+_NAME = re.compile(NAME_PATTERN)
 _FUNCTION_FIELDS = frozenset({"name", "description", "parameters", "strict"})
 
 Tools = tuple[dict[str, Any], ...]
@@ -95,7 +96,7 @@ def _choice(choice: object) -> tuple[Any, str | None]:
     match choice:
         case None:
             return "auto", None
-        case str(word) if word in _WORDS:
+        case str(word) if word in WORDS:
             return word, None
         case {"type": "function", "function": {"name": str(name)}}:
             return "required", name
