@@ -19,9 +19,9 @@ from millstream.backend.environment import load_blas, prefer_known_kernels, shar
 from millstream.config import ModelSpec, Settings
 from millstream.engine.backend import BatchBackend
 from millstream.engine.link import Link, ThreadLink
+from millstream.engine.owner_threads import OwnerThreads
 from millstream.engine.process_link import ProcessLink
 from millstream.engine.tuning import DiskTier, bounded, make_scheduler
-from millstream.errors import MillstreamError
 from millstream.media.limits import MediaLimits
 from millstream.media.port import MediaReader
 from millstream.models.demo import user_cache_dir
@@ -81,7 +81,8 @@ class Mill:
         self._names = Names(names)
         files = MediaFiles(self._limits, pool, network, self._names)
         self.service = MillstreamService(self.hub, pool, files, self._metrics)
-        self._work: list[Future[Any]] = []
+        self._work: set[Future[Any]] = set()
+        self._owner_threads = OwnerThreads()
 
     def add(self, spec: ModelSpec) -> None:
         """Serve a model. If it is loaded now, the server answers meanwhile."""
@@ -94,7 +95,8 @@ class Mill:
     async def close(self, reason: str) -> bool:
         """True if every engine freed its model in time and no download or look-up is left running."""
         freed = await self.hub.close(reason, self._settings.grace, self._settings.stop_patience)
-        return freed and not self._names.hanging and not any(future.running() for future in self._work)
+        await asyncio.to_thread(self._owner_threads.close)
+        return freed and not self._names.hanging and not any(future.running() for future in list(self._work))
 
     async def _open(self, name: str, spec: ModelSpec, loading: Loading) -> ReadyModel:
         report = functools.partial(log.info, "%s: %s", name)
@@ -113,8 +115,8 @@ class Mill:
         )
         try:
             facts = bounded(await engine.load(), granted, self._settings.prefix_cache_memory)
-        except (MillstreamError, asyncio.CancelledError):
-            await engine.stop("the load was given up", self._settings.stop_patience)
+        except BaseException:
+            await engine.give_up("the load was given up", self._settings.stop_patience)
             raise
         announce(name, facts, time.monotonic() - started)
         for note in tokenizer.notes:
@@ -156,16 +158,14 @@ class Mill:
         return self._settings.kv_bits if spec.kv_bits is None else spec.kv_bits
 
     def _link(self, name: str, spec: ModelSpec, source: ModelSource, granted: int | None) -> Link:
-        kind = ProcessLink if self._settings.isolated(spec) else ThreadLink
         settings = dataclasses.replace(self._settings, max_batch=self._rows(spec), kv_bits=self._kv_bits(spec))
         backend = functools.partial(self._make_backend, source, settings)
-        return kind(
-            name,
-            backend,
-            functools.partial(
-                make_scheduler, settings.prefill_chunk, granted, settings.prefix_cache_memory, self._disk(name, source)
-            ),
+        scheduler = functools.partial(
+            make_scheduler, settings.prefill_chunk, granted, settings.prefix_cache_memory, self._disk(name, source)
         )
+        if self._settings.isolated(spec):
+            return ProcessLink(name, backend, scheduler)
+        return ThreadLink(name, backend, scheduler, self._owner_threads)
 
     def _disk(self, name: str, source: ModelSource) -> DiskTier | None:
         """A folder for each model. One that has changed has other files there, and removes those that were before."""
@@ -178,12 +178,9 @@ class Mill:
 
     async def _in_pool(self, work: Callable[[], T]) -> T:
         future = self._pool.submit(work)
-        self._work.append(future)
-        try:
-            return await asyncio.wrap_future(future)
-        finally:
-            if not future.running():
-                self._work.remove(future)
+        self._work.add(future)
+        future.add_done_callback(self._work.discard)  # also of a load that was given up meanwhile
+        return await asyncio.wrap_future(future)
 
 
 def media_limits(settings: Settings) -> MediaLimits:

@@ -46,9 +46,9 @@ class MlxTextBackend:
     def __init__(self, settings: TextModelSettings) -> None:
         self._guard = OwnerGuard()
         self._settings = settings
-        # new_stream, not a thread-local one: on a foreign thread it raises instead of silently making a second.
-        self._stream = mx.new_stream(mx.default_device())
-        mx.set_default_stream(self._stream)
+        # The thread's own stream, not a new one: each stream of the CPU costs an OS thread for good, and the owner
+        # threads are used again. It is a plain stream: on a foreign thread it raises instead of making a second.
+        self._stream = mx.default_stream(mx.default_device())
         if settings.cache_limit is not None:
             mx.set_cache_limit(settings.cache_limit)
         self._model: Any = None
@@ -180,8 +180,7 @@ class MlxTextBackend:
         try:
             mx.synchronize(self._stream)
         finally:
-            mx.clear_cache()
-            mx.clear_streams()
+            mx.clear_cache()  # not the streams: without its own, a thread can compute no more
 
     def _decode(self, batch: Batch) -> tuple[Launched | None, list[RowOutput] | None, list[RowFailure]]:
         """Launch a step. The last one's rows, if they had to be read for it, and those that cannot go on."""
