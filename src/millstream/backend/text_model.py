@@ -25,7 +25,7 @@ from millstream.backend.weights.reach import evaluate_all
 from millstream.engine.backend import Keep, Plan, Prefill, Progress, RowFailure, RowOutput, StepResult, ignore_progress
 from millstream.engine.errands import Errand
 from millstream.engine.messages import Submit
-from millstream.engine.ownership import OwnerGuard
+from millstream.engine.ownership import OwnerGuard, at_thread_end
 from millstream.errors import ModelError
 from millstream.types import ModelFacts
 
@@ -49,6 +49,7 @@ class MlxTextBackend:
         # The thread's own stream, not a new one: each stream of the CPU costs an OS thread for good, and the owner
         # threads are used again. It is a plain stream: on a foreign thread it raises instead of making a second.
         self._stream = mx.default_stream(mx.default_device())
+        at_thread_end(mx.clear_streams)  # a thread that ends with streams can abort the process when that exits
         if settings.cache_limit is not None:
             mx.set_cache_limit(settings.cache_limit)
         self._model: Any = None

@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
 
 log = logging.getLogger(__name__)
@@ -26,9 +27,16 @@ class Run:
         self.native_id: int | None = None
         """None before it begins and when it is over."""
         self._over = threading.Event()
+        self._ending: threading.Thread | None = None
 
     def join(self, timeout: float) -> bool:
-        return self._over.wait(timeout)
+        """Wait until it is over, and its thread parked or gone."""
+        deadline = time.monotonic() + timeout
+        if not self._over.wait(timeout):
+            return False
+        if self._ending is not None:
+            self._ending.join(max(0.0, deadline - time.monotonic()))
+        return self._ending is None or not self._ending.is_alive()
 
     def execute(self) -> bool:
         """On the thread. Whether that may be used again."""
@@ -41,8 +49,10 @@ class Run:
             log.exception("%s: the owner thread failed", self.name)
             return False
 
-    def finish(self) -> None:
+    def finish(self, ending: threading.Thread | None) -> None:
+        """`ending`: its thread, unless that is parked."""
         self.native_id = None
+        self._ending = ending
         self._over.set()
 
 
@@ -98,7 +108,7 @@ class _OwnerThread(threading.Thread):
             self.name = "engine-parked"
             # Parked before the run is over: whoever has waited for its end finds the thread.
             parked = reusable and self._park(self)
-            run.finish()
+            run.finish(None if parked else self)
             del run
             if not parked:
                 return
