@@ -104,13 +104,13 @@ def test_a_disowned_thread_is_not_used_again() -> None:
     assert threading.active_count() == before
 
 
-def test_a_thread_whose_engine_crashed_or_did_not_free_its_model_is_not_used_again() -> None:
+def test_a_thread_whose_model_could_not_be_freed_is_not_used_again() -> None:
     class Unfree(FakeBackend):
         def close(self) -> None:
             raise RuntimeError("the stream is broken")
 
     threads, before = OwnerThreads(), threading.active_count()
-    first, _ = life(Unfree, threads)
+    life(Unfree, threads)
     assert threading.active_count() == before
     assert life(FakeBackend, threads)[0] is not None
     threads.close()

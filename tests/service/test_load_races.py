@@ -1,4 +1,4 @@
-"""Loads and unloads that race: nobody who waits sees another's cancellation, and the model can always be loaded again."""
+"""Loads and unloads that race: no waiter sees another's cancellation, and the model can always be loaded again."""
 
 from __future__ import annotations
 

@@ -43,6 +43,6 @@ _storage = _ThreadStorage()
 
 
 def at_thread_end(act: Callable[[], None]) -> None:
-    """Have this thread call `act` when it ends; one act a thread. The main thread ends with its process: no act there."""
+    """Have this thread call `act` when it ends; one act a thread. Not the main thread: that ends with its process."""
     if _storage.last_act is None and threading.current_thread() is not threading.main_thread():
         _storage.last_act = _LastAct(act)

@@ -22,17 +22,19 @@ class Change:
         self.cancelled = False
         self._ended = ended
         self._given_up: MillstreamError | None = None
+        self._decided: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._task = asyncio.ensure_future(work)
         # The first callback of the task: those of the waiters run after it.
         self._task.add_done_callback(self._note)
 
     def give_up(self, why: MillstreamError) -> bool:
-        """Cancel the task; those who wait already get `why`. False if it is too late for that.
+        """Cancel the task; those who wait already get `why`, now. False if it is too late for that.
 
         It is cancelled once, however often this is called: a second cancel would interrupt the clean-up of the first.
         """
         if self._given_up is None and self._task.cancel():
-            self._given_up = why
+            self._given_up = self.error = why
+            self._decided.set_result(None)
         return self._given_up is not None
 
     async def wait(self, seconds: float | None = None) -> bool:
@@ -42,9 +44,11 @@ class Change:
 
     async def join(self) -> None:
         """Wait for the end and raise what went wrong. Whoever comes after `give_up` only waits: it was not theirs."""
-        concerned = self._given_up is None
-        await self.wait()
-        if concerned and self.error is not None:
+        if self._given_up is not None:
+            await self.wait()
+            return
+        await asyncio.wait([self._decided])
+        if self.error is not None:
             raise self.error.with_traceback(None)
 
     def _note(self, task: asyncio.Task[None]) -> None:
@@ -57,3 +61,5 @@ class Change:
                 error = EngineGone(f"the model is not available: {type(error).__name__}: {error}")
             self.error = error
         self._ended(self)
+        if not self._decided.done():
+            self._decided.set_result(None)
