@@ -19,9 +19,10 @@ from millstream.backend.environment import load_blas, prefer_known_kernels, shar
 from millstream.config import ModelSpec, Settings
 from millstream.engine.backend import BatchBackend
 from millstream.engine.link import Link, ThreadLink
+from millstream.engine.owner_threads import OwnerThreads
 from millstream.engine.process_link import ProcessLink
 from millstream.engine.tuning import DiskTier, bounded, make_scheduler
-from millstream.errors import MillstreamError, ModelError
+from millstream.errors import ModelError
 from millstream.media.limits import MediaLimits
 from millstream.media.port import MediaReader
 from millstream.models.checks import check_model
@@ -89,7 +90,8 @@ class Mill:
         self._grammars = GrammarChecks()
         files = MediaFiles(self._limits, pool, network, self._names)
         self.service = MillstreamService(self.hub, pool, files, self._grammars, self._metrics)
-        self._work: list[Future[Any]] = []
+        self._work: set[Future[Any]] = set()
+        self._owner_threads = OwnerThreads()
         self._templates: set[TemplateHost] = set()
         self._followers: set[asyncio.Task[None]] = set()
 
@@ -104,10 +106,11 @@ class Mill:
     async def close(self, reason: str) -> bool:
         """True if every engine freed its model in time and no download or look-up is left running."""
         freed = await self.hub.close(reason, self._settings.grace, self._settings.stop_patience)
+        await asyncio.to_thread(self._owner_threads.close)
         await asyncio.gather(self._grammars.close(), *(template.close() for template in self._templates))
         if freed and self._followers:
             await asyncio.wait(self._followers)
-        return freed and not self._names.hanging and not any(future.running() for future in self._work)
+        return freed and not self._names.hanging and not any(future.running() for future in list(self._work))
 
     async def _open(self, name: str, spec: ModelSpec, loading: Loading) -> ReadyModel:
         report = functools.partial(log.info, "%s: %s", name)
@@ -129,9 +132,9 @@ class Mill:
         )
         try:
             facts = bounded(await engine.load(), granted, self._settings.prefix_cache_memory)
-        except (MillstreamError, asyncio.CancelledError):
+        except BaseException:
             await template.close()
-            await engine.stop("the load was given up", self._settings.stop_patience)
+            await engine.give_up("the load was given up", self._settings.stop_patience)
             raise
         self._close_with(engine, template)
         announce(name, facts, time.monotonic() - started)
@@ -197,16 +200,14 @@ class Mill:
         return self._settings.kv_bits if spec.kv_bits is None else spec.kv_bits
 
     def _link(self, name: str, spec: ModelSpec, source: ModelSource, granted: int | None) -> Link:
-        kind = ProcessLink if self._settings.isolated(spec) else ThreadLink
         settings = dataclasses.replace(self._settings, max_batch=self._rows(spec), kv_bits=self._kv_bits(spec))
         backend = functools.partial(self._make_backend, source, settings)
-        return kind(
-            name,
-            backend,
-            functools.partial(
-                make_scheduler, settings.prefill_chunk, granted, settings.prefix_cache_memory, self._disk(name, source)
-            ),
+        scheduler = functools.partial(
+            make_scheduler, settings.prefill_chunk, granted, settings.prefix_cache_memory, self._disk(name, source)
         )
+        if self._settings.isolated(spec):
+            return ProcessLink(name, backend, scheduler)
+        return ThreadLink(name, backend, scheduler, self._owner_threads)
 
     def _disk(self, name: str, source: ModelSource) -> DiskTier | None:
         """A folder for each model. One that has changed has other files there, and removes those that were before."""
@@ -219,12 +220,9 @@ class Mill:
 
     async def _in_pool(self, work: Callable[[], T]) -> T:
         future = self._pool.submit(work)
-        self._work.append(future)
-        try:
-            return await asyncio.wrap_future(future)
-        finally:
-            if not future.running():
-                self._work.remove(future)
+        self._work.add(future)
+        future.add_done_callback(self._work.discard)  # also of a load that was given up meanwhile
+        return await asyncio.wrap_future(future)
 
 
 def media_limits(settings: Settings) -> MediaLimits:

@@ -9,6 +9,7 @@ MillstreamError
 ├── Unauthorized           401  the API key is missing or wrong
 ├── Forbidden              403  a page of another site
 ├── NotFound               404  no such model
+├── LoadCancelled          409  the model was unloaded while this request waited for its load
 ├── TooLarge               413  the body is over the limit
 ├── EngineBusy             503  full: try again later
 ├── Overloaded             503  the server as a whole has too much in hand: try again later
@@ -27,6 +28,8 @@ class MillstreamError(Exception):
     status = 500
     code = "internal_error"
     kind = "server_error"
+    retry_after: int | None = None
+    """Seconds after which to try again; None where that will not help, or nobody knows."""
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
@@ -74,6 +77,12 @@ class NotFound(MillstreamError):
     kind = "invalid_request_error"
 
 
+class LoadCancelled(MillstreamError):
+    status = 409
+    code = "load_cancelled"
+    kind = "invalid_request_error"
+
+
 class TooLarge(MillstreamError):
     status = 413
     code = "request_too_large"
@@ -103,8 +112,14 @@ class NoRoom(MillstreamError):
 
 
 class EngineGone(MillstreamError):
+    """An engine that died is started again: `retry_after` is in seconds. None where trying again will not help."""
+
     status = 503
     code = "engine_unavailable"
+
+    def __init__(self, message: str, *, retry_after: int | None = 1) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class StepFailed(MillstreamError):

@@ -23,8 +23,8 @@ from millstream.engine.scheduler import Scheduler
 from millstream.errors import EngineGone
 from millstream.models.source import ModelSource
 from millstream.types import FinishReason, TokenLogprob
-from support.engines import Driver, engine
-from support.fake import FakeBackend
+from support.engines import Driver, engine, scheduler
+from support.fake import FakeBackend, panic
 from support.fifo_gate import FifoGate
 from support.guided import children_find_us
 from support.wrapped import gated
@@ -185,6 +185,29 @@ def test_shutdown_fails_what_is_left_and_refuses_what_comes(held: Held) -> None:
         assert all(isinstance(end, Failed) and end.gone and end.message == "closing time" for end in ends)
         with pytest.raises(EngineGone, match="closing time"):
             driver.post(Submit(100, (1,), 1))
+
+
+def test_an_idle_owner_beats_and_a_step_shows(held: Held) -> None:
+    with held.start() as driver:
+        first = driver.link.heartbeat()
+        assert first.step == 0 < first.last
+        driver.wait(lambda: driver.link.heartbeat().last > first.last, nudge=lambda: None)
+        driver.post(Submit(1, (1, 2), 3))
+        held.gate.wait_entered()
+        assert driver.link.heartbeat().step > first.last
+        assert not driver.link.stopped()
+        held.gate.open()
+        driver.wait_ended(1)
+        driver.wait(lambda: driver.link.heartbeat().step == 0, nudge=lambda: None)
+
+
+def test_what_a_library_raises_at_load_is_told_and_the_owner_ends(kind: Any) -> None:
+    driver = Driver(kind("x", panic, functools.partial(scheduler, 7)))
+    driver.link.start_soon(driver.batches.put)
+    driver.wait(lambda: driver.stopped)
+    assert driver.load_error == "Panic: capacity overflow"
+    assert driver.link.heartbeat() == (0, 0)
+    assert driver.link.join(10)
 
 
 def test_a_model_that_cannot_be_loaded_is_reported_and_the_thread_ends(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from millstream.engine.backend import Plan, StepResult
 from millstream.engine.messages import Failed, Finished
-from millstream.errors import EngineGone, ModelError, NoRoom, NotFound
+from millstream.errors import EngineGone, LoadCancelled, ModelError, NoRoom, NotFound
 from millstream.service import entry as entry_module
 from support.fake import FakeBackend, Gate
 from support.hubs import Yard, last_of, on_loop
@@ -163,7 +163,7 @@ async def test_unloading_gives_up_a_load() -> None:
     entry.progress(0.25)
     assert yard.hub.card("a").progress == 0.25
     assert (await yard.hub.unload("a")).state == "unloaded"
-    with pytest.raises(EngineGone, match="given up"):
+    with pytest.raises(LoadCancelled, match="'a' was unloaded by request while it was loading; ask again"):
         await asking
 
 

@@ -149,3 +149,11 @@ class FakeBackend:
 def exit_at_once() -> FakeBackend:
     """A backend whose native code takes the process down."""
     os._exit(3)
+
+
+class Panic(BaseException):
+    """As native code raises it through pyo3: no Exception."""
+
+
+def panic() -> FakeBackend:
+    raise Panic("capacity overflow")

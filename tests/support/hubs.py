@@ -40,6 +40,7 @@ class Yard:
         self.hub = ModelHub(grace=1.0, patience=5.0, **settings)
         self.loads: list[str] = []
         self.backends: dict[str, BackendFactory] = {}
+        self.before_room: Callable[[str], Awaitable[None]] | None = None
         self.before_load: Callable[[str], Awaitable[None]] | None = None
         self._numbers = iter(range(1, 10_000))
 
@@ -49,6 +50,8 @@ class Yard:
 
     async def _open(self, name: str, size: int, loading: Loading) -> ReadyModel:
         self.loads.append(name)
+        if self.before_room is not None:
+            await self.before_room(name)
         await loading.make_room(size, size)
         if self.before_load is not None:
             await self.before_load(name)
@@ -61,7 +64,11 @@ class Yard:
             on_progress=loading.progress,
             on_idle=loading.idle,
         )
-        facts = await engine.load()
+        try:
+            facts = await engine.load()
+        except BaseException:
+            await engine.give_up("the load was given up", 5.0)
+            raise
         tokenizer: Any = None
         return ReadyModel(name, engine, tokenizer, facts, ModelSpec(name))
 

@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from millstream.errors import EngineBusy, MillstreamError, Overloaded, Unauthorized
+from millstream.errors import EngineBusy, MillstreamError, Unauthorized
 
 JSON_TYPE = "application/json"
 
@@ -29,7 +29,7 @@ def error_body(error: MillstreamError) -> dict[str, object]:
 
 def error_response(error: MillstreamError) -> Response:
     headers = {}
-    if isinstance(error, EngineBusy | Overloaded):
+    if error.retry_after is not None:
         headers["retry-after"] = str(error.retry_after)
     elif isinstance(error, Unauthorized):
         headers["www-authenticate"] = "Bearer"

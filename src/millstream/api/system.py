@@ -33,7 +33,11 @@ def routes(service: TextService) -> APIRouter:
 
     @router.get("/health", summary="Is the server up, and what are its models doing?", openapi_extra=_HEALTH)
     async def health() -> Response:
-        return json_response({"status": "ok", "models": service.healthy()})
+        """`ok`; `degraded` if some models have failed; `failed`, with status 503, if all have."""
+        states = service.healthy()
+        failed = [name for name, state in states.items() if state == "failed"]
+        status = "ok" if not failed else "degraded" if len(failed) < len(states) else "failed"
+        return json_response({"status": status, "models": states}, status=503 if status == "failed" else 200)
 
     @router.get("/metrics", summary="Figures in the Prometheus text format", openapi_extra=_METRICS)
     async def metrics() -> Response:

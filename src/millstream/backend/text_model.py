@@ -25,7 +25,7 @@ from millstream.backend.weights.reach import evaluate_all
 from millstream.engine.backend import Keep, Plan, Prefill, Progress, RowFailure, RowOutput, StepResult, ignore_progress
 from millstream.engine.errands import Errand
 from millstream.engine.messages import Submit
-from millstream.engine.ownership import OwnerGuard
+from millstream.engine.ownership import OwnerGuard, at_thread_end
 from millstream.errors import ModelError
 from millstream.types import ModelFacts
 
@@ -46,9 +46,10 @@ class MlxTextBackend:
     def __init__(self, settings: TextModelSettings) -> None:
         self._guard = OwnerGuard()
         self._settings = settings
-        # new_stream, not a thread-local one: on a foreign thread it raises instead of silently making a second.
-        self._stream = mx.new_stream(mx.default_device())
-        mx.set_default_stream(self._stream)
+        # The thread's own stream, not a new one: each stream of the CPU costs an OS thread for good, and the owner
+        # threads are used again. It is a plain stream: on a foreign thread it raises instead of making a second.
+        self._stream = mx.default_stream(mx.default_device())
+        at_thread_end(mx.clear_streams)  # a thread that ends with streams can abort the process when that exits
         if settings.cache_limit is not None:
             mx.set_cache_limit(settings.cache_limit)
         self._model: Any = None
@@ -180,8 +181,7 @@ class MlxTextBackend:
         try:
             mx.synchronize(self._stream)
         finally:
-            mx.clear_cache()
-            mx.clear_streams()
+            mx.clear_cache()  # not the streams: without its own, a thread can compute no more
 
     def _decode(self, batch: Batch) -> tuple[Launched | None, list[RowOutput] | None, list[RowFailure]]:
         """Launch a step. The last one's rows, if they had to be read for it, and those that cannot go on."""

@@ -1,4 +1,4 @@
-"""The other end of a process link: `python -m millstream.engine.child FD PULSE`. Its main thread is the owner."""
+"""The other end of a process link: `python -m millstream.engine.child FD HEARTBEAT`. Its main thread is the owner."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import sys
 import threading
 from multiprocessing.connection import Connection
 
+from millstream.engine.heartbeat import shared_heartbeat
 from millstream.engine.mailbox import Mailbox
 from millstream.engine.messages import Shutdown
 from millstream.engine.owner import OwnerLoop
-from millstream.engine.pulse import shared_pulse
 from millstream.engine.wire import decode_command, encode_events
 from millstream.errors import EngineGone
 
@@ -21,7 +21,7 @@ ORPHAN_PATIENCE = 10.0
 """Seconds that an engine without a parent gets to end its step and free its model."""
 
 
-def main(descriptor: int, pulse: int) -> None:
+def main(descriptor: int, heartbeat: int) -> None:
     # Ctrl-C and a service manager's SIGTERM reach the whole group; the parent alone decides when an engine ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -37,7 +37,7 @@ def main(descriptor: int, pulse: int) -> None:
         except OSError:
             logging.getLogger(__name__).debug("the parent is gone")
 
-    OwnerLoop(mailbox, backend, scheduler, emit, shared_pulse(pulse)).run()
+    OwnerLoop(mailbox, backend, scheduler, emit, shared_heartbeat(heartbeat)).run()
 
 
 def _read(connection: Connection, mailbox: Mailbox) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import threading
 from typing import Protocol
 
 from millstream.engine.backend import BackendFactory
+from millstream.engine.heartbeat import Beat, Heartbeat
 from millstream.engine.mailbox import Mailbox
 from millstream.engine.messages import Command, Shutdown
 from millstream.engine.owner import OwnerLoop, SchedulerFactory, Sink
-from millstream.engine.pulse import Pulse
+from millstream.engine.owner_threads import OwnerThreads, Run
 from millstream.errors import EngineGone
 
 
@@ -31,8 +31,16 @@ class Link(Protocol):
         """Take no more, and end the owner as far as that is possible while it hangs. Does not wait."""
         ...
 
-    def age(self) -> float:
-        """Seconds that the step under way has taken; 0 between steps."""
+    def kill(self, reason: str) -> None:
+        """End a process at once; nothing in it is worth saving. Does nothing to a thread. Does not wait."""
+        ...
+
+    def heartbeat(self) -> Beat:
+        """The owner's last sign of life."""
+        ...
+
+    def stopped(self) -> bool:
+        """Whether a signal or a debugger has stopped the owner's process, as far as the system tells."""
         ...
 
     def where(self) -> tuple[int | None, int | None]:
@@ -43,38 +51,45 @@ class Link(Protocol):
 class ThreadLink:
     """Carries messages to an owner loop on a thread of this process."""
 
-    def __init__(self, name: str, backend: BackendFactory, scheduler: SchedulerFactory) -> None:
+    def __init__(
+        self, name: str, backend: BackendFactory, scheduler: SchedulerFactory, threads: OwnerThreads | None = None
+    ) -> None:
+        """`threads` are shared with other links; without them the thread ends with its engine."""
         self._mailbox = Mailbox()
         self._name = name
         self._backend = backend
         self._scheduler = scheduler
-        self._thread: threading.Thread | None = None
-        self._pulse = Pulse()
+        self._threads = OwnerThreads(keep=False) if threads is None else threads
+        self._run: Run | None = None
+        self._heartbeat = Heartbeat()
 
     def start_soon(self, sink: Sink) -> None:
-        loop = OwnerLoop(self._mailbox, self._backend, self._scheduler, sink, self._pulse)
-        # A daemon: an owner that hangs inside a native call must not keep the process from exiting.
-        self._thread = threading.Thread(target=loop.run, name=f"engine-{self._name}", daemon=True)
-        self._thread.start()
+        loop = OwnerLoop(self._mailbox, self._backend, self._scheduler, sink, self._heartbeat)
+        self._run = self._threads.start(self._name, loop.run)
 
     def post_soon(self, command: Command) -> None:
         self._mailbox.post_soon(command)
 
     def join(self, timeout: float) -> bool:
-        if self._thread is not None:
-            self._thread.join(timeout)
-        return self._thread is None or not self._thread.is_alive()
+        return self._run is None or self._run.join(timeout)
 
     def disown(self, reason: str) -> None:
         """A thread cannot be ended from outside: should its step return one day, it frees its model and goes."""
+        if self._run is not None:
+            self._run.disowned = True
         try:
             self._mailbox.post_last(Shutdown(reason))
         except EngineGone:
             return
 
-    def age(self) -> float:
-        return self._pulse.age()
+    def kill(self, reason: str) -> None:
+        """A thread cannot be killed: it ends when its load returns."""
+
+    def heartbeat(self) -> Beat:
+        return self._heartbeat.read()
+
+    def stopped(self) -> bool:
+        return False
 
     def where(self) -> tuple[int | None, int | None]:
-        alive = self._thread is not None and self._thread.is_alive()
-        return os.getpid(), self._thread.native_id if alive and self._thread is not None else None
+        return os.getpid(), None if self._run is None else self._run.native_id

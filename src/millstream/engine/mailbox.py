@@ -36,11 +36,11 @@ class Mailbox:
             self._closed = command.reason
             self._changed.notify()
 
-    def take(self, *, wait: bool) -> list[Command]:
-        """All commands in the order they came. With `wait`, blocks until there is at least one."""
+    def take(self, *, wait: float = 0.0) -> list[Command]:
+        """All commands in the order they came. Waits at most `wait` seconds for the first."""
         with self._changed:
-            while wait and not self._commands:
-                self._changed.wait()
+            if wait and not self._commands:
+                self._changed.wait(wait)
             commands, self._commands = self._commands, []
             return commands
 

@@ -9,6 +9,7 @@ from typing import Final
 
 from millstream.engine.backend import BackendFactory, BatchBackend, Plan
 from millstream.engine.errands import Errands
+from millstream.engine.heartbeat import BEAT_EVERY, Heartbeat
 from millstream.engine.mailbox import Mailbox
 from millstream.engine.messages import (
     Cancel,
@@ -25,7 +26,6 @@ from millstream.engine.messages import (
     Submit,
     Wake,
 )
-from millstream.engine.pulse import Pulse
 from millstream.engine.scheduler import Scheduler
 from millstream.errors import EngineGone, MillstreamError
 from millstream.types import ModelFacts
@@ -46,10 +46,10 @@ class OwnerLoop:
     """Wait for mail when idle, drain it, plan, step, emit. `run` is the whole life of an engine."""
 
     def __init__(
-        self, mailbox: Mailbox, backend: BackendFactory, scheduler: SchedulerFactory, sink: Sink, pulse: Pulse
+        self, mailbox: Mailbox, backend: BackendFactory, scheduler: SchedulerFactory, sink: Sink, heartbeat: Heartbeat
     ) -> None:
         self._mailbox = mailbox
-        self._pulse = pulse
+        self._heartbeat = heartbeat
         self._make_backend: Final = backend
         self._make_scheduler: Final = scheduler
         self._sink = sink
@@ -58,37 +58,43 @@ class OwnerLoop:
         self._measured = (Measured(0), 0.0)
         self._errands = Errands(self._wake)
 
-    def run(self) -> None:
-        backend = self._load()
-        if backend is not None:
-            try:
-                self._serve(*backend)
-            finally:
-                self._close(backend[0])
-        self._errands.close()
-        self._emit([Stopped(self._crash)])
-
-    def _load(self) -> tuple[BatchBackend, Scheduler] | None:
+    def run(self) -> bool:
+        """True if all ended as it should, so that the thread can serve another engine."""
+        backend: BatchBackend | None = None
+        scheduler: Scheduler | None = None
         try:
             backend = self._make_backend()
-            if (errand := backend.errand(None)) is not None:
-                self._errands.run_soon(None, errand)
-            facts = backend.load(lambda done: self._emit([Loading(done)]))
-            scheduler = self._make_scheduler(facts)
-            scheduler.wake_by(self._wake)
-        except Exception as error:
-            message = describe(error)
+            scheduler = self._load(backend)
+        except BaseException as error:  # whatever a library raises; a panic of native code is no Exception
             if not isinstance(error, MillstreamError):
                 log.exception("loading failed")
-            self._emit([LoadFailed(message), *self._refuse(f"the model could not be loaded: {message}")])
-            return None
+            self._emit(self._load_failed(describe(error)))
+        if backend is not None and scheduler is not None:
+            self._serve(backend, scheduler)
+        freed = backend is None or self._close(backend)
+        self._errands.close()
+        self._emit([Stopped(self._crash)])
+        return freed and self._crash is None
+
+    def _load(self, backend: BatchBackend) -> Scheduler:
+        if (errand := backend.errand(None)) is not None:
+            self._errands.run_soon(None, errand)
+        facts = backend.load(lambda done: self._emit([Loading(done)]))
+        scheduler = self._make_scheduler(facts)
+        scheduler.wake_by(self._wake)
+        self._heartbeat.beat()
         self._emit([Loaded(facts), *self._measure(backend, scheduler)])
-        return backend, scheduler
+        return scheduler
+
+    def _load_failed(self, why: str) -> list[Event]:
+        return [LoadFailed(why), *self._refuse(f"the model could not be loaded: {why}")]
 
     def _serve(self, backend: BatchBackend, scheduler: Scheduler) -> None:
         try:
             while self._ending is None:
-                self._emit(self._obey(backend, scheduler, self._mailbox.take(wait=scheduler.idle)))
+                mail = self._mailbox.take(wait=BEAT_EVERY if scheduler.idle else 0.0)
+                self._heartbeat.beat()
+                self._emit(self._obey(backend, scheduler, mail))
                 if self._ending is None and not scheduler.idle:
                     events = self._step(backend, scheduler, scheduler.plan())
                     if scheduler.idle or time.monotonic() > self._measured[1] + MEASURE_EVERY:
@@ -149,7 +155,7 @@ class OwnerLoop:
 
     def _step(self, backend: BatchBackend, scheduler: Scheduler, plan: Plan) -> list[Event]:
         started = time.monotonic()
-        self._pulse.begin()
+        self._heartbeat.begin_step()
         try:
             result = backend.step(plan)
         except Exception as error:
@@ -158,7 +164,7 @@ class OwnerLoop:
             backend.reset()
             return events
         finally:
-            self._pulse.end()
+            self._heartbeat.end_step()
         return scheduler.advance(plan, result, time.monotonic() - started)
 
     def _measure(self, backend: BatchBackend, scheduler: Scheduler) -> list[Event]:
@@ -172,11 +178,13 @@ class OwnerLoop:
         left = self._mailbox.close(reason)
         return [Failed(command.request_id, reason, gone=True) for command in left if isinstance(command, Submit)]
 
-    def _close(self, backend: BatchBackend) -> None:
+    def _close(self, backend: BatchBackend) -> bool:
         try:
             backend.close()
         except Exception:
             log.exception("freeing the model failed")
+            return False
+        return True
 
     def _emit(self, events: Sequence[Event]) -> None:
         if events:

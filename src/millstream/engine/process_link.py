@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import os
 import pickle
 import queue
 import subprocess
@@ -12,9 +13,9 @@ import threading
 from multiprocessing.connection import Connection
 
 from millstream.engine.backend import BackendFactory
+from millstream.engine.heartbeat import Beat, Heartbeat, shared_file, shared_heartbeat
 from millstream.engine.messages import Command, Event, Failed, Finished, Loaded, LoadFailed, Shutdown, Stopped, Submit
 from millstream.engine.owner import SchedulerFactory, Sink
-from millstream.engine.pulse import Pulse, shared_file, shared_pulse
 from millstream.engine.wire import decode_events, encode_command
 from millstream.errors import EngineGone
 
@@ -38,21 +39,34 @@ class ProcessLink:
         self._process: subprocess.Popen[bytes] | None = None
         self._verdict: str | None = None
         self._last_words: str | None = None
-        self._pulse = Pulse()
+        self._heartbeat = Heartbeat()
 
     def where(self) -> tuple[int | None, int | None]:
         """The child's main thread is the owner; on Linux it has the number of its process."""
         pid = None if self._process is None or self._process.returncode is not None else self._process.pid
         return pid, pid
 
-    def age(self) -> float:
-        return self._pulse.age()
+    def heartbeat(self) -> Beat:
+        return self._heartbeat.read()
+
+    def stopped(self) -> bool:
+        """Asks the system without reaping the child, which is for `Popen` to do. macOS cannot be asked that way."""
+        if sys.platform != "linux" or self._process is None or self._process.returncode is not None:
+            return False
+        try:
+            found = os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:  # reaped just now
+            return False
+        return found is not None
 
     def disown(self, reason: str) -> None:
         """Ends the child whatever it does; its requests are then failed as those of any child that died."""
         self._verdict = reason
         if self._process is not None:
             self._process.kill()
+
+    def kill(self, reason: str) -> None:
+        self.disown(reason)
 
     def start_soon(self, sink: Sink) -> None:
         ours, theirs = multiprocessing.Pipe()
@@ -61,7 +75,7 @@ class ProcessLink:
             # -P: whoever serves the folder that he is in would else run a numpy.py that lies in it
             command = [sys.executable, "-P", "-m", "millstream.engine.child", *map(str, descriptors)]
             self._process = subprocess.Popen(command, pass_fds=descriptors)
-            self._pulse = shared_pulse(memory.fileno())
+            self._heartbeat = shared_heartbeat(memory.fileno())
         theirs.close()
         log.info("%s: its engine is process %d", self._name, self._process.pid)
         for target, arguments in ((self._write, (ours,)), (self._read, (ours, sink))):

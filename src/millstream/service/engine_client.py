@@ -30,6 +30,12 @@ from millstream.types import ModelFacts
 
 log = logging.getLogger(__name__)
 
+GIVE_UP_SECONDS = 1.0
+"""That an engine has to end by itself when its load is given up. What loads holds nothing worth saving."""
+
+LOOK_EVERY, STOPPED_LOOKS = 1.0, 10
+"""While a model loads: a process that a signal has stopped is looked at this often, and then killed."""
+
 
 class EngineClient:
     """All methods run on the event loop, and none of them waits for a step."""
@@ -55,6 +61,7 @@ class EngineClient:
         self._inboxes: dict[int, Inbox] = {}
         self._loop = asyncio.get_running_loop()
         self._loaded: asyncio.Future[ModelFacts] = self._loop.create_future()
+        self._loaded.add_done_callback(_seen)
         self._stopped = asyncio.Event()
         self._disowned = False
         self._idle = asyncio.Event()
@@ -76,10 +83,30 @@ class EngineClient:
 
     async def load(self) -> ModelFacts:
         """Start the engine and wait for its model. Raises `ModelError`."""
-        self.link.start_soon(self._sink())
-        facts = await asyncio.shield(self._loaded)
+        try:
+            self.link.start_soon(self._sink())
+        except BaseException:
+            self._stopped.set()  # there is nothing that could end
+            raise
+        looks = 0
+        while not self._loaded.done():
+            await asyncio.wait([self._loaded], timeout=LOOK_EVERY)
+            looks = looks + 1 if self.link.stopped() else 0
+            if looks == STOPPED_LOOKS:
+                self.link.kill("the engine's process was stopped by a signal while it loaded the model")
+        facts = self._loaded.result()
         self.admission.set_rows(facts.max_rows)
         return facts
+
+    async def give_up(self, reason: str, patience: float) -> None:
+        """End an engine whose load has failed or is not wanted: a process is killed if it does not end by itself."""
+        self._post_if_open(Shutdown(reason))
+        if not await self._stops_within(min(GIVE_UP_SECONDS, patience)):
+            self.link.kill(reason)
+            if not await self._stops_within(patience):
+                self.disown(reason)
+                return
+        await asyncio.to_thread(self.link.join, patience)
 
     def submit(self, submits: Sequence[Submit], inbox: Inbox) -> None:
         """Admit and post all, or raise and post none."""
@@ -124,11 +151,16 @@ class EngineClient:
         if self._disowned:
             return False
         self._post_if_open(Shutdown(reason))
-        try:
-            await asyncio.wait_for(self._stopped.wait(), patience)
-        except TimeoutError:
+        if not await self._stops_within(patience):
             return False
         return await asyncio.to_thread(self.link.join, patience)
+
+    async def _stops_within(self, seconds: float) -> bool:
+        try:
+            await asyncio.wait_for(self._stopped.wait(), seconds)
+        except TimeoutError:
+            return False
+        return True
 
     def disown(self, reason: str) -> None:
         """The engine hangs: fail its requests now, listen to it no more, and end it as far as its link can."""
@@ -176,13 +208,19 @@ class EngineClient:
             case Loaded():
                 self._loaded.set_result(event.facts)
             case LoadFailed():
-                self._loaded.set_exception(ModelError(event.message))
+                self._fail_load(event.message)
             case Measured():
                 self.memory_bytes = event.memory_bytes
                 self.kept_bytes, self.disk_bytes = event.kept_bytes, event.disk_bytes
             case Stopped():
                 self.cause = event.cause
+                self._fail_load(event.cause or "the engine stopped")
                 self._stopped.set()
+
+    def _fail_load(self, why: str) -> None:
+        """Does nothing after the load: whoever waits for it is told once."""
+        if not self._loaded.done():
+            self._loaded.set_exception(ModelError(why))
 
     def _post_if_open(self, command: Cancel | Forget | Shutdown) -> None:
         try:
@@ -197,3 +235,9 @@ class EngineClient:
             self._inboxes.pop(submit.request_id, None)
         if not self._inboxes:
             self._idle.set()
+
+
+def _seen(loaded: asyncio.Future[ModelFacts]) -> None:
+    """Nobody waits for a load that was given up; asyncio would complain that its error was never looked at."""
+    if not loaded.cancelled():
+        loaded.exception()

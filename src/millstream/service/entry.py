@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Protocol
 
 from millstream.config import ModelSpec
-from millstream.errors import EngineGone, MillstreamError, ModelError
+from millstream.engine.owner import describe
+from millstream.errors import EngineGone, LoadCancelled, MillstreamError, ModelError
 from millstream.media.port import MediaReader
+from millstream.service.change import Change
 from millstream.service.engine_client import EngineClient
 from millstream.service.room import Holder, Room
 from millstream.service.template_host import TemplateHost
@@ -27,6 +29,8 @@ log = logging.getLogger(__name__)
 MOST_CRASHES = 5
 """In a row, without one answer between them; then the model is given up."""
 FIRST_BACKOFF, MOST_BACKOFF = 0.25, 30.0
+LOAD_PATIENCE = 3.0
+"""Seconds that the end of the server waits for a load that it gave up: a load holds nothing worth saving."""
 
 
 class ModelState(StrEnum):
@@ -75,7 +79,7 @@ class Loading(Protocol):
 
 
 Opener = Callable[[Loading], Awaitable[ReadyModel]]
-"""Finds, downloads and loads a model; raises a `MillstreamError`."""
+"""Finds, downloads and loads a model. Whatever it raises makes the model failed, with that as the reason."""
 
 
 class Entry:
@@ -97,7 +101,7 @@ class Entry:
         self._opener = opener
         self._room = room
         self._leases = 0
-        self._change: asyncio.Task[None] | None = None
+        self._change: Change | None = None
         self._guard: asyncio.Task[None] | None = None
         self._closed: str | None = None
 
@@ -125,19 +129,20 @@ class Entry:
             self.idle()
 
     async def ready(self) -> ReadyModel:
-        """The model, loaded if it was not. Raises what the load raised."""
+        """The model, loaded if it was not. Raises what the load raised, and `LoadCancelled` if it was given up."""
         while True:
             if self._closed is not None:
-                raise EngineGone(self._closed)
+                raise EngineGone(self._closed, retry_after=None)
             if self._change is not None:
-                await asyncio.shield(self._change)
+                await self._change.join()
             elif self.model is not None and not self.model.engine.gone:
                 return self.model
             elif self.model is not None and self._guard is not None:
                 await asyncio.wait([self._guard])  # it has just ended: what follows is decided there
             elif self._state is ModelState.FAILED:
                 raise EngineGone(
-                    f"the model {self.name!r} has failed: {self.error} POST /v1/models/{self.name}/load tries again."
+                    f"the model {self.name!r} has failed: {self.error} POST /v1/models/{self.name}/load tries again.",
+                    retry_after=None,
                 )
             else:
                 self._begin_load()
@@ -151,37 +156,41 @@ class Entry:
     async def settled(self) -> None:
         """Returns when no load is under way any more."""
         while self._change is not None:
-            await asyncio.wait([self._change])
+            await self._change.wait()
 
     async def unload(self, reason: str, *, grace: float, patience: float) -> None:
         """Let requests inside finish for `grace` seconds, then free the model. A load under way is given up."""
-        if self._change is not None and self._state is ModelState.LOADING:
-            self._change.cancel()
-        await self.settled()
-        if self.model is not None and self._change is None:
-            self._begin(self._unload(self.model, reason, grace, patience))
+        while (change := self._change) is not None:
+            if change.loads:
+                change.give_up(
+                    LoadCancelled(f"the model {self.name!r} was {reason} while it was loading; ask again to load it")
+                )
+            await change.wait()
+            if change.cancelled or not change.loads:
+                return  # what has begun since then is for those who asked later
+        if self.model is not None:
+            await self._begin_unload(self.model, reason, grace, patience).wait()
         elif self._state is ModelState.FAILED:
             self._state, self.error = ModelState.UNLOADED, None
-        await self.settled()
 
     async def unload_if_idle(self, reason: str, patience: float) -> None:
         """For making room: a model that somebody has begun to use meanwhile stays."""
         if not self.in_use and self._change is None and self.model is not None:
-            self._begin(self._unload(self.model, reason, 0.0, patience))
-            await self.settled()
+            await self._begin_unload(self.model, reason, 0.0, patience).wait()
 
     async def close(self, reason: str, grace: float, patience: float) -> bool:
         """The end of the server. True if the engine freed its model in time."""
         self._closed = reason
         freed = True
         if (change := self._change) is not None:
-            if self._state is ModelState.LOADING:
-                change.cancel()
-            await asyncio.wait([change], timeout=patience)
-            freed = change.done()
+            given_up = change.loads and change.give_up(EngineGone(reason, retry_after=None))
+            freed = await change.wait(min(patience, LOAD_PATIENCE) if given_up else patience)
         if self.model is not None:
-            await asyncio.wait([asyncio.ensure_future(self.model.engine.drained())], timeout=grace)
-            freed = await self.model.engine.stop(reason, patience)
+            engine = self.model.engine
+            await asyncio.wait([asyncio.ensure_future(engine.drained())], timeout=grace)
+            freed = await engine.stop(reason, patience)
+            if not freed:
+                engine.disown(reason)  # a process that does not answer must not outlive the server
         self._state = ModelState.STOPPED
         return freed
 
@@ -196,69 +205,71 @@ class Entry:
         if not self.in_use:
             self._room.changed()
 
-    def _begin(self, change: Coroutine[Any, Any, None]) -> None:
-        """One change at a time. What it raises is told to those who wait, and it is in the log."""
-
-        async def run() -> None:
-            try:
-                await change
-            finally:
-                # Here and not in a callback: whoever waits for the task must find it over.
-                self._change = None
-                self._room.changed()
-
-        def ended(task: asyncio.Task[None]) -> None:
-            change.close()  # a task that was cancelled before its first step has not run at all
-            if self._change is task:
-                self._change, self._state = None, ModelState.UNLOADED
-            if not task.cancelled():
-                task.exception()
-
-        self._change = asyncio.ensure_future(run())
-        self._change.add_done_callback(ended)
-
     def _begin_load(self, delay: float = 0.0) -> None:
+        assert self._change is None, "one change at a time"
         self._state, self.error, self.done = ModelState.LOADING, None, 0.0
-        self._begin(self._load(delay))
+        self._change = Change(self._load(delay), loads=True, ended=self._ended)
+
+    def _begin_unload(self, model: ReadyModel, reason: str, grace: float, patience: float) -> Change:
+        assert self._change is None, "one change at a time"
+        # Now and not in the task: should the engine die before the task's first step, this is no crash to recover from.
+        self.model, self._state, self.crashes = None, ModelState.UNLOADING, 0
+        self._change = Change(self._unload(model, reason, grace, patience), loads=False, ended=self._ended)
+        return self._change
+
+    def _ended(self, change: Change) -> None:
+        self._change = None
+        if change.cancelled:
+            self._room.give_back(self.name)
+            self._state = ModelState.UNLOADED
+            log.info("%s: its load was given up", self.name)
+        self._room.changed()
 
     async def _load(self, delay: float) -> None:
         try:
             await asyncio.sleep(delay)
             self.loads += 1
-            self.model = await self._opener(self)
-        except MillstreamError as error:
-            self._room.give_back(self.name)
-            log.error("%s: %s", self.name, error.message)
-            if isinstance(error, ModelError):
-                self._state, self.error = ModelState.FAILED, error.message
-                raise EngineGone(f"the model {self.name!r} could not be loaded: {error.message}") from error
-            self._state = ModelState.UNLOADED
+            model = await self._opener(self)
+        except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):
             raise
-        except asyncio.CancelledError:
+        except BaseException as error:  # the edge of all libraries that open files; a panic of Rust is no Exception
             self._room.give_back(self.name)
-            self._state = ModelState.UNLOADED
-            raise EngineGone(f"the load of {self.name!r} was given up") from None
-        self._state = ModelState.READY
-        self.last_used = time.monotonic()
-        self._guard = asyncio.ensure_future(self._watch(self.model))
+            if (told := self._failed_by(error)) is error:
+                raise
+            raise told from error
+        self.model, self._state, self.last_used = model, ModelState.READY, time.monotonic()
+        self._guard = asyncio.ensure_future(self._watch(model))
         self._guard.add_done_callback(report_defect)
 
+    def _failed_by(self, error: BaseException) -> MillstreamError:
+        """Set the state after a load that raised `error`; what those who wait are told."""
+        if isinstance(error, MillstreamError) and not isinstance(error, ModelError):
+            log.error("%s: %s", self.name, error.message)
+            self._state = ModelState.UNLOADED  # no memory now: not the model's fault
+            return error
+        reason = describe(error)
+        log.error("%s: %s", self.name, reason, exc_info=None if isinstance(error, ModelError) else error)
+        self._state, self.error = ModelState.FAILED, reason
+        return EngineGone(f"the model {self.name!r} could not be loaded: {reason}", retry_after=None)
+
     async def _unload(self, model: ReadyModel, reason: str, grace: float, patience: float) -> None:
-        self.model, self._state, self.crashes = None, ModelState.UNLOADING, 0
-        await asyncio.wait([asyncio.ensure_future(model.engine.drained())], timeout=grace)
-        if not await model.engine.stop(reason, patience):
-            log.error("%s: its engine hangs in a step and is left behind", self.name)
-            model.engine.disown(reason)
-        self._room.give_back(self.name)
-        self._state = ModelState.UNLOADED
+        try:
+            await asyncio.wait([asyncio.ensure_future(model.engine.drained())], timeout=grace)
+            if not await model.engine.stop(reason, patience):
+                log.error("%s: its engine hangs in a step and is left behind", self.name)
+                model.engine.disown(reason)
+        finally:
+            self._room.give_back(self.name)
+            self._state = ModelState.UNLOADED
         log.info("%s: unloaded: %s", self.name, reason)
 
     async def _watch(self, model: ReadyModel) -> None:
         """An engine that ends unasked is started again, later each time, until that is hopeless."""
         cause = await model.engine.wait_gone()
-        if cause is None or self.model is not model or self._closed is not None:
+        if self.model is not model or self._closed is not None:
             return
         self.model = None
+        cause = cause or "the engine stopped"
         self.crashes = 1 if model.engine.answered else self.crashes + 1
         if self.crashes >= MOST_CRASHES:
             self._room.give_back(self.name)

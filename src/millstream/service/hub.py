@@ -12,11 +12,10 @@ from millstream.config import ModelSpec
 from millstream.errors import EngineGone, ModelError, NotFound
 from millstream.service.entry import Entry, ModelState, Opener, ReadyModel, report_defect
 from millstream.service.room import Room
+from millstream.service.watchdog import Watchdog
 from millstream.types import ModelCard
 
 log = logging.getLogger(__name__)
-
-LOOK_EVERY = 1.0
 
 
 class ModelHub:
@@ -34,7 +33,7 @@ class ModelHub:
         self._entries: dict[str, Entry] = {}
         self._names: dict[str, Entry] = {}
         self._idle_unload = idle_unload
-        self._step_timeout = step_timeout
+        self._watchdog = Watchdog(step_timeout)
         self._grace = grace
         self._patience = patience
         self._closing: str | None = None
@@ -71,7 +70,7 @@ class ModelHub:
     async def use(self, name: str) -> AsyncIterator[ReadyModel]:
         """The model, kept from being unloaded until the request that wants it has been posted or has failed."""
         if self._closing is not None:
-            raise EngineGone(self._closing)
+            raise EngineGone(self._closing, retry_after=None)
         entry = self._find(name)
         with entry.lease():
             yield await entry.ready()
@@ -124,21 +123,20 @@ class ModelHub:
 
     async def _watch(self) -> None:
         """Look after all engines: none may hang, and idle ones leave when their time has come."""
-        every = min([LOOK_EVERY, *(each / 4 for each in (self._step_timeout,) if each)])
+        before = time.monotonic()
         while True:
-            await asyncio.sleep(every)
+            await asyncio.sleep(self._watchdog.every)
+            now = time.monotonic()
             for entry in list(self._entries.values()):
-                self._look_at(entry)
+                self._look_at(entry, now - before)
+            before = now
 
-    def _look_at(self, entry: Entry) -> None:
+    def _look_at(self, entry: Entry, elapsed: float) -> None:
         model = entry.model
         if model is None or entry.state is not ModelState.READY:
             return
-        age = model.engine.link.age()
-        if self._step_timeout and age > self._step_timeout:
-            reason = (
-                f"a step did not return within {age:.1f} s (--step-timeout {self._step_timeout:g}): the engine hangs"
-            )
+        reason = self._watchdog.look(entry.name, model.engine.link.heartbeat(), elapsed)
+        if reason is not None:
             log.error("%s: %s", entry.name, reason)
             model.engine.disown(reason)
             return

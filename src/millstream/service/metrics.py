@@ -44,6 +44,9 @@ class Metrics:
             registry=registry,
         )
         self.ready = Gauge("millstream_model_ready", "1 where the model is loaded", label, registry=registry)
+        self.failed = Gauge(
+            "millstream_model_failed", "1 where the model has failed and is not tried again", label, registry=registry
+        )
         self.restarts = Gauge(
             "millstream_engine_restarts", "How often its engine was started again", label, registry=registry
         )
@@ -72,6 +75,7 @@ class Metrics:
         self.kept.labels(model, "memory").set_function(lambda: card().prefix_cache_bytes)
         self.kept.labels(model, "disk").set_function(lambda: card().prefix_cache_disk_bytes)
         self.ready.labels(model).set_function(lambda: card().state == "ready")
+        self.failed.labels(model).set_function(lambda: card().state == "failed")
         self.restarts.labels(model).set_function(lambda: card().restarts)
 
     def render(self) -> tuple[bytes, str]:

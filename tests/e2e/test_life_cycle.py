@@ -1,0 +1,209 @@
+"""The life of a model behind HTTP: loads and unloads that race, engines that are stopped, loads that never end."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from millstream.compose import text_backend
+from millstream.config import ModelSpec, Settings
+from millstream.engine.backend import BatchBackend, Progress, ignore_progress
+from millstream.models.source import ModelSource
+from millstream.types import ModelFacts
+from support.fifo_gate import FarEnd, FifoGate
+from support.guided import children_find_us
+from support.server import RunningServer, running
+from support.wrapped import Wrapped
+
+PATIENCE = 60
+ISOLATIONS = ["thread", "process"]
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child has to find this test's backends, too."""
+    children_find_us(monkeypatch)
+    monkeypatch.setenv("PYTHONPATH", f"{os.environ['PYTHONPATH']}{os.pathsep}{Path(__file__).parent}")
+
+
+def ask(url: str, model: str = "tiny") -> httpx.Response:
+    body = {"model": model, "prompt": "hello", "max_tokens": 4, "temperature": 0, "ignore_eos": True}
+    return httpx.post(f"{url}/v1/completions", json=body, timeout=PATIENCE)
+
+
+def order(url: str, what: str) -> httpx.Response:
+    return httpx.post(f"{url}/v1/models/tiny/{what}", timeout=PATIENCE)
+
+
+def card(server: RunningServer) -> dict[str, Any]:
+    found: dict[str, Any] = httpx.get(f"{server.url}/v1/models/tiny", timeout=PATIENCE).json()
+    return found
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, "what the test waits for did not come"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("isolation", ISOLATIONS)
+def test_loads_unloads_and_requests_that_race_never_give_a_500(servable: Path, isolation: str) -> None:
+    settings = Settings(models=(str(servable),), port=0, isolation=isolation, load="use", grace=0.2)
+    with running(settings) as server:
+        expected = ask(server.url).json()["choices"][0]["text"]
+        end = time.monotonic() + 4
+
+        def hammer(number: int) -> list[httpx.Response]:
+            acts = [lambda: order(server.url, "load"), lambda: order(server.url, "unload"), lambda: ask(server.url)]
+            replies = []
+            while time.monotonic() < end:
+                replies.append(acts[(number + len(replies) * (1 + number % 2)) % 3]())
+            return replies
+
+        with ThreadPoolExecutor(6) as clients:
+            replies = [reply for each in clients.map(hammer, range(6)) for reply in each]
+        wrong = [(reply.status_code, reply.text) for reply in replies if reply.status_code not in (200, 409, 503)]
+        assert not wrong, wrong[:3]
+        assert all(reply.json() for reply in replies)
+        codes = {reply.json()["error"]["code"] for reply in replies if reply.status_code == 409}
+        assert codes <= {"load_cancelled"}
+        assert order(server.url, "load").json()["state"] == "ready"
+        assert ask(server.url).json()["choices"][0]["text"] == expected
+        own = psutil.Process()
+        until(lambda: len(own.children(recursive=True)) == (1 if isolation == "process" else 0))
+
+
+def test_reloads_leave_nothing_behind(servable: Path) -> None:
+    """On threads; `test_twenty_kills_leave_nothing_behind` does the same for processes."""
+    own = psutil.Process()
+    with running(Settings(models=(str(servable),), port=0, isolation="thread")) as server:
+        marks = []
+        for number in range(20):
+            assert ask(server.url).status_code == 200
+            assert order(server.url, "unload").json()["state"] == "unloaded"
+            if number in (2, 19):
+                gc.collect()
+                marks.append((own.num_fds(), own.num_threads(), own.memory_info().rss))
+    fds, threads, memory = (last - first for first, last in zip(marks[0], marks[-1], strict=True))
+    # One a load would be 17. A pool may begin another thread at any time.
+    assert (fds < 4, threads < 4, memory < 64 * 2**20) == (True, True, True), marks
+
+
+def test_an_idle_engine_that_is_stopped_is_noticed_and_replaced(servable: Path) -> None:
+    settings = Settings(models=(str(servable),), port=0, isolation="process", step_timeout=4.0)
+    with running(settings) as server:
+        expected = ask(server.url).json()["choices"][0]["text"]
+        before = card(server)["pid"]
+        os.kill(before, signal.SIGSTOP)
+        reply = ask(server.url)
+        assert reply.status_code == 503
+        assert "no sign of life" in reply.json()["error"]["message"]
+        assert int(reply.headers["retry-after"]) >= 1
+        again = ask(server.url)
+        assert again.json()["choices"][0]["text"] == expected
+        after = card(server)
+        assert (after["state"], after["restarts"]) == ("ready", 1)
+        assert not psutil.pid_exists(before)
+
+
+class SlowLoad(Wrapped):
+    """Its load stands still until the gate opens."""
+
+    def __init__(self, inner: BatchBackend, gate: FarEnd) -> None:
+        super().__init__(inner)
+        self._gate = gate
+
+    def load(self, report: Progress = ignore_progress) -> ModelFacts:
+        self._gate.pass_through()
+        return super().load(report)
+
+
+def slow_load(far: FarEnd, source: ModelSource, settings: Settings) -> BatchBackend:
+    return SlowLoad(text_backend(source, settings), far)
+
+
+@pytest.mark.parametrize("isolation", ISOLATIONS)
+def test_the_end_of_the_server_does_not_wait_for_a_load(servable: Path, tmp_path: Path, isolation: str) -> None:
+    gate = FifoGate(tmp_path / "gate")
+    settings = Settings(models=(str(servable),), port=0, isolation=isolation, load="use")
+    with running(settings, functools.partial(slow_load, gate.far)) as server, ThreadPoolExecutor(2) as clients:
+        asking = [clients.submit(ask, server.url) for _ in range(2)]
+        gate.wait_entered()
+        began = time.monotonic()
+        server.stop_soon()
+        code, clean = server.join()
+        assert time.monotonic() - began < 15, "stop_patience is 30 s"
+        assert (code, clean) == (0, isolation == "process"), "a thread is left behind, and the process then exits hard"
+        assert [reply.result().status_code for reply in asking] == [503, 503]
+        assert not psutil.Process().children(recursive=True)
+    gate.open()
+    gate.close()
+
+
+def test_an_unload_kills_the_process_of_a_load_that_does_not_end(servable: Path, tmp_path: Path) -> None:
+    gate = FifoGate(tmp_path / "gate")
+    settings = Settings(models=(str(servable),), port=0, isolation="process", load="use", memory=2**30)
+    with running(settings, functools.partial(slow_load, gate.far)) as server, ThreadPoolExecutor(2) as clients:
+        asking = clients.submit(ask, server.url)
+        gate.wait_entered()
+        [child] = psutil.Process().children()
+        unloaded = order(server.url, "unload").json()
+        assert (unloaded["state"], unloaded["reserved_bytes"]) == ("unloaded", None)
+        assert not child.is_running()
+        reply = asking.result()
+        assert (reply.status_code, reply.json()["error"]["code"]) == (409, "load_cancelled")
+        gate.open()
+        assert ask(server.url).status_code == 200
+    gate.close()
+
+
+def test_a_process_that_is_stopped_while_it_loads_fails_its_load(
+    servable: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("millstream.service.engine_client.STOPPED_LOOKS", 2)
+    gate = FifoGate(tmp_path / "gate")
+    settings = Settings(models=(str(servable),), port=0, isolation="process", load="use")
+    with running(settings, functools.partial(slow_load, gate.far)) as server, ThreadPoolExecutor(2) as clients:
+        asking = clients.submit(ask, server.url)
+        gate.wait_entered()
+        [child] = psutil.Process().children()
+        child.suspend()
+        reply = asking.result()
+        assert (reply.status_code, "retry-after" in reply.headers) == (503, False)
+        assert "stopped by a signal while it loaded" in reply.json()["error"]["message"]
+        health = httpx.get(f"{server.url}/health")
+        assert (health.status_code, health.json()) == (503, {"status": "failed", "models": {"tiny": "failed"}})
+        assert 'millstream_model_failed{model="tiny"} 1.0' in httpx.get(f"{server.url}/metrics").text
+    gate.close()
+
+
+def broken_backend(source: ModelSource, settings: Settings) -> BatchBackend:
+    if source.path.name == "broken":
+        raise IndexError("list index out of range")
+    return text_backend(source, settings)
+
+
+def test_one_of_two_models_fails_by_an_unforeseen_error(servable: Path, tmp_path: Path) -> None:
+    broken = shutil.copytree(servable, tmp_path / "broken")
+    settings = Settings(models=(ModelSpec(str(broken)), ModelSpec(str(servable))), port=0, isolation="thread")
+    with running(settings, broken_backend) as server:
+        states = {"broken": "failed", "tiny": "ready"}
+        health = httpx.get(f"{server.url}/health")
+        assert (health.status_code, health.json()) == (200, {"status": "degraded", "models": states})
+        reply = ask(server.url, "broken")
+        assert reply.status_code == 503
+        assert "IndexError: list index out of range" in reply.json()["error"]["message"]
+        assert ask(server.url).status_code == 200
