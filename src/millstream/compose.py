@@ -10,12 +10,14 @@ import importlib.util
 import logging
 import re
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any, TypeVar
 
 from millstream.backend.environment import load_blas, prefer_known_kernels, share_cores
+from millstream.backend.open_files import kept_open_files
 from millstream.config import ModelSpec, Settings
 from millstream.engine.backend import BatchBackend
 from millstream.engine.link import Link, ThreadLink
@@ -82,6 +84,7 @@ class Mill:
         files = MediaFiles(self._limits, pool, network, self._names)
         self.service = MillstreamService(self.hub, pool, files, self._metrics)
         self._work: list[Future[Any]] = []
+        self._links: weakref.WeakSet[Link] = weakref.WeakSet()
 
     def add(self, spec: ModelSpec) -> None:
         """Serve a model. If it is loaded now, the server answers meanwhile."""
@@ -95,6 +98,11 @@ class Mill:
         """True if every engine freed its model in time and no download or look-up is left running."""
         freed = await self.hub.close(reason, self._settings.grace, self._settings.stop_patience)
         return freed and not self._names.hanging and not any(future.running() for future in self._work)
+
+    def kill(self, reason: str) -> None:
+        """End all engines as far as that is possible without waiting: those in processes of their own are gone."""
+        for link in list(self._links):
+            link.disown(reason)
 
     async def _open(self, name: str, spec: ModelSpec, loading: Loading) -> ReadyModel:
         report = functools.partial(log.info, "%s: %s", name)
@@ -159,13 +167,15 @@ class Mill:
         kind = ProcessLink if self._settings.isolated(spec) else ThreadLink
         settings = dataclasses.replace(self._settings, max_batch=self._rows(spec), kv_bits=self._kv_bits(spec))
         backend = functools.partial(self._make_backend, source, settings)
-        return kind(
+        link: Link = kind(
             name,
             backend,
             functools.partial(
                 make_scheduler, settings.prefill_chunk, granted, settings.prefix_cache_memory, self._disk(name, source)
             ),
         )
+        self._links.add(link)
+        return link
 
     def _disk(self, name: str, source: ModelSource) -> DiskTier | None:
         """A folder for each model. One that has changed has other files there, and removes those that were before."""
@@ -239,8 +249,9 @@ def text_backend(source: ModelSource, settings: Settings) -> BatchBackend:
         share_cores()
     blas = load_blas(settings.blas)
     prefer_known_kernels()
-    from millstream.backend.device import use_device
-    from millstream.backend.text_model import MlxTextBackend, TextModelSettings
+    with kept_open_files():
+        from millstream.backend.device import use_device
+        from millstream.backend.text_model import MlxTextBackend, TextModelSettings
 
     use_device(settings.device)
     return MlxTextBackend(
