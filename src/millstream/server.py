@@ -141,7 +141,8 @@ class MillServer(uvicorn.Server):
                 app,  # type: ignore[arg-type]
                 http=http_protocol(settings),  # type: ignore[arg-type]
                 ws="none",
-                forwarded_allow_ips="127.0.0.1,::1,::ffff:127.0.0.1",  # not the environment's: whoever is local may use admin routes
+                # Fixed here, not by the environment: a peer that is believed to be local may use the admin routes.
+                forwarded_allow_ips="127.0.0.1,::1,::ffff:127.0.0.1",
                 log_config=None,
                 access_log=False,
                 lifespan="off",

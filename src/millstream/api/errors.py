@@ -66,7 +66,7 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
         code = "unknown_url"
         message = f"No such URL: {request.method} {path}. The routes are listed at /docs."
     elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        headers["allow"] = ", ".join(allowed_methods(request.app.routes, request.scope))
+        headers = {"allow": ", ".join(allowed_methods(request.app.routes, request.scope))}
         message = f"{path} does not take {request.method}. It takes: {headers['allow']}."
     kind = "invalid_request_error" if error.status_code < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
     body = {"error": {"message": message, "type": kind, "param": None, "code": code}}

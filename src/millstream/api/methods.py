@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Match, Route
+from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
+
+METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 
 
 def allowed_methods(routes: Sequence[BaseRoute], scope: Scope) -> list[str]:
     """What all routes of this path take together, as the `Allow` header lists it. Empty: there is no such path."""
-    matching = [route for route in routes if isinstance(route, Route) and route.matches(scope)[0] is not Match.NONE]
-    methods = {method for route in matching for method in route.methods or ()}
+    methods = {
+        method
+        for method in METHODS
+        if any(route.matches({**scope, "method": method})[0] is Match.FULL for route in routes)
+    }
     if "GET" in methods:
         methods.add("HEAD")
     return sorted(methods | {"OPTIONS"}) if methods else []

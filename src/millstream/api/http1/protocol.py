@@ -257,7 +257,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._send_refusal()
 
     def _send_refusal(self) -> None:
-        """Half-close and linger: closing with bytes unread resets a connection, and the client would lose the answer."""
+        """Half-close and linger: closing with bytes unread is a reset, and the client would lose the answer."""
         assert self._refusal is not None
         _tell_gone(self._unfinished())
         self._unset_keepalive_if_required()
