@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
@@ -12,6 +13,7 @@ from contextlib import ExitStack
 import pytest
 
 from millstream.api.app import create_app
+from millstream.api.http1.connections import Connections, Phase
 from millstream.api.http1.limits import HttpLimits
 from millstream.types import Delta
 
@@ -179,6 +181,34 @@ def test_when_all_are_busy_a_new_one_is_refused(start, service, caplog):
         assert served(stack.enter_context(connect(port)))
     records = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(records) == 1, "the log is not flooded"
+
+
+class Dropped:
+    """A connection that notes that it was dropped."""
+
+    def __init__(self) -> None:
+        self.dropped = False
+
+    def overdue(self) -> None:
+        return
+
+    def drop(self) -> None:
+        self.dropped = True
+
+
+def test_refused_connections_linger_in_small_numbers():
+    async def main():
+        connections = Connections(HttpLimits(connections=8))
+        lines = [Dropped() for _ in range(6)]
+        for line in lines:
+            assert connections.join(line)
+            connections.move(line, Phase.LEAVING)
+        assert [line.dropped for line in lines] == [True] * 4 + [False] * 2
+        assert connections.count(Phase.LEAVING) == 2
+        for line in lines:
+            connections.leave(line)
+
+    asyncio.run(main())
 
 
 def test_the_cap_leaves_files_for_other_things():

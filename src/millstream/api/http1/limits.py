@@ -32,7 +32,7 @@ class HttpLimits:
     linger_bytes: int = 64 * 2**20
     """Bytes that a refused client may still send; they are dropped."""
     lingering: int = 64
-    """Refused connections that may linger at once."""
+    """Refused connections that may linger at once, beside `connections`. The first of them are cut for the next."""
     connections: int = 1000
     reserve: int = 256
     """Files of the process that connections leave to everything else."""
@@ -48,3 +48,6 @@ class HttpLimits:
         if open_files is None:
             return self.connections
         return max(1, min(self.connections, max(open_files - self.reserve, open_files // 2)))
+
+    def lingering_within(self, connections: int) -> int:
+        return max(1, min(self.lingering, connections // 4))

@@ -47,12 +47,8 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if self._connections.join(self):
-            return
-        if self._connections.count(Phase.LEAVING) < self._limits.lingering:
+        if not self._connections.join(self):
             self._refuse(TooManyConnections(FULL, retry_after=RETRY_AFTER))
-        else:
-            transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         unfinished = self._unfinished()
@@ -90,7 +86,10 @@ class LimitedProtocol(HttpToolsProtocol):
             self.transport.close()  # it never sent a byte. After an answer, uvicorn's own keep-alive timeout counts
 
     def drop(self) -> None:
-        self.transport.close()
+        if self._leaving:
+            self.transport.abort()
+        else:
+            self.transport.close()
 
     # From bytes to the parser
 
