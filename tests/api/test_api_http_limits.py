@@ -122,7 +122,30 @@ def test_a_slow_answer_is_no_slow_client(start, service):
         assert not generation.cancelled.wait(1)
         generation.push([Delta(0, "late")])
         generation.push(None)
-        assert b"late" in line.recv(65536)
+        text = b""
+        while b"late" not in text:
+            text += line.recv(65536)
+
+
+@pytest.mark.parametrize("headers", [b"", b"connection: close\r\n"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_never_reads_is_cut(start, service, headers, stream):
+    service.steps = [(Delta(0, "x" * 1_000_000),)] * 30
+    body = b'{"prompt": "x", "stream": %s}' % (b"true" if stream else b"false")
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n%bcontent-length: %d\r\n\r\n" % (headers, len(body))
+    limits = HttpLimits(write_seconds=0.4)
+    with start(limits) as port, connect(port) as line:
+        line.sendall(head + body)
+        generation = service.generation()
+        assert generation.cancelled.wait(WAIT) and generation.left_early is stream
+        pause = threading.Event()
+        for _ in range(200):
+            try:
+                line.sendall(b"x")
+            except OSError:
+                return
+            pause.wait(0.05)
+        pytest.fail("it is still there")
 
 
 def test_no_limit_of_time_is_0(start):

@@ -107,9 +107,8 @@ class Connections:
     def _tick(self) -> None:
         passed = time.monotonic() - self._ticked
         self.clock += min(passed, SLOWEST * self._limits.tick)
-        for phase in (Phase.IDLE, Phase.RECEIVING, Phase.LEAVING):
-            for connection in list(self._phases[phase]):
-                connection.overdue()
+        for connection in list(self._phase_of):
+            connection.overdue()
         self._ticking = None
         if self._phase_of:
             self._schedule()

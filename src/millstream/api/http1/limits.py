@@ -21,6 +21,8 @@ class HttpLimits:
     """Without a byte of the body; also the head start for the rate below. 0: no limit."""
     body_rate: int = 1024
     """Bytes of the body a second, on average."""
+    write_seconds: float = 60.0
+    """In which a client must read something of what waits for it. 0: no limit."""
     overhead: int = 16
     """Bytes of chunk framing for one byte of a chunked body, above `head_bytes`."""
     pipelined: int = 8
@@ -40,7 +42,7 @@ class HttpLimits:
     @property
     def tick(self) -> float:
         """How often connections are looked at, in seconds."""
-        spans = (self.header_seconds, self.body_seconds, self.linger_seconds)
+        spans = (self.header_seconds, self.body_seconds, self.write_seconds, self.linger_seconds)
         return min([1.0, *(span / 4 for span in spans if span)])
 
     def connections_within(self, open_files: int | None) -> int:

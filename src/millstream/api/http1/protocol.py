@@ -42,6 +42,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._leaving = False
         """It is sent."""
         self._dropped = 0
+        self._unread = 0
+        self._unread_since = connections.clock
 
     # What the transport calls
 
@@ -75,9 +77,11 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def overdue(self) -> None:
         clock = self._connections.clock
-        if self._leaving:
-            if clock - self._meter.since > self._limits.linger_seconds:
-                self.transport.abort()
+        lingers = self._leaving and clock - self._meter.since > self._limits.linger_seconds
+        if lingers or self._reads_nothing(clock):
+            self.transport.abort()
+        elif self._leaving or self._must_wait():
+            return
         elif self._meter.stage is Stage.BODY and self.flow.read_paused:
             self._meter.restart(clock)  # it waits for the application
         elif error := self._meter.check_time(clock):
@@ -86,10 +90,18 @@ class LimitedProtocol(HttpToolsProtocol):
             self.transport.close()  # it never sent a byte. After an answer, uvicorn's own keep-alive timeout counts
 
     def drop(self) -> None:
-        if self._leaving:
+        """To close alone would wait until the client has read what is left for it."""
+        if self._leaving or self.transport.get_write_buffer_size():
             self.transport.abort()
         else:
             self.transport.close()
+
+    def _reads_nothing(self, clock: float) -> bool:
+        """Also of a connection that is closed: it is there until the client has read the rest."""
+        left = self.transport.get_write_buffer_size()
+        if left == 0 or left != self._unread:
+            self._unread, self._unread_since = left, clock
+        return 0 < self._limits.write_seconds < clock - self._unread_since
 
     # From bytes to the parser
 
@@ -212,6 +224,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self.transport.is_closing():
+            self._connections.move(self, Phase.IDLE)
             return
         if self._refusal is not None and not self._busy():
             self._send_refusal()
