@@ -10,12 +10,14 @@ import importlib.util
 import logging
 import re
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any, TypeVar
 
 from millstream.backend.environment import load_blas, prefer_known_kernels, share_cores
+from millstream.backend.open_files import kept_open_files
 from millstream.config import ModelSpec, Settings
 from millstream.engine.backend import BatchBackend
 from millstream.engine.link import Link, ThreadLink
@@ -92,6 +94,7 @@ class Mill:
         self.service = MillstreamService(self.hub, pool, files, self._grammars, self._metrics)
         self._work: set[Future[Any]] = set()
         self._owner_threads = OwnerThreads()
+        self._links: weakref.WeakSet[Link] = weakref.WeakSet()
         self._templates: set[TemplateHost] = set()
         self._followers: set[asyncio.Task[None]] = set()
 
@@ -111,6 +114,11 @@ class Mill:
         if freed and self._followers:
             await asyncio.wait(self._followers)
         return freed and not self._names.hanging and not any(future.running() for future in list(self._work))
+
+    def kill(self, reason: str) -> None:
+        """End all engines as far as that is possible without waiting: those in processes of their own are gone."""
+        for link in list(self._links):
+            link.disown(reason)
 
     async def _open(self, name: str, spec: ModelSpec, loading: Loading) -> ReadyModel:
         report = functools.partial(log.info, "%s: %s", name)
@@ -205,9 +213,13 @@ class Mill:
         scheduler = functools.partial(
             make_scheduler, settings.prefill_chunk, granted, settings.prefix_cache_memory, self._disk(name, source)
         )
+        link: Link
         if self._settings.isolated(spec):
-            return ProcessLink(name, backend, scheduler)
-        return ThreadLink(name, backend, scheduler, self._owner_threads)
+            link = ProcessLink(name, backend, scheduler)
+        else:
+            link = ThreadLink(name, backend, scheduler, self._owner_threads)
+        self._links.add(link)
+        return link
 
     def _disk(self, name: str, source: ModelSource) -> DiskTier | None:
         """A folder for each model. One that has changed has other files there, and removes those that were before."""
@@ -281,8 +293,9 @@ def text_backend(source: ModelSource, settings: Settings) -> BatchBackend:
         share_cores()
     blas = load_blas(settings.blas)
     prefer_known_kernels()
-    from millstream.backend.device import use_device
-    from millstream.backend.text_model import MlxTextBackend, TextModelSettings
+    with kept_open_files():
+        from millstream.backend.device import use_device
+        from millstream.backend.text_model import MlxTextBackend, TextModelSettings
 
     use_device(settings.device)
     return MlxTextBackend(

@@ -114,6 +114,14 @@ class Settings:
     """Fetch from addresses that are not public as well."""
     cors_origins: tuple[str, ...] = ()
     """Web pages of these origins may call the API; `*` for all."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names that requests may carry in `Host`, besides loopback names; `*` for any. None at all: a server on a loopback
+    address takes loopback names only, any other server takes all."""
+    max_connections: int = 1000
+    header_timeout: float = 20.0
+    """Seconds for the headers of a request; 0 for ever."""
+    body_timeout: float = 30.0
+    """Seconds without a byte of its body; 0 for ever."""
 
     @property
     def specs(self) -> tuple[ModelSpec, ...]:

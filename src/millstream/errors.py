@@ -8,9 +8,15 @@ MillstreamError
 │   └── ContextOverflow         the prompt does not fit the model
 ├── Unauthorized           401  the API key is missing or wrong
 ├── Forbidden              403  a page of another site
+│   ├── HostNotAllowed          the Host header names another server
+│   └── AdminNotAllowed         an admin route, without a key and from another machine
 ├── NotFound               404  no such model
+├── RequestTimeout         408  headers or body came too slowly
 ├── LoadCancelled          409  the model was unloaded while this request waited for its load
 ├── TooLarge               413  the body is over the limit
+├── UrlTooLong             414  the request line is over the limit
+├── HeadersTooLarge        431  the headers are over the limit
+├── TooManyConnections     503  all connections are in use: try again later
 ├── EngineBusy             503  full: try again later
 ├── Overloaded             503  the server as a whole has too much in hand: try again later
 ├── NoRoom                 507  a model does not fit the memory budget
@@ -71,9 +77,23 @@ class Forbidden(MillstreamError):
     kind = "permission_error"
 
 
+class HostNotAllowed(Forbidden):
+    code = "host_not_allowed"
+
+
+class AdminNotAllowed(Forbidden):
+    code = "admin_not_allowed"
+
+
 class NotFound(MillstreamError):
     status = 404
     code = "model_not_found"
+    kind = "invalid_request_error"
+
+
+class RequestTimeout(MillstreamError):
+    status = 408
+    code = "request_timeout"
     kind = "invalid_request_error"
 
 
@@ -87,6 +107,27 @@ class TooLarge(MillstreamError):
     status = 413
     code = "request_too_large"
     kind = "invalid_request_error"
+
+
+class UrlTooLong(MillstreamError):
+    status = 414
+    code = "url_too_long"
+    kind = "invalid_request_error"
+
+
+class HeadersTooLarge(MillstreamError):
+    status = 431
+    code = "headers_too_large"
+    kind = "invalid_request_error"
+
+
+class TooManyConnections(MillstreamError):
+    status = 503
+    code = "too_many_connections"
+
+    def __init__(self, message: str, *, retry_after: int) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class EngineBusy(MillstreamError):

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import ipaddress
 import logging
+import os
 import signal
 import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import FrameType
 
 import uvicorn
 
 from millstream import __version__
 from millstream.api.app import create_app
+from millstream.api.hosts import names_to_check
+from millstream.api.http1.connections import Connections
+from millstream.api.http1.limits import HttpLimits
+from millstream.api.http1.protocol import LimitedProtocol
+from millstream.backend.open_files import open_files, raise_open_files
 from millstream.compose import BackendMaker, Mill, text_backend
 from millstream.config import Settings
 from millstream.errors import ModelError
@@ -33,6 +41,7 @@ STOPPING = "the server is shutting down"
 def serve(settings: Settings) -> tuple[int, bool]:
     """Serve until a signal or a fatal error. Returns the exit code, and whether everything inside has ended."""
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    raise_open_files()
     with bind(settings) as listener, asyncio.Runner(loop_factory=_loop_factory()) as runner:
         warn_if_open(listener, settings)
         return runner.run(serve_on(listener, settings))
@@ -74,6 +83,7 @@ async def serve_on(
         body_limit=settings.body_limit,
         api_keys=settings.api_keys,
         cors_origins=settings.cors_origins,
+        hosts=names_to_check(listener.getsockname()[0], settings.allowed_hosts),
     )
     server = MillServer(app, mill, settings)
     for spec in settings.specs:
@@ -106,6 +116,22 @@ async def _watch(mill: Mill, server: MillServer, listener: socket.socket) -> Non
     log.info("ready: %s. The API is at http://%s:%d/v1, its description at /docs", text, host, port)
 
 
+def http_protocol(settings: Settings) -> Callable[..., LimitedProtocol]:
+    """What uvicorn makes of every connection. All of them share the limits."""
+    limits = HttpLimits(
+        header_seconds=settings.header_timeout,
+        body_seconds=settings.body_timeout,
+        connections=settings.max_connections,
+    )
+    connections = Connections(limits, open_files=open_files)
+    if connections.cap < settings.max_connections:
+        log.warning(
+            "at most %d connections instead of --max-connections %d: this process may open %s files (ulimit -n)",
+            connections.cap, settings.max_connections, open_files(),
+        )  # fmt: skip
+    return functools.partial(LimitedProtocol, limits=limits, connections=connections)
+
+
 class MillServer(uvicorn.Server):
     """uvicorn, ended in our order: no new requests, then the engines drain, then the connections close."""
 
@@ -113,6 +139,10 @@ class MillServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,  # type: ignore[arg-type]
+                http=http_protocol(settings),  # type: ignore[arg-type]
+                ws="none",
+                # Fixed here, not by the environment: a peer that is believed to be local may use the admin routes.
+                forwarded_allow_ips="127.0.0.1,::1,::ffff:127.0.0.1",
                 log_config=None,
                 access_log=False,
                 lifespan="off",
@@ -129,6 +159,16 @@ class MillServer(uvicorn.Server):
         await super().shutdown(sockets)
         self.freed = await draining
         log.info("stopped" if self.freed else "stopped; an engine still hangs in a step and was left behind")
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The first signal lets running requests finish, the second ends all of it now."""
+        if not self.should_exit:
+            self.should_exit = True
+            return
+        log.warning("a second signal: ending now")
+        self.mill.kill(STOPPING)
+        logging.shutdown()
+        os._exit(128 + sig)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

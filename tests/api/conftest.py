@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import queue
 import socket
 import threading
@@ -16,10 +17,14 @@ import pytest
 import uvicorn
 
 from millstream.api.app import create_app
+from millstream.api.http1.connections import Connections
+from millstream.api.http1.limits import HttpLimits
+from millstream.api.http1.protocol import LimitedProtocol
 from millstream.types import Delta, FinishReason, GenerationRequest, ModelCard, Usage
 
 WAIT = 10
 BODY_LIMIT = 64 * 1024
+LIMITS = HttpLimits()
 Step = Sequence[Delta] | Exception
 
 
@@ -124,8 +129,9 @@ class Stage:
 
 
 @contextmanager
-def running(app: object, **options: object) -> Iterator[int]:
-    """A real uvicorn in a thread; gives its port. It listens before it runs, so nobody has to wait for it."""
+def running(app: object, *, limits: HttpLimits = LIMITS, **options: object) -> Iterator[int]:
+    """A real uvicorn in a thread, with our protocol; gives its port. It listens before it runs: nobody has to wait."""
+    options.setdefault("http", functools.partial(LimitedProtocol, limits=limits, connections=Connections(limits)))
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(app, log_config=None, lifespan="off", **options)  # type: ignore[arg-type]
     server = uvicorn.Server(config)

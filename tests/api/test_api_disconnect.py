@@ -18,11 +18,12 @@ from millstream.types import Delta
 WAIT = 10
 
 
-@pytest.fixture(params=["httptools-uvloop", "h11-asyncio"])
+@pytest.fixture(params=["ours-uvloop", "ours-asyncio", "httptools-uvloop", "h11-asyncio"])
 def line(request, serve, service):
-    """A bare socket to a server, for each of uvicorn's two ways of speaking HTTP."""
+    """A bare socket to a server, for our way of speaking HTTP and for each of uvicorn's two."""
     protocol, loop = request.param.split("-")
-    with serve(create_app(service, body_limit=10**6), http=protocol, loop=loop) as port:
+    options = {"loop": loop} if protocol == "ours" else {"loop": loop, "http": protocol}
+    with serve(create_app(service, body_limit=10**6), **options) as port:
         connection = socket.create_connection(("127.0.0.1", port), timeout=WAIT)
         yield connection
         connection.close()

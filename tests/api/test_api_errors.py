@@ -47,10 +47,11 @@ def test_busy_says_when_to_come_back(client, service, caplog):
     [
         ("GET", "/nowhere", 404, "unknown_url", None),
         ("POST", "/v1/chat/completions/", 404, "unknown_url", None),
-        ("GET", "/v1/chat/completions", 405, "method_not_allowed", "POST"),
-        ("PUT", "/v1/completions", 405, "method_not_allowed", "POST"),
-        ("POST", "/health", 405, "method_not_allowed", "GET"),
-        ("DELETE", "/v1/models/a/b", 405, "method_not_allowed", "GET"),
+        ("GET", "/v1/chat/completions", 405, "method_not_allowed", "OPTIONS, POST"),
+        ("PUT", "/v1/completions", 405, "method_not_allowed", "OPTIONS, POST"),
+        ("POST", "/health", 405, "method_not_allowed", "GET, HEAD, OPTIONS"),
+        ("DELETE", "/v1/models/a/b", 405, "method_not_allowed", "GET, HEAD, OPTIONS"),
+        ("DELETE", "/v1/models/a/load", 405, "method_not_allowed", "GET, HEAD, OPTIONS, POST"),
     ],
 )
 def test_wrong_url_or_method(http, method, path, status, code, allow):

@@ -45,6 +45,8 @@ def test_every_option_arrives() -> None:
         *("--memory", "7GB", "--load", "use", "--idle-unload", "8m", "--step-timeout", "9", "--kv-bits", "4"),
         *("--tool-format", "glm", "--reasoning-format", "think"),
         *("--api-key", "k1", "--api-key", "k2", "--cors-origin", "*", "--cors-origin", "http://a"),
+        *("--allowed-host", "Mill.example", "--allowed-host", "[FE80::1]", "--max-connections", "10"),
+        *("--header-timeout", "11s", "--body-timeout", "0"),
     )
     assert given == Settings(
         models=("a", "b"),
@@ -71,6 +73,10 @@ def test_every_option_arrives() -> None:
         reasoning_format="think",
         api_keys=("k1", "k2"),
         cors_origins=("*", "http://a"),
+        allowed_hosts=("mill.example", "fe80::1"),
+        max_connections=10,
+        header_timeout=11.0,
+        body_timeout=0.0,
     )
 
 

@@ -60,7 +60,7 @@ def wait_idle(http: httpx.Client) -> None:
 def test_64_clients_that_all_disconnect(server: RunningServer, http: httpx.Client) -> None:
     expected = complete(http, max_tokens=20).json()["choices"][0]["text"]
     content = json.dumps({"prompt": "hello", "max_tokens": 400, "stream": True, "ignore_eos": True}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n\r\n".encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(content)}\r\n\r\n".encode()
     clients = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(64)]
     for client in clients:
         client.sendall(head + content)

@@ -124,7 +124,7 @@ def test_leaving_during_a_held_step_is_seen_and_the_place_is_kept_until_the_engi
     """The row may still be in the batch while the step runs, so its place is not given away before it ends."""
     with socket.create_connection(("127.0.0.1", held.server.port)) as client:
         content = json.dumps(body(stream=stream, max_tokens=400)).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n\r\n"
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(content)}\r\n\r\n"
         client.sendall(head.encode() + content)
         held.gate.wait_entered()
     assert held.admission() == (1, 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 PATIENCE = 60
@@ -45,6 +47,10 @@ class Process:
     def child(self) -> int:
         """The process id of its engine."""
         return int(self.wait_line(r"its engine is process (\d+)")[1])
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def send(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
@@ -112,6 +118,53 @@ def test_sigterm_lets_a_running_request_finish(start: Callable[..., Process], se
         process.send(signal.SIGTERM)
         rest = [line for line in lines if line]
     assert rest[-1] == "data: [DONE]"
+    assert process.wait() == 0
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+@pytest.mark.parametrize("numbers", [(signal.SIGINT, signal.SIGINT), (signal.SIGTERM, signal.SIGTERM)])
+def test_a_second_signal_ends_it_now(
+    start: Callable[..., Process], servable: Path, isolation: str, numbers: tuple[signal.Signals, ...]
+) -> None:
+    process = start(str(servable), "--isolation", isolation, "--grace", "600")
+    url = process.url()
+    body = {"prompt": "hello", "max_tokens": 400, "ignore_eos": True, "stream": True, "n": 32}
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=PATIENCE) as stream:
+        next(stream.iter_raw())
+        child = psutil.Process(process.child()) if isolation == "process" else None
+        if child is not None:
+            child.suspend()  # it cannot end by itself
+        process.send(numbers[0])
+        process.wait_line("shutting down")
+        process.send(numbers[1])
+        assert process.wait() == 128 + numbers[1]
+    assert process.wait_line("a second signal")
+    if child is not None:
+        child.wait(PATIENCE)
+    assert not [line for line in process.lines if "Traceback" in line]
+
+
+def test_a_second_signal_ends_a_load(start: Callable[..., Process], servable: Path) -> None:
+    process = start(str(servable), "--isolation", "process")
+    child = psutil.Process(process.child())
+    child.suspend()
+    process.send(signal.SIGTERM)
+    process.wait_line("shutting down")
+    process.send(signal.SIGTERM)
+    assert process.wait() == 128 + signal.SIGTERM
+    child.wait(PATIENCE)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_loading_a_model_leaves_the_limit_of_open_files(start: Callable[..., Process], servable: Path) -> None:
+    """mlx-lm lowers it to 2,048 when it is imported, and the hard limit to 4,096, which only root may raise again."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    process = start(str(servable), "--isolation", "thread")
+    process.url()
+    lines = Path(f"/proc/{process.pid}/limits").read_text().splitlines()
+    soft = int(next(line for line in lines if line.startswith("Max open files")).split()[3])
+    assert soft >= min(hard, 4096)
+    process.send(signal.SIGTERM)
     assert process.wait() == 0
 
 

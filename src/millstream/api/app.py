@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 
 from fastapi import FastAPI
@@ -11,11 +11,14 @@ from starlette.middleware.cors import CORSMiddleware
 
 from millstream import __version__
 from millstream.api import system
+from millstream.api.admin import LocalAdmin
 from millstream.api.auth import ApiKeys
 from millstream.api.body import BodyLimit
 from millstream.api.docs import DocumentedApp
 from millstream.api.edge import Edge
 from millstream.api.errors import on_http_exception
+from millstream.api.hosts import KnownHosts
+from millstream.api.methods import Methods
 from millstream.api.openai import chat, completions, models
 from millstream.api.openai.answers import ChatCompletion, ChatCompletionChunk, Completion, CompletionChunk
 from millstream.api.openai.model_answers import ModelList
@@ -47,10 +50,12 @@ def create_app(
     ping_seconds: float = PING_SECONDS,
     api_keys: tuple[str, ...] = (),
     cors_origins: tuple[str, ...] = (),
+    hosts: Iterable[str] | None = None,
 ) -> FastAPI:
     """`lifespan` is FastAPI's. A stream that is silent for `ping_seconds` gets a comment, to stay open.
 
-    Without `api_keys` the API is open, but not for web pages of origins other than its own and `cors_origins`.
+    Without `api_keys` the API is open, but not for web pages of origins other than its own and `cors_origins`, and
+    admin routes are for this machine only. With `hosts`, a request must be for one of them or for a loopback name.
     """
     app = DocumentedApp(
         title="Millstream",
@@ -68,17 +73,28 @@ def create_app(
     app.include_router(models.routes(service))
     app.include_router(system.routes(service))
     app.add_exception_handler(HTTPException, on_http_exception)
-    _add_middleware(app, body_limit=body_limit, api_keys=api_keys, cors_origins=cors_origins)
+    _add_middleware(app, body_limit=body_limit, api_keys=api_keys, cors_origins=cors_origins, hosts=hosts)
     return app
 
 
-def _add_middleware(app: FastAPI, *, body_limit: int, api_keys: tuple[str, ...], cors_origins: tuple[str, ...]) -> None:
+def _add_middleware(
+    app: FastAPI,
+    *,
+    body_limit: int,
+    api_keys: tuple[str, ...],
+    cors_origins: tuple[str, ...],
+    hosts: Iterable[str] | None,
+) -> None:
     """What is added later stands further out."""
+    app.add_middleware(Methods, routes=app.routes)
     app.add_middleware(BodyLimit, limit=body_limit)
     if api_keys:
         app.add_middleware(ApiKeys, keys=api_keys)
-    elif "*" not in cors_origins:
-        app.add_middleware(KnownOrigins, origins=cors_origins)
+    else:
+        app.add_middleware(LocalAdmin)
+        if "*" not in cors_origins:
+            app.add_middleware(KnownOrigins, origins=cors_origins)
+    app.add_middleware(KnownHosts, names=hosts)
     app.add_middleware(Edge)  # it also catches what those within raise
     if cors_origins:  # around the edge: a page can read an error only if that, too, carries the headers
         app.add_middleware(

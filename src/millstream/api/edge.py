@@ -9,7 +9,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from millstream.api.disconnect import ClientLeft
-from millstream.api.errors import error_body, error_response
+from millstream.api.errors import error_body, error_response, printable
 from millstream.api.sse import EVENT_STREAM, event
 from millstream.errors import EngineBusy, MillstreamError, Overloaded
 
@@ -30,15 +30,14 @@ class Edge:
         try:
             await self._app(scope, receive, reply.send)
         except (ClientLeft, ClientDisconnect):
-            log.debug("%s %s: the client left", scope["method"], scope["path"])
+            log.debug("%s: the client left", _shown(scope))
         except MillstreamError as error:
-            if error.status >= 500 and not isinstance(
-                error, EngineBusy | Overloaded
-            ):  # full is no fault, and would flood the log
-                log.warning("%s %s: %s", scope["method"], scope["path"], error.message)
+            # Full is no fault, and would flood the log.
+            if error.status >= 500 and not isinstance(error, EngineBusy | Overloaded):
+                log.warning("%s: %s", _shown(scope), printable(error.message))
             await self._tell(error, reply, scope, receive)
         except Exception as error:  # the edge: whatever it was, the client gets an answer and the log a trace
-            log.error("%s %s failed", scope["method"], scope["path"], exc_info=error)
+            log.error("%s failed", _shown(scope), exc_info=error)
             await self._tell(MillstreamError("The server failed on this request."), reply, scope, receive)
 
     async def _tell(self, error: MillstreamError, reply: Reply, scope: Scope, receive: Receive) -> None:
@@ -53,6 +52,10 @@ class Edge:
             last = event(orjson.dumps(error_body(error)))
             await reply.send({"type": "http.response.body", "body": last, "more_body": False})
         # A plain answer that broke off halfway stays incomplete: the server then closes the connection.
+
+
+def _shown(scope: Scope) -> str:
+    return f"{printable(scope['method'])} {printable(scope['path'])}"
 
 
 class Reply:

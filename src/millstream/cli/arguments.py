@@ -16,6 +16,7 @@ _SIZES = {
 _TIMES = {"": 1, "s": 1, "m": 60, "h": 3600}
 _LARGEST = 2**50
 _LONGEST_HOURS = 8760
+_HOST_NAME = re.compile(r"[a-z0-9_.-]{1,253}|[0-9a-f:.]*:[0-9a-f:.]*:[0-9a-f:.]*")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s]+", re.IGNORECASE)
 
 
@@ -79,6 +80,16 @@ def origin(text: str) -> str:
             f"{text!r} is not an origin: write https://example.com or http://localhost:3000, with no path; or * for all"
         )
     return text.lower()
+
+
+def host_name(text: str) -> str:
+    """Lower case, without the brackets of an IPv6 address."""
+    name = text.strip().lower().removeprefix("[").removesuffix("]").rstrip(".")
+    if text != "*" and not _HOST_NAME.fullmatch(name):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a host name: write example.com or 192.168.1.5, with no scheme and no port; or * for any"
+        )
+    return name
 
 
 def _amount(text: str, units: dict[str, int]) -> Decimal | None:

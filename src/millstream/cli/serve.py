@@ -10,6 +10,7 @@ from pathlib import Path
 
 from millstream.cli.arguments import (
     duration,
+    host_name,
     memory_size,
     memory_size_or_none,
     natural,
@@ -63,6 +64,26 @@ def _add_network(group: Group) -> None:
     group.add_argument(
         "--body-limit", type=positive, metavar="BYTES", help=_help("largest request body", DEFAULTS.body_limit)
     )
+    group.add_argument(
+        "--max-connections",
+        type=positive,
+        metavar="COUNT",
+        help=_help(
+            "connections at once; beyond, idle ones are closed, then new ones refused", DEFAULTS.max_connections
+        ),
+    )
+    group.add_argument(
+        "--header-timeout",
+        type=duration,
+        metavar="TIME",
+        help=_help("for the headers of a request; 0: for ever", f"{DEFAULTS.header_timeout:g}s"),
+    )
+    group.add_argument(
+        "--body-timeout",
+        type=duration,
+        metavar="TIME",
+        help=_help("without a byte of its body; 0: for ever", f"{DEFAULTS.body_timeout:g}s"),
+    )
 
 
 def _add_access(group: Group) -> None:
@@ -88,6 +109,15 @@ def _add_access(group: Group) -> None:
         default=[],
         metavar="ORIGIN",
         help="let web pages of this origin call the API, as in http://localhost:3000; * for all; repeatable",
+    )
+    group.add_argument(
+        "--allowed-host",
+        type=host_name,
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="answer requests for this host name too, as behind a proxy; * for any; repeatable (default: on a loopback "
+        "address loopback names only, else any)",
     )
 
 

@@ -32,6 +32,8 @@ def settings_of(arguments: argparse.Namespace, environment: Mapping[str, str] = 
         given["media_folders"] = tuple(arguments.media_folder)
     if arguments.cors_origin:
         given["cors_origins"] = tuple(arguments.cors_origin)
+    if arguments.allowed_host:
+        given["allowed_hosts"] = tuple(arguments.allowed_host)
     from_file = {name: value for name, value in file.server.items() if name in _FIELDS}
     settings = Settings(**(from_file | given))
     refuse_clashes(_names(settings))

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from millstream.cli.arguments import duration, memory_size, memory_size_or_none, origin
+from millstream.cli.arguments import duration, host_name, memory_size, memory_size_or_none, origin
 from millstream.errors import ModelError
 
 Reader = Callable[[Any], Any]
@@ -89,6 +89,10 @@ def text_or_texts(value: object) -> tuple[str, ...]:
 
 def origins(value: object) -> tuple[str, ...]:
     return tuple(origin(item) for item in texts(value))
+
+
+def host_names(value: object) -> tuple[str, ...]:
+    return tuple(host_name(item) for item in texts(value))
 
 
 def truth(value: object) -> bool:

@@ -72,6 +72,10 @@ UNSERVED_STREAM_OPTIONS: Neutrals = {
 }
 
 
+LONGEST = 64
+"""Characters of an unknown name that an error repeats. Ours are shorter."""
+
+
 def served(
     values: Mapping[str, object], known: Collection[str], unserved: Neutrals, *, within: str = ""
 ) -> dict[str, object]:
@@ -92,6 +96,8 @@ def _same(value: object, neutral: object) -> bool:
 
 
 def _unknown(name: str, known: Collection[str], within: str) -> UnknownParameter:
+    if len(name) > LONGEST:  # to compare it would take time that grows with its length, and no name is like it
+        name = f"{name[:LONGEST]}…"
     close = difflib.get_close_matches(name, known, n=1)
     hint = f" Did you mean {within}{close[0]}?" if close else ""
     return UnknownParameter(f"{within}{name} is not a parameter of this endpoint.{hint}", param=within + name)

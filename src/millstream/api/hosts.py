@@ -1,0 +1,56 @@
+"""The Host header: a page whose name was rebound to this machine's address still sends its own name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from millstream.api.addresses import is_loopback_address, is_loopback_name
+from millstream.errors import BadRequest, HostNotAllowed
+
+ANY = "*"
+_HOST = re.compile(r"(?:\[([0-9a-f:.]{2,45})\]|([^\[\]:/?#@\s]{1,253}))(?::[0-9]{0,5})?")
+
+
+def names_to_check(address: str, allowed: Sequence[str]) -> frozenset[str] | None:
+    """The names, besides those of loopback, that a server bound to `address` answers to. None: any."""
+    if ANY in allowed or not (allowed or is_loopback_address(address)):
+        return None
+    return frozenset({address.lower(), *(name.lower().strip("[]").rstrip(".") for name in allowed)})
+
+
+class KnownHosts:
+    """Every request names one host, or none in HTTP/1.0. With `names`, it must be one of them or a loopback name.
+
+    What is neither HTTP nor the server's own start is refused: a kind of route that comes later starts out closed.
+    """
+
+    def __init__(self, app: ASGIApp, names: Iterable[str] | None) -> None:
+        self._app = app
+        self._names = None if names is None else frozenset(names)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            self._check(scope)
+        elif scope["type"] != "lifespan":
+            raise HostNotAllowed("This server speaks HTTP only.")
+        await self._app(scope, receive, send)
+
+    def _check(self, scope: Scope) -> None:
+        sent = [value for name, value in scope["headers"] if name == b"host"]
+        if not sent and scope["http_version"] == "1.0":
+            return
+        if len(sent) != 1:
+            raise BadRequest(f"A request must have one Host header; this one has {len(sent)}.")
+        if self._names is None:
+            return
+        host = sent[0].decode("latin-1").strip().lower()
+        match = _HOST.fullmatch(host)
+        name = (match[1] or match[2].rstrip(".")) if match else ""
+        if not is_loopback_name(name) and name not in self._names:
+            raise HostNotAllowed(
+                f"This server does not answer for the host {host[:100]!r}. If that is its name, start it with "
+                f"--allowed-host {name[:100] if name else 'NAME'}."
+            )

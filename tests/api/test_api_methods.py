@@ -1,0 +1,81 @@
+"""OPTIONS, HEAD, and how much of what a client sent comes back in an error."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+@pytest.mark.parametrize(
+    "path, allow",
+    [
+        ("/health", "GET, HEAD, OPTIONS"),
+        ("/", "GET, HEAD, OPTIONS"),
+        ("/docs", "GET, HEAD, OPTIONS"),
+        ("/v1/models", "GET, HEAD, OPTIONS"),
+        ("/v1/models/org/tiny", "GET, HEAD, OPTIONS"),
+        ("/v1/models/org/tiny/unload", "GET, HEAD, OPTIONS, POST"),
+        ("/v1/chat/completions", "OPTIONS, POST"),
+    ],
+)
+def test_options_tells_the_methods(http, path, allow):
+    answer = http.options(path)
+    assert (answer.status_code, answer.headers["allow"], answer.content) == (204, allow, b"")
+
+
+def test_options_of_nothing_is_404(http):
+    assert http.options("/nowhere").status_code == 404
+
+
+@pytest.mark.parametrize("path", ["/health", "/", "/v1/models", "/v1/models/org/tiny", "/metrics", "/docs"])
+def test_head_is_get_without_a_body(http, path):
+    whole, head = http.get(path), http.head(path)
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["content-length"] == str(len(whole.content))
+    assert head.headers["content-type"] == whole.headers["content-type"]
+    assert http.get("/health").status_code == 200, "the connection is still good"
+
+
+def test_head_of_what_is_only_posted(http):
+    answer = http.head("/v1/completions")
+    assert answer.status_code == 405 and answer.headers["allow"] == "OPTIONS, POST"
+
+
+LONG = "x" * 20_000
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        CHAT | {LONG: 1},
+        CHAT | {"stream": True, "stream_options": {LONG: 1}},
+        CHAT | {"model": LONG, "temperature": LONG},
+        {"messages": [{"role": LONG, "content": "hi"}]},
+        {"messages": [{"role": "user", "content": "hi", LONG: 1}]},
+        {"messages": [{"role": "user", "content": [{"type": LONG}]}]},
+        CHAT | {"response_format": {"type": LONG}},
+        CHAT | {"tool_choice": LONG},
+    ],
+)
+def test_an_error_does_not_repeat_a_long_text(http, body):
+    answer = http.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 400 and len(answer.content) < 5000
+
+
+def test_a_long_model_name_or_path_is_not_repeated(http, service):
+    for path in (f"/v1/models/{'x' * 9000}", f"/{'x' * 9000}"):
+        answer = http.get(path)
+        assert answer.status_code == 404 and len(answer.content) < 5000
+        assert "/v1/models lists those there are" in answer.text or "/docs" in answer.text
+
+
+def test_the_log_has_one_short_line(http, service, caplog):
+    from millstream.errors import EngineGone
+
+    service.start_error = EngineGone("gone\nforged line" + LONG)
+    assert len(http.post("/v1/completions?%0a", json={"prompt": "x"}).content) < 5000
+    (record,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert "\n" not in record.getMessage() and len(record.getMessage()) < 1000
