@@ -17,7 +17,7 @@ CHAT = {"messages": [{"role": "user", "content": "hi"}]}
         ("/docs", "GET, HEAD, OPTIONS"),
         ("/v1/models", "GET, HEAD, OPTIONS"),
         ("/v1/models/org/tiny", "GET, HEAD, OPTIONS"),
-        ("/v1/models/org/tiny/unload", "GET, HEAD, OPTIONS, POST"),
+        ("/v1/models/org/tiny/unload", "OPTIONS, POST"),
         ("/v1/chat/completions", "OPTIONS, POST"),
     ],
 )
