@@ -23,6 +23,7 @@ from millstream.config import Settings
 from millstream.engine.backend import BatchBackend
 from millstream.models.source import ModelSource
 from support.fifo_gate import FarEnd, FifoGate
+from support.guided import children_find_us
 from support.server import RunningServer, running
 from support.tiny import write_servable
 from support.wrapped import Gated
@@ -41,7 +42,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.fixture(autouse=True)
 def importable(monkeypatch: pytest.MonkeyPatch) -> None:
     """A child has to find this test's backends, too."""
-    monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parents[1]}:{Path(__file__).parent}")
+    children_find_us(monkeypatch)
+    monkeypatch.setenv("PYTHONPATH", f"{os.environ['PYTHONPATH']}{os.pathsep}{Path(__file__).parent}")
 
 
 class Stream(threading.Thread):
