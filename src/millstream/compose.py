@@ -31,7 +31,8 @@ from millstream.service.admission import Admission
 from millstream.service.engine_client import EngineClient
 from millstream.service.entry import Loading, ReadyModel
 from millstream.service.hub import ModelHub, card_of
-from millstream.service.media_files import MediaFiles
+from millstream.service.media_files import DECODED, IMAGES, MediaFiles
+from millstream.service.media_memory import MediaMemory
 from millstream.service.metrics import Metrics
 from millstream.service.names import Names
 from millstream.service.room import gib
@@ -79,7 +80,8 @@ class Mill:
         )
         self._limits = media_limits(settings)
         self._names = Names(names)
-        files = MediaFiles(self._limits, pool, network, self._names)
+        memory = MediaMemory(settings.media_memory, images=IMAGES, others=DECODED)
+        files = MediaFiles(self._limits, memory, pool, network, self._names)
         self.service = MillstreamService(self.hub, pool, files, self._metrics)
         self._work: list[Future[Any]] = []
 

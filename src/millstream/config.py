@@ -107,6 +107,8 @@ class Settings:
     """Seconds for fetching one."""
     media_seconds: float = 300.0
     """The longest sound. A model may take less."""
+    media_memory: int = 2**30
+    """Bytes for the media of all requests together: as files, while they are decoded, and for engines."""
     allow_private_media: bool = False
     """Fetch from addresses that are not public as well."""
     cors_origins: tuple[str, ...] = ()

@@ -98,6 +98,7 @@ SERVER: dict[str, Reader] = {
     "media_count": tables.whole(0, _MANY),
     "media_timeout": tables.time_span,
     "media_seconds": tables.time_span,
+    "media_memory": tables.size,
     "allow_private_media": tables.truth,
 }
 

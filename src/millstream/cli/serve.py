@@ -205,6 +205,12 @@ def _add_media(group: Group) -> None:
         help=_help("longest sound; a model may take less", f"{DEFAULTS.media_seconds:g}"),
     )
     group.add_argument(
+        "--media-memory",
+        type=memory_size,
+        metavar="SIZE",
+        help=_help("what the media of all requests may take; more of them wait, or get a 503", "1GiB"),
+    )
+    group.add_argument(
         "--allow-private-media",
         action="store_true",
         help="fetch from addresses that are not public too: whoever can send requests can then reach your network",

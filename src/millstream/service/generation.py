@@ -26,7 +26,9 @@ class TextGeneration:
         timer: RequestTimer,
         next_id: Callable[[], int],
         context_length: int,
+        on_end: Callable[[], None] = lambda: None,
     ) -> None:
+        """`on_end` may be called more than once."""
         self.model = model
         self._engine = engine
         self._inbox = inbox
@@ -36,6 +38,7 @@ class TextGeneration:
         self._timer = timer
         self._next_id = next_id
         self._context_length = context_length
+        self._on_end = on_end
 
     @property
     def usage(self) -> Usage:
@@ -59,6 +62,7 @@ class TextGeneration:
         """Safe at any time: what has ended is not asked again, and the engine ignores ids it no longer has."""
         self._engine.cancel(list(self._choices))
         self._timer.ended("cancelled", self.usage)
+        self._on_end()
 
     def _apply(self, event: RequestEvent) -> list[Delta]:
         choice = self._choices[event.request_id]

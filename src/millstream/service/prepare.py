@@ -11,7 +11,7 @@ from millstream.errors import BadRequest, ContextOverflow
 from millstream.media.port import MediaReader, Prepared
 from millstream.media.prompt import expand, placed
 from millstream.service.entry import ReadyModel
-from millstream.service.media_files import MediaFiles
+from millstream.service.media_files import RequestMedia
 from millstream.text.conversation import render
 from millstream.text.grammar import checked
 from millstream.text.template import Message
@@ -30,7 +30,9 @@ class ReadPrompt:
         return tuple((media.start, media.digest) for media in self.media)
 
 
-async def prepare(pool: Executor, files: MediaFiles, model: ReadyModel, request: GenerationRequest) -> list[ReadPrompt]:
+async def prepare(
+    pool: Executor, files: RequestMedia, model: ReadyModel, request: GenerationRequest
+) -> list[ReadPrompt]:
     """The tokens and images of each prompt. Raises `BadRequest` for what the model cannot take."""
     prompts = await asyncio.gather(*(_prepare(pool, files, model, prompt, request) for prompt in request.prompts))
     for place, prompt in enumerate(prompts):
@@ -54,16 +56,15 @@ async def prepare_grammar(pool: Executor, model: ReadyModel, request: Generation
 
 
 async def _prepare(
-    pool: Executor, files: MediaFiles, model: ReadyModel, prompt: Prompt, request: GenerationRequest
+    pool: Executor, files: RequestMedia, model: ReadyModel, prompt: Prompt, request: GenerationRequest
 ) -> ReadPrompt:
     loop = asyncio.get_running_loop()
     if not isinstance(prompt, ChatPrompt) or not prompt.media:
         return ReadPrompt(await loop.run_in_executor(pool, _encode, model, prompt, request))
     if request.prompt_logprobs is not None:
         raise BadRequest("prompt_logprobs is not served for prompts with media", param="prompt_logprobs")
-    data = await files.read(prompt.media, model.kinds)
+    images = await files.prepare(prompt.media, model.kinds, model.reader)
     assert model.reader is not None  # otherwise the files would have been refused
-    images = await files.prepare(prompt.media, data, model.reader)
     return await loop.run_in_executor(pool, _encode_media, model, model.reader, prompt, request, images)
 
 

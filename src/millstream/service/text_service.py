@@ -20,7 +20,7 @@ from millstream.service.entry import ReadyModel
 from millstream.service.generation import TextGeneration
 from millstream.service.hub import ModelHub
 from millstream.service.inbox import Inbox
-from millstream.service.media_files import MediaFiles
+from millstream.service.media_files import MediaFiles, RequestMedia
 from millstream.service.metrics import Metrics, RequestTimer
 from millstream.service.opening import Opening, prompt_logprobs
 from millstream.service.ports import Generation
@@ -68,11 +68,20 @@ class MillstreamService:
             await model.engine.wait_gone()
 
     async def _start_on(self, model: ReadyModel, request: GenerationRequest) -> Generation:
-        timer = RequestTimer(self._metrics, model.name)
+        tries = request.best_of or request.n
         with self._counting_refusals(model):
             # Before images are fetched and prompts prepared for nothing.
-            model.engine.admission.check(len(request.prompts) * (request.best_of or request.n))
-        prompts = await prepare(self._pool, self._files, model, request)
+            model.engine.admission.check(len(request.prompts) * tries)
+            media = self._files.of_request(tries)
+            try:
+                return await self._begin(model, request, media)
+            except BaseException:
+                media.release()
+                raise
+
+    async def _begin(self, model: ReadyModel, request: GenerationRequest, media: RequestMedia) -> Generation:
+        timer = RequestTimer(self._metrics, model.name)
+        prompts = await prepare(self._pool, media, model, request)
         request = replace(request, grammar=await prepare_grammar(self._pool, model, request))
         read = sum(len(prompt.tokens) for prompt in prompts)
         timer.prepared(read, sum(len(prompt.media) for prompt in prompts))
@@ -86,8 +95,7 @@ class MillstreamService:
             for index, ((submit, reading), opening) in enumerate(zip(planned, openings, strict=True))
         ]
         inbox = Inbox()
-        with self._counting_refusals(model):
-            model.engine.submit(submits, inbox)
+        model.engine.submit(submits, inbox)
         generation = TextGeneration(
             model.name,
             model.engine,
@@ -97,6 +105,7 @@ class MillstreamService:
             timer,
             next_id=lambda: next(self._ids),
             context_length=model.facts.context_length,
+            on_end=media.release,
         )
         return generation if request.best_of is None else BestOf(generation, choices, request)
 
