@@ -37,6 +37,7 @@ from millstream.service.metrics import Metrics
 from millstream.service.names import Names
 from millstream.service.room import gib
 from millstream.service.text_service import MillstreamService
+from millstream.service.unread import UnreadOutput
 from millstream.text.grammar import compiler_of
 from millstream.text.loading import load_tokenizer
 from millstream.text.style import Style, choose_style
@@ -82,7 +83,7 @@ class Mill:
         self._names = Names(names)
         memory = MediaMemory(settings.media_memory, images=IMAGES, others=DECODED)
         files = MediaFiles(self._limits, memory, pool, network, self._names)
-        self.service = MillstreamService(self.hub, pool, files, self._metrics)
+        self.service = MillstreamService(self.hub, pool, files, UnreadOutput(settings.unread_output), self._metrics)
         self._work: list[Future[Any]] = []
 
     def add(self, spec: ModelSpec) -> None:

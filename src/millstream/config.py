@@ -64,6 +64,10 @@ class Settings:
     prefill_chunk: int | None = None
     """The most tokens of one prompt that a step reads beside running rows. None: 128 on the CPU, 256 on a GPU."""
     body_limit: int = 32 * 2**20
+    unread_output: int = 8 * 2**20
+    """Bytes of its answer that a client may leave unread; all clients together 32 times as many."""
+    write_timeout: float = 60.0
+    """Seconds that a client may take nothing of what is sent to it; 0 for ever."""
     grace: float = 20.0
     """Seconds that running requests get to finish after SIGTERM."""
     stop_patience: float = 30.0

@@ -10,6 +10,7 @@ MillstreamError
 ├── Forbidden              403  a page of another site
 ├── NotFound               404  no such model
 ├── TooLarge               413  the body is over the limit
+├── OutputUnread           408  the client left too much of its answer unread
 ├── EngineBusy             503  full: try again later
 ├── NoRoom                 507  a model does not fit the memory budget
 ├── EngineGone             503  stopping, stopped or never loaded
@@ -76,6 +77,12 @@ class NotFound(MillstreamError):
 class TooLarge(MillstreamError):
     status = 413
     code = "request_too_large"
+    kind = "invalid_request_error"
+
+
+class OutputUnread(MillstreamError):
+    status = 408
+    code = "output_unread"
     kind = "invalid_request_error"
 
 

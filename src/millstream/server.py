@@ -72,6 +72,7 @@ async def serve_on(
     app = create_app(
         mill.service,
         body_limit=settings.body_limit,
+        write_timeout=settings.write_timeout,
         api_keys=settings.api_keys,
         cors_origins=settings.cors_origins,
     )

@@ -51,7 +51,7 @@ class ScriptedGeneration:
                 raise step
             yield step
 
-    def cancel(self) -> None:
+    def cancel(self, outcome: str = "cancelled") -> None:
         if not self.cancelled.is_set():
             self.left_early = not self._ended
         self.cancelled.set()

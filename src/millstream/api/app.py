@@ -24,6 +24,7 @@ from millstream.service.ports import TextService
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
 PING_SECONDS = 15.0
+WRITE_TIMEOUT = 60.0
 
 
 def create_app(
@@ -32,10 +33,12 @@ def create_app(
     body_limit: int,
     lifespan: Lifespan | None = None,
     ping_seconds: float = PING_SECONDS,
+    write_timeout: float = WRITE_TIMEOUT,
     api_keys: tuple[str, ...] = (),
     cors_origins: tuple[str, ...] = (),
 ) -> FastAPI:
     """`lifespan` is FastAPI's. A stream that is silent for `ping_seconds` gets a comment, to stay open.
+    A client that takes nothing for `write_timeout` seconds is left; 0 for never.
 
     Without `api_keys` the API is open, but not for web pages of origins other than its own and `cors_origins`.
     """
@@ -48,8 +51,8 @@ def create_app(
         responses={"default": {"description": "An error, in OpenAI's shape"}},
         bodies=(ChatRequest, CompletionRequest, StreamOptions),
     )
-    app.include_router(chat.routes(service, ping_seconds=ping_seconds))
-    app.include_router(completions.routes(service, ping_seconds=ping_seconds))
+    app.include_router(chat.routes(service, ping_seconds=ping_seconds, write_timeout=write_timeout))
+    app.include_router(completions.routes(service, ping_seconds=ping_seconds, write_timeout=write_timeout))
     app.include_router(models.routes(service))
     app.include_router(system.routes(service))
     app.add_exception_handler(HTTPException, on_http_exception)

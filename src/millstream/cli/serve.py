@@ -63,6 +63,18 @@ def _add_network(group: Group) -> None:
     group.add_argument(
         "--body-limit", type=positive, metavar="BYTES", help=_help("largest request body", DEFAULTS.body_limit)
     )
+    group.add_argument(
+        "--unread-output",
+        type=memory_size,
+        metavar="SIZE",
+        help=_help("what may wait of an answer whose client does not read it; over that it is ended", "8MiB"),
+    )
+    group.add_argument(
+        "--write-timeout",
+        type=duration,
+        metavar="SECONDS",
+        help=_help("a client that takes nothing for so long is left; 0: never", f"{DEFAULTS.write_timeout:g}"),
+    )
 
 
 def _add_access(group: Group) -> None:

@@ -8,8 +8,9 @@ from millstream.engine.messages import Failed, Finished, PromptRead, Tokens
 from millstream.errors import EngineGone, StepFailed
 from millstream.service.choice import Choice
 from millstream.service.engine_client import EngineClient
-from millstream.service.inbox import Inbox, RequestEvent
+from millstream.service.inbox import Inbox
 from millstream.service.metrics import RequestTimer
+from millstream.service.unread import RequestEvent
 from millstream.types import Delta, FinishReason, Usage
 
 
@@ -39,6 +40,7 @@ class TextGeneration:
         self._next_id = next_id
         self._context_length = context_length
         self._on_end = on_end
+        inbox.on_overflow(lambda: self.cancel("unread"))
 
     @property
     def usage(self) -> Usage:
@@ -58,10 +60,11 @@ class TextGeneration:
         finally:
             self.cancel()
 
-    def cancel(self) -> None:
+    def cancel(self, outcome: str = "cancelled") -> None:
         """Safe at any time: what has ended is not asked again, and the engine ignores ids it no longer has."""
         self._engine.cancel(list(self._choices))
-        self._timer.ended("cancelled", self.usage)
+        self._timer.ended(outcome, self.usage)
+        self._inbox.close()
         self._on_end()
 
     def _apply(self, event: RequestEvent) -> list[Delta]:

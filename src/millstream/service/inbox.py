@@ -3,42 +3,85 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 
-from millstream.engine.messages import Failed, Finished, PromptRead, Tokens
+from millstream.engine.messages import Tokens
+from millstream.errors import OutputUnread
+from millstream.service.unread import RequestEvent, UnreadOutput, event_bytes
 
 TURN = 32
 """The most events that a reader takes at once."""
-
-RequestEvent = PromptRead | Tokens | Finished | Failed
 
 
 class Inbox:
     """The events of one client's request, which may be several of the engine's. Read by one task."""
 
-    def __init__(self) -> None:
+    def __init__(self, budget: UnreadOutput) -> None:
+        self.unread = 0
+        """Bytes, about, of what waits here."""
         self._events: list[RequestEvent] = []
         self._arrived: asyncio.Future[None] | None = None
+        self._error: OutputUnread | None = None
+        self._on_overflow: Callable[[], None] = lambda: None
+        self._budget: UnreadOutput | None = budget
+        budget.open(self)
+
+    def on_overflow(self, call: Callable[[], None]) -> None:
+        """Call when so much waits here that the request is ended."""
+        self._on_overflow = call
 
     def push(self, event: RequestEvent) -> None:
+        if self._error is not None:
+            return
         self._events.append(event)
         if self._arrived is not None and not self._arrived.done():
             self._arrived.set_result(None)
+        budget = self._budget
+        if budget is not None:
+            size = event_bytes(event)
+            self.unread += size
+            budget.total += size
+            if self.unread > budget.each or budget.total > budget.limit:
+                budget.relieve(self)
 
     async def take(self) -> list[RequestEvent]:
         """What has come; waits until there is something. A slow reader gets several steps at once, but not so many
-        that others wait long for their turn of the event loop."""
+        that others wait long for their turn of the event loop. Raises `OutputUnread` if it was too slow."""
         if self._events:
             await asyncio.sleep(0)
         while not self._events:
+            if self._error is not None:
+                raise self._error
             self._arrived = asyncio.get_running_loop().create_future()
             try:
                 await self._arrived
             finally:
                 self._arrived = None
         events, self._events = self._events[:TURN], self._events[TURN:]
+        self._count_off(sum(map(event_bytes, events)) if self._events else self.unread)
         return events if len(events) == 1 else joined(events)
+
+    def end(self, error: OutputUnread) -> None:
+        """See `unread.Unread`."""
+        self._error = error
+        self.close()
+        self._events.clear()
+        if self._arrived is not None and not self._arrived.done():
+            self._arrived.set_result(None)
+        self._on_overflow()
+
+    def close(self) -> None:
+        """Nobody will read any more: what is here, and what may still come, counts no longer. Safe more than once."""
+        if self._budget is not None:
+            self._count_off(self.unread)
+            self._budget.close(self)
+            self._budget = None
+
+    def _count_off(self, size: int) -> None:
+        if self._budget is not None:
+            self.unread -= size
+            self._budget.total -= size
 
 
 def joined(events: Sequence[RequestEvent]) -> list[RequestEvent]:

@@ -1,4 +1,4 @@
-"""A budget of memory for the media of all requests: files as they came, what decoding takes, and what engines are given.
+"""A budget of memory for the media of all requests: files as they came, decoding, and what engines are given.
 
 Files and decoders wait for their share, first come, first served. What is ready for an engine never waits: when it does
 not fit, its request is refused. So nobody who holds memory waits for others who do, but for decoders, and one decoder

@@ -26,16 +26,20 @@ from millstream.service.opening import Opening, prompt_logprobs
 from millstream.service.ports import Generation
 from millstream.service.prepare import ReadPrompt, prepare, prepare_grammar
 from millstream.service.reading import Reading, plan_readings
+from millstream.service.unread import UnreadOutput
 from millstream.types import ChatPrompt, GenerationRequest, ModelCard
 
 log = logging.getLogger(__name__)
 
 
 class MillstreamService:
-    def __init__(self, hub: ModelHub, pool: Executor, files: MediaFiles, metrics: Metrics) -> None:
+    def __init__(
+        self, hub: ModelHub, pool: Executor, files: MediaFiles, unread: UnreadOutput, metrics: Metrics
+    ) -> None:
         self._hub = hub
         self._pool = pool
         self._files = files
+        self._unread = unread
         self._metrics = metrics
         self._ids = itertools.count(1)
 
@@ -94,7 +98,7 @@ class MillstreamService:
             Choice(index, submit, model.tokenizer, reading, continues=continues, opening=opening)
             for index, ((submit, reading), opening) in enumerate(zip(planned, openings, strict=True))
         ]
-        inbox = Inbox()
+        inbox = Inbox(self._unread)
         model.engine.submit(submits, inbox)
         generation = TextGeneration(
             model.name,

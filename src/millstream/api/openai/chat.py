@@ -15,7 +15,7 @@ from millstream.api.openai.schema import ChatRequest
 from millstream.service.ports import TextService
 
 
-def routes(service: TextService, *, ping_seconds: float) -> APIRouter:
+def routes(service: TextService, *, ping_seconds: float, write_timeout: float) -> APIRouter:
     router = APIRouter(prefix="/v1", tags=["text"])
 
     @router.post("/chat/completions", summary="Continue a conversation", openapi_extra=documented(ChatRequest))
@@ -23,6 +23,13 @@ def routes(service: TextService, *, ping_seconds: float) -> APIRouter:
         asked = read(ChatRequest, await read_object(request))
         usage = asked.stream_options.include_usage
         renderer = partial(ChatRenderer, include_usage=usage, logprobs=asked.logprobs)
-        return answer(service, chat_generation(asked), renderer, stream=asked.stream, ping_seconds=ping_seconds)
+        return answer(
+            service,
+            chat_generation(asked),
+            renderer,
+            stream=asked.stream,
+            ping_seconds=ping_seconds,
+            write_timeout=write_timeout,
+        )
 
     return router

@@ -15,7 +15,7 @@ from millstream.api.openai.schema import CompletionRequest
 from millstream.service.ports import TextService
 
 
-def routes(service: TextService, *, ping_seconds: float) -> APIRouter:
+def routes(service: TextService, *, ping_seconds: float, write_timeout: float) -> APIRouter:
     router = APIRouter(prefix="/v1", tags=["text"])
 
     @router.post("/completions", summary="Continue a text", openapi_extra=documented(CompletionRequest))
@@ -23,6 +23,13 @@ def routes(service: TextService, *, ping_seconds: float) -> APIRouter:
         asked = read(CompletionRequest, await read_object(request))
         usage = asked.stream_options.include_usage
         renderer = partial(CompletionRenderer, include_usage=usage, logprobs=asked.logprobs)
-        return answer(service, completion_generation(asked), renderer, stream=asked.stream, ping_seconds=ping_seconds)
+        return answer(
+            service,
+            completion_generation(asked),
+            renderer,
+            stream=asked.stream,
+            ping_seconds=ping_seconds,
+            write_timeout=write_timeout,
+        )
 
     return router
