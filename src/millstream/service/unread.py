@@ -20,7 +20,7 @@ EVENT_BYTES, LOGPROB_BYTES, OPTION_BYTES = 160, 160, 120
 
 def event_bytes(event: RequestEvent) -> int:
     """About what an event takes while it waits."""
-    if isinstance(event, Tokens | PromptRead) and event.logprobs:
+    if isinstance(event, (Tokens, PromptRead)) and event.logprobs:
         # A prompt may have no options at its first token; all others have the same number.
         each = LOGPROB_BYTES + OPTION_BYTES * len(event.logprobs[-1].top)
         return EVENT_BYTES + len(event.logprobs) * each
@@ -54,7 +54,7 @@ class UnreadOutput:
         self._waiting.discard(request)
 
     def relieve(self, request: Unread) -> None:
-        """Called when one is over its share, or all are over the total."""
+        """Called when more of a request waits: if that is too much, one ends."""
         if request.unread > self.each:
             self._end(request, f"over {_mib(self.each)} of the answer waited to be read")
         elif self.total > self.limit:
