@@ -35,7 +35,9 @@ def png(width: int, height: int, *extra: bytes, depth: int = 8, colour: int = 2,
     header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0)
     line = 1 + (width * channels * depth + 7) // 8
     packed = zlib.compress(bytes(line * height) if rows is None else rows, 1)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + b"".join(extra) + chunk(b"IDAT", packed) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + b"".join(extra) + chunk(b"IDAT", packed) + chunk(b"IEND", b"")
+    )
 
 
 def saved(image: Image.Image, kind: str, **options: object) -> bytes:

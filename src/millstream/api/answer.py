@@ -23,12 +23,12 @@ class Answer(Response):
         super().__init__()
         self._write_timeout = write_timeout
         self._service = service
-        self._request = request
+        self._request: GenerationRequest | None = request
         self._renderer = renderer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with WhileConnected(receive):
-            generation = await self._service.start(self._request)
+            generation = await self._start()
             try:
                 body = await self._collect(generation, self._renderer(generation.model))
             finally:
@@ -36,6 +36,12 @@ class Answer(Response):
         async with Writer(send, self._write_timeout) as writer:
             await writer.start(Response(body, media_type=JSON_TYPE).raw_headers)
             await writer.body(body, more=False)
+
+    async def _start(self) -> Generation:
+        """Once. The request is let go: it may hold megabytes of media, and its answer may take long."""
+        request, self._request = self._request, None
+        assert request is not None
+        return await self._service.start(request)
 
     async def _collect(self, generation: Generation, renderer: Renderer) -> bytes:
         merger = Merger()
@@ -63,7 +69,7 @@ class StreamedAnswer(Answer):
         async with Writer(send, self._write_timeout) as writer:
             stream = EventStream(writer, ping_seconds=self._ping_seconds)
             async with WhileConnected(receive):
-                generation = await self._service.start(self._request)
+                generation = await self._start()
                 try:
                     ending = await self._pour(generation, self._renderer(generation.model), stream)
                 finally:
