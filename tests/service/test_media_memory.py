@@ -148,9 +148,8 @@ def test_who_is_cancelled_while_waiting_leaves_nothing(granted: bool) -> None:
 class Reader:
     """Takes 300 bytes to decode a file, until `go`, and makes 100 of it."""
 
-    marks: dict[Kind, Any] = {}
-
     def __init__(self) -> None:
+        self.marks: dict[Kind, Any] = {}
         self.entered = threading.Semaphore(0)
         self.go = threading.Event()
         self.most = self.now = 0
@@ -202,7 +201,8 @@ def test_a_request_holds_what_its_engine_is_given_until_it_ends() -> None:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
+    """Threads give back on their own time."""
+    while not condition():  # noqa: ASYNC110
         await asyncio.sleep(0.001)
 
 
