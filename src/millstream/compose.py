@@ -36,12 +36,14 @@ from millstream.service.engine_client import EngineClient
 from millstream.service.entry import Loading, ReadyModel
 from millstream.service.grammar_checks import GrammarChecks
 from millstream.service.hub import ModelHub, card_of
-from millstream.service.media_files import MediaFiles
+from millstream.service.media_files import DECODED, IMAGES, MediaFiles
+from millstream.service.media_memory import MediaMemory
 from millstream.service.metrics import Metrics
 from millstream.service.names import Names
 from millstream.service.room import gib
 from millstream.service.template_host import TemplateHost
 from millstream.service.text_service import MillstreamService
+from millstream.service.unread import UnreadOutput
 from millstream.text.control_tokens import ControlTokens
 from millstream.text.grammar import compiler_of
 from millstream.text.loading import load_tokenizer
@@ -90,8 +92,10 @@ class Mill:
         self._limits = media_limits(settings)
         self._names = Names(names)
         self._grammars = GrammarChecks()
-        files = MediaFiles(self._limits, pool, network, self._names)
-        self.service = MillstreamService(self.hub, pool, files, self._grammars, self._metrics)
+        memory = MediaMemory(settings.media_memory, images=IMAGES, others=DECODED)
+        files = MediaFiles(self._limits, memory, pool, network, self._names)
+        unread = UnreadOutput(settings.unread_output)
+        self.service = MillstreamService(self.hub, pool, files, self._grammars, unread, self._metrics)
         self._work: set[Future[Any]] = set()
         self._owner_threads = OwnerThreads()
         self._links: weakref.WeakSet[Link] = weakref.WeakSet()

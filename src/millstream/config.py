@@ -65,6 +65,10 @@ class Settings:
     prefill_chunk: int | None = None
     """The most tokens of one prompt that a step reads beside running rows. None: 128 on the CPU, 256 on a GPU."""
     body_limit: int = 32 * 2**20
+    unread_output: int = 8 * 2**20
+    """Bytes of its answer that a client may leave unread; all clients together 32 times as many."""
+    write_timeout: float = 60.0
+    """Seconds that a client may take nothing of what is sent to it; 0 for ever."""
     grace: float = 20.0
     """Seconds that running requests get to finish after SIGTERM."""
     stop_patience: float = 30.0
@@ -110,6 +114,8 @@ class Settings:
     """Seconds for fetching one."""
     media_seconds: float = 300.0
     """The longest sound. A model may take less."""
+    media_memory: int = 2**30
+    """Bytes for the media of all requests together: as files, while they are decoded, and for engines."""
     allow_private_media: bool = False
     """Fetch from addresses that are not public as well."""
     cors_origins: tuple[str, ...] = ()

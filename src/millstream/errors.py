@@ -16,6 +16,7 @@ MillstreamError
 ├── TooLarge               413  the body is over the limit
 ├── UrlTooLong             414  the request line is over the limit
 ├── HeadersTooLarge        431  the headers are over the limit
+├── OutputUnread           408  the client left too much of its answer unread
 ├── TooManyConnections     503  all connections are in use: try again later
 ├── EngineBusy             503  full: try again later
 ├── Overloaded             503  the server as a whole has too much in hand: try again later
@@ -118,6 +119,12 @@ class UrlTooLong(MillstreamError):
 class HeadersTooLarge(MillstreamError):
     status = 431
     code = "headers_too_large"
+    kind = "invalid_request_error"
+
+
+class OutputUnread(MillstreamError):
+    status = 408
+    code = "output_unread"
     kind = "invalid_request_error"
 
 

@@ -81,6 +81,7 @@ async def serve_on(
     app = create_app(
         mill.service,
         body_limit=settings.body_limit,
+        write_timeout=settings.write_timeout,
         api_keys=settings.api_keys,
         cors_origins=settings.cors_origins,
         hosts=names_to_check(listener.getsockname()[0], settings.allowed_hosts),

@@ -36,6 +36,7 @@ class ScriptedGeneration:
         self.usage = Usage()
         self.cancelled = threading.Event()
         self.left_early = False
+        self.outcome: str | None = None
         self.waiting = threading.Event()
         self._loop = asyncio.get_running_loop()
         self._steps: asyncio.Queue[Step | None] = asyncio.Queue()
@@ -56,9 +57,10 @@ class ScriptedGeneration:
                 raise step
             yield step
 
-    def cancel(self) -> None:
+    def cancel(self, outcome: str = "cancelled") -> None:
         if not self.cancelled.is_set():
             self.left_early = not self._ended
+            self.outcome = outcome
         self.cancelled.set()
 
     def push(self, step: Step | None) -> None:

@@ -92,7 +92,7 @@ def sent_by(service, renderer) -> list[bytes]:
             sent.append(message)
 
         request = GenerationRequest("m", (ChatPrompt(()),))
-        answer = StreamedAnswer(service, request, renderer, ping_seconds=15)
+        answer = StreamedAnswer(service, request, renderer, ping_seconds=15, write_timeout=60)
         await answer({"type": "http"}, receive, send)
         assert sent[0]["type"] == "http.response.start" and sent[0]["status"] == 200
         assert [message["more_body"] for message in sent[1:]] == [True] * (len(sent) - 2) + [False]

@@ -39,3 +39,11 @@ def test_the_file_has_them_too(tmp_path: Path) -> None:
     limits = MediaLimits(5 * 10**6, 6, 7, 8.0, (tmp_path / "pictures", Path("/all")), True, 9.0)
     assert media_limits(parse("--config", str(file))) == limits
     assert media_limits(parse("--config", str(file), "--media-count", "9")).count == 9
+
+
+def test_memory_for_media_and_for_output(tmp_path: Path) -> None:
+    file = tmp_path / "mill.toml"
+    file.write_text('[server]\nmedia_memory = "5MB"\nunread_output = "6MB"\nwrite_timeout = "7s"\n')
+    options = ("--media-memory", "5MB", "--unread-output", "6MB", "--write-timeout", "7s")
+    for given in (parse(*options), parse("--config", str(file))):
+        assert (given.media_memory, given.unread_output, given.write_timeout) == (5 * 10**6, 6 * 10**6, 7.0)

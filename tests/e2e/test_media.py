@@ -262,3 +262,35 @@ def test_slow_preparation_is_logged_with_counts(web: Web, caplog: pytest.LogCapt
         assert bench.ask(image(quick), image(f"{web.url}/late")).status_code == 200
     [line] = [record.message for record in caplog.records if "preparing" in record.message]
     assert "and 2 media took 1." in line
+
+
+SMALL = RED.resize((60, 60))
+BUDGET = 80_000
+"""Bytes: enough for one such image, which takes 43,200 once it is prepared, and not for two."""
+
+
+def test_media_of_running_requests_count_until_they_end() -> None:
+    with Bench(ASSET, media_memory=BUDGET) as bench, ThreadPoolExecutor(1) as pool:
+        bench.gate._open.clear()
+        running = pool.submit(bench.ask, image(SMALL))
+        bench.gate.wait_entered()
+        refused = bench.ask(image(SMALL))
+        problem = error(refused, 503)
+        assert problem["code"] == "engine_busy"
+        assert "(--media-memory)" in problem["message"]
+        assert int(refused.headers["retry-after"]) > 0
+        bench.gate.open()
+        assert running.result(30).status_code == 200
+        assert bench.ask(image(SMALL)).status_code == 200
+        memory = bench.server.call(lambda server: server.mill.service._files._memory)
+        assert (memory.used, memory.kept, memory.waiting) == (0, 0, 0)
+
+
+def test_media_that_can_never_fit_are_refused() -> None:
+    with Bench(ASSET, media_memory=BUDGET) as bench:
+        assert "--media-memory" in error(bench.ask(image(SMALL), image(SMALL)))["message"]
+        assert "--media-memory" in error(bench.ask(image(SMALL), n=2))["message"]
+        problem = error(bench.ask(image(SMALL.resize((200, 200)))))
+        assert "to decode this file takes about" in problem["message"]
+        assert problem["param"] == "messages[0].content[0]"
+        assert bench.ask(image(SMALL)).status_code == 200

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from millstream.engine.messages import Failed, Finished, PromptRead, Submit, Tokens
 from millstream.service.choice import Choice
-from millstream.service.inbox import RequestEvent, joined
+from millstream.service.inbox import joined
 from millstream.service.reading import Reading
+from millstream.service.unread import RequestEvent
 from millstream.text.loading import load_tokenizer
 from millstream.text.style import REASONING, Style
 from millstream.text.tokenizer import Tokenizer

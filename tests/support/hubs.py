@@ -17,7 +17,8 @@ from millstream.service.admission import Admission
 from millstream.service.engine_client import EngineClient
 from millstream.service.entry import Entry, Loading, ReadyModel
 from millstream.service.hub import ModelHub
-from millstream.service.inbox import Inbox, RequestEvent
+from millstream.service.inbox import Inbox
+from millstream.service.unread import RequestEvent, UnreadOutput
 from support.fake import FakeBackend
 
 PATIENCE = 20
@@ -76,7 +77,7 @@ class Yard:
         """A request of a client, posted; as the service does it."""
         while True:
             async with self.hub.use(name) as model:
-                inbox = Inbox()
+                inbox = Inbox(UnreadOutput(2**20))
                 try:
                     model.engine.submit([Submit(next(self._numbers), (1, 2, 3), tokens)], inbox)
                 except EngineGone:

@@ -30,6 +30,7 @@ from millstream.service.ports import TextService
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
 PING_SECONDS = 15.0
+WRITE_TIMEOUT = 60.0
 
 _DESCRIPTION = """An inference server for MLX that speaks OpenAI's API.
 
@@ -48,11 +49,13 @@ def create_app(
     body_limit: int,
     lifespan: Lifespan | None = None,
     ping_seconds: float = PING_SECONDS,
+    write_timeout: float = WRITE_TIMEOUT,
     api_keys: tuple[str, ...] = (),
     cors_origins: tuple[str, ...] = (),
     hosts: Iterable[str] | None = None,
 ) -> FastAPI:
     """`lifespan` is FastAPI's. A stream that is silent for `ping_seconds` gets a comment, to stay open.
+    A client that takes nothing for `write_timeout` seconds is left; 0 for never.
 
     Without `api_keys` the API is open, but not for web pages of origins other than its own and `cors_origins`, and
     admin routes are for this machine only. With `hosts`, a request must be for one of them or for a loopback name.
@@ -68,8 +71,8 @@ def create_app(
         answers=(ChatCompletion, ChatCompletionChunk, Completion, CompletionChunk, ModelList, About, Health),
         keyed=bool(api_keys),
     )
-    app.include_router(chat.routes(service, ping_seconds=ping_seconds))
-    app.include_router(completions.routes(service, ping_seconds=ping_seconds))
+    app.include_router(chat.routes(service, ping_seconds=ping_seconds, write_timeout=write_timeout))
+    app.include_router(completions.routes(service, ping_seconds=ping_seconds, write_timeout=write_timeout))
     app.include_router(models.routes(service))
     app.include_router(system.routes(service))
     app.add_exception_handler(HTTPException, on_http_exception)

@@ -1,4 +1,4 @@
-"""Server-sent events, written at the ASGI level: one `send` for each batch, and no task or queue in between."""
+"""Server-sent events, written at the ASGI level: one write for each batch, and no task or queue in between."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from types import TracebackType
 from typing import Self
 
-from starlette.types import Send
+from millstream.api.writing import Writer
 
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
 DONE = b"data: [DONE]\n\n"
@@ -25,13 +25,13 @@ def event(data: bytes) -> bytes:
 class EventStream:
     """A response of events. `async with` sends the headers and keeps the line alive; `finish` comes after it."""
 
-    def __init__(self, send: Send, *, ping_seconds: float) -> None:
-        self._send = send
+    def __init__(self, writer: Writer, *, ping_seconds: float) -> None:
+        self._writer = writer
         self._ping_seconds = ping_seconds
         self._quiet = True
 
     async def __aenter__(self) -> Self:
-        await self._send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+        await self._writer.start(_HEADERS)
         self._pinger = asyncio.create_task(self._ping())
         return self
 
@@ -42,15 +42,15 @@ class EventStream:
 
     async def write(self, events: bytes) -> None:
         self._quiet = False
-        await self._send({"type": "http.response.body", "body": events, "more_body": True})
+        await self._writer.body(events, more=True)
 
     async def finish(self, events: bytes) -> None:
-        await self._send({"type": "http.response.body", "body": events, "more_body": False})
+        await self._writer.body(events, more=False)
 
     async def _ping(self) -> None:
         """A comment now and then while no token flows, so that no proxy takes a long prefill for a dead connection."""
         while True:
             await asyncio.sleep(self._ping_seconds)
             if self._quiet:
-                await self._send({"type": "http.response.body", "body": PING, "more_body": True})
+                await self._writer.body(PING, more=True)
             self._quiet = True

@@ -85,6 +85,8 @@ SERVER: dict[str, Reader] = {
     "load": tables.one_of(*LOAD),
     "idle_unload": tables.time_span,
     "step_timeout": tables.time_span,
+    "unread_output": tables.size,
+    "write_timeout": tables.time_span,
     "isolation": tables.one_of(*ISOLATION),
     "max_batch": tables.whole(1, _MANY),
     "queue": tables.whole(0, _MANY),
@@ -104,6 +106,7 @@ SERVER: dict[str, Reader] = {
     "media_count": tables.whole(0, _MANY),
     "media_timeout": tables.time_span,
     "media_seconds": tables.time_span,
+    "media_memory": tables.size,
     "allow_private_media": tables.truth,
 }
 

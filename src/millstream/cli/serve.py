@@ -84,6 +84,18 @@ def _add_network(group: Group) -> None:
         metavar="TIME",
         help=_help("without a byte of its body; 0: for ever", f"{DEFAULTS.body_timeout:g}s"),
     )
+    group.add_argument(
+        "--write-timeout",
+        type=duration,
+        metavar="TIME",
+        help=_help("a client that takes nothing for so long is left; 0: never", f"{DEFAULTS.write_timeout:g}s"),
+    )
+    group.add_argument(
+        "--unread-output",
+        type=memory_size,
+        metavar="SIZE",
+        help=_help("what may wait of an answer whose client does not read it; over that it is ended", "8MiB"),
+    )
 
 
 def _add_access(group: Group) -> None:
@@ -238,6 +250,12 @@ def _add_media(group: Group) -> None:
         type=duration,
         metavar="SECONDS",
         help=_help("longest sound; a model may take less", f"{DEFAULTS.media_seconds:g}"),
+    )
+    group.add_argument(
+        "--media-memory",
+        type=memory_size,
+        metavar="SIZE",
+        help=_help("what the media of all requests may take; more of them wait, or get a 503", "1GiB"),
     )
     group.add_argument(
         "--allow-private-media",

@@ -22,7 +22,7 @@ _PASSED = frozenset(
 
 def in_child(
     order: Mapping[str, object], data: bytes, limits: MediaLimits, what: str, without: str
-) -> tuple[dict[str, Any], bytes]:
+) -> tuple[dict[str, Any], memoryview]:
     """What `decoder_child` makes of a file: a head and bytes. `without`: what can be read without PyAV, for people.
     Raises `MediaRefused`."""
     if importlib.util.find_spec("av") is None:
@@ -42,11 +42,11 @@ def in_child(
         ) from error
     if child.returncode:
         raise MediaRefused(f"a {what} cannot be decoded: {_end_of(child)}. Write it anew, in a usual format")
-    head, _, body = child.stdout.partition(b"\n")
-    said: dict[str, Any] = json.loads(head)
+    end = child.stdout.index(b"\n")
+    said: dict[str, Any] = json.loads(child.stdout[:end])
     if "refused" in said:
         raise MediaRefused(said["refused"])
-    return said, body
+    return said, memoryview(child.stdout)[end + 1 :]
 
 
 def _environment() -> dict[str, str]:

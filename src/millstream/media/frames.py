@@ -9,7 +9,7 @@ from itertools import accumulate
 from PIL import Image, ImageSequence
 
 from millstream.errors import MediaRefused
-from millstream.media.images import as_rgb, check_size, decoding
+from millstream.media.images import as_rgb, check_size, decoding, pixel_bytes
 from millstream.media.limits import MediaLimits
 from millstream.media.pace import Pace, chosen
 from millstream.media.video_file import container_of, decode_video
@@ -19,6 +19,11 @@ WANTED = "videos are read as MP4, MOV, WebM or Matroska, and as animated GIF, WE
 WORK = 2
 """All frames of an animated picture together may have so many times the pixels of one image: each is decoded, and kept
 until it is known which are wanted."""
+MOST = 5_000
+"""Frames of an animated picture. A file of 20 MB can hold a million of one pixel each."""
+VIDEO_PIXEL_BYTES = 10
+"""Of the pixels that all frames of a video may have together: three as the child sends them, four as an image, and a
+share for the child."""
 USUAL = 100
 """Milliseconds of a frame that does not say."""
 
@@ -38,19 +43,33 @@ def open_frames(data: bytes, limits: MediaLimits, pace: Pace) -> Frames:
     return _open_pictures(data, limits, pace)
 
 
+def frames_bytes(data: bytes, limits: MediaLimits) -> int:
+    """What `open_frames` takes, at most. How many frames there are is known only once they are decoded."""
+    if container_of(data) is not None:
+        return limits.pixels * VIDEO_PIXEL_BYTES
+    with decoding("video", WANTED):
+        film = Image.open(io.BytesIO(data), formats=FORMATS)
+        check_size(film, limits)
+        still = not film.is_animated  # type: ignore[attr-defined]
+        frames = film.width * film.height if still else WORK * limits.pixels
+        return 4 * frames + pixel_bytes(film) * film.width * film.height
+
+
 def _open_pictures(data: bytes, limits: MediaLimits, pace: Pace) -> Frames:
     with decoding("video", WANTED):
         film = Image.open(io.BytesIO(data), formats=FORMATS)
         check_size(film, limits)
-        most = WORK * limits.pixels // (film.width * film.height)
+        most = min(MOST, WORK * limits.pixels // (film.width * film.height))
         images, spans = [], []
         for number, frame in enumerate(ImageSequence.Iterator(film)):
             if number == most:
                 raise MediaRefused(
-                    f"a video has more than {most} frames of {film.width} x {film.height}, which is {WORK} times the "
-                    "pixels of the largest image (--media-pixels). Send a shorter or smaller one"
+                    f"a video has more than {most} frames of {film.width} x {film.height}: this server takes {MOST} "
+                    f"frames, and {WORK} times the pixels of the largest image (--media-pixels) in all. Send a shorter "
+                    "or smaller one"
                 )
-            images.append(as_rgb(frame.copy()))
+            seen = as_rgb(frame)
+            images.append(frame.copy() if seen is frame else seen)
             spans.append(float(frame.info.get("duration") or USUAL) / 1000)
     ends = list(accumulate(spans))
     wanted = chosen(ends, pace)

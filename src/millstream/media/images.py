@@ -14,6 +14,19 @@ from millstream.media.limits import MediaLimits
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 """Raster formats whose decoders run no other program and read no other file."""
 WANTED = "send a PNG, JPEG, WEBP, GIF, BMP or TIFF"
+MOST_RATIO = 200
+"""One side may be so many times the other: resizing takes memory that grows with the ratio."""
+STRIP = 2**18
+"""Pixels that are converted at once. Pillow's conversions copy; a whole image would be there four times over."""
+
+PIXEL_BYTES = {"WEBP": 20, "JPEG": 14}
+"""What decoding takes at its peak, for each pixel: measured, see `tests/media/test_image_memory.py`. A lossless WEBP is
+held five times by its decoder; a progressive JPEG holds its coefficients beside the pixels."""
+USUAL_PIXEL_BYTES = 10
+
+# Pillow takes the memory of an image in blocks. Those of its usual 16 MiB come from the C library's heap, which keeps
+# them for the thread after they are freed: gigabytes, after a few large images. Larger ones go back to the system.
+Image.core.set_block_size(64 * 2**20)  # type: ignore[attr-defined]
 
 # What Pillow's decoders raise for files that are damaged: it has no error of its own for that.
 _DAMAGED = (OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, TypeError, OverflowError, MemoryError)
@@ -24,7 +37,21 @@ def open_image(data: bytes, limits: MediaLimits) -> Image.Image:
     with decoding("image", WANTED):
         image = Image.open(io.BytesIO(data), formats=FORMATS)
         check_size(image, limits)
-        return as_rgb(ImageOps.exif_transpose(image))
+        ImageOps.exif_transpose(image, in_place=True)  # otherwise it gives a copy, turned or not
+        return as_rgb(image)
+
+
+def image_bytes(data: bytes, limits: MediaLimits) -> int:
+    """What decoding this image will take, from its header. Raises `MediaRefused`."""
+    with decoding("image", WANTED):
+        image = Image.open(io.BytesIO(data), formats=FORMATS)
+        check_size(image, limits)
+        return image.width * image.height * pixel_bytes(image)
+
+
+def pixel_bytes(image: Image.Image) -> int:
+    """Memory that decoding takes for each pixel."""
+    return PIXEL_BYTES.get(image.format or "", USUAL_PIXEL_BYTES)
 
 
 @contextmanager
@@ -50,14 +77,29 @@ def check_size(image: Image.Image, limits: MediaLimits) -> None:
         )
     if not width or not height:
         raise MediaRefused("an image has no pixels")
+    if max(width, height) > MOST_RATIO * min(width, height):
+        raise MediaRefused(
+            f"an image of {width} x {height} pixels is too narrow: one side may be at most {MOST_RATIO} times the other"
+        )
 
 
 def as_rgb(image: Image.Image) -> Image.Image:
+    """Itself where it is RGB already. Converted in strips: that takes the memory of the result and little more."""
+    image.load()
     if image.mode == "RGB" and "transparency" not in image.info:
-        image.load()
         return image
-    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
-        seen = image.convert("RGBA")
-        ground = Image.new("RGBA", seen.size, "white")
-        return Image.alpha_composite(ground, seen).convert("RGB")
-    return image.convert("RGB")
+    seen = Image.new("RGB", image.size, None)
+    rows = max(1, STRIP // image.width)
+    for top in range(0, image.height, rows):
+        box = (0, top, image.width, min(top + rows, image.height))
+        seen.paste(_strip_as_rgb(image.crop(box)), box)
+    return seen
+
+
+def _strip_as_rgb(strip: Image.Image) -> Image.Image:
+    if strip.mode.startswith("I;16"):  # Pillow would cut off what is above 255
+        return strip.point(lambda value: value * (1 / 257)).convert("L").convert("RGB")
+    if strip.mode in ("RGBA", "LA", "PA") or "transparency" in strip.info:
+        seen = strip.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", seen.size, "white"), seen).convert("RGB")
+    return strip.convert("RGB")

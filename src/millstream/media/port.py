@@ -41,6 +41,10 @@ class MediaReader(Protocol):
         """The kinds that the model takes."""
         ...
 
+    def decoding_bytes(self, kind: Kind, data: bytes) -> int:
+        """What `read` takes at its peak, about, from the file's header. Raises `MediaRefused`."""
+        ...
+
     def read(self, kind: Kind, data: bytes) -> Prepared:
         """Raises `MediaRefused`."""
         ...

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from millstream.media.frames import open_frames
-from millstream.media.images import open_image
+from millstream.media.frames import frames_bytes, open_frames
+from millstream.media.images import image_bytes, open_image
 from millstream.media.limits import MediaLimits
 from millstream.media.port import Mark, Prepared
 from millstream.media.processors.base import ImageProcessor, SoundProcessor, VideoProcessor
 from millstream.media.processors.loading import load_processors
-from millstream.media.sound import open_sound
+from millstream.media.sound import open_sound, sound_bytes
 from millstream.types import Kind
 
 
@@ -34,6 +34,11 @@ class Reader:
             self.marks["video"] = videos.mark
         if sounds is not None:
             self.marks["audio"] = sounds.mark
+
+    def decoding_bytes(self, kind: Kind, data: bytes) -> int:
+        if kind == "video":
+            return frames_bytes(data, self._limits)
+        return sound_bytes(data, self._limits) if kind == "audio" else image_bytes(data, self._limits)
 
     def read(self, kind: Kind, data: bytes) -> Prepared:
         if kind == "video" and self._videos is not None:

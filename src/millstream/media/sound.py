@@ -13,6 +13,10 @@ from millstream.media.wav import Samples, open_wav
 
 FADE = 0.05
 """The share of the band, at its upper end, that is turned down: a band that ends at once would ring for long."""
+SAMPLE_BYTES = 40
+"""Memory for each sample while a sound is resampled: doubles, and their spectrum."""
+FASTEST_MODEL = 16_000
+"""Samples a second: no model that is served hears more."""
 QUIET = 0.05
 """Seconds of silence behind a sound while it is resampled. What rings at its ends falls there, and not into it."""
 
@@ -27,6 +31,14 @@ def open_sound(data: bytes, limits: MediaLimits, *, rate: int, most: float) -> S
     wav = open_wav(data)
     _check(wav.seconds, f"{wav.seconds:.2f} s", limits, most)  # first: a slow rate would become many samples
     return resampled(wav.mono(), wav.rate, rate)
+
+
+def sound_bytes(data: bytes, limits: MediaLimits) -> int:
+    """What `open_sound` takes, at most: samples are few for the bytes of a coded file, and many for those of a WAV."""
+    if coded(data) is not None:
+        return int(limits.sound * FASTEST_MODEL) * SAMPLE_BYTES
+    wav = open_wav(data)
+    return len(wav.body) * 8 // wav.bits * SAMPLE_BYTES
 
 
 def _check(seconds: float, length: str, limits: MediaLimits, most: float) -> None:

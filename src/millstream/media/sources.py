@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 from pathlib import Path
 from urllib.parse import unquote_to_bytes, urlsplit
 from urllib.request import url2pathname
@@ -14,6 +15,8 @@ from millstream.media.fetch import fetch, too_large
 from millstream.media.limits import MediaLimits
 
 _WAYS = "an http:// or https:// URL or a data URI (data:image/png;base64,...)"
+_PLAIN = re.compile(r"[A-Za-z0-9+/=]*+")
+_STANDARD = str.maketrans("-_", "+/")
 
 
 def is_local(source: str) -> bool:
@@ -51,9 +54,12 @@ def from_base64(text: str, limits: MediaLimits) -> bytes:
         raise too_large(size, limits)
     if "%" in text:
         text = unquote_to_bytes(text).decode("latin-1")
-    compact = "".join(text.split()).translate(str.maketrans("-_", "+/"))
+    if not _PLAIN.fullmatch(text):  # only then: each of these copies the whole text
+        text = "".join(text.split()).translate(_STANDARD)
+    if len(text) % 4:
+        text += "=" * (-len(text) % 4)
     try:
-        data = base64.b64decode(compact + "=" * (-len(compact) % 4), validate=True)
+        data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
         raise MediaRefused(f"a data URI is not valid base64: {error}") from error
     return _within(data, limits)

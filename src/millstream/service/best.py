@@ -26,8 +26,8 @@ class BestOf:
         """Of all answers, those that are not given too: they were computed."""
         return self._generation.usage
 
-    def cancel(self) -> None:
-        self._generation.cancel()
+    def cancel(self, outcome: str = "cancelled") -> None:
+        self._generation.cancel(outcome)
 
     async def __aiter__(self) -> AsyncIterator[Sequence[Delta]]:
         answers: dict[int, Delta] = {}

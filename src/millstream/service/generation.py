@@ -8,8 +8,9 @@ from millstream.engine.messages import Failed, Finished, PromptRead, Tokens
 from millstream.errors import BadRequest, EngineGone, StepFailed
 from millstream.service.choice import Choice
 from millstream.service.engine_client import EngineClient
-from millstream.service.inbox import Inbox, RequestEvent
+from millstream.service.inbox import Inbox
 from millstream.service.metrics import RequestTimer
+from millstream.service.unread import RequestEvent
 from millstream.types import Delta, FinishReason, Usage
 
 
@@ -26,7 +27,9 @@ class TextGeneration:
         timer: RequestTimer,
         next_id: Callable[[], int],
         context_length: int,
+        on_end: Callable[[], None] = lambda: None,
     ) -> None:
+        """`on_end` may be called more than once."""
         self.model = model
         self._engine = engine
         self._inbox = inbox
@@ -36,6 +39,8 @@ class TextGeneration:
         self._timer = timer
         self._next_id = next_id
         self._context_length = context_length
+        self._on_end = on_end
+        inbox.on_overflow(lambda: self.cancel("unread"))
 
     @property
     def usage(self) -> Usage:
@@ -55,10 +60,12 @@ class TextGeneration:
         finally:
             self.cancel()
 
-    def cancel(self) -> None:
+    def cancel(self, outcome: str = "cancelled") -> None:
         """Safe at any time: what has ended is not asked again, and the engine ignores ids it no longer has."""
         self._engine.cancel(list(self._choices))
-        self._timer.ended("cancelled", self.usage)
+        self._timer.ended(outcome, self.usage)
+        self._inbox.close()
+        self._on_end()
 
     def _apply(self, event: RequestEvent) -> list[Delta]:
         choice = self._choices[event.request_id]

@@ -24,12 +24,12 @@ class Generation(Protocol):
     def __aiter__(self) -> AsyncIterator[Sequence[Delta]]:
         """Batches of deltas as they come. Each choice ends in one delta with a `finish_reason`.
 
-        Raises `StepFailed` or `EngineGone` when the engine fails the request.
+        Raises `StepFailed` or `EngineGone` when the engine fails the request, and `OutputUnread` when too much waits.
         """
         ...
 
-    def cancel(self) -> None:
-        """Leave. Safe at any time and more than once; does not wait."""
+    def cancel(self, outcome: str = "cancelled") -> None:
+        """Leave. Safe at any time and more than once; does not wait. `outcome`: what the metrics count it as."""
         ...
 
 

@@ -12,7 +12,7 @@ from millstream.media.port import Prepared
 from millstream.media.prompt import expand, placed
 from millstream.service.entry import ReadyModel
 from millstream.service.grammar_checks import GrammarChecks
-from millstream.service.media_files import MediaFiles
+from millstream.service.media_files import RequestMedia
 from millstream.service.template_host import job_of
 from millstream.text.conversation import rendering
 from millstream.types import ChatPrompt, GenerationRequest, Grammar, Media, Prompt, TextPrompt, TokenPrompt
@@ -35,7 +35,9 @@ class ReadPrompt:
         return tuple((media.start, media.digest) for media in self.media)
 
 
-async def prepare(pool: Executor, files: MediaFiles, model: ReadyModel, request: GenerationRequest) -> list[ReadPrompt]:
+async def prepare(
+    pool: Executor, files: RequestMedia, model: ReadyModel, request: GenerationRequest
+) -> list[ReadPrompt]:
     """The tokens and images of each prompt. Raises `BadRequest` for what the model cannot take."""
     prompts = await asyncio.gather(*(_prepare(pool, files, model, prompt, request) for prompt in request.prompts))
     for place, prompt in enumerate(prompts):
@@ -59,18 +61,14 @@ async def prepare_grammar(checks: GrammarChecks, model: ReadyModel, request: Gen
 
 
 async def _prepare(
-    pool: Executor, files: MediaFiles, model: ReadyModel, prompt: Prompt, request: GenerationRequest
+    pool: Executor, files: RequestMedia, model: ReadyModel, prompt: Prompt, request: GenerationRequest
 ) -> ReadPrompt:
     loop = asyncio.get_running_loop()
     if not isinstance(prompt, ChatPrompt):
         return ReadPrompt(await loop.run_in_executor(pool, _encode, model, prompt))
     if prompt.media and request.prompt_logprobs is not None:
         raise BadRequest("prompt_logprobs is not served for prompts with media", param="prompt_logprobs")
-    images: Sequence[Prepared] = ()
-    if prompt.media:
-        data = await files.read(prompt.media, model.kinds)
-        assert model.reader is not None  # otherwise the files would have been refused
-        images = await files.prepare(prompt.media, data, model.reader)
+    images = await files.prepare(prompt.media, model.kinds, model.reader) if prompt.media else ()
     job, guarded = await loop.run_in_executor(pool, _job, model, prompt, request)
     assert model.template is not None
     text = await model.template.render(job)

@@ -21,12 +21,13 @@ from millstream.service.generation import TextGeneration
 from millstream.service.grammar_checks import GrammarChecks
 from millstream.service.hub import ModelHub
 from millstream.service.inbox import Inbox
-from millstream.service.media_files import MediaFiles
+from millstream.service.media_files import MediaFiles, RequestMedia
 from millstream.service.metrics import Metrics, RequestTimer
 from millstream.service.opening import Opening, prompt_logprobs
 from millstream.service.ports import Generation
 from millstream.service.prepare import ReadPrompt, prepare, prepare_grammar
 from millstream.service.reading import Reading, check_readings, plan_readings
+from millstream.service.unread import UnreadOutput
 from millstream.types import ChatPrompt, GenerationRequest, ModelCard
 
 log = logging.getLogger(__name__)
@@ -34,12 +35,19 @@ log = logging.getLogger(__name__)
 
 class MillstreamService:
     def __init__(
-        self, hub: ModelHub, pool: Executor, files: MediaFiles, grammars: GrammarChecks, metrics: Metrics
+        self,
+        hub: ModelHub,
+        pool: Executor,
+        files: MediaFiles,
+        grammars: GrammarChecks,
+        unread: UnreadOutput,
+        metrics: Metrics,
     ) -> None:
         self._hub = hub
         self._pool = pool
         self._files = files
         self._grammars = grammars
+        self._unread = unread
         self._metrics = metrics
         self._ids = itertools.count(1)
 
@@ -72,11 +80,20 @@ class MillstreamService:
             await model.engine.wait_gone()
 
     async def _start_on(self, model: ReadyModel, request: GenerationRequest) -> Generation:
-        timer = RequestTimer(self._metrics, model.name)
+        tries = request.best_of or request.n
         with self._counting_refusals(model):
             # Before images are fetched and prompts prepared for nothing.
-            model.engine.admission.check(len(request.prompts) * (request.best_of or request.n))
-        prompts = await prepare(self._pool, self._files, model, request)
+            model.engine.admission.check(len(request.prompts) * tries)
+            media = self._files.of_request(tries)
+            try:
+                return await self._begin(model, request, media)
+            except BaseException:
+                media.release()
+                raise
+
+    async def _begin(self, model: ReadyModel, request: GenerationRequest, media: RequestMedia) -> Generation:
+        timer = RequestTimer(self._metrics, model.name)
+        prompts = await prepare(self._pool, media, model, request)
         request = replace(request, grammar=await prepare_grammar(self._grammars, model, request))
         read = sum(len(prompt.tokens) for prompt in prompts)
         timer.prepared(read, sum(len(prompt.media) for prompt in prompts))
@@ -90,9 +107,8 @@ class MillstreamService:
             Choice(index, submit, model.tokenizer, reading, continues=continues, opening=opening)
             for index, ((submit, reading), opening) in enumerate(zip(planned, openings, strict=True))
         ]
-        inbox = Inbox()
-        with self._counting_refusals(model):
-            model.engine.submit(submits, inbox)
+        inbox = Inbox(self._unread)
+        model.engine.submit(submits, inbox)
         generation = TextGeneration(
             model.name,
             model.engine,
@@ -102,6 +118,7 @@ class MillstreamService:
             timer,
             next_id=lambda: next(self._ids),
             context_length=model.facts.context_length,
+            on_end=media.release,
         )
         return generation if request.best_of is None else BestOf(generation, choices, request)
 

@@ -28,7 +28,7 @@ _DOCS = documented(
 )
 
 
-def routes(service: TextService, *, ping_seconds: float) -> APIRouter:
+def routes(service: TextService, *, ping_seconds: float, write_timeout: float) -> APIRouter:
     router = APIRouter(prefix="/v1", tags=["text"], default_response_class=Response)
 
     @router.post("/completions", summary="Continue a text", openapi_extra=_DOCS)
@@ -36,6 +36,13 @@ def routes(service: TextService, *, ping_seconds: float) -> APIRouter:
         asked, generation = await read_body(request, completion_request)
         usage = asked.stream_options.include_usage
         renderer = partial(CompletionRenderer, include_usage=usage, logprobs=asked.logprobs)
-        return answer(service, generation, renderer, stream=asked.stream, ping_seconds=ping_seconds)
+        return answer(
+            service,
+            generation,
+            renderer,
+            stream=asked.stream,
+            ping_seconds=ping_seconds,
+            write_timeout=write_timeout,
+        )
 
     return router

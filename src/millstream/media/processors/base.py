@@ -136,9 +136,12 @@ class Finish:
         return cls(factor, tuple(looks.get("image_mean") or mean), tuple(looks.get("image_std") or std))
 
     def __call__(self, image: Image.Image) -> Pixels:
-        pixels = np.asarray(image, np.float32).transpose(2, 0, 1) * np.float32(self.factor)
+        pixels: Pixels = np.array(np.asarray(image).transpose(2, 0, 1), np.float32, order="C")
         mean, std = (np.asarray(values, np.float32)[:, None, None] for values in (self.mean, self.std))
-        return np.ascontiguousarray((pixels - mean) / std)
+        pixels *= np.float32(self.factor)  # in place: an image of a model may have tens of megabytes
+        pixels -= mean
+        pixels /= std
+        return pixels
 
 
 HALVES = ((0.5,) * 3, (0.5,) * 3)
@@ -146,9 +149,16 @@ HALVES = ((0.5,) * 3, (0.5,) * 3)
 CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
 
 
+LARGE = 2**24
+"""Pixels of an image on its way from one size to another."""
+
+
 def filter_of(looks: Settings, default: Image.Resampling) -> Image.Resampling:
     return Image.Resampling(looks["resample"]) if isinstance(looks.get("resample"), int) else default
 
 
 def resized(image: Image.Image, height: int, width: int, way: Image.Resampling) -> Image.Image:
+    if width > image.width and width * image.height > LARGE:
+        # Pillow stretches lines first, all of them, and then squeezes columns. That may take gigabytes on the way.
+        image = image.resize((image.width, height), way)
     return image if image.size == (width, height) else image.resize((width, height), way)

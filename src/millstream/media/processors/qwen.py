@@ -33,7 +33,9 @@ class QwenProcessor:
     def prepare(self, image: Image.Image) -> Prepared:
         height, width = fitted_size(image.height, image.width, self._patch * self._merge, self._least, self._most)
         pixels = self._finish(resized(image, height, width, Image.Resampling.BICUBIC))
-        patches, grid = patches_of(np.stack([pixels] * self._frames), self._patch, self._merge, self._frames)
+        patches, grid = patches_of(
+            np.broadcast_to(pixels, (self._frames, *pixels.shape)), self._patch, self._merge, self._frames
+        )
         places = int(grid.prod()) // self._merge**2
         return Prepared("image", {"pixel_values": patches, "image_grid_thw": grid}, self.marker * places, places)
 

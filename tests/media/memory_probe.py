@@ -1,0 +1,42 @@
+"""Opens one file and prints what came of it, and how much memory that took at its peak. Linux only."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from PIL import Image
+
+from millstream.errors import MediaRefused
+from millstream.media.frames import frames_bytes, open_frames
+from millstream.media.images import image_bytes, open_image
+from millstream.media.limits import MediaLimits
+from millstream.media.pace import Pace
+
+
+def status(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
+
+
+def main(kind: str, path: str) -> None:
+    data, limits = Path(path).read_bytes(), MediaLimits()
+    Image.init()
+    found: dict[str, object] = {"refused": None}
+    Path("/proc/self/clear_refs").write_text("5")
+    before = status("VmRSS")
+    try:
+        if kind == "image":
+            found["said"] = image_bytes(data, limits)
+            image = open_image(data, limits)
+            found |= {"size": image.size, "pixel": image.getpixel((0, 0))}
+        else:
+            found["said"] = frames_bytes(data, limits)
+            found["frames"] = len(open_frames(data, limits, Pace()).images)
+    except MediaRefused as error:
+        found["refused"] = error.message
+    print(json.dumps(found | {"peak": status("VmHWM") - before}))
+
+
+main(*sys.argv[1:])
