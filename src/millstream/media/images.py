@@ -20,8 +20,8 @@ STRIP = 2**18
 """Pixels that are converted at once. Pillow's conversions copy; a whole image would be there four times over."""
 
 PIXEL_BYTES = {"WEBP": 20, "JPEG": 14}
-"""What decoding takes at its peak, for each pixel: measured, see `tests/media/test_image_memory.py`. A lossless WEBP is
-held five times by its decoder; a progressive JPEG holds its coefficients beside the pixels."""
+"""What decoding takes at its peak, for each pixel: measured, see `tests/media/test_hostile_images.py`. A WEBP is
+held four times by its decoder; a progressive JPEG holds its coefficients beside the pixels."""
 USUAL_PIXEL_BYTES = 10
 
 # Pillow takes the memory of an image in blocks. Those of its usual 16 MiB come from the C library's heap, which keeps
