@@ -21,13 +21,16 @@ def environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name in _PASSED}
 
 
-def limit(*, memory: int, cpu_seconds: int | None = None) -> None:
-    """In the child: bound its memory (Linux only: macOS does not enforce it) and its CPU time, and leave no core."""
+def limit(*, memory: int, cpu_seconds: int | None = None, stack: int | None = None) -> None:
+    """In the child: bound its memory and stack (Linux only: macOS does not enforce it) and its CPU time, and leave no
+    core."""
     _lower(resource.RLIMIT_CORE, 0)
     if cpu_seconds is not None:
         _lower(resource.RLIMIT_CPU, cpu_seconds)
     if sys.platform == "linux":
         _lower(resource.RLIMIT_AS, memory)
+        if stack is not None:
+            _lower(resource.RLIMIT_STACK, stack)
 
 
 def _lower(kind: int, value: int) -> None:

@@ -69,7 +69,8 @@ class BodyLimit:
 async def read_body(request: Request, parse: Callable[[dict[str, object]], T]) -> T:
     """What `parse` makes of the body, a JSON object. Its content type is not looked at: people forget it, and we take
     nothing else. A large one is parsed on a thread, few at a time."""
-    raw = await request.body()
+    # Not `request.body()`: that one keeps all of it for as long as the answer takes.
+    raw = b"".join([chunk async for chunk in request.stream()])
     if len(raw) <= SMALL:
         return parse(_object(raw))
     return await to_thread.run_sync(lambda: parse(_large_object(raw)))

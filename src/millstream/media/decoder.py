@@ -5,19 +5,14 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping
 from typing import Any
 
+from millstream import sandbox
 from millstream.errors import MediaRefused
 from millstream.media.limits import MediaLimits
-
-_PASSED = frozenset(
-    {"PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "LANG", "HOME", "TMPDIR"}
-)
 
 
 def in_child(
@@ -30,11 +25,10 @@ def in_child(
             f"this server cannot decode this {what}: PyAV is not installed (pip install 'millstream[video]'). {without}"
         )
     whole = {**order, "pixels": limits.pixels, "seconds": limits.seconds}
-    # -P: nothing is imported from the folder that the server was started in.
-    command = [sys.executable, "-P", "-m", "millstream.media.decoder_child", json.dumps(whole)]
+    command = sandbox.command("millstream.media.decoder_child", json.dumps(whole))
     try:
         child = subprocess.run(
-            command, input=data, capture_output=True, timeout=limits.seconds, check=False, env=_environment()
+            command, input=data, capture_output=True, timeout=limits.seconds, check=False, env=sandbox.environment()
         )
     except subprocess.TimeoutExpired as error:
         raise MediaRefused(
@@ -47,11 +41,6 @@ def in_child(
     if "refused" in said:
         raise MediaRefused(said["refused"])
     return said, memoryview(child.stdout)[end + 1 :]
-
-
-def _environment() -> dict[str, str]:
-    """What a child needs to start, and no more: keys of the server are none of its business."""
-    return {name: value for name, value in os.environ.items() if name in _PASSED}
 
 
 def _end_of(child: subprocess.CompletedProcess[bytes]) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-import resource
 import sys
 from typing import Any
 
+from millstream import sandbox
 from millstream.errors import MediaRefused
 from millstream.media import sound_decoding, video_decoding
 from millstream.media.container import THREADS
@@ -21,7 +21,9 @@ A_PIXEL = 16
 
 def main(argument: str) -> None:
     order = json.loads(argument)
-    bound(MEMORY + A_PIXEL * order["pixels"], order["seconds"])
+    # Who started this child ends it when its time is over. Should that one be gone, the system does.
+    cpu_seconds = math.ceil(order["seconds"] * THREADS) + 1
+    sandbox.limit(memory=MEMORY + A_PIXEL * order["pixels"], cpu_seconds=cpu_seconds)
     try:
         head, bodies = (_sound if order["kind"] == "sound" else _video)(sys.stdin.buffer.read(), order)
     except MediaRefused as error:
@@ -41,20 +43,6 @@ def _video(data: bytes, order: dict[str, Any]) -> tuple[dict[str, object], list[
 def _sound(data: bytes, order: dict[str, Any]) -> tuple[dict[str, object], list[bytes]]:
     samples = sound_decoding.decode(data, order["container"], order["rate"], order["longest"])
     return {}, [samples.tobytes()]
-
-
-def bound(memory: int, seconds: float) -> None:
-    """Who started this child ends it when its time is over. Should that one be gone, the system does."""
-    _lower(resource.RLIMIT_CORE, 0)
-    _lower(resource.RLIMIT_CPU, math.ceil(seconds * THREADS) + 1)
-    if sys.platform == "linux":  # macOS has the name of this limit, and does not hold it
-        _lower(resource.RLIMIT_AS, memory)
-
-
-def _lower(limit: int, value: int) -> None:
-    _, hard = resource.getrlimit(limit)
-    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-    resource.setrlimit(limit, (value, value))
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ _NOT_TEXT = frozenset(
     | {"embed_vision", "embed_audio", "mtp"}
 )
 """Parts of a model that mlx-lm leaves in the file."""
+_EXPERTS = re.compile(r"\b(experts|switch_mlp)\.(?!.*(scales|biases)$)")
 _KEYS_OR_VALUES = re.compile(r"\blayers\.(\d+)\..*\b([kv])_proj\.weight$")
 _WRONG = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError)
 """What reading a damaged configuration raises."""
@@ -76,7 +77,11 @@ def _folder(source: ModelSource, device: DeviceKind, unpack: bool, kv_bits: int)
         size = _UNPACKED_SIZE.get(device) if unpack else None
         if device == "cuda" and not packed:
             size = None  # half precision is what it computes fastest already
-        total = sum(_bytes(name, tensor, packed, size) for name, tensor in tensors.items())
+        experts = 4 if device == "cpu" else None  # it multiplies experts in float32 alone
+        total = sum(
+            _bytes(name, tensor, packed, (size or experts) if _EXPERTS.search(name) and not packed.get(name) else size)
+            for name, tensor in tensors.items()
+        )
         text = {name: tensor for name, tensor in tensors.items() if _is_text(name)}
         values = kv_values_per_token(config, _widths(text))
         kept = _kept_bytes(values, size or _usual_size(text), kv_bits, config)

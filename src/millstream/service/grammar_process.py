@@ -10,10 +10,9 @@ import asyncio
 import contextlib
 import json
 import logging
-import os
 import signal
-import sys
 
+from millstream import sandbox
 from millstream.errors import BadRequest, EngineBusy, MillstreamError
 from millstream.text.grammar_source import title_of
 from millstream.types import Grammar
@@ -27,11 +26,6 @@ START_SECONDS = 60
 END_SECONDS = 5
 
 MOST_REPLY = 16 << 20
-
-_PASSED = frozenset(
-    {"PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "LANG", "HOME", "TMPDIR"}
-)
-"""What a child needs to start, and no more: keys of the server are none of its business."""
 
 
 class TooSlow(BadRequest):
@@ -117,16 +111,12 @@ async def _ask(child: asyncio.subprocess.Process, order: dict[str, object]) -> b
 
 
 async def _start() -> asyncio.subprocess.Process:
-    # -P: nothing is imported from the folder that the server was started in.
     return await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-P",
-        "-m",
-        "millstream.text.grammar_child",
+        *sandbox.command("millstream.text.grammar_child"),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
-        env={name: value for name, value in os.environ.items() if name in _PASSED},
+        env=sandbox.environment(),
         limit=MOST_REPLY,
     )
 

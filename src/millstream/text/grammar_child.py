@@ -10,11 +10,11 @@ import contextlib
 import gc
 import json
 import os
-import resource
 import signal
 import sys
 from typing import Any, NoReturn
 
+from millstream import sandbox
 from millstream.errors import BadRequest
 from millstream.text.grammar_check import checked
 from millstream.types import Grammar
@@ -30,10 +30,7 @@ STACK = 2 << 20
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which ends this child
     os.nice(NICE)
-    _lower(resource.RLIMIT_CORE, 0)
-    if sys.platform == "linux":  # macOS has these names as well, and does not hold the limits
-        _lower(resource.RLIMIT_AS, MEMORY)
-        _lower(resource.RLIMIT_STACK, STACK)
+    sandbox.limit(memory=MEMORY, stack=STACK)
     jobs = Jobs()
     signal.signal(signal.SIGUSR1, jobs.stop)
     checked(Grammar("regex", "a"))  # what is built at the first use is built for all forks
@@ -95,12 +92,6 @@ def _check(grammar: Grammar) -> dict[str, str]:
 def _write(reply: bytes) -> None:
     sys.stdout.buffer.write(reply + b"\n")
     sys.stdout.buffer.flush()
-
-
-def _lower(limit: int, value: int) -> None:
-    _, hard = resource.getrlimit(limit)
-    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-    resource.setrlimit(limit, (value, value))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import dequantize_model, load_model
 
 from millstream.backend.device import Device, available_bytes
+from millstream.backend.layers.cpu_experts import keep_experts_in_float32
 from millstream.backend.weights.gguf import load_gguf_model
 from millstream.backend.weights.reach import evaluate_all
 from millstream.backend.weights.vision import load_vision
@@ -69,6 +70,7 @@ def load(kind: Literal["folder", "gguf"], path: Path, device: Device, *, unpack:
     else:
         model, config = _load_folder(path)
         notes = [] if dtype is None else _unpack(model, device, dtype)
+        notes += _float_experts(model, device)
         notes += ["it takes no images: mlx-vlm is not installed (pip install 'millstream[vision]')"] if seeing else []
     weight_bytes = evaluate_all(model)
     return LoadedModel(model, config, weight_bytes, _dtype(model), tuple(notes))
@@ -82,6 +84,7 @@ def _load_seeing(path: Path, device: Device, dtype: mx.Dtype | None) -> LoadedMo
     except LIBRARY_FAILURES as error:
         raise ModelError(f"{path}: {_first_line(error)}") from error
     notes = [] if dtype is None else _unpack(whole, device, dtype)
+    notes += _float_experts(whole, device)
     weight_bytes = evaluate_all(whole)
     return LoadedModel(language_part(whole), config, weight_bytes, _dtype(whole), tuple(notes), whole)
 
@@ -117,6 +120,11 @@ def _unpack(model: Any, device: Device, dtype: mx.Dtype) -> list[str]:
     dequantize_model(model)
     model.set_dtype(dtype)
     return [f"weights unpacked to {_name(dtype)}"]
+
+
+def _float_experts(model: Any, device: Device) -> list[str]:
+    changed = keep_experts_in_float32(model) if device.is_cpu else 0
+    return ["experts kept in float32: the CPU multiplies them in no other type"] if changed else []
 
 
 def _name(dtype: mx.Dtype) -> str:
