@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from anyio import to_thread
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -11,7 +14,10 @@ from millstream.api.render import Merger, Renderer, RendererFactory
 from millstream.api.sse import EventStream
 from millstream.api.writing import Writer
 from millstream.service.ports import Generation, TextService
-from millstream.types import GenerationRequest
+from millstream.types import Delta, GenerationRequest
+
+MANY_LOGPROBS = 1_000
+"""Places with log-probabilities that are rendered on the event loop: with 20 of the likeliest each, some 20 ms."""
 
 
 class Answer(Response):
@@ -47,7 +53,10 @@ class Answer(Response):
         merger = Merger()
         async for batch in generation:
             merger.add(batch)
-        return renderer.whole(merger.deltas(), generation.usage)
+        deltas = merger.deltas()
+        if _is_much(deltas):
+            return await to_thread.run_sync(renderer.whole, deltas, generation.usage)
+        return renderer.whole(deltas, generation.usage)
 
 
 class StreamedAnswer(Answer):
@@ -79,9 +88,15 @@ class StreamedAnswer(Answer):
     async def _pour(self, generation: Generation, renderer: Renderer, stream: EventStream) -> bytes:
         async with stream:
             async for batch in generation:
-                if events := renderer.chunks(batch):
+                much = _is_much(batch)
+                if events := await to_thread.run_sync(renderer.chunks, batch) if much else renderer.chunks(batch):
                     await stream.write(events)
         return renderer.ending(generation.usage)
+
+
+def _is_much(deltas: Sequence[Delta]) -> bool:
+    """So much to write that a thread should do it: log-probabilities of a long prompt or answer."""
+    return any(len(delta.logprobs) > MANY_LOGPROBS or len(delta.prompt) > MANY_LOGPROBS for delta in deltas)
 
 
 def answer(

@@ -90,7 +90,7 @@ def reading_of(model: ReadyModel, request: GenerationRequest) -> Reading:
         shown=model.tokenizer.special_in(style.markers),
         stop_tokens=frozenset(end for end in ends if end is not None),
         budget=budget_of(style, request.thinking),
-        closing=_closing(style, model.tokenizer),
+        closing=_closing(style, model),
     )
 
 
@@ -123,9 +123,11 @@ def _opens_thoughts(reading: Reading, tokenizer: Tokenizer, prompt: tuple[int, .
     return end.rstrip().endswith(marks.opens)
 
 
-def _closing(style: Style, tokenizer: Tokenizer) -> tuple[int, ...]:
+def _closing(style: Style, model: ReadyModel) -> tuple[int, ...]:
+    """Nothing where the model has no embedding for one of its tokens."""
     marks = style.reasoning
     if marks is None:
         return ()
     text = f"{marks.closes[0]}{marks.after}" if marks.after else f"\n{marks.closes[0]}\n\n"
-    return tuple(tokenizer.encode(text, special=False))
+    tokens = tuple(model.tokenizer.encode(text, special=False))
+    return tokens if max(tokens) < model.facts.vocab_size else ()

@@ -13,6 +13,7 @@ from millstream.errors import ModelError
 from millstream.models.files import check_file, read_optional_object, read_text
 from millstream.models.source import ModelSource
 from millstream.models.trust import copy_tokenizer_data
+from millstream.text.regex_guard import check_expressions
 from millstream.text.tokenizer import Tokenizer
 
 _NEEDED = "A model folder needs tokenizer.json, or the sentencepiece file that its tokenizer can be built from"
@@ -36,6 +37,7 @@ def _from_folder(folder: Path) -> Tokenizer:
     settings |= read_optional_object(folder / "tokenizer_config.json")
     backend = _read_backend(folder)
     _check_ids(folder, backend)
+    check_expressions(backend)
     special = {key: name for key, value in settings.items() if key.endswith("_token") and (name := _token_name(value))}
     bos, eos = special.pop("bos_token", None), special.pop("eos_token", None)
     return Tokenizer(
