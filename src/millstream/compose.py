@@ -132,9 +132,26 @@ class Mill:
         tokenizer = await self._in_pool(functools.partial(load_tokenizer, source))
         style = self._style(spec, tokenizer)
         reader = await self._in_pool(functools.partial(media_reader, source, tokenizer, self._limits))
+        control = await self._control_tokens(spec, tokenizer, style, reader)
         granted = await self._make_room(name, spec, source, loading)
         template = TemplateHost(tokenizer.template, self._pool)
         await template.open()
+        try:
+            engine, facts = await self._start_engine(name, spec, source, granted, loading)
+        except BaseException:
+            await template.close()
+            raise
+        self._close_with(engine, template)
+        for note in (*tokenizer.notes, *([template.note] if template.note and tokenizer.template else [])):
+            log.warning("%s: tokenizer: %s", name, note)
+        log.info("%s: tool calls: %s; thoughts: %s", name, *style.names)
+        # What the engine cannot see is refused before it is fetched.
+        sees = reader if facts.media else None
+        return ReadyModel(name, engine, tokenizer, facts, spec, style, sees, template, control)
+
+    async def _start_engine(
+        self, name: str, spec: ModelSpec, source: ModelSource, granted: int | None, loading: Loading
+    ) -> tuple[EngineClient, ModelFacts]:
         started = time.monotonic()
         engine = EngineClient(
             self._link(name, spec, source, granted),
@@ -145,18 +162,10 @@ class Mill:
         try:
             facts = bounded(await engine.load(), granted, self._settings.prefix_cache_memory)
         except BaseException:
-            await template.close()
             await engine.give_up("the load was given up", self._settings.stop_patience)
             raise
-        self._close_with(engine, template)
         announce(name, facts, time.monotonic() - started)
-        for note in (*tokenizer.notes, *([template.note] if template.note and tokenizer.template else [])):
-            log.warning("%s: tokenizer: %s", name, note)
-        log.info("%s: tool calls: %s; thoughts: %s", name, *style.names)
-        # What the engine cannot see is refused before it is fetched.
-        sees = reader if facts.media else None
-        control = None if self._allows_special_tokens(spec) else self._control_tokens(tokenizer, style, reader)
-        return ReadyModel(name, engine, tokenizer, facts, spec, style, sees, template, control)
+        return engine, facts
 
     def _close_with(self, engine: EngineClient, template: TemplateHost) -> None:
         """The template's process goes when its engine goes, however that ends."""
@@ -171,14 +180,14 @@ class Mill:
         self._followers.add(task)
         task.add_done_callback(self._followers.discard)
 
-    def _allows_special_tokens(self, spec: ModelSpec) -> bool:
+    async def _control_tokens(
+        self, spec: ModelSpec, tokenizer: Tokenizer, style: Style, reader: MediaReader | None
+    ) -> ControlTokens | None:
         own = spec.allow_special_tokens
-        return self._settings.allow_special_tokens if own is None else own
-
-    @staticmethod
-    def _control_tokens(tokenizer: Tokenizer, style: Style, reader: MediaReader | None) -> ControlTokens:
+        if self._settings.allow_special_tokens if own is None else own:
+            return None
         media = [mark.text for mark in reader.marks.values()] if reader is not None else []
-        return tokenizer.control_tokens([*style.markers, *media])
+        return await self._in_pool(functools.partial(tokenizer.control_tokens, [*style.markers, *media]))
 
     def _style(self, spec: ModelSpec, tokenizer: Tokenizer) -> Style:
         return choose_style(

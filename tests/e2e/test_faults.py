@@ -24,6 +24,7 @@ from millstream.engine.backend import BatchBackend
 from millstream.models.source import ModelSource
 from support.fifo_gate import FarEnd, FifoGate
 from support.guided import children_find_us
+from support.processes import ENGINE, TEMPLATE, children
 from support.server import RunningServer, running
 from support.tiny import write_servable
 from support.wrapped import Gated
@@ -124,6 +125,7 @@ def test_killing_one_of_two_engines_leaves_the_others_streams_unbroken(pair: tup
 
 def test_twenty_kills_leave_nothing_behind(pair: tuple[Path, Path]) -> None:
     own = psutil.Process()
+    others = len(children(TEMPLATE))
     with two_models(pair) as server:
         expected = answer(server, "one")
         marks = []
@@ -134,12 +136,12 @@ def test_twenty_kills_leave_nothing_behind(pair: tuple[Path, Path]) -> None:
             stream.join(PATIENCE)
             assert "killed by signal 9" in stream.lines[-1]
             assert answer(server, "one") == expected
-            children = own.children(recursive=True)
-            assert not [child for child in children if child.status() == psutil.STATUS_ZOMBIE]
-            assert len(children) == 2
+            assert len(children(ENGINE)) == 2
             if number in (4, 19):
                 gc.collect()
                 marks.append((own.num_fds(), own.num_threads(), own.memory_info().rss))
+    assert len(children(TEMPLATE)) == others
+    assert not [child for child in own.children() if child.status() == psutil.STATUS_ZOMBIE]
     (fds, threads, memory), (fds_after, threads_after, memory_after) = marks
     # One a life would be 15. A pool may begin another thread at any time.
     assert fds_after - fds < 5
@@ -184,9 +186,9 @@ def test_an_engine_whose_parent_is_gone_ends_by_itself(pair: tuple[Path, Path], 
         while "ready: one" not in log.read_text():
             assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.05)
-        children = psutil.Process(server.pid).children()
+        left = [*children(ENGINE, server.pid), *children(TEMPLATE, server.pid)]
         server.kill()
-    assert len(children) == 2, "the engine, and the chat template"
-    for child in children:
+    assert len(left) == 2
+    for child in left:
         child.wait(15)
         assert not child.is_running()

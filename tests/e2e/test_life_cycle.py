@@ -24,6 +24,7 @@ from millstream.models.source import ModelSource
 from millstream.types import ModelFacts
 from support.fifo_gate import FarEnd, FifoGate
 from support.guided import children_find_us
+from support.processes import ENGINE, TEMPLATE, children
 from support.server import RunningServer, running
 from support.wrapped import Wrapped
 
@@ -62,6 +63,7 @@ def until(condition: Callable[[], bool]) -> None:
 @pytest.mark.parametrize("isolation", ISOLATIONS)
 def test_loads_unloads_and_requests_that_race_never_give_a_500(servable: Path, isolation: str) -> None:
     settings = Settings(models=(str(servable),), port=0, isolation=isolation, load="use", grace=0.2)
+    others = len(children(TEMPLATE))
     with running(settings) as server:
         expected = ask(server.url).json()["choices"][0]["text"]
         end = time.monotonic() + 4
@@ -82,8 +84,8 @@ def test_loads_unloads_and_requests_that_race_never_give_a_500(servable: Path, i
         assert codes <= {"load_cancelled"}
         assert order(server.url, "load").json()["state"] == "ready"
         assert ask(server.url).json()["choices"][0]["text"] == expected
-        own = psutil.Process()
-        until(lambda: len(own.children(recursive=True)) == (1 if isolation == "process" else 0))
+        until(lambda: len(children(ENGINE)) == (1 if isolation == "process" else 0))
+        until(lambda: len(children(TEMPLATE)) == others + 1)
 
 
 def test_reloads_leave_nothing_behind(servable: Path) -> None:
@@ -139,6 +141,7 @@ def slow_load(far: FarEnd, source: ModelSource, settings: Settings) -> BatchBack
 def test_the_end_of_the_server_does_not_wait_for_a_load(servable: Path, tmp_path: Path, isolation: str) -> None:
     gate = FifoGate(tmp_path / "gate")
     settings = Settings(models=(str(servable),), port=0, isolation=isolation, load="use")
+    others = len(children(TEMPLATE))
     with running(settings, functools.partial(slow_load, gate.far)) as server, ThreadPoolExecutor(2) as clients:
         asking = [clients.submit(ask, server.url) for _ in range(2)]
         gate.wait_entered()
@@ -148,7 +151,8 @@ def test_the_end_of_the_server_does_not_wait_for_a_load(servable: Path, tmp_path
         assert time.monotonic() - began < 15, "stop_patience is 30 s"
         assert (code, clean) == (0, isolation == "process"), "a thread is left behind, and the process then exits hard"
         assert [reply.result().status_code for reply in asking] == [503, 503]
-        assert not psutil.Process().children(recursive=True)
+        assert not children(ENGINE)
+        assert len(children(TEMPLATE)) == others
     gate.open()
     gate.close()
 
@@ -159,7 +163,7 @@ def test_an_unload_kills_the_process_of_a_load_that_does_not_end(servable: Path,
     with running(settings, functools.partial(slow_load, gate.far)) as server, ThreadPoolExecutor(2) as clients:
         asking = clients.submit(ask, server.url)
         gate.wait_entered()
-        [child] = psutil.Process().children()
+        [child] = children(ENGINE)
         unloaded = order(server.url, "unload").json()
         assert (unloaded["state"], unloaded["reserved_bytes"]) == ("unloaded", None)
         assert not child.is_running()
@@ -179,7 +183,7 @@ def test_a_process_that_is_stopped_while_it_loads_fails_its_load(
     with running(settings, functools.partial(slow_load, gate.far)) as server, ThreadPoolExecutor(2) as clients:
         asking = clients.submit(ask, server.url)
         gate.wait_entered()
-        [child] = psutil.Process().children()
+        [child] = children(ENGINE)
         child.suspend()
         reply = asking.result()
         assert (reply.status_code, "retry-after" in reply.headers) == (503, False)

@@ -14,6 +14,7 @@ from millstream.errors import BadRequest
 from millstream.service.template_host import TemplateHost, job_of
 from millstream.text.conversation import Rendering
 from millstream.text.template import TemplateSource
+from support import processes
 from support.hubs import on_loop
 
 ECHO = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}{{ x }}{{ eos_token }}"
@@ -45,9 +46,7 @@ def job(content: str, **kwargs: object) -> bytes:
 
 
 def children() -> list[int]:
-    return [
-        child.pid for child in psutil.Process().children() if any("template_child" in word for word in child.cmdline())
-    ]
+    return [child.pid for child in processes.children(processes.TEMPLATE)]
 
 
 @on_loop
@@ -126,6 +125,20 @@ async def test_a_child_that_was_killed_is_replaced(pool: ThreadPoolExecutor) -> 
         with pytest.raises(BadRequest, match="Try again"):
             await host.render(job("one"))
         assert await host.render(job("two")) == "user:two;</s>"
+
+
+@on_loop
+async def test_an_opening_that_is_given_up_leaves_no_process(pool: ThreadPoolExecutor) -> None:
+    before = len(children())
+    for wait in (0.0, 0.001, 0.02, 0.1):
+        host = TemplateHost(TemplateSource(ECHO, {}), pool)
+        opening = asyncio.ensure_future(host.open())
+        await asyncio.sleep(wait)
+        opening.cancel()
+        await asyncio.wait([opening])
+        if not opening.cancelled():  # it was quicker
+            await host.close()
+        assert len(children()) == before
 
 
 @on_loop

@@ -133,6 +133,17 @@ class _Child:
 
     @classmethod
     async def start(cls, pool: Executor) -> _Child:
+        """A load that is given up meanwhile leaves no process behind: a thread that starts one cannot be stopped."""
+        starting = asyncio.ensure_future(cls._start(pool))
+        try:
+            return await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            with contextlib.suppress(_Died):
+                await (await starting).stop()
+            raise
+
+    @classmethod
+    async def _start(cls, pool: Executor) -> _Child:
         ours, theirs = socket.socketpair()
         with theirs:
             process = await asyncio.get_running_loop().run_in_executor(pool, _run, theirs)
