@@ -114,7 +114,7 @@ class Mill:
         """True if every engine freed its model in time and no download or look-up is left running."""
         freed = await self.hub.close(reason, self._settings.grace, self._settings.stop_patience)
         await asyncio.to_thread(self._owner_threads.close)
-        await asyncio.gather(self._grammars.close(), *(template.close() for template in self._templates))
+        await asyncio.gather(self._grammars.close(), *(template.close() for template in list(self._templates)))
         if freed and self._followers:
             await asyncio.wait(self._followers)
         return freed and not self._names.hanging and not any(future.running() for future in list(self._work))
@@ -135,11 +135,12 @@ class Mill:
         control = await self._control_tokens(spec, tokenizer, style, reader)
         granted = await self._make_room(name, spec, source, loading)
         template = TemplateHost(tokenizer.template, self._pool)
-        await template.open()
+        self._templates.add(template)  # from now on: the server may end while this load is being given up
         try:
+            await template.open()
             engine, facts = await self._start_engine(name, spec, source, granted, loading)
         except BaseException:
-            await template.close()
+            await self._close_template(template)
             raise
         self._close_with(engine, template)
         for note in (*tokenizer.notes, *([template.note] if template.note and tokenizer.template else [])):
@@ -167,15 +168,17 @@ class Mill:
         announce(name, facts, time.monotonic() - started)
         return engine, facts
 
+    async def _close_template(self, template: TemplateHost) -> None:
+        await template.close()
+        self._templates.discard(template)
+
     def _close_with(self, engine: EngineClient, template: TemplateHost) -> None:
         """The template's process goes when its engine goes, however that ends."""
 
         async def follow() -> None:
             await engine.wait_gone()
-            self._templates.discard(template)
-            await template.close()
+            await self._close_template(template)
 
-        self._templates.add(template)
         task = asyncio.ensure_future(follow())
         self._followers.add(task)
         task.add_done_callback(self._followers.discard)

@@ -42,7 +42,7 @@ class Bench:
         self._running = running(Settings((str(folder),), port=0, grace=0.0, **settings), self._make)
 
     def _make(self, source: ModelSource, settings: Settings) -> FakeBackend:
-        self.backends.append(FakeBackend(max_rows=settings.max_batch, gate=self.gate))
+        self.backends.append(FakeBackend(max_rows=settings.max_batch, vocab_size=4096, gate=self.gate))
         return self.backends[-1]
 
     def __enter__(self) -> Bench:

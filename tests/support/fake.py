@@ -46,8 +46,11 @@ class Gate:
 class FakeBackend:
     """Keeps rows as a real one does, and checks that every plan is one that a real one could run."""
 
-    def __init__(self, *, max_rows: int = 8, context_length: int = 4096, gate: Gate | None = None) -> None:
+    def __init__(
+        self, *, max_rows: int = 8, context_length: int = 4096, vocab_size: int = VOCAB, gate: Gate | None = None
+    ) -> None:
         self.max_rows = max_rows
+        self.vocab_size = vocab_size
         self.context_length = context_length
         self.gate = gate
         self.prompts: dict[int, Submit] = {}
@@ -64,7 +67,9 @@ class FakeBackend:
         self._note_thread()
         self.on_load()
         report(1.0)
-        return ModelFacts(self.context_length, VOCAB, self.max_rows, 0, "none", "cpu (fake)", media=("image", "video"))
+        return ModelFacts(
+            self.context_length, self.vocab_size, self.max_rows, 0, "none", "cpu (fake)", media=("image", "video")
+        )
 
     def step(self, plan: Plan) -> StepResult:
         self._note_thread()

@@ -68,7 +68,15 @@ class TemplateHost:
             return await asyncio.shield(exchange)
 
     async def close(self) -> None:
+        """Returns when no process is left, also of an opening that is under way. Safe more than once."""
         self._closed = True
+        await self._stop_child()
+        async with self._turn:
+            if self._abandoned is not None:
+                await asyncio.wait([self._abandoned])
+            await self._stop_child()
+
+    async def _stop_child(self) -> None:
         if self._child is not None:
             child, self._child = self._child, None
             await child.stop()
@@ -84,6 +92,8 @@ class TemplateHost:
             raise BadRequest(str(death), param="messages") from death
 
     async def _started(self, template: TemplateSource) -> _Child:
+        if self._closed:
+            raise BadRequest("the model is being unloaded")
         child = await _Child.start(self._pool)
         try:
             await child.ask(orjson.dumps({"source": template.source, "tokens": dict(template.tokens)}))
@@ -92,9 +102,6 @@ class TemplateHost:
         except BaseException:
             await child.stop()
             raise
-        if self._closed:
-            await child.stop()
-            raise BadRequest("the model is being unloaded")
         return child
 
 
