@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
@@ -45,8 +45,14 @@ def job(content: str, **kwargs: object) -> bytes:
     return job_of(Rendering([[{"role": "user", "content": content}]], kwargs), None)
 
 
-def children() -> list[int]:
-    return [child.pid for child in processes.children(processes.TEMPLATE)]
+@pytest.fixture(autouse=True)
+def others() -> set[int]:
+    """Of servers that live for the whole run of the tests."""
+    return set(children())
+
+
+def children(others: Set[int] = frozenset()) -> list[int]:
+    return [child.pid for child in processes.children(processes.TEMPLATE) if child.pid not in others]
 
 
 @on_loop
@@ -71,7 +77,7 @@ async def test_the_first_variant_that_the_template_takes_counts(pool: ThreadPool
 )
 @on_loop
 async def test_a_template_that_runs_wild_costs_its_request_alone(
-    pool: ThreadPoolExecutor, source: str, words: str
+    pool: ThreadPoolExecutor, others: set[int], source: str, words: str
 ) -> None:
     async with hosted(source, pool) as host:
         wild = asyncio.ensure_future(host.render(job("go")))
@@ -80,7 +86,7 @@ async def test_a_template_that_runs_wild_costs_its_request_alone(
             await wild
         assert caught.value.param == "messages"
         assert await behind == "done"
-        assert len(children()) == 1
+        assert len(children(others)) == 1
 
 
 @pytest.mark.parametrize(
@@ -118,9 +124,9 @@ async def test_a_client_that_leaves_does_not_leave_its_prompt_to_the_next(pool: 
 
 
 @on_loop
-async def test_a_child_that_was_killed_is_replaced(pool: ThreadPoolExecutor) -> None:
+async def test_a_child_that_was_killed_is_replaced(pool: ThreadPoolExecutor, others: set[int]) -> None:
     async with hosted(ECHO, pool) as host:
-        (first,) = children()
+        (first,) = children(others)
         psutil.Process(first).kill()
         with pytest.raises(BadRequest, match="Try again"):
             await host.render(job("one"))
@@ -128,8 +134,7 @@ async def test_a_child_that_was_killed_is_replaced(pool: ThreadPoolExecutor) -> 
 
 
 @on_loop
-async def test_an_opening_that_is_given_up_leaves_no_process(pool: ThreadPoolExecutor) -> None:
-    before = len(children())
+async def test_an_opening_that_is_given_up_leaves_no_process(pool: ThreadPoolExecutor, others: set[int]) -> None:
     for wait in (0.0, 0.001, 0.02, 0.1):
         host = TemplateHost(TemplateSource(ECHO, {}), pool)
         opening = asyncio.ensure_future(host.open())
@@ -138,11 +143,11 @@ async def test_an_opening_that_is_given_up_leaves_no_process(pool: ThreadPoolExe
         await asyncio.wait([opening])
         if not opening.cancelled():  # it was quicker
             await host.close()
-        assert len(children()) == before
+        assert children(others) == []
 
 
 @on_loop
-async def test_nothing_stays_behind(pool: ThreadPoolExecutor) -> None:
+async def test_nothing_stays_behind(pool: ThreadPoolExecutor, others: set[int]) -> None:
     async with hosted(ECHO, pool):
-        assert len(children()) == 1
-    assert children() == []
+        assert len(children(others)) == 1
+    assert children(others) == []
