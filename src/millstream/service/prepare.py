@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 
 from millstream.errors import BadRequest, ContextOverflow
 from millstream.media.port import Prepared
@@ -21,6 +22,9 @@ LEAST_CHARACTERS = 4 * 2**20
 CHARACTERS_A_TOKEN = 64
 """Of a conversation, for each token of the context. Most text has four, and a template may leave old turns out; what is
 over this bound cannot have been meant, and to look for control tokens in it would cost more than it is worth."""
+
+SMALL = 8_192
+"""Characters of a conversation that is made ready on the event loop: less than a turn of the pool costs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +73,9 @@ async def _prepare(
     if prompt.media and request.prompt_logprobs is not None:
         raise BadRequest("prompt_logprobs is not served for prompts with media", param="prompt_logprobs")
     images = await files.prepare(prompt.media, model.kinds, model.reader) if prompt.media else ()
-    job, guarded = await loop.run_in_executor(pool, _job, model, prompt, request)
+    small = sum(map(_length, prompt.messages)) <= SMALL and not request.tools
+    work = partial(_job, model, prompt, request)
+    job, guarded = work() if small else await loop.run_in_executor(pool, work)
     assert model.template is not None
     text = await model.template.render(job)
     return await loop.run_in_executor(pool, _encode_chat, model, text, images, guarded)

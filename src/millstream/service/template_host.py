@@ -8,6 +8,7 @@ import logging
 import signal
 import socket
 import subprocess
+from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Executor
 
@@ -23,7 +24,7 @@ from millstream.types import Kind
 log = logging.getLogger(__name__)
 
 PATIENCE = 60.0
-"""Seconds for one exchange. The child's own limit is on CPU time; this one is for a child that does not run at all."""
+"""Seconds without an answer. The child's own limit is on CPU time; this one is for a child that does not run at all."""
 END_SECONDS = 0.5
 GROWTH, ALLOWANCE = 4, 2**20
 """A prompt may have this many times the characters of its conversation, and so many more."""
@@ -31,7 +32,8 @@ _NO_TEMPLATE = "this model has no chat template: it continues text, so use /v1/c
 
 
 class TemplateHost:
-    """One prompt at a time, in the order in which they come. A child that was killed is replaced for the next.
+    """Prompts are rendered in the order in which they come. A child that has died is replaced for the next, and whoever
+    waited behind the prompt that it died of is asked again.
 
     `note` says why the template cannot be used, if so: the model can still continue text.
     """
@@ -39,9 +41,8 @@ class TemplateHost:
     def __init__(self, template: TemplateSource | None, pool: Executor) -> None:
         self._template = template
         self._pool = pool
-        self._turn = asyncio.Lock()
+        self._starting = asyncio.Lock()
         self._child: _Child | None = None
-        self._abandoned: asyncio.Future[str] | None = None
         self._closed = False
         self.note = _NO_TEMPLATE if template is None else None
 
@@ -49,31 +50,29 @@ class TemplateHost:
         """Have the template compiled."""
         if self._template is None:
             return
-        async with self._turn:
-            try:
-                self._child = await self._started(self._template)
-            except BadRequest as error:
-                self.note = error.message
+        try:
+            await self._ready(self._template)
+        except BadRequest as error:
+            self.note = error.message
 
     async def render(self, job: bytes) -> str:
         """The prompt of a job that `job_of` made. Raises `BadRequest`."""
-        if self.note is not None:
-            raise BadRequest(self.note, param="messages")
-        async with self._turn:
-            if self._abandoned is not None:
-                await asyncio.wait([self._abandoned])
-            # A client that leaves must not leave half of an answer in the socket for the next.
-            exchange = self._abandoned = asyncio.ensure_future(self._exchange(job))
-            exchange.add_done_callback(_looked_at)
-            return await asyncio.shield(exchange)
+        if self.note is not None or self._template is None:
+            raise BadRequest(self.note or _NO_TEMPLATE, param="messages")
+        while True:
+            child = await self._ready(self._template)
+            try:
+                return await child.ask(job)
+            except _Lost:
+                continue
+            except _Died as death:
+                raise BadRequest(str(death), param="messages") from death
 
     async def close(self) -> None:
         """Returns when no process is left, also of an opening that is under way. Safe more than once."""
         self._closed = True
         await self._stop_child()
-        async with self._turn:
-            if self._abandoned is not None:
-                await asyncio.wait([self._abandoned])
+        async with self._starting:
             await self._stop_child()
 
     async def _stop_child(self) -> None:
@@ -81,15 +80,13 @@ class TemplateHost:
             child, self._child = self._child, None
             await child.stop()
 
-    async def _exchange(self, job: bytes) -> str:
-        assert self._template is not None
-        if self._child is None:
-            self._child = await self._started(self._template)
-        try:
-            return await self._child.ask(job)
-        except _Died as death:
-            self._child = None
-            raise BadRequest(str(death), param="messages") from death
+    async def _ready(self, template: TemplateSource) -> _Child:
+        if self._child is not None and not self._child.dead:
+            return self._child
+        async with self._starting:
+            if self._child is None or self._child.dead:
+                self._child = await self._started(template)
+            return self._child
 
     async def _started(self, template: TemplateSource) -> _Child:
         if self._closed:
@@ -97,7 +94,7 @@ class TemplateHost:
         child = await _Child.start(self._pool)
         try:
             await child.ask(orjson.dumps({"source": template.source, "tokens": dict(template.tokens)}))
-        except _Died as death:
+        except (_Died, _Lost) as death:
             raise BadRequest(f"the model's chat template cannot be used: {death}") from death
         except BaseException:
             await child.stop()
@@ -115,17 +112,17 @@ def job_of(rendering: Rendering, markers: Mapping[Kind, str] | None) -> bytes:
         raise BadRequest("the text is not valid Unicode: it holds half of a surrogate pair") from error
 
 
-def _looked_at(exchange: asyncio.Future[str]) -> None:
-    """What went wrong for a client that has left is nobody's business."""
-    if not exchange.cancelled():
-        exchange.exception()
-
-
 class _Died(Exception):
-    """The child has ended or was killed. Says why, for whoever sent the conversation."""
+    """The child has ended over this prompt. Says why, for whoever sent it."""
+
+
+class _Lost(Exception):
+    """The child has ended over another prompt."""
 
 
 class _Child:
+    """One process. What it is asked is written at once, and answered in that order by the task that reads."""
+
     def __init__(
         self,
         process: subprocess.Popen[bytes],
@@ -133,10 +130,16 @@ class _Child:
         writer: asyncio.StreamWriter,
         pool: Executor,
     ) -> None:
+        self.dead = False
         self._process = process
         self._reader = reader
         self._writer = writer
         self._pool = pool
+        self._loop = asyncio.get_running_loop()
+        self._waiting: deque[asyncio.Future[bytes]] = deque()
+        self._answered = self._loop.time()
+        """When the last answer came."""
+        self._reading = asyncio.ensure_future(self._read())
 
     @classmethod
     async def start(cls, pool: Executor) -> _Child:
@@ -145,8 +148,7 @@ class _Child:
         try:
             return await asyncio.shield(starting)
         except asyncio.CancelledError:
-            with contextlib.suppress(_Died):
-                await (await starting).stop()
+            await (await starting).stop()
             raise
 
     @classmethod
@@ -155,23 +157,57 @@ class _Child:
         with theirs:
             process = await asyncio.get_running_loop().run_in_executor(pool, _run, theirs)
         reader, writer = await asyncio.open_unix_connection(sock=ours)
-        child = cls(process, reader, writer, pool)
-        await child._answer()
-        return child
+        return cls(process, reader, writer, pool)
 
     async def ask(self, job: bytes) -> str:
+        """Raises `BadRequest` with what the template says, `_Died`, or `_Lost`."""
+        if self.dead:
+            raise _Lost
+        answer: asyncio.Future[bytes] = self._loop.create_future()
+        self._waiting.append(answer)
         self._writer.write(LENGTH.pack(len(job)) + job)
-        verdict, text = await self._answer()
-        if verdict != RENDERED:
+        try:
+            while not answer.done():
+                await asyncio.wait([answer], timeout=PATIENCE)
+                if not answer.done() and self._loop.time() - self._answered > PATIENCE:
+                    self._process.kill()  # the reading task then tells everyone
+        except asyncio.CancelledError:
+            answer.cancel()  # its place in the line stays
+            raise
+        data = answer.result()
+        text = data[1:].decode("utf-8", "surrogatepass")
+        if data[:1] != RENDERED:
             raise BadRequest(text, param="messages")
         return text
 
     async def stop(self) -> None:
         """Returns when it is gone. One that waits for work ends by itself when its socket closes."""
         self._writer.close()
+        await asyncio.wait([self._reading])
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                (size,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
+                data = await self._reader.readexactly(size)
+                self._answered = self._loop.time()
+                answer = self._waiting.popleft()
+                if not answer.done():
+                    answer.set_result(data)
+        except (OSError, EOFError):
+            await self._bury()
+
+    async def _bury(self) -> None:
+        self.dead = True
+        self._writer.close()
         with contextlib.suppress(OSError):
             await self._writer.wait_closed()
-        await asyncio.get_running_loop().run_in_executor(self._pool, self._end)
+        await self._loop.run_in_executor(self._pool, self._end)
+        error: Exception = _Died(self._cause())
+        for answer in self._waiting:
+            if not answer.done():
+                answer.set_exception(error)
+            error = _Lost()
 
     def _end(self) -> None:
         try:
@@ -180,22 +216,12 @@ class _Child:
             self._process.kill()
             self._process.wait()
 
-    async def _answer(self) -> tuple[bytes, str]:
-        try:
-            async with asyncio.timeout(PATIENCE):
-                await self._writer.drain()
-                (size,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
-                data = await self._reader.readexactly(size)
-        except (OSError, EOFError, TimeoutError) as error:  # TimeoutError is an OSError; named for the reader
-            raise _Died(await self._cause()) from error
-        return data[:1], data[1:].decode("utf-8", "surrogatepass")
-
-    async def _cause(self) -> str:
-        await self.stop()
+    def _cause(self) -> str:
         code = self._process.returncode
         if code == -signal.SIGPROF:
             return f"the model's chat template took more than {CPU_SECONDS:g} s of CPU time"
-        log.warning("the process of a chat template ended with code %d", code)
+        if self._waiting:
+            log.warning("the process of a chat template ended with code %d", code)
         return "the process that runs the model's chat template ended. Try again"
 
 

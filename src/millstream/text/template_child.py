@@ -31,7 +31,6 @@ CPU_SECONDS = 5.0
 def main() -> None:
     sandbox.limit(memory=MEMORY)
     with socket.socket(fileno=0) as link:
-        _send(link, RENDERED, "")  # up: from here on time counts against the template
         template: ChatTemplate | None = None
         while (job := _receive(link)) is not None:
             # CPU time, so that a busy machine does not count. Nobody handles the signal, so it ends this process,
