@@ -72,16 +72,16 @@ async def read_body(request: Request, parse: Callable[[dict[str, object]], T]) -
     # Not `request.body()`: that one keeps all of it for as long as the answer takes.
     raw = b"".join([chunk async for chunk in request.stream()])
     if len(raw) <= SMALL:
-        return parse(_object(raw))
+        return parse(_object(raw, raw.count(b"[") + raw.count(b"{")))
     return await to_thread.run_sync(lambda: parse(_large_object(raw)))
 
 
 def _large_object(raw: bytes) -> dict[str, object]:
-    check_counts(raw)
-    return _object(raw)
+    return _object(raw, check_counts(raw))
 
 
-def _object(raw: bytes) -> dict[str, object]:
+def _object(raw: bytes, containers: int) -> dict[str, object]:
+    """`containers`: at least as many objects and lists as there are."""
     if not raw:
         raise BadRequest("The request body is empty; a JSON object was expected.")
     try:
@@ -90,7 +90,7 @@ def _object(raw: bytes) -> dict[str, object]:
         raise _no_json(raw, error) from error
     if not isinstance(value, dict):
         raise BadRequest(f"The request body must be a JSON object, not {_sent(value)}.")
-    if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH and _deeper_than(MAX_DEPTH, value):
+    if containers > MAX_DEPTH and _deeper_than(MAX_DEPTH, value):
         raise BadRequest(f"The request body is nested deeper than {MAX_DEPTH} levels.")
     return value
 
