@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
@@ -73,7 +73,7 @@ async def _prepare(
     if prompt.media and request.prompt_logprobs is not None:
         raise BadRequest("prompt_logprobs is not served for prompts with media", param="prompt_logprobs")
     images = await files.prepare(prompt.media, model.kinds, model.reader) if prompt.media else ()
-    small = sum(map(_length, prompt.messages)) <= SMALL and not request.tools
+    small = not request.tools and not _exceeds(SMALL, prompt.messages, prompt.template_kwargs)
     work = partial(_job, model, prompt, request)
     job, guarded = work() if small else await loop.run_in_executor(pool, work)
     assert model.template is not None
@@ -83,24 +83,29 @@ async def _prepare(
 
 def _job(model: ReadyModel, prompt: ChatPrompt, request: GenerationRequest) -> tuple[bytes, bool]:
     """What the template's process is sent, and whether names of control tokens were broken."""
-    size = sum(map(_length, prompt.messages))
     limit = max(LEAST_CHARACTERS, CHARACTERS_A_TOKEN * model.facts.context_length)
-    if size > limit:
+    if _exceeds(limit, prompt.messages, prompt.template_kwargs):
         raise ContextOverflow(
-            f"the messages have {size} characters; this model's context is {model.facts.context_length} tokens, and "
-            f"at most {limit} characters are looked at. Shorten them."
+            f"the conversation is too long: this model's context is {model.facts.context_length} tokens, and at most "
+            f"{limit} characters are looked at. Shorten it."
         )
     rendered = rendering(model.style, prompt, request.tools, request.thinking, model.control)
     markers = {kind: mark.text for kind, mark in model.reader.marks.items()} if prompt.media and model.reader else None
     return job_of(rendered, markers), rendered.guarded
 
 
-def _length(message: Mapping[str, object]) -> int:
-    """Of a message's text; what else it holds was bounded when it was read."""
-    content = message.get("content")
-    parts = content if isinstance(content, list) else [content]
-    texts = (part.get("text") if isinstance(part, dict) else part for part in parts)
-    return sum(len(text) for text in texts if isinstance(text, str))
+def _exceeds(most: int, *values: object) -> bool:
+    """Whether plain values hold more than so many characters, an item counted as one. Looks no further than that."""
+    left = most
+    stack: list[object] = list(values)
+    while stack and left >= 0:
+        value = stack.pop()
+        left -= len(value) if isinstance(value, str) else 1
+        if isinstance(value, dict):
+            stack += [*value.keys(), *value.values()]
+        elif isinstance(value, list | tuple):
+            stack += value
+    return left < 0
 
 
 def _encode_chat(model: ReadyModel, text: str, images: Sequence[Prepared], guarded: bool) -> ReadPrompt:
