@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from millstream.backend.environment import load_blas, prefer_known_kernels
-from millstream.engine.backend import RowOutput
+from millstream.engine.generation.backend import RowOutput
+from millstream.engine.generation.scheduler import Scheduler
 from millstream.engine.messages import Submit, Tokens
-from millstream.engine.scheduler import Scheduler
 from millstream.models.source import ModelSource
 from millstream.text.grammar import GrammarCompiler, compiler_of
 from millstream.types import Grammar, Sampling
@@ -55,7 +55,7 @@ class Run:
     tokens: dict[int, list[int]]
 
 
-def run(backend: MlxTextBackend, grammar: Grammar | None, rows: int, count: int) -> Run:
+def run(backend: MlxGenerationBackend, grammar: Grammar | None, rows: int, count: int) -> Run:
     """Steps from the first in which all rows decode."""
     backend.reset()
     scheduler = Scheduler(max_rows=rows, prefill_tokens=4096)
@@ -90,7 +90,7 @@ def masks(compiler: GrammarCompiler, grammar: Grammar, done: Run, vocab_size: in
 
 def measure(folder: ModelSource, rows: int, count: int, repeat: int, names: Sequence[str]) -> None:
     compiler = compiler_of(folder)
-    backend = MlxTextBackend(TextModelSettings(folder.kind, folder.path, max_rows=rows, grammars=compiler))
+    backend = MlxGenerationBackend(GenerationSettings(folder.kind, folder.path, max_rows=rows, grammars=compiler))
     facts = backend.load()
     best: dict[str, Run] = {}
     for _ in range(repeat):
@@ -132,7 +132,7 @@ def main() -> int:
 if __name__ == "__main__":
     load_blas()
     prefer_known_kernels()
-    from millstream.backend.sampling.guides import Guides
-    from millstream.backend.text_model import MlxTextBackend, TextModelSettings
+    from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
+    from millstream.backend.generation.sampling.guides import Guides
 
     sys.exit(main())

@@ -17,7 +17,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 
 from millstream.backend.environment import load_blas
-from millstream.engine.backend import Plan, Prefill
+from millstream.engine.generation.backend import Plan, Prefill
 from millstream.engine.messages import Submit
 from millstream.models.source import resolve
 
@@ -33,13 +33,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
     load_blas()
-    from millstream.backend.text_model import MlxTextBackend, TextModelSettings
+    from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
 
     source = resolve(arguments.model, report=print)
     print("bits, bytes a token, bytes of the rows, prompt tokens/s (wall, CPU), decoded tokens/s (wall, CPU)")
     for bits in (0, 8, 4):
-        backend = MlxTextBackend(
-            TextModelSettings(source.kind, source.path, max_rows=arguments.rows, kv_bits=bits, disabled=frozenset())
+        backend = MlxGenerationBackend(
+            GenerationSettings(source.kind, source.path, max_rows=arguments.rows, kv_bits=bits, disabled=frozenset())
         )
         facts = backend.load()
         rounds = [measure(backend, arguments, facts.vocab_size, number) for number in range(arguments.rounds)]
@@ -53,9 +53,9 @@ def main() -> None:
 
 def measure(backend: object, arguments: argparse.Namespace, vocabulary: int, seed: int) -> tuple[Seconds, Seconds, int]:
     """All prompts, then all answers; and the memory taken at the end."""
-    from millstream.backend.text_model import MlxTextBackend
+    from millstream.backend.generation.backend import MlxGenerationBackend
 
-    assert isinstance(backend, MlxTextBackend)
+    assert isinstance(backend, MlxGenerationBackend)
     draw = random.Random(seed)
     prompts = [tuple(draw.randrange(vocabulary) for _ in range(arguments.prompt)) for _ in range(arguments.rows)]
     submits = [Submit(number, prompt, arguments.tokens) for number, prompt in enumerate(prompts)]

@@ -28,7 +28,14 @@ import uvicorn
 from millstream.bench.load import Load, run
 from millstream.bench.report import figures, milliseconds
 from millstream.config import Settings
-from millstream.engine.backend import BatchBackend, Plan, Progress, RowOutput, StepResult, ignore_progress
+from millstream.engine.generation.backend import (
+    GenerationBackend,
+    Plan,
+    Progress,
+    RowOutput,
+    StepResult,
+    ignore_progress,
+)
 from millstream.engine.messages import Submit
 from millstream.models.source import ModelSource
 from millstream.server import MillServer, serve_on
@@ -67,7 +74,7 @@ class InstantBackend:
 def serve_instant(folder: str, streams: int, port: Any, profile: str | None) -> None:
     import uvloop
 
-    listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
+    listener = socket.create_server(("127.0.0.1", 0), deferred=2048)
     settings = Settings((folder,), max_batch=streams, isolation="thread")
     servers: list[MillServer] = []
 
@@ -75,7 +82,7 @@ def serve_instant(folder: str, streams: int, port: Any, profile: str | None) -> 
         servers.append(server)
         port.value = listener.getsockname()[1]
 
-    def backend(source: ModelSource, settings: Settings) -> BatchBackend:
+    def backend(source: ModelSource, settings: Settings) -> GenerationBackend:
         return InstantBackend(settings.max_batch)
 
     profiler = cProfile.Profile()
@@ -105,7 +112,7 @@ def serve_bare(tokens: int, port: Any) -> None:
             await asyncio.sleep(0)
         await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
 
-    listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
+    listener = socket.create_server(("127.0.0.1", 0), deferred=2048)
     port.value = listener.getsockname()[1]
     config = uvicorn.Config(app, loop="uvloop", http="httptools", log_level="warning", lifespan="off")
     uvicorn.Server(config).run(sockets=[listener])

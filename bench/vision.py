@@ -24,11 +24,11 @@ import numpy as np
 
 from millstream.backend.environment import load_blas
 from millstream.bench.report import milliseconds, percentile
-from millstream.engine.backend import BatchBackend, Look
+from millstream.engine.generation.backend import EncodeMedia, GenerationBackend
+from millstream.engine.generation.scheduler import Scheduler
+from millstream.engine.generation.tuning import make_scheduler
 from millstream.engine.link import ThreadLink
 from millstream.engine.messages import Event, Finished, Loaded, LoadFailed, Shutdown, Stopped, Submit, Tokens
-from millstream.engine.scheduler import Scheduler
-from millstream.engine.tuning import make_scheduler
 from millstream.types import Media, ModelFacts, Tensor
 
 VOCAB, IMAGE, START, END = 2048, 2000, 2001, 2002
@@ -39,7 +39,7 @@ PATCH = 14
 class AtOnce(Scheduler):
     """For comparison: an image is encoded in one step, however long that takes."""
 
-    def _look(self) -> tuple[Look, ...]:
+    def _look(self) -> tuple[EncodeMedia, ...]:
         return tuple(dataclasses.replace(look, tokens=10**9) for look in super()._look())
 
 
@@ -106,10 +106,10 @@ def blind(folder: Path, width: int, layers: int) -> Path:
     return write(folder, config, qwen2.Model(qwen2.ModelArgs.from_dict(config)))
 
 
-def backend(folder: Path, blas: str | None) -> BatchBackend:
-    from millstream.backend.text_model import MlxTextBackend, TextModelSettings
+def backend(folder: Path, blas: str | None) -> GenerationBackend:
+    from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
 
-    return MlxTextBackend(TextModelSettings("folder", folder, max_rows=8, blas=blas))
+    return MlxGenerationBackend(GenerationSettings("folder", folder, max_rows=8, blas=blas))
 
 
 def scheduler(kind: type[Scheduler], facts: ModelFacts) -> Scheduler:

@@ -87,11 +87,11 @@ def test_the_ground_stands_on_nothing() -> None:
 def test_the_decoder_of_videos_is_imported_by_its_child_alone() -> None:
     """FFmpeg reads what strangers wrote: not in the server's process."""
     users = {path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py") if "av" in imports(path)}
-    assert users == {"media/container.py", "media/sound_decoding.py", "media/video_decoding.py"}
+    assert users == {"media/container.py", "media/audio_decoding.py", "media/video_decoding.py"}
     graph = {path.stem: imports(path) for path in files("media")}
-    decoders = {"millstream.media.container", "millstream.media.sound_decoding", "millstream.media.video_decoding"}
+    decoders = {"millstream.media.container", "millstream.media.audio_decoding", "millstream.media.video_decoding"}
     importers = {name for name, used in graph.items() if decoders & used or "millstream.media" in used}
-    assert importers == {"decoder_child", "sound_decoding", "video_decoding"}
+    assert importers == {"decoder_child", "audio_decoding", "video_decoding"}
     assert not [path for path in ROOT.rglob("*.py") if "millstream.media.decoder_child" in imports(path)]
     starters = {path.relative_to(ROOT).as_posix() for path in files("media") if "subprocess" in imports(path)}
     assert starters == {"media/decoder.py"}
@@ -134,7 +134,7 @@ def test_no_module_of_ours_imports_in_a_circle() -> None:
 
 
 @pytest.mark.parametrize(
-    "floors", ["api.app, service.text_service, engine.link, text.loading, media.reading, models.source"]
+    "floors", ["api.app, service.generation.service, engine.link, text.loading, media.preprocessor, models.source"]
 )
 def test_upper_floors_load_no_mlx(floors: str) -> None:
     code = "import sys, " + ", ".join(f"millstream.{name.strip()}" for name in floors.split(","))

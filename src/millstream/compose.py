@@ -19,31 +19,31 @@ from typing import Any, TypeVar
 from millstream.backend.environment import load_blas, prefer_known_kernels, share_cores
 from millstream.backend.open_files import kept_open_files
 from millstream.config import ModelSpec, Settings
-from millstream.engine.backend import BatchBackend
+from millstream.engine.generation.backend import GenerationBackend
+from millstream.engine.generation.tuning import DiskTierConfig, limit_context, make_scheduler
 from millstream.engine.link import Link, ThreadLink
 from millstream.engine.owner_threads import OwnerThreads
 from millstream.engine.process_link import ProcessLink
-from millstream.engine.tuning import DiskTier, bounded, make_scheduler
 from millstream.errors import ModelError
 from millstream.media.limits import MediaLimits
-from millstream.media.port import MediaReader
+from millstream.media.port import MediaPreprocessor
+from millstream.media.resolver import Resolver
 from millstream.models.checks import check_model
 from millstream.models.demo import user_cache_dir
 from millstream.models.estimate import Estimate, estimate, expected_device
 from millstream.models.source import ModelSource, name_of, resolve
 from millstream.service.admission import Admission
 from millstream.service.engine_client import EngineClient
-from millstream.service.entry import Loading, ReadyModel
-from millstream.service.grammar_checks import GrammarChecks
+from millstream.service.generation.grammar_checks import GrammarChecks
+from millstream.service.generation.service import MillstreamService
+from millstream.service.generation.template_host import TemplateHost
 from millstream.service.hub import ModelHub, card_of
-from millstream.service.media_files import DECODED, IMAGES, MediaFiles
-from millstream.service.media_memory import MediaMemory
+from millstream.service.managed_model import Loading, ReadyModel
+from millstream.service.media.files import DECODED, IMAGES, MediaFiles
+from millstream.service.media.memory import MediaMemory
+from millstream.service.memory_budget import gib
 from millstream.service.metrics import Metrics
-from millstream.service.names import Names
-from millstream.service.room import gib
-from millstream.service.template_host import TemplateHost
-from millstream.service.text_service import MillstreamService
-from millstream.service.unread import UnreadOutput
+from millstream.service.unread_output import UnreadOutput
 from millstream.text.control_tokens import ControlTokens
 from millstream.text.grammar import compiler_of
 from millstream.text.loading import load_tokenizer
@@ -55,7 +55,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-BackendMaker = Callable[[ModelSource, Settings], BatchBackend]
+BackendMaker = Callable[[ModelSource, Settings], GenerationBackend]
 """Called on the owner thread."""
 
 USUAL_TOKENS = 16_384
@@ -90,7 +90,7 @@ class Mill:
             patience=settings.stop_patience,
         )
         self._limits = media_limits(settings)
-        self._names = Names(names)
+        self._names = Resolver(names)
         self._grammars = GrammarChecks()
         memory = MediaMemory(settings.media_memory, images=IMAGES, others=DECODED)
         files = MediaFiles(self._limits, memory, pool, network, self._names)
@@ -161,7 +161,7 @@ class Mill:
             on_idle=loading.idle,
         )
         try:
-            facts = bounded(await engine.load(), granted, self._settings.prefix_cache_memory)
+            facts = limit_context(await engine.load(), granted, self._settings.prefix_cache_memory)
         except BaseException:
             await engine.give_up("the load was given up", self._settings.stop_patience)
             raise
@@ -184,7 +184,7 @@ class Mill:
         task.add_done_callback(self._followers.discard)
 
     async def _control_tokens(
-        self, spec: ModelSpec, tokenizer: Tokenizer, style: Style, reader: MediaReader | None
+        self, spec: ModelSpec, tokenizer: Tokenizer, style: Style, reader: MediaPreprocessor | None
     ) -> ControlTokens | None:
         own = spec.allow_special_tokens
         if self._settings.allow_special_tokens if own is None else own:
@@ -237,14 +237,14 @@ class Mill:
         self._links.add(link)
         return link
 
-    def _disk(self, name: str, source: ModelSource) -> DiskTier | None:
+    def _disk(self, name: str, source: ModelSource) -> DiskTierConfig | None:
         """A folder for each model. One that has changed has other files there, and removes those that were before."""
         if not self._settings.prefix_cache_disk:
             return None
         place = hashlib.sha256(str(source.path).encode()).hexdigest()[:12]
         plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:80]
         folder = (self._settings.cache_dir or user_cache_dir()) / "prefixes" / f"{plain}-{place}"
-        return DiskTier(folder, self._settings.prefix_cache_disk)
+        return DiskTierConfig(folder, self._settings.prefix_cache_disk)
 
     async def _in_pool(self, work: Callable[[], T]) -> T:
         future = self._pool.submit(work)
@@ -265,15 +265,15 @@ def media_limits(settings: Settings) -> MediaLimits:
     )
 
 
-def media_reader(source: ModelSource, tokenizer: Tokenizer, limits: MediaLimits) -> MediaReader | None:
+def media_reader(source: ModelSource, tokenizer: Tokenizer, limits: MediaLimits) -> MediaPreprocessor | None:
     """What reads the images of a model that takes them. Text models need neither an image library nor mlx-vlm, and
     without them a vision model is served for text alone, if at all."""
     if source.kind == "gguf" or not all(importlib.util.find_spec(name) for name in ("PIL", "mlx_vlm")):
         return None
-    from millstream.media.reading import load_reader
+    from millstream.media.preprocessor import load_preprocessor
 
     try:
-        return load_reader(Path(source.path), tokenizer.token_bytes, limits)
+        return load_preprocessor(Path(source.path), tokenizer.token_bytes, limits)
     except WRONG_SETTINGS as error:
         raise ModelError(f"{source.path}: the settings for images cannot be used: {error}") from error
 
@@ -303,7 +303,7 @@ def footprint(guess: Estimate, *, rows: int, kv_memory: int | None) -> tuple[int
     return least, max(least, guess.weight_bytes + (usual if kv_memory is None else kv_memory))
 
 
-def text_backend(source: ModelSource, settings: Settings) -> BatchBackend:
+def text_backend(source: ModelSource, settings: Settings) -> GenerationBackend:
     """Called on the owner thread: MLX is imported there, and the stream is made there."""
     if len(settings.specs) > 1:
         share_cores()
@@ -311,11 +311,11 @@ def text_backend(source: ModelSource, settings: Settings) -> BatchBackend:
     prefer_known_kernels()
     with kept_open_files():
         from millstream.backend.device import use_device
-        from millstream.backend.text_model import MlxTextBackend, TextModelSettings
+        from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
 
     use_device(settings.device)
-    return MlxTextBackend(
-        TextModelSettings(
+    return MlxGenerationBackend(
+        GenerationSettings(
             source.kind,
             Path(source.path),
             max_rows=settings.max_batch,

@@ -95,7 +95,7 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptSizes:
+class PrefixSizes:
     """The bytes of a kept beginning."""
 
     token: int
@@ -118,7 +118,7 @@ class ModelFacts:
     dtype: str
     device: str
     notes: tuple[str, ...] = ()
-    keeps: KeptSizes | None = None
+    prefix_sizes: PrefixSizes | None = None
     """What it takes to keep the beginning of a prompt; None if that cannot be done."""
     identity: str = ""
     """What the keys and values depend on besides tokens: the weights, their form, the form of keys and values."""

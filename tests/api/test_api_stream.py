@@ -8,10 +8,10 @@ import json
 import httpx
 import pytest
 
-from millstream.api.answer import StreamedAnswer
 from millstream.api.app import create_app
 from millstream.api.openai.render_chat import ChatRenderer
 from millstream.api.openai.render_completion import CompletionRenderer
+from millstream.api.response import StreamedResponse
 from millstream.types import ChatPrompt, Delta, FinishReason, GenerationRequest, TextLogprob, Usage
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True}
@@ -92,7 +92,7 @@ def sent_by(service, renderer) -> list[bytes]:
             sent.append(message)
 
         request = GenerationRequest("m", (ChatPrompt(()),))
-        answer = StreamedAnswer(service, request, renderer, ping_seconds=15, write_timeout=60)
+        answer = StreamedResponse(service, request, renderer, ping_seconds=15, write_timeout=60)
         await answer({"type": "http"}, receive, send)
         assert sent[0]["type"] == "http.response.start" and sent[0]["status"] == 200
         assert [message["more_body"] for message in sent[1:]] == [True] * (len(sent) - 2) + [False]

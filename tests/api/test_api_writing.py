@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from millstream.api.answer import Answer, StreamedAnswer
 from millstream.api.openai.render_chat import ChatRenderer
+from millstream.api.response import GenerationResponse, StreamedResponse
 from millstream.api.sse import EventStream
-from millstream.api.writing import PIECE, ClientStalled, Writer
+from millstream.api.writer import PIECE, ClientStalled, Writer
 from millstream.types import ChatPrompt, Delta, FinishReason, GenerationRequest
 
 REQUEST = GenerationRequest("m", (ChatPrompt(()),))
@@ -74,7 +74,7 @@ def test_a_slow_client_that_takes_something_is_waited_for() -> None:
 def test_a_stream_that_nobody_reads_ends(service, takes: int) -> None:
     service.steps, service.ends = [(Delta(0, "a"),), (Delta(0, "b"),)], False
     client = Client(takes)
-    answer = StreamedAnswer(service, REQUEST, renderer, ping_seconds=15, write_timeout=SOON)
+    answer = StreamedResponse(service, REQUEST, renderer, ping_seconds=15, write_timeout=SOON)
     with pytest.raises(ClientStalled):
         asyncio.run(answer({"type": "http"}, client.receive, client.send))
     generation = service.generation()
@@ -84,7 +84,7 @@ def test_a_stream_that_nobody_reads_ends(service, takes: int) -> None:
 
 def test_the_end_of_a_stream_is_not_waited_for_for_ever(service) -> None:
     client = Client(3)
-    answer = StreamedAnswer(service, REQUEST, renderer, ping_seconds=15, write_timeout=SOON)
+    answer = StreamedResponse(service, REQUEST, renderer, ping_seconds=15, write_timeout=SOON)
     with pytest.raises(ClientStalled):
         asyncio.run(answer({"type": "http"}, client.receive, client.send))
 
@@ -94,7 +94,9 @@ def test_nor_is_a_whole_answer(service) -> None:
     client = Client(4)
     with pytest.raises(ClientStalled):
         asyncio.run(
-            Answer(service, REQUEST, renderer, write_timeout=SOON)({"type": "http"}, client.receive, client.send)
+            GenerationResponse(service, REQUEST, renderer, write_timeout=SOON)(
+                {"type": "http"}, client.receive, client.send
+            )
         )
     assert service.generation().cancelled.is_set()
     assert len(client.sent) == 4

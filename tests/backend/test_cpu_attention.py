@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from mlx_lm.models.cache import KVCache
 
-from millstream.backend.caches.prompt_caches import grow_as_usual, make_room
+from millstream.backend.generation.caches.prompt_caches import grow_as_usual, make_room
 from millstream.backend.layers.cpu_attention import cpu_attention
 from millstream.backend.layers.vector_math import MANY, exp_of_fresh, exponential
 

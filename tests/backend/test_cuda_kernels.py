@@ -6,9 +6,9 @@ import mlx.core as mx
 import pytest
 
 from millstream.backend.device import current_device
-from millstream.backend.kernels.decode import ragged_attention
-from millstream.backend.kernels.place import place_rows
-from millstream.backend.kernels.prefill import prefill_attention
+from millstream.backend.kernels.decode_attention import ragged_attention
+from millstream.backend.kernels.prefill_attention import prefill_attention
+from millstream.backend.kernels.write_rows import write_rows
 
 pytestmark = pytest.mark.skipif(current_device().kind != "cuda", reason="needs MLX's CUDA build and a GPU")
 
@@ -56,7 +56,7 @@ def test_rows_are_placed(size: int, layout: str) -> None:
     length = 11 if layout == "in a longer buffer" else 30
     expected[mx.array([3, 0]), :, 7 : 7 + length] = rows[:, :, :length]
     mx.eval(expected)
-    mx.eval(place_rows(part, rows[:, :, :length], [3, 0], 7))
+    mx.eval(write_rows(part, rows[:, :, :length], [3, 0], 7))
     assert mx.array_equal(part, expected).item()
 
 

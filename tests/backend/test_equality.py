@@ -13,7 +13,7 @@ import pytest
 from mlx_lm.generate import generate_step
 from mlx_lm.utils import load_model
 
-from millstream.backend.text_model import MlxTextBackend, TextModelSettings
+from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
 from millstream.config import FAST_PATHS
 from millstream.engine.messages import Cancel, Submit
 from support.engines import engine
@@ -47,8 +47,8 @@ def _reference(folder: Path, wanted: tuple[Case, ...]) -> list[list[int]]:
     return answers
 
 
-def backend(folder: Path, max_rows: int = 6, **changes: Any) -> Callable[[], MlxTextBackend]:
-    return lambda: MlxTextBackend(TextModelSettings("folder", folder, max_rows=max_rows, **changes))
+def backend(folder: Path, max_rows: int = 6, **changes: Any) -> Callable[[], MlxGenerationBackend]:
+    return lambda: MlxGenerationBackend(GenerationSettings("folder", folder, max_rows=max_rows, **changes))
 
 
 ALL_OFF = frozenset(FAST_PATHS)

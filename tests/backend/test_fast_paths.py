@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_lm.utils import load_model
 
-from millstream.backend.caches.widths import FULL, exact, full_width, powers_of_two
-from millstream.backend.layers.cpu_linear import SKINNY, TurnedLinear, swiglu, turn_layers, turned, turned_layer
-from millstream.backend.layers.exchange import exchange_function
+from millstream.backend.generation.caches.widths import FULL, exact, full_width, powers_of_two
+from millstream.backend.generation.prefill.prefiller import alike
+from millstream.backend.layers.cpu_linear import SKINNY, MklLinear, mkl_layer, mkl_matmul, swiglu, use_mkl_layout
+from millstream.backend.layers.patch_layers import patch_function
 from millstream.backend.layers.projections import fuse_projections
-from millstream.backend.prompts.reader import alike
-from millstream.engine.backend import Prefill
+from millstream.engine.generation.backend import Prefill
 from millstream.engine.messages import Submit
 
 
@@ -32,14 +32,14 @@ def close(got: mx.array, expected: mx.array, tolerance: float = 1e-5) -> None:
 def test_a_turned_product_is_the_product(rows: int, shape: str) -> None:
     x = mx.random.normal((rows, 1, 24) if shape == "batched" else (1, rows, 24))
     weight = mx.random.normal((40, 24))
-    assert turned(x, weight).shape == (*x.shape[:-1], 40)
-    close(turned(x, weight), x @ weight.T)
+    assert mkl_matmul(x, weight).shape == (*x.shape[:-1], 40)
+    close(mkl_matmul(x, weight), x @ weight.T)
 
 
 def test_quantised_layers_are_not_turned() -> None:
     layer = nn.QuantizedLinear(64, 32)
-    assert turned_layer(layer) is layer
-    assert type(turned_layer(nn.Linear(64, 32))) is TurnedLinear
+    assert mkl_layer(layer) is layer
+    assert type(mkl_layer(nn.Linear(64, 32))) is MklLinear
 
 
 @given(st.lists(st.floats(-200, 200, width=32), min_size=1, max_size=50))
@@ -91,8 +91,8 @@ def test_a_whole_model_computes_the_same_with_all_layers_exchanged(tiny_model: C
     tokens = mx.array([[1, 2, 3, 4, 5, 6, 7]])
     expected = model(tokens)
     mx.eval(expected)
-    fuse_projections(model, turned_layer)
-    turn_layers(model)
+    fuse_projections(model, mkl_layer)
+    use_mkl_layout(model)
     close(model(tokens), expected, 1e-4)
 
 
@@ -105,7 +105,7 @@ def test_exchanging_a_function_touches_no_other_model(tiny_model: Callable[[str]
         calls.append(queries.shape)
         return queries
 
-    assert exchange_function(mine, "scaled_dot_product_attention", spy) == len(mine.layers)
+    assert patch_function(mine, "scaled_dot_product_attention", spy) == len(mine.layers)
     mx.eval(other(mx.array([[1, 2]])))
     assert calls == []
     mx.eval(mine(mx.array([[1, 2]])))

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from millstream.backend.text_model import MlxTextBackend, TextModelSettings
-from millstream.engine.errands import CLOSE_SECONDS
+from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
+from millstream.engine.background import CLOSE_SECONDS
 from millstream.engine.messages import Cancel, Failed, Finished, Submit
 from millstream.errors import ModelError
 from millstream.models.source import ModelSource
@@ -62,14 +62,16 @@ def slow(folder: Path) -> Iterator[SlowLoad]:
     loading.go.set()
 
 
-Make = Callable[..., MlxTextBackend]
+Make = Callable[..., MlxGenerationBackend]
 
 
 @pytest.fixture
 def make(folder: Path, slow: SlowLoad) -> Make:
-    def backend(disabled: frozenset[str] = LAZY, compiler: GrammarCompiler | None = None) -> MlxTextBackend:
+    def backend(disabled: frozenset[str] = LAZY, compiler: GrammarCompiler | None = None) -> MlxGenerationBackend:
         grammars = compiler or GrammarCompiler(slow)
-        return MlxTextBackend(TextModelSettings("folder", folder, max_rows=4, grammars=grammars, disabled=disabled))
+        return MlxGenerationBackend(
+            GenerationSettings("folder", folder, max_rows=4, grammars=grammars, disabled=disabled)
+        )
 
     return backend
 

@@ -12,10 +12,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from millstream.backend.sampling.guides import PARALLEL, Guides, Mask
-from millstream.backend.text_model import MlxTextBackend, TextModelSettings
+from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
+from millstream.backend.generation.sampling.guides import PARALLEL, Guides, Mask
 from millstream.config import FAST_PATHS
-from millstream.engine.backend import RowOutput
+from millstream.engine.generation.backend import RowOutput
 from millstream.engine.link import ThreadLink
 from millstream.engine.messages import Failed, Finished, Submit
 from millstream.engine.process_link import ProcessLink
@@ -244,8 +244,8 @@ def test_an_engine_fails_only_the_row_whose_grammar_it_cannot_follow(
 
 
 def test_an_engine_without_a_tokenizer_says_so(folder: Callable[[str], Path]) -> None:
-    def bare() -> MlxTextBackend:
-        return MlxTextBackend(TextModelSettings("folder", folder("llama"), max_rows=2))
+    def bare() -> MlxGenerationBackend:
+        return MlxGenerationBackend(GenerationSettings("folder", folder("llama"), max_rows=2))
 
     with engine(bare) as driver:
         driver.run(submit(1, DATE))

@@ -14,18 +14,18 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from millstream.backend import layout
-from millstream.backend.caches.slots import Block, SlotCaches, SlotLayer
-from millstream.backend.caches.widths import powers_of_two, row_width
-from millstream.backend.kept.blocks import KeptBlocks
-from millstream.backend.layers import attention
-from millstream.backend.layout import Layout
-from millstream.backend.text_model import MlxTextBackend, TextModelSettings
-from millstream.engine.backend import Keep
+from millstream.backend.generation import layout
+from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
+from millstream.backend.generation.caches.slots import Block, SlotCaches, SlotLayer
+from millstream.backend.generation.caches.widths import powers_of_two, row_width
+from millstream.backend.generation.layers import attention
+from millstream.backend.generation.layout import Layout
+from millstream.backend.generation.prefix_store.blocks import PrefixStore
+from millstream.engine.generation.backend import SavePrefix
 from millstream.engine.link import ThreadLink
 from millstream.engine.messages import Submit
 from support.engines import Driver, engine
-from support.keepers import keeping_scheduler
+from support.prefix_caches import keeping_scheduler
 from support.tiny import VOCAB, write_model
 
 
@@ -57,7 +57,7 @@ def in_place(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return attention.attention(queries, keys, values, cache, scale, mask)
 
     monkeypatch.setattr(Layout, "in_place", property(lambda self: self._width is not None))
-    monkeypatch.setattr(layout, "place_rows", place_rows)
+    monkeypatch.setattr(layout, "write_rows", place_rows)
     monkeypatch.setattr(layout, "attention", attend)
     return done
 
@@ -77,8 +77,8 @@ def test_nothing_that_is_kept_is_written_over(groups: int, rows: int, in_place: 
     """Slots are taken again and again beside what is kept of their rows; with one head of keys a row's columns lie
     together."""
     folder = write_model(tmp_path / "model", "llama", num_key_value_heads=groups)
-    plain = functools.partial(MlxTextBackend, TextModelSettings("folder", folder, max_rows=rows))
-    ours = functools.partial(MlxTextBackend, TextModelSettings("folder", folder, max_rows=rows, like_gpu=True))
+    plain = functools.partial(MlxGenerationBackend, GenerationSettings("folder", folder, max_rows=rows))
+    ours = functools.partial(MlxGenerationBackend, GenerationSettings("folder", folder, max_rows=rows, like_gpu=True))
     submits = [Submit(number, prompt, 3 + number * 5 % 23) for number, prompt in enumerate(prompts())]
     again = [Submit(100 + submit.request_id, submit.prompt, submit.max_tokens) for submit in submits]
     with engine(plain) as driver:
@@ -102,7 +102,7 @@ def test_what_is_kept_does_not_lie_in_a_slot() -> None:
 
     slots = SlotCaches(1, powers_of_two, width=row_width, place=place)
     slots.join([Block([(mx.random.normal((1, 1, 112, 16)), mx.random.normal((1, 1, 112, 16)))], (0,))])
-    kept = slots.save(0, Keep(1, 0, 16, tuple(range(7)), None, 112), KeptBlocks())
+    kept = slots.save(0, SavePrefix(1, 0, 16, tuple(range(7)), None, 112), PrefixStore())
     mx.eval(kept)
     before = [np.array(array) for array in kept]
     for part in slots.layers[0].parts:
@@ -117,7 +117,7 @@ def test_rows_outlast_their_columns(in_place: list[str], tmp_path: Path) -> None
     answers = []
     for changes in ({}, {"like_gpu": True}):
         in_place.clear()
-        make = functools.partial(MlxTextBackend, TextModelSettings("folder", folder, max_rows=4, **changes))
+        make = functools.partial(MlxGenerationBackend, GenerationSettings("folder", folder, max_rows=4, **changes))
         with engine(make) as driver:
             answers.append(driver.run(*submits))
     assert answers[0] == answers[1]
@@ -130,11 +130,11 @@ def test_a_write_that_is_lost_is_found_at_load(
 ) -> None:
     """MLX gives a kernel a copy of an array that is not contiguous."""
     if lost == "placed":
-        monkeypatch.setattr(layout, "place_rows", lambda part, rows, places, start: mx.array([1]))
+        monkeypatch.setattr(layout, "write_rows", lambda part, rows, places, start: mx.array([1]))
     else:
         monkeypatch.setattr(layout, "attention", never_writing)
     folder = write_model(tmp_path / "model", "llama")
-    make = functools.partial(MlxTextBackend, TextModelSettings("folder", folder, max_rows=4, like_gpu=True))
+    make = functools.partial(MlxGenerationBackend, GenerationSettings("folder", folder, max_rows=4, like_gpu=True))
     driver = Driver(ThreadLink("lost", make, functools.partial(keeping_scheduler, 10_000, None)))
     with pytest.raises(AssertionError, match="--disable kernel"):
         driver.start()

@@ -14,7 +14,7 @@ import pytest
 from mlx_lm.generate import generate_step
 from mlx_lm.utils import load_model
 
-from millstream.backend.text_model import MlxTextBackend, TextModelSettings
+from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
 from millstream.engine.messages import Submit
 from support.engines import engine
 from support.tiny import VOCAB, write_model
@@ -58,7 +58,7 @@ def test_together_as_alone(family: str, tmp_path: Path) -> None:
     expected = [[int(token) for token, _ in generate_step(mx.array(p), model, max_tokens=n)] for p, n in wanted]
     submits = [Submit(number, prompt, count) for number, (prompt, count) in enumerate(wanted)]
     for like_gpu in (False, True):
-        settings = TextModelSettings("folder", folder, max_rows=4, like_gpu=like_gpu)
-        with engine(lambda settings=settings: MlxTextBackend(settings), prefill_tokens=64) as driver:
+        settings = GenerationSettings("folder", folder, max_rows=4, like_gpu=like_gpu)
+        with engine(lambda settings=settings: MlxGenerationBackend(settings), prefill_tokens=64) as driver:
             assert driver.facts is not None and driver.facts.max_rows == 4
             assert driver.run(*submits) == expected, "as on a GPU" if like_gpu else "as here"

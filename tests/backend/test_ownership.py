@@ -12,9 +12,9 @@ import mlx.core as mx
 import pytest
 from mlx_lm.utils import load_model
 
-from millstream.backend.text_model import MlxTextBackend, TextModelSettings
-from millstream.backend.weights.reach import evaluate_all, reachable_arrays
-from millstream.engine.backend import Plan
+from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
+from millstream.backend.weights.materialize import evaluate_all, reachable_arrays
+from millstream.engine.generation.backend import Plan
 from millstream.engine.messages import Submit
 from millstream.engine.ownership import NotOwner
 from support.engines import Run, engine
@@ -64,7 +64,7 @@ class Witness(Wrapped):
     def __init__(self, folder: Path, seen: dict[str, set[int]]) -> None:
         self._seen = seen
         self.note("make")
-        super().__init__(MlxTextBackend(TextModelSettings("folder", folder, max_rows=4)))
+        super().__init__(MlxGenerationBackend(GenerationSettings("folder", folder, max_rows=4)))
 
     def note(self, what: str) -> None:
         self._seen.setdefault(what, set()).add(threading.get_ident())
@@ -89,7 +89,7 @@ def test_memory_comes_back_after_unload(tmp_path: Path) -> None:
     gc.collect()
     mx.clear_cache()
     before = mx.get_active_memory()
-    with engine(lambda: MlxTextBackend(TextModelSettings("folder", folder, max_rows=4))) as driver:
+    with engine(lambda: MlxGenerationBackend(GenerationSettings("folder", folder, max_rows=4))) as driver:
         driver.run(Submit(1, tuple(range(90)), 20))
         weights = driver.facts.weight_bytes if driver.facts else 0
         assert weights > 2**23
@@ -103,7 +103,7 @@ def test_twenty_lives_leave_nothing_behind(tiny_model: Callable[[str], Path]) ->
     answers = set()
     threads, memory = threading.active_count(), mx.get_active_memory()
     for _ in range(20):
-        with engine(lambda: MlxTextBackend(TextModelSettings("folder", folder, max_rows=4))) as driver:
+        with engine(lambda: MlxGenerationBackend(GenerationSettings("folder", folder, max_rows=4))) as driver:
             answers.add(tuple(driver.run(Submit(1, (5, 6, 7), 8))[0]))
     assert len(answers) == 1
     assert threading.active_count() == threads
@@ -111,6 +111,8 @@ def test_twenty_lives_leave_nothing_behind(tiny_model: Callable[[str], Path]) ->
 
 
 def test_a_foreign_thread_is_refused_by_name(tiny_model: Callable[[str], Path], two_threads: tuple[Run, Run]) -> None:
-    backend = two_threads[0](lambda: MlxTextBackend(TextModelSettings("folder", tiny_model("llama"), max_rows=4)))
+    backend = two_threads[0](
+        lambda: MlxGenerationBackend(GenerationSettings("folder", tiny_model("llama"), max_rows=4))
+    )
     with pytest.raises(NotOwner, match=r"step belongs to thread .* called on 'MainThread'"):
         backend.step(Plan())

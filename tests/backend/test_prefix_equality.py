@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from millstream.backend.text_model import MlxTextBackend, TextModelSettings
-from millstream.engine.backend import BackendFactory, Plan, StepResult
+from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
+from millstream.engine.generation.backend import BackendFactory, Plan, StepResult
 from millstream.engine.link import ThreadLink
-from millstream.engine.messages import Finished, Forget, Submit
+from millstream.engine.messages import ClearPrefixCache, Finished, Submit
 from support.engines import Driver, engine
-from support.keepers import BLOCK, keeping_scheduler
+from support.prefix_caches import BLOCK, keeping_scheduler
 from support.tiny import FAMILIES
 
 ROWS = 4
@@ -68,7 +68,9 @@ def numbered(prompts: list[tuple[int, ...]], first: int) -> list[Submit]:
 
 
 def backend_of(folder: Path, *, like_gpu: bool = False) -> BackendFactory:
-    return functools.partial(MlxTextBackend, TextModelSettings("folder", folder, max_rows=ROWS, like_gpu=like_gpu))
+    return functools.partial(
+        MlxGenerationBackend, GenerationSettings("folder", folder, max_rows=ROWS, like_gpu=like_gpu)
+    )
 
 
 @pytest.mark.parametrize(("family", "like_gpu"), [*((family, False) for family in FAMILIES), ("llama", True)])
@@ -169,14 +171,14 @@ def test_what_is_forgotten_is_read_again(tiny_model: Callable[[str], Path]) -> N
     with keeping(backend_of(tiny_model("llama")), 1000) as driver:
         prompt = tuple(range(1, 30))
         answers = driver.run(Submit(1, prompt, 5))
-        driver.post(Forget())
+        driver.post(ClearPrefixCache())
         assert driver.run(Submit(2, prompt, 5)) == answers
         assert driver.run(Submit(3, prompt, 5)) == answers
         ends = [driver.ends[number][0] for number in (2, 3)]
     assert [end.usage.cached_tokens for end in ends if isinstance(end, Finished)] == [0, 28]
 
 
-class Failing(MlxTextBackend):
+class Failing(MlxGenerationBackend):
     """A step fails when told to."""
 
     fail = False
@@ -189,7 +191,7 @@ class Failing(MlxTextBackend):
 
 
 def test_after_a_failed_step_nothing_is_believed_to_be_kept(tiny_model: Callable[[str], Path]) -> None:
-    make = functools.partial(Failing, TextModelSettings("folder", tiny_model("llama"), max_rows=ROWS))
+    make = functools.partial(Failing, GenerationSettings("folder", tiny_model("llama"), max_rows=ROWS))
     with keeping(make, 1000) as driver:
         prompt = tuple(range(1, 30))
         [expected] = driver.run(Submit(1, prompt, 5))

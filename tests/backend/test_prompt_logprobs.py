@@ -11,11 +11,11 @@ import mlx.core as mx
 import pytest
 from mlx_lm.utils import load_model
 
-from millstream.backend.prompts import logprobs as prompt_logprobs
+from millstream.backend.generation.prefill import logprobs as prompt_logprobs
+from millstream.engine.generation.tuning import make_scheduler
 from millstream.engine.link import ThreadLink
-from millstream.engine.messages import Event, Finished, PromptRead, Submit
+from millstream.engine.messages import Event, Finished, PromptLogprobs, Submit
 from millstream.engine.process_link import ProcessLink
-from millstream.engine.tuning import make_scheduler
 from millstream.types import FinishReason, TokenLogprob
 from support.engines import Driver, engine
 from support.guided import children_find_us, guided_backend
@@ -32,7 +32,7 @@ class Listening(Driver):
         self.read: dict[int, list[TokenLogprob]] = {}
 
     def _book(self, event: Event) -> None:
-        if isinstance(event, PromptRead):
+        if isinstance(event, PromptLogprobs):
             assert event.request_id not in self.tokens, "the prompt comes before the answer"
             self.read.setdefault(event.request_id, []).extend(event.logprobs)
         super()._book(event)

@@ -17,17 +17,17 @@ from mlx_lm.models.base import scaled_dot_product_attention
 from mlx_lm.models.cache import KVCache, QuantizedKVCache
 from mlx_lm.utils import load_model
 
-from millstream.backend.caches.quantized import KvPacking, packing_for
-from millstream.backend.caches.slots import parts_of
-from millstream.backend.kept.leaves import fill
-from millstream.backend.layers.packed_attention import packed_attention
-from millstream.backend.text_model import MlxTextBackend, TextModelSettings
-from millstream.engine.backend import Plan, Prefill
+from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
+from millstream.backend.generation.caches.quantized import KvPacking, packing_for
+from millstream.backend.generation.caches.slots import parts_of
+from millstream.backend.generation.layers.packed_attention import packed_attention
+from millstream.backend.generation.prefix_store.cache_state import fill
+from millstream.engine.generation.backend import Plan, Prefill
 from millstream.engine.link import ThreadLink
 from millstream.engine.messages import Finished, Submit
 from millstream.errors import ModelError
 from support.engines import Driver, engine
-from support.keepers import BLOCK, keeping_scheduler
+from support.prefix_caches import BLOCK, keeping_scheduler
 from support.rare import write_rare
 from support.tiny import VOCAB, write_model
 
@@ -94,8 +94,8 @@ def check(got: list[list[int]], expected: list[Answer]) -> None:
     assert turned <= max(1, len(got) // 8)
 
 
-def make(folder: Path, **changes: Any) -> Callable[[], MlxTextBackend]:
-    return functools.partial(MlxTextBackend, TextModelSettings("folder", folder, **{"max_rows": 5, **changes}))
+def make(folder: Path, **changes: Any) -> Callable[[], MlxGenerationBackend]:
+    return functools.partial(MlxGenerationBackend, GenerationSettings("folder", folder, **{"max_rows": 5, **changes}))
 
 
 @pytest.mark.parametrize("like_gpu", [False, True])
@@ -234,7 +234,7 @@ def test_without_slots_it_is_refused(folders: Folders) -> None:
     refused(make(folders("llama", 32), kv_bits=4, disabled=frozenset({"slots"})), "--disable slots")
 
 
-def refused(backend: Callable[[], MlxTextBackend], words: str) -> None:
+def refused(backend: Callable[[], MlxGenerationBackend], words: str) -> None:
     driver = Driver(ThreadLink("refused", backend, functools.partial(keeping_scheduler, 1, None)))
     driver.link.start_soon(driver.batches.put)
     driver.wait(lambda: driver.stopped)

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millstream.backend.sampling.logprobs import LogprobProbe
-from millstream.backend.sampling.penalties import Penalties
-from millstream.backend.sampling.sampler import Sampler
+from millstream.backend.generation.sampling.logprobs import LogprobProbe
+from millstream.backend.generation.sampling.penalties import Penalties
+from millstream.backend.generation.sampling.sampler import Sampler
 from millstream.types import Sampling
 
 VOCAB = 40

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from mlx_vlm.utils import load_model
 
-from millstream.backend.text_model import MlxTextBackend, TextModelSettings
+from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
 from millstream.config import FAST_PATHS
 from millstream.engine.link import ThreadLink
 from millstream.engine.messages import Cancel, Finished, Submit
 from support.engines import Driver, engine
-from support.keepers import BLOCK, keeping_scheduler
+from support.prefix_caches import BLOCK, keeping_scheduler
 from support.tiny_vision import FAMILIES, Case, reference, write_vision_model
 
 
@@ -46,8 +46,8 @@ def expected(folder: Path, wanted: Sequence[Case]) -> list[list[int]]:
     return answers
 
 
-def backend(folder: Path, **changes: Any) -> Callable[[], MlxTextBackend]:
-    return lambda: MlxTextBackend(TextModelSettings("folder", folder, max_rows=5, **changes))
+def backend(folder: Path, **changes: Any) -> Callable[[], MlxGenerationBackend]:
+    return lambda: MlxGenerationBackend(GenerationSettings("folder", folder, max_rows=5, **changes))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -153,10 +153,10 @@ def test_one_question_and_many_images(family: str, vision_model: Callable[[str],
 
 
 def test_nothing_of_a_request_is_left_on_the_model(vision_model: Callable[[str], Path]) -> None:
-    made: list[MlxTextBackend] = []
+    made: list[MlxGenerationBackend] = []
 
-    def make() -> MlxTextBackend:
-        made.append(MlxTextBackend(TextModelSettings("folder", vision_model("qwen3_vl"), max_rows=5)))
+    def make() -> MlxGenerationBackend:
+        made.append(MlxGenerationBackend(GenerationSettings("folder", vision_model("qwen3_vl"), max_rows=5)))
         return made[0]
 
     with engine(make) as driver:

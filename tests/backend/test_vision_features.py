@@ -12,24 +12,24 @@ import numpy as np
 import pytest
 from mlx_vlm.utils import load_model
 
-from millstream.backend.text_model import MlxTextBackend, TextModelSettings
-from millstream.backend.vision import tower_attention
-from millstream.backend.vision.features import FeatureCache, Features
-from millstream.backend.vision.mrope import lay_out, spans_of
-from millstream.engine.backend import Plan, StepResult
+from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
+from millstream.backend.generation.media import tower_attention
+from millstream.backend.generation.media.features import FeatureCache, Features
+from millstream.backend.generation.media.mrope import lay_out, spans_of
+from millstream.engine.generation.backend import Plan, StepResult
+from millstream.engine.generation.chunk_sizer import ChunkSizer
+from millstream.engine.generation.scheduler import Scheduler
 from millstream.engine.link import ThreadLink
 from millstream.engine.messages import Failed, Finished, Submit
-from millstream.engine.pace import Pace
-from millstream.engine.scheduler import Scheduler
 from millstream.types import Media, ModelFacts
 from support.engines import Driver, engine
 from support.tiny_vision import END, START, VIDEO, Case, picture, reference, tensors
 
 
-class Watched(MlxTextBackend):
+class Watched(MlxGenerationBackend):
     """Notes every step, what the features took after it, and every run of the tower."""
 
-    def __init__(self, settings: TextModelSettings) -> None:
+    def __init__(self, settings: GenerationSettings) -> None:
         super().__init__(settings)
         self.steps: list[tuple[Plan, StepResult]] = []
         self.kept: list[int] = []
@@ -37,8 +37,8 @@ class Watched(MlxTextBackend):
 
     def load(self, *args: Any) -> ModelFacts:
         facts = super().load(*args)
-        assert self._sight is not None
-        tower = self._sight._tower
+        assert self._encoder is not None
+        tower = self._encoder._tower
         run = tower.encode
 
         def encode(work: Callable[[], Features]) -> Any:
@@ -50,9 +50,9 @@ class Watched(MlxTextBackend):
 
     def step(self, plan: Plan) -> StepResult:
         result = super().step(plan)
-        assert self._sight is not None
+        assert self._encoder is not None
         self.steps.append((plan, result))
-        self.kept.append(self._sight.nbytes)
+        self.kept.append(self._encoder.nbytes)
         return result
 
 
@@ -60,7 +60,7 @@ def watched(folder: Path, **changes: Any) -> tuple[list[Watched], Callable[[], W
     made: list[Watched] = []
 
     def make() -> Watched:
-        made.append(Watched(TextModelSettings("folder", folder, max_rows=5, **changes)))
+        made.append(Watched(GenerationSettings("folder", folder, max_rows=5, **changes)))
         return made[0]
 
     return made, make
@@ -106,7 +106,7 @@ def test_features_stay_within_their_budget(budget: int, vision_model: Callable[[
 
 
 def cut_finely(facts: ModelFacts) -> Scheduler:
-    return Scheduler(max_rows=facts.max_rows, prefill_tokens=50, pace=Pace(most=1, least=1))
+    return Scheduler(max_rows=facts.max_rows, prefill_tokens=50, pace=ChunkSizer(most=1, least=1))
 
 
 def test_running_rows_get_a_token_in_every_slice(vision_model: Callable[[str], Path]) -> None:
@@ -121,9 +121,9 @@ def test_running_rows_get_a_token_in_every_slice(vision_model: Callable[[str], P
         driver.run(Case("qwen2_5_vl", 3, [large], words=2, count=3).submit(2))
     finally:
         driver.stop()
-    looks = [(plan, result) for plan, result in made[0].steps if plan.look]
+    looks = [(plan, result) for plan, result in made[0].steps if plan.encode]
     assert 10 <= len(looks) <= 60
-    assert [result.seen for _, result in looks] == [*[((2, 0),)] * (len(looks) - 1), ((2, 1),)]
+    assert [result.encoded for _, result in looks] == [*[((2, 0),)] * (len(looks) - 1), ((2, 1),)]
     assert all([row.request_id for row in result.rows] == [1] for _, result in looks)
 
 
@@ -137,7 +137,7 @@ def test_media_that_do_not_fit_fail_alone(vision_model: Callable[[str], Path]) -
         3: dataclasses.replace(submit.media[0], digest="cut", tensors=submit.media[0].tensors[1:]),
         4: dataclasses.replace(submit.media[0], start=len(submit.prompt) - 2, length=1),
     }
-    with engine(lambda: MlxTextBackend(TextModelSettings("folder", folder, max_rows=5))) as driver:
+    with engine(lambda: MlxGenerationBackend(GenerationSettings("folder", folder, max_rows=5))) as driver:
         driver.run(
             good.submit(1),
             *(dataclasses.replace(submit, request_id=number, media=(each,)) for number, each in wrong.items()),
@@ -167,7 +167,7 @@ def test_a_video_is_read_frame_by_frame(family: str, vision_model: Callable[[str
     case.extra = arrays
     video = Media("video", 3, len(inner), "video", tensors(arrays))
     submit = dataclasses.replace(case.submit(1), media=(video,), contents=((3, "video"),))
-    with engine(lambda: MlxTextBackend(TextModelSettings("folder", folder, max_rows=5))) as driver:
+    with engine(lambda: MlxGenerationBackend(GenerationSettings("folder", folder, max_rows=5))) as driver:
         assert driver.run(submit, Submit(2, (5, 6, 7), 8))[0] == reference(load_model(folder), case)
 
 
@@ -211,7 +211,7 @@ def test_towers_call_attention_in_pieces(family: str, found: int, vision_model: 
 
 def test_a_model_without_eyes_refuses_media(tiny_model: Callable[[str], Path]) -> None:
     """Rather than to read the tokens that stand for them."""
-    with engine(lambda: MlxTextBackend(TextModelSettings("folder", tiny_model("llama"), max_rows=5))) as driver:
+    with engine(lambda: MlxGenerationBackend(GenerationSettings("folder", tiny_model("llama"), max_rows=5))) as driver:
         driver.run(Case("llava", 1, [1], words=2, count=3).submit(1), Submit(2, (5, 6, 7), 4))
         assert driver.ends[1] == [Failed(1, "this model takes text only")]
         assert len(driver.tokens[2]) == 4

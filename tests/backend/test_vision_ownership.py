@@ -11,8 +11,8 @@ import mlx.core as mx
 import pytest
 from test_ownership import Witness
 
-from millstream.backend.text_model import MlxTextBackend, TextModelSettings
-from millstream.backend.weights.reach import evaluate_all
+from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
+from millstream.backend.weights.materialize import evaluate_all
 from millstream.backend.weights.vision import load_vision
 from support.engines import Run, engine
 from support.tiny_vision import SOUND, Case, picture
@@ -75,7 +75,7 @@ def test_lives_leave_nothing_behind(vision_model: Callable[[str], Path]) -> None
     gc.collect()
     threads, memory = threading.active_count(), mx.get_active_memory()
     for _ in range(4):
-        with engine(lambda: MlxTextBackend(TextModelSettings("folder", folder, max_rows=4))) as driver:
+        with engine(lambda: MlxGenerationBackend(GenerationSettings("folder", folder, max_rows=4))) as driver:
             answers.add(tuple(driver.run(Case("qwen3_vl", 1, [1, 2], words=3, count=6).submit(1))[0]))
     assert len(answers) == 1
     assert threading.active_count() == threads

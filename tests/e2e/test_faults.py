@@ -20,7 +20,7 @@ import pytest
 
 from millstream.compose import text_backend
 from millstream.config import Settings
-from millstream.engine.backend import BatchBackend
+from millstream.engine.generation.backend import GenerationBackend
 from millstream.models.source import ModelSource
 from support.fifo_gate import FarEnd, FifoGate
 from support.guided import children_find_us
@@ -149,7 +149,7 @@ def test_twenty_kills_leave_nothing_behind(pair: tuple[Path, Path]) -> None:
     assert memory_after - memory < 32 * 2**20, "15 more lives of an engine may not cost the server memory"
 
 
-def held_backend(far: FarEnd, source: ModelSource, settings: Settings) -> BatchBackend:
+def held_backend(far: FarEnd, source: ModelSource, settings: Settings) -> GenerationBackend:
     return Gated(text_backend(source, settings), far)
 
 

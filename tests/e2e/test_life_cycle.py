@@ -19,7 +19,7 @@ import pytest
 
 from millstream.compose import text_backend
 from millstream.config import ModelSpec, Settings
-from millstream.engine.backend import BatchBackend, Progress, ignore_progress
+from millstream.engine.generation.backend import GenerationBackend, Progress, ignore_progress
 from millstream.models.source import ModelSource
 from millstream.types import ModelFacts
 from support.fifo_gate import FarEnd, FifoGate
@@ -124,7 +124,7 @@ def test_an_idle_engine_that_is_stopped_is_noticed_and_replaced(servable: Path) 
 class SlowLoad(Wrapped):
     """Its load stands still until the gate opens."""
 
-    def __init__(self, inner: BatchBackend, gate: FarEnd) -> None:
+    def __init__(self, inner: GenerationBackend, gate: FarEnd) -> None:
         super().__init__(inner)
         self._gate = gate
 
@@ -133,7 +133,7 @@ class SlowLoad(Wrapped):
         return super().load(report)
 
 
-def slow_load(far: FarEnd, source: ModelSource, settings: Settings) -> BatchBackend:
+def slow_load(far: FarEnd, source: ModelSource, settings: Settings) -> GenerationBackend:
     return SlowLoad(text_backend(source, settings), far)
 
 
@@ -194,7 +194,7 @@ def test_a_process_that_is_stopped_while_it_loads_fails_its_load(
     gate.close()
 
 
-def broken_backend(source: ModelSource, settings: Settings) -> BatchBackend:
+def broken_backend(source: ModelSource, settings: Settings) -> GenerationBackend:
     if source.path.name == "broken":
         raise IndexError("list index out of range")
     return text_backend(source, settings)

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from millstream.backend.text_model import MlxTextBackend, TextModelSettings
+from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
 from millstream.compose import text_backend
 from millstream.config import Settings
-from millstream.engine.backend import BackendFactory
+from millstream.engine.generation.backend import BackendFactory
+from millstream.engine.generation.scheduler import Scheduler
 from millstream.engine.link import ThreadLink
 from millstream.engine.messages import Cancel, Failed, Finished, Shutdown, Submit
 from millstream.engine.process_link import ProcessLink
-from millstream.engine.scheduler import Scheduler
 from millstream.errors import EngineGone
 from millstream.models.source import ModelSource
 from millstream.types import FinishReason, TokenLogprob
@@ -211,8 +211,8 @@ def test_what_a_library_raises_at_load_is_told_and_the_owner_ends(kind: Any) -> 
 
 
 def test_a_model_that_cannot_be_loaded_is_reported_and_the_thread_ends(tmp_path: Path) -> None:
-    def factory() -> MlxTextBackend:
-        return MlxTextBackend(TextModelSettings("folder", tmp_path / "nothing", max_rows=1))
+    def factory() -> MlxGenerationBackend:
+        return MlxGenerationBackend(GenerationSettings("folder", tmp_path / "nothing", max_rows=1))
 
     before = threading.active_count()
     driver = Driver(ThreadLink("x", factory, lambda _: Scheduler(max_rows=1, prefill_tokens=1)))

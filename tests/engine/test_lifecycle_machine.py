@@ -7,10 +7,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from millstream.engine.generation.chunk_sizer import ChunkSizer
+from millstream.engine.generation.scheduler import Scheduler
 from millstream.engine.link import ThreadLink
 from millstream.engine.messages import Cancel, Event, Failed, Finished, Shutdown, Submit, Tokens
-from millstream.engine.pace import Pace
-from millstream.engine.scheduler import Scheduler
 from millstream.errors import EngineGone
 from support.engines import Driver
 from support.fake import FakeBackend, Gate, answer
@@ -59,7 +59,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.book = Book()
-        self.scheduler = Scheduler(max_rows=ROWS, prefill_tokens=6, pace=Pace(most=3, least=3))
+        self.scheduler = Scheduler(max_rows=ROWS, prefill_tokens=6, pace=ChunkSizer(most=3, least=3))
         self.backend = FakeBackend(max_rows=ROWS)
         self.next_id = 0
         self.down = False

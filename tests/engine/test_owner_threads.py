@@ -12,7 +12,7 @@ import pytest
 
 from millstream.compose import text_backend
 from millstream.config import Settings
-from millstream.engine.backend import BackendFactory
+from millstream.engine.generation.backend import BackendFactory
 from millstream.engine.link import ThreadLink
 from millstream.engine.messages import Submit
 from millstream.engine.owner_threads import OwnerThreads

@@ -13,10 +13,10 @@ import pytest
 
 from millstream.compose import text_backend
 from millstream.config import Settings
-from millstream.engine.backend import BackendFactory
+from millstream.engine.generation.backend import BackendFactory
+from millstream.engine.generation.tuning import make_scheduler
 from millstream.engine.messages import Cancel, Failed, Finished, LoadFailed, Stopped, Submit, Tokens
 from millstream.engine.process_link import ProcessLink
-from millstream.engine.tuning import make_scheduler
 from millstream.engine.wire import decode_command, decode_events, encode_command, encode_events
 from millstream.errors import EngineGone
 from millstream.models.source import ModelSource

@@ -9,10 +9,10 @@ from pathlib import Path
 from PIL import Image
 
 from millstream.errors import MediaRefused
+from millstream.media.frame_sampling import FrameSampling
 from millstream.media.frames import frames_bytes, open_frames
 from millstream.media.images import image_bytes, open_image
 from millstream.media.limits import MediaLimits
-from millstream.media.pace import Pace
 
 
 def status(name: str) -> int:
@@ -33,7 +33,7 @@ def main(kind: str, path: str) -> None:
             found |= {"size": image.size, "pixel": image.getpixel((0, 0))}
         else:
             found["said"] = frames_bytes(data, limits)
-            found["frames"] = len(open_frames(data, limits, Pace()).images)
+            found["frames"] = len(open_frames(data, limits, FrameSampling()).images)
     except MediaRefused as error:
         found["refused"] = error.message
     print(json.dumps(found | {"peak": status("VmHWM") - before}))

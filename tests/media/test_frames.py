@@ -8,9 +8,9 @@ import pytest
 from PIL import Image
 
 from millstream.errors import MediaRefused
+from millstream.media.frame_sampling import FrameSampling, chosen
 from millstream.media.frames import open_frames
 from millstream.media.limits import MediaLimits
-from millstream.media.pace import Pace, chosen
 
 
 def film(count: int, kind: str = "GIF", *, size: int = 20, duration: int = 500) -> bytes:
@@ -23,37 +23,37 @@ def film(count: int, kind: str = "GIF", *, size: int = 20, duration: int = 500) 
 
 @pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG"])
 def test_frames_and_their_times(kind: str) -> None:
-    video = open_frames(film(5, kind), MediaLimits(), Pace())
+    video = open_frames(film(5, kind), MediaLimits(), FrameSampling())
     assert [image.getpixel((3, 3))[0] for image in video.images] == [0, 40, 80, 120, 160]
     assert {(image.mode, image.size) for image in video.images} == {("RGB", (20, 20))}
     assert video.seconds == pytest.approx([0.0, 0.5, 1.0, 1.5, 2.0])
 
 
 def test_a_still_picture_is_one_frame() -> None:
-    assert open_frames(film(1), MediaLimits(), Pace()).seconds == [0.0]
+    assert open_frames(film(1), MediaLimits(), FrameSampling()).seconds == [0.0]
 
 
 def test_two_a_second_are_looked_at() -> None:
-    video = open_frames(film(30, duration=100), MediaLimits(), Pace())
+    video = open_frames(film(30, duration=100), MediaLimits(), FrameSampling())
     assert video.seconds == pytest.approx([0.0, 0.5, 1.0, 1.5, 2.0, 2.5])
 
 
 @pytest.mark.parametrize("count, span", [(1, 0.1), (2, 9.0), (3, 0.01), (500, 0.04), (500, 10.0)])
 def test_choices_are_few_and_each_is_there(count: int, span: float) -> None:
-    numbers = chosen([span * (number + 1) for number in range(count)], Pace())
+    numbers = chosen([span * (number + 1) for number in range(count)], FrameSampling())
     assert numbers == sorted(set(numbers))
     assert numbers[0] == 0
     assert numbers[-1] < count
-    assert min(count, 4) <= len(numbers) <= Pace().most
+    assert min(count, 4) <= len(numbers) <= FrameSampling().most
 
 
 def test_too_many_pixels_in_all() -> None:
     with pytest.raises(MediaRefused, match="more than 2 frames of 20 x 20"):
-        open_frames(film(3), MediaLimits(pixels=400), Pace())
-    assert len(open_frames(film(2), MediaLimits(pixels=400), Pace()).images) == 2
+        open_frames(film(3), MediaLimits(pixels=400), FrameSampling())
+    assert len(open_frames(film(2), MediaLimits(pixels=400), FrameSampling()).images) == 2
 
 
 @pytest.mark.parametrize("data", [b"RIFF\0\0\0\0AVI ", b"hello", film(3)[:200]])
 def test_what_is_no_video(data: bytes) -> None:
     with pytest.raises(MediaRefused, match="and as animated GIF, WEBP or PNG"):
-        open_frames(data, MediaLimits(), Pace())
+        open_frames(data, MediaLimits(), FrameSampling())

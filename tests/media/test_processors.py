@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 from millstream.errors import MediaRefused
+from millstream.media.frame_sampling import FrameSampling
 from millstream.media.frames import Frames
-from millstream.media.pace import Pace
 from millstream.media.port import Prepared
 from millstream.media.processors.base import ImageProcessor, ModelFiles
 from millstream.media.processors.loading import FAMILIES
@@ -185,13 +185,13 @@ def test_qwen_videos(family: str, size: tuple[int, int], count: int) -> None:
 @pytest.mark.parametrize(
     "looks, pace",
     [
-        ({}, Pace(2.0, 4, 64)),
-        ({"fps": 1, "min_frames": 2, "max_frames": 10}, Pace(1.0, 2, 10)),
-        ({"fps": 4.5, "min_frames": 4, "max_frames": 768}, Pace(4.5, 4, 64)),
-        ({"max_frames": 2}, Pace(2.0, 2, 2)),
+        ({}, FrameSampling(2.0, 4, 64)),
+        ({"fps": 1, "min_frames": 2, "max_frames": 10}, FrameSampling(1.0, 2, 10)),
+        ({"fps": 4.5, "min_frames": 4, "max_frames": 768}, FrameSampling(4.5, 4, 64)),
+        ({"max_frames": 2}, FrameSampling(2.0, 2, 2)),
     ],
 )
-def test_qwen_says_which_frames_it_wants(looks: dict[str, Any], pace: Pace) -> None:
+def test_qwen_says_which_frames_it_wants(looks: dict[str, Any], pace: FrameSampling) -> None:
     tokens = {"video_token_id": 8, "vision_start_token_id": 9, "vision_end_token_id": 10}
     files = ModelFiles({"model_type": "qwen3_vl", "vision_config": {}, **tokens}, {}, {}, {"size": {}, **looks})
     assert QwenVideoProcessor(files, "<video>", "<a>", "<b>").pace == pace

@@ -9,7 +9,7 @@ from typing import Any
 import av
 import pytest
 
-from millstream.media.pace import Pace
+from millstream.media.frame_sampling import FrameSampling
 from millstream.media.video_decoding import _packets_of, _Player, decode
 from support.films import LOSSLESS, colour, film, pictures
 
@@ -48,14 +48,14 @@ def test_it_leaps_over_what_nobody_wants(extra: dict[str, str]) -> None:
 @pytest.mark.parametrize("most", [1, 2, 7, 40, 64])
 @pytest.mark.parametrize("extra", [{"g": "1"}, {"g": "7"}, {"g": "12", "bf": "3", "x264-params": "open-gop=1"}])
 def test_every_choice_gives_the_frames_that_were_drawn(most: int, extra: dict[str, str]) -> None:
-    seen = decode(film(pictures(64), **LOSSLESS, **extra), "mov", 10**7, Pace(100, 1, most))
+    seen = decode(film(pictures(64), **LOSSLESS, **extra), "mov", 10**7, FrameSampling(100, 1, most))
     assert len(seen) == most
     assert [tuple(each.pixels[4, 4]) for each in seen] == [colour(round(10 * each.second)) for each in seen]
 
 
 def test_a_codec_whose_hidden_frames_are_packets_too() -> None:
     data = film(pictures(40), "webm", codec="libvpx", **{"auto-alt-ref": "1", "lag-in-frames": "16", "b": "500k"})
-    seen = decode(data, "matroska", 10**7, Pace(100, 1, 40))
+    seen = decode(data, "matroska", 10**7, FrameSampling(100, 1, 40))
     assert len(seen) >= 39
     seconds = [each.second for each in seen]
     assert seconds == sorted(set(seconds))

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from millstream.errors import MediaRefused
+from millstream.media.frame_sampling import FrameSampling
 from millstream.media.frames import open_frames
 from millstream.media.limits import MediaLimits
-from millstream.media.pace import Pace
 from support.films import LOSSLESS, colour, film, pictures, sound
 
 LIMITS = MediaLimits(seconds=60.0)  # a busy machine is not what is tested
@@ -25,9 +25,9 @@ MP4 = film(pictures(12))
 WEBM = film(pictures(12), "webm", codec="libvpx")
 
 
-def refusal(data: bytes, limits: MediaLimits = LIMITS, pace: Pace | None = None) -> str:
+def refusal(data: bytes, limits: MediaLimits = LIMITS, pace: FrameSampling | None = None) -> str:
     with pytest.raises(MediaRefused) as caught:
-        open_frames(data, limits, pace or Pace())
+        open_frames(data, limits, pace or FrameSampling())
     return caught.value.message
 
 
@@ -42,7 +42,7 @@ def near(image: Image.Image, number: int) -> bool:
     [("mp4", "libx264"), ("mp4", "mpeg4"), ("mov", "libx264"), ("webm", "libvpx"), ("webm", "libvpx-vp9")],
 )
 def test_two_frames_a_second_and_their_times(kind: str, codec: str) -> None:
-    video = open_frames(film(pictures(30), kind, codec=codec), LIMITS, Pace())
+    video = open_frames(film(pictures(30), kind, codec=codec), LIMITS, FrameSampling())
     assert video.seconds == pytest.approx([0.0, 0.5, 1.0, 1.5, 2.0, 2.5])
     assert {(image.mode, image.size) for image in video.images} == {("RGB", (32, 24))}
     assert all(near(image, number) for image, number in zip(video.images, range(0, 30, 5), strict=True))
@@ -50,14 +50,14 @@ def test_two_frames_a_second_and_their_times(kind: str, codec: str) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"movflags": "+faststart"}, {"movflags": "frag_keyframe+empty_moov"}])
 def test_forms_of_mp4(options: dict[str, str]) -> None:
-    video = open_frames(film(pictures(30), g="4", **LOSSLESS, **options), LIMITS, Pace(a_second=3))
+    video = open_frames(film(pictures(30), g="4", **LOSSLESS, **options), LIMITS, FrameSampling(a_second=3))
     expected = [0, 3, 6, 10, 13, 16, 20, 23, 26]
     assert [image.getpixel((5, 5)) for image in video.images] == [colour(number) for number in expected]
 
 
 def test_frames_that_come_at_odd_times() -> None:
     times = [0, 40, 1000, 1900, 2000, 2010, 7000]
-    video = open_frames(film(pictures(7), times=times, **LOSSLESS), LIMITS, Pace(a_second=1))
+    video = open_frames(film(pictures(7), times=times, **LOSSLESS), LIMITS, FrameSampling(a_second=1))
     shown = [colour(number) for number in range(7)]
     numbers = [shown.index(image.getpixel((5, 5))) for image in video.images]
     assert video.seconds == pytest.approx([times[number] / 1000 for number in numbers])
@@ -65,13 +65,13 @@ def test_frames_that_come_at_odd_times() -> None:
 
 
 def test_no_more_frames_than_the_model_takes() -> None:
-    video = open_frames(film(pictures(40)), LIMITS, Pace(a_second=10, most=5))
+    video = open_frames(film(pictures(40)), LIMITS, FrameSampling(a_second=10, most=5))
     assert video.seconds == pytest.approx([0.0, 0.8, 1.6, 2.4, 3.2])
 
 
 def test_frames_that_are_many_are_kept_small() -> None:
     limits = MediaLimits(pixels=20_000, seconds=60)
-    video = open_frames(film(pictures(10, (200, 100)), codec="mpeg4"), limits, Pace(fewest=5))
+    video = open_frames(film(pictures(10, (200, 100)), codec="mpeg4"), limits, FrameSampling(fewest=5))
     assert len(video.images) == 5
     assert sum(image.width * image.height for image in video.images) <= 20_000
     assert {image.size for image in video.images} == {(89, 44)}
@@ -85,7 +85,7 @@ def test_a_phone_that_was_held_upright() -> None:
     data = bytearray(film([wide] * 4, **LOSSLESS))
     at = data.index(b"tkhd") + 44
     data[at : at + 36] = struct.pack(">9i", 0, 65536, 0, -65536, 0, 0, 32 << 16, 0, 1 << 30)
-    image = open_frames(bytes(data), LIMITS, Pace()).images[0]
+    image = open_frames(bytes(data), LIMITS, FrameSampling()).images[0]
     assert image.size == (32, 64)
     assert (image.getpixel((16, 5)), image.getpixel((16, 60))) == ((255, 0, 0), (0, 0, 255))
 
@@ -95,7 +95,7 @@ def test_a_phone_that_was_held_upright() -> None:
 )
 def test_a_title_in_another_encoding(data: bytes) -> None:
     assert b"Muenchen" in data
-    assert open_frames(data.replace(b"Muenchen", b"M\xfcnchen!"), LIMITS, Pace()).images
+    assert open_frames(data.replace(b"Muenchen", b"M\xfcnchen!"), LIMITS, FrameSampling()).images
 
 
 @pytest.mark.parametrize("playlist", [b"#EXTM3U\n/etc/passwd\n", b"ffconcat version 1.0\nfile /etc/passwd\n", b"RIFF"])
@@ -113,7 +113,7 @@ def test_nothing_else_is_opened_even_by_a_reader_of_playlists(tmp_path: Path) ->
     (tmp_path / "a.ts").write_bytes(film(pictures(3), "mpegts"))
     lines = ["#EXTM3U", "#EXT-X-TARGETDURATION:1", "#EXTINF:1,", f"{tmp_path}/a.ts", "#EXT-X-ENDLIST", ""]
     with pytest.raises(MediaRefused, match="refers to other files or hosts"):
-        decode("\n".join(lines).encode(), "hls", 10_000, Pace())
+        decode("\n".join(lines).encode(), "hls", 10_000, FrameSampling())
 
 
 def test_sound_alone() -> None:
@@ -189,7 +189,7 @@ def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_server_itself_never_imports_the_decoder() -> None:
     import subprocess
 
-    code = "import sys, millstream.media.reading; print('av' in sys.modules)"
+    code = "import sys, millstream.media.preprocessor; print('av' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout == b"False\n"
 
 
@@ -203,7 +203,7 @@ def test_damage_of_any_kind_gives_frames_or_a_refusal(data: bytes, flips: Any, c
     for where, value in flips:
         changed[int(where * (len(data) - 1))] = value
     try:
-        video = open_frames(bytes(changed[: int(cut * len(data))]), LIMITS, Pace())
+        video = open_frames(bytes(changed[: int(cut * len(data))]), LIMITS, FrameSampling())
     except MediaRefused as error:
         assert error.message
     else:

@@ -17,7 +17,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.models import cache as mlx_cache
 from mlx_lm.utils import dequantize_model, load_model
 
-from millstream.backend.text_model import MlxTextBackend, TextModelSettings
+from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
 from millstream.errors import ModelError
 from millstream.models import estimate as module
 from millstream.models.demo import DEMO, user_cache_dir
@@ -56,7 +56,7 @@ def loaded(
     """What the backend says after loading. On a thread of its own: it ends all streams of the thread it ran on."""
 
     def facts() -> ModelFacts:
-        backend = MlxTextBackend(TextModelSettings(kind, path, max_rows=1, unpack=unpack, kv_bits=kv_bits))
+        backend = MlxGenerationBackend(GenerationSettings(kind, path, max_rows=1, unpack=unpack, kv_bits=kv_bits))
         try:
             return backend.load()
         finally:
@@ -66,12 +66,12 @@ def loaded(
         return pool.submit(facts).result()
 
 
-def kept_bytes(caches: Iterable[Any]) -> int:
+def cache_bytes(caches: Iterable[Any]) -> int:
     """What the caches hold of keys and values; states of recurrent layers do not grow and are not counted."""
     total = 0
     for cache in caches:
         if isinstance(cache, mlx_cache.CacheList):
-            total += kept_bytes(cache.caches)
+            total += cache_bytes(cache.caches)
         elif not isinstance(cache, mlx_cache.ArraysCache):
             total += sum(array[..., : cache.offset, :].nbytes for array in (cache.keys, cache.values))
     return total
@@ -87,7 +87,7 @@ def test_an_estimate_is_what_the_loaded_model_takes(any_model: Callable[[str], P
     model, _ = load_model(folder)
     caches = mlx_cache.make_prompt_cache(model)
     mx.eval(model(mx.array([[1, 2, 3, 4]]), cache=caches))
-    assert told.kv_bytes_per_token == kept_bytes(caches) / 4
+    assert told.kv_bytes_per_token == cache_bytes(caches) / 4
 
 
 @pytest.mark.parametrize("kv_bits", [8, 4])

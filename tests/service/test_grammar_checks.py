@@ -14,9 +14,9 @@ import psutil
 import pytest
 
 from millstream.errors import BadRequest, EngineBusy
-from millstream.service import grammar_checks
-from millstream.service.grammar_checks import GrammarChecks, Lane
-from millstream.service.grammar_process import GrammarProcess, TooSlow
+from millstream.service.generation import grammar_checks
+from millstream.service.generation.grammar_checks import GrammarChecks, Lane
+from millstream.service.generation.grammar_process import GrammarProcess, TooSlow
 from millstream.types import Grammar
 from support.nasty_grammars import NASTY, Nasty
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from millstream.engine.backend import Plan, StepResult
+from millstream.engine.generation.backend import Plan, StepResult
 from millstream.engine.messages import Failed, Finished
 from millstream.errors import EngineGone, LoadCancelled, ModelError, NoRoom, NotFound
-from millstream.service import entry as entry_module
+from millstream.service import managed_model
 from support.fake import FakeBackend, Gate
 from support.hubs import Yard, last_of, on_loop
 
@@ -24,7 +24,7 @@ class Dying(FakeBackend):
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entry_module, "FIRST_BACKOFF", 0.001)
+    monkeypatch.setattr(managed_model, "FIRST_BACKOFF", 0.001)
 
 
 @on_loop
@@ -190,7 +190,7 @@ async def test_an_engine_that_dies_is_started_again_until_that_is_hopeless() -> 
     dying = True
     entry.load_soon()
     await yard.hub.unload("a")
-    for _ in range(entry_module.MOST_CRASHES):
+    for _ in range(managed_model.MOST_CRASHES):
         assert isinstance(await yard.ask("a"), Failed)
     await yard.until(lambda: yard.state("a") == "failed")
     assert "given up after 5 crashes" in (yard.hub.card("a").error or "")

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.engine.messages import Failed, Finished, PromptRead, Submit, Tokens
-from millstream.service.choice import Choice
+from millstream.engine.messages import Failed, Finished, PromptLogprobs, Submit, Tokens
+from millstream.service.generation.choice import Choice
+from millstream.service.generation.output_parsing import OutputParsing
 from millstream.service.inbox import joined
-from millstream.service.reading import Reading
-from millstream.service.unread import RequestEvent
+from millstream.service.unread_output import RequestEvent
 from millstream.text.loading import load_tokenizer
 from millstream.text.style import REASONING, Style
 from millstream.text.tokenizer import Tokenizer
@@ -24,12 +24,15 @@ from support.tiny import byte_source
 
 CALL = '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'
 READINGS = {
-    "plain": (Reading(), "some text, and some more"),
-    "stop": (Reading(stop=("STOP",)), "up to here STOP and no further"),
-    "thoughts": (Reading(style=Style(reasoning=REASONING["think"])), "<think>it is late</think>good night"),
-    "budget": (Reading(style=Style(reasoning=REASONING["think"]), budget=4), "<think>it is late</think>good night"),
-    "one call": (Reading(style=Style(tools=hermes.FORMAT), schemas={"f": {}}, single=True), CALL + " and more"),
-    "calls": (Reading(style=Style(tools=hermes.FORMAT), schemas={"f": {}}), f"well {CALL}{CALL} done"),
+    "plain": (OutputParsing(), "some text, and some more"),
+    "stop": (OutputParsing(stop=("STOP",)), "up to here STOP and no further"),
+    "thoughts": (OutputParsing(style=Style(reasoning=REASONING["think"])), "<think>it is late</think>good night"),
+    "budget": (
+        OutputParsing(style=Style(reasoning=REASONING["think"]), budget=4),
+        "<think>it is late</think>good night",
+    ),
+    "one call": (OutputParsing(style=Style(tools=hermes.FORMAT), schemas={"f": {}}, single=True), CALL + " and more"),
+    "calls": (OutputParsing(style=Style(tools=hermes.FORMAT), schemas={"f": {}}), f"well {CALL}{CALL} done"),
 }
 ENDS: dict[str, FinishReason | None] = {"stop": FinishReason.STOP, "one call": FinishReason.TOOL_CALLS}
 
@@ -80,7 +83,7 @@ def test_an_answer_is_the_same_however_its_tokens_wait(name: str, scored: bool, 
 def test_tokens_of_several_requests_keep_to_their_own() -> None:
     end = Finished(1, FinishReason.LENGTH, Usage(1, 2, 0))
     events: list[RequestEvent] = [
-        PromptRead(1, ()),
+        PromptLogprobs(1, ()),
         Tokens(1, (5,)),
         Tokens(2, (6,)),
         Tokens(1, (7, 8)),
@@ -88,4 +91,4 @@ def test_tokens_of_several_requests_keep_to_their_own() -> None:
         Tokens(2, (9,)),
         Failed(2, "broken"),
     ]
-    assert joined(events) == [PromptRead(1, ()), Tokens(1, (5, 7, 8)), Tokens(2, (6, 9)), end, Failed(2, "broken")]
+    assert joined(events) == [PromptLogprobs(1, ()), Tokens(1, (5, 7, 8)), Tokens(2, (6, 9)), end, Failed(2, "broken")]

@@ -11,7 +11,7 @@ import pytest
 from millstream.engine.messages import Finished
 from millstream.engine.owner_threads import OwnerThreads
 from millstream.errors import EngineGone, LoadCancelled
-from millstream.service import entry as entry_module
+from millstream.service import managed_model
 from support.fake import FakeBackend, Gate
 from support.hubs import Yard, last_of, on_loop
 
@@ -178,7 +178,7 @@ async def test_an_engine_that_dies_as_its_unload_begins_is_not_started_again() -
 
 @on_loop
 async def test_an_unload_ends_the_wait_of_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entry_module, "FIRST_BACKOFF", 100.0)
+    monkeypatch.setattr(managed_model, "FIRST_BACKOFF", 100.0)
     yard = Yard()
     entry = yard.add("a")
     await yard.ask("a")

@@ -14,8 +14,8 @@ import pytest
 from millstream.errors import EngineBusy, MediaRefused
 from millstream.media.limits import MediaLimits
 from millstream.media.port import Prepared
-from millstream.service.media_files import MediaFiles
-from millstream.service.media_memory import MediaMemory, Share
+from millstream.service.media.files import MediaFiles
+from millstream.service.media.memory import MediaMemory, Share
 from millstream.types import Kind, MediaPart
 
 LIMIT = 1000

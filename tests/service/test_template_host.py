@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from millstream.errors import BadRequest
-from millstream.service.template_host import TemplateHost, job_of
+from millstream.service.generation.template_host import TemplateHost, job_of
 from millstream.text.conversation import Rendering
 from millstream.text.template import TemplateSource
 from support import processes

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from millstream.engine.backend import BackendFactory
+from millstream.engine.generation.backend import BackendFactory
+from millstream.engine.generation.scheduler import Scheduler
 from millstream.engine.link import Link, ThreadLink
 from millstream.engine.messages import (
     Command,
@@ -25,7 +26,6 @@ from millstream.engine.messages import (
     Tokens,
 )
 from millstream.engine.process_link import ProcessLink
-from millstream.engine.scheduler import Scheduler
 from millstream.errors import EngineGone
 from millstream.types import ModelFacts
 

@@ -6,8 +6,8 @@ import os
 import threading
 from collections.abc import Callable
 
-from millstream.engine.backend import Look, Plan, Progress, RowOutput, StepResult, ignore_progress
-from millstream.engine.errands import Errand
+from millstream.engine.background import BackgroundTask
+from millstream.engine.generation.backend import EncodeMedia, Plan, Progress, RowOutput, StepResult, ignore_progress
 from millstream.engine.messages import Submit
 from millstream.types import ModelFacts, TokenLogprob
 
@@ -83,11 +83,11 @@ class FakeBackend:
         self._join(plan)
         outputs = [self._decode(request_id) for request_id in plan.decode]
         self._prefill(plan)
-        seen = tuple((look.request.request_id, self._look(look)) for look in plan.look)
+        seen = tuple((look.request.request_id, self._look(look)) for look in plan.encode)
         assert len(self.rows) + len(self.progress) <= self.max_rows, "more rows than the model has"
-        return StepResult(tuple(outputs), seen=seen)
+        return StepResult(tuple(outputs), encoded=seen)
 
-    def errand(self, request: Submit | None) -> Errand | None:
+    def errand(self, request: Submit | None) -> BackgroundTask | None:
         self._note_thread()
         return None
 
@@ -127,7 +127,7 @@ class FakeBackend:
         logprobs = () if submit.logprobs is None else (TokenLogprob(token, -1.0, ((token, -1.0),) * submit.logprobs),)
         return RowOutput(request_id, (token,), logprobs)
 
-    def _look(self, look: Look) -> int:
+    def _look(self, look: EncodeMedia) -> int:
         """One image a step."""
         request_id = look.request.request_id
         assert request_id in self.progress, "looked at media of a request without a row"

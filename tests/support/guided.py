@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 import millstream
-from millstream.backend.text_model import MlxTextBackend, TextModelSettings
+from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
 from millstream.models.source import ModelSource
 from millstream.text.grammar import compiler_of
 
 
-def guided_backend(folder: Path, settings: dict[str, Any]) -> MlxTextBackend:
+def guided_backend(folder: Path, settings: dict[str, Any]) -> MlxGenerationBackend:
     grammars = compiler_of(ModelSource("tiny", "folder", folder))
-    return MlxTextBackend(TextModelSettings("folder", folder, max_rows=6, grammars=grammars, **settings))
+    return MlxGenerationBackend(GenerationSettings("folder", folder, max_rows=6, grammars=grammars, **settings))
 
 
 def children_find_us(monkeypatch: pytest.MonkeyPatch) -> None:

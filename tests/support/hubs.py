@@ -8,17 +8,17 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from millstream.config import ModelSpec
-from millstream.engine.backend import BackendFactory
+from millstream.engine.generation.backend import BackendFactory
+from millstream.engine.generation.scheduler import Scheduler
 from millstream.engine.link import ThreadLink
 from millstream.engine.messages import Submit
-from millstream.engine.scheduler import Scheduler
 from millstream.errors import EngineGone
 from millstream.service.admission import Admission
 from millstream.service.engine_client import EngineClient
-from millstream.service.entry import Entry, Loading, ReadyModel
 from millstream.service.hub import ModelHub
 from millstream.service.inbox import Inbox
-from millstream.service.unread import RequestEvent, UnreadOutput
+from millstream.service.managed_model import Loading, ManagedModel, ReadyModel
+from millstream.service.unread_output import RequestEvent, UnreadOutput
 from support.fake import FakeBackend
 
 PATIENCE = 20
@@ -45,7 +45,7 @@ class Yard:
         self.before_load: Callable[[str], Awaitable[None]] | None = None
         self._numbers = iter(range(1, 10_000))
 
-    def add(self, name: str, size: int = 10, *, now: bool = False, **spec: Any) -> Entry:
+    def add(self, name: str, size: int = 10, *, now: bool = False, **spec: Any) -> ManagedModel:
         opener = functools.partial(self._open, name, size)
         return self.hub.add(name, ModelSpec(name, **spec), opener, isolation="thread", now=now)
 

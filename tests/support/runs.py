@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from millstream.engine.block_file import StoredRun
-from millstream.engine.chain import root_key
+from millstream.engine.prefix_cache.block_hash import root_hash
+from millstream.engine.prefix_cache.disk.block_file import StoredRun
 from millstream.types import Tensor
 
 STAMP = "test/1 model=abc kv=bfloat16 block=4"
@@ -17,7 +17,7 @@ def seeded_run(seed: int, *, parent: str | None = None, size: int = 2000, tokens
     source = random.Random(seed)
     half = max(1, size // 4)
     return StoredRun(
-        parent=root_key(STAMP) if parent is None else parent,
+        parent=root_hash(STAMP) if parent is None else parent,
         block=BLOCK,
         tokens=tuple(source.randrange(50_000) for _ in range(tokens)),
         contents=((tokens // 2, f"image-{seed}"),) if seed % 3 == 0 else (),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from millstream.engine.backend import Plan, Progress, RowOutput, StepResult, ignore_progress
-from millstream.engine.errands import Errand
+from millstream.engine.background import BackgroundTask
+from millstream.engine.generation.backend import Plan, Progress, RowOutput, StepResult, ignore_progress
 from millstream.engine.messages import Submit
 from millstream.types import ModelFacts, TokenLogprob
 
@@ -35,7 +35,7 @@ class ScriptedBackend:
                 self._rows[chunk.request.request_id] = (chunk.request, list(self._script(chunk.request)), 0)
         return StepResult(outputs)
 
-    def errand(self, request: Submit | None) -> Errand | None:
+    def errand(self, request: Submit | None) -> BackgroundTask | None:
         return None
 
     def memory_bytes(self) -> int:

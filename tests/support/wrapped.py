@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from millstream.engine.backend import BackendFactory, BatchBackend, Plan, Progress, StepResult, ignore_progress
-from millstream.engine.errands import Errand
+from millstream.engine.background import BackgroundTask
+from millstream.engine.generation.backend import (
+    BackendFactory,
+    GenerationBackend,
+    Plan,
+    Progress,
+    StepResult,
+    ignore_progress,
+)
 from millstream.engine.messages import Submit
 from millstream.types import ModelFacts
 
@@ -17,7 +24,7 @@ class GateLike(Protocol):
 class Wrapped:
     """Passes everything on, after `note` has been told what is asked."""
 
-    def __init__(self, inner: BatchBackend) -> None:
+    def __init__(self, inner: GenerationBackend) -> None:
         self._inner = inner
 
     def note(self, what: str) -> None:
@@ -31,7 +38,7 @@ class Wrapped:
         self.note("step")
         return self._inner.step(plan)
 
-    def errand(self, request: Submit | None) -> Errand | None:
+    def errand(self, request: Submit | None) -> BackgroundTask | None:
         self.note("errand")
         return self._inner.errand(request)
 
@@ -51,7 +58,7 @@ class Wrapped:
 class Gated(Wrapped):
     """Held at a gate before each step; a step fails when told to."""
 
-    def __init__(self, inner: BatchBackend, gate: GateLike) -> None:
+    def __init__(self, inner: GenerationBackend, gate: GateLike) -> None:
         super().__init__(inner)
         self._gate = gate
         self.fail_next: Exception | None = None

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from millstream.engine.disk_folder import write_file
-from millstream.engine.disk_store import DiskStore
+from millstream.engine.prefix_cache.disk.folder import write_file
+from millstream.engine.prefix_cache.disk.store import DiskStore
 from support.forked import fork_for_each, say
 from support.runs import STAMP, seeded_run
 

@@ -14,17 +14,17 @@ from millstream.api import system
 from millstream.api.admin import LocalAdmin
 from millstream.api.auth import ApiKeys
 from millstream.api.body import BodyLimit
-from millstream.api.docs import DocumentedApp
 from millstream.api.edge import Edge
 from millstream.api.errors import on_http_exception
 from millstream.api.hosts import KnownHosts
 from millstream.api.methods import Methods
 from millstream.api.openai import chat, completions, models
-from millstream.api.openai.answers import ChatCompletion, ChatCompletionChunk, Completion, CompletionChunk
-from millstream.api.openai.model_answers import ModelList
+from millstream.api.openai.model_schema import ModelList
+from millstream.api.openai.response_schema import ChatCompletion, ChatCompletionChunk, Completion, CompletionChunk
 from millstream.api.openai.schema import ChatRequest, CompletionRequest
+from millstream.api.openapi import DocumentedApp
 from millstream.api.origin import KnownOrigins
-from millstream.api.system_answers import About, Health
+from millstream.api.system_schema import About, Health
 from millstream.service.ports import TextService
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]

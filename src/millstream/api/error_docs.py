@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from millstream.api.schemas import ABSENT, AnswerSchema
+from millstream.api.answer_schema import ABSENT, AnswerSchema
 from millstream.errors import MillstreamError
 
 

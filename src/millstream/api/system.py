@@ -8,10 +8,10 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from millstream import __version__
-from millstream.api.docs import documented, reference
 from millstream.api.error_docs import ANY_REQUEST, ErrorAnswer
 from millstream.api.errors import json_response
-from millstream.api.system_answers import About, Health
+from millstream.api.openapi import documented, reference
+from millstream.api.system_schema import About, Health
 from millstream.service.ports import TextService
 
 _HEALTH = documented(Health, "The server answers, and at least one model does or will.", errors=ANY_REQUEST)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Protocol
 
-from millstream.engine.backend import BackendFactory
+from millstream.engine.generation.backend import BackendFactory
 from millstream.engine.heartbeat import Beat, Heartbeat
 from millstream.engine.mailbox import Mailbox
 from millstream.engine.messages import Command, Shutdown

@@ -26,7 +26,7 @@ class Submit:
     media: tuple[Media, ...] = ()
     grammar: Grammar | None = None
     prompt_logprobs: int | None = None
-    """As `logprobs`, of the prompt's tokens but the first: they come in `PromptRead` events before any `Tokens`."""
+    """As `logprobs`, of the prompt's tokens but the first: they come in `PromptLogprobs` events before any `Tokens`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Shutdown:
 
 
 @dataclass(frozen=True, slots=True)
-class Forget:
+class ClearPrefixCache:
     """Free all beginnings of prompts that are kept."""
 
 
@@ -53,7 +53,7 @@ class Wake:
     """From the engine's own threads: something that it waits for has come."""
 
 
-Command = Submit | Cancel | Forget | Shutdown | Wake
+Command = Submit | Cancel | ClearPrefixCache | Shutdown | Wake
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Tokens:
 
 
 @dataclass(frozen=True, slots=True)
-class PromptRead:
+class PromptLogprobs:
     """The next tokens of a prompt, for a request that wants their log-probabilities."""
 
     request_id: int
@@ -111,7 +111,7 @@ class Measured:
     what of them is on disk."""
 
     memory_bytes: int
-    kept_bytes: int = 0
+    cache_bytes: int = 0
     disk_bytes: int = 0
 
 
@@ -123,4 +123,4 @@ class Stopped:
     """Why, if nobody asked for it."""
 
 
-Event = Tokens | PromptRead | Finished | Failed | Loading | Loaded | LoadFailed | Measured | Stopped
+Event = Tokens | PromptLogprobs | Finished | Failed | Loading | Loaded | LoadFailed | Measured | Stopped

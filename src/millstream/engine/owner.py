@@ -7,16 +7,17 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from millstream.engine.backend import BackendFactory, BatchBackend, Plan
-from millstream.engine.errands import Errands
+from millstream.engine.background import BackgroundThread
+from millstream.engine.generation.backend import BackendFactory, GenerationBackend, Plan
+from millstream.engine.generation.scheduler import Scheduler
 from millstream.engine.heartbeat import BEAT_EVERY, Heartbeat
 from millstream.engine.mailbox import Mailbox
 from millstream.engine.messages import (
     Cancel,
+    ClearPrefixCache,
     Command,
     Event,
     Failed,
-    Forget,
     Loaded,
     LoadFailed,
     Loading,
@@ -26,7 +27,6 @@ from millstream.engine.messages import (
     Submit,
     Wake,
 )
-from millstream.engine.scheduler import Scheduler
 from millstream.errors import EngineGone, MillstreamError
 from millstream.types import ModelFacts
 
@@ -56,11 +56,11 @@ class OwnerLoop:
         self._ending: str | None = None
         self._crash: str | None = None
         self._measured = (Measured(0), 0.0)
-        self._errands = Errands(self._wake)
+        self._errands = BackgroundThread(self._wake)
 
     def run(self) -> bool:
         """True if all ended as it should, so that the thread can serve another engine."""
-        backend: BatchBackend | None = None
+        backend: GenerationBackend | None = None
         scheduler: Scheduler | None = None
         try:
             backend = self._make_backend()
@@ -76,7 +76,7 @@ class OwnerLoop:
         self._emit([Stopped(self._crash)])
         return freed and self._crash is None
 
-    def _load(self, backend: BatchBackend) -> Scheduler:
+    def _load(self, backend: GenerationBackend) -> Scheduler:
         if (errand := backend.errand(None)) is not None:
             self._errands.run_soon(None, errand)
         facts = backend.load(lambda done: self._emit([Loading(done)]))
@@ -89,7 +89,7 @@ class OwnerLoop:
     def _load_failed(self, why: str) -> list[Event]:
         return [LoadFailed(why), *self._refuse(f"the model could not be loaded: {why}")]
 
-    def _serve(self, backend: BatchBackend, scheduler: Scheduler) -> None:
+    def _serve(self, backend: GenerationBackend, scheduler: Scheduler) -> None:
         try:
             while self._ending is None:
                 mail = self._mailbox.take(wait=BEAT_EVERY if scheduler.idle else 0.0)
@@ -115,7 +115,7 @@ class OwnerLoop:
         except EngineGone:
             log.debug("the engine is going; nobody waits for what has come")
 
-    def _obey(self, backend: BatchBackend, scheduler: Scheduler, commands: Sequence[Command]) -> list[Event]:
+    def _obey(self, backend: GenerationBackend, scheduler: Scheduler, commands: Sequence[Command]) -> list[Event]:
         """All mail is booked before the next plan, so a cancel takes effect before the next step."""
         events: list[Event] = []
         for command in commands:
@@ -125,7 +125,7 @@ class OwnerLoop:
                 case Cancel():
                     self._errands.cancel(command.request_id)
                     events.extend(scheduler.cancel(command.request_id))
-                case Forget():
+                case ClearPrefixCache():
                     scheduler.forget()
                 case Wake():
                     scheduler.collect()
@@ -134,7 +134,7 @@ class OwnerLoop:
                     self._ending = self._ending or command.reason
         return events
 
-    def _submit(self, backend: BatchBackend, scheduler: Scheduler, submit: Submit) -> None:
+    def _submit(self, backend: GenerationBackend, scheduler: Scheduler, submit: Submit) -> None:
         errand = backend.errand(submit)
         scheduler.submit(submit, held=errand is not None)
         if errand is not None:
@@ -153,7 +153,7 @@ class OwnerLoop:
                 events.extend(scheduler.refuse(done.request_id, done.error, refused=done.refused))
         return events
 
-    def _step(self, backend: BatchBackend, scheduler: Scheduler, plan: Plan) -> list[Event]:
+    def _step(self, backend: GenerationBackend, scheduler: Scheduler, plan: Plan) -> list[Event]:
         started = time.monotonic()
         self._heartbeat.begin_step()
         try:
@@ -167,9 +167,9 @@ class OwnerLoop:
             self._heartbeat.end_step()
         return scheduler.advance(plan, result, time.monotonic() - started)
 
-    def _measure(self, backend: BatchBackend, scheduler: Scheduler) -> list[Event]:
+    def _measure(self, backend: GenerationBackend, scheduler: Scheduler) -> list[Event]:
         """News of the memory, if there are any."""
-        before, now = self._measured[0], Measured(backend.memory_bytes(), *scheduler.kept_bytes())
+        before, now = self._measured[0], Measured(backend.memory_bytes(), *scheduler.cache_bytes())
         self._measured = (now, time.monotonic())
         return [now] if now != before else []
 
@@ -178,7 +178,7 @@ class OwnerLoop:
         left = self._mailbox.close(reason)
         return [Failed(command.request_id, reason, gone=True) for command in left if isinstance(command, Submit)]
 
-    def _close(self, backend: BatchBackend) -> bool:
+    def _close(self, backend: GenerationBackend) -> bool:
         try:
             backend.close()
         except Exception:

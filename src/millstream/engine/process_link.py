@@ -12,7 +12,7 @@ import sys
 import threading
 from multiprocessing.connection import Connection
 
-from millstream.engine.backend import BackendFactory
+from millstream.engine.generation.backend import BackendFactory
 from millstream.engine.heartbeat import Beat, Heartbeat, shared_file, shared_heartbeat
 from millstream.engine.messages import Command, Event, Failed, Finished, Loaded, LoadFailed, Shutdown, Stopped, Submit
 from millstream.engine.owner import SchedulerFactory, Sink

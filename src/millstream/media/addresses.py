@@ -19,7 +19,7 @@ _TRANSLATED = (ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("64:
 
 def system_look_up(host: str, port: int, seconds: float) -> list[str]:
     """The system's own resolver cannot be interrupted: it takes the time that it takes, whatever `seconds` says.
-    `service/names.py` is what holds to it."""
+    `media/resolver.py` is what holds to it."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(where[0]) for *_, where in found))
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from millstream import sandbox
 from millstream.errors import MediaRefused
-from millstream.media import sound_decoding, video_decoding
+from millstream.media import audio_decoding, video_decoding
 from millstream.media.container import THREADS
-from millstream.media.pace import Pace
+from millstream.media.frame_sampling import FrameSampling
 
 MEMORY = 768 * 2**20
 """Of addresses: the interpreter, libraries and the file itself."""
@@ -25,7 +25,7 @@ def main(argument: str) -> None:
     cpu_seconds = math.ceil(order["seconds"] * THREADS) + 1
     sandbox.limit(memory=MEMORY + A_PIXEL * order["pixels"], cpu_seconds=cpu_seconds)
     try:
-        head, bodies = (_sound if order["kind"] == "sound" else _video)(sys.stdin.buffer.read(), order)
+        head, bodies = (_audio if order["kind"] == "audio" else _video)(sys.stdin.buffer.read(), order)
     except MediaRefused as error:
         head, bodies = {"refused": error.message}, []
     sys.stdout.buffer.write(json.dumps(head).encode() + b"\n")
@@ -34,14 +34,14 @@ def main(argument: str) -> None:
 
 
 def _video(data: bytes, order: dict[str, Any]) -> tuple[dict[str, object], list[bytes]]:
-    frames = video_decoding.decode(data, order["container"], order["pixels"], Pace(**order["pace"]))
+    frames = video_decoding.decode(data, order["container"], order["pixels"], FrameSampling(**order["sampling"]))
     sizes = [frame.pixels.shape[1::-1] for frame in frames]
     head: dict[str, object] = {"sizes": sizes, "seconds": [frame.second for frame in frames]}
     return head, [frame.pixels.tobytes() for frame in frames]
 
 
-def _sound(data: bytes, order: dict[str, Any]) -> tuple[dict[str, object], list[bytes]]:
-    samples = sound_decoding.decode(data, order["container"], order["rate"], order["longest"])
+def _audio(data: bytes, order: dict[str, Any]) -> tuple[dict[str, object], list[bytes]]:
+    samples = audio_decoding.decode(data, order["container"], order["rate"], order["longest"])
     return {}, [samples.tobytes()]
 
 

@@ -9,9 +9,9 @@ from itertools import accumulate
 from PIL import Image, ImageSequence
 
 from millstream.errors import MediaRefused
+from millstream.media.frame_sampling import FrameSampling, chosen
 from millstream.media.images import as_rgb, check_size, decoding, pixel_bytes
 from millstream.media.limits import MediaLimits
-from millstream.media.pace import Pace, chosen
 from millstream.media.video_file import container_of, decode_video
 
 FORMATS = ("GIF", "WEBP", "PNG")
@@ -35,7 +35,7 @@ class Frames:
     """When each is shown."""
 
 
-def open_frames(data: bytes, limits: MediaLimits, pace: Pace) -> Frames:
+def open_frames(data: bytes, limits: MediaLimits, pace: FrameSampling) -> Frames:
     """Raises `MediaRefused`."""
     container = container_of(data)
     if container is not None:
@@ -55,7 +55,7 @@ def frames_bytes(data: bytes, limits: MediaLimits) -> int:
         return 4 * frames + pixel_bytes(film) * film.width * film.height
 
 
-def _open_pictures(data: bytes, limits: MediaLimits, pace: Pace) -> Frames:
+def _open_pictures(data: bytes, limits: MediaLimits, pace: FrameSampling) -> Frames:
     with decoding("video", WANTED):
         film = Image.open(io.BytesIO(data), formats=FORMATS)
         check_size(film, limits)

@@ -33,7 +33,7 @@ class Mark:
     """The token that features stand at."""
 
 
-class MediaReader(Protocol):
+class MediaPreprocessor(Protocol):
     """Makes of a file what a model takes. Called on the CPU pool, from several threads."""
 
     @property

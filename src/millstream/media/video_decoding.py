@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from millstream.errors import MediaRefused
 from millstream.media.container import THREADS, open_closed
-from millstream.media.pace import Pace, chosen
+from millstream.media.frame_sampling import FrameSampling, chosen
 
 if TYPE_CHECKING:
     from av import VideoFrame
@@ -38,7 +38,7 @@ class Seen:
     second: float
 
 
-def decode(data: bytes, container: str, pixels: int, pace: Pace) -> list[Seen]:
+def decode(data: bytes, container: str, pixels: int, pace: FrameSampling) -> list[Seen]:
     """`pixels`: of one frame as it comes, and of all that are kept together. Raises `MediaRefused`."""
     with open_closed(data, container, "video") as film:
         stream = _stream_of(film, pixels)
@@ -78,7 +78,7 @@ def _packets_of(film: InputContainer, stream: VideoStream, room: int) -> list[Pa
     return packets
 
 
-def _look(stream: VideoStream, packets: list[Packet[VideoStream]], pixels: int, pace: Pace) -> list[Seen]:
+def _look(stream: VideoStream, packets: list[Packet[VideoStream]], pixels: int, pace: FrameSampling) -> list[Seen]:
     times = _times_of(packets)
     base = float(stream.time_base or 0)
     if (times[-1] - times[0]) * base > LONGEST:

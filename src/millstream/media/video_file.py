@@ -7,8 +7,8 @@ from dataclasses import asdict
 from PIL import Image
 
 from millstream.media.decoder import in_child
+from millstream.media.frame_sampling import FrameSampling
 from millstream.media.limits import MediaLimits
-from millstream.media.pace import Pace
 
 _BOXES = frozenset({b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"pnot"})
 """What a file of the MP4 kind begins with: the name of its first box, after four bytes of length."""
@@ -23,9 +23,11 @@ def container_of(data: bytes) -> str | None:
     return "matroska" if data.startswith(_EBML) else None
 
 
-def decode_video(data: bytes, container: str, limits: MediaLimits, pace: Pace) -> tuple[list[Image.Image], list[float]]:
+def decode_video(
+    data: bytes, container: str, limits: MediaLimits, pace: FrameSampling
+) -> tuple[list[Image.Image], list[float]]:
     """The frames to look at, and when each is shown. Raises `MediaRefused`."""
-    order = {"kind": "video", "container": container, "pace": asdict(pace)}
+    order = {"kind": "video", "container": container, "sampling": asdict(pace)}
     said, body = in_child(order, data, limits, "video", "Animated GIF, WEBP and PNG are read without it")
     images, at = [], 0
     for width, height in said["sizes"]:

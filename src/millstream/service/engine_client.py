@@ -9,15 +9,15 @@ from collections.abc import Callable, Sequence
 from millstream.engine.link import Link
 from millstream.engine.messages import (
     Cancel,
+    ClearPrefixCache,
     Event,
     Failed,
     Finished,
-    Forget,
     Loaded,
     LoadFailed,
     Loading,
     Measured,
-    PromptRead,
+    PromptLogprobs,
     Shutdown,
     Stopped,
     Submit,
@@ -51,7 +51,7 @@ class EngineClient:
         """`on_progress` is told how far a load is, `on_idle` whenever the last request has left."""
         self.link = link
         self.admission = admission
-        self.memory_bytes = self.kept_bytes = self.disk_bytes = 0
+        self.memory_bytes = self.cache_bytes = self.disk_bytes = 0
         self.answered = False
         """Whether it has ended a request well."""
         self.cause: str | None = None
@@ -140,7 +140,7 @@ class EngineClient:
 
     def forget(self) -> None:
         """Free the beginnings of prompts that are kept; one that is gone keeps none."""
-        self._post_if_open(Forget())
+        self._post_if_open(ClearPrefixCache())
 
     async def drained(self) -> None:
         """Returns when no request is left."""
@@ -188,7 +188,7 @@ class EngineClient:
         was_busy = self.busy
         for event in events:
             match event:
-                case Tokens() | PromptRead():
+                case Tokens() | PromptLogprobs():
                     self._inboxes[event.request_id].push(event)
                 case Finished() | Failed():
                     self.answered = self.answered or isinstance(event, Finished)
@@ -211,7 +211,7 @@ class EngineClient:
                 self._fail_load(event.message)
             case Measured():
                 self.memory_bytes = event.memory_bytes
-                self.kept_bytes, self.disk_bytes = event.kept_bytes, event.disk_bytes
+                self.cache_bytes, self.disk_bytes = event.cache_bytes, event.disk_bytes
             case Stopped():
                 self.cause = event.cause
                 self._fail_load(event.cause or "the engine stopped")
@@ -222,7 +222,7 @@ class EngineClient:
         if not self._loaded.done():
             self._loaded.set_exception(ModelError(why))
 
-    def _post_if_open(self, command: Cancel | Forget | Shutdown) -> None:
+    def _post_if_open(self, command: Cancel | ClearPrefixCache | Shutdown) -> None:
         try:
             self.link.post_soon(command)
         except EngineGone:

@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 
 from millstream.config import ModelSpec
 from millstream.errors import EngineGone, ModelError, NotFound
-from millstream.service.entry import Entry, ModelState, Opener, ReadyModel, report_defect
-from millstream.service.room import Room
+from millstream.service.managed_model import ManagedModel, ModelState, Opener, ReadyModel, report_defect
+from millstream.service.memory_budget import MemoryBudget
 from millstream.service.watchdog import Watchdog
 from millstream.types import ModelCard
 
@@ -30,8 +30,8 @@ class ModelHub:
         grace: float = 20.0,
         patience: float = 30.0,
     ) -> None:
-        self._entries: dict[str, Entry] = {}
-        self._names: dict[str, Entry] = {}
+        self._entries: dict[str, ManagedModel] = {}
+        self._names: dict[str, ManagedModel] = {}
         self._idle_unload = idle_unload
         self._watchdog = Watchdog(step_timeout)
         self._grace = grace
@@ -39,15 +39,15 @@ class ModelHub:
         self._closing: str | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._leaving: set[asyncio.Task[None]] = set()
-        self.room = Room(
+        self.room = MemoryBudget(
             memory,
             holders=lambda: [entry.holder for entry in self._entries.values()],
             unload=self._make_way,
         )
 
-    def add(self, name: str, spec: ModelSpec, opener: Opener, *, isolation: str, now: bool) -> Entry:
+    def add(self, name: str, spec: ModelSpec, opener: Opener, *, isolation: str, now: bool) -> ManagedModel:
         """Serve a model under `name` and its aliases; `now`: begin to load it."""
-        entry = Entry(name, spec, opener, self.room, isolation=isolation)
+        entry = ManagedModel(name, spec, opener, self.room, isolation=isolation)
         for known in dict.fromkeys((name, *spec.aliases)):
             if known in self._names:
                 raise ModelError(f"two models are called {known!r}; give one of them another name or alias")
@@ -111,7 +111,7 @@ class ModelHub:
         freed = await asyncio.gather(*(entry.close(reason, grace, patience) for entry in self._entries.values()))
         return all(freed)
 
-    def _find(self, name: str) -> Entry:
+    def _find(self, name: str) -> ManagedModel:
         entry = self._names.get(name) if name else next(iter(self._entries.values()), None)
         if entry is None:
             served = ", ".join(self._names) or "none"
@@ -131,7 +131,7 @@ class ModelHub:
                 self._look_at(entry, now - before)
             before = now
 
-    def _look_at(self, entry: Entry, elapsed: float) -> None:
+    def _look_at(self, entry: ManagedModel, elapsed: float) -> None:
         model = entry.model
         if model is None or entry.state is not ModelState.READY:
             return
@@ -149,7 +149,7 @@ class ModelHub:
             task.add_done_callback(report_defect)
 
 
-def card_of(entry: Entry) -> ModelCard:
+def card_of(entry: ManagedModel) -> ModelCard:
     """What the server knows of a model, from its own memory: no engine is asked."""
     model = entry.model
     engine = model.engine if model else None
@@ -166,7 +166,7 @@ def card_of(entry: Entry) -> ModelCard:
         thread=thread,
         pinned=entry.spec.pin,
         memory_bytes=engine.memory_bytes if engine else 0,
-        prefix_cache_bytes=engine.kept_bytes if engine else 0,
+        prefix_cache_bytes=engine.cache_bytes if engine else 0,
         prefix_cache_disk_bytes=engine.disk_bytes if engine else 0,
         reserved_bytes=entry.holder.size or None,
         kv_bytes_per_token=model.facts.kv_bytes_per_token if model else None,

@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import chain
 
-from millstream.engine.messages import PromptRead, Tokens
+from millstream.engine.messages import PromptLogprobs, Tokens
 from millstream.errors import OutputUnread
-from millstream.service.unread import RequestEvent, UnreadOutput, event_bytes
+from millstream.service.unread_output import RequestEvent, UnreadOutput, event_bytes
 
 TURN = 32
 """The most events that a reader takes at once."""
@@ -45,7 +45,7 @@ class Inbox:
         events.append(event)
         if self._arrived is not None and not self._arrived.done():
             self._arrived.set_result(None)
-        if len(events) == TURN or type(event) is PromptRead:  # one of these may be large by itself
+        if len(events) == TURN or type(event) is PromptLogprobs:  # one of these may be large by itself
             self._turn_over()
 
     async def take(self) -> list[RequestEvent]:

@@ -7,15 +7,15 @@ from functools import partial
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from millstream.api.answer import Answer, answer
 from millstream.api.body import read_body
-from millstream.api.docs import documented
 from millstream.api.error_docs import SERVICE
 from millstream.api.openai import examples
-from millstream.api.openai.answers import Completion, CompletionChunk
 from millstream.api.openai.render_completion import CompletionRenderer
 from millstream.api.openai.requests import completion_request
+from millstream.api.openai.response_schema import Completion, CompletionChunk
 from millstream.api.openai.schema import CompletionRequest
+from millstream.api.openapi import documented
+from millstream.api.response import GenerationResponse, respond
 from millstream.service.ports import TextService
 
 _DOCS = documented(
@@ -32,11 +32,11 @@ def routes(service: TextService, *, ping_seconds: float, write_timeout: float) -
     router = APIRouter(prefix="/v1", tags=["text"], default_response_class=Response)
 
     @router.post("/completions", summary="Continue a text", openapi_extra=_DOCS)
-    async def completions(request: Request) -> Answer:
+    async def completions(request: Request) -> GenerationResponse:
         asked, generation = await read_body(request, completion_request)
         usage = asked.stream_options.include_usage
         renderer = partial(CompletionRenderer, include_usage=usage, logprobs=asked.logprobs)
-        return answer(
+        return respond(
             service,
             generation,
             renderer,

@@ -8,10 +8,10 @@ from fastapi import APIRouter, Path
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.responses import Response
 
-from millstream.api.docs import documented
 from millstream.api.error_docs import ANY_REQUEST, SERVICE
 from millstream.api.errors import json_response
-from millstream.api.openai.model_answers import Model, ModelList
+from millstream.api.openai.model_schema import Model, ModelList
+from millstream.api.openapi import documented
 from millstream.errors import NotFound
 from millstream.service.ports import TextService
 from millstream.types import ModelCard

@@ -16,7 +16,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from millstream.backend.layers.exchange import exchange_function
+from millstream.backend.layers.patch_layers import patch_function
 from millstream.backend.layers.vector_math import MANY, exp_of_fresh, exponential
 
 SKINNY = range(4, 49)
@@ -28,7 +28,7 @@ def pays_here() -> bool:
     return platform.machine() == "x86_64"
 
 
-def turned(x: mx.array, weight: mx.array) -> mx.array:
+def mkl_matmul(x: mx.array, weight: mx.array) -> mx.array:
     """x @ weight.T, by the way that is faster for this many rows."""
     rows = x.size // x.shape[-1]
     if rows not in SKINNY:
@@ -46,7 +46,7 @@ def _small_swiglu(gate: mx.array, x: mx.array) -> mx.array:
     return gate / (1 + exponential(-gate)) * x
 
 
-class TurnedLinear(nn.Module):  # type: ignore[misc]
+class MklLinear(nn.Module):  # type: ignore[misc]
     def __init__(self, layer: Any) -> None:
         super().__init__()
         self.weight = layer.weight
@@ -54,11 +54,11 @@ class TurnedLinear(nn.Module):  # type: ignore[misc]
             self.bias = layer.bias
 
     def __call__(self, x: mx.array) -> mx.array:
-        out = turned(x, self["weight"])
+        out = mkl_matmul(x, self["weight"])
         return out + self["bias"] if "bias" in self else out
 
 
-class TurnedEmbedding(nn.Module):  # type: ignore[misc]
+class MklEmbedding(nn.Module):  # type: ignore[misc]
     """An embedding that may also be the output layer."""
 
     def __init__(self, layer: Any) -> None:
@@ -70,21 +70,21 @@ class TurnedEmbedding(nn.Module):  # type: ignore[misc]
         return out
 
     def as_linear(self, x: mx.array) -> mx.array:
-        return turned(x, self["weight"])
+        return mkl_matmul(x, self["weight"])
 
 
-def turned_layer(layer: Any) -> Any:
+def mkl_layer(layer: Any) -> Any:
     """The layer to use in place of this one; quantised and other kinds stay as they are."""
     if type(layer) is nn.Linear:
-        return TurnedLinear(layer)
-    return TurnedEmbedding(layer) if type(layer) is nn.Embedding else layer
+        return MklLinear(layer)
+    return MklEmbedding(layer) if type(layer) is nn.Embedding else layer
 
 
-def turn_layers(model: Any) -> None:
+def use_mkl_layout(model: Any) -> None:
     """Exchange every plain layer in the model's tree, and its activation where all is float32."""
     if all(value.dtype == mx.float32 for _, value in tree_flatten(model.parameters())):
-        exchange_function(model, "swiglu", swiglu)
+        patch_function(model, "swiglu", swiglu)
     for _, module in list(model.named_modules()):
         for name, child in list(module.items()):
             if isinstance(child, nn.Module):
-                module[name] = turned_layer(child)
+                module[name] = mkl_layer(child)

@@ -14,7 +14,7 @@ from mlx_lm.utils import dequantize_model, load_model
 from millstream.backend.device import Device, available_bytes
 from millstream.backend.layers.cpu_experts import keep_experts_in_float32
 from millstream.backend.weights.gguf import load_gguf_model
-from millstream.backend.weights.reach import evaluate_all
+from millstream.backend.weights.materialize import evaluate_all
 from millstream.backend.weights.vision import load_vision
 from millstream.errors import ModelError
 from millstream.models.checks import check_folder
@@ -77,7 +77,7 @@ def load(kind: Literal["folder", "gguf"], path: Path, device: Device, *, unpack:
 
 
 def _load_seeing(path: Path, device: Device, dtype: mx.Dtype | None) -> LoadedModel:
-    from millstream.backend.vision.language_parts import language_part
+    from millstream.backend.generation.media.language_parts import language_part
 
     try:
         whole, config = load_vision(path)

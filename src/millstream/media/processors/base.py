@@ -12,8 +12,8 @@ import numpy.typing as npt
 from PIL import Image
 
 from millstream.errors import ModelError
+from millstream.media.frame_sampling import FrameSampling
 from millstream.media.frames import Frames
-from millstream.media.pace import Pace
 from millstream.media.port import Mark, Prepared
 from millstream.media.wav import Samples
 
@@ -40,7 +40,7 @@ class VideoProcessor(Protocol):
     def mark(self) -> Mark: ...
 
     @property
-    def pace(self) -> Pace:
+    def pace(self) -> FrameSampling:
         """Which frames the model is to see."""
         ...
 

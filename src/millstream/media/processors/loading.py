@@ -8,7 +8,7 @@ from pathlib import Path
 from millstream.errors import ModelError
 from millstream.media.processors.base import ImageProcessor, ModelFiles, SoundProcessor, VideoProcessor
 from millstream.media.processors.gemma import Gemma3Processor, Gemma4Processor
-from millstream.media.processors.gemma_sound import Gemma4SoundProcessor
+from millstream.media.processors.gemma_audio import Gemma4SoundProcessor
 from millstream.media.processors.idefics import IdeficsProcessor
 from millstream.media.processors.llava import LlavaProcessor
 from millstream.media.processors.pixtral import PixtralProcessor

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from PIL import Image
 
+from millstream.media.frame_sampling import FrameSampling
 from millstream.media.frames import Frames
-from millstream.media.pace import Pace
 from millstream.media.port import Mark, Prepared
 from millstream.media.processors.base import CLIP, HALVES, Finish, ModelFiles, Settings, resized
 from millstream.media.processors.qwen import fitted_size, patches_of
@@ -58,9 +58,9 @@ class QwenVideoProcessor:
         return "".join(f"<{middle:.1f} seconds>{begin}{self._name * each}{end}" for middle in middles)
 
 
-def _pace(looks: Settings) -> Pace:
+def _pace(looks: Settings) -> FrameSampling:
     """As the model says; but no more frames than is usual here, since each of them is decoded and kept."""
-    usual = Pace()
+    usual = FrameSampling()
     most = max(1, min(int(looks.get("max_frames") or usual.most), usual.most))
     fewest = min(int(looks.get("min_frames") or usual.fewest), most)
-    return Pace(float(looks.get("fps") or usual.a_second), fewest, most)
+    return FrameSampling(float(looks.get("fps") or usual.a_second), fewest, most)

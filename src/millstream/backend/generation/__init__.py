@@ -1,0 +1,1 @@
+"""The MLX backend of generation: a batch of rows that prefill and decode."""

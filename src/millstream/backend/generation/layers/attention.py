@@ -1,0 +1,84 @@
+"""The attention that the models' layers call: over slots when rows decode, over a prompt's own caches when it is read.
+
+On CUDA both have kernels of ours. On Metal and on the CPU the masked path of MLX is used.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models import base
+from mlx_lm.models.cache import KVCache
+
+from millstream.backend.generation.caches.prompt_caches import PaddedCache
+from millstream.backend.generation.caches.slots import Parts, SlotLayer
+from millstream.backend.kernels.decode_attention import decode_fits, ragged_attention
+from millstream.backend.kernels.prefill_attention import prefill_attention, prefill_fits
+from millstream.backend.layers.patch_layers import patch_function
+
+
+def attention(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    cache: Any,
+    scale: float,
+    mask: Any,
+    sinks: mx.array | None = None,
+) -> mx.array:
+    """What the models call in place of mlx-lm's function of the same signature, where there are no kernels of ours."""
+    if isinstance(cache, SlotLayer) and (new := _new(cache, keys, values, mask)) is not None:
+        keys, values = cache.put(new)
+    if isinstance(cache, SlotLayer) and cache.slots.ragged:
+        return _over_slots(queries, keys, values, cache, scale, sinks)
+    out: mx.array = base.scaled_dot_product_attention(queries, keys, values, cache, scale, mask, sinks)
+    return out
+
+
+def kernel_attention(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    cache: Any,
+    scale: float,
+    mask: Any,
+    sinks: mx.array | None = None,
+) -> mx.array:
+    """The same with our CUDA kernels."""
+    if sinks is None and isinstance(cache, SlotLayer):
+        slots = cache.slots
+        if decode_fits(queries, keys, values) and (new := _new(cache, keys, values, mask)) is not None:
+            (keys, values), fresh = cache.parts, (new[0], new[1])
+            return ragged_attention(queries, keys, values, slots.left, slots.end_array, fresh, slots.end + 1, scale)
+    elif sinks is None and prefill_fits(queries, keys, values):
+        if type(cache) is KVCache and isinstance(mask, str) and mask == "causal":
+            return prefill_attention(queries, keys, values, scale, None)
+        if isinstance(cache, PaddedCache) and mask is not None and mask is cache.pads.mask:
+            return prefill_attention(queries, keys, values, scale, cache.pads.left)
+    return attention(queries, keys, values, cache, scale, mask, sinks)
+
+
+def _new(cache: SlotLayer, keys: mx.array, values: mx.array, mask: Any) -> Parts | None:
+    """The step's column, if it is for us to write. It is read with all that the slots hold, so a layer must not have
+    made something else of it, nor a mask of its own, as those do that keep latent vectors."""
+    new = cache.take_new()
+    if new is not None and (keys is not new[0] or values is not new[1] or mask is not None):
+        raise ValueError("its layers do not pass on to attention what the cache gave them")
+    return new
+
+
+def _over_slots(
+    queries: mx.array, keys: mx.array, values: mx.array, cache: SlotLayer, scale: float, sinks: mx.array | None
+) -> mx.array:
+    """Whole buffers, masked; rows that have no slot get zeros."""
+    slots = cache.slots
+    inside = queries[: slots.count]
+    out: mx.array = base.scaled_dot_product_attention(inside, keys, values, cache, scale, slots.whole_mask(), sinks)
+    beyond = queries.shape[0] - slots.count
+    return mx.concatenate([out, mx.zeros((beyond, *out.shape[1:]), dtype=out.dtype)]) if beyond else out
+
+
+def adopt_attention(model: Any, attend: Any) -> int:
+    """Give the model's attention layers one of the functions here; how many have it now."""
+    return patch_function(model, "scaled_dot_product_attention", attend)

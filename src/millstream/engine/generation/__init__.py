@@ -1,0 +1,1 @@
+"""Generation, the first kind of engine: its messages, scheduler and backend protocol."""

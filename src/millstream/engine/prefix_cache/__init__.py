@@ -1,0 +1,1 @@
+"""The prefix cache: which KV blocks and checkpoints are saved, matched and evicted."""

@@ -1,0 +1,1 @@
+"""Generation as a use case: from a client's prompt to deltas of text."""

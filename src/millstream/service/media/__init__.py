@@ -1,0 +1,1 @@
+"""Media of requests: fetched, decoded, and held within a memory budget."""

@@ -1,0 +1,130 @@
+"""The disk tier under pressure: never over its budget, and killed at any moment without a wrong byte after it."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import random
+import subprocess
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from millstream.engine.prefix_cache.disk.block_file import StoredRun, read_header
+from millstream.engine.prefix_cache.disk.folder import write_file
+from millstream.engine.prefix_cache.disk.store import DiskStore
+from support import writing_child
+from support.forked import Forked
+from support.runs import STAMP, seeded_run
+
+KILLS = 50
+
+
+def bytes_used(folder: Path) -> int:
+    """What `du` says of the files. Only while nobody changes the folder: else it counts what comes and what goes."""
+    return sum(entry.stat().st_blocks * 512 for entry in os.scandir(folder))
+
+
+def made_again(run: StoredRun) -> StoredRun:
+    facts = json.loads(run.extra)
+    return seeded_run(facts["seed"], parent=run.parent, size=facts["size"], tokens=facts["tokens"])
+
+
+def is_coming(store: DiskStore, run: StoredRun) -> bool:
+    """Whether it waits to be written."""
+    return store.holds_all([run.keys[-1]]) and store.find_first([run.keys[-1]]) is None
+
+
+def read_all(store: DiskStore, folder: Path) -> int:
+    """Read every file that is there, and compare it with what must be in it. How many there were."""
+    answers: queue.Queue[list[StoredRun] | None] = queue.Queue()
+    names = sorted(folder.glob("*.safetensors"))
+    for name in names:
+        found = store.find_first([read_header(name).keys[-1]])
+        assert found is not None, "a file that the store does not know"
+        store.read_soon([found[1]], answers.put)
+    for _ in names:
+        runs = answers.get(timeout=20)
+        assert runs is not None, "a file that cannot be read"
+        assert runs == [made_again(run) for run in runs]
+    return len(names)
+
+
+def test_never_over_the_budget_at_any_moment_of_a_write(tmp_path: Path) -> None:
+    budget = 300_000
+    most: list[int] = []
+    answers: list[list[StoredRun] | None] = []
+    asked = 0
+
+    def watched(path: Path, pieces: Sequence[bytes]) -> None:
+        # Only this thread changes the folder, so it can be measured here, when the most is in it.
+        write_file(path, pieces)
+        most.append(bytes_used(tmp_path))
+
+    source = random.Random(5)
+    store = DiskStore(tmp_path, budget, STAMP, queue_bytes=200_000, write=watched)
+    store.open()
+    runs: list[StoredRun] = []
+    for seed in range(200):
+        parent = source.choice(runs).keys[-1] if runs and source.random() < 0.5 else None
+        run = seeded_run(seed, parent=parent, size=source.randrange(100, 90_000))
+        runs = [*runs[-20:], run]
+        store.write_soon(run, run.keys)
+        old = source.choice(runs)
+        pieces = store.match(old.keys)
+        if pieces:
+            if source.random() < 0.2:
+                with suppress(FileNotFoundError):
+                    os.truncate(tmp_path / pieces[0].name, 50)
+            store.read_soon(pieces, answers.append)
+            asked += 1
+        if seed % 90 == 89:
+            store.clear()
+        while seed % 2 == 0 and (len(answers) < asked or is_coming(store, run)):
+            time.sleep(0.001)
+    store.close(30)
+    stats = store.stats()
+    assert len(most) >= stats.written > 40
+    assert stats.failed == 0
+    assert len(answers) == asked, "each question is answered once"
+    found = [run for answer in answers if answer is not None for run in answer]
+    assert len(found) == stats.hits > 10
+    assert found == [made_again(run) for run in found]
+    assert budget * 0.8 < max(most) <= budget
+    assert bytes_used(tmp_path) <= stats.bytes <= budget
+    assert stats.damaged > 0
+    said = int(subprocess.check_output(["du", "-sk", tmp_path]).split()[0]) * 1024
+    assert said <= budget + (64 << 10), "more than the files and their folder"
+
+
+def write_and_die(writers: Forked, seed: int, writes: int, share: float) -> None:
+    """Kill a process when it has begun so many writes and a share of the next; with 0, while it opens its store."""
+    writers.begin(str(seed))
+    begun = [time.monotonic()]
+    while len(begun) <= writes:
+        writers.hear("write")
+        begun.append(time.monotonic())
+    time.sleep(share * (begun[-1] - begun[-2] if writes else 0.02))
+    writers.kill()
+
+
+def test_killed_at_random_moments(tmp_path: Path) -> None:
+    source = random.Random(11)
+    interrupted = served = 0
+    with Forked("support.writing_child", str(tmp_path)) as writers:
+        for kill in range(KILLS):
+            # Every eighth dies while it opens its store, or soon after.
+            writes = source.randrange(1, 12) if kill % 8 else 0
+            write_and_die(writers, kill * 100_000, writes, source.uniform(0, 1.2))
+            interrupted += any(tmp_path.glob("*.tmp"))
+            store = DiskStore(tmp_path, writing_child.BUDGET, STAMP)
+            store.open()
+            assert not list(tmp_path.glob("*.tmp"))
+            assert bytes_used(tmp_path) <= store.stats().bytes <= writing_child.BUDGET
+            served += read_all(store, tmp_path)
+            assert store.stats().damaged == 0, "a file had its name before all of it was there"
+            store.close(5)
+    assert interrupted > 0 and served > KILLS
+    print(f"{interrupted} kills hit a write; {served} files were read after kills")
