@@ -107,7 +107,7 @@ def test_a_backend_says_that_it_is_reading(tiny_model: Callable[[str], Path]) ->
             backend = MlxGenerationBackend(GenerationSettings("folder", tiny_model("llama"), max_rows=4, **changes))
             backend.load()
             try:
-                return [backend.step(plan).reading for plan in steps]
+                return [backend.step(plan).prefilling for plan in steps]
             finally:
                 backend.close()
 
