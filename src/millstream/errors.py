@@ -50,6 +50,12 @@ class BadRequest(MillstreamError):
     kind = "invalid_request_error"
 
 
+class WrongModelKind(BadRequest):
+    """A request for something that the model does not do, such as a chat with an embedder."""
+
+    code = "wrong_model_kind"
+
+
 class UnsupportedParameter(BadRequest):
     code = "unsupported_parameter"
 

@@ -26,9 +26,10 @@ from millstream.api.http1.connections import Connections
 from millstream.api.http1.limits import HttpLimits
 from millstream.api.http1.protocol import LimitedProtocol
 from millstream.backend.open_files import open_files, raise_open_files
-from millstream.compose import BackendMaker, Mill, text_backend
+from millstream.compose import Mill
 from millstream.config import Settings
 from millstream.errors import ModelError
+from millstream.loading.backends import BackendMaker, generation_backend
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +71,7 @@ async def serve_on(
     listener: socket.socket,
     settings: Settings,
     *,
-    make_backend: BackendMaker = text_backend,
+    make_backend: BackendMaker = generation_backend,
     on_start: Callable[[MillServer], None] = lambda _: None,
 ) -> tuple[int, bool]:
     """Serve on a bound socket until the server is told to exit. `on_start` gets hold of it, for whoever tells it."""
@@ -79,7 +80,7 @@ async def serve_on(
     names = ThreadPoolExecutor(NETWORK_THREADS, thread_name_prefix="names")
     mill = Mill(settings, pool, network, names, make_backend)
     app = create_app(
-        mill.service,
+        mill.services,
         body_limit=settings.body_limit,
         write_timeout=settings.write_timeout,
         api_keys=settings.api_keys,

@@ -11,6 +11,7 @@ from millstream.api.addresses import is_loopback_address
 from millstream.api.app import create_app
 from millstream.api.hosts import KnownHosts, names_to_check
 from millstream.errors import HostNotAllowed
+from millstream.service.ports import Services
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 LOCAL = "127.0.0.1"
@@ -31,7 +32,7 @@ def ask(app, method="GET", path="/health", *, headers=None, client=(LOCAL, 1), *
      "[::ffff:127.0.0.1]", "mill.example:8000", "MILL.example"],
 )  # fmt: skip
 def test_names_of_this_machine_and_given_ones_pass(service, host):
-    app = create_app(service, body_limit=10_000, hosts=names_to_check(LOCAL, ("mill.example",)))
+    app = create_app(Services(service, service), body_limit=10_000, hosts=names_to_check(LOCAL, ("mill.example",)))
     assert ask(app, headers={"host": host}).status_code == 200
     assert ask(app, "POST", "/v1/chat/completions", headers={"host": host}, json=CHAT).status_code == 200
 
@@ -44,7 +45,7 @@ def test_names_of_this_machine_and_given_ones_pass(service, host):
 @pytest.mark.parametrize("method, path", [("GET", "/health"), ("GET", "/"), ("POST", "/v1/chat/completions")])
 def test_other_names_do_not(service, host, method, path):
     """Also where the page is of the very origin that Host names: so it is after a rebinding."""
-    app = create_app(service, body_limit=10_000, hosts=names_to_check(LOCAL, ()))
+    app = create_app(Services(service, service), body_limit=10_000, hosts=names_to_check(LOCAL, ()))
     answer = ask(app, method, path, headers={"host": host, "origin": f"http://{host}"}, json=CHAT)
     assert answer.status_code == 403 and len(answer.text) < 1000
     found = answer.json()["error"]
@@ -83,7 +84,7 @@ def test_admin_routes_need_a_key_or_this_machine(service, path):
 
     service.load = service.unload = act
     service.clear_cache = lambda name: done.append(name) or card
-    plain = create_app(service, body_limit=10_000)
+    plain = create_app(Services(service, service), body_limit=10_000)
     for client in [("192.168.1.9", 5), ("::ffff:192.168.1.9", 5), ("2001:db8::1", 5), ("evil", 5)]:
         answer = ask(plain, "POST", path, client=client)
         assert answer.status_code == 403 and answer.json()["error"]["code"] == "admin_not_allowed"
@@ -92,7 +93,7 @@ def test_admin_routes_need_a_key_or_this_machine(service, path):
     assert done == []
     for client in [(LOCAL, 5), ("127.9.9.9", 5), ("::1", 5), ("::ffff:127.0.0.1", 5), None]:
         assert ask(plain, "POST", path, client=client).status_code == 200
-    locked = create_app(service, body_limit=10_000, api_keys=("k",))
+    locked = create_app(Services(service, service), body_limit=10_000, api_keys=("k",))
     far = ("192.168.1.9", 5)
     assert ask(locked, "POST", path, client=(LOCAL, 5)).status_code == 401
     assert ask(locked, "POST", path, client=far, headers={"x-api-key": "k"}).status_code == 200

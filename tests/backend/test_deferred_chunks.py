@@ -13,8 +13,8 @@ import pytest
 from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
 from millstream.backend.generation.prefill import deferred
 from millstream.backend.generation.prefill.deferred import PARTS, DeferredChunks
-from millstream.engine.generation.backend import Plan, Prefill
-from millstream.engine.messages import Submit
+from millstream.engine.generation.messages import Generate
+from millstream.engine.generation.plan import Plan, Prefill
 
 Done = list[tuple[str, list[int]]]
 
@@ -114,7 +114,7 @@ def test_a_backend_says_that_it_is_reading(tiny_model: Callable[[str], Path]) ->
         with ThreadPoolExecutor(1) as owner:
             return owner.submit(own).result()
 
-    short, long = Submit(1, (1, 2, 3), 9), Submit(2, tuple(range(40)), 9)
+    short, long = Generate(1, (1, 2, 3), 9), Generate(2, tuple(range(40)), 9)
     first, last = Prefill(long, 0, 20), Prefill(long, 20, 39)
     beside = [Plan(decode=(1,))]
     steps = [
@@ -123,7 +123,7 @@ def test_a_backend_says_that_it_is_reading(tiny_model: Callable[[str], Path]) ->
         *(beside * PARTS),
         Plan(decode=(1,), prefill=(last,)),
         *(beside * PARTS),
-        Plan(decode=(1, 2), prefill=(Prefill(Submit(3, (4, 5, 6), 9), 0, 2),)),
+        Plan(decode=(1, 2), prefill=(Prefill(Generate(3, (4, 5, 6), 9), 0, 2),)),
         Plan(decode=(1, 2, 3)),
     ]
     a_chunk = [True] * PARTS + [False]

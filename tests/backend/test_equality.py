@@ -15,7 +15,8 @@ from mlx_lm.utils import load_model
 
 from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
 from millstream.config import FAST_PATHS
-from millstream.engine.messages import Cancel, Submit
+from millstream.engine.generation.messages import Generate
+from millstream.engine.messages import Cancel
 from support.engines import engine
 from support.rare import RARE
 from support.tiny import BATCHABLE, FAMILIES, VOCAB, write_model
@@ -77,7 +78,7 @@ def test_a_churning_batch_equals_single_requests(family: str, tiny_model: Callab
     with engine(backend(folder)) as driver:
         assert driver.facts is not None
         assert driver.facts.max_rows == (6 if family in BATCHABLE else 1)
-        submits = [Submit(number, prompt, count) for number, (prompt, count) in enumerate(wanted)]
+        submits = [Generate(number, prompt, count) for number, (prompt, count) in enumerate(wanted)]
         assert driver.run(*submits) == expected
 
 
@@ -88,7 +89,7 @@ def test_every_fast_path_on_and_off_gives_the_same(family: str, path: str, tiny_
     wanted = cases(seed=3, count=30)
     expected = reference(folder, wanted)
     with engine(backend(folder, max_rows=7, **PATHS[path]), prefill_tokens=60) as driver:
-        submits = [Submit(number, prompt, count) for number, (prompt, count) in enumerate(wanted)]
+        submits = [Generate(number, prompt, count) for number, (prompt, count) in enumerate(wanted)]
         assert driver.run(*submits) == expected
 
 
@@ -99,7 +100,7 @@ def test_slots_outlast_their_columns(path: str, tiny_model: Callable[[str], Path
     wanted: list[Case] = [((5, 6, 7), 330), ((8,), 2), ((9, 9), 300), *cases(seed=8, count=12), ((1, 2), 270)]
     expected = reference(folder, wanted)
     with engine(backend(folder, max_rows=4, **PATHS[path])) as driver:
-        submits = [Submit(number, prompt, count) for number, (prompt, count) in enumerate(wanted)]
+        submits = [Generate(number, prompt, count) for number, (prompt, count) in enumerate(wanted)]
         assert driver.run(*submits) == expected
 
 
@@ -114,7 +115,7 @@ def test_layers_that_make_something_else_of_keys(family: str, path: str, tmp_pat
     with engine(backend(folder, max_rows=5, **PATHS[path]), prefill_tokens=60) as driver:
         alone = family == "gemma2" and path == "none"  # mlx-lm's own batch caches know masks of four dimensions only
         assert driver.facts is not None and driver.facts.max_rows == (1 if alone else 5)
-        submits = [Submit(number, prompt, count) for number, (prompt, count) in enumerate(wanted)]
+        submits = [Generate(number, prompt, count) for number, (prompt, count) in enumerate(wanted)]
         assert driver.run(*submits) == expected
 
 
@@ -126,7 +127,7 @@ def test_heads_of_the_size_that_our_kernels_take(path: str, tmp_path: Path) -> N
     wanted: list[Case] = [((5, 6, 7), 270), *cases(seed=8, count=6), long, *cases(seed=9, count=6)]
     expected = reference(folder, wanted)
     with engine(backend(folder, max_rows=5, **PATHS[path]), prefill_tokens=200) as driver:
-        submits = [Submit(number, prompt, count) for number, (prompt, count) in enumerate(wanted)]
+        submits = [Generate(number, prompt, count) for number, (prompt, count) in enumerate(wanted)]
         assert driver.run(*submits) == expected
 
 
@@ -137,8 +138,8 @@ def test_rows_that_leave_do_not_change_the_others(family: str, tiny_model: Calla
     expected = reference(folder, wanted)
     with engine(backend(folder)) as driver:
         for number, (prompt, count) in enumerate(wanted):
-            driver.post(Submit(1000 + number, prompt[::-1], 500))
-            driver.post(Submit(number, prompt, count))
+            driver.post(Generate(1000 + number, prompt[::-1], 500))
+            driver.post(Generate(number, prompt, count))
             if number % 2:
                 driver.post(Cancel(1000 + number))
         driver.wait(lambda: any(key < 1000 for key in driver.ends))

@@ -16,8 +16,8 @@ from millstream.backend.generation.caches.widths import CHUNKS, PADDED, chunk_le
 from millstream.backend.generation.prefill.prefiller import SinglePrefiller
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
 from millstream.backend.weights.loading import load
-from millstream.engine.generation.backend import Prefill
-from millstream.engine.messages import Submit
+from millstream.engine.generation.messages import Generate
+from millstream.engine.generation.plan import Prefill
 
 
 def test_states_are_in_the_order_of_the_layers() -> None:
@@ -39,7 +39,7 @@ def test_short_chunks_have_a_usual_length(tokens: int, read: int) -> None:
 @pytest.mark.parametrize("cuts", [(0, 40), (0, 64, 100), (0, 5, 6, 70, 130)])
 def test_padding_changes_nothing_that_is_read(tiny_model: Callable[[str], Path], cuts: tuple[int, ...]) -> None:
     model = load("folder", tiny_model("llama"), current_device(), unpack=False).model
-    submit = Submit(1, tuple(place % 50 + 1 for place in range(cuts[-1] + 1)), 1)
+    submit = Generate(1, tuple(place % 50 + 1 for place in range(cuts[-1] + 1)), 1)
 
     def read(*, padded: bool) -> list[mx.array]:
         reader = SinglePrefiller(model, PrefixStore(), padded=padded)

@@ -12,11 +12,13 @@ from pathlib import Path
 import pytest
 
 from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
-from millstream.engine.generation.backend import BackendFactory, Plan, StepResult
+from millstream.engine.generation.messages import ClearPrefixCache, Generate
+from millstream.engine.generation.plan import Plan, StepResult
 from millstream.engine.link import ThreadLink
-from millstream.engine.messages import ClearPrefixCache, Finished, Submit
+from millstream.engine.messages import Finished
+from millstream.engine.protocols import BackendFactory
 from support.engines import Driver, engine
-from support.prefix_caches import BLOCK, keeping_scheduler
+from support.prefix_caches import BLOCK, caching_scheduler
 from support.tiny import FAMILIES
 
 ROWS = 4
@@ -49,7 +51,7 @@ def conversations(seed: int, count: int) -> list[tuple[int, ...]]:
 
 @contextmanager
 def keeping(make: BackendFactory, budget: int, disk: Path | None = None) -> Iterator[Driver]:
-    driver = Driver(ThreadLink("kept", make, functools.partial(keeping_scheduler, budget, disk)))
+    driver = Driver(ThreadLink("kept", make, functools.partial(caching_scheduler, budget, disk)))
     driver.start()
     try:
         yield driver
@@ -57,14 +59,14 @@ def keeping(make: BackendFactory, budget: int, disk: Path | None = None) -> Iter
         driver.stop()
 
 
-def cached(driver: Driver, submits: list[Submit]) -> list[int]:
+def cached(driver: Driver, submits: list[Generate]) -> list[int]:
     ends = [driver.ends[submit.request_id][0] for submit in submits]
     assert all(isinstance(end, Finished) for end in ends)
     return [end.usage.cached_tokens for end in ends if isinstance(end, Finished)]
 
 
-def numbered(prompts: list[tuple[int, ...]], first: int) -> list[Submit]:
-    return [Submit(first + number, prompt, 6) for number, prompt in enumerate(prompts)]
+def numbered(prompts: list[tuple[int, ...]], first: int) -> list[Generate]:
+    return [Generate(first + number, prompt, 6) for number, prompt in enumerate(prompts)]
 
 
 def backend_of(folder: Path, *, like_gpu: bool = False) -> BackendFactory:
@@ -104,7 +106,7 @@ def test_what_is_kept_serves_any_number_of_rows(family: str, tiny_model: Callabl
     prompts = [known + tuple(draw.randrange(1, VOCAB) for _ in range(more)) for more in (2, 1, 2, 3, 1, 2, 9, 2)]
     with engine(make) as plain, keeping(make, 10_000) as driver:
         for number, prompt in enumerate(prompts):
-            submit = Submit(number, prompt, 12)
+            submit = Generate(number, prompt, 12)
             assert driver.run(submit) == plain.run(submit), f"prompt {number}"
 
 
@@ -142,7 +144,7 @@ def test_conversations_go_on_from_their_answers(
         plain = stack.enter_context(engine(make))
         driver = None if disk else stack.enter_context(keeping(make, 10_000))
         for turn in range(4):
-            submits = [Submit(100 * turn + number, talk, 4 + number) for number, talk in enumerate(talks)]
+            submits = [Generate(100 * turn + number, talk, 4 + number) for number, talk in enumerate(talks)]
             expected = plain.run(*submits)
             with contextlib.ExitStack() as once:
                 asked = driver or once.enter_context(keeping(make, 10_000, tmp_path))
@@ -160,8 +162,8 @@ def test_conversations_go_on_from_their_answers(
 
 def test_the_next_turn_finds_the_last_answer(tiny_model: Callable[[str], Path]) -> None:
     with keeping(backend_of(tiny_model("llama")), 1000) as driver:
-        [answer] = driver.run(Submit(1, tuple(range(1, 11)), 12))
-        driver.run(Submit(2, (*range(1, 11), *answer, 77, 78), 3))
+        [answer] = driver.run(Generate(1, tuple(range(1, 11)), 12))
+        driver.run(Generate(2, (*range(1, 11), *answer, 77, 78), 3))
         end = driver.ends[2][0]
     assert isinstance(end, Finished)
     assert end.usage.cached_tokens == 20, "10 of the prompt and 11 of the answer, in whole blocks"
@@ -170,10 +172,10 @@ def test_the_next_turn_finds_the_last_answer(tiny_model: Callable[[str], Path]) 
 def test_what_is_forgotten_is_read_again(tiny_model: Callable[[str], Path]) -> None:
     with keeping(backend_of(tiny_model("llama")), 1000) as driver:
         prompt = tuple(range(1, 30))
-        answers = driver.run(Submit(1, prompt, 5))
+        answers = driver.run(Generate(1, prompt, 5))
         driver.post(ClearPrefixCache())
-        assert driver.run(Submit(2, prompt, 5)) == answers
-        assert driver.run(Submit(3, prompt, 5)) == answers
+        assert driver.run(Generate(2, prompt, 5)) == answers
+        assert driver.run(Generate(3, prompt, 5)) == answers
         ends = [driver.ends[number][0] for number in (2, 3)]
     assert [end.usage.cached_tokens for end in ends if isinstance(end, Finished)] == [0, 28]
 
@@ -194,10 +196,10 @@ def test_after_a_failed_step_nothing_is_believed_to_be_kept(tiny_model: Callable
     make = functools.partial(Failing, GenerationSettings("folder", tiny_model("llama"), max_rows=ROWS))
     with keeping(make, 1000) as driver:
         prompt = tuple(range(1, 30))
-        [expected] = driver.run(Submit(1, prompt, 5))
+        [expected] = driver.run(Generate(1, prompt, 5))
         Failing.fail = True
-        driver.run(Submit(2, prompt, 5))
-        assert driver.run(Submit(3, prompt, 5)) == [expected]
-        assert driver.run(Submit(4, prompt, 5)) == [expected]
+        driver.run(Generate(2, prompt, 5))
+        assert driver.run(Generate(3, prompt, 5)) == [expected]
+        assert driver.run(Generate(4, prompt, 5)) == [expected]
         ends = [driver.ends[number][0] for number in (3, 4)]
     assert [end.usage.cached_tokens for end in ends if isinstance(end, Finished)] == [0, 28]

@@ -16,12 +16,14 @@ from millstream.backend.generation.backend import GenerationSettings, MlxGenerat
 from millstream.backend.generation.media import tower_attention
 from millstream.backend.generation.media.features import FeatureCache, Features
 from millstream.backend.generation.media.mrope import lay_out, spans_of
-from millstream.engine.generation.backend import Plan, StepResult
 from millstream.engine.generation.chunk_sizer import ChunkSizer
-from millstream.engine.generation.scheduler import Scheduler
+from millstream.engine.generation.messages import Generate
+from millstream.engine.generation.plan import Plan, StepResult
+from millstream.engine.generation.scheduler import GenerationScheduler
 from millstream.engine.link import ThreadLink
-from millstream.engine.messages import Failed, Finished, Submit
-from millstream.types import Media, ModelFacts
+from millstream.engine.messages import Failed, Finished
+from millstream.model_facts import GenerationFacts
+from millstream.types import Media
 from support.engines import Driver, engine
 from support.tiny_vision import END, START, VIDEO, Case, picture, reference, tensors
 
@@ -35,7 +37,7 @@ class Watched(MlxGenerationBackend):
         self.kept: list[int] = []
         self.encoded = 0
 
-    def load(self, *args: Any) -> ModelFacts:
+    def load(self, *args: Any) -> GenerationFacts:
         facts = super().load(*args)
         assert self._encoder is not None
         tower = self._encoder._tower
@@ -105,8 +107,8 @@ def test_features_stay_within_their_budget(budget: int, vision_model: Callable[[
         assert made[0].encoded >= 7
 
 
-def cut_finely(facts: ModelFacts) -> Scheduler:
-    return Scheduler(max_rows=facts.max_rows, prefill_tokens=50, pace=ChunkSizer(most=1, least=1))
+def cut_finely(facts: GenerationFacts) -> GenerationScheduler:
+    return GenerationScheduler(max_rows=facts.max_rows, prefill_tokens=50, chunk_sizer=ChunkSizer(most=1, least=1))
 
 
 def test_running_rows_get_a_token_in_every_slice(vision_model: Callable[[str], Path]) -> None:
@@ -116,7 +118,7 @@ def test_running_rows_get_a_token_in_every_slice(vision_model: Callable[[str], P
     driver = Driver(ThreadLink("slices", make, cut_finely))
     driver.start()
     try:
-        driver.post(Submit(1, (5, 6, 7), 200))
+        driver.post(Generate(1, (5, 6, 7), 200))
         driver.wait(lambda: len(driver.tokens.get(1, [])) > 3)
         driver.run(Case("qwen2_5_vl", 3, [large], words=2, count=3).submit(2))
     finally:
@@ -141,7 +143,7 @@ def test_media_that_do_not_fit_fail_alone(vision_model: Callable[[str], Path]) -
         driver.run(
             good.submit(1),
             *(dataclasses.replace(submit, request_id=number, media=(each,)) for number, each in wrong.items()),
-            Submit(5, (5, 6, 7), 8),
+            Generate(5, (5, 6, 7), 8),
         )
         assert driver.tokens[1] == reference(load_model(folder), good)
         for number in wrong:
@@ -168,7 +170,7 @@ def test_a_video_is_read_frame_by_frame(family: str, vision_model: Callable[[str
     video = Media("video", 3, len(inner), "video", tensors(arrays))
     submit = dataclasses.replace(case.submit(1), media=(video,), contents=((3, "video"),))
     with engine(lambda: MlxGenerationBackend(GenerationSettings("folder", folder, max_rows=5))) as driver:
-        assert driver.run(submit, Submit(2, (5, 6, 7), 8))[0] == reference(load_model(folder), case)
+        assert driver.run(submit, Generate(2, (5, 6, 7), 8))[0] == reference(load_model(folder), case)
 
 
 def test_places_in_three_dimensions() -> None:
@@ -212,6 +214,6 @@ def test_towers_call_attention_in_pieces(family: str, found: int, vision_model: 
 def test_a_model_without_eyes_refuses_media(tiny_model: Callable[[str], Path]) -> None:
     """Rather than to read the tokens that stand for them."""
     with engine(lambda: MlxGenerationBackend(GenerationSettings("folder", tiny_model("llama"), max_rows=5))) as driver:
-        driver.run(Case("llava", 1, [1], words=2, count=3).submit(1), Submit(2, (5, 6, 7), 4))
+        driver.run(Case("llava", 1, [1], words=2, count=3).submit(1), Generate(2, (5, 6, 7), 4))
         assert driver.ends[1] == [Failed(1, "this model takes text only")]
         assert len(driver.tokens[2]) == 4

@@ -9,25 +9,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from millstream.engine.generation.backend import BackendFactory
-from millstream.engine.generation.scheduler import Scheduler
+from millstream.engine.generation.messages import Generate, Tokens
+from millstream.engine.generation.scheduler import GenerationScheduler
 from millstream.engine.link import Link, ThreadLink
-from millstream.engine.messages import (
-    Command,
-    Event,
-    Failed,
-    Finished,
-    Loaded,
-    LoadFailed,
-    Measured,
-    Shutdown,
-    Stopped,
-    Submit,
-    Tokens,
-)
+from millstream.engine.messages import Command, Event, Failed, Finished, Loaded, LoadFailed, Measured, Shutdown, Stopped
 from millstream.engine.process_link import ProcessLink
+from millstream.engine.protocols import BackendFactory
 from millstream.errors import EngineGone
-from millstream.types import ModelFacts
+from millstream.model_facts import GenerationFacts
 
 PATIENCE = 60
 
@@ -44,12 +33,12 @@ class Driver:
         self.tokens: dict[int, list[int]] = {}
         self.logprobs: dict[int, list[object]] = {}
         self.ends: dict[int, list[Finished | Failed]] = {}
-        self.facts: ModelFacts | None = None
+        self.facts: GenerationFacts | None = None
         self.load_error: str | None = None
         self.measured = Measured(0)
         self.stopped = False
 
-    def start(self) -> ModelFacts:
+    def start(self) -> GenerationFacts:
         self.link.start_soon(self.batches.put)
         self.wait(lambda: self.facts is not None or self.load_error is not None)
         assert self.facts is not None, self.load_error
@@ -58,7 +47,7 @@ class Driver:
     def post(self, command: Command) -> None:
         self.link.post_soon(command)
 
-    def run(self, *submits: Submit) -> list[list[int]]:
+    def run(self, *submits: Generate) -> list[list[int]]:
         for submit in submits:
             self.post(submit)
         self.wait_ended(*(submit.request_id for submit in submits))
@@ -108,8 +97,8 @@ class Driver:
                 self.stopped = True
 
 
-def scheduler(prefill_tokens: int, facts: ModelFacts) -> Scheduler:
-    return Scheduler(max_rows=facts.max_rows, prefill_tokens=prefill_tokens, whole_media=facts.whole_media)
+def scheduler(prefill_tokens: int, facts: GenerationFacts) -> GenerationScheduler:
+    return GenerationScheduler(max_rows=facts.max_rows, prefill_tokens=prefill_tokens, whole_media=facts.whole_media)
 
 
 @contextmanager

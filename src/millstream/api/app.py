@@ -25,7 +25,7 @@ from millstream.api.openai.schema import ChatRequest, CompletionRequest
 from millstream.api.openapi import DocumentedApp
 from millstream.api.origin import KnownOrigins
 from millstream.api.system_schema import About, Health
-from millstream.service.ports import TextService
+from millstream.service.ports import Services
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
@@ -44,7 +44,7 @@ _TAGS = [
 
 
 def create_app(
-    service: TextService,
+    services: Services,
     *,
     body_limit: int,
     lifespan: Lifespan | None = None,
@@ -71,10 +71,10 @@ def create_app(
         answers=(ChatCompletion, ChatCompletionChunk, Completion, CompletionChunk, ModelList, About, Health),
         keyed=bool(api_keys),
     )
-    app.include_router(chat.routes(service, ping_seconds=ping_seconds, write_timeout=write_timeout))
-    app.include_router(completions.routes(service, ping_seconds=ping_seconds, write_timeout=write_timeout))
-    app.include_router(models.routes(service))
-    app.include_router(system.routes(service))
+    app.include_router(chat.routes(services.generation, ping_seconds=ping_seconds, write_timeout=write_timeout))
+    app.include_router(completions.routes(services.generation, ping_seconds=ping_seconds, write_timeout=write_timeout))
+    app.include_router(models.routes(services.models))
+    app.include_router(system.routes(services.models))
     app.add_exception_handler(HTTPException, on_http_exception)
     _add_middleware(app, body_limit=body_limit, api_keys=api_keys, cors_origins=cors_origins, hosts=hosts)
     return app

@@ -13,7 +13,7 @@ from millstream.api.errors import JSON_TYPE
 from millstream.api.render import Merger, Renderer, RendererFactory
 from millstream.api.sse import EventStream
 from millstream.api.writer import Writer
-from millstream.service.ports import Generation, TextService
+from millstream.service.ports import Generation, GenerationService
 from millstream.types import Delta, GenerationRequest
 
 MANY_LOGPROBS = 1_000
@@ -24,7 +24,7 @@ class GenerationResponse(Response):
     """A whole answer. The generation starts, runs and ends in here, so no path leaves one running behind."""
 
     def __init__(
-        self, service: TextService, request: GenerationRequest, renderer: RendererFactory, *, write_timeout: float
+        self, service: GenerationService, request: GenerationRequest, renderer: RendererFactory, *, write_timeout: float
     ) -> None:
         super().__init__()
         self._write_timeout = write_timeout
@@ -64,7 +64,7 @@ class StreamedResponse(GenerationResponse):
 
     def __init__(
         self,
-        service: TextService,
+        service: GenerationService,
         request: GenerationRequest,
         renderer: RendererFactory,
         *,
@@ -100,7 +100,7 @@ def _is_much(deltas: Sequence[Delta]) -> bool:
 
 
 def respond(
-    service: TextService,
+    service: GenerationService,
     request: GenerationRequest,
     renderer: RendererFactory,
     *,

@@ -12,7 +12,7 @@ from millstream.api.error_docs import ANY_REQUEST, ErrorAnswer
 from millstream.api.errors import json_response
 from millstream.api.openapi import documented, reference
 from millstream.api.system_schema import About, Health
-from millstream.service.ports import TextService
+from millstream.service.ports import ModelService
 
 _HEALTH = documented(Health, "The server answers, and at least one model does or will.", errors=ANY_REQUEST)
 _HEALTH["responses"]["503"] = {
@@ -24,7 +24,7 @@ _METRICS = documented(_PAGE, "One metric a line, with comments.", errors=ANY_REQ
 _ABOUT = documented(About, "The server's name and version.", errors=ANY_REQUEST)
 
 
-def routes(service: TextService) -> APIRouter:
+def routes(service: ModelService) -> APIRouter:
     router = APIRouter(tags=["system"], default_response_class=Response)
 
     @router.get("/", summary="What this server is", openapi_extra=_ABOUT)

@@ -48,7 +48,7 @@ class Index(RuleBasedStateMachine):
             return
         spared = self.lineage(word[:first])
         room = BUDGET - sum(self.files[file][2] for file in spared)
-        leaving = self.index.make_room(size, word[:first])
+        leaving = self.index.reserve(size, word[:first])
         if size > room:
             assert leaving is None
             return

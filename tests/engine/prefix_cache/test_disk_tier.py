@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from millstream.engine.generation.backend import Prefill
+from millstream.engine.generation.messages import Generate
+from millstream.engine.generation.plan import Prefill
 from millstream.engine.generation.request import Request
-from millstream.engine.messages import Submit
 from millstream.engine.prefix_cache import block_hash as block_hashing
 from millstream.engine.prefix_cache.block_hash import block_hash, block_hashes, root_hash
-from millstream.engine.prefix_cache.cache import CHECKPOINT_EVERY, CheckpointPrefixCache, PrefixCache
+from millstream.engine.prefix_cache.blocks import BlockPrefixCache
+from millstream.engine.prefix_cache.checkpoints import CHECKPOINT_EVERY, CheckpointPrefixCache
 from millstream.engine.prefix_cache.disk import tier as tiers
 from millstream.engine.prefix_cache.disk.index import DiskIndex, Piece
 from millstream.engine.prefix_cache.disk.store import DiskStats
@@ -83,17 +84,17 @@ class Hashes:
         return block_hash(parent, tokens, contents)
 
 
-def keeper(store: CountingStore, *, states: bool) -> PrefixCache:
-    index = PrefixIndex(block=BLOCK, block_bytes=1, budget=2**40, from_states=states)
+def keeper(store: CountingStore, *, states: bool) -> BlockPrefixCache:
+    index = PrefixIndex(block=BLOCK, block_bytes=1, budget=2**40, from_checkpoints=states)
     shelf = DiskTier(store, STAMP, BLOCK)
-    return CheckpointPrefixCache(index, lambda tokens: 1, shelf) if states else PrefixCache(index, shelf)
+    return CheckpointPrefixCache(index, lambda tokens: 1, shelf) if states else BlockPrefixCache(index, shelf)
 
 
 def prompt(length: int) -> tuple[int, ...]:
     return tuple(number * 7919 % 50021 for number in range(length))
 
 
-def read_all(keeping: PrefixCache, request: Request) -> int:
+def read_all(keeping: BlockPrefixCache, request: Request) -> int:
     """Read a prompt chunk by chunk, and end it; how many states and runs of blocks are to be written."""
     keeping.begin(request)
     request.prefilled = 0
@@ -102,7 +103,7 @@ def read_all(keeping: PrefixCache, request: Request) -> int:
         chunk = Prefill(request.submit, request.prefilled, stop)
         orders = keeping.orders([chunk], {request.request_id: request})
         keeps = [each.save for each in orders.prefill] + list(orders.keep)
-        tickets += sum((keep.ticket is not None) + (keep.checkpoint_ticket is not None) for keep in keeps if keep)
+        tickets += sum((keep.export_id is not None) + (keep.checkpoint_export_id is not None) for keep in keeps if keep)
         keeping.was_read(request, chunk)
         request.prefilled = stop
     keeping.joined(request)
@@ -111,7 +112,7 @@ def read_all(keeping: PrefixCache, request: Request) -> int:
     orders = keeping.orders([], {request.request_id: request})
     keeping.ended(request)
     for order in (joining, orders, keeping.orders([], {})):
-        tickets += sum((keep.ticket is not None) + (keep.checkpoint_ticket is not None) for keep in order.keep)
+        tickets += sum((keep.export_id is not None) + (keep.checkpoint_export_id is not None) for keep in order.keep)
     return tickets
 
 
@@ -120,7 +121,7 @@ def test_a_block_is_hashed_once_a_request(monkeypatch: pytest.MonkeyPatch, state
     hashes, store = Hashes(monkeypatch), CountingStore()
     keeping = keeper(store, states=states)
     length = 8 * CHECKPOINT_EVERY
-    request = Request(Submit(1, prompt(length), 100))
+    request = Request(Generate(1, prompt(length), 100))
     assert keeping.look_on_disk(request) is None
     tickets = read_all(keeping, request)
     assert tickets == (2 * len({*request.stops}) + 2 if states else 2)
@@ -139,7 +140,7 @@ def test_the_furthest_state_is_found(ends: tuple[int, ...], contents: Contents) 
     store.add_blocks(tokens[:1600], contents)
     for end in ends:
         store.add_state(tokens[:end], contents)
-    find = keeper(store, states=True).look_on_disk(Request(Submit(1, tokens, 1, contents=tuple(contents))))
+    find = keeper(store, states=True).look_on_disk(Request(Generate(1, tokens, 1, contents=tuple(contents))))
     assert find is not None and find.state is not None
     assert (find.tokens, find.state.name) == (max(ends), f"state {max(ends)}")
     assert [piece.name for _, piece in find.blocks] == ["blocks 1600"]
@@ -150,7 +151,7 @@ def test_blocks_of_another_image_are_not_found() -> None:
     tokens = prompt(400)
     store.add_blocks(tokens[:320], [(5, "cat")])
     find = [
-        keeper(store, states=False).look_on_disk(Request(Submit(1, tokens, 1, contents=((5, name),))))
+        keeper(store, states=False).look_on_disk(Request(Generate(1, tokens, 1, contents=((5, name),))))
         for name in ("cat", "dog")
     ]
     assert find[0] is not None and find[0].tokens == 320

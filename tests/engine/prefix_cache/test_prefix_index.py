@@ -82,7 +82,7 @@ class States(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.index = PrefixIndex(block=BLOCK, block_bytes=4, budget=self.BUDGET, from_states=True)
+        self.index = PrefixIndex(block=BLOCK, block_bytes=4, budget=self.BUDGET, from_checkpoints=True)
         self.blocks: dict[int, tuple[object, ...]] = {}
         self.states: dict[int, tuple[object, ...]] = {}
         self.hits: list[Hit] = []

@@ -16,7 +16,7 @@ from millstream.api.openai.response_schema import ChatCompletion, ChatCompletion
 from millstream.api.openai.schema import ChatRequest
 from millstream.api.openapi import documented
 from millstream.api.response import GenerationResponse, respond
-from millstream.service.ports import TextService
+from millstream.service.ports import GenerationService
 
 _DOCS = documented(
     ChatCompletion,
@@ -28,7 +28,7 @@ _DOCS = documented(
 )
 
 
-def routes(service: TextService, *, ping_seconds: float, write_timeout: float) -> APIRouter:
+def routes(service: GenerationService, *, ping_seconds: float, write_timeout: float) -> APIRouter:
     router = APIRouter(prefix="/v1", tags=["text"], default_response_class=Response)
 
     @router.post("/chat/completions", summary="Continue a conversation", openapi_extra=_DOCS)

@@ -13,8 +13,8 @@ from millstream.api.errors import json_response
 from millstream.api.openai.model_schema import Model, ModelList
 from millstream.api.openapi import documented
 from millstream.errors import NotFound
-from millstream.service.ports import TextService
-from millstream.types import ModelCard
+from millstream.model_facts import ModelCard
+from millstream.service.ports import ModelService
 
 
 class ModelIdConvertor(Convertor[str]):
@@ -45,7 +45,7 @@ _ONE = documented(Model, "The model.", errors=ANY_REQUEST | {404})
 _CHANGED = documented(Model, "The model as it is now.", errors=SERVICE)
 
 
-def routes(service: TextService) -> APIRouter:
+def routes(service: ModelService) -> APIRouter:
     router = APIRouter(prefix="/v1", tags=["models"], default_response_class=Response)
 
     @router.get("/models", summary="The models that this server answers with", openapi_extra=_LIST)

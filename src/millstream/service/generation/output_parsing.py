@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from millstream.service.generation.grammar_checks import GrammarChecks
-from millstream.service.managed_model import ReadyModel
+from millstream.service.generation.model import GenerationModel
 from millstream.text.conversation import budget_of, calling_format, knows_tools
 from millstream.text.output import Output
 from millstream.text.style import Style
@@ -55,7 +55,7 @@ class OutputParsing:
 Planned = list[tuple[OutputParsing, tuple[int, ...]]]
 
 
-def plan_parsings(model: ReadyModel, request: GenerationRequest, prompts: Sequence[tuple[int, ...]]) -> Planned:
+def plan_parsings(model: GenerationModel, request: GenerationRequest, prompts: Sequence[tuple[int, ...]]) -> Planned:
     """How the answers to each prompt are read, and the prompt that is then run. With tools this is work for the pool:
     their schemas go into a grammar, which `check_parsings` has checked."""
     common = reading_of(model, request)
@@ -70,7 +70,7 @@ async def check_parsings(checks: GrammarChecks, planned: Planned) -> None:
                 await checks.check(grammar)
 
 
-def reading_of(model: ReadyModel, request: GenerationRequest) -> OutputParsing:
+def reading_of(model: GenerationModel, request: GenerationRequest) -> OutputParsing:
     """All but what depends on the prompt."""
     plain = OutputParsing(stop=request.stop, grammar=request.grammar, answer_grammar=request.grammar)
     if not isinstance(request.prompts[0], ChatPrompt):
@@ -95,7 +95,7 @@ def reading_of(model: ReadyModel, request: GenerationRequest) -> OutputParsing:
 
 
 def for_prompt(
-    reading: OutputParsing, model: ReadyModel, request: GenerationRequest, prompt: tuple[int, ...]
+    reading: OutputParsing, model: GenerationModel, request: GenerationRequest, prompt: tuple[int, ...]
 ) -> tuple[OutputParsing, tuple[int, ...]]:
     """With what the prompt's end tells, and the grammar of a call that must come. Thoughts that the prompt opens are
     closed in the prompt if they may have no token, and before an answer that must match a form from its first token."""
@@ -123,7 +123,7 @@ def _opens_thoughts(reading: OutputParsing, tokenizer: Tokenizer, prompt: tuple[
     return end.rstrip().endswith(marks.opens)
 
 
-def _closing(style: Style, model: ReadyModel) -> tuple[int, ...]:
+def _closing(style: Style, model: GenerationModel) -> tuple[int, ...]:
     """Nothing where the model has no embedding for one of its tokens."""
     marks = style.reasoning
     if marks is None:

@@ -12,8 +12,8 @@ from millstream.errors import BadRequest, ContextOverflow
 from millstream.media.port import Prepared
 from millstream.media.prompt import expand, placed
 from millstream.service.generation.grammar_checks import GrammarChecks
+from millstream.service.generation.model import GenerationModel
 from millstream.service.generation.template_host import job_of
-from millstream.service.managed_model import ReadyModel
 from millstream.service.media.files import RequestMedia
 from millstream.text.conversation import rendering
 from millstream.types import ChatPrompt, GenerationRequest, Grammar, Media, Prompt, TextPrompt, TokenPrompt
@@ -40,7 +40,7 @@ class PreparedPrompt:
 
 
 async def prepare(
-    pool: Executor, files: RequestMedia, model: ReadyModel, request: GenerationRequest
+    pool: Executor, files: RequestMedia, model: GenerationModel, request: GenerationRequest
 ) -> list[PreparedPrompt]:
     """The tokens and images of each prompt. Raises `BadRequest` for what the model cannot take."""
     prompts = await asyncio.gather(*(_prepare(pool, files, model, prompt, request) for prompt in request.prompts))
@@ -55,7 +55,7 @@ async def prepare(
     return list(prompts)
 
 
-async def prepare_grammar(checks: GrammarChecks, model: ReadyModel, request: GenerationRequest) -> Grammar | None:
+async def prepare_grammar(checks: GrammarChecks, model: GenerationModel, request: GenerationRequest) -> Grammar | None:
     """What the answers must match, as an engine takes it. Raises `BadRequest` for what cannot be served."""
     if request.grammar is None:
         return None
@@ -65,7 +65,7 @@ async def prepare_grammar(checks: GrammarChecks, model: ReadyModel, request: Gen
 
 
 async def _prepare(
-    pool: Executor, files: RequestMedia, model: ReadyModel, prompt: Prompt, request: GenerationRequest
+    pool: Executor, files: RequestMedia, model: GenerationModel, prompt: Prompt, request: GenerationRequest
 ) -> PreparedPrompt:
     loop = asyncio.get_running_loop()
     if not isinstance(prompt, ChatPrompt):
@@ -81,7 +81,7 @@ async def _prepare(
     return await loop.run_in_executor(pool, _encode_chat, model, text, images, guarded)
 
 
-def _job(model: ReadyModel, prompt: ChatPrompt, request: GenerationRequest) -> tuple[bytes, bool]:
+def _job(model: GenerationModel, prompt: ChatPrompt, request: GenerationRequest) -> tuple[bytes, bool]:
     """What the template's process is sent, and whether names of control tokens were broken."""
     limit = max(LEAST_CHARACTERS, CHARACTERS_A_TOKEN * model.facts.context_length)
     if _exceeds(limit, prompt.messages, prompt.template_kwargs):
@@ -108,7 +108,7 @@ def _exceeds(most: int, *values: object) -> bool:
     return left < 0
 
 
-def _encode_chat(model: ReadyModel, text: str, images: Sequence[Prepared], guarded: bool) -> PreparedPrompt:
+def _encode_chat(model: GenerationModel, text: str, images: Sequence[Prepared], guarded: bool) -> PreparedPrompt:
     """A template writes all special tokens itself; none are added."""
     marks = model.reader.marks if images and model.reader else {}
     if images:
@@ -121,7 +121,7 @@ def _encode_chat(model: ReadyModel, text: str, images: Sequence[Prepared], guard
     return PreparedPrompt(tokens, placed(tokens, marks, images) if images else ())
 
 
-def _encode(model: ReadyModel, prompt: TextPrompt | TokenPrompt) -> tuple[int, ...]:
+def _encode(model: GenerationModel, prompt: TextPrompt | TokenPrompt) -> tuple[int, ...]:
     if isinstance(prompt, TextPrompt):
         return tuple(model.tokenizer.encode(prompt.text, limit=model.facts.context_length))
     return _checked(prompt.tokens, model.facts.vocab_size)
@@ -134,7 +134,7 @@ def _checked(tokens: tuple[int, ...], vocab_size: int) -> tuple[int, ...]:
     return tokens
 
 
-def _check_length(model: ReadyModel, prompt: PreparedPrompt, place: int | None) -> None:
+def _check_length(model: GenerationModel, prompt: PreparedPrompt, place: int | None) -> None:
     which = "the prompt" if place is None else f"prompt {place}"
     if not prompt.tokens:
         raise BadRequest(f"{which} is empty: this model needs at least one token", param="prompt")
@@ -148,7 +148,7 @@ def _check_length(model: ReadyModel, prompt: PreparedPrompt, place: int | None) 
     _check_embedded(model, prompt, which)
 
 
-def _check_embedded(model: ReadyModel, prompt: PreparedPrompt, which: str) -> None:
+def _check_embedded(model: GenerationModel, prompt: PreparedPrompt, which: str) -> None:
     """A tokenizer may have tokens that its model has no embedding for, and MLX reads whatever lies behind the last one:
     far enough behind, that ends the process. Places of media are filled with something else."""
     most = model.facts.vocab_size

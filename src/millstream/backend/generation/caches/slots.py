@@ -17,7 +17,7 @@ from mlx_lm.models.cache import KVCache
 
 from millstream.backend.generation.caches.widths import SlotPolicy, exact
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
-from millstream.engine.generation.backend import SavePrefix
+from millstream.engine.prefix_cache.orders import SavePrefix
 
 STEP = 256
 """Columns are allotted in steps, so that buffers are copied rarely and shapes repeat."""
@@ -190,7 +190,7 @@ class SlotCaches:
             for layer in self.layers
             if layer.parts
         ]
-        return kept.keep(order.handles, cut, order.ticket)
+        return kept.keep(order.handles, cut, order.export_id)
 
     def _apart(self, part: mx.array) -> mx.array:
         """Copied for sure, if slots are written in place: `contiguous` shares memory where it is nearly all needed."""

@@ -14,8 +14,8 @@ from millstream.backend.generation.media.features import Encoding, FeatureCache,
 from millstream.backend.generation.media.language_parts import LanguagePart, SeenChunk
 from millstream.backend.generation.media.mrope import Grid, lay_out, spans_of
 from millstream.backend.generation.prefill.prefiller import Prefiller
-from millstream.engine.generation.backend import EncodeMedia, Plan, Prefill
-from millstream.engine.messages import Submit
+from millstream.engine.generation.messages import Generate
+from millstream.engine.generation.plan import EncodeMedia, Plan, Prefill
 from millstream.types import Media, Tensor
 
 _TOKEN_NAMES = ("image_token_id", "image_token_index", "video_token_id", "video_token_index", "audio_token_id")
@@ -96,7 +96,7 @@ class MediaEncoder:
                 failed[chunk.request.request_id] = _unfit(error)
         return fit
 
-    def read(self, submit: Submit, start: int, end: int, caches: RowCaches) -> None:
+    def read(self, submit: Generate, start: int, end: int, caches: RowCaches) -> None:
         """Run `prompt[start:end]` into the row's caches. Features of what stands there must have been looked at."""
         row = self._row(submit)
         cuts = [tuple(np.searchsorted(places, (start, end))) for places in row.places]
@@ -128,7 +128,7 @@ class MediaEncoder:
         )
         self._part.read(chunk, caches)
 
-    def shift(self, submit: Submit) -> int:
+    def shift(self, submit: Generate) -> int:
         """How much further a row's positions are than its tokens, once its prompt is read."""
         return self._row(submit).shift if submit.media and self._part.positional else 0
 
@@ -168,7 +168,7 @@ class MediaEncoder:
             number += 1
         return number
 
-    def _encode(self, submit: Submit, number: int, tokens: int, arrays: list[mx.array]) -> Features | None:
+    def _encode(self, submit: Generate, number: int, tokens: int, arrays: list[mx.array]) -> Features | None:
         """Go on with a medium of a request, or begin with it; its features if that was the last slice."""
         at = (submit.request_id, number)
         if self._pending is None or self._pending[:2] != at:
@@ -198,7 +198,7 @@ class MediaEncoder:
         out = whole.get_input_embeddings(tokens, pixels, mask=mx.ones(tokens.shape, dtype=mx.int32), **tensors)
         return Features(out.inputs_embeds[0])
 
-    def _row(self, submit: Submit) -> _Row:
+    def _row(self, submit: Generate) -> _Row:
         if submit.request_id not in self._rows:
             prompt = np.array(submit.prompt)
             places = [self._places(prompt, media) for media in submit.media]
@@ -225,7 +225,7 @@ class MediaEncoder:
         return frames, rows // merge, columns // merge
 
 
-def _blocks(submit: Submit, places: Sequence[np.ndarray], end: int) -> np.ndarray:
+def _blocks(submit: Generate, places: Sequence[np.ndarray], end: int) -> np.ndarray:
     """Which image each of the first `end` tokens belongs to: -1 for text and sounds."""
     blocks = np.full(len(submit.prompt), -1)
     number = 0

@@ -14,10 +14,10 @@ from millstream.backend.generation.caches.slots import Block, block_of, parts_of
 from millstream.backend.generation.caches.widths import PADDED, chunk_length
 from millstream.backend.generation.prefill.logprobs import score, scored
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
-from millstream.engine.generation.backend import ChunkLogprobs, Prefill
-from millstream.engine.messages import Submit
+from millstream.engine.generation.messages import Generate
+from millstream.engine.generation.plan import ChunkLogprobs, Prefill
 
-See = Callable[[Submit, int, int, RowCaches], None]
+See = Callable[[Generate, int, int, RowCaches], None]
 
 
 class Prefiller(Protocol):
@@ -31,7 +31,7 @@ class Prefiller(Protocol):
         """Of chunks since the last call, for the requests that want them."""
         ...
 
-    def take(self, ids: Iterable[int]) -> tuple[list[Submit], list[Any]]:
+    def take(self, ids: Iterable[int]) -> tuple[list[Generate], list[Any]]:
         """Rows whose prompts are read: their requests, and what the batch's caches take, in the same order."""
         ...
 
@@ -61,7 +61,7 @@ class SinglePrefiller:
         self._packing = packing
         self._see = see
         self._kept = kept
-        self._rows: dict[int, tuple[Submit, RowCaches]] = {}
+        self._rows: dict[int, tuple[Generate, RowCaches]] = {}
         self._scores: list[ChunkLogprobs] = []
 
     def read(self, chunks: Sequence[Prefill]) -> list[mx.array]:
@@ -102,7 +102,7 @@ class SinglePrefiller:
             self._kept.restore(chunk.reuse, chunk.reuse_checkpoint, caches)
         return caches
 
-    def take(self, ids: Iterable[int]) -> tuple[list[Submit], list[RowCaches]]:
+    def take(self, ids: Iterable[int]) -> tuple[list[Generate], list[RowCaches]]:
         rows = [self._rows.pop(request_id) for request_id in ids if request_id in self._rows]
         for _, caches in rows:
             grow_as_usual(caches)
@@ -155,7 +155,7 @@ class BatchPrefiller:
     def scores(self) -> list[ChunkLogprobs]:
         return self._single.scores()
 
-    def take(self, ids: Iterable[int]) -> tuple[list[Submit], list[Block]]:
+    def take(self, ids: Iterable[int]) -> tuple[list[Generate], list[Block]]:
         wanted = set(ids)
         submits, rows = self._single.take(wanted)
         blocks = [block_of(caches) for caches in rows]
@@ -189,7 +189,7 @@ class BatchPrefiller:
 class _Group:
     """Prompts that were read together. Its rows usually join together too; if not, they are picked out."""
 
-    def __init__(self, model: Any, layer_count: int, submits: Sequence[Submit]) -> None:
+    def __init__(self, model: Any, layer_count: int, submits: Sequence[Generate]) -> None:
         lengths = [len(submit.prompt) - 1 for submit in submits]
         longest = max(lengths)
         pads = tuple(longest - length for length in lengths)
@@ -198,9 +198,9 @@ class _Group:
         padded = [[0] * pad + list(submit.prompt[:-1]) for pad, submit in zip(pads, submits, strict=True)]
         model(mx.array(padded, dtype=mx.int32), cache=caches)
         self.block = Block([parts_of(cache) for cache in caches], pads)
-        self.members: list[Submit | None] = list(submits)
+        self.members: list[Generate | None] = list(submits)
 
-    def take(self, wanted: set[int]) -> tuple[list[Submit], Block]:
+    def take(self, wanted: set[int]) -> tuple[list[Generate], Block]:
         chosen = [place for place, member in enumerate(self.members) if member and member.request_id in wanted]
         members = [member for member in (self.members[place] for place in chosen) if member is not None]
         if len(chosen) == len(self.members):

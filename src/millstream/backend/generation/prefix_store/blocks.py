@@ -23,7 +23,7 @@ from millstream.backend.generation.prefix_store.serialize import (
     unpack_checkpoint,
     unpack_layers,
 )
-from millstream.engine.generation.backend import RestorePrefix, SavePrefix
+from millstream.engine.prefix_cache.orders import RestorePrefix, SavePrefix
 
 
 @dataclass(slots=True, eq=False)
@@ -45,7 +45,7 @@ class PrefixStore:
         self.spool = ExportQueue()
         self.nbytes = 0
 
-    def keep(self, handles: Sequence[int], layers: Layers, ticket: int | None = None) -> list[mx.array]:
+    def keep(self, handles: Sequence[int], layers: Layers, export_id: int | None = None) -> list[mx.array]:
         """The tokens of `layers`, cut evenly among the handles. Copied, so that the buffers they are cut from are free;
         what is returned must be evaluated before the next step writes to those."""
         block = layers[0][0].shape[2] // len(handles) if layers else 0
@@ -53,14 +53,14 @@ class PrefixStore:
         for number, handle in enumerate(handles):
             self._places[handle] = (run, number)
         self.nbytes += run.nbytes
-        if ticket is not None:
-            self.spool.add(ticket, name_layers(run.layers))
+        if export_id is not None:
+            self.spool.add(export_id, name_layers(run.layers))
         return _arrays(run)
 
     def load(self, order: RestorePrefix) -> list[mx.array]:
         """Keep again what was handed out before. Evaluate what is returned."""
-        if order.state is not None:
-            return self._hold(order.state, unpack_checkpoint(order.tensors, order.extra), None)
+        if order.checkpoint is not None:
+            return self._hold(order.checkpoint, unpack_checkpoint(order.tensors, order.extra), None)
         start, stop = order.first * order.block, (order.first + len(order.handles)) * order.block
         return self.keep(order.handles, [_span(parts, start, stop) for parts in unpack_layers(order.tensors)])
 
@@ -71,20 +71,20 @@ class PrefixStore:
         stop = start + len(order.handles) * order.block
         arrays = []
         if order.handles:
-            arrays += self.keep(order.handles, [_span(parts, start, stop) for parts in plain], order.ticket)
-        if order.state is not None:
+            arrays += self.keep(order.handles, [_span(parts, start, stop) for parts in plain], order.export_id)
+        if order.checkpoint is not None:
             border = order.tokens // order.block * order.block
             tail = [_span(parts, border, order.tokens) for parts in plain] if border < order.tokens else []
             states = [save(leaf) for leaf in leaves(caches) if not is_plain(leaf)]
             checkpoint = Checkpoint(states, [tuple(mx.contiguous(part) for part in parts) for parts in tail])
-            arrays += self._hold(order.state, checkpoint, order.checkpoint_ticket)
+            arrays += self._hold(order.checkpoint, checkpoint, order.checkpoint_export_id)
         return arrays
 
-    def _hold(self, handle: int, checkpoint: Checkpoint, ticket: int | None) -> list[mx.array]:
+    def _hold(self, handle: int, checkpoint: Checkpoint, export_id: int | None) -> list[mx.array]:
         self._checkpoints[handle] = checkpoint
         self.nbytes += checkpoint.nbytes
-        if ticket is not None:
-            self.spool.add(ticket, *pack_checkpoint(checkpoint))
+        if export_id is not None:
+            self.spool.add(export_id, *pack_checkpoint(checkpoint))
         return checkpoint.arrays
 
     def forget(self, handles: Iterable[int]) -> None:

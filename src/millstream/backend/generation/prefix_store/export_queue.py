@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 
 from millstream.backend.generation.prefix_store.tensors import to_tensor
-from millstream.engine.generation.backend import ExportedPrefix
+from millstream.engine.prefix_cache.orders import ExportedPrefix
 from millstream.types import Tensor
 
 BYTES_PER_STEP = 16 << 20
@@ -17,7 +17,7 @@ BYTES_PER_STEP = 16 << 20
 
 @dataclass(slots=True)
 class _Export:
-    ticket: int
+    export_id: int
     extra: str
     arrays: Iterator[tuple[str, mx.array]]
     done: list[tuple[str, Tensor]] = field(default_factory=list)
@@ -30,9 +30,9 @@ class ExportQueue:
     def __bool__(self) -> bool:
         return bool(self._parcels)
 
-    def add(self, ticket: int, named: list[tuple[str, mx.array]], extra: str = "") -> None:
+    def add(self, export_id: int, named: list[tuple[str, mx.array]], extra: str = "") -> None:
         """The arrays are evaluated, and nobody writes to them."""
-        self._parcels.append(_Export(ticket, extra, iter(named)))
+        self._parcels.append(_Export(export_id, extra, iter(named)))
 
     def advance(self) -> list[ExportedPrefix]:
         """Copy some; what is complete."""
@@ -42,7 +42,7 @@ class ExportQueue:
             parcel = self._parcels[0]
             item = next(parcel.arrays, None)
             if item is None:
-                complete.append(ExportedPrefix(parcel.ticket, tuple(parcel.done), parcel.extra))
+                complete.append(ExportedPrefix(parcel.export_id, tuple(parcel.done), parcel.extra))
                 self._parcels.popleft()
                 continue
             parcel.done.append((item[0], to_tensor(item[1])))

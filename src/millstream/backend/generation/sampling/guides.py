@@ -17,8 +17,8 @@ from llguidance.numpy import fill_next_token_bitmask, fill_next_token_bitmask_pa
 from numpy.typing import NDArray
 
 from millstream.engine.background import BackgroundTask
-from millstream.engine.generation.backend import RowFailure, RowOutput
-from millstream.engine.messages import Submit
+from millstream.engine.generation.messages import Generate
+from millstream.engine.generation.plan import RowFailure, RowOutput
 from millstream.errors import BadRequest, ModelError
 from millstream.types import Grammar
 
@@ -59,7 +59,8 @@ def preparing(compiler: Compiler | None, grammar: Grammar | None) -> BackgroundT
     Python, so that is best done before there are rows. Nothing of MLX is held."""
     if compiler is None or (grammar is not None and compiler.knows(grammar)):
         return None
-    return functools.partial(_prepare, compiler, grammar)
+    size = len(grammar.source) if grammar is not None else 0
+    return BackgroundTask(functools.partial(_prepare, compiler, grammar), size)
 
 
 def _prepare(compiler: Compiler, grammar: Grammar | None) -> None:
@@ -103,14 +104,14 @@ class Guides:
         """`vocab_size`: of the logits, which may be more or fewer than the tokenizer's tokens."""
         self._compiler = compiler
         self._vocab_size = vocab_size
-        self._new: dict[int, Submit] = {}
-        self._matchers: dict[int, tuple[Submit, LLMatcher]] = {}
+        self._new: dict[int, Generate] = {}
+        self._matchers: dict[int, tuple[Generate, LLMatcher]] = {}
         self._threads: LLExecutor | None = None
 
     def __bool__(self) -> bool:
         return bool(self._new or self._matchers)
 
-    def add(self, submit: Submit) -> None:
+    def add(self, submit: Generate) -> None:
         """Its matcher is made while the device computes the row's first logits: at once if it was prepared."""
         if submit.grammar is not None:
             self._new[submit.request_id] = submit
