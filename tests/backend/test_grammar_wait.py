@@ -110,7 +110,7 @@ def test_rows_go_on_while_a_request_waits_for_the_vocabulary(
         assert is_date(answer(driver, folder, 2))
         driver.run(guided(6))
         assert is_date(answer(driver, folder, 6))
-    assert slow.threads == ["errands"], "it is built once, and not by the owner"
+    assert slow.threads == ["background"], "it is built once, and not by the owner"
 
 
 def test_a_request_is_cancelled_while_it_waits(make: Make, slow: SlowLoad, folder: Path) -> None:
@@ -210,6 +210,6 @@ def test_grammars_are_compiled_beside_the_owner(make: Make, slow: SlowLoad, fold
         driver.run(guided(3))
         assert is_date(answer(driver, folder, 3))
     # The shorter one overtakes if both wait for the vocabulary.
-    assert prepared[0] == ("errands", None)
+    assert prepared[0] == ("background", None)
     assert len(prepared) == 3
-    assert set(prepared[1:]) == {("errands", DATE), ("errands", Grammar("regex", "[ab]{3}"))}
+    assert set(prepared[1:]) == {("background", DATE), ("background", Grammar("regex", "[ab]{3}"))}

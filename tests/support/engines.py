@@ -12,9 +12,21 @@ from typing import Any
 from millstream.engine.generation.messages import Generate, Tokens
 from millstream.engine.generation.scheduler import GenerationScheduler
 from millstream.engine.link import Link, ThreadLink
-from millstream.engine.messages import Command, Event, Failed, Finished, Loaded, LoadFailed, Measured, Shutdown, Stopped
+from millstream.engine.messages import (
+    Command,
+    Event,
+    Failed,
+    Finished,
+    Loaded,
+    LoadFailed,
+    Measured,
+    Output,
+    Shutdown,
+    Stopped,
+    Submit,
+)
 from millstream.engine.process_link import ProcessLink
-from millstream.engine.protocols import BackendFactory
+from millstream.engine.protocols import BackendFactory, SchedulerFactory
 from millstream.errors import EngineGone
 from millstream.model_facts import GenerationFacts
 
@@ -30,6 +42,7 @@ class Driver:
     def __init__(self, link: Link) -> None:
         self.link = link
         self.batches: queue.Queue[Sequence[Event]] = queue.Queue()
+        self.outputs: dict[int, list[Output]] = {}
         self.tokens: dict[int, list[int]] = {}
         self.logprobs: dict[int, list[object]] = {}
         self.ends: dict[int, list[Finished | Failed]] = {}
@@ -47,15 +60,19 @@ class Driver:
     def post(self, command: Command) -> None:
         self.link.post_soon(command)
 
-    def run(self, *submits: Generate) -> list[list[int]]:
+    def complete(self, *submits: Submit) -> None:
+        """Post all and wait for their ends."""
         for submit in submits:
             self.post(submit)
         self.wait_ended(*(submit.request_id for submit in submits))
+
+    def run(self, *submits: Generate) -> list[list[int]]:
+        self.complete(*submits)
         return [self.tokens.get(submit.request_id, []) for submit in submits]
 
     def forget(self) -> None:
         """What ended is over: its numbers may be used again."""
-        self.tokens, self.logprobs, self.ends = {}, {}, {}
+        self.outputs, self.tokens, self.logprobs, self.ends = {}, {}, {}, {}
 
     def wait_ended(self, *request_ids: int) -> None:
         self.wait(lambda: all(request_id in self.ends for request_id in request_ids))
@@ -80,10 +97,12 @@ class Driver:
 
     def _book(self, event: Event) -> None:
         match event:
-            case Tokens():
-                assert event.request_id not in self.ends, "tokens after the end"
-                self.tokens.setdefault(event.request_id, []).extend(event.tokens)
-                self.logprobs.setdefault(event.request_id, []).extend(event.logprobs)
+            case Output():
+                assert event.request_id not in self.ends, "output after the end"
+                self.outputs.setdefault(event.request_id, []).append(event)
+                if isinstance(event, Tokens):
+                    self.tokens.setdefault(event.request_id, []).extend(event.tokens)
+                    self.logprobs.setdefault(event.request_id, []).extend(event.logprobs)
             case Finished() | Failed():
                 self.ends.setdefault(event.request_id, []).append(event)
                 assert len(self.ends[event.request_id]) == 1, "a request ended twice"
@@ -103,9 +122,13 @@ def scheduler(prefill_tokens: int, facts: GenerationFacts) -> GenerationSchedule
 
 @contextmanager
 def engine(
-    backend: BackendFactory, *, prefill_tokens: int = 7, kind: type[ThreadLink | ProcessLink] = ThreadLink
+    backend: BackendFactory,
+    *,
+    prefill_tokens: int = 7,
+    kind: type[ThreadLink | ProcessLink] = ThreadLink,
+    make_scheduler: SchedulerFactory | None = None,
 ) -> Iterator[Driver]:
-    driver = Driver(kind("test", backend, functools.partial(scheduler, prefill_tokens)))
+    driver = Driver(kind("test", backend, make_scheduler or functools.partial(scheduler, prefill_tokens)))
     driver.start()
     try:
         yield driver

@@ -58,7 +58,8 @@ class Gated(Wrapped):
         self.fail_next: Exception | None = None
 
     def step(self, plan: Plan) -> StepResult:
-        if plan.prefill or plan.decode:  # what only drops rows comes when it comes
+        works = (plan.prefill or plan.decode) if isinstance(plan, Plan) else plan.run
+        if works:  # a step that only drops rows is not held
             self._gate.pass_through()
             if self.fail_next is not None:
                 error, self.fail_next = self.fail_next, None

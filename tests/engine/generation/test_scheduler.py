@@ -178,7 +178,7 @@ def test_a_prompt_that_is_only_read_ends_when_its_last_chunk_is_computed() -> No
     subject.submit(submit(2, length=5, max_tokens=0))
     plan = subject.plan()
     assert subject.advance(plan, StepResult(prefilling=True)) == []
-    assert [type(event) for event in subject.advance(subject.plan(), StepResult())] == [Finished]
+    assert [type(event) for event in subject.advance(subject.plan(), StepResult())] == [Generated]
 
 
 def test_a_failed_step_fails_its_requests_and_no_others() -> None:
