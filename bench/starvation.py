@@ -1,7 +1,7 @@
-"""Running streams while a long prompt is read beside them: the gap between their tokens, without it and with it.
+"""Measure inter-token latency of running streams, alone and during the prefill of long prompts.
 
 python bench/starvation.py --model random-tiny
-python bench/starvation.py --model random-1b --prompt-words 1400
+python bench/starvation.py --model random-1b --long-words 1400
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ STREAMS = 4
 async def measure(
     load: Load, long_words: int, health: list[float | None]
 ) -> tuple[list[Sample], list[Sample], list[Sample]]:
-    """Four streams alone; four streams with long prompts arriving beside them, one after the other; the long ones."""
+    """Samples of four streams alone, of four streams during long prompts sent in turn, and of the long prompts."""
     path = "/v1/chat/completions"
     short = dataclasses.replace(load, output_tokens=16)
     await asyncio.gather(*(stream(load.target, path, request_body(short, number)) for number in range(STREAMS)))
@@ -32,7 +32,7 @@ async def measure(
     alone = await asyncio.gather(*(stream(load.target, path, request_body(load, 100 + n)) for n in range(STREAMS)))
     running = [asyncio.create_task(stream(load.target, path, request_body(load, 200 + n))) for n in range(STREAMS)]
     watcher = asyncio.create_task(watch_health(load.target, health))
-    await asyncio.sleep(0.5)  # the streams are under way by then
+    await asyncio.sleep(0.5)  # the streams are decoding by then
     longs = []
     for number in range(3):
         if any(not task.done() for task in running):
