@@ -37,9 +37,9 @@ async def measure(
     for number in range(3):
         if any(not task.done() for task in running):
             longs.append(await stream(load.target, path, request_body(long, 300 + number)))
-    beside = await asyncio.gather(*running)
+    during = await asyncio.gather(*running)
     watcher.cancel()
-    return alone, beside, longs
+    return alone, during, longs
 
 
 def main() -> int:
@@ -60,23 +60,23 @@ def main() -> int:
             ignore_eos=server == "millstream",
         )
         health: list[float | None] = []
-        alone, beside, longs = asyncio.run(measure(load, arguments.long_words, health))
-        report(server, alone, beside, longs)
+        alone, during, longs = asyncio.run(measure(load, arguments.long_words, health))
+        report(server, alone, during, longs)
         answered = [seconds for seconds in health if seconds is not None]
-        print(f"{server}: /health p99 beside long prompts {milliseconds(percentile(answered, 0.99))}")
+        print(f"{server}: /health p99 during long prompts {milliseconds(percentile(answered, 0.99))}")
     return 0
 
 
-def report(server: str, alone: list[Sample], beside: list[Sample], longs: list[Sample]) -> None:
+def report(server: str, alone: list[Sample], during: list[Sample], longs: list[Sample]) -> None:
     quiet = [gap for sample in alone for gap in sample.gaps]
-    busy = [gap for sample in beside for gap in sample.gaps]
-    for sample in (*alone, *beside, *longs):
+    busy = [gap for sample in during for gap in sample.gaps]
+    for sample in (*alone, *during, *longs):
         if sample.error:
             print(f"{server}: {sample.error}")
     p50, p99 = percentile(quiet, 0.5), percentile(busy, 0.99)
     print(f"{server}: gap alone p50 {milliseconds(p50)}, p99 {milliseconds(percentile(quiet, 0.99))}")
     busy_p50, worst = milliseconds(percentile(busy, 0.5)), milliseconds(percentile(busy, 1.0))
-    print(f"{server}: gap beside {len(longs)} long prompts p50 {busy_p50}, p99 {milliseconds(p99)}, worst {worst}")
+    print(f"{server}: gap during {len(longs)} long prompts p50 {busy_p50}, p99 {milliseconds(p99)}, worst {worst}")
     firsts = [sample.first for sample in longs if sample.first is not None]
     print(f"{server}: first token of a long prompt {milliseconds(percentile(firsts, 0.5))}")
     if p50 and p99:

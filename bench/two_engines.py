@@ -46,10 +46,10 @@ class Overlap:
 
 @dataclass(frozen=True, slots=True)
 class FirstToken:
-    """Times to first token in seconds. `beside`: of requests to the small model during the large one's prefill."""
+    """Times to first token in seconds. `during`: of requests to the small model during the large one's prefill."""
 
     alone: list[float]
-    beside: list[float]
+    during: list[float]
     prefill: float
 
 
@@ -90,14 +90,14 @@ async def first_token(long: Load, short: Load, number: int) -> FirstToken:
     undisturbed = await ask(long, number)
     prefill = undisturbed.arrivals[0] - undisturbed.started
     prefilling = asyncio.create_task(ask(long, number + 1))
-    beside = []
+    during = []
     await asyncio.sleep(min(0.05, prefill / 5))  # the large model is prefilling by then
     while not prefilling.done():
-        beside.append(await ask(short, number + FIRST_TOKENS + len(beside)))
+        during.append(await ask(short, number + FIRST_TOKENS + len(during)))
     prefilled_at = (await prefilling).arrivals[0]
     return FirstToken(
         [sample.arrivals[0] - sample.started for sample in alone],
-        [sample.arrivals[0] - sample.started for sample in beside if sample.started < prefilled_at],
+        [sample.arrivals[0] - sample.started for sample in during if sample.started < prefilled_at],
         prefill,
     )
 
@@ -134,7 +134,7 @@ def wait_until_ready(url: str, names: set[str]) -> None:
 def report(overlaps: list[Overlap], firsts: list[FirstToken]) -> None:
     large, small, both = (median(getattr(one, name) for one in overlaps) for name in ("large", "small", "both"))
     alone = [value for one in firsts for value in one.alone]
-    beside = [value for one in firsts for value in one.beside]
+    during = [value for one in firsts for value in one.during]
     prefill = [one.prefill for one in firsts]
     totals = Table("all streams, median", "large alone", "small alone", "both at once")
     totals.add_row("seconds", *(f"{value:.2f} s" for value in (large, small, both)))
@@ -143,12 +143,12 @@ def report(overlaps: list[Overlap], firsts: list[FirstToken]) -> None:
     print(f"streams: (large + small) / both = {(large + small) / both:.2f}")
     first = Table("first token of the small model", "median", "worst")
     first.add_row("alone", *_times(alone))
-    first.add_row(f"while the large one prefills ({len(beside)} requests)", *_times(beside))
+    first.add_row(f"while the large one prefills ({len(during)} requests)", *_times(during))
     first.add_row("if it had to wait for the prefill", *_times(prefill))
     console.print(first)
-    if beside:
-        print(f"first token: beside / alone = {median(beside) / median(alone):.2f}")
-        print(f"first token: waiting / beside = {median(prefill) / median(beside):.2f}")
+    if during:
+        print(f"first token: beside / alone = {median(during) / median(alone):.2f}")
+        print(f"first token: waiting / beside = {median(prefill) / median(during):.2f}")
 
 
 def _times(values: list[float]) -> tuple[str, str]:

@@ -176,7 +176,9 @@ def ask(engine: Engine, number: int, side: int, digest: int) -> float:
     return engine.times[number][0] - started
 
 
-def beside(folder: Path, kind: type[Scheduler], name: str, arguments: argparse.Namespace, blas: str | None) -> None:
+def during_images(
+    folder: Path, kind: type[Scheduler], name: str, arguments: argparse.Namespace, blas: str | None
+) -> None:
     engine = Engine(folder, kind, blas)
     ask(engine, 900, arguments.side, 900)  # the first request compiles kernels
     for row in range(ROWS):
@@ -226,8 +228,8 @@ def main() -> int:
     blas = load_blas()
     with tempfile.TemporaryDirectory() as root:
         folder = vision_model(Path(root) / "vision", arguments.width, arguments.layers, arguments.depth)
-        beside(folder, Scheduler, "in slices", arguments, blas)
-        beside(folder, AtOnce, "at once  ", arguments, blas)
+        during_images(folder, Scheduler, "in slices", arguments, blas)
+        during_images(folder, AtOnce, "at once  ", arguments, blas)
         text_alone(text_model(Path(root) / "text", arguments.width, arguments.layers), "text model  ", blas)
         text_alone(folder, "vision model", blas)
     return 0
