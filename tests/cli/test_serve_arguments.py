@@ -1,4 +1,4 @@
-"""From the command line, the file and the environment to settings."""
+"""Settings from the command line, the config file and the environment."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def write(tmp_path: Path) -> Callable[[str], str]:
     return write
 
 
-def test_nothing_given_is_the_defaults() -> None:
+def test_no_arguments_give_the_defaults() -> None:
     assert parse() == Settings()
 
 
@@ -130,7 +130,7 @@ def test_the_file_fills_what_the_command_line_leaves_out(write: Callable[[str], 
     )
 
 
-def test_the_command_line_wins_also_with_a_default(write: Callable[[str], str]) -> None:
+def test_the_command_line_overrides_the_file_also_with_a_default(write: Callable[[str], str]) -> None:
     argv = ["--host", "127.0.0.1", "--port", "8000", "--memory", "1GB", "--load", "start", "--idle-unload", "0"]
     argv += ["--step-timeout", "120", "--isolation", "auto", "--max-batch", "32", "--queue", "256"]
     given = parse("--config", write(SERVER), *argv, "--cors-origin", "http://line")
@@ -247,7 +247,7 @@ def test_keys_of_the_command_line_replace_those_of_the_file(write: Callable[...,
 
 
 @pytest.mark.parametrize("key", ["", "  ", "two words", "tab\tbed", "new\nline", "\udcff"])
-def test_keys_that_no_header_can_carry(write: Callable[..., str], key: str) -> None:
+def test_keys_that_a_header_cannot_carry(write: Callable[..., str], key: str) -> None:
     words = "the API key is empty" if not key.strip() else "contains a space or a character that is not printable"
     with pytest.raises(ModelError, match=f"^--api-key: .*{words}"):
         parse("--api-key", key)
@@ -326,7 +326,7 @@ def test_help_names_every_fast_path(options: dict[str, str]) -> None:
         ("0.0.0.0", ("key",), False),
     ],
 )
-def test_an_open_server_on_the_network_is_warned_of(
+def test_an_open_server_on_the_network_logs_a_warning(
     caplog: pytest.LogCaptureFixture, host: str, keys: tuple[str, ...], warns: bool
 ) -> None:
     settings = Settings(host=host, port=0, api_keys=keys)
