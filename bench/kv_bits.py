@@ -17,8 +17,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 
 from millstream.backend.environment import load_blas
-from millstream.engine.generation.backend import Plan, Prefill
-from millstream.engine.messages import Submit
+from millstream.engine.generation.messages import Generate
+from millstream.engine.generation.plan import Plan, Prefill
 from millstream.models.source import resolve
 
 Seconds = tuple[float, float]
@@ -58,7 +58,7 @@ def measure(backend: object, arguments: argparse.Namespace, vocabulary: int, see
     assert isinstance(backend, MlxGenerationBackend)
     rng = random.Random(seed)
     prompts = [tuple(rng.randrange(vocabulary) for _ in range(arguments.prompt)) for _ in range(arguments.rows)]
-    submits = [Submit(number, prompt, arguments.tokens) for number, prompt in enumerate(prompts)]
+    submits = [Generate(number, prompt, arguments.tokens) for number, prompt in enumerate(prompts)]
     begun = now()
     for submit in submits:
         backend.step(Plan(prefill=(Prefill(submit, 0, arguments.prompt - 1),)))

@@ -28,18 +28,12 @@ import uvicorn
 from millstream.bench.load import Load, run
 from millstream.bench.report import figures, milliseconds
 from millstream.config import Settings
-from millstream.engine.generation.backend import (
-    GenerationBackend,
-    Plan,
-    Progress,
-    RowOutput,
-    StepResult,
-    ignore_progress,
-)
-from millstream.engine.messages import Submit
+from millstream.engine.generation.messages import Generate
+from millstream.engine.generation.plan import GenerationBackend, Plan, RowOutput, StepResult
+from millstream.engine.protocols import Progress, ignore_progress
+from millstream.model_facts import GenerationFacts
 from millstream.models.source import ModelSource
 from millstream.server import MillServer, serve_on
-from millstream.types import ModelFacts
 from models import make
 
 
@@ -50,10 +44,10 @@ class InstantBackend:
         self._rows = rows
         self._token = 0
 
-    def load(self, report: Progress = ignore_progress) -> ModelFacts:
-        return ModelFacts(2**20, 2048, self._rows, 0, "none", "gpu (none)")
+    def load(self, report: Progress = ignore_progress) -> GenerationFacts:
+        return GenerationFacts(2**20, 2048, self._rows, 0, "none", "gpu (none)")
 
-    def errand(self, request: Submit | None) -> None:
+    def background_task(self, request: Generate | None) -> None:
         return None
 
     def memory_bytes(self) -> int:

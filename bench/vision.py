@@ -24,19 +24,21 @@ import numpy as np
 
 from millstream.backend.environment import load_blas
 from millstream.bench.report import milliseconds, percentile
-from millstream.engine.generation.backend import EncodeMedia, GenerationBackend
-from millstream.engine.generation.scheduler import Scheduler
+from millstream.engine.generation.messages import Generate, Tokens
+from millstream.engine.generation.plan import EncodeMedia, GenerationBackend
+from millstream.engine.generation.scheduler import GenerationScheduler
 from millstream.engine.generation.tuning import make_scheduler
 from millstream.engine.link import ThreadLink
-from millstream.engine.messages import Event, Finished, Loaded, LoadFailed, Shutdown, Stopped, Submit, Tokens
-from millstream.types import Media, ModelFacts, Tensor
+from millstream.engine.messages import Event, Finished, Loaded, LoadFailed, Shutdown, Stopped
+from millstream.model_facts import GenerationFacts
+from millstream.types import Media, Tensor
 
 VOCAB, IMAGE, START, END = 2048, 2000, 2001, 2002
 ROWS = 4
 PATCH = 14
 
 
-class AtOnce(Scheduler):
+class AtOnce(GenerationScheduler):
     """For comparison: encodes an image in one step, however long that takes."""
 
     def _look(self) -> tuple[EncodeMedia, ...]:
@@ -112,7 +114,7 @@ def backend(folder: Path, blas: str | None) -> GenerationBackend:
     return MlxGenerationBackend(GenerationSettings("folder", folder, max_rows=8, blas=blas))
 
 
-def scheduler(kind: type[Scheduler], facts: ModelFacts) -> Scheduler:
+def scheduler(kind: type[GenerationScheduler], facts: GenerationFacts) -> GenerationScheduler:
     made = make_scheduler(None, None, 0, None, facts)
     made.__class__ = kind
     return made
@@ -121,7 +123,7 @@ def scheduler(kind: type[Scheduler], facts: ModelFacts) -> Scheduler:
 class Engine:
     """An engine on a thread. Records when tokens of each request arrive."""
 
-    def __init__(self, folder: Path, kind: type[Scheduler], blas: str | None) -> None:
+    def __init__(self, folder: Path, kind: type[GenerationScheduler], blas: str | None) -> None:
         self._link = ThreadLink("bench", functools.partial(backend, folder, blas), functools.partial(scheduler, kind))
         self._events: queue.Queue[tuple[float, Sequence[Event]]] = queue.Queue()
         self.times: dict[int, list[float]] = {}
@@ -130,7 +132,7 @@ class Engine:
         self._link.start_soon(lambda events: self._events.put((time.monotonic(), events)))
         self.wait(lambda: self._ready)
 
-    def post(self, submit: Submit) -> None:
+    def post(self, submit: Generate) -> None:
         self._link.post_soon(submit)
 
     def wait(self, condition: Any) -> None:
@@ -171,18 +173,18 @@ def ask(engine: Engine, number: int, side: int, digest: int) -> float:
     """Time to first token of a request with an image."""
     tokens, media = image(digest, side)
     started = time.monotonic()
-    engine.post(Submit(number, tuple(tokens), 2, media=(media,), contents=((2, media.digest),)))
+    engine.post(Generate(number, tuple(tokens), 2, media=(media,), contents=((2, media.digest),)))
     engine.wait(lambda: number in engine.ended)
     return engine.times[number][0] - started
 
 
 def during_images(
-    folder: Path, kind: type[Scheduler], name: str, arguments: argparse.Namespace, blas: str | None
+    folder: Path, kind: type[GenerationScheduler], name: str, arguments: argparse.Namespace, blas: str | None
 ) -> None:
     engine = Engine(folder, kind, blas)
     ask(engine, 900, arguments.side, 900)  # the first request compiles kernels
     for row in range(ROWS):
-        engine.post(Submit(row, (3, 4, 5, row + 1), 1_000_000))
+        engine.post(Generate(row, (3, 4, 5, row + 1), 1_000_000))
     engine.wait(lambda: all(len(engine.times.get(row, [])) >= 60 for row in range(ROWS)))
     begun = time.monotonic()
     firsts = [ask(engine, 100 + number, arguments.side, number) for number in range(arguments.images)]
@@ -203,12 +205,12 @@ def during_images(
 
 def text_alone(folder: Path, name: str, blas: str | None) -> None:
     """Prefill and decode without images."""
-    engine = Engine(folder, Scheduler, blas)
+    engine = Engine(folder, GenerationScheduler, blas)
     for rounds in range(2):
         started = time.monotonic()
         first = 1000 * rounds
         for row in range(ROWS):
-            engine.post(Submit(first + row, tuple((row + position) % 1000 for position in range(300)), 200))
+            engine.post(Generate(first + row, tuple((row + position) % 1000 for position in range(300)), 200))
         engine.wait(lambda first=first: all(first + row in engine.ended for row in range(ROWS)))
     spent = time.monotonic() - started
     rows = [engine.times[1000 + row] for row in range(ROWS)]
@@ -228,7 +230,7 @@ def main() -> int:
     blas = load_blas()
     with tempfile.TemporaryDirectory() as root:
         folder = vision_model(Path(root) / "vision", arguments.width, arguments.layers, arguments.depth)
-        during_images(folder, Scheduler, "in slices", arguments, blas)
+        during_images(folder, GenerationScheduler, "in slices", arguments, blas)
         during_images(folder, AtOnce, "at once  ", arguments, blas)
         text_alone(text_model(Path(root) / "text", arguments.width, arguments.layers), "text model  ", blas)
         text_alone(folder, "vision model", blas)

@@ -14,12 +14,12 @@ from millstream.cli import main, serve
 from millstream.cli.arguments import duration, memory_size, origin
 from millstream.cli.settings import settings_of
 from millstream.config import FAST_PATH_ALIASES, FAST_PATHS, ModelSpec, Settings
-from millstream.engine.generation.backend import StepResult
+from millstream.engine.generation.messages import Generate
+from millstream.engine.generation.plan import StepResult
 from millstream.engine.generation.tuning import make_scheduler
-from millstream.engine.messages import Submit
 from millstream.errors import ModelError
+from millstream.model_facts import GenerationFacts
 from millstream.server import bind, warn_if_open
-from millstream.types import ModelFacts
 
 
 def parse(*argv: str, environment: dict[str, str] | None = None) -> Settings:
@@ -300,10 +300,10 @@ def test_help_shows_the_defaults(options: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("device, where", [("cpu (none)", "on the CPU"), ("gpu (none)", "on a GPU")])
 def test_help_shows_the_chunk_that_the_scheduler_uses(options: dict[str, str], device: str, where: str) -> None:
-    scheduler = make_scheduler(None, None, 0, None, ModelFacts(2**20, 2048, 8, 0, "none", device))
-    scheduler.submit(Submit(1, (1, 2), 9))
+    scheduler = make_scheduler(None, None, 0, None, GenerationFacts(2**20, 2048, 8, 0, "none", device))
+    scheduler.submit(Generate(1, (1, 2), 9))
     scheduler.advance(scheduler.plan(), StepResult())
-    scheduler.submit(Submit(2, tuple(range(2000)), 9))
+    scheduler.submit(Generate(2, tuple(range(2000)), 9))
     plan = scheduler.plan()
     assert plan.decode == (1,)
     chunk = plan.prefill[0].end - plan.prefill[0].start
