@@ -104,7 +104,7 @@ class Layout:
 
     def shape_layers(self) -> None:
         """Put layers into the form that runs fastest here. Before they are evaluated."""
-        turn = self._device.is_cpu and pays_here() and self.enabled("turn")
+        turn = self._device.is_cpu and pays_here() and self.enabled("mkl-layout")
         if self.enabled("fuse"):
             fuse_projections(self._model, mkl_layer if turn else lambda layer: layer)
         if turn:
@@ -182,7 +182,7 @@ class Layout:
 
     def _adopt_rows(self, attend: Attention) -> bool:
         """Products of few rows by kernels; off CUDA by what these stand for, so that the CPU can test it."""
-        if not self.enabled("products") or (self._on_cuda and not known_here()):
+        if not self.enabled("fused-matmul") or (self._on_cuda and not known_here()):
             return False
         return fuse_blocks(self._model, BY_KERNELS if self._on_cuda else BY_MLX, attend) > 0
 
