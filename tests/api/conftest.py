@@ -16,7 +16,7 @@ import openai
 import pytest
 import uvicorn
 
-from millstream.api.app import create_app
+from millstream.api.app import DEFAULT_DIALECT, create_app
 from millstream.api.http1.connections import Connections
 from millstream.api.http1.limits import HttpLimits
 from millstream.api.http1.protocol import LimitedProtocol
@@ -133,7 +133,10 @@ class Stage:
 @contextmanager
 def running(app: object, *, limits: HttpLimits = LIMITS, **options: object) -> Iterator[int]:
     """A real uvicorn in a thread, with our protocol; gives its port. It listens before it runs: nobody has to wait."""
-    options.setdefault("http", functools.partial(LimitedProtocol, limits=limits, connections=Connections(limits)))
+    protocol = functools.partial(
+        LimitedProtocol, limits=limits, connections=Connections(limits), error_format=DEFAULT_DIALECT.errors
+    )
+    options.setdefault("http", protocol)
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(app, log_config=None, lifespan="off", **options)  # type: ignore[arg-type]
     server = uvicorn.Server(config)

@@ -9,7 +9,8 @@ import pytest
 
 from millstream.api.openai.render_chat import ChatRenderer
 from millstream.api.response import GenerationResponse, StreamedResponse
-from millstream.api.sse import EventStream
+from millstream.api.sse import EVENT_STREAM
+from millstream.api.stream import Stream
 from millstream.api.writer import PIECE, ClientStalled, Writer
 from millstream.types import ChatPrompt, Delta, FinishReason, GenerationRequest
 
@@ -106,7 +107,7 @@ def test_a_ping_that_waits_ends_the_stream() -> None:
     client = Client(1)
 
     async def main() -> None:
-        async with Writer(client.send, SOON) as writer, EventStream(writer, ping_seconds=0.001):
+        async with Writer(client.send, SOON) as writer, Stream(writer, EVENT_STREAM, ping_seconds=0.001):
             await asyncio.Event().wait()
 
     with pytest.raises(ClientStalled):

@@ -10,6 +10,7 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from millstream.api.errors import ErrorFormat
 from millstream.api.http1.connections import Connections, Phase
 from millstream.api.http1.limits import SLICE, HttpLimits
 from millstream.api.http1.meter import Meter, Stage
@@ -28,8 +29,11 @@ class LimitedProtocol(HttpToolsProtocol):
     """One connection. Requests that are sent ahead wait as bytes, and reading goes on: that is how a client that
     leaves is noticed. uvicorn itself stops reading then, and tells only the last request that its client has left."""
 
-    def __init__(self, *, limits: HttpLimits, connections: Connections, **options: Any) -> None:
+    def __init__(
+        self, *, limits: HttpLimits, connections: Connections, error_format: ErrorFormat, **options: Any
+    ) -> None:
         super().__init__(**options)
+        self._error_format = error_format
         self._limits = limits
         self._connections = connections
         self._meter = Meter(limits, connections.clock)
@@ -257,7 +261,7 @@ class LimitedProtocol(HttpToolsProtocol):
         """Answer with an error, after the answers that are due before it, and close."""
         if self._refusal is not None:
             return
-        self._refusal = refusal(error)
+        self._refusal = refusal(error, self._error_format)
         if self._meter.stage is not Stage.BODY:
             if not self._busy():
                 self._send_refusal()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from millstream.api.answer_schema import AnswerSchema
+from millstream.api.response_schema import ResponseSchema
 from millstream.api.system_schema import State
 
 
-class Model(AnswerSchema):
+class Model(ResponseSchema):
     """A model of this server: OpenAI's four fields, and what an operator wants to know."""
 
     id: str
@@ -54,7 +54,7 @@ class Model(AnswerSchema):
     """How often its engine ended unasked and was started again."""
 
 
-class ModelList(AnswerSchema):
+class ModelList(ResponseSchema):
     """All models of this server, loaded or not."""
 
     object: Literal["list"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 from fastapi import APIRouter, Path
@@ -10,11 +11,15 @@ from starlette.responses import Response
 
 from millstream.api.error_docs import ANY_REQUEST, SERVICE
 from millstream.api.errors import json_response
+from millstream.api.openai.docs import ERRORS
 from millstream.api.openai.model_schema import Model, ModelList
 from millstream.api.openapi import documented
 from millstream.errors import NotFound
 from millstream.service.ports import TextService
 from millstream.types import ModelCard
+
+ADMIN_PATH = re.compile(r"/v1/models/.+/(?:load|unload|cache/clear)", re.DOTALL)
+"""The routes below that change the server. Extend it with every route of that kind."""
 
 
 class ModelIdConvertor(Convertor[str]):
@@ -40,9 +45,9 @@ ModelId = Annotated[
     ),
 ]
 
-_LIST = documented(ModelList, "All models, loaded or not.", errors=ANY_REQUEST)
-_ONE = documented(Model, "The model.", errors=ANY_REQUEST | {404})
-_CHANGED = documented(Model, "The model as it is now.", errors=SERVICE)
+_LIST = documented(ModelList, "All models, loaded or not.", errors=ERRORS.references(ANY_REQUEST))
+_ONE = documented(Model, "The model.", errors=ERRORS.references(ANY_REQUEST | {404}))
+_CHANGED = documented(Model, "The model as it is now.", errors=ERRORS.references(SERVICE))
 
 
 def routes(service: TextService) -> APIRouter:

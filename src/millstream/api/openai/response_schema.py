@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from typing import Literal
 
-from millstream.api.answer_schema import ABSENT, AnswerSchema
+from millstream.api.response_schema import ABSENT, ResponseSchema
 
 Finish = Literal["stop", "length", "tool_calls"]
 
 
-class CachedTokens(AnswerSchema):
+class CachedTokens(ResponseSchema):
     cached_tokens: int
     """Tokens of the prompt that were found in the prefix cache."""
 
 
-class ReasoningTokens(AnswerSchema):
+class ReasoningTokens(ResponseSchema):
     reasoning_tokens: int
     """Tokens that the model wrote before its answer, as reasoning."""
 
 
-class Usage(AnswerSchema):
+class Usage(ResponseSchema):
     """Tokens of all prompts and choices of a request."""
 
     prompt_tokens: int
@@ -29,7 +29,7 @@ class Usage(AnswerSchema):
     completion_tokens_details: ReasoningTokens
 
 
-class _Frame(AnswerSchema):
+class _Frame(ResponseSchema):
     """The fields around the choices."""
 
     id: str
@@ -42,7 +42,7 @@ class _Frame(AnswerSchema):
     """The version of the server."""
 
 
-class PromptLogprob(AnswerSchema):
+class PromptLogprob(ResponseSchema):
     logprob: float
     rank: int
     """1 for the likeliest token at its place."""
@@ -53,7 +53,7 @@ PromptLogprobs = list[dict[str, PromptLogprob] | None]
 """For each token of the prompt, by token id: the token itself first, then the likeliest. Null for the first."""
 
 
-class TopLogprob(AnswerSchema):
+class TopLogprob(ResponseSchema):
     token: str
     logprob: float
     """-9999 stands for minus infinity."""
@@ -66,25 +66,25 @@ class TokenLogprob(TopLogprob):
     """The likeliest tokens at this place, as many as asked for."""
 
 
-class ChatLogprobs(AnswerSchema):
+class ChatLogprobs(ResponseSchema):
     content: list[TokenLogprob]
     refusal: None
 
 
-class CalledFunction(AnswerSchema):
+class CalledFunction(ResponseSchema):
     name: str
     arguments: str
     """A JSON object, as text."""
 
 
-class ToolCall(AnswerSchema):
+class ToolCall(ResponseSchema):
     id: str
     """What the message with the function's result names in tool_call_id."""
     type: Literal["function"]
     function: CalledFunction
 
 
-class ChatMessage(AnswerSchema):
+class ChatMessage(ResponseSchema):
     role: Literal["assistant"]
     content: str | None
     """Null if there are only calls of tools."""
@@ -94,7 +94,7 @@ class ChatMessage(AnswerSchema):
     tool_calls: list[ToolCall] = ABSENT
 
 
-class ChatChoice(AnswerSchema):
+class ChatChoice(ResponseSchema):
     index: int
     message: ChatMessage
     logprobs: ChatLogprobs | None
@@ -114,12 +114,12 @@ class ChatCompletion(_Frame):
     likeliest. Null for the first token."""
 
 
-class FunctionPiece(AnswerSchema):
+class FunctionPiece(ResponseSchema):
     name: str = ABSENT
     arguments: str
 
 
-class ToolCallPiece(AnswerSchema):
+class ToolCallPiece(ResponseSchema):
     """The first piece of a call has an id, a type and a name; those that follow are more of its arguments."""
 
     index: int
@@ -129,7 +129,7 @@ class ToolCallPiece(AnswerSchema):
     function: FunctionPiece
 
 
-class ChatDelta(AnswerSchema):
+class ChatDelta(ResponseSchema):
     """What is new. Empty in the last chunk of a choice."""
 
     role: Literal["assistant"] = ABSENT
@@ -138,7 +138,7 @@ class ChatDelta(AnswerSchema):
     tool_calls: list[ToolCallPiece] = ABSENT
 
 
-class ChatChunkChoice(AnswerSchema):
+class ChatChunkChoice(ResponseSchema):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None
@@ -156,7 +156,7 @@ class ChatCompletionChunk(_Frame):
     """With stream_options.include_usage: null in all chunks but the last, which has no choices."""
 
 
-class CompletionLogprobs(AnswerSchema):
+class CompletionLogprobs(ResponseSchema):
     """Parallel lists, one item a token."""
 
     tokens: list[str]
@@ -169,7 +169,7 @@ class CompletionLogprobs(AnswerSchema):
     """Where the token begins in the text, in characters."""
 
 
-class CompletionChoice(AnswerSchema):
+class CompletionChoice(ResponseSchema):
     index: int
     """Choices of the first prompt come first."""
     text: str
@@ -189,7 +189,7 @@ class Completion(_Frame):
     usage: Usage
 
 
-class CompletionChunkChoice(AnswerSchema):
+class CompletionChunkChoice(ResponseSchema):
     index: int
     text: str
     """What is new."""
