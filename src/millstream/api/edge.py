@@ -37,12 +37,12 @@ class Edge:
             # A full queue is no fault, and would flood the log.
             if error.status >= 500 and not isinstance(error, EngineBusy | Overloaded):
                 log.warning("%s: %s", _shown(scope), printable(error.message))
-            await self._tell(error, reply, scope, receive)
+            await self._send_error(error, reply, scope, receive)
         except Exception as error:  # the edge: any failure gets a response, and a trace in the log
             log.error("%s failed", _shown(scope), exc_info=error)
-            await self._tell(MillstreamError("The server failed on this request."), reply, scope, receive)
+            await self._send_error(MillstreamError("The server failed on this request."), reply, scope, receive)
 
-    async def _tell(self, error: MillstreamError, reply: Reply, scope: Scope, receive: Receive) -> None:
+    async def _send_error(self, error: MillstreamError, reply: Reply, scope: Scope, receive: Receive) -> None:
         if not reply.started:
             response = self._dialects.of(scope).errors.response(error)
             if any(name == b"expect" for name, _ in scope["headers"]):

@@ -1,4 +1,4 @@
-"""What the text endpoints answer, whole and as chunks of a stream, for /openapi.json."""
+"""Response models of the text endpoints, whole and as chunks of a stream, for /openapi.json."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class CachedTokens(ResponseSchema):
 
 class ReasoningTokens(ResponseSchema):
     reasoning_tokens: int
-    """Tokens that the model wrote before its answer, as reasoning."""
+    """Tokens of the model's reasoning."""
 
 
 class Usage(ResponseSchema):
-    """Tokens of all prompts and choices of a request."""
+    """Token counts over all prompts and choices of a request."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -37,7 +37,7 @@ class _Frame(ResponseSchema):
     created: int
     """Seconds since 1970."""
     model: str
-    """The model that answered."""
+    """The model that generated the text."""
     system_fingerprint: str
     """The version of the server."""
 
@@ -45,12 +45,12 @@ class _Frame(ResponseSchema):
 class PromptLogprob(ResponseSchema):
     logprob: float
     rank: int
-    """1 for the likeliest token at its place."""
+    """1 for the most likely token at its position."""
     decoded_token: str
 
 
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
-"""For each token of the prompt, by token id: the token itself first, then the likeliest. Null for the first."""
+"""For each token of the prompt, by token id: the token itself, then the most likely ones. Null for the first."""
 
 
 class TopLogprob(ResponseSchema):
@@ -58,12 +58,12 @@ class TopLogprob(ResponseSchema):
     logprob: float
     """-9999 stands for minus infinity."""
     bytes: list[int]
-    """The token as UTF-8: a token may be a part of a character."""
+    """The bytes of the token in UTF-8: a token may be part of a character."""
 
 
 class TokenLogprob(TopLogprob):
     top_logprobs: list[TopLogprob]
-    """The likeliest tokens at this place, as many as asked for."""
+    """The most likely tokens at this position, as many as requested."""
 
 
 class ChatLogprobs(ResponseSchema):
@@ -79,7 +79,7 @@ class CalledFunction(ResponseSchema):
 
 class ToolCall(ResponseSchema):
     id: str
-    """What the message with the function's result names in tool_call_id."""
+    """Send it as tool_call_id in the message with the function's result."""
     type: Literal["function"]
     function: CalledFunction
 
@@ -87,10 +87,10 @@ class ToolCall(ResponseSchema):
 class ChatMessage(ResponseSchema):
     role: Literal["assistant"]
     content: str | None
-    """Null if there are only calls of tools."""
+    """Null if there are only tool calls."""
     refusal: None
     reasoning_content: str = ABSENT
-    """What the model wrote before its answer, if it reasons."""
+    """The model's reasoning, if any."""
     tool_calls: list[ToolCall] = ABSENT
 
 
@@ -98,20 +98,20 @@ class ChatChoice(ResponseSchema):
     index: int
     message: ChatMessage
     logprobs: ChatLogprobs | None
-    """Null unless logprobs were asked for."""
+    """Null unless logprobs was set."""
     finish_reason: Finish
-    """stop: the model ended it, or a stop string. length: the token limit. tool_calls: the model calls tools."""
+    """stop: the end of text or a stop string. length: the token limit. tool_calls: the model calls tools."""
 
 
 class ChatCompletion(_Frame):
-    """The answer to a conversation."""
+    """The completion of a conversation."""
 
     object: Literal["chat.completion"]
     choices: list[ChatChoice]
     usage: Usage
     prompt_logprobs: PromptLogprobs = ABSENT
-    """If prompt_logprobs was set. For each token of the prompt, by token id: the token itself first, then the
-    likeliest. Null for the first token."""
+    """Present if prompt_logprobs was set. For each token of the prompt, by token id: the token itself, then the most
+    likely ones. Null for the first token."""
 
 
 class FunctionPiece(ResponseSchema):
@@ -120,17 +120,17 @@ class FunctionPiece(ResponseSchema):
 
 
 class ToolCallPiece(ResponseSchema):
-    """The first piece of a call has an id, a type and a name; those that follow are more of its arguments."""
+    """The first piece of a call has an id, a type and a name. The others continue its arguments."""
 
     index: int
-    """Which call of the answer this belongs to."""
+    """The number of the call in the message."""
     id: str = ABSENT
     type: Literal["function"] = ABSENT
     function: FunctionPiece
 
 
 class ChatDelta(ResponseSchema):
-    """What is new. Empty in the last chunk of a choice."""
+    """The new part of the message. Empty in the last chunk of a choice."""
 
     role: Literal["assistant"] = ABSENT
     content: str = ABSENT
@@ -147,26 +147,26 @@ class ChatChunkChoice(ResponseSchema):
 
 
 class ChatCompletionChunk(_Frame):
-    """A piece of a streamed answer."""
+    """A chunk of a streamed completion."""
 
     object: Literal["chat.completion.chunk"]
     choices: list[ChatChunkChoice]
-    """One choice; none in the chunk that counts the tokens."""
+    """One choice; none in the chunk with the token counts."""
     usage: Usage | None = ABSENT
     """With stream_options.include_usage: null in all chunks but the last, which has no choices."""
 
 
 class CompletionLogprobs(ResponseSchema):
-    """Parallel lists, one item a token."""
+    """Parallel lists with one item per token."""
 
     tokens: list[str]
-    """A token that is a part of a character is written as its bytes, such as `bytes:\\xf0\\x9f`."""
+    """A token that is part of a character is shown by its bytes, such as `bytes:\\xf0\\x9f`."""
     token_logprobs: list[float | None]
     """Null for the first token of a prompt (echo)."""
     top_logprobs: list[dict[str, float] | None] | None
-    """The likeliest tokens at each place; null if none were asked for."""
+    """The most likely tokens at each position; null if none were requested."""
     text_offset: list[int]
-    """Where the token begins in the text, in characters."""
+    """Offset of the token in the text, in characters."""
 
 
 class CompletionChoice(ResponseSchema):
@@ -175,14 +175,14 @@ class CompletionChoice(ResponseSchema):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: Literal["stop", "length"]
-    """stop: the model ended it, or a stop string. length: the token limit."""
+    """stop: the end of text or a stop string. length: the token limit."""
     prompt_logprobs: PromptLogprobs = ABSENT
-    """If prompt_logprobs was set. For each token of the prompt, by token id: the token itself first, then the
-    likeliest. Null for the first token."""
+    """Present if prompt_logprobs was set. For each token of the prompt, by token id: the token itself, then the most
+    likely ones. Null for the first token."""
 
 
 class Completion(_Frame):
-    """The continuation of a text, or of several."""
+    """The completions of one or more prompts."""
 
     object: Literal["text_completion"]
     choices: list[CompletionChoice]
@@ -192,17 +192,17 @@ class Completion(_Frame):
 class CompletionChunkChoice(ResponseSchema):
     index: int
     text: str
-    """What is new."""
+    """The new text."""
     logprobs: CompletionLogprobs | None
     finish_reason: Literal["stop", "length"] | None
     """Null in all but the last chunk of a choice."""
 
 
 class CompletionChunk(_Frame):
-    """A piece of a streamed continuation."""
+    """A chunk of a streamed completion."""
 
     object: Literal["text_completion"]
     choices: list[CompletionChunkChoice]
-    """One choice; none in the chunk that counts the tokens."""
+    """One choice; none in the chunk with the token counts."""
     usage: Usage | None = ABSENT
     """With stream_options.include_usage: null in all chunks but the last, which has no choices."""
