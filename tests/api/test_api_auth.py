@@ -69,11 +69,11 @@ def test_a_valid_key_is_accepted(locked, service, headers):
 @pytest.mark.parametrize(
     "headers, words",
     [
-        ({}, "none was sent"),
+        ({}, "the request has none"),
         ({b"authorization": b"Bearer"}, "no 'Bearer KEY'"),
         ({b"authorization": b"first-key"}, "no 'Bearer KEY'"),
         ({b"authorization": b"Basic first-key"}, "no 'Bearer KEY'"),
-        ({b"x-api-key": b""}, "none was sent"),
+        ({b"x-api-key": b""}, "the request has none"),
         (bearer("sesame"), "is not valid"),
         (bearer("first-key2"), "is not valid"),
         (bearer("first-ke"), "is not valid"),

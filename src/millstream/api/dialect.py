@@ -35,6 +35,8 @@ class DialectDocs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
+    """One dialect, as data and functions. It has no state: its routes get what they need from the app."""
+
     name: str
     routes: Callable[[Responder], Iterable[APIRouter]]
     errors: ErrorFormat
@@ -51,7 +53,7 @@ class Dialect:
 
 
 class Dialects:
-    """All dialects of an app. The first is the default: it answers where no dialect claims the request."""
+    """All dialects of an app. The first is the default: it gets the requests that no dialect claims."""
 
     def __init__(self, dialects: Sequence[Dialect]) -> None:
         self.default = dialects[0]
