@@ -20,7 +20,8 @@ from millstream.api.app import DEFAULT_DIALECT, create_app
 from millstream.api.http1.connections import Connections
 from millstream.api.http1.limits import HttpLimits
 from millstream.api.http1.protocol import LimitedProtocol
-from millstream.types import Delta, FinishReason, GenerationRequest, ModelCard, Usage
+from millstream.model_facts import ModelCard
+from millstream.types import Delta, FinishReason, GenerationRequest, Usage
 
 WAIT = 10
 BODY_LIMIT = 64 * 1024

@@ -13,6 +13,7 @@ import pytest
 from millstream.api.app import create_app
 from millstream.api.auth import ApiKeys
 from millstream.errors import Unauthorized
+from millstream.service.ports import Services
 
 KEYS = ("first-key", "zweiter-schlüssel")
 ORIGIN = "http://page.example"
@@ -28,7 +29,7 @@ PREFLIGHT = {
 @pytest.fixture
 def locked(serve, service) -> Iterator[httpx.Client]:
     with (
-        serve(create_app(service, body_limit=10_000, api_keys=KEYS)) as port,
+        serve(create_app(Services(service, service), body_limit=10_000, api_keys=KEYS)) as port,
         httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=10) as client,
     ):
         yield client
@@ -38,7 +39,7 @@ def locked(serve, service) -> Iterator[httpx.Client]:
 def shared(serve, service) -> Iterator[httpx.Client]:
     """A server with keys and one allowed origin."""
     with (
-        serve(create_app(service, body_limit=10_000, api_keys=KEYS, cors_origins=(ORIGIN,))) as port,
+        serve(create_app(Services(service, service), body_limit=10_000, api_keys=KEYS, cors_origins=(ORIGIN,))) as port,
         httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=10) as client,
     ):
         yield client
@@ -193,7 +194,7 @@ def test_responses_and_errors_carry_the_cors_headers(shared, service):
 
 
 def test_all_origins(serve, service):
-    with serve(create_app(service, body_limit=1000, cors_origins=("*",))) as port:
+    with serve(create_app(Services(service, service), body_limit=1000, cors_origins=("*",))) as port:
         response = httpx.get(f"http://127.0.0.1:{port}/v1/models", headers={"origin": ORIGIN})
     assert response.status_code == 200 and response.headers["access-control-allow-origin"] == "*"
 
@@ -210,7 +211,7 @@ def test_without_origins_there_is_no_cors(http):
 def open_server(serve, service) -> Iterator[httpx.Client]:
     """A server without keys and with one allowed origin."""
     with (
-        serve(create_app(service, body_limit=10_000, cors_origins=(ORIGIN,))) as port,
+        serve(create_app(Services(service, service), body_limit=10_000, cors_origins=(ORIGIN,))) as port,
         httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=10) as client,
     ):
         yield client

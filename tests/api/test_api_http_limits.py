@@ -15,6 +15,7 @@ import pytest
 from millstream.api.app import create_app
 from millstream.api.http1.connections import Connections, Phase
 from millstream.api.http1.limits import HttpLimits
+from millstream.service.ports import Services
 from millstream.types import Delta
 
 WAIT = 10
@@ -26,7 +27,9 @@ QUICK = HttpLimits(header_seconds=0.2, body_seconds=0.2, linger_seconds=0.2)
 @pytest.fixture(params=["uvloop", "asyncio"])
 def start(request, serve, service):
     def start(limits, **options):
-        return serve(create_app(service, body_limit=10**6), loop=request.param, limits=limits, **options)
+        return serve(
+            create_app(Services(service, service), body_limit=10**6), loop=request.param, limits=limits, **options
+        )
 
     return start
 

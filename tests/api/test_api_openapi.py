@@ -13,6 +13,7 @@ import schemathesis
 from millstream import errors
 from millstream.api.app import create_app
 from millstream.api.error_docs import error_classes
+from millstream.service.ports import Services
 from millstream.types import CallDelta, Delta, FinishReason, PromptToken, TextLogprob
 from support.openapi import Document, references
 
@@ -24,7 +25,7 @@ STOP, LENGTH, CALLS = FinishReason.STOP, FinishReason.LENGTH, FinishReason.TOOL_
 
 
 def document(**options) -> Document:
-    return Document(create_app(None, body_limit=1000, **options).openapi())
+    return Document(create_app(Services(None, None), body_limit=1000, **options).openapi())
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +112,7 @@ def test_keys_are_a_security_scheme(page):
 
 
 def test_the_document_is_built_once(serve, service):
-    app = create_app(service, body_limit=1000)
+    app = create_app(Services(service, service), body_limit=1000)
     with serve(app) as port:
         first = httpx.get(f"http://127.0.0.1:{port}/openapi.json")
         assert first.json() == app.openapi() and app.openapi() is app.openapi()
@@ -167,7 +168,7 @@ def test_every_error_is_documented_where_it_can_be_raised(serve):
 
 def test_errors_before_a_route(serve, service):
     subject = document(api_keys=(KEY,))
-    with serve(create_app(service, body_limit=100, api_keys=(KEY,))) as port:
+    with serve(create_app(Services(service, service), body_limit=100, api_keys=(KEY,))) as port:
         base = f"http://127.0.0.1:{port}"
         subject.check("/v1/models", httpx.get(f"{base}/v1/models"))
         subject.check("/health", httpx.get(f"{base}/health"))
@@ -175,7 +176,7 @@ def test_errors_before_a_route(serve, service):
         too_large = httpx.post(f"{base}{TEXT_PATH}", headers=keyed, json={"prompt": "x" * 100})
         assert too_large.status_code == 413
         subject.check(TEXT_PATH, too_large)
-    with serve(create_app(service, body_limit=100)) as port:
+    with serve(create_app(Services(service, service), body_limit=100)) as port:
         response = httpx.post(f"http://127.0.0.1:{port}{TEXT_PATH}", headers={"origin": "http://other"}, json=TEXT)
         assert response.status_code == 403
         document().check(TEXT_PATH, response)

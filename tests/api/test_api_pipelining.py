@@ -11,6 +11,7 @@ import pytest
 
 from millstream.api.app import create_app
 from millstream.api.http1.limits import HttpLimits
+from millstream.service.ports import Services
 from millstream.types import Delta
 
 WAIT = 10
@@ -18,7 +19,7 @@ WAIT = 10
 
 @pytest.fixture(params=["uvloop", "asyncio"])
 def port(request, serve, service) -> Iterator[int]:
-    with serve(create_app(service, body_limit=10**6), loop=request.param) as port:
+    with serve(create_app(Services(service, service), body_limit=10**6), loop=request.param) as port:
         yield port
 
 

@@ -38,6 +38,7 @@ from millstream.api.render import merged
 from millstream.api.response import GenerationResponse, Responder
 from millstream.api.stream import StreamFormat
 from millstream.errors import BadRequest, MillstreamError
+from millstream.service.ports import Services
 from millstream.types import Delta, FinishReason, GenerationRequest, TextPrompt, Usage
 from support.openapi import references
 
@@ -159,7 +160,7 @@ BOTH = (*DIALECTS, TINY)
 
 @contextmanager
 def client(serve: Any, service: Any, **options: Any) -> Iterator[httpx.Client]:
-    app = create_app(service, body_limit=1000, dialects=BOTH, **options)
+    app = create_app(Services(service, service), body_limit=1000, dialects=BOTH, **options)
     with serve(app) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=10) as http:
         yield http
 
@@ -269,7 +270,7 @@ def test_middleware_refuses_in_the_dialect_of_the_request(serve, service):
 
 
 def test_a_dialect_has_admin_routes_of_its_own(service):
-    app = create_app(service, body_limit=1000, dialects=BOTH)
+    app = create_app(Services(service, service), body_limit=1000, dialects=BOTH)
 
     async def status(client: str) -> int:
         transport = httpx.ASGITransport(app, client=(client, 5))
@@ -322,7 +323,7 @@ def test_refusals_before_a_request_have_the_format_that_the_protocol_got(service
     protocol = functools.partial(
         LimitedProtocol, limits=limits, connections=Connections(limits), error_format=TINY.errors
     )
-    app = create_app(service, body_limit=1000, dialects=BOTH)
+    app = create_app(Services(service, service), body_limit=1000, dialects=BOTH)
     with running(app, http=protocol) as port, socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
         connection.sendall(b"no http\r\n\r\n")
         raw = b"".join(iter(lambda: connection.recv(65536), b""))
@@ -333,8 +334,8 @@ def test_refusals_before_a_request_have_the_format_that_the_protocol_got(service
 
 @pytest.mark.parametrize("keys", [(), (KEY,)])
 def test_both_are_in_one_document(service, keys):
-    page = create_app(service, body_limit=1000, dialects=BOTH, api_keys=keys).openapi()
-    alone = create_app(service, body_limit=1000, api_keys=keys).openapi()
+    page = create_app(Services(service, service), body_limit=1000, dialects=BOTH, api_keys=keys).openapi()
+    alone = create_app(Services(service, service), body_limit=1000, api_keys=keys).openapi()
     assert {"TinyReply", "TinyError"} <= page["components"]["schemas"].keys()
     responses = page["paths"]["/tiny/say"]["post"]["responses"]
     expected = {*map(str, SERVICE), *(["401"] if keys else [])}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream.engine.messages import Submit
+from millstream.engine.generation.messages import Generate
 from millstream.service.generation.choice import Choice
 from millstream.service.generation.output_parsing import OutputParsing
 from millstream.text.loading import load_tokenizer
@@ -24,7 +24,7 @@ def tokenizer() -> Iterator[Tokenizer]:
 
 
 def deltas(tokenizer: Tokenizer, text: str, reason: FinishReason) -> list[Delta]:
-    choice = Choice(0, Submit(1, (0,), 500), tokenizer, OutputParsing(stop=("END", "ENDING", "!?")), continues=False)
+    choice = Choice(0, Generate(1, (0,), 500), tokenizer, OutputParsing(stop=("END", "ENDING", "!?")), continues=False)
     tokens = tokenizer.encode(text)
     found = [choice.push((token,), ()) for token in tokens]
     found.append(choice.finish(reason, len(tokens)))

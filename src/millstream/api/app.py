@@ -24,7 +24,7 @@ from millstream.api.origin import KnownOrigins
 from millstream.api.response import Responder
 from millstream.api.routing_errors import routing_error_handler
 from millstream.api.system_schema import About, Health
-from millstream.service.ports import TextService
+from millstream.service.ports import Services
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
@@ -44,7 +44,7 @@ _SYSTEM_TAG = {"name": "system", "description": "The server itself. These routes
 
 
 def create_app(
-    service: TextService,
+    services: Services,
     *,
     body_limit: int,
     lifespan: Lifespan | None = None,
@@ -78,7 +78,7 @@ def create_app(
     for dialect in table.in_routing_order():
         for router in dialect.routes(responder):
             app.include_router(router)
-    app.include_router(system.routes(service, table.default.docs.errors))
+    app.include_router(system.routes(services.models, table.default.docs.errors))
     app.add_exception_handler(HTTPException, routing_error_handler(table))
     _add_middleware(app, table, body_limit=body_limit, api_keys=api_keys, cors_origins=cors_origins, hosts=hosts)
     return app

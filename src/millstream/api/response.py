@@ -14,7 +14,7 @@ from millstream.api.errors import JSON_TYPE
 from millstream.api.render import Merger, Renderer, RendererFactory
 from millstream.api.stream import STREAM_ERROR, Stream
 from millstream.api.writer import Writer
-from millstream.service.ports import Generation, TextService
+from millstream.service.ports import Generation, GenerationService
 from millstream.types import Delta, GenerationRequest
 
 MANY_LOGPROBS = 1_000
@@ -25,7 +25,7 @@ class GenerationResponse(Response):
     """A whole response. The generation starts, runs and ends in here, so no code path leaves one running."""
 
     def __init__(
-        self, service: TextService, request: GenerationRequest, renderer: RendererFactory, *, write_timeout: float
+        self, service: GenerationService, request: GenerationRequest, renderer: RendererFactory, *, write_timeout: float
     ) -> None:
         super().__init__()
         self._write_timeout = write_timeout
@@ -65,7 +65,7 @@ class StreamedResponse(GenerationResponse):
 
     def __init__(
         self,
-        service: TextService,
+        service: GenerationService,
         request: GenerationRequest,
         renderer: RendererFactory,
         *,
@@ -109,7 +109,7 @@ def _is_large(deltas: Sequence[Delta]) -> bool:
 class Responder:
     """Makes the response to a generation request of any dialect."""
 
-    service: TextService
+    service: GenerationService
     ping_seconds: float
     write_timeout: float
 

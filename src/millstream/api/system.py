@@ -12,12 +12,12 @@ from millstream.api.error_docs import ANY_REQUEST, ErrorDocs
 from millstream.api.errors import json_response
 from millstream.api.openapi import documented, reference
 from millstream.api.system_schema import About, Health
-from millstream.service.ports import TextService
+from millstream.service.ports import ModelService
 
 _TEXT: dict[str, Any] = {"text/plain": {"schema": {"type": "string"}}}
 
 
-def routes(service: TextService, errors: ErrorDocs) -> APIRouter:
+def routes(service: ModelService, errors: ErrorDocs) -> APIRouter:
     """`errors` documents the errors of these routes, which belong to the default dialect."""
     router = APIRouter(tags=["system"], default_response_class=Response)
     refusals = errors.references(ANY_REQUEST)

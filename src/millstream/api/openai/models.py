@@ -15,8 +15,8 @@ from millstream.api.openai.docs import ERRORS
 from millstream.api.openai.model_schema import Model, ModelList
 from millstream.api.openapi import documented
 from millstream.errors import NotFound
-from millstream.service.ports import TextService
-from millstream.types import ModelCard
+from millstream.model_facts import ModelCard
+from millstream.service.ports import ModelService
 
 ADMIN_PATH = re.compile(r"/v1/models/.+/(?:load|unload|cache/clear)", re.DOTALL)
 """The routes below that change the server. Extend it with every route of that kind."""
@@ -50,7 +50,7 @@ _ONE = documented(Model, "The model.", errors=ERRORS.references(ANY_REQUEST | {4
 _CHANGED = documented(Model, "The model in its new state.", errors=ERRORS.references(SERVICE))
 
 
-def routes(service: TextService) -> APIRouter:
+def routes(service: ModelService) -> APIRouter:
     router = APIRouter(prefix="/v1", tags=["models"], default_response_class=Response)
 
     @router.get("/models", summary="List the models", openapi_extra=_LIST)
