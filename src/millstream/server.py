@@ -20,7 +20,7 @@ from types import FrameType
 import uvicorn
 
 from millstream import __version__
-from millstream.api.app import create_app
+from millstream.api.app import DEFAULT_DIALECT, create_app
 from millstream.api.hosts import names_to_check
 from millstream.api.http1.connections import Connections
 from millstream.api.http1.limits import HttpLimits
@@ -132,7 +132,9 @@ def http_protocol(settings: Settings) -> Callable[..., LimitedProtocol]:
             "limited to %d connections instead of --max-connections %d: the process may open only %s files (ulimit -n)",
             connections.cap, settings.max_connections, open_files(),
         )  # fmt: skip
-    return functools.partial(LimitedProtocol, limits=limits, connections=connections)
+    return functools.partial(
+        LimitedProtocol, limits=limits, connections=connections, error_format=DEFAULT_DIALECT.errors
+    )
 
 
 class MillServer(uvicorn.Server):

@@ -228,3 +228,5 @@ class Delta:
     """Where the log-probabilities of the prompt are wanted: in one delta a choice, all of them."""
     reasoning: str = ""
     calls: tuple[CallDelta, ...] = ()
+    stop_string: str | None = None
+    """The stop string that ended the choice, in its last delta. None if something else ended it."""

@@ -1,4 +1,4 @@
-"""Models, health, metrics, docs, and the app's life."""
+"""Models, health, metrics, docs, and the app's lifespan."""
 
 from __future__ import annotations
 
@@ -73,13 +73,13 @@ def test_lifespan_runs_around_the_app(service):
         mail = asyncio.Queue()
         for kind in ("lifespan.startup", "lifespan.shutdown"):
             mail.put_nowait({"type": kind})
-        await app({"type": "lifespan", "app": app, "state": {}}, mail.get, answers.append_async)
+        await app({"type": "lifespan", "app": app, "state": {}}, mail.get, responses.append_async)
 
-    class Answers(list):
+    class Responses(list):
         async def append_async(self, message):
             self.append(message["type"])
 
-    answers = Answers()
+    responses = Responses()
     asyncio.run(main())
     assert seen == ["up", "down"]
-    assert answers == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+    assert responses == ["lifespan.startup.complete", "lifespan.shutdown.complete"]

@@ -45,6 +45,11 @@ class Output:
     def calls(self) -> int:
         return 0 if self._splitter is None else self._splitter.calls
 
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the text. None while none has matched."""
+        return None if self._stops is None else self._stops.matched
+
     def push(self, text: str) -> list[Part]:
         if self.ended:
             return []

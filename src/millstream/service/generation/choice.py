@@ -170,7 +170,15 @@ class Choice:
         text, reasoning = "".join(content), "".join(thoughts)
         if not (text or reasoning or calls or shown) and self.finish_reason is None:
             return None
-        delta = Delta(self.index, text, shown, self.finish_reason, reasoning=reasoning, calls=tuple(calls))
+        delta = Delta(
+            self.index,
+            text,
+            shown,
+            self.finish_reason,
+            reasoning=reasoning,
+            calls=tuple(calls),
+            stop_string=self._output.stop_string,
+        )
         opening, self._opening = self._opening, None
         return delta if opening is None else opening.before(delta)
 
