@@ -39,7 +39,7 @@ from millstream.service.generation.service import MillstreamService
 from millstream.service.generation.template_host import TemplateHost
 from millstream.service.hub import ModelHub, card_of
 from millstream.service.managed_model import Loading, ReadyModel
-from millstream.service.media.files import DECODED, IMAGES, MediaFiles
+from millstream.service.media.files import MAX_AV_DECODES, MAX_IMAGE_DECODES, MediaFiles
 from millstream.service.media.memory import MediaMemory
 from millstream.service.memory_budget import gib
 from millstream.service.metrics import Metrics
@@ -92,7 +92,7 @@ class Mill:
         self._limits = media_limits(settings)
         self._names = Resolver(names)
         self._grammars = GrammarChecks()
-        memory = MediaMemory(settings.media_memory, images=IMAGES, others=DECODED)
+        memory = MediaMemory(settings.media_memory, image_decodes=MAX_IMAGE_DECODES, av_decodes=MAX_AV_DECODES)
         files = MediaFiles(self._limits, memory, pool, network, self._names)
         unread = UnreadOutput(settings.unread_output)
         self.service = MillstreamService(self.hub, pool, files, self._grammars, unread, self._metrics)
@@ -131,8 +131,8 @@ class Mill:
         await self._in_pool(functools.partial(check_model, source.kind, source.path))
         tokenizer = await self._in_pool(functools.partial(load_tokenizer, source))
         style = self._style(spec, tokenizer)
-        reader = await self._in_pool(functools.partial(media_reader, source, tokenizer, self._limits))
-        control = await self._control_tokens(spec, tokenizer, style, reader)
+        preprocessor = await self._in_pool(functools.partial(media_preprocessor, source, tokenizer, self._limits))
+        control = await self._control_tokens(spec, tokenizer, style, preprocessor)
         granted = await self._make_room(name, spec, source, loading)
         template = TemplateHost(tokenizer.template, self._pool)
         self._templates.add(template)  # from now on: the server may end while this load is being given up
@@ -146,9 +146,9 @@ class Mill:
         for note in (*tokenizer.notes, *([template.note] if template.note and tokenizer.template else [])):
             log.warning("%s: tokenizer: %s", name, note)
         log.info("%s: tool calls: %s; thoughts: %s", name, *style.names)
-        # What the engine cannot see is refused before it is fetched.
-        sees = reader if facts.media else None
-        return ReadyModel(name, engine, tokenizer, facts, spec, style, sees, template, control)
+        # Media of a kind that the engine cannot encode are refused before they are fetched.
+        preprocessor = preprocessor if facts.media else None
+        return ReadyModel(name, engine, tokenizer, facts, spec, style, preprocessor, template, control)
 
     async def _start_engine(
         self, name: str, spec: ModelSpec, source: ModelSource, granted: int | None, loading: Loading
@@ -184,12 +184,12 @@ class Mill:
         task.add_done_callback(self._followers.discard)
 
     async def _control_tokens(
-        self, spec: ModelSpec, tokenizer: Tokenizer, style: Style, reader: MediaPreprocessor | None
+        self, spec: ModelSpec, tokenizer: Tokenizer, style: Style, preprocessor: MediaPreprocessor | None
     ) -> ControlTokens | None:
         own = spec.allow_special_tokens
         if self._settings.allow_special_tokens if own is None else own:
             return None
-        media = [mark.text for mark in reader.marks.values()] if reader is not None else []
+        media = [each.text for each in preprocessor.placeholders.values()] if preprocessor is not None else []
         return await self._in_pool(functools.partial(tokenizer.control_tokens, [*style.markers, *media]))
 
     def _style(self, spec: ModelSpec, tokenizer: Tokenizer) -> Style:
@@ -255,19 +255,19 @@ class Mill:
 
 def media_limits(settings: Settings) -> MediaLimits:
     return MediaLimits(
-        size=settings.media_bytes,
+        file_bytes=settings.media_bytes,
         pixels=settings.media_pixels,
         count=settings.media_count,
-        seconds=settings.media_timeout,
+        timeout=settings.media_timeout,
         folders=settings.media_folders,
-        private=settings.allow_private_media,
-        sound=settings.media_seconds,
+        allow_private=settings.allow_private_media,
+        audio_seconds=settings.media_seconds,
     )
 
 
-def media_reader(source: ModelSource, tokenizer: Tokenizer, limits: MediaLimits) -> MediaPreprocessor | None:
-    """What reads the images of a model that takes them. Text models need neither an image library nor mlx-vlm, and
-    without them a vision model is served for text alone, if at all."""
+def media_preprocessor(source: ModelSource, tokenizer: Tokenizer, limits: MediaLimits) -> MediaPreprocessor | None:
+    """The media preprocessing of a model that takes media. Text models need neither an image library nor mlx-vlm, and
+    without them a vision model is served for text only, if at all."""
     if source.kind == "gguf" or not all(importlib.util.find_spec(name) for name in ("PIL", "mlx_vlm")):
         return None
     from millstream.media.preprocessor import load_preprocessor

@@ -52,8 +52,8 @@ class ReadyModel:
     facts: ModelFacts
     spec: ModelSpec
     style: Style = PLAIN
-    reader: MediaPreprocessor | None = None
-    """For the images of a model that takes them."""
+    preprocessor: MediaPreprocessor | None = None
+    """None if the model takes text only."""
     template: TemplateHost | None = None
     control: ControlTokens | None = None
     """What must not be taken for control in messages; None where clients may write control tokens."""
@@ -61,7 +61,9 @@ class ReadyModel:
     @property
     def kinds(self) -> frozenset[str]:
         """Of media: what can be prepared and what the engine has a tower for. A folder may name one and lack it."""
-        return frozenset(self.facts.media).intersection(self.reader.marks if self.reader is not None else ())
+        return frozenset(self.facts.media).intersection(
+            self.preprocessor.placeholders if self.preprocessor is not None else ()
+        )
 
 
 class Loading(Protocol):
