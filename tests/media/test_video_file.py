@@ -20,7 +20,7 @@ from millstream.media.frames import open_frames
 from millstream.media.limits import MediaLimits
 from support.video_files import LOSSLESS, audio_only, colour, encode_video, pictures
 
-LIMITS = MediaLimits(timeout=60.0)  # a busy machine is not what is tested
+LIMITS = MediaLimits(timeout=60.0)  # generous: the machine may be busy
 MP4 = encode_video(pictures(12))
 WEBM = encode_video(pictures(12), "webm", codec="libvpx")
 
@@ -61,7 +61,7 @@ def test_a_variable_frame_rate() -> None:
     shown = [colour(number) for number in range(7)]
     numbers = [shown.index(image.getpixel((5, 5))) for image in video.images]
     assert video.seconds == pytest.approx([times[number] / 1000 for number in numbers])
-    assert numbers[0] == 0 and {2, 5} <= set(numbers)  # what is shown at 1 s; and from 3 s on
+    assert numbers[0] == 0 and {2, 5} <= set(numbers)  # the frames shown at 1 s and from 3 s on
 
 
 def test_no_more_frames_than_the_model_takes() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from millstream.errors import ModelError
-from millstream.models.gguf_config import end_ids, gguf_config
+from millstream.models.gguf_config import eos_token_ids, gguf_config
 from millstream.models.gguf_file import GgufFile, GgufTensor
 from millstream.models.gguf_names import ARCHITECTURES, parameter_name
 
@@ -138,8 +138,8 @@ def test_declared_and_common_end_of_turn_tokens() -> None:
         "tokenizer.ggml.eos_token_id": 3,
         "tokenizer.ggml.eot_token_id": 1,
     }
-    assert end_ids(metadata) == {1, 2, 3}
-    assert end_ids({}) == frozenset()
+    assert eos_token_ids(metadata) == {1, 2, 3}
+    assert eos_token_ids({}) == frozenset()
 
 
 def test_tensor_names() -> None:

@@ -23,8 +23,8 @@ REENCODE = {"video": "Re-encode it as MP4/H.264", "audio": "Re-encode it as WAV 
 def in_child(
     job: Mapping[str, object], data: bytes, limits: MediaLimits, label: str, alternative: str
 ) -> tuple[dict[str, Any], memoryview]:
-    """Run `decoder_child` on a file; returns its JSON header and the bytes behind it. `label` names the file in errors;
-    `alternative` says which formats need no PyAV. Raises `MediaRefused`."""
+    """Run `decoder_child` on a file. Returns its JSON header and the bytes that follow. `label` names the file in
+    errors; `alternative` says which formats need no PyAV. Raises `MediaRefused`."""
     if importlib.util.find_spec("av") is None:
         raise MediaRefused(
             f"this server cannot decode this {label}: PyAV is not installed (pip install 'millstream[video]'). "

@@ -11,7 +11,7 @@ from millstream.media.frame_sampling import FrameSampling
 from millstream.media.limits import MediaLimits
 
 _MP4_BOXES = frozenset({b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"pnot"})
-"""Types that the first box of an MP4 or MOV file may have; the type stands after four bytes of length."""
+"""Types that the first box of an MP4 or MOV file may have; the type follows four bytes of length."""
 _EBML = b"\x1aE\xdf\xa3"
 
 

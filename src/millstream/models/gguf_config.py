@@ -28,13 +28,13 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
     config = _common(file)
     _FAMILIES[file.architecture](file, config)
     try:
-        config["eos_token_id"] = sorted(end_ids(file.metadata))
+        config["eos_token_id"] = sorted(eos_token_ids(file.metadata))
     except ModelError as error:
         raise ModelError(f"{file.path}: {error.message}") from error
     return config
 
 
-def end_ids(metadata: Mapping[str, Any]) -> frozenset[int]:
+def eos_token_ids(metadata: Mapping[str, Any]) -> frozenset[int]:
     """All tokens that end a completion: those that the file declares, and the common end-of-turn tokens that it has."""
     vocabulary = read_vocabulary(metadata)
     declared = (token_id(metadata, role, len(vocabulary.tokens)) for role in ("eos", "eot", "eom"))

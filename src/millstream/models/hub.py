@@ -107,9 +107,7 @@ def _reason(model: HubModel, error: Exception) -> str:
         case GatedRepoError():
             return f"{model.repo} is gated: request access on its page, then set HF_TOKEN to a token of that account"
         case RepositoryNotFoundError():
-            return (
-                f"the hub has no model '{model.repo}' that is visible without a token; if it is private, set HF_TOKEN"
-            )
+            return f"the hub has no model '{model.repo}', or it is private; if so, set HF_TOKEN to a token with access"
         case HfHubHTTPError(response=response) if response.status_code in (401, 403):
             return f"the hub refused access to {model.repo} ({response.status_code}): set HF_TOKEN to a valid token"
         case HfHubHTTPError(response=response) if response.status_code == 404:
