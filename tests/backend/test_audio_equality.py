@@ -16,14 +16,15 @@ from mlx_vlm.utils import load_model
 from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
 from millstream.backend.generation.media.features import Features, Tower
 from millstream.config import FAST_PATHS
-from millstream.engine.generation.backend import Plan, StepResult
 from millstream.engine.generation.chunk_sizer import ChunkSizer
-from millstream.engine.generation.scheduler import Scheduler
+from millstream.engine.generation.messages import Generate
+from millstream.engine.generation.plan import Plan, StepResult
+from millstream.engine.generation.scheduler import GenerationScheduler
 from millstream.engine.link import ThreadLink
-from millstream.engine.messages import Finished, Submit
-from millstream.types import ModelFacts
+from millstream.engine.messages import Finished
+from millstream.model_facts import GenerationFacts
 from support.engines import Driver, engine
-from support.prefix_caches import BLOCK, keeping_scheduler
+from support.prefix_caches import BLOCK, caching_scheduler
 from support.tiny_audio import AudioCase, OneByOne, reference
 from support.tiny_vision import AUDIO
 
@@ -126,7 +127,7 @@ def test_beginnings_that_are_kept_change_no_token(family: str, vision_model: Cal
     assert [case.prompt for case in wanted] == [case.prompt for case in others], "equal texts"
     answers, changed = expected(folder, wanted), expected(folder, others)
     assert answers != changed, "audio makes no difference here"
-    driver = Driver(ThreadLink("kept", backend(folder), functools.partial(keeping_scheduler, 1000, None)))
+    driver = Driver(ThreadLink("kept", backend(folder), functools.partial(caching_scheduler, 1000, None)))
     driver.start()
     try:
         for begin, asked, right in ((0, wanted, answers), (100, wanted, answers), (200, others, changed)):
@@ -143,7 +144,7 @@ def test_beginnings_that_are_kept_change_no_token(family: str, vision_model: Cal
         driver.stop()
 
 
-def cached_tokens(driver: Driver, submit: Submit) -> int:
+def cached_tokens(driver: Driver, submit: Generate) -> int:
     end = driver.ends[submit.request_id][0]
     assert isinstance(end, Finished)
     return end.usage.cached_tokens
@@ -187,8 +188,8 @@ class Noted(MlxGenerationBackend):
         return self.steps[-1][1]
 
 
-def cut_finely(facts: ModelFacts) -> Scheduler:
-    return Scheduler(max_rows=facts.max_rows, prefill_tokens=50, pace=ChunkSizer(most=1, least=1))
+def cut_finely(facts: GenerationFacts) -> GenerationScheduler:
+    return GenerationScheduler(max_rows=facts.max_rows, prefill_tokens=50, chunk_sizer=ChunkSizer(most=1, least=1))
 
 
 def test_running_rows_get_a_token_in_every_slice(vision_model: Callable[[str], Path]) -> None:
@@ -201,7 +202,7 @@ def test_running_rows_get_a_token_in_every_slice(vision_model: Callable[[str], P
     driver = Driver(ThreadLink("slices", make, cut_finely))
     driver.start()
     try:
-        driver.post(Submit(1, (5, 6, 7), 200))
+        driver.post(Generate(1, (5, 6, 7), 200))
         driver.wait(lambda: len(driver.tokens.get(1, [])) > 3)
         driver.run(AudioCase("gemma4-audio", 3, [2.0], words=2, count=3).submit(2))
     finally:

@@ -20,7 +20,7 @@ from PIL import Image
 
 from media.web import Web, running_web
 from millstream.config import Settings
-from millstream.engine.messages import Submit
+from millstream.engine.generation.messages import Generate
 from millstream.models.source import ModelSource
 from support.fake import FakeBackend, Gate
 from support.server import RunningServer, running
@@ -59,7 +59,7 @@ class Bench:
         messages = [*before, {"role": "user", "content": list(parts)}]
         return self.http.post("/v1/chat/completions", json={"messages": messages, "max_tokens": 4, **fields})
 
-    def submits(self) -> list[Submit]:
+    def submits(self) -> list[Generate]:
         return [chunk.request for plan in self.backends[0].plans for chunk in plan.prefill if chunk.start == 0]
 
 

@@ -19,11 +19,11 @@ from mlx_lm.utils import dequantize_model, load_model
 
 from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
 from millstream.errors import ModelError
+from millstream.model_facts import GenerationFacts
 from millstream.models import estimate as module
 from millstream.models.demo import DEMO, user_cache_dir
 from millstream.models.estimate import Estimate, estimate, expected_device
 from millstream.models.source import ModelSource
-from millstream.types import ModelFacts
 from support.rare import RARE, write_rare
 from support.tiny import FAMILIES, write_model
 from support.zeros import write_zeros
@@ -52,10 +52,10 @@ def of(
 
 def loaded(
     path: Path, kind: Literal["folder", "gguf"] = "folder", *, unpack: bool = True, kv_bits: int = 0
-) -> ModelFacts:
+) -> GenerationFacts:
     """The backend's facts after loading. On a thread of its own: closing it ends all streams of its thread."""
 
-    def facts() -> ModelFacts:
+    def facts() -> GenerationFacts:
         backend = MlxGenerationBackend(GenerationSettings(kind, path, max_rows=1, unpack=unpack, kv_bits=kv_bits))
         try:
             return backend.load()

@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from millstream.config import ModelSpec
-from millstream.engine.messages import Submit
+from millstream.engine.generation.messages import Generate
 from millstream.errors import EngineBusy, EngineGone
+from millstream.model_facts import ModelCard
 from millstream.service.generation.best_of import BestOf
 from millstream.service.generation.choice import Choice
 from millstream.service.generation.generation import TextGeneration
@@ -28,7 +29,7 @@ from millstream.service.media.files import MediaFiles, RequestMedia
 from millstream.service.metrics import Metrics, RequestTimer
 from millstream.service.ports import Generation
 from millstream.service.unread_output import UnreadOutput
-from millstream.types import ChatPrompt, GenerationRequest, ModelCard
+from millstream.types import ChatPrompt, GenerationRequest
 
 log = logging.getLogger(__name__)
 
@@ -141,7 +142,7 @@ class MillstreamService:
 
     async def _plan(
         self, model: ReadyModel, request: GenerationRequest, prompts: Sequence[PreparedPrompt]
-    ) -> list[tuple[Submit, OutputParsing]]:
+    ) -> list[tuple[Generate, OutputParsing]]:
         """What is asked of the engine, and how each answer is read. Schemas of tools go into a grammar, on the pool."""
         tokens = [prompt.tokens for prompt in prompts]
         if request.tools is None:
@@ -159,12 +160,12 @@ class MillstreamService:
 
     def _submits(
         self, model: ReadyModel, request: GenerationRequest, prompt: PreparedPrompt, reading: OutputParsing
-    ) -> list[Submit]:
+    ) -> list[Generate]:
         """One engine request for each answer. Answers to one prompt differ by their seed."""
         room = model.facts.context_length - len(prompt.tokens)
         seed = request.sampling.seed if request.seeded else secrets.randbits(32)
         return [
-            Submit(
+            Generate(
                 request_id=next(self._ids),
                 prompt=prompt.tokens,
                 max_tokens=room if request.max_tokens is None else min(request.max_tokens, room),
