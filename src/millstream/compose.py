@@ -16,7 +16,7 @@ from millstream.service.generation.grammar_checks import GrammarChecks
 from millstream.service.generation.metrics import GenerationMetrics
 from millstream.service.generation.service import TextGenerator
 from millstream.service.hub import ModelHub, card_of
-from millstream.service.media.files import DECODED, IMAGES, MediaFiles
+from millstream.service.media.files import MAX_AV_DECODES, MAX_IMAGE_DECODES, MediaFiles
 from millstream.service.media.memory import MediaMemory
 from millstream.service.metrics import Metrics
 from millstream.service.models import ModelOperations
@@ -47,7 +47,7 @@ class Mill:
         self._grammars = GrammarChecks()
         self._engines = Engines(settings.stop_patience)
         self._loader = GenerationLoader(settings, self._engines, pool, limits, make_backend)
-        memory = MediaMemory(settings.media_memory, images=IMAGES, others=DECODED)
+        memory = MediaMemory(settings.media_memory, image_decodes=MAX_IMAGE_DECODES, av_decodes=MAX_AV_DECODES)
         generation = TextGenerator(
             self.hub,
             pool,
@@ -83,11 +83,11 @@ class Mill:
 
 def media_limits(settings: Settings) -> MediaLimits:
     return MediaLimits(
-        size=settings.media_bytes,
+        file_bytes=settings.media_bytes,
         pixels=settings.media_pixels,
         count=settings.media_count,
-        seconds=settings.media_timeout,
+        timeout=settings.media_timeout,
         folders=settings.media_folders,
-        private=settings.allow_private_media,
-        sound=settings.media_seconds,
+        allow_private=settings.allow_private_media,
+        audio_seconds=settings.media_seconds,
     )

@@ -1,4 +1,4 @@
-"""Sounds, images and text in one churning batch give, token for token, what mlx-vlm gives for each request alone."""
+"""Audio, images and text in one churning batch give, token for token, what mlx-vlm gives for each request alone."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from millstream.engine.messages import Finished
 from millstream.model_facts import GenerationFacts
 from support.engines import Driver, engine
 from support.prefix_caches import BLOCK, caching_scheduler
-from support.tiny_audio import HeardCase, OneByOne, reference
-from support.tiny_vision import SOUND
+from support.tiny_audio import AudioCase, OneByOne, reference
+from support.tiny_vision import AUDIO
 
 FAMILIES = ["gemma4-audio", "gemma4-audio-blocks"]
 MEDIA: list[list[int | float]] = [
@@ -40,13 +40,13 @@ MEDIA: list[list[int | float]] = [
     [0.011],
     [2],
 ]
-"""Sounds by their seconds, images by their numbers."""
+"""Audio by its seconds, images by their numbers."""
 
 
-def cases(family: str, seed: int) -> list[HeardCase]:
+def cases(family: str, seed: int) -> list[AudioCase]:
     draw = random.Random(seed)
     return [
-        HeardCase(
+        AudioCase(
             family,
             draw.randrange(1000),
             media,
@@ -65,13 +65,13 @@ def whole(folder: Path) -> Any:
 
 @functools.cache
 def careful(folder: Path) -> Any:
-    """For prompts with several sounds: see `OneByOne`."""
+    """For prompts with several audio files: see `OneByOne`."""
     model = load_model(folder)
     model.audio_tower = OneByOne(model.audio_tower)
     return model
 
 
-def expected(folder: Path, wanted: Sequence[HeardCase]) -> list[list[int]]:
+def expected(folder: Path, wanted: Sequence[AudioCase]) -> list[list[int]]:
     models = [careful(folder) if len(case.samples) > 1 else whole(folder) for case in wanted]
     return [reference(model, case) for model, case in zip(models, wanted, strict=True)]
 
@@ -98,10 +98,10 @@ def test_rows_alone_and_in_a_churning_batch(
         assert [driver.run(case.submit(number))[0] for number, case in enumerate(wanted)] == answers
 
 
-def test_several_sounds_of_one_length_are_as_mlx_vlm_has_them(vision_model: Callable[[str], Path]) -> None:
+def test_several_audio_files_of_one_length_are_as_mlx_vlm_has_them(vision_model: Callable[[str], Path]) -> None:
     """Here nothing is padded, and mlx-vlm is right as it is."""
     folder = vision_model("gemma4-audio")
-    wanted = [HeardCase("gemma4-audio", n, [0.4, 0.4, 0.4], words=3, count=9, voice=n) for n in range(3)]
+    wanted = [AudioCase("gemma4-audio", n, [0.4, 0.4, 0.4], words=3, count=9, voice=n) for n in range(3)]
     with engine(backend(folder)) as driver:
         answers = driver.run(*(case.submit(number) for number, case in enumerate(wanted)))
     assert answers == [reference(whole(folder), case) for case in wanted]
@@ -111,7 +111,7 @@ def test_several_sounds_of_one_length_are_as_mlx_vlm_has_them(vision_model: Call
 def test_the_tower_gives_as_many_features_as_there_are_places(
     length: float, vision_model: Callable[[str], Path]
 ) -> None:
-    case = HeardCase("gemma4-audio", 1, [length], words=1, count=1)
+    case = AudioCase("gemma4-audio", 1, [length], words=1, count=1)
     tensor = case.media[0].tensors[0][1]
     features = mx.array(np.frombuffer(tensor.data, np.float32).reshape(tensor.shape))
     out, _ = whole(vision_model("gemma4-audio")).audio_tower(features, mx.zeros(features.shape[:2], dtype=mx.bool_))
@@ -120,13 +120,13 @@ def test_the_tower_gives_as_many_features_as_there_are_places(
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_beginnings_that_are_kept_change_no_token(family: str, vision_model: Callable[[str], Path]) -> None:
-    """Cold, then warm; and every prompt once more with other sounds in the same places."""
+    """Cold, then warm; and every prompt once more with other audio at the same positions."""
     folder = vision_model(family)
-    wanted = [HeardCase(family, n, [0.3, n, 0.4][: 1 + n % 3], words=6, count=6) for n in range(5)]
-    others = [HeardCase(family, n, [0.3, n, 0.4][: 1 + n % 3], words=6, count=6, voice=7) for n in range(5)]
+    wanted = [AudioCase(family, n, [0.3, n, 0.4][: 1 + n % 3], words=6, count=6) for n in range(5)]
+    others = [AudioCase(family, n, [0.3, n, 0.4][: 1 + n % 3], words=6, count=6, voice=7) for n in range(5)]
     assert [case.prompt for case in wanted] == [case.prompt for case in others], "equal texts"
     answers, changed = expected(folder, wanted), expected(folder, others)
-    assert answers != changed, "sounds make no difference here"
+    assert answers != changed, "audio makes no difference here"
     driver = Driver(ThreadLink("kept", backend(folder), functools.partial(caching_scheduler, 1000, None)))
     driver.start()
     try:
@@ -150,13 +150,13 @@ def cached_tokens(driver: Driver, submit: Generate) -> int:
     return end.usage.cached_tokens
 
 
-def test_one_question_and_many_sounds(vision_model: Callable[[str], Path]) -> None:
-    """All in one batch and of one length: each answer is that of its own sound."""
+def test_one_question_and_many_audio_files(vision_model: Callable[[str], Path]) -> None:
+    """All in one batch and of one length: each answer is that for its own audio."""
     folder = vision_model("gemma4-audio")
-    wanted = [HeardCase("gemma4-audio", 1, [0.5], words=5, count=8, voice=voice) for voice in range(10)]
+    wanted = [AudioCase("gemma4-audio", 1, [0.5], words=5, count=8, voice=voice) for voice in range(10)]
     assert len({case.prompt for case in wanted}) == 1
     answers = expected(folder, wanted)
-    assert len({tuple(answer) for answer in answers}) > 2, "sounds make no difference here"
+    assert len({tuple(answer) for answer in answers}) > 2, "audio makes no difference here"
     with engine(backend(folder)) as driver:
         assert driver.run(*(case.submit(number) for number, case in enumerate(wanted))) == answers
 
@@ -204,7 +204,7 @@ def test_running_rows_get_a_token_in_every_slice(vision_model: Callable[[str], P
     try:
         driver.post(Generate(1, (5, 6, 7), 200))
         driver.wait(lambda: len(driver.tokens.get(1, [])) > 3)
-        driver.run(HeardCase("gemma4-audio", 3, [2.0], words=2, count=3).submit(2))
+        driver.run(AudioCase("gemma4-audio", 3, [2.0], words=2, count=3).submit(2))
     finally:
         driver.stop()
     looks = [(plan, result) for plan, result in made[0].steps if plan.encode]
@@ -217,14 +217,14 @@ def test_every_layer_of_the_tower_is_a_slice_once(vision_model: Callable[[str], 
     """One of them has two names."""
     model = load_model(vision_model("gemma4-audio"))
     tower = Tower(model)
-    tokens, features = mx.array([[SOUND] * 5]), mx.zeros((1, 20, 128))
+    tokens, features = mx.array([[AUDIO] * 5]), mx.zeros((1, 20, 128))
     run = tower.encode(lambda: Features(model.get_input_embeddings(tokens, input_features=features).inputs_embeds[0]))
     before = 2 + 1  # convolutions and what follows them
     each = 2 * 2 + 4 + 1 + 2  # two feed-forwards, attention and its places, the light convolution
     assert len(run._stages) == before + 2 * each + 1 + 1
 
 
-def test_a_sound_is_encoded_once(vision_model: Callable[[str], Path]) -> None:
+def test_audio_is_encoded_once(vision_model: Callable[[str], Path]) -> None:
     made: list[MlxGenerationBackend] = []
 
     def make() -> MlxGenerationBackend:
@@ -232,10 +232,10 @@ def test_a_sound_is_encoded_once(vision_model: Callable[[str], Path]) -> None:
         return made[0]
 
     with engine(make) as driver:
-        same = [HeardCase("gemma4-audio", n, [0.3], words=3, count=3) for n in range(3)]
+        same = [AudioCase("gemma4-audio", n, [0.3], words=3, count=3) for n in range(3)]
         driver.run(*(case.submit(number) for number, case in enumerate(same)))
         encoder = made[0]._encoder
         assert encoder is not None
         assert encoder.kept == 1
-        driver.run(HeardCase("gemma4-audio", 9, [0.3, 0.3], words=3, count=3).submit(9))
+        driver.run(AudioCase("gemma4-audio", 9, [0.3, 0.3], words=3, count=3).submit(9))
         assert encoder.kept == 2

@@ -1,5 +1,4 @@
-"""Tiny random float32 models that see, one a family, as model folders; and images for them, as their processors give
-them."""
+"""Tiny random float32 vision-language models, one per family, as model folders; and preprocessed images for them."""
 
 from __future__ import annotations
 
@@ -16,8 +15,8 @@ from millstream.types import Media, Tensor
 from support.tiny import write_tokenizer
 
 VOCAB = 97
-IMAGE, VIDEO, START, BREAK, END, SOUND = 90, 91, 92, 93, 94, 95
-"""Tokens that stand for an image's, a video's or a sound's features, and those around and between them."""
+IMAGE, VIDEO, START, BREAK, END, AUDIO = 90, 91, 92, 93, 94, 95
+"""Tokens that are replaced by features of an image, video or audio, and the tokens around and between them."""
 WORDS = range(1, 90)
 
 _TEXT: dict[str, Any] = {
@@ -68,7 +67,7 @@ _GEMMA4_TEXT = {
 _GEMMA4 = {
     **_TOKENS,
     "model_type": "gemma4",
-    "audio_token_id": SOUND,
+    "audio_token_id": AUDIO,
     "hidden_size": 64,
     "vision_config": {
         **_PATCHED,
@@ -157,7 +156,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         },
         "vision_config": {**_PATCHED, "model_type": "siglip_vision_model"},
     },
-    # As the large sizes: tokens of an image attend to each other.
+    # As the large sizes: the tokens of an image attend to each other.
     "gemma4": {
         **_GEMMA4,
         "text_config": {
@@ -167,18 +166,18 @@ FAMILIES: dict[str, dict[str, Any]] = {
             "use_bidirectional_attention": "vision",
         },
     },
-    # As the small sizes: embeddings for each layer, and layers that read what others keep.
+    # As the small sizes: per-layer embeddings, and layers that share the KV cache of others.
     "gemma4-small": {
         **_GEMMA4,
         "text_config": {**_GEMMA4_TEXT, "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8},
     },
-    # The same with a tower for sounds.
+    # The same with an audio tower.
     "gemma4-audio": {
         **_GEMMA4,
         "text_config": {**_GEMMA4_TEXT, "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8},
         "audio_config": _GEMMA4_AUDIO,
     },
-    # No published size has both: tokens of an image that attend to each other, and sounds.
+    # No published size has both: image tokens that attend to each other, and audio.
     "gemma4-audio-blocks": {
         **_GEMMA4,
         "text_config": {
@@ -246,8 +245,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
 def write_vision_model(
     folder: Path, family: str, *, seed: int = 0, bits: int | None = None, config: dict[str, Any] | None = None
 ) -> Path:
-    """Weights are large enough that logits differ clearly between tokens, and between images. `bits`: quantised.
-    `config`: in place of the family's own."""
+    """The weights are large enough that logits differ clearly between tokens and between images. `bits`: quantised to
+    so many. `config`: replaces the family's own."""
     import mlx.core as mx
     import mlx.nn as nn
     from mlx.utils import tree_flatten, tree_map
@@ -284,7 +283,7 @@ _QWEN_TEMPLATE = (
 
 
 def write_servable_qwen(folder: Path, family: str) -> Path:
-    """A tiny Qwen that sees and that the whole server can serve: one token a byte, small frames."""
+    """A tiny Qwen-VL that the server can serve: one token per byte, small frames."""
     import tokenizers
 
     names = ["<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"]
@@ -313,7 +312,7 @@ Arrays = dict[str, np.ndarray]
 
 
 def picture(family: str, seed: int) -> tuple[Arrays, list[int]]:
-    """An image as the family's processor gives it, and the tokens that stand for it."""
+    """An image as the family's processor prepares it, and its tokens in the prompt."""
     draw = np.random.default_rng(seed)
     model = FAMILIES[family]["model_type"]
     if model.startswith("qwen"):

@@ -75,8 +75,8 @@ class GenerationLoader:
         await self._in_pool(functools.partial(check_model, source.kind, source.path))
         tokenizer = await self._in_pool(functools.partial(load_tokenizer, source))
         style = self._style(spec, tokenizer)
-        reader = await self._in_pool(functools.partial(media_preprocessor, source, tokenizer, self._limits))
-        control = await self._control_tokens(spec, tokenizer, style, reader)
+        preprocessor = await self._in_pool(functools.partial(media_preprocessor, source, tokenizer, self._limits))
+        control = await self._control_tokens(spec, tokenizer, style, preprocessor)
         memory = await self._reserve(name, spec, source, loading)
         template = TemplateHost(tokenizer.template, self._pool)
         self._templates.add(template)  # from now on: the server may stop while this load is being given up
@@ -93,9 +93,9 @@ class GenerationLoader:
             log.warning("%s: tokenizer: %s", name, note)
         log.info("%s: tool calls: %s; reasoning: %s", name, *style.names)
         # Media that the engine cannot encode are refused before they are fetched.
-        usable = reader if facts.media else None
+        usable = preprocessor if facts.media else None
         return GenerationModel(
-            name, engine, facts, spec, tokenizer, style=style, reader=usable, template=template, control=control
+            name, engine, facts, spec, tokenizer, style=style, preprocessor=usable, template=template, control=control
         )
 
     async def close(self) -> None:
@@ -141,12 +141,12 @@ class GenerationLoader:
         task.add_done_callback(self._followers.discard)
 
     async def _control_tokens(
-        self, spec: ModelSpec, tokenizer: Tokenizer, style: Style, reader: MediaPreprocessor | None
+        self, spec: ModelSpec, tokenizer: Tokenizer, style: Style, preprocessor: MediaPreprocessor | None
     ) -> ControlTokens | None:
         own = spec.allow_special_tokens
         if self._settings.allow_special_tokens if own is None else own:
             return None
-        media = [mark.text for mark in reader.marks.values()] if reader is not None else []
+        media = [] if preprocessor is None else [mark.text for mark in preprocessor.placeholders.values()]
         return await self._in_pool(functools.partial(tokenizer.control_tokens, [*style.markers, *media]))
 
     def _style(self, spec: ModelSpec, tokenizer: Tokenizer) -> Style:

@@ -10,7 +10,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from millstream.errors import ModelError
-from millstream.models.gguf_config import end_ids
+from millstream.models.gguf_config import eos_token_ids
 from millstream.models.gguf_file import GgufFile
 from millstream.models.gguf_vocabulary import Vocabulary, read_vocabulary, text_value, token_id
 from millstream.text.gguf_pretokenizers import EXPRESSIONS, GPT2, WHOLE_WORDS
@@ -57,7 +57,7 @@ def _tokenizer(file: GgufFile, words: Vocabulary) -> GgufTokenizer:
         chat_template=text_value(metadata, "tokenizer.chat_template"),
         bos_token=_named(metadata, tokens, "bos"),
         eos_token=_named(metadata, tokens, "eos"),
-        eos_ids=end_ids(metadata),
+        eos_ids=eos_token_ids(metadata),
         add_bos=bool(metadata.get("tokenizer.ggml.add_bos_token", begins)),
         add_eos=bool(metadata.get("tokenizer.ggml.add_eos_token", False)),
         notes=tuple(notes),

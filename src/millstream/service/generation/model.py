@@ -24,8 +24,8 @@ class GenerationModel(ReadyModel):
     facts: GenerationFacts
     tokenizer: Tokenizer
     style: Style = PLAIN
-    reader: MediaPreprocessor | None = None
-    """Prepares media, if the model takes any."""
+    preprocessor: MediaPreprocessor | None = None
+    """None if the model takes text only."""
     template: TemplateHost | None = None
     control: ControlTokens | None = None
     """Control tokens that must not take effect in messages; None if clients may write control tokens."""
@@ -33,7 +33,9 @@ class GenerationModel(ReadyModel):
     @property
     def kinds(self) -> frozenset[str]:
         """The kinds of media that the processor can prepare and the engine can encode."""
-        return frozenset(self.facts.media).intersection(self.reader.marks if self.reader is not None else ())
+        return frozenset(self.facts.media).intersection(
+            self.preprocessor.placeholders if self.preprocessor is not None else ()
+        )
 
     def clear_cache(self) -> None:
         self.engine.post(ClearPrefixCache())

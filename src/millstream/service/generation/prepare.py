@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from millstream.errors import BadRequest, ContextOverflow
-from millstream.media.port import Prepared
-from millstream.media.prompt import expand, placed
+from millstream.media.port import PreparedMedia
+from millstream.media.prompt import expand_placeholders, locate_media
 from millstream.service.generation.grammar_checks import GrammarChecks
 from millstream.service.generation.model import GenerationModel
 from millstream.service.generation.template_host import job_of
@@ -72,7 +72,7 @@ async def _prepare(
         return PreparedPrompt(await loop.run_in_executor(pool, _encode, model, prompt))
     if prompt.media and request.prompt_logprobs is not None:
         raise BadRequest("prompt_logprobs is not served for prompts with media", param="prompt_logprobs")
-    images = await files.prepare(prompt.media, model.kinds, model.reader) if prompt.media else ()
+    images = await files.prepare(prompt.media, model.kinds, model.preprocessor) if prompt.media else ()
     small = not request.tools and not _exceeds(SMALL, prompt.messages, prompt.template_kwargs)
     work = partial(_job, model, prompt, request)
     job, guarded = work() if small else await loop.run_in_executor(pool, work)
@@ -90,7 +90,9 @@ def _job(model: GenerationModel, prompt: ChatPrompt, request: GenerationRequest)
             f"{limit} characters are looked at. Shorten it."
         )
     rendered = rendering(model.style, prompt, request.tools, request.thinking, model.control)
-    markers = {kind: mark.text for kind, mark in model.reader.marks.items()} if prompt.media and model.reader else None
+    markers = None
+    if prompt.media and model.preprocessor:
+        markers = {kind: each.text for kind, each in model.preprocessor.placeholders.items()}
     return job_of(rendered, markers), rendered.guarded
 
 
@@ -108,17 +110,17 @@ def _exceeds(most: int, *values: object) -> bool:
     return left < 0
 
 
-def _encode_chat(model: GenerationModel, text: str, images: Sequence[Prepared], guarded: bool) -> PreparedPrompt:
+def _encode_chat(model: GenerationModel, text: str, images: Sequence[PreparedMedia], guarded: bool) -> PreparedPrompt:
     """A template writes all special tokens itself; none are added."""
-    marks = model.reader.marks if images and model.reader else {}
+    placeholders = model.preprocessor.placeholders if images and model.preprocessor else {}
     if images:
-        text = expand(text, marks, images)
+        text = expand_placeholders(text, placeholders, images)
     limit = model.facts.context_length
     if guarded and model.control is not None:
         tokens = tuple(model.control.encode(text, limit=limit))
     else:
         tokens = tuple(model.tokenizer.encode(text, special=False, limit=limit))
-    return PreparedPrompt(tokens, placed(tokens, marks, images) if images else ())
+    return PreparedPrompt(tokens, locate_media(tokens, placeholders, images) if images else ())
 
 
 def _encode(model: GenerationModel, prompt: TextPrompt | TokenPrompt) -> tuple[int, ...]:
@@ -154,7 +156,9 @@ def _check_embedded(model: GenerationModel, prompt: PreparedPrompt, which: str) 
     most = model.facts.vocab_size
     if max(prompt.tokens) < most:
         return
-    filled = {mark.token_id for mark in model.reader.marks.values()} if prompt.media and model.reader else frozenset()
+    filled: set[int] = set()
+    if prompt.media and model.preprocessor:
+        filled = {each.token_id for each in model.preprocessor.placeholders.values()}
     outside = next((token for token in prompt.tokens if token >= most and token not in filled), None)
     if outside is not None:
         name = model.tokenizer.token_bytes(outside).decode(errors="replace")

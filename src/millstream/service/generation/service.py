@@ -67,7 +67,7 @@ class TextGenerator:
         with self._counting_refusals(model):
             # Before images are fetched and prompts prepared for nothing.
             model.engine.admission.check(len(request.prompts) * tries)
-            media = self._files.of_request(tries)
+            media = self._files.for_request(tries)
             try:
                 return await self._begin(model, request, media)
             except BaseException:
