@@ -23,7 +23,7 @@ from millstream.engine.link import ThreadLink
 from millstream.engine.messages import Finished, Submit
 from millstream.types import ModelFacts
 from support.engines import Driver, engine
-from support.prefix_caches import BLOCK, keeping_scheduler
+from support.prefix_caches import BLOCK, caching_scheduler
 from support.tiny_audio import HeardCase, OneByOne, reference
 from support.tiny_vision import SOUND
 
@@ -126,7 +126,7 @@ def test_beginnings_that_are_kept_change_no_token(family: str, vision_model: Cal
     assert [case.prompt for case in wanted] == [case.prompt for case in others], "equal texts"
     answers, changed = expected(folder, wanted), expected(folder, others)
     assert answers != changed, "sounds make no difference here"
-    driver = Driver(ThreadLink("kept", backend(folder), functools.partial(keeping_scheduler, 1000, None)))
+    driver = Driver(ThreadLink("kept", backend(folder), functools.partial(caching_scheduler, 1000, None)))
     driver.start()
     try:
         for begin, asked, right in ((0, wanted, answers), (100, wanted, answers), (200, others, changed)):

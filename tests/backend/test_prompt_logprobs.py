@@ -1,4 +1,4 @@
-"""Log-probabilities of prompts against a plain forward pass, however the prompt is cut."""
+"""Prompt log-probabilities against a single forward pass, however the prompt is split into chunks."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from support.engines import Driver, engine
 from support.guided import children_find_us, guided_backend
 from support.tiny import VOCAB
 
-PROMPT = tuple((7 * place * place + 3) % VOCAB for place in range(60))
+PROMPT = tuple((7 * index * index + 3) % VOCAB for index in range(60))
 
 
 class Listening(Driver):
-    """Books what is read of prompts too."""
+    """Also records prompt log-probabilities."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.read: dict[int, list[TokenLogprob]] = {}
+        self.prompt_logprobs: dict[int, list[TokenLogprob]] = {}
 
     def _book(self, event: Event) -> None:
         if isinstance(event, PromptLogprobs):
-            assert event.request_id not in self.tokens, "the prompt comes before the answer"
-            self.read.setdefault(event.request_id, []).extend(event.logprobs)
+            assert event.request_id not in self.tokens, "the prompt comes before the output"
+            self.prompt_logprobs.setdefault(event.request_id, []).extend(event.logprobs)
         super()._book(event)
 
 
@@ -65,14 +65,14 @@ def listening(monkeypatch: pytest.MonkeyPatch) -> None:
     ("family", "kind"),
     [("llama", ThreadLink), ("gemma3_text", ThreadLink), ("lfm2", ThreadLink), ("llama", ProcessLink)],
 )
-def test_they_are_those_of_one_pass(
+def test_they_equal_those_of_a_single_pass(
     family: str,
     kind: type[ThreadLink | ProcessLink],
     tiny_model: Callable[[str], Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     children_find_us(monkeypatch)
-    monkeypatch.setattr(prompt_logprobs, "PIECE", 5)
+    monkeypatch.setattr(prompt_logprobs, "TOKENS_PER_PASS", 5)
     folder = tiny_model(family)
     wanted = expected(folder, PROMPT)
     with engine(functools.partial(guided_backend, folder, {}), prefill_tokens=17, kind=kind) as driver:
@@ -86,10 +86,10 @@ def test_they_are_those_of_one_pass(
             Submit(5, PROMPT, 8),
         ]
         both = driver.run(*asked)
-        assert both[0] == both[3] == answer, "the answer is the same"
-        check(driver.read[2], wanted, PROMPT, 3)
-        check(driver.read[3], wanted, PROMPT[:20], 0)
-        assert set(driver.read) == {2, 3}
+        assert both[0] == both[3] == answer, "the output is the same"
+        check(driver.prompt_logprobs[2], wanted, PROMPT, 3)
+        check(driver.prompt_logprobs[3], wanted, PROMPT[:20], 0)
+        assert set(driver.prompt_logprobs) == {2, 3}
         for number in (3, 4):
             [end] = driver.ends[number]
             assert isinstance(end, Finished)
@@ -97,7 +97,7 @@ def test_they_are_those_of_one_pass(
 
 
 @pytest.mark.usefixtures("listening")
-def test_a_kept_beginning_is_computed_again(tiny_model: Callable[[str], Path]) -> None:
+def test_a_cached_prefix_is_computed_again(tiny_model: Callable[[str], Path]) -> None:
     folder = tiny_model("llama")
     factory = functools.partial(guided_backend, folder, {})
     driver = Listening(ThreadLink("test", factory, functools.partial(make_scheduler, 64, None, 2**24, None)))
@@ -110,4 +110,4 @@ def test_a_kept_beginning_is_computed_again(tiny_model: Callable[[str], Path]) -
     assert hits[0] > 0
     assert hits[1] == 0
     assert answer == again
-    check(driver.read[4], expected(folder, PROMPT), PROMPT, 1)
+    check(driver.prompt_logprobs[4], expected(folder, PROMPT), PROMPT, 1)

@@ -16,7 +16,7 @@ from millstream.config import FAST_PATHS
 from millstream.engine.link import ThreadLink
 from millstream.engine.messages import Cancel, Finished, Submit
 from support.engines import Driver, engine
-from support.prefix_caches import BLOCK, keeping_scheduler
+from support.prefix_caches import BLOCK, caching_scheduler
 from support.tiny_vision import FAMILIES, Case, reference, write_vision_model
 
 
@@ -72,7 +72,7 @@ def test_beginnings_that_are_kept_change_no_token(family: str, vision_model: Cal
     folder = vision_model(family)
     wanted = [case for case in cases(family, 7, 7) if case.images]
     others = [other_image(case, 1000 * number) for number, case in enumerate(wanted, 1)]
-    driver = Driver(ThreadLink("kept", backend(folder), functools.partial(keeping_scheduler, 1000, None)))
+    driver = Driver(ThreadLink("kept", backend(folder), functools.partial(caching_scheduler, 1000, None)))
     driver.start()
     try:
         for begin, asked in ((0, wanted), (100, wanted), (200, others), (300, others)):

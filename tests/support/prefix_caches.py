@@ -1,4 +1,4 @@
-"""Schedulers that keep beginnings of prompts in small blocks, so that short prompts have many."""
+"""Schedulers whose prefix cache has small blocks, so that short prompts have many."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from millstream.types import ModelFacts
 BLOCK = 4
 
 
-def keeping_scheduler(budget: int, disk: Path | None, facts: ModelFacts) -> Scheduler:
-    """Every block and every state counts for one byte."""
+def caching_scheduler(budget: int, disk: Path | None, facts: ModelFacts) -> Scheduler:
+    """Every block and every checkpoint counts as one byte."""
     assert facts.prefix_sizes is not None
     states = bool(facts.prefix_sizes.states)
     index = PrefixIndex(block=BLOCK, block_bytes=1, budget=budget, from_states=states)

@@ -104,7 +104,7 @@ class Batch:
         keep = [place for place, row in enumerate(self._rows) if row is not None and row.request_id not in ids]
         living = set(keep)
         rows = [row if place in living else None for place, row in enumerate(self._rows)]
-        layout = self._caches.keep(keep)
+        layout = self._caches.filter(keep)
         if layout != list(range(len(rows))):
             moved = mx.array(layout, dtype=mx.int32)
             self._inputs, self._positions = self._inputs[moved], self._positions[moved]

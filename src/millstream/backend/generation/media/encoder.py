@@ -74,7 +74,7 @@ class MediaEncoder:
     def step(self, plan: Plan, prompts: Prefiller) -> tuple[list[mx.array], Encoded, dict[int, str]]:
         """Read a plan's chunks and look at its media: what to evaluate, what was seen, and whose media do not fit."""
         failed: dict[int, str] = {}
-        arrays = prompts.read(self._admit(plan.prefill, failed))
+        arrays = prompts.prefill(self._admit(plan.prefill, failed))
         seen: list[tuple[int, int]] = []
         for look in plan.encode:
             request_id = look.request.request_id
