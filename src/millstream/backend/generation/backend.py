@@ -17,7 +17,7 @@ from millstream.backend.generation.layout import GenerationSettings, Layout
 from millstream.backend.generation.prefill.deferred import STEPS_PER_CHUNK, DeferredChunks
 from millstream.backend.generation.prefill.prefiller import Prefiller
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
-from millstream.backend.generation.sampling.guides import preparing
+from millstream.backend.generation.sampling.guides import prepare_grammar
 from millstream.backend.generation.warmup import warm_up
 from millstream.backend.weights.identity import identity_of
 from millstream.backend.weights.loading import load
@@ -160,8 +160,8 @@ class MlxGenerationBackend:
         """Owner only. Grammars are prepared by another thread, and the vocabulary for them while the model loads."""
         self._guard.check("errand")
         if request is None:
-            return None if "warmup" in self._settings.disabled else preparing(self._settings.grammars, None)
-        return None if request.grammar is None else preparing(self._settings.grammars, request.grammar)
+            return None if "warmup" in self._settings.disabled else prepare_grammar(self._settings.grammars, None)
+        return None if request.grammar is None else prepare_grammar(self._settings.grammars, request.grammar)
 
     def memory_bytes(self) -> int:
         """Owner only. Weights, and the keys and values of rows and of prompts that are being read."""
