@@ -134,7 +134,7 @@ class MlxGenerationBackend:
         if joining:
             batch.join(*prompts.take(joining))
             if self._encoder is not None:
-                self._encoder.read_through(joining)
+                self._encoder.release_features(joining)
         launched, rows, failed = self._decode(batch)
         read, seen, unfit = self._read_prompts(plan, prompts)
         unsaved += [

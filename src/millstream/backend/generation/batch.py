@@ -167,7 +167,7 @@ class Batch:
         """What depends on who is here, built once per change and not per step."""
         if self._shift is not None:
             shifts = [0 if row is None else self._shift(row) for row in self._rows]
-            self._shifts = {"shifts": mx.array(shifts, dtype=mx.int32)} if any(shifts) else {}
+            self._shifts = {"rope_deltas": mx.array(shifts, dtype=mx.int32)} if any(shifts) else {}
         self._ids = tuple(None if row is None else row.request_id for row in self._rows)
         self.ids = {row.request_id for row in self._rows if row is not None}
         self._sampler = Sampler([VACANT if row is None else row.sampling for row in self._rows], kernel=self._kernel)

@@ -153,9 +153,9 @@ class Layout:
             self.vocab_size,
             kernel=self._on_cuda,
             compiler=self._settings.grammars,
-            shift=encoder.shift if encoder is not None and self._model.positional else None,
+            shift=encoder.rope_delta if encoder is not None and self._model.uses_mrope else None,
         )
-        see = encoder.read if encoder is not None else None
+        see = encoder.prefill if encoder is not None else None
         if not self._slots:
             return make(MergedCaches()), SinglePrefiller(self._model, kept, prefill_media=see)
         layers = len(new_row_caches(self._model))
