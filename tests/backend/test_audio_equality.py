@@ -24,8 +24,8 @@ from millstream.engine.messages import Finished, Submit
 from millstream.types import ModelFacts
 from support.engines import Driver, engine
 from support.prefix_caches import BLOCK, caching_scheduler
-from support.tiny_audio import HeardCase, OneByOne, reference
-from support.tiny_vision import SOUND
+from support.tiny_audio import AudioCase, OneByOne, reference
+from support.tiny_vision import AUDIO
 
 FAMILIES = ["gemma4-audio", "gemma4-audio-blocks"]
 MEDIA: list[list[int | float]] = [
@@ -42,10 +42,10 @@ MEDIA: list[list[int | float]] = [
 """Audio by its seconds, images by their numbers."""
 
 
-def cases(family: str, seed: int) -> list[HeardCase]:
+def cases(family: str, seed: int) -> list[AudioCase]:
     draw = random.Random(seed)
     return [
-        HeardCase(
+        AudioCase(
             family,
             draw.randrange(1000),
             media,
@@ -70,7 +70,7 @@ def unpadded_model(folder: Path) -> Any:
     return model
 
 
-def expected(folder: Path, wanted: Sequence[HeardCase]) -> list[list[int]]:
+def expected(folder: Path, wanted: Sequence[AudioCase]) -> list[list[int]]:
     models = [unpadded_model(folder) if len(case.samples) > 1 else mlx_vlm_model(folder) for case in wanted]
     return [reference(model, case) for model, case in zip(models, wanted, strict=True)]
 
@@ -102,7 +102,7 @@ def test_rows_alone_and_in_a_changing_batch(
 def test_several_audio_items_of_one_length_equal_mlx_vlm(vision_model: Callable[[str], Path]) -> None:
     """Nothing is padded here, so mlx-vlm is right as it is."""
     folder = vision_model("gemma4-audio")
-    wanted = [HeardCase("gemma4-audio", n, [0.4, 0.4, 0.4], words=3, count=9, voice=n) for n in range(3)]
+    wanted = [AudioCase("gemma4-audio", n, [0.4, 0.4, 0.4], words=3, count=9, voice=n) for n in range(3)]
     with engine(backend(folder)) as driver:
         answers = driver.run(*(case.submit(number) for number, case in enumerate(wanted)))
     assert answers == [reference(mlx_vlm_model(folder), case) for case in wanted]
@@ -110,7 +110,7 @@ def test_several_audio_items_of_one_length_equal_mlx_vlm(vision_model: Callable[
 
 @pytest.mark.parametrize("length", [0.011, 0.04, 0.05, 0.0501, 0.061, 0.3, 0.301, 0.33, 0.34, 0.344])
 def test_the_tower_gives_one_feature_per_audio_token(length: float, vision_model: Callable[[str], Path]) -> None:
-    case = HeardCase("gemma4-audio", 1, [length], words=1, count=1)
+    case = AudioCase("gemma4-audio", 1, [length], words=1, count=1)
     tensor = case.media[0].tensors[0][1]
     features = mx.array(np.frombuffer(tensor.data, np.float32).reshape(tensor.shape))
     out, _ = mlx_vlm_model(vision_model("gemma4-audio")).audio_tower(
@@ -123,8 +123,8 @@ def test_the_tower_gives_one_feature_per_audio_token(length: float, vision_model
 def test_cached_prefixes_change_no_token(family: str, vision_model: Callable[[str], Path]) -> None:
     """Cold, then warm; then every prompt again with other audio at the same positions."""
     folder = vision_model(family)
-    wanted = [HeardCase(family, n, [0.3, n, 0.4][: 1 + n % 3], words=6, count=6) for n in range(5)]
-    others = [HeardCase(family, n, [0.3, n, 0.4][: 1 + n % 3], words=6, count=6, voice=7) for n in range(5)]
+    wanted = [AudioCase(family, n, [0.3, n, 0.4][: 1 + n % 3], words=6, count=6) for n in range(5)]
+    others = [AudioCase(family, n, [0.3, n, 0.4][: 1 + n % 3], words=6, count=6, voice=7) for n in range(5)]
     assert [case.prompt for case in wanted] == [case.prompt for case in others], "equal prompts"
     answers, changed = expected(folder, wanted), expected(folder, others)
     assert answers != changed, "the audio makes no difference"
@@ -154,7 +154,7 @@ def cached_tokens(driver: Driver, submit: Submit) -> int:
 def test_one_prompt_and_much_audio(vision_model: Callable[[str], Path]) -> None:
     """All in one batch and of one length: each output depends on its own audio."""
     folder = vision_model("gemma4-audio")
-    wanted = [HeardCase("gemma4-audio", 1, [0.5], words=5, count=8, voice=voice) for voice in range(10)]
+    wanted = [AudioCase("gemma4-audio", 1, [0.5], words=5, count=8, voice=voice) for voice in range(10)]
     assert len({case.prompt for case in wanted}) == 1
     answers = expected(folder, wanted)
     assert len({tuple(answer) for answer in answers}) > 2, "the audio makes no difference"
@@ -205,7 +205,7 @@ def test_running_rows_get_a_token_in_every_slice(vision_model: Callable[[str], P
     try:
         driver.post(Submit(1, (5, 6, 7), 200))
         driver.wait(lambda: len(driver.tokens.get(1, [])) > 3)
-        driver.run(HeardCase("gemma4-audio", 3, [2.0], words=2, count=3).submit(2))
+        driver.run(AudioCase("gemma4-audio", 3, [2.0], words=2, count=3).submit(2))
     finally:
         driver.stop()
     encode_steps = [(plan, result) for plan, result in made[0].steps if plan.encode]
@@ -218,7 +218,7 @@ def test_every_layer_of_the_tower_is_recorded_once(vision_model: Callable[[str],
     """One of them has two names."""
     model = load_model(vision_model("gemma4-audio"))
     tower = Tower(model)
-    tokens, features = mx.array([[SOUND] * 5]), mx.zeros((1, 20, 128))
+    tokens, features = mx.array([[AUDIO] * 5]), mx.zeros((1, 20, 128))
     run = tower.encode(lambda: Features(model.get_input_embeddings(tokens, input_features=features).inputs_embeds[0]))
     before = 2 + 1  # convolutions and their projection
     each = 2 * 2 + 4 + 1 + 2  # two feed-forwards, attention and its positions, the light convolution
@@ -233,10 +233,10 @@ def test_audio_is_encoded_once(vision_model: Callable[[str], Path]) -> None:
         return made[0]
 
     with engine(make) as driver:
-        same = [HeardCase("gemma4-audio", n, [0.3], words=3, count=3) for n in range(3)]
+        same = [AudioCase("gemma4-audio", n, [0.3], words=3, count=3) for n in range(3)]
         driver.run(*(case.submit(number) for number, case in enumerate(same)))
         encoder = made[0]._encoder
         assert encoder is not None
         assert encoder.cached_items == 1
-        driver.run(HeardCase("gemma4-audio", 9, [0.3, 0.3], words=3, count=3).submit(9))
+        driver.run(AudioCase("gemma4-audio", 9, [0.3, 0.3], words=3, count=3).submit(9))
         assert encoder.cached_items == 2

@@ -15,7 +15,7 @@ from millstream.backend.generation.backend import GenerationSettings, MlxGenerat
 from millstream.backend.weights.materialize import evaluate_all
 from millstream.backend.weights.vision import load_vision
 from support.engines import Run, engine
-from support.tiny_vision import SOUND, Case, picture
+from support.tiny_vision import AUDIO, Case, picture
 
 FAMILIES = ["qwen3_vl", "gemma4", "gemma4-audio", "pixtral", "llava"]
 
@@ -30,7 +30,7 @@ def encode(model: object, family: str) -> None:
     mx.eval(out.inputs_embeds)
     if family == "gemma4-audio":
         audio = mx.zeros((1, 20, 128))
-        encoded = model.get_input_embeddings(mx.array([[SOUND] * 5]), input_features=audio)  # type: ignore[attr-defined]
+        encoded = model.get_input_embeddings(mx.array([[AUDIO] * 5]), input_features=audio)  # type: ignore[attr-defined]
         mx.eval(encoded.inputs_embeds)
 
 

@@ -23,7 +23,7 @@ from support.audio_files import audio_part, chunk, riff, tone, wav
 from support.server import RunningServer, running
 from support.shapes import data_uri
 from support.tiny_audio import OneByOne, reference
-from support.tiny_vision import IMAGE, SOUND, VOCAB, WORDS, write_vision_model
+from support.tiny_vision import AUDIO, IMAGE, VOCAB, WORDS, write_vision_model
 
 SPECIAL = {
     IMAGE: "<|image|>",
@@ -31,7 +31,7 @@ SPECIAL = {
     92: "<|audio>",
     93: "<|image>",
     94: "<audio|>",
-    SOUND: "<|audio|>",
+    AUDIO: "<|audio|>",
     96: "<eos>",
 }
 TEMPLATE = (

@@ -1,4 +1,4 @@
-"""Prompts with sounds for tiny models that hear, as our engine takes them and as mlx-vlm does."""
+"""Prompts with audio for tiny models, as input for our engine and for mlx-vlm."""
 
 from __future__ import annotations
 
@@ -16,43 +16,43 @@ from millstream.media.processors.gemma_audio import Gemma4SoundProcessor
 from millstream.media.prompt import placed
 from millstream.types import Kind
 from support.audio_files import tone
-from support.tiny_vision import END, FAMILIES, IMAGE, SOUND, START, WORDS, picture
+from support.tiny_vision import AUDIO, END, FAMILIES, IMAGE, START, WORDS, picture
 
-MARKS: dict[Kind, Mark] = {"image": Mark("<image>", IMAGE), "audio": Mark("<sound>", SOUND)}
+MARKS: dict[Kind, Mark] = {"image": Mark("<image>", IMAGE), "audio": Mark("<sound>", AUDIO)}
 
-Asked = int | float
-"""A sound of so many seconds, or the image with this number."""
+Item = int | float
+"""Audio of so many seconds, or the image with this number."""
 
 
-class HeardCase:
-    """A prompt with images and sounds. `seed`: its words; `voice`: what its sounds sound like."""
+class AudioCase:
+    """A prompt with images and audio. `seed`: of its words; `voice`: selects the audio."""
 
     def __init__(
-        self, family: str, seed: int, media: Sequence[Asked], *, words: int, count: int, voice: int = 0
+        self, family: str, seed: int, media: Sequence[Item], *, words: int, count: int, voice: int = 0
     ) -> None:
         draw = random.Random(seed)
         self.count = count
         self.samples: list[np.ndarray] = []
         self.pictures: list[dict[str, np.ndarray]] = []
         self._prepared: list[Prepared] = []
-        self._ear = Gemma4SoundProcessor(ModelFiles(FAMILIES[family]), MARKS["audio"].text)
+        self._processor = Gemma4SoundProcessor(ModelFiles(FAMILIES[family]), MARKS["audio"].text)
         tokens: list[int] = []
-        for number, asked in enumerate(media):
+        for number, item in enumerate(media):
             tokens += [draw.choice(WORDS) for _ in range(draw.randrange(words + 1))]
-            tokens += [START, *self._add(family, asked, 100 * voice + number), END]
+            tokens += [START, *self._add(family, item, 100 * voice + number), END]
         tokens += [draw.choice(WORDS) for _ in range(1 + words)]
         self.prompt = tuple(tokens)
         self.media = placed(tokens, MARKS, self._prepared)
 
-    def _add(self, family: str, asked: Asked, voice: int) -> list[int]:
-        if isinstance(asked, int):
-            arrays, tokens = picture(family, asked)
+    def _add(self, family: str, item: Item, voice: int) -> list[int]:
+        if isinstance(item, int):
+            arrays, tokens = picture(family, item)
             self.pictures.append(arrays)
             self._prepared.append(Prepared("image", arrays, "", len(tokens)))
             return tokens
-        self.samples.append(tone(200 + 170 * voice, asked))
-        self._prepared.append(self._ear.prepare(self.samples[-1]))
-        return [SOUND] * self._prepared[-1].places
+        self.samples.append(tone(200 + 170 * voice, item))
+        self._prepared.append(self._processor.prepare(self.samples[-1]))
+        return [AUDIO] * self._prepared[-1].places
 
     def submit(self, number: int, count: int | None = None) -> Submit:
         contents = tuple((each.start, each.digest) for each in self.media)
@@ -60,8 +60,8 @@ class HeardCase:
 
 
 class OneByOne:
-    """An audio tower that hears each sound alone and leaves out what is only padding, as transformers does. mlx-vlm
-    puts the padding of a short sound where a longer one's tokens are."""
+    """An audio tower that encodes each audio item alone and drops its padding, as transformers does. mlx-vlm puts the
+    padding of a short item where the tokens of a longer one are."""
 
     def __init__(self, tower: Any) -> None:
         self._tower = tower
@@ -69,14 +69,14 @@ class OneByOne:
     def __call__(self, features: Any, mask: Any) -> tuple[Any, Any]:
         import mlx.core as mx
 
-        heard = []
+        encoded = []
         for number in range(features.shape[0]):
             length = int((~mask[number]).sum().item())
-            heard.append(self._tower(features[number : number + 1, :length], mask[number : number + 1, :length])[0])
-        return mx.concatenate(heard, axis=1), None
+            encoded.append(self._tower(features[number : number + 1, :length], mask[number : number + 1, :length])[0])
+        return mx.concatenate(encoded, axis=1), None
 
 
-def reference(model: Any, case: HeardCase) -> list[int]:
+def reference(model: Any, case: AudioCase) -> list[int]:
     """mlx-vlm's own extractor and generation, one request at a time."""
     import mlx.core as mx
     from mlx_vlm.generate.ar import generate_step
@@ -86,13 +86,13 @@ def reference(model: Any, case: HeardCase) -> list[int]:
     if case.samples:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            heard = Gemma4AudioFeatureExtractor()(case.samples)
-        given = {name: mx.array(np.stack(arrays)) for name, arrays in heard.items()}
+            extracted = Gemma4AudioFeatureExtractor()(case.samples)
+        given = {name: mx.array(np.stack(arrays)) for name, arrays in extracted.items()}
     pixels = None
     if case.pictures:
         pixels = mx.array(np.concatenate([arrays["pixel_values"] for arrays in case.pictures]))
     tokens = mx.array([case.prompt])
-    # Sounds are not marked (as 3): mlx-vlm would cut the prompt, and tokens of an image would not see each other.
+    # Audio is not marked (as 3): mlx-vlm would split the prompt, and tokens of an image would not attend to each other.
     kinds = (tokens == IMAGE).astype(mx.int32)
     mask = mx.ones(tokens.shape, dtype=mx.int32)
     steps = generate_step(
