@@ -86,17 +86,17 @@ def test_rows_alone_and_in_a_changing_batch(
 ) -> None:
     folder = vision_model(family)
     wanted = cases(family, prefill_tokens)
-    answers = expected(folder, wanted)
-    assert len({token for answer in answers for token in answer}) > 8, (
+    outputs = expected(folder, wanted)
+    assert len({token for output in outputs for token in output}) > 8, (
         "the model's outputs are too uniform to tell rows apart"
     )
     with engine(backend(folder), prefill_tokens=prefill_tokens) as driver:
         assert driver.facts is not None
         assert driver.facts.media == ("image", "audio")
         batch = driver.run(*(case.submit(number) for number, case in enumerate(wanted)))
-        assert batch == answers
+        assert batch == outputs
     with engine(backend(folder), prefill_tokens=prefill_tokens) as driver:
-        assert [driver.run(case.submit(number))[0] for number, case in enumerate(wanted)] == answers
+        assert [driver.run(case.submit(number))[0] for number, case in enumerate(wanted)] == outputs
 
 
 def test_several_audio_items_of_one_length_equal_mlx_vlm(vision_model: Callable[[str], Path]) -> None:
@@ -104,8 +104,8 @@ def test_several_audio_items_of_one_length_equal_mlx_vlm(vision_model: Callable[
     folder = vision_model("gemma4-audio")
     wanted = [AudioCase("gemma4-audio", n, [0.4, 0.4, 0.4], words=3, count=9, voice=n) for n in range(3)]
     with engine(backend(folder)) as driver:
-        answers = driver.run(*(case.submit(number) for number, case in enumerate(wanted)))
-    assert answers == [reference(mlx_vlm_model(folder), case) for case in wanted]
+        outputs = driver.run(*(case.submit(number) for number, case in enumerate(wanted)))
+    assert outputs == [reference(mlx_vlm_model(folder), case) for case in wanted]
 
 
 @pytest.mark.parametrize("length", [0.011, 0.04, 0.05, 0.0501, 0.061, 0.3, 0.301, 0.33, 0.34, 0.344])
@@ -126,12 +126,12 @@ def test_cached_prefixes_change_no_token(family: str, vision_model: Callable[[st
     wanted = [AudioCase(family, n, [0.3, n, 0.4][: 1 + n % 3], words=6, count=6) for n in range(5)]
     others = [AudioCase(family, n, [0.3, n, 0.4][: 1 + n % 3], words=6, count=6, voice=7) for n in range(5)]
     assert [case.prompt for case in wanted] == [case.prompt for case in others], "equal prompts"
-    answers, changed = expected(folder, wanted), expected(folder, others)
-    assert answers != changed, "the audio makes no difference"
+    outputs, changed = expected(folder, wanted), expected(folder, others)
+    assert outputs != changed, "the audio makes no difference"
     driver = Driver(ThreadLink("cached", backend(folder), functools.partial(caching_scheduler, 1000, None)))
     driver.start()
     try:
-        for begin, asked, right in ((0, wanted, answers), (100, wanted, answers), (200, others, changed)):
+        for begin, asked, right in ((0, wanted, outputs), (100, wanted, outputs), (200, others, changed)):
             submits = [case.submit(begin + number) for number, case in enumerate(asked)]
             assert driver.run(*submits) == right
             cached = [cached_tokens(driver, submit) for submit in submits]
@@ -156,10 +156,10 @@ def test_one_prompt_and_much_audio(vision_model: Callable[[str], Path]) -> None:
     folder = vision_model("gemma4-audio")
     wanted = [AudioCase("gemma4-audio", 1, [0.5], words=5, count=8, voice=voice) for voice in range(10)]
     assert len({case.prompt for case in wanted}) == 1
-    answers = expected(folder, wanted)
-    assert len({tuple(answer) for answer in answers}) > 2, "the audio makes no difference"
+    outputs = expected(folder, wanted)
+    assert len({tuple(output) for output in outputs}) > 2, "the audio makes no difference"
     with engine(backend(folder)) as driver:
-        assert driver.run(*(case.submit(number) for number, case in enumerate(wanted))) == answers
+        assert driver.run(*(case.submit(number) for number, case in enumerate(wanted))) == outputs
 
 
 PATHS: dict[str, dict[str, Any]] = {

@@ -40,11 +40,11 @@ def reference(folder: Path, wanted: list[Case]) -> list[list[int]]:
 @functools.cache
 def _reference(folder: Path, wanted: tuple[Case, ...]) -> list[list[int]]:
     model, _ = load_model(folder)
-    answers = []
+    outputs = []
     for prompt, count in wanted:
         steps = generate_step(mx.array(prompt), model, max_tokens=count)
-        answers.append([int(token) for token, _ in steps])
-    return answers
+        outputs.append([int(token) for token, _ in steps])
+    return outputs
 
 
 def backend(folder: Path, max_rows: int = 6, **changes: Any) -> Callable[[], MlxGenerationBackend]:
@@ -73,7 +73,7 @@ def test_a_changing_batch_equals_single_requests(family: str, tiny_model: Callab
     folder = tiny_model(family)
     wanted = cases(seed=len(family), count=20)
     expected = reference(folder, wanted)
-    assert len({token for answer in expected for token in answer}) > 20, (
+    assert len({token for output in expected for token in output}) > 20, (
         "the model's outputs are too uniform to tell rows apart"
     )
     with engine(backend(folder)) as driver:

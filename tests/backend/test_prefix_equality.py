@@ -151,17 +151,17 @@ def test_conversations_continue_from_their_outputs(
             if turn:
                 known = zip(found, before, strict=True)
                 assert all(hit >= length // BLOCK * BLOCK for hit, length in known), "the last turn is no hit"
-            before = [len(talk) + len(answer) - 1 for talk, answer in zip(talks, expected, strict=True)]
+            before = [len(talk) + len(output) - 1 for talk, output in zip(talks, expected, strict=True)]
             talks = [
-                (*talk, *answer, *(draw.randrange(1, VOCAB) for _ in range(draw.randrange(1, 9))))
-                for talk, answer in zip(talks, expected, strict=True)
+                (*talk, *output, *(draw.randrange(1, VOCAB) for _ in range(draw.randrange(1, 9))))
+                for talk, output in zip(talks, expected, strict=True)
             ]
 
 
 def test_the_next_turn_reuses_the_last_output(tiny_model: Callable[[str], Path]) -> None:
     with caching_engine(backend_of(tiny_model("llama")), 1000) as driver:
-        [answer] = driver.run(Submit(1, tuple(range(1, 11)), 12))
-        driver.run(Submit(2, (*range(1, 11), *answer, 77, 78), 3))
+        [output] = driver.run(Submit(1, tuple(range(1, 11)), 12))
+        driver.run(Submit(2, (*range(1, 11), *output, 77, 78), 3))
         end = driver.ends[2][0]
     assert isinstance(end, Finished)
     assert end.usage.cached_tokens == 20, "10 of the prompt and 11 of the output, in full blocks"
@@ -170,10 +170,10 @@ def test_the_next_turn_reuses_the_last_output(tiny_model: Callable[[str], Path])
 def test_a_cleared_prefix_is_prefilled_again(tiny_model: Callable[[str], Path]) -> None:
     with caching_engine(backend_of(tiny_model("llama")), 1000) as driver:
         prompt = tuple(range(1, 30))
-        answers = driver.run(Submit(1, prompt, 5))
+        outputs = driver.run(Submit(1, prompt, 5))
         driver.post(ClearPrefixCache())
-        assert driver.run(Submit(2, prompt, 5)) == answers
-        assert driver.run(Submit(3, prompt, 5)) == answers
+        assert driver.run(Submit(2, prompt, 5)) == outputs
+        assert driver.run(Submit(3, prompt, 5)) == outputs
         ends = [driver.ends[number][0] for number in (2, 3)]
     assert [end.usage.cached_tokens for end in ends if isinstance(end, Finished)] == [0, 28]
 

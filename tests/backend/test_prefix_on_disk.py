@@ -31,8 +31,8 @@ def test_engines_killed_while_they_write(tiny_model: Callable[[str], Path], tmp_
             engines.begin(str(kill % 3))
             engines.hear("serves")
             time.sleep(draw.uniform(0, 0.6))
-            for answers in engines.kill():
-                assert json.loads(answers) == [list(answer) for answer in expected[kill % 3]]
+            for outputs in engines.kill():
+                assert json.loads(outputs) == [list(output) for output in expected[kill % 3]]
     assert any(disk.glob("*.safetensors")), "all kills came before the first write"
     with caching_engine(folder, disk, MEMORY, DISK) as driver:
         for seed in range(3):

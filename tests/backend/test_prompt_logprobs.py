@@ -78,7 +78,7 @@ def test_they_equal_those_of_a_single_pass(
     with engine(functools.partial(guided_backend, folder, {}), prefill_tokens=17, kind=kind) as driver:
         assert isinstance(driver, Listening)
         plain = Submit(1, PROMPT, 8)
-        [answer] = driver.run(plain)
+        [output] = driver.run(plain)
         asked = [
             Submit(2, PROMPT, 8, prompt_logprobs=3),
             Submit(3, PROMPT[:20], 0, prompt_logprobs=0),
@@ -86,7 +86,7 @@ def test_they_equal_those_of_a_single_pass(
             Submit(5, PROMPT, 8),
         ]
         both = driver.run(*asked)
-        assert both[0] == both[3] == answer, "the output is the same"
+        assert both[0] == both[3] == output, "the output is the same"
         check(driver.prompt_logprobs[2], wanted, PROMPT, 3)
         check(driver.prompt_logprobs[3], wanted, PROMPT[:20], 0)
         assert set(driver.prompt_logprobs) == {2, 3}
@@ -103,11 +103,11 @@ def test_a_cached_prefix_is_computed_again(tiny_model: Callable[[str], Path]) ->
     driver = Listening(ThreadLink("test", factory, functools.partial(make_scheduler, 64, None, 2**24, None)))
     driver.start()
     driver.run(Submit(1, PROMPT, 4), Submit(2, PROMPT, 4))
-    [answer] = driver.run(Submit(3, PROMPT, 4))
+    [output] = driver.run(Submit(3, PROMPT, 4))
     [again] = driver.run(Submit(4, PROMPT, 4, prompt_logprobs=1))
     hits = [driver.ends[number][0].usage.cached_tokens for number in (3, 4)]  # type: ignore[union-attr]
     driver.stop()
     assert hits[0] > 0
     assert hits[1] == 0
-    assert answer == again
+    assert output == again
     check(driver.prompt_logprobs[4], expected(folder, PROMPT), PROMPT, 1)

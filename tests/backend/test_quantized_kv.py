@@ -31,7 +31,7 @@ from support.rare import write_rare
 from support.tiny import VOCAB, write_model
 
 Folders = Callable[[str, int], Path]
-Answer = list[tuple[int, float]]
+Output = list[tuple[int, float]]
 """Tokens, and the lead of each one over the next best in log-probability."""
 
 TIE = 0.05
@@ -62,19 +62,19 @@ def requests(seed: int, count: int) -> tuple[Submit, ...]:
 
 
 @functools.cache
-def mlx_lm_answers(folder: Path, bits: int, submits: tuple[Submit, ...]) -> list[Answer]:
+def mlx_lm_outputs(folder: Path, bits: int, submits: tuple[Submit, ...]) -> list[Output]:
     """mlx-lm's own generation. It would prefill a first chunk before it quantises, so it gets quantised caches."""
     model, _ = load_model(folder)
     quantization = choose_quantization(model, bits)
 
-    def answer(submit: Submit) -> Answer:
+    def output(submit: Submit) -> Output:
         caches = [KVCache().to_quantized(quantization.group_size, bits) for _ in model.layers]
         settings: dict[str, Any] = {"kv_bits": bits, "kv_group_size": quantization.group_size, "quantized_kv_start": 0}
         prompt = mx.array(submit.prompt)
         steps = generate_step(prompt, model, max_tokens=submit.max_tokens, prompt_cache=caches, **settings)
         return [(int(token), lead(logprobs)) for token, logprobs in steps]
 
-    return [answer(submit) for submit in submits]
+    return [output(submit) for submit in submits]
 
 
 def lead(logprobs: mx.array) -> float:
@@ -82,7 +82,7 @@ def lead(logprobs: mx.array) -> float:
     return float(first - second)
 
 
-def check(got: list[list[int]], expected: list[Answer]) -> None:
+def check(got: list[list[int]], expected: list[Output]) -> None:
     """The same tokens, except for a few outputs that diverge at a tie."""
     diverged = 0
     for tokens, steps in zip(got, expected, strict=True):
@@ -104,8 +104,8 @@ def test_equals_mlx_lm_alone_and_in_a_changing_batch(
     family: str, head: int, bits: int, like_gpu: bool, folders: Folders
 ) -> None:
     folder, submits = folders(family, head), requests(bits + head, 16)
-    expected = mlx_lm_answers(folder, bits, submits)
-    assert len({token for answer in expected for token, _ in answer}) > 10
+    expected = mlx_lm_outputs(folder, bits, submits)
+    assert len({token for output in expected for token, _ in output}) > 10
     with engine(make(folder, kv_bits=bits, like_gpu=like_gpu)) as driver:
         check(driver.run(*submits), expected)
     with engine(make(folder, kv_bits=bits, like_gpu=like_gpu, max_rows=1), prefill_tokens=50) as driver:
@@ -116,14 +116,14 @@ def test_rows_outlast_their_columns(folders: Folders) -> None:
     submits = Submit(0, (5, 6, 7), 300), Submit(1, (8,), 2), Submit(2, (9, 9), 270), Submit(3, tuple(range(40)), 9)
     folder = folders("llama", 32)
     with engine(make(folder, kv_bits=4, max_rows=3)) as driver:
-        check(driver.run(*submits), mlx_lm_answers(folder, 4, submits))
+        check(driver.run(*submits), mlx_lm_outputs(folder, 4, submits))
 
 
 @pytest.mark.parametrize(("budget", "like_gpu"), [(1000, False), (12, True)])
 @pytest.mark.parametrize("bits", [8, 4])
 def test_cached_prefixes_change_no_token(bits: int, budget: int, like_gpu: bool, folders: Folders) -> None:
     folder, submits = folders("llama", 32), requests(bits + budget, 24)
-    expected = mlx_lm_answers(folder, bits, submits)
+    expected = mlx_lm_outputs(folder, bits, submits)
     link = ThreadLink(
         "cached", make(folder, kv_bits=bits, like_gpu=like_gpu), functools.partial(caching_scheduler, budget, None)
     )

@@ -41,11 +41,11 @@ def mlx_vlm_model(folder: Path) -> Any:
 
 
 def expected(folder: Path, wanted: Sequence[Case]) -> list[list[int]]:
-    answers = [reference(mlx_vlm_model(folder), case) for case in wanted]
-    assert len({token for answer in answers for token in answer}) > 8, (
+    outputs = [reference(mlx_vlm_model(folder), case) for case in wanted]
+    assert len({token for output in outputs for token in output}) > 8, (
         "the model's outputs are too uniform to tell rows apart"
     )
-    return answers
+    return outputs
 
 
 def backend(folder: Path, **changes: Any) -> Callable[[], MlxGenerationBackend]:
@@ -56,16 +56,16 @@ def backend(folder: Path, **changes: Any) -> Callable[[], MlxGenerationBackend]:
 def test_rows_alone_and_in_a_changing_batch(family: str, vision_model: Callable[[str], Path]) -> None:
     folder = vision_model(family)
     wanted = cases(family, len(family), 9)
-    answers = expected(folder, wanted)
+    outputs = expected(folder, wanted)
     with engine(backend(folder)) as driver:
         assert driver.facts is not None
         assert (driver.facts.max_rows, driver.facts.notes) == (5, ())
         assert "image" in driver.facts.media
         batch = driver.run(*(case.submit(number) for number, case in enumerate(wanted)))
-        assert batch == answers
+        assert batch == outputs
     with engine(backend(folder), prefill_tokens=200) as driver:
         alone = [driver.run(case.submit(number))[0] for number, case in enumerate(wanted[:4])]
-        assert alone == answers[:4]
+        assert alone == outputs[:4]
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "idefics3", "pixtral", "gemma3", "gemma4"])
@@ -148,10 +148,10 @@ def test_one_prompt_and_many_images(family: str, vision_model: Callable[[str], P
     folder = vision_model(family)
     drawn = [Case(family, 1, [image], words=5, count=8) for image in range(60)]
     wanted = [case for case in drawn if case.prompt == drawn[0].prompt][:8]
-    answers = [reference(mlx_vlm_model(folder), case) for case in wanted]
-    assert len({tuple(answer) for answer in answers}) > 2, "the images make no difference"
+    outputs = [reference(mlx_vlm_model(folder), case) for case in wanted]
+    assert len({tuple(output) for output in outputs}) > 2, "the images make no difference"
     with engine(backend(folder)) as driver:
-        assert driver.run(*(case.submit(number) for number, case in enumerate(wanted))) == answers
+        assert driver.run(*(case.submit(number) for number, case in enumerate(wanted))) == outputs
 
 
 def test_no_state_of_a_request_is_left_on_the_model(vision_model: Callable[[str], Path]) -> None:

@@ -99,8 +99,8 @@ def test_features_stay_within_their_budget(budget: int, vision_model: Callable[[
     wanted = [Case("qwen3_vl", n, [n, n + 1], words=2, count=4) for n in range(6)]
     model = load_model(folder)
     with engine(make) as driver:
-        answers = driver.run(*(case.submit(number) for number, case in enumerate(wanted)))
-        assert answers == [reference(model, case) for case in wanted]
+        outputs = driver.run(*(case.submit(number) for number, case in enumerate(wanted)))
+        assert outputs == [reference(model, case) for case in wanted]
         assert max(made[0].cached_bytes) <= budget
         assert made[0].tower_runs >= 7
 

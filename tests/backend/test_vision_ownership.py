@@ -61,8 +61,8 @@ def test_images_are_encoded_on_the_thread_that_loaded_the_model(
     threads: dict[str, set[int]] = {}
     before = threading.active_count()
     with engine(lambda: Witness(vision_model(family), threads)) as driver:
-        answers = driver.run(*(Case(family, n, [n] * (n % 2), words=3, count=4).submit(n) for n in range(4)))
-    assert all(len(answer) == 4 for answer in answers)
+        outputs = driver.run(*(Case(family, n, [n] * (n % 2), words=3, count=4).submit(n) for n in range(4)))
+    assert all(len(output) == 4 for output in outputs)
     assert set(threads) == {"make", "errand", "load", "step", "memory_bytes", "close"}
     assert len(set().union(*threads.values())) == 1
     assert threading.get_ident() not in threads["load"]
@@ -71,13 +71,13 @@ def test_images_are_encoded_on_the_thread_that_loaded_the_model(
 
 def test_closed_engines_leave_no_threads_and_no_memory(vision_model: Callable[[str], Path]) -> None:
     folder = vision_model("qwen3_vl")
-    answers = set()
+    outputs = set()
     gc.collect()
     threads, memory = threading.active_count(), mx.get_active_memory()
     for _ in range(4):
         with engine(lambda: MlxGenerationBackend(GenerationSettings("folder", folder, max_rows=4))) as driver:
-            answers.add(tuple(driver.run(Case("qwen3_vl", 1, [1, 2], words=3, count=6).submit(1))[0]))
-    assert len(answers) == 1
+            outputs.add(tuple(driver.run(Case("qwen3_vl", 1, [1, 2], words=3, count=6).submit(1))[0]))
+    assert len(outputs) == 1
     assert threading.active_count() == threads
     gc.collect()
     assert mx.get_active_memory() - memory < 2**18
