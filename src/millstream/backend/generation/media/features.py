@@ -39,27 +39,27 @@ class FeatureCache:
 
     def __init__(self, budget: int) -> None:
         self._budget = budget
-        self._features_by_digest: OrderedDict[str, Features] = OrderedDict()
+        self._features: OrderedDict[str, Features] = OrderedDict()
         self.nbytes = 0
 
     def __len__(self) -> int:
-        return len(self._features_by_digest)
+        return len(self._features)
 
     def get(self, digest: str) -> Features | None:
-        if digest in self._features_by_digest:
-            self._features_by_digest.move_to_end(digest)
-        return self._features_by_digest.get(digest)
+        if digest in self._features:
+            self._features.move_to_end(digest)
+        return self._features.get(digest)
 
     def put(self, digest: str, features: Features) -> None:
-        if digest in self._features_by_digest or features.nbytes > self._budget:
+        if digest in self._features or features.nbytes > self._budget:
             return
-        self._features_by_digest[digest] = features
+        self._features[digest] = features
         self.nbytes += features.nbytes
         while self.nbytes > self._budget:
-            self.nbytes -= self._features_by_digest.popitem(last=False)[1].nbytes
+            self.nbytes -= self._features.popitem(last=False)[1].nbytes
 
     def clear(self) -> None:
-        self._features_by_digest.clear()
+        self._features.clear()
         self.nbytes = 0
 
 
