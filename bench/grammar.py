@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from millstream.backend.environment import load_blas, prefer_known_kernels
-from millstream.engine.generation.backend import RowOutput
-from millstream.engine.generation.scheduler import Scheduler
-from millstream.engine.messages import Submit, Tokens
+from millstream.engine.generation.messages import Generate, Tokens
+from millstream.engine.generation.plan import RowOutput
+from millstream.engine.generation.scheduler import GenerationScheduler
 from millstream.models.source import ModelSource
 from millstream.text.grammar import GrammarCompiler, compiler_of
 from millstream.types import Grammar, Sampling
@@ -58,10 +58,10 @@ class Run:
 def run(backend: MlxGenerationBackend, grammar: Grammar | None, rows: int, count: int) -> Run:
     """Steps from the first in which all rows decode."""
     backend.reset()
-    scheduler = Scheduler(max_rows=rows, prefill_tokens=4096)
+    scheduler = GenerationScheduler(max_rows=rows, prefill_tokens=4096)
     for number in range(rows):
         prompt = tuple(range(50 + number, 82 + number))
-        scheduler.submit(Submit(number, prompt, count, Sampling(temperature=1.0, seed=number), grammar=grammar))
+        scheduler.submit(Generate(number, prompt, count, Sampling(temperature=1.0, seed=number), grammar=grammar))
     tokens: dict[int, list[int]] = {number: [] for number in range(rows)}
     started, steps = 0.0, 0
     while not scheduler.idle:
@@ -79,7 +79,7 @@ def masks(compiler: GrammarCompiler, grammar: Grammar, done: Run, vocab_size: in
     guides = GrammarGuides(compiler, vocab_size)
     places = {number: number for number in done.tokens}
     for number in done.tokens:
-        guides.add(Submit(number, (0,), 1, grammar=grammar))
+        guides.add(Generate(number, (0,), 1, grammar=grammar))
     guides.advance([], places)
     length = min(map(len, done.tokens.values()))
     started = time.perf_counter()

@@ -16,12 +16,13 @@ from mlx_vlm.utils import load_model
 from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
 from millstream.backend.generation.media.features import Features, Tower
 from millstream.config import FAST_PATHS
-from millstream.engine.generation.backend import Plan, StepResult
 from millstream.engine.generation.chunk_sizer import ChunkSizer
-from millstream.engine.generation.scheduler import Scheduler
+from millstream.engine.generation.messages import Generate
+from millstream.engine.generation.plan import Plan, StepResult
+from millstream.engine.generation.scheduler import GenerationScheduler
 from millstream.engine.link import ThreadLink
-from millstream.engine.messages import Finished, Submit
-from millstream.types import ModelFacts
+from millstream.engine.messages import Finished
+from millstream.model_facts import GenerationFacts
 from support.engines import Driver, engine
 from support.prefix_caches import BLOCK, caching_scheduler
 from support.tiny_audio import AudioCase, OneByOne, reference
@@ -145,7 +146,7 @@ def test_cached_prefixes_change_no_token(family: str, vision_model: Callable[[st
         driver.stop()
 
 
-def cached_tokens(driver: Driver, submit: Submit) -> int:
+def cached_tokens(driver: Driver, submit: Generate) -> int:
     end = driver.ends[submit.request_id][0]
     assert isinstance(end, Finished)
     return end.usage.cached_tokens
@@ -189,8 +190,8 @@ class Recording(MlxGenerationBackend):
         return self.steps[-1][1]
 
 
-def smallest_chunks(facts: ModelFacts) -> Scheduler:
-    return Scheduler(max_rows=facts.max_rows, prefill_tokens=50, pace=ChunkSizer(most=1, least=1))
+def smallest_chunks(facts: GenerationFacts) -> GenerationScheduler:
+    return GenerationScheduler(max_rows=facts.max_rows, prefill_tokens=50, chunk_sizer=ChunkSizer(most=1, least=1))
 
 
 def test_running_rows_get_a_token_in_every_slice(vision_model: Callable[[str], Path]) -> None:
@@ -203,7 +204,7 @@ def test_running_rows_get_a_token_in_every_slice(vision_model: Callable[[str], P
     driver = Driver(ThreadLink("slices", make, smallest_chunks))
     driver.start()
     try:
-        driver.post(Submit(1, (5, 6, 7), 200))
+        driver.post(Generate(1, (5, 6, 7), 200))
         driver.wait(lambda: len(driver.tokens.get(1, [])) > 3)
         driver.run(AudioCase("gemma4-audio", 3, [2.0], words=2, count=3).submit(2))
     finally:

@@ -13,8 +13,8 @@ import pytest
 from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
 from millstream.backend.generation.prefill import deferred
 from millstream.backend.generation.prefill.deferred import STEPS_PER_CHUNK, DeferredChunks
-from millstream.engine.generation.backend import Plan, Prefill
-from millstream.engine.messages import Submit
+from millstream.engine.generation.messages import Generate
+from millstream.engine.generation.plan import Plan, Prefill
 
 Evaluated = list[tuple[str, list[int]]]
 
@@ -116,7 +116,7 @@ def test_the_backend_reports_that_it_is_prefilling(tiny_model: Callable[[str], P
         with ThreadPoolExecutor(1) as owner:
             return owner.submit(own).result()
 
-    short, long = Submit(1, (1, 2, 3), 9), Submit(2, tuple(range(40)), 9)
+    short, long = Generate(1, (1, 2, 3), 9), Generate(2, tuple(range(40)), 9)
     first, last = Prefill(long, 0, 20), Prefill(long, 20, 39)
     decode_only = [Plan(decode=(1,))]
     steps = [
@@ -125,7 +125,7 @@ def test_the_backend_reports_that_it_is_prefilling(tiny_model: Callable[[str], P
         *(decode_only * STEPS_PER_CHUNK),
         Plan(decode=(1,), prefill=(last,)),
         *(decode_only * STEPS_PER_CHUNK),
-        Plan(decode=(1, 2), prefill=(Prefill(Submit(3, (4, 5, 6), 9), 0, 2),)),
+        Plan(decode=(1, 2), prefill=(Prefill(Generate(3, (4, 5, 6), 9), 0, 2),)),
         Plan(decode=(1, 2, 3)),
     ]
     one_chunk = [True] * STEPS_PER_CHUNK + [False]

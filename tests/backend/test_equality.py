@@ -15,7 +15,8 @@ from mlx_lm.utils import load_model
 
 from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
 from millstream.config import FAST_PATHS
-from millstream.engine.messages import Cancel, Submit
+from millstream.engine.generation.messages import Generate
+from millstream.engine.messages import Cancel
 from support.engines import engine
 from support.rare import RARE
 from support.tiny import BATCHABLE, FAMILIES, VOCAB, write_model
@@ -79,7 +80,7 @@ def test_a_changing_batch_equals_single_requests(family: str, tiny_model: Callab
     with engine(backend(folder)) as driver:
         assert driver.facts is not None
         assert driver.facts.max_rows == (6 if family in BATCHABLE else 1)
-        submits = [Submit(number, prompt, count) for number, (prompt, count) in enumerate(wanted)]
+        submits = [Generate(number, prompt, count) for number, (prompt, count) in enumerate(wanted)]
         assert driver.run(*submits) == expected
 
 
@@ -90,7 +91,7 @@ def test_every_fast_path_on_and_off_gives_the_same(family: str, path: str, tiny_
     wanted = cases(seed=3, count=30)
     expected = reference(folder, wanted)
     with engine(backend(folder, max_rows=7, **PATHS[path]), prefill_tokens=60) as driver:
-        submits = [Submit(number, prompt, count) for number, (prompt, count) in enumerate(wanted)]
+        submits = [Generate(number, prompt, count) for number, (prompt, count) in enumerate(wanted)]
         assert driver.run(*submits) == expected
 
 
@@ -101,7 +102,7 @@ def test_rows_outgrow_the_columns_of_their_slots(path: str, tiny_model: Callable
     wanted: list[Case] = [((5, 6, 7), 330), ((8,), 2), ((9, 9), 300), *cases(seed=8, count=12), ((1, 2), 270)]
     expected = reference(folder, wanted)
     with engine(backend(folder, max_rows=4, **PATHS[path])) as driver:
-        submits = [Submit(number, prompt, count) for number, (prompt, count) in enumerate(wanted)]
+        submits = [Generate(number, prompt, count) for number, (prompt, count) in enumerate(wanted)]
         assert driver.run(*submits) == expected
 
 
@@ -116,7 +117,7 @@ def test_layers_with_unusual_attention(family: str, path: str, tmp_path: Path) -
     with engine(backend(folder, max_rows=5, **PATHS[path]), prefill_tokens=60) as driver:
         alone = family == "gemma2" and path == "none"  # mlx-lm's batch caches support masks of four dimensions only
         assert driver.facts is not None and driver.facts.max_rows == (1 if alone else 5)
-        submits = [Submit(number, prompt, count) for number, (prompt, count) in enumerate(wanted)]
+        submits = [Generate(number, prompt, count) for number, (prompt, count) in enumerate(wanted)]
         assert driver.run(*submits) == expected
 
 
@@ -128,7 +129,7 @@ def test_head_sizes_that_our_kernels_support(path: str, tmp_path: Path) -> None:
     wanted: list[Case] = [((5, 6, 7), 270), *cases(seed=8, count=6), long, *cases(seed=9, count=6)]
     expected = reference(folder, wanted)
     with engine(backend(folder, max_rows=5, **PATHS[path]), prefill_tokens=200) as driver:
-        submits = [Submit(number, prompt, count) for number, (prompt, count) in enumerate(wanted)]
+        submits = [Generate(number, prompt, count) for number, (prompt, count) in enumerate(wanted)]
         assert driver.run(*submits) == expected
 
 
@@ -139,8 +140,8 @@ def test_rows_that_leave_do_not_change_the_others(family: str, tiny_model: Calla
     expected = reference(folder, wanted)
     with engine(backend(folder)) as driver:
         for number, (prompt, count) in enumerate(wanted):
-            driver.post(Submit(1000 + number, prompt[::-1], 500))
-            driver.post(Submit(number, prompt, count))
+            driver.post(Generate(1000 + number, prompt[::-1], 500))
+            driver.post(Generate(number, prompt, count))
             if number % 2:
                 driver.post(Cancel(1000 + number))
         driver.wait(lambda: any(key < 1000 for key in driver.ends))

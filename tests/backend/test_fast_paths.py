@@ -19,8 +19,8 @@ from millstream.backend.generation.prefill.prefiller import group_by_length
 from millstream.backend.layers.cpu_linear import SKINNY, MklLinear, mkl_layer, mkl_matmul, swiglu, use_mkl_layout
 from millstream.backend.layers.patch_layers import patch_function
 from millstream.backend.layers.projections import fuse_projections
-from millstream.engine.generation.backend import Prefill
-from millstream.engine.messages import Submit
+from millstream.engine.generation.messages import Generate
+from millstream.engine.generation.plan import Prefill
 
 
 def close(got: mx.array, expected: mx.array, tolerance: float = 1e-5) -> None:
@@ -128,7 +128,7 @@ def test_slot_policies() -> None:
 
 @given(st.lists(st.integers(2, 300), max_size=20))
 def test_groups_keep_everyone_and_bound_their_padding(lengths: list[int]) -> None:
-    chunks = [Prefill(Submit(number, (0,) * length, 1), 0, length - 1) for number, length in enumerate(lengths)]
+    chunks = [Prefill(Generate(number, (0,) * length, 1), 0, length - 1) for number, length in enumerate(lengths)]
     groups = group_by_length(chunks, 0.5)
     assert sorted(c.request.request_id for group in groups for c in group) == list(range(len(lengths)))
     for group in groups:

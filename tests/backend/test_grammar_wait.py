@@ -12,7 +12,8 @@ import pytest
 
 from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
 from millstream.engine.background import CLOSE_SECONDS
-from millstream.engine.messages import Cancel, Failed, Finished, Submit
+from millstream.engine.generation.messages import Generate
+from millstream.engine.messages import Cancel, Failed, Finished
 from millstream.errors import ModelError
 from millstream.models.source import ModelSource
 from millstream.text.grammar import GrammarCompiler
@@ -76,12 +77,12 @@ def make(folder: Path, slow: SlowLoad) -> Make:
     return backend
 
 
-def text(number: int, count: int = 20) -> Submit:
-    return Submit(number, (1, 2, 3, number), count)
+def text(number: int, count: int = 20) -> Generate:
+    return Generate(number, (1, 2, 3, number), count)
 
 
-def guided(number: int, grammar: Grammar = DATE) -> Submit:
-    return Submit(number, (1, 2, 3), 40, stop_tokens=frozenset({END}), grammar=grammar)
+def guided(number: int, grammar: Grammar = DATE) -> Generate:
+    return Generate(number, (1, 2, 3), 40, stop_tokens=frozenset({END}), grammar=grammar)
 
 
 def output(driver: Driver, folder: Path, number: int) -> str:

@@ -15,9 +15,10 @@ import pytest
 from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
 from millstream.backend.generation.sampling.guides import PARALLEL_ROWS, GrammarGuides, TokenMask
 from millstream.config import FAST_PATHS
-from millstream.engine.generation.backend import RowOutput
+from millstream.engine.generation.messages import Generate
+from millstream.engine.generation.plan import RowOutput
 from millstream.engine.link import ThreadLink
-from millstream.engine.messages import Failed, Finished, Submit
+from millstream.engine.messages import Failed, Finished
 from millstream.engine.process_link import ProcessLink
 from millstream.models.source import ModelSource
 from millstream.text.grammar import GrammarCompiler, compiler_of
@@ -57,8 +58,8 @@ def code(text: str) -> set[int]:
     return {ord(letter) - ord("!") for letter in text}
 
 
-def submit(number: int, grammar: Grammar | None, **changes: Any) -> Submit:
-    return Submit(number, (1, 2, 3), 12, stop_tokens=frozenset({END}), grammar=grammar, **changes)
+def submit(number: int, grammar: Grammar | None, **changes: Any) -> Generate:
+    return Generate(number, (1, 2, 3), 12, stop_tokens=frozenset({END}), grammar=grammar, **changes)
 
 
 @pytest.mark.parametrize("vocab_size", [259, 300, 512])
@@ -135,19 +136,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return get
 
 
-def plain(count: int) -> list[Submit]:
+def plain(count: int) -> list[Generate]:
     """Rows without a grammar, with every kind of sampling."""
     kinds = [Sampling(), HOT, Sampling(temperature=0.8, top_p=0.9, seed=5), Sampling(presence_penalty=1.0)]
     return [
-        Submit(number, tuple(range(1, 3 + 5 * number)), 10 + 7 * number, kinds[number % 4], logprobs=number % 2 or None)
+        Generate(
+            number, tuple(range(1, 3 + 5 * number)), 10 + 7 * number, kinds[number % 4], logprobs=number % 2 or None
+        )
         for number in range(count)
     ]
 
 
-def guided(first: int, count: int, **changes: Any) -> list[Submit]:
+def guided(first: int, count: int, **changes: Any) -> list[Generate]:
     grammars = [DATE, WORDS, PAIR]
     return [
-        Submit(
+        Generate(
             first + number,
             tuple(range(5, 9 + 4 * number)),
             60,
@@ -163,7 +166,7 @@ def guided(first: int, count: int, **changes: Any) -> list[Submit]:
 PATTERNS = {DATE: r"20\d\d-(0[1-9]|1[0-2])", WORDS: r"(ab|c)+\.", PAIR: r'\{"a": ?-?(0|[1-9]\d*)[^{]*\}'}
 
 
-def check(driver: Driver, source: ModelSource, submits: Sequence[Submit]) -> int:
+def check(driver: Driver, source: ModelSource, submits: Sequence[Generate]) -> int:
     """Every output with a stop token matches its grammar. Returns how many there are."""
     tokenizer = load_tokenizer(source)
     ended = 0
@@ -178,7 +181,7 @@ def check(driver: Driver, source: ModelSource, submits: Sequence[Submit]) -> int
     return ended
 
 
-def likelihoods(driver: Driver, each: Submit) -> list[float]:
+def likelihoods(driver: Driver, each: Generate) -> list[float]:
     return [entry.logprob for entry in driver.logprobs[each.request_id] if isinstance(entry, TokenLogprob)]
 
 

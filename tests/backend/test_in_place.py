@@ -21,9 +21,9 @@ from millstream.backend.generation.caches.widths import kernel_width, powers_of_
 from millstream.backend.generation.layers import attention
 from millstream.backend.generation.layout import Layout
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
-from millstream.engine.generation.backend import SavePrefix
+from millstream.engine.generation.messages import Generate
 from millstream.engine.link import ThreadLink
-from millstream.engine.messages import Submit
+from millstream.engine.prefix_cache.orders import SavePrefix
 from support.engines import Driver, engine
 from support.prefix_caches import caching_scheduler
 from support.tiny import VOCAB, write_model
@@ -79,8 +79,8 @@ def test_nothing_that_is_kept_is_written_over(groups: int, rows: int, in_place: 
     folder = write_model(tmp_path / "model", "llama", num_key_value_heads=groups)
     plain = functools.partial(MlxGenerationBackend, GenerationSettings("folder", folder, max_rows=rows))
     ours = functools.partial(MlxGenerationBackend, GenerationSettings("folder", folder, max_rows=rows, like_gpu=True))
-    submits = [Submit(number, prompt, 3 + number * 5 % 23) for number, prompt in enumerate(prompts())]
-    again = [Submit(100 + submit.request_id, submit.prompt, submit.max_tokens) for submit in submits]
+    submits = [Generate(number, prompt, 3 + number * 5 % 23) for number, prompt in enumerate(prompts())]
+    again = [Generate(100 + submit.request_id, submit.prompt, submit.max_tokens) for submit in submits]
     with engine(plain) as driver:
         expected = driver.run(*submits)
     driver = Driver(ThreadLink("in place", ours, functools.partial(caching_scheduler, 10_000, None)))
@@ -113,7 +113,11 @@ def test_what_is_kept_does_not_lie_in_a_slot() -> None:
 
 def test_rows_outlast_their_columns(in_place: list[str], tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model", "llama")
-    submits = [Submit(0, (5, 6, 7), 300), *(Submit(1 + n, (n, 9), 20 + n) for n in range(12)), Submit(20, (1, 2), 280)]
+    submits = [
+        Generate(0, (5, 6, 7), 300),
+        *(Generate(1 + n, (n, 9), 20 + n) for n in range(12)),
+        Generate(20, (1, 2), 280),
+    ]
     answers = []
     for changes in ({}, {"like_gpu": True}):
         in_place.clear()

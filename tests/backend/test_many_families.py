@@ -15,7 +15,7 @@ from mlx_lm.generate import generate_step
 from mlx_lm.utils import load_model
 
 from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
-from millstream.engine.messages import Submit
+from millstream.engine.generation.messages import Generate
 from support.engines import engine
 from support.tiny import VOCAB, write_model
 
@@ -56,7 +56,7 @@ def test_batched_equals_alone(family: str, tmp_path: Path) -> None:
     ]
     model, _ = load_model(folder)
     expected = [[int(token) for token, _ in generate_step(mx.array(p), model, max_tokens=n)] for p, n in wanted]
-    submits = [Submit(number, prompt, count) for number, (prompt, count) in enumerate(wanted)]
+    submits = [Generate(number, prompt, count) for number, (prompt, count) in enumerate(wanted)]
     for like_gpu in (False, True):
         settings = GenerationSettings("folder", folder, max_rows=4, like_gpu=like_gpu)
         with engine(lambda settings=settings: MlxGenerationBackend(settings), prefill_tokens=64) as driver:

@@ -16,8 +16,8 @@ from millstream.backend.generation.caches.widths import CHUNK_LENGTHS, MAX_PADDE
 from millstream.backend.generation.prefill.prefiller import SinglePrefiller
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
 from millstream.backend.weights.loading import load
-from millstream.engine.generation.backend import Prefill
-from millstream.engine.messages import Submit
+from millstream.engine.generation.messages import Generate
+from millstream.engine.generation.plan import Prefill
 
 
 def test_cache_arrays_are_in_layer_order() -> None:
@@ -48,7 +48,7 @@ def test_short_chunks_are_padded_to_a_usual_length(tokens: int, padded: int) -> 
 @pytest.mark.parametrize("cuts", [(0, 40), (0, 64, 100), (0, 5, 6, 70, 130)])
 def test_padding_does_not_change_the_kv_cache(tiny_model: Callable[[str], Path], cuts: tuple[int, ...]) -> None:
     model = load("folder", tiny_model("llama"), current_device(), unpack=False).model
-    submit = Submit(1, tuple(index % 50 + 1 for index in range(cuts[-1] + 1)), 1)
+    submit = Generate(1, tuple(index % 50 + 1 for index in range(cuts[-1] + 1)), 1)
 
     def prefill(*, padded: bool) -> list[mx.array]:
         prefiller = SinglePrefiller(model, PrefixStore(), pad_chunks=padded)

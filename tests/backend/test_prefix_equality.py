@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
-from millstream.engine.generation.backend import BackendFactory, Plan, StepResult
+from millstream.engine.generation.messages import ClearPrefixCache, Generate
+from millstream.engine.generation.plan import Plan, StepResult
 from millstream.engine.link import ThreadLink
-from millstream.engine.messages import ClearPrefixCache, Finished, Submit
+from millstream.engine.messages import Finished
+from millstream.engine.protocols import BackendFactory
 from support.engines import Driver, engine
 from support.prefix_caches import BLOCK, caching_scheduler
 from support.tiny import FAMILIES
@@ -57,14 +59,14 @@ def caching_engine(make: BackendFactory, budget: int, disk: Path | None = None) 
         driver.stop()
 
 
-def cached(driver: Driver, submits: list[Submit]) -> list[int]:
+def cached(driver: Driver, submits: list[Generate]) -> list[int]:
     ends = [driver.ends[submit.request_id][0] for submit in submits]
     assert all(isinstance(end, Finished) for end in ends)
     return [end.usage.cached_tokens for end in ends if isinstance(end, Finished)]
 
 
-def numbered(prompts: list[tuple[int, ...]], first: int) -> list[Submit]:
-    return [Submit(first + number, prompt, 6) for number, prompt in enumerate(prompts)]
+def numbered(prompts: list[tuple[int, ...]], first: int) -> list[Generate]:
+    return [Generate(first + number, prompt, 6) for number, prompt in enumerate(prompts)]
 
 
 def backend_of(folder: Path, *, like_gpu: bool = False) -> BackendFactory:
@@ -104,7 +106,7 @@ def test_a_cached_prefix_serves_any_number_of_rows(family: str, tiny_model: Call
     prompts = [shared + tuple(draw.randrange(1, VOCAB) for _ in range(more)) for more in (2, 1, 2, 3, 1, 2, 9, 2)]
     with engine(make) as plain, caching_engine(make, 10_000) as driver:
         for number, prompt in enumerate(prompts):
-            submit = Submit(number, prompt, 12)
+            submit = Generate(number, prompt, 12)
             assert driver.run(submit) == plain.run(submit), f"prompt {number}"
 
 
@@ -142,7 +144,7 @@ def test_conversations_continue_from_their_outputs(
         plain = stack.enter_context(engine(make))
         driver = None if disk else stack.enter_context(caching_engine(make, 10_000))
         for turn in range(4):
-            submits = [Submit(100 * turn + number, talk, 4 + number) for number, talk in enumerate(talks)]
+            submits = [Generate(100 * turn + number, talk, 4 + number) for number, talk in enumerate(talks)]
             expected = plain.run(*submits)
             with contextlib.ExitStack() as once:
                 asked = driver or once.enter_context(caching_engine(make, 10_000, tmp_path))
@@ -160,8 +162,8 @@ def test_conversations_continue_from_their_outputs(
 
 def test_the_next_turn_reuses_the_last_output(tiny_model: Callable[[str], Path]) -> None:
     with caching_engine(backend_of(tiny_model("llama")), 1000) as driver:
-        [output] = driver.run(Submit(1, tuple(range(1, 11)), 12))
-        driver.run(Submit(2, (*range(1, 11), *output, 77, 78), 3))
+        [output] = driver.run(Generate(1, tuple(range(1, 11)), 12))
+        driver.run(Generate(2, (*range(1, 11), *output, 77, 78), 3))
         end = driver.ends[2][0]
     assert isinstance(end, Finished)
     assert end.usage.cached_tokens == 20, "10 of the prompt and 11 of the output, in full blocks"
@@ -170,10 +172,10 @@ def test_the_next_turn_reuses_the_last_output(tiny_model: Callable[[str], Path])
 def test_a_cleared_prefix_is_prefilled_again(tiny_model: Callable[[str], Path]) -> None:
     with caching_engine(backend_of(tiny_model("llama")), 1000) as driver:
         prompt = tuple(range(1, 30))
-        outputs = driver.run(Submit(1, prompt, 5))
+        outputs = driver.run(Generate(1, prompt, 5))
         driver.post(ClearPrefixCache())
-        assert driver.run(Submit(2, prompt, 5)) == outputs
-        assert driver.run(Submit(3, prompt, 5)) == outputs
+        assert driver.run(Generate(2, prompt, 5)) == outputs
+        assert driver.run(Generate(3, prompt, 5)) == outputs
         ends = [driver.ends[number][0] for number in (2, 3)]
     assert [end.usage.cached_tokens for end in ends if isinstance(end, Finished)] == [0, 28]
 
@@ -194,10 +196,10 @@ def test_a_failed_step_clears_the_prefix_cache(tiny_model: Callable[[str], Path]
     make = functools.partial(Failing, GenerationSettings("folder", tiny_model("llama"), max_rows=ROWS))
     with caching_engine(make, 1000) as driver:
         prompt = tuple(range(1, 30))
-        [expected] = driver.run(Submit(1, prompt, 5))
+        [expected] = driver.run(Generate(1, prompt, 5))
         Failing.fail = True
-        driver.run(Submit(2, prompt, 5))
-        assert driver.run(Submit(3, prompt, 5)) == [expected]
-        assert driver.run(Submit(4, prompt, 5)) == [expected]
+        driver.run(Generate(2, prompt, 5))
+        assert driver.run(Generate(3, prompt, 5)) == [expected]
+        assert driver.run(Generate(4, prompt, 5)) == [expected]
         ends = [driver.ends[number][0] for number in (3, 4)]
     assert [end.usage.cached_tokens for end in ends if isinstance(end, Finished)] == [0, 28]

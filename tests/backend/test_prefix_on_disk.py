@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
-from millstream.engine.messages import Submit
+from millstream.engine.generation.messages import Generate
 from support.caching_child import DISK, MEMORY, caching_engine, prompts_for
 from support.engines import engine
 from support.forked import Forked
@@ -48,7 +48,7 @@ def test_a_flood_of_prompts_stays_within_memory_and_disk(tiny_model: Callable[[s
     with caching_engine(tiny_model("llama"), tmp_path, memory, disk) as driver:
         for turn in range(25):
             prompts = [tuple(draw.randrange(1, 90) for _ in range(draw.randrange(20, 120))) for _ in range(8)]
-            driver.run(*(Submit(100 * turn + number, prompt, 3) for number, prompt in enumerate(prompts)))
+            driver.run(*(Generate(100 * turn + number, prompt, 3) for number, prompt in enumerate(prompts)))
             assert driver.facts is not None
             most = driver.facts.weight_bytes + memory
             driver.wait(lambda most=most: driver.measured.memory_bytes <= most)  # type: ignore[misc]

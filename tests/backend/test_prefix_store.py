@@ -6,7 +6,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import KVCache
 
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
-from millstream.engine.generation.backend import SavePrefix
+from millstream.engine.prefix_cache.orders import SavePrefix
 
 BLOCK = 4
 

@@ -12,9 +12,10 @@ import pytest
 from mlx_lm.utils import load_model
 
 from millstream.backend.generation.prefill import logprobs as prompt_logprobs
+from millstream.engine.generation.messages import Generate, PromptLogprobs
 from millstream.engine.generation.tuning import make_scheduler
 from millstream.engine.link import ThreadLink
-from millstream.engine.messages import Event, Finished, PromptLogprobs, Submit
+from millstream.engine.messages import Event, Finished
 from millstream.engine.process_link import ProcessLink
 from millstream.types import FinishReason, TokenLogprob
 from support.engines import Driver, engine
@@ -77,13 +78,13 @@ def test_they_equal_those_of_a_single_pass(
     wanted = expected(folder, PROMPT)
     with engine(functools.partial(guided_backend, folder, {}), prefill_tokens=17, kind=kind) as driver:
         assert isinstance(driver, Listening)
-        plain = Submit(1, PROMPT, 8)
+        plain = Generate(1, PROMPT, 8)
         [output] = driver.run(plain)
         asked = [
-            Submit(2, PROMPT, 8, prompt_logprobs=3),
-            Submit(3, PROMPT[:20], 0, prompt_logprobs=0),
-            Submit(4, PROMPT[:1], 0, prompt_logprobs=2),
-            Submit(5, PROMPT, 8),
+            Generate(2, PROMPT, 8, prompt_logprobs=3),
+            Generate(3, PROMPT[:20], 0, prompt_logprobs=0),
+            Generate(4, PROMPT[:1], 0, prompt_logprobs=2),
+            Generate(5, PROMPT, 8),
         ]
         both = driver.run(*asked)
         assert both[0] == both[3] == output, "the output is the same"
@@ -102,9 +103,9 @@ def test_a_cached_prefix_is_computed_again(tiny_model: Callable[[str], Path]) ->
     factory = functools.partial(guided_backend, folder, {})
     driver = Listening(ThreadLink("test", factory, functools.partial(make_scheduler, 64, None, 2**24, None)))
     driver.start()
-    driver.run(Submit(1, PROMPT, 4), Submit(2, PROMPT, 4))
-    [output] = driver.run(Submit(3, PROMPT, 4))
-    [again] = driver.run(Submit(4, PROMPT, 4, prompt_logprobs=1))
+    driver.run(Generate(1, PROMPT, 4), Generate(2, PROMPT, 4))
+    [output] = driver.run(Generate(3, PROMPT, 4))
+    [again] = driver.run(Generate(4, PROMPT, 4, prompt_logprobs=1))
     hits = [driver.ends[number][0].usage.cached_tokens for number in (3, 4)]  # type: ignore[union-attr]
     driver.stop()
     assert hits[0] > 0

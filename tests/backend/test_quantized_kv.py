@@ -21,9 +21,10 @@ from millstream.backend.generation.backend import GenerationSettings, MlxGenerat
 from millstream.backend.generation.caches.quantized import KvQuantization, choose_quantization
 from millstream.backend.generation.layers.packed_attention import packed_attention
 from millstream.backend.generation.prefix_store.cache_state import fill_cache, kv_parts
-from millstream.engine.generation.backend import Plan, Prefill
+from millstream.engine.generation.messages import Generate
+from millstream.engine.generation.plan import Plan, Prefill
 from millstream.engine.link import ThreadLink
-from millstream.engine.messages import Finished, Submit
+from millstream.engine.messages import Finished
 from millstream.errors import ModelError
 from support.engines import Driver, engine
 from support.prefix_caches import BLOCK, caching_scheduler
@@ -51,23 +52,23 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
     return get
 
 
-def requests(seed: int, count: int) -> tuple[Submit, ...]:
+def requests(seed: int, count: int) -> tuple[Generate, ...]:
     """Prompts from one token to many chunks, some of which share a prefix."""
     rng = random.Random(seed)
     known: list[tuple[int, ...]] = [tuple(rng.randrange(VOCAB) for _ in range(30))]
     for _ in range(count - 1):
         old = rng.choice(known)[: rng.choice([0, 0, 5, 20, 60])]
         known.append((old + tuple(rng.randrange(VOCAB) for _ in range(rng.choice([1, 1, 2, 9, 30]))))[:80])
-    return tuple(Submit(number, prompt, rng.choice([1, 2, 5, 20, 40])) for number, prompt in enumerate(known))
+    return tuple(Generate(number, prompt, rng.choice([1, 2, 5, 20, 40])) for number, prompt in enumerate(known))
 
 
 @functools.cache
-def mlx_lm_outputs(folder: Path, bits: int, submits: tuple[Submit, ...]) -> list[Output]:
+def mlx_lm_outputs(folder: Path, bits: int, submits: tuple[Generate, ...]) -> list[Output]:
     """mlx-lm's own generation. It would prefill a first chunk before it quantises, so it gets quantised caches."""
     model, _ = load_model(folder)
     quantization = choose_quantization(model, bits)
 
-    def output(submit: Submit) -> Output:
+    def output(submit: Generate) -> Output:
         caches = [KVCache().to_quantized(quantization.group_size, bits) for _ in model.layers]
         settings: dict[str, Any] = {"kv_bits": bits, "kv_group_size": quantization.group_size, "quantized_kv_start": 0}
         prompt = mx.array(submit.prompt)
@@ -113,7 +114,12 @@ def test_equals_mlx_lm_alone_and_in_a_changing_batch(
 
 
 def test_rows_outlast_their_columns(folders: Folders) -> None:
-    submits = Submit(0, (5, 6, 7), 300), Submit(1, (8,), 2), Submit(2, (9, 9), 270), Submit(3, tuple(range(40)), 9)
+    submits = (
+        Generate(0, (5, 6, 7), 300),
+        Generate(1, (8,), 2),
+        Generate(2, (9, 9), 270),
+        Generate(3, tuple(range(40)), 9),
+    )
     folder = folders("llama", 32)
     with engine(make(folder, kv_bits=4, max_rows=3)) as driver:
         check(driver.run(*submits), mlx_lm_outputs(folder, 4, submits))
@@ -131,7 +137,7 @@ def test_cached_prefixes_change_no_token(bits: int, budget: int, like_gpu: bool,
     driver.start()
     try:
         check(driver.run(*submits), expected)
-        again = [Submit(1000 + submit.request_id, submit.prompt, submit.max_tokens) for submit in submits]
+        again = [Generate(1000 + submit.request_id, submit.prompt, submit.max_tokens) for submit in submits]
         check(driver.run(*again), expected)
         ends = [driver.ends[submit.request_id][0] for submit in again]
     finally:
@@ -188,7 +194,7 @@ def bytes_taken(folder: Path, bits: int) -> tuple[int, int]:
         backend = make(folder, unpack=False, kv_bits=bits)()
         try:
             facts = backend.load()
-            submits = [Submit(number, tuple(range(41)), 5) for number in range(2)]
+            submits = [Generate(number, tuple(range(41)), 5) for number in range(2)]
             backend.step(Plan(prefill=tuple(Prefill(submit, 0, 40) for submit in submits)))
             backend.step(Plan(decode=(0, 1)))
             return facts.kv_bytes_per_token, backend.memory_bytes() - facts.weight_bytes

@@ -13,8 +13,9 @@ from mlx_vlm.utils import load_model
 
 from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
 from millstream.config import FAST_PATHS
+from millstream.engine.generation.messages import Generate
 from millstream.engine.link import ThreadLink
-from millstream.engine.messages import Cancel, Finished, Submit
+from millstream.engine.messages import Cancel, Finished
 from support.engines import Driver, engine
 from support.prefix_caches import BLOCK, caching_scheduler
 from support.tiny_vision import FAMILIES, Case, reference, write_vision_model
@@ -102,7 +103,7 @@ def other_image(case: Case, seed: int) -> Case:
         seed += 1
 
 
-def cached_tokens(driver: Driver, submit: Submit) -> int:
+def cached_tokens(driver: Driver, submit: Generate) -> int:
     end = driver.ends[submit.request_id][0]
     assert isinstance(end, Finished)
     return end.usage.cached_tokens

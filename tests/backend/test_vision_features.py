@@ -16,12 +16,14 @@ from millstream.backend.generation.backend import GenerationSettings, MlxGenerat
 from millstream.backend.generation.media import tower_attention
 from millstream.backend.generation.media.features import FeatureCache, Features
 from millstream.backend.generation.media.mrope import grid_spans, mrope_positions
-from millstream.engine.generation.backend import Plan, StepResult
 from millstream.engine.generation.chunk_sizer import ChunkSizer
-from millstream.engine.generation.scheduler import Scheduler
+from millstream.engine.generation.messages import Generate
+from millstream.engine.generation.plan import Plan, StepResult
+from millstream.engine.generation.scheduler import GenerationScheduler
 from millstream.engine.link import ThreadLink
-from millstream.engine.messages import Failed, Finished, Submit
-from millstream.types import Media, ModelFacts
+from millstream.engine.messages import Failed, Finished
+from millstream.model_facts import GenerationFacts
+from millstream.types import Media
 from support.engines import Driver, engine
 from support.tiny_vision import END, START, VIDEO, Case, picture, reference, tensors
 
@@ -35,7 +37,7 @@ class Recording(MlxGenerationBackend):
         self.cached_bytes: list[int] = []
         self.tower_runs = 0
 
-    def load(self, *args: Any) -> ModelFacts:
+    def load(self, *args: Any) -> GenerationFacts:
         facts = super().load(*args)
         assert self._encoder is not None
         tower = self._encoder._tower
@@ -105,8 +107,8 @@ def test_features_stay_within_their_budget(budget: int, vision_model: Callable[[
         assert made[0].tower_runs >= 7
 
 
-def smallest_chunks(facts: ModelFacts) -> Scheduler:
-    return Scheduler(max_rows=facts.max_rows, prefill_tokens=50, pace=ChunkSizer(most=1, least=1))
+def smallest_chunks(facts: GenerationFacts) -> GenerationScheduler:
+    return GenerationScheduler(max_rows=facts.max_rows, prefill_tokens=50, chunk_sizer=ChunkSizer(most=1, least=1))
 
 
 def test_running_rows_get_a_token_in_every_slice(vision_model: Callable[[str], Path]) -> None:
@@ -116,7 +118,7 @@ def test_running_rows_get_a_token_in_every_slice(vision_model: Callable[[str], P
     driver = Driver(ThreadLink("slices", make, smallest_chunks))
     driver.start()
     try:
-        driver.post(Submit(1, (5, 6, 7), 200))
+        driver.post(Generate(1, (5, 6, 7), 200))
         driver.wait(lambda: len(driver.tokens.get(1, [])) > 3)
         driver.run(Case("qwen2_5_vl", 3, [large], words=2, count=3).submit(2))
     finally:
@@ -141,7 +143,7 @@ def test_only_requests_with_mismatched_media_fail(vision_model: Callable[[str], 
         driver.run(
             good.submit(1),
             *(dataclasses.replace(submit, request_id=number, media=(each,)) for number, each in wrong.items()),
-            Submit(5, (5, 6, 7), 8),
+            Generate(5, (5, 6, 7), 8),
         )
         assert driver.tokens[1] == reference(load_model(folder), good)
         for number in wrong:
@@ -168,7 +170,7 @@ def test_a_video_has_a_grid_per_frame(family: str, vision_model: Callable[[str],
     video = Media("video", 3, len(inner), "video", tensors(arrays))
     submit = dataclasses.replace(case.submit(1), media=(video,), contents=((3, "video"),))
     with engine(lambda: MlxGenerationBackend(GenerationSettings("folder", folder, max_rows=5))) as driver:
-        assert driver.run(submit, Submit(2, (5, 6, 7), 8))[0] == reference(load_model(folder), case)
+        assert driver.run(submit, Generate(2, (5, 6, 7), 8))[0] == reference(load_model(folder), case)
 
 
 def test_positions_in_three_dimensions() -> None:
@@ -212,6 +214,6 @@ def test_towers_call_sliced_attention(family: str, layers: int, vision_model: Ca
 def test_a_text_only_model_refuses_media(tiny_model: Callable[[str], Path]) -> None:
     """Instead of prefilling the media tokens as text."""
     with engine(lambda: MlxGenerationBackend(GenerationSettings("folder", tiny_model("llama"), max_rows=5))) as driver:
-        driver.run(Case("llava", 1, [1], words=2, count=3).submit(1), Submit(2, (5, 6, 7), 4))
+        driver.run(Case("llava", 1, [1], words=2, count=3).submit(1), Generate(2, (5, 6, 7), 4))
         assert driver.ends[1] == [Failed(1, "this model takes text only")]
         assert len(driver.tokens[2]) == 4

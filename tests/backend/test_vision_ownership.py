@@ -63,7 +63,7 @@ def test_images_are_encoded_on_the_thread_that_loaded_the_model(
     with engine(lambda: Witness(vision_model(family), threads)) as driver:
         outputs = driver.run(*(Case(family, n, [n] * (n % 2), words=3, count=4).submit(n) for n in range(4)))
     assert all(len(output) == 4 for output in outputs)
-    assert set(threads) == {"make", "errand", "load", "step", "memory_bytes", "close"}
+    assert set(threads) == {"make", "background_task", "load", "step", "memory_bytes", "close"}
     assert len(set().union(*threads.values())) == 1
     assert threading.get_ident() not in threads["load"]
     assert threading.active_count() == before, "the owner thread is still there"

@@ -16,9 +16,9 @@ from millstream.backend.environment import load_blas
 load_blas()
 
 from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend  # noqa: E402
+from millstream.engine.generation.messages import Generate  # noqa: E402
 from millstream.engine.generation.tuning import DiskTierConfig, make_scheduler  # noqa: E402
 from millstream.engine.link import ThreadLink  # noqa: E402
-from millstream.engine.messages import Submit  # noqa: E402
 from support.engines import Driver  # noqa: E402
 from support.forked import fork_for_each, say  # noqa: E402
 
@@ -26,12 +26,12 @@ PROMPTS = 12
 MEMORY, DISK = 1 << 20, 1 << 22
 
 
-def prompts_for(seed: int, first: int = 0) -> list[Submit]:
+def prompts_for(seed: int, first: int = 0) -> list[Generate]:
     """Prompts of several blocks, some with a shared prefix."""
     draw = random.Random(seed)
     common = [draw.randrange(1, 90) for _ in range(70)]
     prompts = [common[: draw.randrange(70)] + [draw.randrange(1, 90) for _ in range(60)] for _ in range(PROMPTS)]
-    return [Submit(first + number, tuple(prompt), 4) for number, prompt in enumerate(prompts)]
+    return [Generate(first + number, tuple(prompt), 4) for number, prompt in enumerate(prompts)]
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from millstream.engine.messages import Submit
+from millstream.engine.generation.messages import Generate
 from millstream.media.port import Mark, Prepared
 from millstream.media.processors.base import ModelFiles
 from millstream.media.processors.gemma_audio import Gemma4SoundProcessor
@@ -54,9 +54,9 @@ class AudioCase:
         self._prepared.append(self._processor.prepare(self.samples[-1]))
         return [AUDIO] * self._prepared[-1].places
 
-    def submit(self, number: int, count: int | None = None) -> Submit:
+    def submit(self, number: int, count: int | None = None) -> Generate:
         contents = tuple((each.start, each.digest) for each in self.media)
-        return Submit(number, self.prompt, count or self.count, contents=contents, media=self.media)
+        return Generate(number, self.prompt, count or self.count, contents=contents, media=self.media)
 
 
 class OneByOne:

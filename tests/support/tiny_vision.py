@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from millstream.engine.messages import Submit
+from millstream.engine.generation.messages import Generate
 from millstream.types import Media, Tensor
 from support.tiny import write_tokenizer
 
@@ -363,13 +363,13 @@ class Case:
         tokens += [draw.choice(WORDS) for _ in range(1 + words)]
         self.prompt = tuple(tokens)
 
-    def submit(self, number: int, count: int | None = None) -> Submit:
+    def submit(self, number: int, count: int | None = None) -> Generate:
         media = tuple(
             Media("image", start, len(image_tokens), f"image {seed}", tensors(arrays))
             for start, seed, (arrays, image_tokens) in zip(self.starts, self.images, self.pictures, strict=True)
         )
         contents = tuple((each.start, each.digest) for each in media)
-        return Submit(number, self.prompt, count or self.count, contents=contents, media=media)
+        return Generate(number, self.prompt, count or self.count, contents=contents, media=media)
 
 
 def tensors(arrays: Arrays) -> tuple[tuple[str, Tensor], ...]:

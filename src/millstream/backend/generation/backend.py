@@ -23,20 +23,13 @@ from millstream.backend.weights.identity import identity_of
 from millstream.backend.weights.loading import load
 from millstream.backend.weights.materialize import evaluate_all
 from millstream.engine.background import BackgroundTask
-from millstream.engine.generation.backend import (
-    Plan,
-    Prefill,
-    Progress,
-    RowFailure,
-    RowOutput,
-    SavePrefix,
-    StepResult,
-    ignore_progress,
-)
-from millstream.engine.messages import Submit
+from millstream.engine.generation.messages import Generate
+from millstream.engine.generation.plan import Plan, Prefill, RowFailure, RowOutput, StepResult
 from millstream.engine.ownership import OwnerGuard, at_thread_end
+from millstream.engine.prefix_cache.orders import SavePrefix
+from millstream.engine.protocols import Progress, ignore_progress
 from millstream.errors import ModelError
-from millstream.types import ModelFacts
+from millstream.model_facts import GenerationFacts
 
 if TYPE_CHECKING:
     from millstream.backend.generation.media.encoder import Encoded, MediaEncoder
@@ -73,7 +66,7 @@ class MlxGenerationBackend:
         self._deferred = DeferredChunks(steps_per_chunk=1 if on_cpu else STEPS_PER_CHUNK, wait_for_previous=on_cpu)
         self._encoder: MediaEncoder | None = None
 
-    def load(self, report: Progress = ignore_progress) -> ModelFacts:
+    def load(self, report: Progress = ignore_progress) -> GenerationFacts:
         """Owner only. Load, evaluate all, choose how rows share a batch, and warm up."""
         self._guard.check("load")
         settings = self._settings
@@ -97,7 +90,7 @@ class MlxGenerationBackend:
             notes.append(f"keys and values in {packing.bits} bits, in groups of {packing.group_size}")
         self.reset()
         token_bytes, keeps = layout.probe()
-        facts = ModelFacts(
+        facts = GenerationFacts(
             context_length=loaded.context_length,
             vocab_size=loaded.vocab_size,
             max_rows=max_rows,
@@ -156,9 +149,9 @@ class MlxGenerationBackend:
             prefilling=bool(self._deferred),
         )
 
-    def errand(self, request: Submit | None) -> BackgroundTask | None:
+    def background_task(self, request: Generate | None) -> BackgroundTask | None:
         """Owner only. Grammars are prepared by another thread, and the vocabulary for them while the model loads."""
-        self._guard.check("errand")
+        self._guard.check("background_task")
         if request is None:
             return None if "warmup" in self._settings.disabled else prepare_grammar(self._settings.grammars, None)
         return None if request.grammar is None else prepare_grammar(self._settings.grammars, request.grammar)
@@ -243,7 +236,7 @@ class MlxGenerationBackend:
         """Of unequal length, and of tokens that mean something, as the first ones of a vocabulary may not."""
         assert self._layout is not None, "nothing is loaded"
         words = [self._layout.vocab_size // part for part in (2, 3, 5, 7)]
-        short, long = Submit(0, (words[0],), 1), Submit(1, tuple(words[1:]), 1)
+        short, long = Generate(0, (words[0],), 1), Generate(1, tuple(words[1:]), 1)
         self.reset()
         self.step(Plan(prefill=(Prefill(short, 0, 0), Prefill(long, 0, 2))))
         self.step(Plan(decode=(0, 1)))
@@ -256,7 +249,7 @@ class MlxGenerationBackend:
         alone = [self._model(mx.array([prompt]), cache=new_row_caches(self._model))[0, -1] for prompt in prompts]
         self.reset()
         assert self._batch is not None and self._prompts is not None
-        submits = [Submit(number, prompt, 1) for number, prompt in enumerate(prompts)]
+        submits = [Generate(number, prompt, 1) for number, prompt in enumerate(prompts)]
         mx.eval(self._prompts.prefill([Prefill(submit, 0, len(submit.prompt) - 1) for submit in submits]))
         self._batch.join(*self._prompts.take([0, 1]))
         together = self._batch.forward()
@@ -268,7 +261,7 @@ class MlxGenerationBackend:
         blas = f", {self._settings.blas}" if self._settings.blas and self._device.is_cpu else ""
         return f"{self._device.kind} ({self._device.name}){blas}"
 
-    def _warm_up(self, facts: ModelFacts) -> None:
+    def _warm_up(self, facts: GenerationFacts) -> None:
         """On the CPU nothing is compiled, so there is nothing to warm."""
         if self._device.is_cpu or "warmup" in self._settings.disabled:
             return

@@ -13,12 +13,13 @@ from millstream.backend.generation.sampling.guides import Compiler, GrammarGuide
 from millstream.backend.generation.sampling.logprobs import PendingLogprobs, RowLogprobs
 from millstream.backend.generation.sampling.penalties import Penalties, wants_penalties
 from millstream.backend.generation.sampling.sampler import Sampler
-from millstream.engine.generation.backend import RowFailure, RowOutput, SavePrefix
-from millstream.engine.messages import Submit
+from millstream.engine.generation.messages import Generate
+from millstream.engine.generation.plan import RowFailure, RowOutput
+from millstream.engine.prefix_cache.orders import SavePrefix
 from millstream.types import Sampling
 
 Forward = Callable[..., mx.array]
-Shift = Callable[[Submit], int]
+Shift = Callable[[Generate], int]
 
 VACANT = Sampling()
 """How a place without a row samples: greedily, which costs least. Nobody reads it."""
@@ -63,7 +64,7 @@ class Batch:
         self._forward = forward
         self._kernel = kernel
         self._vocab_size = vocab_size
-        self._rows: list[Submit | None] = []
+        self._rows: list[Generate | None] = []
         self._caches = caches
         self._penalties = Penalties()
         self._guides = GrammarGuides(compiler, vocab_size)
@@ -76,7 +77,7 @@ class Batch:
         self._joined: dict[int, int] = {}
         """How many launches there had been when a row joined."""
 
-    def join(self, submits: Sequence[Submit], joining: Sequence[Any]) -> None:
+    def join(self, submits: Sequence[Generate], joining: Sequence[Any]) -> None:
         """Rows whose prompt is read but for its last token. `joining` is what the caches take, in the same order."""
         if not submits:
             return
@@ -116,7 +117,7 @@ class Batch:
 
     def save(self, order: SavePrefix, kept: PrefixStore) -> list[mx.array] | None:
         """Have `kept` hold what `order` says of a row. To be evaluated; None if the row is at another place."""
-        if order.state is not None and self._tokens_read(order.request_id) != order.tokens:
+        if order.checkpoint is not None and self._tokens_read(order.request_id) != order.tokens:
             return None
         return self._caches.save(self._ids.index(order.request_id), order, kept)
 

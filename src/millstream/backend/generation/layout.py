@@ -46,7 +46,7 @@ from millstream.backend.layers.fused_matmul import BY_KERNELS, BY_MLX
 from millstream.backend.layers.patch_layers import callers_of, patch_function
 from millstream.backend.layers.projections import fuse_projections
 from millstream.errors import ModelError
-from millstream.types import PrefixSizes
+from millstream.model_facts import PrefixSizes
 
 if TYPE_CHECKING:
     from millstream.backend.generation.media.encoder import MediaEncoder

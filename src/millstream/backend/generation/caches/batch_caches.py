@@ -9,7 +9,7 @@ import mlx.core as mx
 from mlx_lm.models import cache as mlx_cache
 
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
-from millstream.engine.generation.backend import SavePrefix
+from millstream.engine.prefix_cache.orders import SavePrefix
 
 RowCaches = list[Any]
 """One mlx-lm cache per layer, for one row."""

@@ -18,7 +18,7 @@ from mlx_lm.models.cache import KVCache
 from millstream.backend.generation.caches.widths import SlotPolicy, exact
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
 from millstream.backend.generation.prefix_store.cache_state import kv_parts
-from millstream.engine.generation.backend import SavePrefix
+from millstream.engine.prefix_cache.orders import SavePrefix
 
 COLUMN_STEP = 256
 """Columns are allocated in multiples, so that buffers are copied rarely and shapes repeat."""
@@ -191,7 +191,7 @@ class SlotCaches:
             for layer in self.layers
             if layer.parts
         ]
-        return store.save(order.handles, layers, order.ticket)
+        return store.save(order.handles, layers, order.export_id)
 
     def _detach(self, part: mx.array) -> mx.array:
         """Force a copy if slots are written in place: `contiguous` shares a buffer that is nearly all needed."""

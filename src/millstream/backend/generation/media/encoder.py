@@ -14,8 +14,8 @@ from millstream.backend.generation.media.features import Encoding, FeatureCache,
 from millstream.backend.generation.media.language_parts import LanguagePart, MediaChunk
 from millstream.backend.generation.media.mrope import Grid, grid_spans, mrope_positions
 from millstream.backend.generation.prefill.prefiller import Prefiller
-from millstream.engine.generation.backend import EncodeMedia, Plan, Prefill
-from millstream.engine.messages import Submit
+from millstream.engine.generation.messages import Generate
+from millstream.engine.generation.plan import EncodeMedia, Plan, Prefill
 from millstream.types import Media, Tensor
 
 _TOKEN_NAMES = ("image_token_id", "image_token_index", "video_token_id", "video_token_index", "audio_token_id")
@@ -97,7 +97,7 @@ class MediaEncoder:
                 failed[chunk.request.request_id] = _mismatch(error)
         return matching
 
-    def prefill(self, submit: Submit, start: int, end: int, caches: RowCaches) -> None:
+    def prefill(self, submit: Generate, start: int, end: int, caches: RowCaches) -> None:
         """Run `prompt[start:end]` into the row's caches. The media in it must be encoded."""
         row = self._row(submit)
         bounds = [tuple(np.searchsorted(indices, (start, end))) for indices in row.token_indices]
@@ -130,7 +130,7 @@ class MediaEncoder:
         )
         self._part.prefill(chunk, caches)
 
-    def rope_delta(self, submit: Submit) -> int:
+    def rope_delta(self, submit: Generate) -> int:
         """The difference between a row's positions and its token count, once its prefill is complete."""
         return self._row(submit).rope_delta if submit.media and self._part.uses_mrope else 0
 
@@ -172,7 +172,7 @@ class MediaEncoder:
             number += 1
         return number
 
-    def _encode(self, submit: Submit, number: int, tokens: int, arrays: list[mx.array]) -> Features | None:
+    def _encode(self, submit: Generate, number: int, tokens: int, arrays: list[mx.array]) -> Features | None:
         """Start or continue to encode a media item. Returns its features after the last slice, otherwise None."""
         key = (submit.request_id, number)
         if self._pending is None or self._pending[:2] != key:
@@ -200,7 +200,7 @@ class MediaEncoder:
         out = vlm.get_input_embeddings(tokens, pixels, mask=mx.ones(tokens.shape, dtype=mx.int32), **tensors)
         return Features(out.inputs_embeds[0])
 
-    def _row(self, submit: Submit) -> _Row:
+    def _row(self, submit: Generate) -> _Row:
         if submit.request_id not in self._rows:
             prompt = np.array(submit.prompt)
             token_indices = [self._token_indices(prompt, media) for media in submit.media]
@@ -228,7 +228,7 @@ class MediaEncoder:
         return frames, rows // merge, columns // merge
 
 
-def _image_numbers(submit: Submit, token_indices: Sequence[np.ndarray], end: int) -> np.ndarray:
+def _image_numbers(submit: Generate, token_indices: Sequence[np.ndarray], end: int) -> np.ndarray:
     """The number of the image that each of the first `end` tokens belongs to: -1 for text and audio."""
     numbers = np.full(len(submit.prompt), -1)
     next_number = 0

@@ -7,7 +7,7 @@ from typing import Any, cast
 import mlx.core as mx
 
 from millstream.backend.generation.caches.batch_caches import RowCaches
-from millstream.engine.generation.backend import ChunkLogprobs, Prefill
+from millstream.engine.generation.plan import ChunkLogprobs, Prefill
 from millstream.types import TokenLogprob
 
 TOKENS_PER_PASS = 128

@@ -15,10 +15,10 @@ from millstream.backend.generation.caches.widths import MAX_PADDED_CHUNK, padded
 from millstream.backend.generation.prefill.logprobs import prefill_with_logprobs, wants_logprobs
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
 from millstream.backend.generation.prefix_store.cache_state import kv_parts
-from millstream.engine.generation.backend import ChunkLogprobs, Prefill
-from millstream.engine.messages import Submit
+from millstream.engine.generation.messages import Generate
+from millstream.engine.generation.plan import ChunkLogprobs, Prefill
 
-PrefillMedia = Callable[[Submit, int, int, RowCaches], None]
+PrefillMedia = Callable[[Generate, int, int, RowCaches], None]
 """Prefills `prompt[start:end]` of a request with media into its caches."""
 
 
@@ -33,7 +33,7 @@ class Prefiller(Protocol):
         """Returns the prompt log-probabilities of chunks since the last call, for requests that asked for them."""
         ...
 
-    def take(self, ids: Iterable[int]) -> tuple[list[Submit], list[Any]]:
+    def take(self, ids: Iterable[int]) -> tuple[list[Generate], list[Any]]:
         """Remove rows whose prefill is complete. Returns their requests, and in the same order what the batch's caches
         take."""
         ...
@@ -64,7 +64,7 @@ class SinglePrefiller:
         self._quantization = quantization
         self._prefill_media = prefill_media
         self._prefix_store = prefix_store
-        self._rows: dict[int, tuple[Submit, RowCaches]] = {}
+        self._rows: dict[int, tuple[Generate, RowCaches]] = {}
         self._logprobs: list[ChunkLogprobs] = []
 
     def prefill(self, chunks: Sequence[Prefill]) -> list[mx.array]:
@@ -105,7 +105,7 @@ class SinglePrefiller:
             self._prefix_store.fill_caches(chunk.reuse, chunk.reuse_checkpoint, caches)
         return caches
 
-    def take(self, ids: Iterable[int]) -> tuple[list[Submit], list[RowCaches]]:
+    def take(self, ids: Iterable[int]) -> tuple[list[Generate], list[RowCaches]]:
         rows = [self._rows.pop(request_id) for request_id in ids if request_id in self._rows]
         for _, caches in rows:
             reset_growth(caches)
@@ -160,7 +160,7 @@ class BatchPrefiller:
     def take_logprobs(self) -> list[ChunkLogprobs]:
         return self._single.take_logprobs()
 
-    def take(self, ids: Iterable[int]) -> tuple[list[Submit], list[JoiningRows]]:
+    def take(self, ids: Iterable[int]) -> tuple[list[Generate], list[JoiningRows]]:
         wanted = set(ids)
         submits, single = self._single.take(wanted)
         joining = [joining_row(caches) for caches in single]
@@ -194,7 +194,7 @@ class BatchPrefiller:
 class _Group:
     """Prompts that were prefilled together. Their rows usually join together too; otherwise they are gathered."""
 
-    def __init__(self, model: Any, layer_count: int, submits: Sequence[Submit]) -> None:
+    def __init__(self, model: Any, layer_count: int, submits: Sequence[Generate]) -> None:
         lengths = [len(submit.prompt) - 1 for submit in submits]
         longest = max(lengths)
         left_padding = tuple(longest - length for length in lengths)
@@ -203,9 +203,9 @@ class _Group:
         padded = [[0] * pad + list(submit.prompt[:-1]) for pad, submit in zip(left_padding, submits, strict=True)]
         model(mx.array(padded, dtype=mx.int32), cache=caches)
         self.rows = JoiningRows([kv_parts(cache) for cache in caches], left_padding)
-        self.members: list[Submit | None] = list(submits)
+        self.members: list[Generate | None] = list(submits)
 
-    def take(self, wanted: set[int]) -> tuple[list[Submit], JoiningRows]:
+    def take(self, wanted: set[int]) -> tuple[list[Generate], JoiningRows]:
         chosen = [index for index, member in enumerate(self.members) if member and member.request_id in wanted]
         members = [member for member in (self.members[index] for index in chosen) if member is not None]
         if len(chosen) == len(self.members):

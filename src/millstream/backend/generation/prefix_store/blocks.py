@@ -31,7 +31,7 @@ from millstream.backend.generation.prefix_store.serialize import (
     unpack_checkpoint,
     unpack_layers,
 )
-from millstream.engine.generation.backend import RestorePrefix, SavePrefix
+from millstream.engine.prefix_cache.orders import RestorePrefix, SavePrefix
 
 
 @dataclass(slots=True, eq=False)
@@ -74,8 +74,8 @@ class PrefixStore:
 
     def restore(self, order: RestorePrefix) -> list[mx.array]:
         """Save exported blocks or an exported checkpoint under new handles. Evaluate the arrays it returns."""
-        if order.state is not None:
-            return self._add_checkpoint(order.state, unpack_checkpoint(order.tensors, order.extra), None)
+        if order.checkpoint is not None:
+            return self._add_checkpoint(order.checkpoint, unpack_checkpoint(order.tensors, order.extra), None)
         start, stop = order.first * order.block, (order.first + len(order.handles)) * order.block
         return self.save(order.handles, [_slice_tokens(parts, start, stop) for parts in unpack_layers(order.tensors)])
 
@@ -88,13 +88,13 @@ class PrefixStore:
         arrays = []
         if order.handles:
             layers = [_slice_tokens(parts, start, stop) for parts in sliceable]
-            arrays += self.save(order.handles, layers, order.ticket)
-        if order.state is not None:
+            arrays += self.save(order.handles, layers, order.export_id)
+        if order.checkpoint is not None:
             border = order.tokens // order.block * order.block
             tail = [_slice_tokens(parts, border, order.tokens) for parts in sliceable] if border < order.tokens else []
             states = [save_state(leaf) for leaf in leaf_caches(caches) if not is_sliceable(leaf)]
             checkpoint = Checkpoint(states, [tuple(mx.contiguous(part) for part in parts) for parts in tail])
-            arrays += self._add_checkpoint(order.state, checkpoint, order.checkpoint_ticket)
+            arrays += self._add_checkpoint(order.checkpoint, checkpoint, order.checkpoint_export_id)
         return arrays
 
     def _add_checkpoint(self, handle: int, checkpoint: Checkpoint, export_id: int | None) -> list[mx.array]:

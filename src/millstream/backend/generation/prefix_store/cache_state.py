@@ -12,7 +12,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache, CacheList, ChunkedKVCache, KVCache, QuantizedKVCache, RotatingKVCache
 
-from millstream.types import PrefixSizes
+from millstream.model_facts import PrefixSizes
 
 SLICEABLE = (KVCache, QuantizedKVCache)
 SUPPORTED = (*SLICEABLE, RotatingKVCache, ArraysCache, ChunkedKVCache)

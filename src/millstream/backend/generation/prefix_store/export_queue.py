@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 
 from millstream.backend.generation.prefix_store.tensors import to_tensor
-from millstream.engine.generation.backend import ExportedPrefix
+from millstream.engine.prefix_cache.orders import ExportedPrefix
 from millstream.types import Tensor
 
 BYTES_PER_STEP = 16 << 20

@@ -17,8 +17,8 @@ from llguidance.numpy import fill_next_token_bitmask, fill_next_token_bitmask_pa
 from numpy.typing import NDArray
 
 from millstream.engine.background import BackgroundTask
-from millstream.engine.generation.backend import RowFailure, RowOutput
-from millstream.engine.messages import Submit
+from millstream.engine.generation.messages import Generate
+from millstream.engine.generation.plan import RowFailure, RowOutput
 from millstream.errors import BadRequest, ModelError
 from millstream.types import Grammar
 
@@ -106,14 +106,14 @@ class GrammarGuides:
         """`vocab_size`: the length of the logits, which may be more or less than the tokenizer's vocabulary."""
         self._compiler = compiler
         self._vocab_size = vocab_size
-        self._new: dict[int, Submit] = {}
-        self._matchers: dict[int, tuple[Submit, LLMatcher]] = {}
+        self._new: dict[int, Generate] = {}
+        self._matchers: dict[int, tuple[Generate, LLMatcher]] = {}
         self._executor: LLExecutor | None = None
 
     def __bool__(self) -> bool:
         return bool(self._new or self._matchers)
 
-    def add(self, submit: Submit) -> None:
+    def add(self, submit: Generate) -> None:
         """Add a row. Its matcher is created while the device computes the row's first logits."""
         if submit.grammar is not None:
             self._new[submit.request_id] = submit
