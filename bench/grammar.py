@@ -75,16 +75,16 @@ def run(backend: MlxGenerationBackend, grammar: Grammar | None, rows: int, count
 
 
 def masks(compiler: GrammarCompiler, grammar: Grammar, done: Run, vocab_size: int) -> float:
-    """Replay the tokens without a model. Returns the seconds per step that the masks take."""
-    guides = Guides(compiler, vocab_size)
-    rows = {number: number for number in done.tokens}
+    """The same answers again without a model: seconds of a step."""
+    guides = GrammarGuides(compiler, vocab_size)
+    places = {number: number for number in done.tokens}
     for number in done.tokens:
         guides.add(Generate(number, (0,), 1, grammar=grammar))
-    guides.follow([], rows)
+    guides.advance([], places)
     length = min(map(len, done.tokens.values()))
     started = time.perf_counter()
-    for position in range(length):
-        guides.follow([RowOutput(number, (tokens[position],)) for number, tokens in done.tokens.items()], rows)
+    for place in range(length):
+        guides.advance([RowOutput(number, (line[place],)) for number, line in done.tokens.items()], places)
     return (time.perf_counter() - started) / length
 
 
@@ -133,6 +133,6 @@ if __name__ == "__main__":
     load_blas()
     prefer_known_kernels()
     from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
-    from millstream.backend.generation.sampling.guides import Guides
+    from millstream.backend.generation.sampling.guides import GrammarGuides
 
     sys.exit(main())

@@ -16,8 +16,8 @@ import pytest
 
 from millstream.backend.generation import layout
 from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
-from millstream.backend.generation.caches.slots import Block, SlotCaches, SlotLayer
-from millstream.backend.generation.caches.widths import powers_of_two, row_width
+from millstream.backend.generation.caches.slots import JoiningRows, SlotCaches, SlotLayer
+from millstream.backend.generation.caches.widths import kernel_width, powers_of_two
 from millstream.backend.generation.layers import attention
 from millstream.backend.generation.layout import Layout
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
@@ -47,7 +47,7 @@ def in_place(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return mx.array([1])
 
     def attend(queries: mx.array, keys: mx.array, values: mx.array, cache: Any, scale: float, mask: Any) -> mx.array:
-        if isinstance(cache, SlotLayer) and (new := cache.take_new()) is not None:
+        if isinstance(cache, SlotLayer) and (new := cache.take_new_column()) is not None:
             done.append("written")
             slots = cache.slots
             for part, column in zip(cache.parts, new, strict=True):
@@ -100,8 +100,8 @@ def test_what_is_kept_does_not_lie_in_a_slot() -> None:
         memory(part)[list(places), :, start : start + rows.shape[2]] = np.array(rows)
         return mx.array([1])
 
-    slots = SlotCaches(1, powers_of_two, width=row_width, place=place)
-    slots.join([Block([(mx.random.normal((1, 1, 112, 16)), mx.random.normal((1, 1, 112, 16)))], (0,))])
+    slots = SlotCaches(1, powers_of_two, width=kernel_width, write_rows=place)
+    slots.join([JoiningRows([(mx.random.normal((1, 1, 112, 16)), mx.random.normal((1, 1, 112, 16)))], (0,))])
     kept = slots.save(0, SavePrefix(1, 0, 16, tuple(range(7)), None, 112), PrefixStore())
     mx.eval(kept)
     before = [np.array(array) for array in kept]
@@ -146,7 +146,7 @@ def test_a_write_that_is_lost_is_found_at_load(
 
 def never_writing(queries: mx.array, keys: mx.array, values: mx.array, cache: Any, scale: float, mask: Any) -> mx.array:
     if isinstance(cache, SlotLayer):
-        cache.take_new()
+        cache.take_new_column()
         keys, values = cache.parts
         return attention._over_slots(queries, keys, values, cache, scale, None)
     return attention.attention(queries, keys, values, cache, scale, mask)

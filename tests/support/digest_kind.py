@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from millstream.engine.background import BackgroundTask
-from millstream.engine.messages import Command, Event, Failed, Finished, Output, Submit
+from millstream.engine.generation.messages import Generate
+from millstream.engine.messages import Command, Event, Failed, Finished, Output
 from millstream.engine.protocols import Progress, ignore_progress
 from millstream.errors import BadRequest
 from millstream.service.ready_model import ReadyModel
@@ -23,7 +24,7 @@ REFUSED = b"refuse"
 
 
 @dataclass(frozen=True, slots=True)
-class Digest(Submit):
+class Digest(Generate):
     """Hash `data`, and its hash again, `rounds` times."""
 
     data: bytes

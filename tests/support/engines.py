@@ -23,7 +23,6 @@ from millstream.engine.messages import (
     Output,
     Shutdown,
     Stopped,
-    Submit,
 )
 from millstream.engine.process_link import ProcessLink
 from millstream.engine.protocols import BackendFactory, SchedulerFactory
@@ -60,7 +59,7 @@ class Driver:
     def post(self, command: Command) -> None:
         self.link.post_soon(command)
 
-    def complete(self, *submits: Submit) -> None:
+    def complete(self, *submits: Generate) -> None:
         """Post all and wait for their ends."""
         for submit in submits:
             self.post(submit)

@@ -1,4 +1,4 @@
-"""Schedulers that keep beginnings of prompts in small blocks, so that short prompts have many."""
+"""Schedulers whose prefix cache has small blocks, so that short prompts have many."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ BLOCK = 4
 
 
 def caching_scheduler(budget: int, disk: Path | None, facts: GenerationFacts) -> GenerationScheduler:
-    """Every block and every state counts for one byte."""
+    """Every block and every checkpoint counts as one byte."""
     assert facts.prefix_sizes is not None
     states = bool(facts.prefix_sizes.states)
     index = PrefixIndex(block=BLOCK, block_bytes=1, budget=budget, from_checkpoints=states)
-    shelf = None
+    tier = None
     if disk is not None:
         store = DiskStore(disk, 2**30, facts.identity)
         store.open()
-        shelf = DiskTier(store, facts.identity, BLOCK)
-    keeper = CheckpointPrefixCache(index, lambda tokens: 1, shelf) if states else BlockPrefixCache(index, shelf)
+        tier = DiskTier(store, facts.identity, BLOCK)
+    cache = CheckpointPrefixCache(index, lambda tokens: 1, tier) if states else BlockPrefixCache(index, tier)
     return GenerationScheduler(
-        max_rows=facts.max_rows, prefill_tokens=7, prefix_cache=keeper, whole_media=facts.whole_media
+        max_rows=facts.max_rows, prefill_tokens=7, prefix_cache=cache, whole_media=facts.whole_media
     )

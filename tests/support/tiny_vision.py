@@ -1,4 +1,4 @@
-"""Tiny random float32 vision-language models, one per family, as model folders; and preprocessed images for them."""
+"""Tiny random float32 vision models, one per family, as model folders; and images in the form of their processors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.tiny import write_tokenizer
 
 VOCAB = 97
 IMAGE, VIDEO, START, BREAK, END, AUDIO = 90, 91, 92, 93, 94, 95
-"""Tokens that are replaced by features of an image, video or audio, and the tokens around and between them."""
+"""The media tokens of images, video and audio, and the tokens around and between them."""
 WORDS = range(1, 90)
 
 _TEXT: dict[str, Any] = {
@@ -156,7 +156,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         },
         "vision_config": {**_PATCHED, "model_type": "siglip_vision_model"},
     },
-    # As the large sizes: the tokens of an image attend to each other.
+    # Like the large sizes: tokens of an image attend to each other.
     "gemma4": {
         **_GEMMA4,
         "text_config": {
@@ -166,7 +166,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
             "use_bidirectional_attention": "vision",
         },
     },
-    # As the small sizes: per-layer embeddings, and layers that share the KV cache of others.
+    # Like the small sizes: per-layer embeddings, and layers that share the KV cache of others.
     "gemma4-small": {
         **_GEMMA4,
         "text_config": {**_GEMMA4_TEXT, "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8},
@@ -177,7 +177,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "text_config": {**_GEMMA4_TEXT, "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8},
         "audio_config": _GEMMA4_AUDIO,
     },
-    # No published size has both: image tokens that attend to each other, and audio.
+    # No published size has both: tokens of an image that attend to each other, and audio.
     "gemma4-audio-blocks": {
         **_GEMMA4,
         "text_config": {
@@ -245,8 +245,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
 def write_vision_model(
     folder: Path, family: str, *, seed: int = 0, bits: int | None = None, config: dict[str, Any] | None = None
 ) -> Path:
-    """The weights are large enough that logits differ clearly between tokens and between images. `bits`: quantised to
-    so many. `config`: replaces the family's own."""
+    """Write a model whose weights are large enough that logits differ clearly between tokens and between images.
+    `bits`: quantise it. `config`: replaces the family's own."""
     import mlx.core as mx
     import mlx.nn as nn
     from mlx.utils import tree_flatten, tree_map
@@ -283,7 +283,7 @@ _QWEN_TEMPLATE = (
 
 
 def write_servable_qwen(folder: Path, family: str) -> Path:
-    """A tiny Qwen-VL that the server can serve: one token per byte, small frames."""
+    """A tiny Qwen vision model that the server can serve: one token per byte, small frames."""
     import tokenizers
 
     names = ["<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"]
@@ -312,7 +312,7 @@ Arrays = dict[str, np.ndarray]
 
 
 def picture(family: str, seed: int) -> tuple[Arrays, list[int]]:
-    """An image as the family's processor prepares it, and its tokens in the prompt."""
+    """An image in the form of the family's processor, and its tokens."""
     draw = np.random.default_rng(seed)
     model = FAMILIES[family]["model_type"]
     if model.startswith("qwen"):
@@ -335,7 +335,7 @@ def picture(family: str, seed: int) -> tuple[Arrays, list[int]]:
 
 
 def joined(family: str, images: Sequence[Arrays]) -> Arrays:
-    """Several images of one prompt, as the processor would have given them together."""
+    """Several images of one prompt, in the form of the processor."""
     model = FAMILIES[family]["model_type"]
     if model in ("idefics3", "smolvlm"):
         return {name: np.concatenate([image[name] for image in images], axis=1) for name in images[0]}
@@ -343,30 +343,30 @@ def joined(family: str, images: Sequence[Arrays]) -> Arrays:
 
 
 class Case:
-    """A prompt with or without images: what our engine takes, and what mlx-vlm takes."""
+    """A prompt with or without images, as input for our engine and for mlx-vlm."""
 
     def __init__(self, family: str, seed: int, images: Sequence[int], words: int, count: int) -> None:
-        """`images`: a seed for each, so that prompts can share them."""
+        """`images`: a seed per image, so that prompts can share them."""
         draw = random.Random(seed)
         self.family = family
         self.seed, self.words, self.count = seed, words, count
         self.pictures = [picture(family, image) for image in images]
         self.images = list(images)
         self.extra: Arrays = {}
-        """What mlx-vlm is given besides."""
+        """Further arguments for mlx-vlm."""
         tokens: list[int] = []
         self.starts: list[int] = []
-        for _, places in self.pictures:
+        for _, image_tokens in self.pictures:
             tokens += [draw.choice(WORDS) for _ in range(draw.randrange(words + 1))] + [START]
             self.starts.append(len(tokens))
-            tokens += [*places, END]
+            tokens += [*image_tokens, END]
         tokens += [draw.choice(WORDS) for _ in range(1 + words)]
         self.prompt = tuple(tokens)
 
     def submit(self, number: int, count: int | None = None) -> Generate:
         media = tuple(
-            Media("image", start, len(places), f"image {seed}", tensors(arrays))
-            for start, seed, (arrays, places) in zip(self.starts, self.images, self.pictures, strict=True)
+            Media("image", start, len(image_tokens), f"image {seed}", tensors(arrays))
+            for start, seed, (arrays, image_tokens) in zip(self.starts, self.images, self.pictures, strict=True)
         )
         contents = tuple((each.start, each.digest) for each in media)
         return Generate(number, self.prompt, count or self.count, contents=contents, media=media)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from millstream.backend.generation.caches.widths import CHUNKS
+from millstream.backend.generation.caches.widths import CHUNK_LENGTHS
 from millstream.engine.generation.messages import Generate
 from millstream.engine.generation.plan import GenerationBackend
 from millstream.engine.generation.scheduler import GenerationScheduler
@@ -40,7 +40,7 @@ def warm_up(backend: GenerationBackend, *, max_rows: int, vocab_size: int, conte
     mixed = [submit(number, LENGTHS[number % len(LENGTHS)], 3 + number % 9) for number in range(count)]
     _run(backend, GenerationScheduler(max_rows=max_rows, prefill_tokens=128), mixed)
     _, chunk, _ = PREFILL["gpu"]
-    for length in CHUNKS:
+    for length in CHUNK_LENGTHS:
         if length <= chunk:
             _run(backend, GenerationScheduler(max_rows=max_rows, prefill_tokens=chunk), [submit(0, length, 2)])
     beside = [submit(0, 130, 40), submit(1, 120, 40), submit(2, LONG, 4)]
