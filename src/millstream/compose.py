@@ -44,10 +44,10 @@ from millstream.service.media.memory import MediaMemory
 from millstream.service.memory_budget import gib
 from millstream.service.metrics import Metrics
 from millstream.service.unread_output import UnreadOutput
+from millstream.text.chat_format import ChatFormat, detect_chat_format
 from millstream.text.control_tokens import ControlTokens
 from millstream.text.grammar import compiler_of
 from millstream.text.loading import load_tokenizer
-from millstream.text.style import Style, choose_style
 from millstream.text.tokenizer import Tokenizer
 from millstream.types import LEAST_TOKENS, ModelFacts
 
@@ -130,9 +130,9 @@ class Mill:
         source = await self._in_pool(find)
         await self._in_pool(functools.partial(check_model, source.kind, source.path))
         tokenizer = await self._in_pool(functools.partial(load_tokenizer, source))
-        style = self._style(spec, tokenizer)
+        chat_format = self._chat_format(spec, tokenizer)
         reader = await self._in_pool(functools.partial(media_reader, source, tokenizer, self._limits))
-        control = await self._control_tokens(spec, tokenizer, style, reader)
+        control = await self._control_tokens(spec, tokenizer, chat_format, reader)
         granted = await self._make_room(name, spec, source, loading)
         template = TemplateHost(tokenizer.template, self._pool)
         self._templates.add(template)  # from now on: the server may end while this load is being given up
@@ -145,10 +145,10 @@ class Mill:
         self._close_with(engine, template)
         for note in (*tokenizer.notes, *([template.note] if template.note and tokenizer.template else [])):
             log.warning("%s: tokenizer: %s", name, note)
-        log.info("%s: tool calls: %s; thoughts: %s", name, *style.names)
+        log.info("%s: tool calls: %s; reasoning: %s", name, *chat_format.names)
         # What the engine cannot see is refused before it is fetched.
         sees = reader if facts.media else None
-        return ReadyModel(name, engine, tokenizer, facts, spec, style, sees, template, control)
+        return ReadyModel(name, engine, tokenizer, facts, spec, chat_format, sees, template, control)
 
     async def _start_engine(
         self, name: str, spec: ModelSpec, source: ModelSource, granted: int | None, loading: Loading
@@ -184,16 +184,16 @@ class Mill:
         task.add_done_callback(self._followers.discard)
 
     async def _control_tokens(
-        self, spec: ModelSpec, tokenizer: Tokenizer, style: Style, reader: MediaPreprocessor | None
+        self, spec: ModelSpec, tokenizer: Tokenizer, chat_format: ChatFormat, reader: MediaPreprocessor | None
     ) -> ControlTokens | None:
         own = spec.allow_special_tokens
         if self._settings.allow_special_tokens if own is None else own:
             return None
         media = [mark.text for mark in reader.marks.values()] if reader is not None else []
-        return await self._in_pool(functools.partial(tokenizer.control_tokens, [*style.markers, *media]))
+        return await self._in_pool(functools.partial(tokenizer.control_tokens, [*chat_format.markers, *media]))
 
-    def _style(self, spec: ModelSpec, tokenizer: Tokenizer) -> Style:
-        return choose_style(
+    def _chat_format(self, spec: ModelSpec, tokenizer: Tokenizer) -> ChatFormat:
+        return detect_chat_format(
             tokenizer.template.source if tokenizer.template else None,
             lambda token: tokenizer.token_id(token) is not None,
             tools=spec.tool_format or self._settings.tool_format,

@@ -1,6 +1,6 @@
 """Sandbox for child processes that handle untrusted input: a minimal environment, and limits that the kernel enforces.
 
-Chat templates and grammars are programs that a stranger wrote. The server runs them in children set up here.
+Chat templates, grammars and media come from strangers. The server handles them in child processes set up here.
 """
 
 from __future__ import annotations

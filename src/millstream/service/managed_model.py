@@ -19,8 +19,8 @@ from millstream.service.engine_client import EngineClient
 from millstream.service.generation.template_host import TemplateHost
 from millstream.service.memory_budget import Holder, MemoryBudget
 from millstream.service.model_change import ModelChange
+from millstream.text.chat_format import PLAIN, ChatFormat
 from millstream.text.control_tokens import ControlTokens
-from millstream.text.style import PLAIN, Style
 from millstream.text.tokenizer import Tokenizer
 from millstream.types import ModelFacts
 
@@ -51,7 +51,7 @@ class ReadyModel:
     tokenizer: Tokenizer
     facts: ModelFacts
     spec: ModelSpec
-    style: Style = PLAIN
+    chat_format: ChatFormat = PLAIN
     reader: MediaPreprocessor | None = None
     """For the images of a model that takes them."""
     template: TemplateHost | None = None

@@ -15,7 +15,7 @@ from millstream.service.generation.grammar_checks import GrammarChecks
 from millstream.service.generation.template_host import job_of
 from millstream.service.managed_model import ReadyModel
 from millstream.service.media.files import RequestMedia
-from millstream.text.conversation import rendering
+from millstream.text.conversation import template_input
 from millstream.types import ChatPrompt, GenerationRequest, Grammar, Media, Prompt, TextPrompt, TokenPrompt
 
 LEAST_CHARACTERS = 4 * 2**20
@@ -75,23 +75,23 @@ async def _prepare(
     images = await files.prepare(prompt.media, model.kinds, model.reader) if prompt.media else ()
     small = not request.tools and not _exceeds(SMALL, prompt.messages, prompt.template_kwargs)
     work = partial(_job, model, prompt, request)
-    job, guarded = work() if small else await loop.run_in_executor(pool, work)
+    job, escaped = work() if small else await loop.run_in_executor(pool, work)
     assert model.template is not None
     text = await model.template.render(job)
-    return await loop.run_in_executor(pool, _encode_chat, model, text, images, guarded)
+    return await loop.run_in_executor(pool, _encode_chat, model, text, images, escaped)
 
 
 def _job(model: ReadyModel, prompt: ChatPrompt, request: GenerationRequest) -> tuple[bytes, bool]:
-    """What the template's process is sent, and whether names of control tokens were broken."""
+    """What the template's process is sent, and whether names of control tokens were escaped."""
     limit = max(LEAST_CHARACTERS, CHARACTERS_A_TOKEN * model.facts.context_length)
     if _exceeds(limit, prompt.messages, prompt.template_kwargs):
         raise ContextOverflow(
             f"the conversation is too long: this model's context is {model.facts.context_length} tokens, and at most "
             f"{limit} characters are looked at. Shorten it."
         )
-    rendered = rendering(model.style, prompt, request.tools, request.thinking, model.control)
+    rendered = template_input(model.chat_format, prompt, request.tools, request.thinking, model.control)
     markers = {kind: mark.text for kind, mark in model.reader.marks.items()} if prompt.media and model.reader else None
-    return job_of(rendered, markers), rendered.guarded
+    return job_of(rendered, markers), rendered.escaped
 
 
 def _exceeds(most: int, *values: object) -> bool:
@@ -108,13 +108,13 @@ def _exceeds(most: int, *values: object) -> bool:
     return left < 0
 
 
-def _encode_chat(model: ReadyModel, text: str, images: Sequence[Prepared], guarded: bool) -> PreparedPrompt:
+def _encode_chat(model: ReadyModel, text: str, images: Sequence[Prepared], escaped: bool) -> PreparedPrompt:
     """A template writes all special tokens itself; none are added."""
     marks = model.reader.marks if images and model.reader else {}
     if images:
         text = expand(text, marks, images)
     limit = model.facts.context_length
-    if guarded and model.control is not None:
+    if escaped and model.control is not None:
         tokens = tuple(model.control.encode(text, limit=limit))
     else:
         tokens = tuple(model.tokenizer.encode(text, special=False, limit=limit))
