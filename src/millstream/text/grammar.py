@@ -34,9 +34,9 @@ def vocabulary(tokenizer: Tokenizer) -> LLTokenizer:
 
     Raises `ModelError` if llguidance does not support the tokenizer.
     """
-    ends = sorted(token for token in tokenizer.eos_ids if token < tokenizer.vocab_size)
+    eos_tokens = sorted(token for token in tokenizer.eos_ids if token < tokenizer.vocab_size)
     try:
-        return LLTokenizer(tokenizer.as_json(), eos_token=ends)
+        return LLTokenizer(tokenizer.as_json(), eos_token=eos_tokens)
     except ValueError as error:
         raise ModelError(f"this model's tokenizer cannot be used with structured output: {error}") from error
 
@@ -130,4 +130,5 @@ class GrammarCompiler:
 
 
 def compiler_of(source: ModelSource) -> GrammarCompiler:
+    """Returns the compiler of a local model. It loads the tokenizer at first use."""
     return GrammarCompiler(lambda: load_tokenizer(source))

@@ -113,7 +113,7 @@ class _RuleWriter:
     def _argument(self, keyed: KeyedArguments, key: str, schema: Mapping[str, Any]) -> str:
         before = self.text(keyed.before.replace("{key}", key))
         choices = schema.get("enum", [schema["const"]] if "const" in schema else None)
-        if not _is_text(schema, choices) or keyed.quote == '"':
+        if not _is_string(schema, choices) or keyed.quote == '"':
             return self.sequence(before, self.json(schema), self.text(keyed.after))
         opening, closing = self.text(keyed.quote), keyed.quote + keyed.after
         if choices is None:
@@ -136,7 +136,7 @@ class _RuleWriter:
         return first
 
 
-def _is_text(schema: Mapping[str, Any], choices: list[Any] | None) -> bool:
+def _is_string(schema: Mapping[str, Any], choices: list[Any] | None) -> bool:
     if choices is not None:
         return all(isinstance(choice, str) for choice in choices)
     return schema.get("type") == "string"
