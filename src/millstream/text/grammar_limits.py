@@ -57,4 +57,4 @@ def _check_properties(schema: dict[object, object], name: str) -> None:
 def _check(found: int, limit: int, name: str, what: str, more: str = "") -> None:
     if found > limit:
         count = f"{found} {more}".rstrip()
-        raise BadRequest(f"{name} has {count} {what}; the limit is {limit}. Make it smaller.", param=name)
+        raise BadRequest(f"{name} has {count} {what}; at most {limit} are allowed. Make it smaller.", param=name)
