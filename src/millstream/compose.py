@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from millstream.backend.environment import load_blas, prefer_known_kernels, share_cores
 from millstream.backend.open_files import kept_open_files
 from millstream.config import ModelSpec, Settings
-from millstream.engine.generation.backend import GenerationBackend
+from millstream.engine.generation.plan import GenerationBackend
 from millstream.engine.generation.tuning import DiskTierConfig, limit_context, make_scheduler
 from millstream.engine.link import Link, ThreadLink
 from millstream.engine.owner_threads import OwnerThreads
@@ -28,6 +28,7 @@ from millstream.errors import ModelError
 from millstream.media.limits import MediaLimits
 from millstream.media.port import MediaPreprocessor
 from millstream.media.resolver import Resolver
+from millstream.model_facts import LEAST_TOKENS, GenerationFacts
 from millstream.models.checks import check_model
 from millstream.models.demo import user_cache_dir
 from millstream.models.estimate import Estimate, estimate, expected_device
@@ -49,7 +50,6 @@ from millstream.text.control_tokens import ControlTokens
 from millstream.text.grammar import compiler_of
 from millstream.text.loading import load_tokenizer
 from millstream.text.tokenizer import Tokenizer
-from millstream.types import LEAST_TOKENS, ModelFacts
 
 log = logging.getLogger(__name__)
 
@@ -152,7 +152,7 @@ class Mill:
 
     async def _start_engine(
         self, name: str, spec: ModelSpec, source: ModelSource, granted: int | None, loading: Loading
-    ) -> tuple[EngineClient, ModelFacts]:
+    ) -> tuple[EngineClient, GenerationFacts]:
         started = time.monotonic()
         engine = EngineClient(
             self._link(name, spec, source, granted),
@@ -278,7 +278,7 @@ def media_reader(source: ModelSource, tokenizer: Tokenizer, limits: MediaLimits)
         raise ModelError(f"{source.path}: the settings for images cannot be used: {error}") from error
 
 
-def announce(name: str, facts: ModelFacts, seconds: float) -> None:
+def announce(name: str, facts: GenerationFacts, seconds: float) -> None:
     log.info(
         "%s: loaded in %.1f s on %s; %s weights, %s; %d bytes a token; context %d, %d rows",
         name,

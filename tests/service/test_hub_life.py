@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from millstream.engine.generation.backend import Plan, StepResult
+from millstream.engine.generation.plan import Plan, StepResult
 from millstream.engine.messages import Failed, Finished
 from millstream.errors import EngineGone, InsufficientMemory, LoadCancelled, ModelError, NotFound
 from millstream.service import managed_model

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.engine.messages import Failed, Finished, PromptLogprobs, Submit, Tokens
+from millstream.engine.generation.messages import Generate, PromptLogprobs, Tokens
+from millstream.engine.messages import Failed, Finished
 from millstream.service.generation.choice import Choice
 from millstream.service.generation.output_parsing import OutputParsing
 from millstream.service.inbox import joined
@@ -51,7 +52,7 @@ def tokenizer() -> Tokenizer:
 
 def read(name: str, events: list[RequestEvent]) -> tuple[object, ...]:
     reading, _ = READINGS[name]
-    choice = Choice(0, Submit(1, (0,), 500), tokenizer(), reading, continues=False)
+    choice = Choice(0, Generate(1, (0,), 500), tokenizer(), reading, continues=False)
     deltas: list[Delta] = []
     for event in events:
         assert isinstance(event, Tokens)

@@ -15,6 +15,7 @@ from millstream.config import ModelSpec
 from millstream.engine.owner import describe
 from millstream.errors import EngineGone, LoadCancelled, MillstreamError, ModelError
 from millstream.media.port import MediaPreprocessor
+from millstream.model_facts import GenerationFacts
 from millstream.service.engine_client import EngineClient
 from millstream.service.generation.template_host import TemplateHost
 from millstream.service.memory_budget import Holder, MemoryBudget
@@ -22,7 +23,6 @@ from millstream.service.model_change import ModelChange
 from millstream.text.chat_format import PLAIN, ChatFormat
 from millstream.text.control_tokens import ControlTokens
 from millstream.text.tokenizer import Tokenizer
-from millstream.types import ModelFacts
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class ReadyModel:
     name: str
     engine: EngineClient
     tokenizer: Tokenizer
-    facts: ModelFacts
+    facts: GenerationFacts
     spec: ModelSpec
     chat_format: ChatFormat = PLAIN
     reader: MediaPreprocessor | None = None

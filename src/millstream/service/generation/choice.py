@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from millstream.engine.messages import Submit
+from millstream.engine.generation.messages import Generate
 from millstream.service.generation.output_parsing import OutputParsing
 from millstream.service.generation.prompt_echo import PromptEcho, describe
 from millstream.text.parts import Part, PartKind
@@ -20,7 +20,7 @@ class Choice:
     def __init__(
         self,
         index: int,
-        submit: Submit,
+        submit: Generate,
         tokenizer: Tokenizer,
         reading: OutputParsing,
         *,
@@ -106,7 +106,7 @@ class Choice:
                 break
         return parts
 
-    def close_thoughts(self, request_id: int, context_length: int) -> Submit | None:
+    def close_thoughts(self, request_id: int, context_length: int) -> Generate | None:
         """The request that goes on after them; None if there is no room for another token."""
         self.over_budget = False
         prompt = (*self.submit.prompt, *self._written, *self._reading.closing)
