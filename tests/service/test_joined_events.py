@@ -15,8 +15,8 @@ from millstream.engine.messages import Failed, RequestEvent
 from millstream.service.generation.choice import Choice
 from millstream.service.generation.merge_tokens import merge_tokens
 from millstream.service.generation.output_parsing import OutputParsing
+from millstream.text.chat_format import REASONING, ChatFormat
 from millstream.text.loading import load_tokenizer
-from millstream.text.style import REASONING, Style
 from millstream.text.tokenizer import Tokenizer
 from millstream.text.tool_formats import hermes
 from millstream.types import Delta, FinishReason, TokenLogprob, Usage
@@ -26,13 +26,19 @@ CALL = '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'
 READINGS = {
     "plain": (OutputParsing(), "some text, and some more"),
     "stop": (OutputParsing(stop=("STOP",)), "up to here STOP and no further"),
-    "thoughts": (OutputParsing(style=Style(reasoning=REASONING["think"])), "<think>it is late</think>good night"),
-    "budget": (
-        OutputParsing(style=Style(reasoning=REASONING["think"]), budget=4),
+    "thoughts": (
+        OutputParsing(chat_format=ChatFormat(reasoning=REASONING["think"])),
         "<think>it is late</think>good night",
     ),
-    "one call": (OutputParsing(style=Style(tools=hermes.FORMAT), schemas={"f": {}}, single=True), CALL + " and more"),
-    "calls": (OutputParsing(style=Style(tools=hermes.FORMAT), schemas={"f": {}}), f"well {CALL}{CALL} done"),
+    "budget": (
+        OutputParsing(chat_format=ChatFormat(reasoning=REASONING["think"]), budget=4),
+        "<think>it is late</think>good night",
+    ),
+    "one call": (
+        OutputParsing(chat_format=ChatFormat(tools=hermes.FORMAT), schemas={"f": {}}, single=True),
+        CALL + " and more",
+    ),
+    "calls": (OutputParsing(chat_format=ChatFormat(tools=hermes.FORMAT), schemas={"f": {}}), f"well {CALL}{CALL} done"),
 }
 ENDS: dict[str, FinishReason | None] = {"stop": FinishReason.STOP, "one call": FinishReason.TOOL_CALLS}
 

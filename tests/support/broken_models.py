@@ -167,7 +167,7 @@ FOLDERS = [
     Broken("tokenizer truncated", truncated("tokenizer.json"), "tokenizer"),
     Broken("tokenizer empty", content("tokenizer.json", b""), "tokenizer"),
     Broken("tokenizer huge", sparse("tokenizer.json", 2**33), "at most 192 MiB"),
-    Broken("tokenizer ids", tokens, "has the number 4000000000"),
+    Broken("tokenizer ids", tokens, "has the id 4000000000"),
     Broken("weights truncated", truncated("model.safetensors"), "truncated: the tensors end at byte"),
     Broken("weights empty", content("model.safetensors", b""), "truncated"),
     Broken("a header beyond the file", content("model.safetensors", struct.pack("<Q", 2**62)), "truncated"),

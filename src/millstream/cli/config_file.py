@@ -23,7 +23,7 @@ from millstream.cli import toml_tables as toml
 from millstream.cli.toml_tables import Reader, joined, read_table, read_toml
 from millstream.config import KV_BITS, ModelSpec
 from millstream.errors import ModelError
-from millstream.text.style import AUTO, NONE, REASONING
+from millstream.text.chat_format import AUTO, NONE, REASONING
 from millstream.text.tool_formats.registry import FORMATS
 
 LOAD = ("start", "use")

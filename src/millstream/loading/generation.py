@@ -33,9 +33,9 @@ from millstream.service.generation.model import GenerationModel
 from millstream.service.generation.template_host import TemplateHost
 from millstream.service.managed_model import Loading
 from millstream.service.memory_budget import gib
+from millstream.text.chat_format import ChatFormat, detect_chat_format
 from millstream.text.control_tokens import ControlTokens
 from millstream.text.loading import load_tokenizer
-from millstream.text.style import Style, choose_style
 from millstream.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -74,9 +74,9 @@ class GenerationLoader:
         source = await self._in_pool(find)
         await self._in_pool(functools.partial(check_model, source.kind, source.path))
         tokenizer = await self._in_pool(functools.partial(load_tokenizer, source))
-        style = self._style(spec, tokenizer)
+        chat_format = self._chat_format(spec, tokenizer)
         preprocessor = await self._in_pool(functools.partial(media_preprocessor, source, tokenizer, self._limits))
-        control = await self._control_tokens(spec, tokenizer, style, preprocessor)
+        control = await self._control_tokens(spec, tokenizer, chat_format, preprocessor)
         memory = await self._reserve(name, spec, source, loading)
         template = TemplateHost(tokenizer.template, self._pool)
         self._templates.add(template)  # from now on: the server may stop while this load is being given up
@@ -91,11 +91,19 @@ class GenerationLoader:
             log.info("%s: %s", name, note)
         for note in (*tokenizer.notes, *([template.note] if template.note and tokenizer.template else [])):
             log.warning("%s: tokenizer: %s", name, note)
-        log.info("%s: tool calls: %s; reasoning: %s", name, *style.names)
+        log.info("%s: tool calls: %s; reasoning: %s", name, *chat_format.names)
         # Media that the engine cannot encode are refused before they are fetched.
         usable = preprocessor if facts.media else None
         return GenerationModel(
-            name, engine, facts, spec, tokenizer, style=style, preprocessor=usable, template=template, control=control
+            name,
+            engine,
+            facts,
+            spec,
+            tokenizer,
+            chat_format=chat_format,
+            preprocessor=usable,
+            template=template,
+            control=control,
         )
 
     async def close(self) -> None:
@@ -141,16 +149,16 @@ class GenerationLoader:
         task.add_done_callback(self._followers.discard)
 
     async def _control_tokens(
-        self, spec: ModelSpec, tokenizer: Tokenizer, style: Style, preprocessor: MediaPreprocessor | None
+        self, spec: ModelSpec, tokenizer: Tokenizer, chat_format: ChatFormat, preprocessor: MediaPreprocessor | None
     ) -> ControlTokens | None:
         own = spec.allow_special_tokens
         if self._settings.allow_special_tokens if own is None else own:
             return None
         media = [] if preprocessor is None else [mark.text for mark in preprocessor.placeholders.values()]
-        return await self._in_pool(functools.partial(tokenizer.control_tokens, [*style.markers, *media]))
+        return await self._in_pool(functools.partial(tokenizer.control_tokens, [*chat_format.markers, *media]))
 
-    def _style(self, spec: ModelSpec, tokenizer: Tokenizer) -> Style:
-        return choose_style(
+    def _chat_format(self, spec: ModelSpec, tokenizer: Tokenizer) -> ChatFormat:
+        return detect_chat_format(
             tokenizer.template.source if tokenizer.template else None,
             lambda token: tokenizer.token_id(token) is not None,
             tools=spec.tool_format or self._settings.tool_format,

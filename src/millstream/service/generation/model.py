@@ -10,8 +10,8 @@ from millstream.media.port import MediaPreprocessor
 from millstream.model_facts import GenerationFacts
 from millstream.service.generation.template_host import TemplateHost
 from millstream.service.ready_model import ReadyModel
+from millstream.text.chat_format import PLAIN, ChatFormat
 from millstream.text.control_tokens import ControlTokens
-from millstream.text.style import PLAIN, Style
 from millstream.text.tokenizer import Tokenizer
 
 
@@ -23,7 +23,7 @@ class GenerationModel(ReadyModel):
 
     facts: GenerationFacts
     tokenizer: Tokenizer
-    style: Style = PLAIN
+    chat_format: ChatFormat = PLAIN
     preprocessor: MediaPreprocessor | None = None
     """None if the model takes text only."""
     template: TemplateHost | None = None

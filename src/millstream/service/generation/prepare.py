@@ -15,7 +15,7 @@ from millstream.service.generation.grammar_checks import GrammarChecks
 from millstream.service.generation.model import GenerationModel
 from millstream.service.generation.template_host import job_of
 from millstream.service.media.files import RequestMedia
-from millstream.text.conversation import rendering
+from millstream.text.conversation import template_input
 from millstream.types import ChatPrompt, GenerationRequest, Grammar, Media, Prompt, TextPrompt, TokenPrompt
 
 LEAST_CHARACTERS = 4 * 2**20
@@ -75,25 +75,25 @@ async def _prepare(
     images = await files.prepare(prompt.media, model.kinds, model.preprocessor) if prompt.media else ()
     small = not request.tools and not _exceeds(SMALL, prompt.messages, prompt.template_kwargs)
     work = partial(_job, model, prompt, request)
-    job, guarded = work() if small else await loop.run_in_executor(pool, work)
+    job, escaped = work() if small else await loop.run_in_executor(pool, work)
     assert model.template is not None
     text = await model.template.render(job)
-    return await loop.run_in_executor(pool, _encode_chat, model, text, images, guarded)
+    return await loop.run_in_executor(pool, _encode_chat, model, text, images, escaped)
 
 
 def _job(model: GenerationModel, prompt: ChatPrompt, request: GenerationRequest) -> tuple[bytes, bool]:
-    """What the template's process is sent, and whether names of control tokens were broken."""
+    """What the template's process is sent, and whether names of control tokens were escaped."""
     limit = max(LEAST_CHARACTERS, CHARACTERS_A_TOKEN * model.facts.context_length)
     if _exceeds(limit, prompt.messages, prompt.template_kwargs):
         raise ContextOverflow(
             f"the conversation is too long: this model's context is {model.facts.context_length} tokens, and at most "
             f"{limit} characters are looked at. Shorten it."
         )
-    rendered = rendering(model.style, prompt, request.tools, request.thinking, model.control)
+    rendered = template_input(model.chat_format, prompt, request.tools, request.thinking, model.control)
     markers = None
     if prompt.media and model.preprocessor:
         markers = {kind: each.text for kind, each in model.preprocessor.placeholders.items()}
-    return job_of(rendered, markers), rendered.guarded
+    return job_of(rendered, markers), rendered.escaped
 
 
 def _exceeds(most: int, *values: object) -> bool:
@@ -110,13 +110,13 @@ def _exceeds(most: int, *values: object) -> bool:
     return left < 0
 
 
-def _encode_chat(model: GenerationModel, text: str, images: Sequence[PreparedMedia], guarded: bool) -> PreparedPrompt:
+def _encode_chat(model: GenerationModel, text: str, images: Sequence[PreparedMedia], escaped: bool) -> PreparedPrompt:
     """A template writes all special tokens itself; none are added."""
     placeholders = model.preprocessor.placeholders if images and model.preprocessor else {}
     if images:
         text = expand_placeholders(text, placeholders, images)
     limit = model.facts.context_length
-    if guarded and model.control is not None:
+    if escaped and model.control is not None:
         tokens = tuple(model.control.encode(text, limit=limit))
     else:
         tokens = tuple(model.tokenizer.encode(text, special=False, limit=limit))
