@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from millstream.engine.background import BackgroundTask
-from millstream.engine.generation.messages import Generate
-from millstream.engine.messages import Command, Event, Failed, Finished, Output
+from millstream.engine.messages import Command, Event, Failed, Finished, Output, Submit
 from millstream.engine.protocols import Progress, ignore_progress
 from millstream.errors import BadRequest
 from millstream.service.ready_model import ReadyModel
@@ -24,7 +23,7 @@ REFUSED = b"refuse"
 
 
 @dataclass(frozen=True, slots=True)
-class Digest(Generate):
+class Digest(Submit):
     """Hash `data`, and its hash again, `rounds` times."""
 
     data: bytes

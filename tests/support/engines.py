@@ -23,6 +23,7 @@ from millstream.engine.messages import (
     Output,
     Shutdown,
     Stopped,
+    Submit,
 )
 from millstream.engine.process_link import ProcessLink
 from millstream.engine.protocols import BackendFactory, SchedulerFactory
@@ -59,7 +60,7 @@ class Driver:
     def post(self, command: Command) -> None:
         self.link.post_soon(command)
 
-    def complete(self, *submits: Generate) -> None:
+    def complete(self, *submits: Submit) -> None:
         """Post all and wait for their ends."""
         for submit in submits:
             self.post(submit)

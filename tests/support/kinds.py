@@ -10,6 +10,7 @@ from typing import Any
 
 from millstream.engine.generation.messages import Generate, Tokens
 from millstream.engine.link import ThreadLink
+from millstream.engine.messages import Submit
 from millstream.engine.process_link import ProcessLink
 from millstream.engine.protocols import BackendFactory, SchedulerFactory
 from millstream.loading.backends import generation_backend
@@ -26,7 +27,7 @@ LINKS: dict[str, type[ThreadLink | ProcessLink]] = {"thread": ThreadLink, "proce
 class Kind:
     backend: BackendFactory
     scheduler: SchedulerFactory
-    work: Callable[..., Generate]
+    work: Callable[..., Submit]
     """`work(request_id, seed, steps)`: a request whose result depends on `seed` and that takes about `steps` steps."""
     output: Callable[[Any], tuple[object, ...]]
     """The parts of a result that an `Output` carries."""
