@@ -110,7 +110,7 @@ def test_rows_continue_while_a_request_waits_for_the_vocabulary(
         assert is_date(output(driver, folder, 2))
         driver.run(guided(6))
         assert is_date(output(driver, folder, 6))
-    assert slow.threads == ["errands"], "it is built once, and not by the owner"
+    assert slow.threads == ["background"], "it is built once, and not by the owner"
 
 
 def test_a_request_is_cancelled_while_it_waits(make: Make, slow: SlowLoad, folder: Path) -> None:
@@ -210,6 +210,6 @@ def test_grammars_are_compiled_outside_the_owner_thread(make: Make, slow: SlowLo
         driver.run(guided(3))
         assert is_date(output(driver, folder, 3))
     # The shorter grammar comes first if both wait for the vocabulary.
-    assert prepared[0] == ("errands", None)
+    assert prepared[0] == ("background", None)
     assert len(prepared) == 3
     assert set(prepared[1:]) == {("background", DATE), ("background", Grammar("regex", "[ab]{3}"))}
