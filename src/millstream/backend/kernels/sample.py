@@ -18,7 +18,7 @@ THREADS = 1024
 DEEPEST = 40.0
 """Below exp(-40) of the best token's weight nothing is ever drawn."""
 
-_HEADER = """
+HEADER = """
 __device__ __forceinline__ float block_sum(float value, float* shared) {
   for (int o = 16; o > 0; o >>= 1) value += __shfl_xor_sync(0xffffffff, value, o);
   __syncthreads();
@@ -67,7 +67,7 @@ _SOURCE = """
   const float scale = 1.f / temperature;
   float floor_ = -DEEPEST;
   if (min_p > 0.f) floor_ = fmaxf(floor_, __logf(min_p));
-  float cut = floor_;
+  float cut = floor_, from = -DEEPEST;
   if (top_k > 0.f) {
     float low = -DEEPEST, high = 0.f;
     for (int step = 0; step < 26; step++) {
@@ -77,9 +77,9 @@ _SOURCE = """
       if (block_sum(n, shared) >= top_k) low = middle; else high = middle;
     }
     cut = fmaxf(cut, low);
+    from = low;  // the mass of top-p is that of the top k: min-p cuts beside it, not before
   }
   if (top_p < 1.f) {
-    const float from = top_k > 0.f ? cut : -DEEPEST;
     float all = 0.f;
     for (int i = me; i < count; i += 1024) {
       const float y = (float(row[i]) - best) * scale;
@@ -132,14 +132,19 @@ _SOURCE = """
 """
 
 
+def source() -> str:
+    """The kernel's body. A test compiles it for the CPU, since its decisions must be the reference sampler's."""
+    return _SOURCE.replace("DEEPEST", f"{DEEPEST}f")
+
+
 @functools.cache
 def _kernel() -> Any:
     return mx.fast.cuda_kernel(
         name="millstream_draw",
         input_names=["logits", "settings", "uniform"],
         output_names=["out"],
-        source=_SOURCE.replace("DEEPEST", f"{DEEPEST}f"),
-        header=_HEADER,
+        source=source(),
+        header=HEADER,
     )
 
 
