@@ -77,7 +77,7 @@ class MlxGenerationBackend:
         """Owner only. Load, evaluate all, choose how rows share a batch, and warm up."""
         self._guard.check("load")
         settings = self._settings
-        loaded = load(settings.kind, settings.path, self._device, unpack=settings.unpack)
+        loaded = load(settings.kind, settings.path, self._device, unpack=settings.unpack, report=report)
         self._model = loaded.model
         if loaded.whole is not None:
             # Here, since mlx-vlm may not be installed.
@@ -86,7 +86,7 @@ class MlxGenerationBackend:
             self._encoder = MediaEncoder(self._model, settings.feature_bytes)
         layout = self._layout = Layout(settings, self._device, loaded.model, loaded.vocab_size, self._encoder)
         layout.shape_layers()
-        self._weight_bytes = evaluate_all(self._model, report)
+        self._weight_bytes = evaluate_all(self._model)
         notes = list(loaded.notes)
         obstacle = layout.choose(self._try_two_rows, self._disagreement)
         max_rows = settings.max_rows

@@ -14,6 +14,8 @@ import mlx.core as mx
 import numpy as np
 from mlx import nn
 
+from millstream.backend.weights.materialize import ByteProgress
+from millstream.engine.generation.backend import Progress, ignore_progress
 from millstream.errors import ModelError
 from millstream.models.gguf_blocks import GROUP, REPACKED, repack
 from millstream.models.gguf_check import check_gguf
@@ -23,7 +25,11 @@ from millstream.models.gguf_names import ROPE_TENSORS, parameter_name
 
 
 def load_gguf_model(
-    path: Path | str, *, dtype: mx.Dtype = mx.float16, native_quantisation: bool = True
+    path: Path | str,
+    *,
+    dtype: mx.Dtype = mx.float16,
+    native_quantisation: bool = True,
+    report: Progress = ignore_progress,
 ) -> tuple[nn.Module, dict[str, Any]]:
     """The model with its weights, and its configuration.
 
@@ -35,7 +41,7 @@ def load_gguf_model(
     check_gguf(file, config)
     module = import_module(f"mlx_lm.models.{config['model_type']}")
     model: nn.Module = module.Model(module.ModelArgs.from_dict(config))
-    weights = load_gguf_weights(file, dtype=dtype, native_quantisation=native_quantisation)
+    weights = load_gguf_weights(file, dtype=dtype, native_quantisation=native_quantisation, report=report)
     if hasattr(model, "sanitize"):
         weights = model.sanitize(weights)
     _quantise_layers(model, weights)
@@ -49,24 +55,30 @@ def load_gguf_model(
     return model, config
 
 
-def load_gguf_weights(file: GgufFile, *, dtype: mx.Dtype, native_quantisation: bool) -> dict[str, mx.array]:
+def load_gguf_weights(
+    file: GgufFile, *, dtype: mx.Dtype, native_quantisation: bool, report: Progress = ignore_progress
+) -> dict[str, mx.array]:
     """Every parameter by its mlx-lm name; a matrix kept quantised is three: `weight`, `scales` and `biases`."""
     weights: dict[str, mx.array] = {}
+    progress = ByteProgress(sum(tensor.data.nbytes for tensor in file.tensors.values()), report)
     for tensor in file.tensors.values():
-        if tensor.name in ROPE_TENSORS:
-            continue
-        name = parameter_name(file.architecture, tensor.name)
-        if name is None:
-            raise ModelError(
-                f"{file.path}: tensor {tensor.name!r} is not known for architecture {file.architecture!r}."
-            )
-        if native_quantisation and tensor.kind in REPACKED and len(tensor.shape) > 1:
-            weights.update(_quantised(name.removesuffix(".weight"), tensor, dtype))
-        else:
-            # Gemma's norms multiply by 1 + weight; the file has the sum.
-            shift = -1.0 if file.architecture == "gemma3" and name.endswith("norm.weight") else 0.0
-            weights[name] = _unpacked(tensor, dtype, shift)
+        if tensor.name not in ROPE_TENSORS:
+            weights.update(_parameters(file, tensor, dtype, native_quantisation))
+        progress.add(tensor.data.nbytes)
+    progress.finish()
     return weights
+
+
+def _parameters(file: GgufFile, tensor: GgufTensor, dtype: mx.Dtype, native_quantisation: bool) -> dict[str, mx.array]:
+    """The parameters that one tensor becomes."""
+    name = parameter_name(file.architecture, tensor.name)
+    if name is None:
+        raise ModelError(f"{file.path}: tensor {tensor.name!r} is not known for architecture {file.architecture!r}.")
+    if native_quantisation and tensor.kind in REPACKED and len(tensor.shape) > 1:
+        return _quantised(name.removesuffix(".weight"), tensor, dtype)
+    # Gemma's norms multiply by 1 + weight; the file has the sum.
+    shift = -1.0 if file.architecture == "gemma3" and name.endswith("norm.weight") else 0.0
+    return {name: _unpacked(tensor, dtype, shift)}
 
 
 def _quantised(module: str, tensor: GgufTensor, dtype: mx.Dtype) -> dict[str, mx.array]:

@@ -16,6 +16,7 @@ from millstream.backend.layers.cpu_experts import keep_experts_in_float32
 from millstream.backend.weights.gguf import load_gguf_model
 from millstream.backend.weights.materialize import evaluate_all
 from millstream.backend.weights.vision import load_vision
+from millstream.engine.generation.backend import Progress, ignore_progress
 from millstream.errors import ModelError
 from millstream.models.checks import check_folder
 from millstream.models.geometry import context_length
@@ -60,23 +61,34 @@ UNPACKED = {"cpu": mx.float32, "cuda": mx.bfloat16}
 batches (8B on an H200: 308 tokens/s at 32 rows, against 7,199 in bf16 at 64). Metal's are fast as they are."""
 
 
-def load(kind: Literal["folder", "gguf"], path: Path, device: Device, *, unpack: bool) -> LoadedModel:
-    """`unpack`: turn weights into the form that this device computes fastest, where memory allows."""
+def load(
+    kind: Literal["folder", "gguf"],
+    path: Path,
+    device: Device,
+    *,
+    unpack: bool,
+    report: Progress = ignore_progress,
+) -> LoadedModel:
+    """Load a model and evaluate all of it; tell `report` as its bytes come in.
+
+    `unpack`: turn weights into the form that this device computes fastest, where memory allows.
+    """
     dtype = UNPACKED.get(device.kind) if unpack else None
     if kind == "gguf":
-        model, config, notes = _load_gguf(path, device, dtype)
+        model, config, notes = _load_gguf(path, device, dtype, report)
+        report = ignore_progress  # its tensors are evaluated, and told, one by one
     elif (seeing := sees(check_folder(path))) and can_load():
-        return _load_seeing(path, device, dtype)
+        return _load_seeing(path, device, dtype, report)
     else:
         model, config = _load_folder(path)
         notes = [] if dtype is None else _unpack(model, device, dtype)
         notes += _float_experts(model, device)
         notes += ["it takes no images: mlx-vlm is not installed (pip install 'millstream[vision]')"] if seeing else []
-    weight_bytes = evaluate_all(model)
+    weight_bytes = evaluate_all(model, report)
     return LoadedModel(model, config, weight_bytes, _dtype(model), tuple(notes))
 
 
-def _load_seeing(path: Path, device: Device, dtype: mx.Dtype | None) -> LoadedModel:
+def _load_seeing(path: Path, device: Device, dtype: mx.Dtype | None, report: Progress) -> LoadedModel:
     from millstream.backend.generation.media.language_parts import language_part
 
     try:
@@ -85,7 +97,7 @@ def _load_seeing(path: Path, device: Device, dtype: mx.Dtype | None) -> LoadedMo
         raise ModelError(f"{path}: {_first_line(error)}") from error
     notes = [] if dtype is None else _unpack(whole, device, dtype)
     notes += _float_experts(whole, device)
-    weight_bytes = evaluate_all(whole)
+    weight_bytes = evaluate_all(whole, report)
     return LoadedModel(language_part(whole), config, weight_bytes, _dtype(whole), tuple(notes), whole)
 
 
@@ -97,12 +109,15 @@ def _load_folder(path: Path) -> tuple[Any, dict[str, Any]]:
     return model, config
 
 
-def _load_gguf(path: Path, device: Device, dtype: mx.Dtype | None) -> tuple[Any, dict[str, Any], list[str]]:
+def _load_gguf(
+    path: Path, device: Device, dtype: mx.Dtype | None, report: Progress
+) -> tuple[Any, dict[str, Any], list[str]]:
     # A file of 4-bit weights grows 8 times in float32; counted so for all, since its size is all that is known here.
     if dtype is not None and path.stat().st_size * 2 * dtype.size < available_bytes(device) * UNPACK_SHARE:
-        model, config = load_gguf_model(path, native_quantisation=False, dtype=dtype)
+        model, config = load_gguf_model(path, native_quantisation=False, dtype=dtype, report=report)
         return model, config, [f"weights unpacked to {_name(dtype)}"]
-    model, config = load_gguf_model(path, native_quantisation=True, dtype=mx.float32 if device.is_cpu else mx.bfloat16)
+    scales = mx.float32 if device.is_cpu else mx.bfloat16
+    model, config = load_gguf_model(path, native_quantisation=True, dtype=scales, report=report)
     return model, config, []
 
 

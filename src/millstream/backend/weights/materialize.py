@@ -36,23 +36,43 @@ def _attributes(item: object) -> list[object]:
     return list(getattr(item, "__dict__", {}).values())
 
 
-PORTION = 256 * 2**20
+PORTION = 64 * 2**20
+"""Bytes that are evaluated together, and told together."""
+
+
+class ByteProgress:
+    """Tells `report` which share of the bytes is in memory, at most once per portion and at the end."""
+
+    def __init__(self, total: int, report: Progress) -> None:
+        self._total = total
+        self._report = report
+        self._done = self._told = 0
+
+    def add(self, nbytes: int) -> None:
+        self._done += nbytes
+        if self._told + PORTION <= self._done < self._total:
+            self._told = self._done
+            self._report(self._done / self._total)
+
+    def finish(self) -> None:
+        self._report(1.0)
 
 
 def evaluate_all(root: object, report: Progress = ignore_progress) -> int:
-    """Evaluate everything `root` reaches on this thread's stream; returns the bytes. Portions keep what is being
-    unpacked small, and let a waiting user see how far it is."""
+    """Evaluate everything that `root` reaches on this thread's stream; returns the bytes. In portions, so that little
+    is unpacked at a time and `report` is told while the bytes come in."""
     arrays = list(reachable_arrays(root))
     total = sum(array.nbytes for array in arrays)
-    done = seen = 0
+    progress = ByteProgress(total, report)
     portion: list[mx.array] = []
+    waiting = 0
     for array in arrays:
         portion.append(array)
-        seen += array.nbytes
-        if seen >= done + PORTION:
+        waiting += array.nbytes
+        if waiting >= PORTION:
             mx.eval(portion)
-            done, portion = seen, []
-            report(done / total)
+            progress.add(waiting)
+            portion, waiting = [], 0
     mx.eval(portion)
-    report(1.0)
+    progress.finish()
     return total
