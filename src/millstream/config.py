@@ -8,10 +8,10 @@ from pathlib import Path
 
 FAST_PATHS = {
     "fuse": "compute projections of the same input as one product",
-    "turn": "ask for the products of few rows as MKL computes them fastest (CPU, x86_64)",
+    "mkl-layout": "ask for the products of few rows as MKL computes them fastest (CPU, x86_64)",
     "slots": "rows join and leave without copying the batch",
     "kernel": "our own kernels for attention over unequal rows and for sampling (CUDA)",
-    "products": "our own kernels for products of few rows, with what follows them (CUDA, with kernel and slots)",
+    "fused-matmul": "our own kernels for products of few rows, with what follows them (CUDA, with kernel and slots)",
     "group-prefill": "read prompts of like length in one pass",
     "warmup": "compile kernels (GPU) and build the vocabulary of grammars at load, not at the first request",
 }

@@ -14,12 +14,12 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from millstream.backend.generation import layout
+from millstream.backend.generation import assembly, layout
 from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
 from millstream.backend.generation.caches.slots import Block, SlotCaches, SlotLayer
 from millstream.backend.generation.caches.widths import powers_of_two, row_width
 from millstream.backend.generation.layers import attention
-from millstream.backend.generation.layout import Layout
+from millstream.backend.generation.layout import LayoutChooser
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
 from millstream.engine.generation.backend import SavePrefix
 from millstream.engine.link import ThreadLink
@@ -56,8 +56,8 @@ def in_place(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             return attention._over_slots(queries, keys, values, cache, scale, None)
         return attention.attention(queries, keys, values, cache, scale, mask)
 
-    monkeypatch.setattr(Layout, "in_place", property(lambda self: self._width is not None))
-    monkeypatch.setattr(layout, "write_rows", place_rows)
+    monkeypatch.setattr(LayoutChooser, "kernels_write_slots", True)
+    monkeypatch.setattr(assembly, "write_rows", place_rows)
     monkeypatch.setattr(layout, "attention", attend)
     return done
 
@@ -130,7 +130,7 @@ def test_a_write_that_is_lost_is_found_at_load(
 ) -> None:
     """MLX gives a kernel a copy of an array that is not contiguous."""
     if lost == "placed":
-        monkeypatch.setattr(layout, "write_rows", lambda part, rows, places, start: mx.array([1]))
+        monkeypatch.setattr(assembly, "write_rows", lambda part, rows, places, start: mx.array([1]))
     else:
         monkeypatch.setattr(layout, "attention", never_writing)
     folder = write_model(tmp_path / "model", "llama")

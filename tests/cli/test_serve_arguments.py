@@ -41,7 +41,7 @@ def test_every_option_arrives() -> None:
     given = parse(
         *("a", "b", "--host", "::1", "--port", "1", "--body-limit", "2", "--max-batch", "3", "--queue", "0"),
         *("--policy", "fail-fast", "--prefill-chunk", "5", "--device", "cpu", "--isolation", "thread", "--no-blas"),
-        *("--no-unpack", "--disable", "fuse", "--disable", "turn", "--grace", "6", "--cache-dir", "c"),
+        *("--no-unpack", "--disable", "fuse", "--disable", "mkl-layout", "--grace", "6", "--cache-dir", "c"),
         *("--memory", "7GB", "--load", "use", "--idle-unload", "8m", "--step-timeout", "9", "--kv-bits", "4"),
         *("--tool-format", "glm", "--reasoning-format", "think"),
         *("--api-key", "k1", "--api-key", "k2", "--cors-origin", "*", "--cors-origin", "http://a"),
@@ -61,7 +61,7 @@ def test_every_option_arrives() -> None:
         isolation="thread",
         blas=False,
         unpack=False,
-        disabled=frozenset({"fuse", "turn"}),
+        disabled=frozenset({"fuse", "mkl-layout"}),
         grace=6.0,
         cache_dir=Path("c"),
         memory=7 * 10**9,

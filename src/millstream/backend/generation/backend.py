@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 
 from millstream.backend.device import current_device
+from millstream.backend.generation.assembly import Assembly
 from millstream.backend.generation.batch import Batch, Launched
-from millstream.backend.generation.caches.batch_caches import new_row
-from millstream.backend.generation.layout import GenerationSettings, Layout
+from millstream.backend.generation.layout import Layout, LayoutChooser
 from millstream.backend.generation.prefill.deferred import PARTS, DeferredChunks
 from millstream.backend.generation.prefill.prefiller import Prefiller
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
 from millstream.backend.generation.sampling.guides import preparing
+from millstream.backend.generation.settings import GenerationSettings
+from millstream.backend.generation.trial import TwoRowTrial
 from millstream.backend.generation.warmup import warm_up
 from millstream.backend.weights.identity import identity_of
 from millstream.backend.weights.loading import load
@@ -25,7 +27,6 @@ from millstream.backend.weights.materialize import evaluate_all
 from millstream.engine.background import BackgroundTask
 from millstream.engine.generation.backend import (
     Plan,
-    Prefill,
     Progress,
     RowFailure,
     RowOutput,
@@ -63,6 +64,7 @@ class MlxGenerationBackend:
             mx.set_cache_limit(settings.cache_limit)
         self._model: Any = None
         self._device = current_device()
+        self._assembly: Assembly | None = None
         self._layout: Layout | None = None
         self._batch: Batch | None = None
         self._prompts: Prefiller | None = None
@@ -84,19 +86,22 @@ class MlxGenerationBackend:
             from millstream.backend.generation.media.encoder import MediaEncoder
 
             self._encoder = MediaEncoder(self._model, settings.feature_bytes)
-        layout = self._layout = Layout(settings, self._device, loaded.model, loaded.vocab_size, self._encoder)
-        layout.shape_layers()
+        chooser = LayoutChooser(settings, self._device, self._model, takes_media=self._encoder is not None)
+        chooser.shape_layers()
         self._weight_bytes = evaluate_all(self._model)
-        notes = list(loaded.notes)
-        obstacle = layout.choose(self._try_two_rows, self._disagreement)
+        assembly = self._assembly = Assembly(
+            self._model, loaded.vocab_size, encoder=self._encoder, grammars=settings.grammars
+        )
+        layout = self._layout = chooser.choose(TwoRowTrial(assembly))
+        notes = [*loaded.notes, layout.fast_paths]
         max_rows = settings.max_rows
-        if obstacle is not None:
+        if layout.one_row_reason is not None:
             max_rows = 1
-            notes.append(f"one request at a time: {obstacle} cannot be batched")
+            notes.append(f"one request at a time: {layout.one_row_reason}")
         if (packing := layout.packing) is not None:
             notes.append(f"keys and values in {packing.bits} bits, in groups of {packing.group_size}")
         self.reset()
-        token_bytes, keeps = layout.probe()
+        token_bytes, prefix_sizes = assembly.measure(layout)
         facts = ModelFacts(
             context_length=loaded.context_length,
             vocab_size=loaded.vocab_size,
@@ -105,7 +110,7 @@ class MlxGenerationBackend:
             dtype=loaded.dtype,
             device=self._describe_device(),
             notes=tuple(notes),
-            prefix_sizes=keeps,
+            prefix_sizes=prefix_sizes,
             kv_bytes_per_token=token_bytes,
             identity=identity_of(settings.path, loaded.dtype, self._device.kind, settings.unpack, settings.kv_bits),
             media=self._encoder.kinds if self._encoder else (),
@@ -177,13 +182,14 @@ class MlxGenerationBackend:
         self._kept.clear()
         if self._encoder is not None:
             self._encoder.clear()
-        assert self._layout is not None, "nothing is loaded"
-        self._batch, self._prompts = self._layout.fresh(self._kept)
+        assert self._assembly is not None and self._layout is not None, "nothing is loaded"
+        self._batch, self._prompts = self._assembly.make(self._layout, self._kept)
 
     def close(self) -> None:
         """Owner only. The last act: everything with a stream inside dies here, on the thread that made it."""
         self._guard.check("close")
-        self._pending = self._batch = self._prompts = self._layout = self._model = self._encoder = None
+        self._pending = self._batch = self._prompts = self._model = self._encoder = None
+        self._assembly = self._layout = None
         self._deferred.clear()
         self._kept.clear()
         gc.unfreeze()
@@ -239,31 +245,6 @@ class MlxGenerationBackend:
         elif self._kept.loose > (1 if busy else 0):
             mx.async_eval(self._kept.trim())  # type: ignore[no-untyped-call]
 
-    def _try_two_rows(self) -> None:
-        """Of unequal length, and of tokens that mean something, as the first ones of a vocabulary may not."""
-        assert self._layout is not None, "nothing is loaded"
-        words = [self._layout.vocab_size // part for part in (2, 3, 5, 7)]
-        short, long = Submit(0, (words[0],), 1), Submit(1, tuple(words[1:]), 1)
-        self.reset()
-        self.step(Plan(prefill=(Prefill(short, 0, 0), Prefill(long, 0, 2))))
-        self.step(Plan(decode=(0, 1)))
-        self.step(Plan(decode=(0, 1)))
-
-    def _disagreement(self) -> float:
-        """How far the logits of two rows together are from those of each alone, relative to their size."""
-        assert self._layout is not None, "nothing is loaded"
-        prompts = [tuple(self._layout.vocab_size // (2 + place) for place in range(length)) for length in (1, 9)]
-        alone = [self._model(mx.array([prompt]), cache=new_row(self._model))[0, -1] for prompt in prompts]
-        self.reset()
-        assert self._batch is not None and self._prompts is not None
-        submits = [Submit(number, prompt, 1) for number, prompt in enumerate(prompts)]
-        mx.eval(self._prompts.read([Prefill(submit, 0, len(submit.prompt) - 1) for submit in submits]))
-        self._batch.join(*self._prompts.take([0, 1]))
-        together = self._batch.forward()
-        far = [_apart(one, other) for one, other in zip(alone, together, strict=False)]
-        self.reset()
-        return max(far)
-
     def _describe_device(self) -> str:
         blas = f", {self._settings.blas}" if self._settings.blas and self._device.is_cpu else ""
         return f"{self._device.kind} ({self._device.name}){blas}"
@@ -280,9 +261,3 @@ class MlxGenerationBackend:
             context_length=facts.context_length,
         )
         log.info("warmed up in %.1f s", time.monotonic() - started)
-
-
-def _apart(one: mx.array, other: mx.array) -> float:
-    """The distance of two vectors of logits, over their spread."""
-    one, other = (each.astype(mx.float32) - mx.mean(each.astype(mx.float32)) for each in (one, other))
-    return float((mx.linalg.norm(one - other) / mx.linalg.norm(one)).item())  # type: ignore[arg-type]
