@@ -54,7 +54,7 @@ class Assembly:
     def check_writes(self, layout: Layout) -> None:
         """Raises `ModelError` if kernels wrote to copies of the slots. MLX makes a copy for a kernel if an array is not
         contiguous, and the write is lost without an error."""
-        if layout.in_place and self._slots is not None and self._slots.has_holes():
+        if layout.in_place and self._slots is not None and self._slots.lost_writes():
             raise ModelError(LOST_WRITES)
 
     def measure(self, layout: Layout) -> tuple[int, PrefixSizes | None]:

@@ -199,9 +199,10 @@ class LayoutChooser:
             self._decline("fused-matmul", "needs compute capability 8.0")
         if not self._enabled("fused-matmul"):
             return False
-        if not fuse_blocks(self._model, BY_KERNELS if self._on_cuda else BY_MLX, attend):
-            self._decline("fused-matmul", "no layers that fit")
-        return self._enabled("fused-matmul")
+        fusion = fuse_blocks(self._model, BY_KERNELS if self._on_cuda else BY_MLX, attend)
+        if not fusion:
+            self._decline("fused-matmul", fusion.refused or "no layers that fit")
+        return bool(fusion)
 
     def _quantised(self, trial: Trial) -> Layout:
         """A quantised KV cache: only over slots, and with attention that reads packed numbers."""

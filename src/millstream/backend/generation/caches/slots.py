@@ -196,8 +196,9 @@ class SlotCaches:
         """Copied for sure, if slots are written in place: `contiguous` shares memory where it is nearly all needed."""
         return part if self._place is None else part * 1
 
-    def has_holes(self) -> bool:
-        """Whether a column of a row, but for its last, is empty in all buffers: then kernels wrote to copies."""
+    def lost_writes(self) -> bool:
+        """True if a column that a row has written is still zero in all buffers: a kernel wrote it to a copy. The last
+        column is not looked at, since its step may be under way."""
         parts = [part for layer in self.layers for part in layer.parts]
         for place, left in enumerate(self._lefts):
             if left is not None and left < self.end - 1:
