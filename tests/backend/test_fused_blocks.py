@@ -43,7 +43,9 @@ LEFT_ALONE: dict[str, dict[str, Any]] = {
     "residual multipliers": {
         "model_type": "granite",
         **dict.fromkeys(("logits_scaling", "attention_multiplier", "embedding_multiplier"), 0.5),
-        **{"residual_multiplier": 0.22, "attention_bias": False, "mlp_bias": False},
+        "residual_multiplier": 0.22,
+        "attention_bias": False,
+        "mlp_bias": False,
     },
 }
 
