@@ -16,8 +16,8 @@ from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any, TypeVar
 
-from millstream.backend.environment import load_blas, prefer_known_kernels, share_cores
-from millstream.backend.open_files import kept_open_files
+from millstream.backend.environment import avoid_cudnn_attention, load_blas, share_cores
+from millstream.backend.open_files import preserve_open_files
 from millstream.config import ModelSpec, Settings
 from millstream.engine.generation.backend import GenerationBackend
 from millstream.engine.generation.tuning import DiskTierConfig, limit_context, make_scheduler
@@ -308,8 +308,8 @@ def text_backend(source: ModelSource, settings: Settings) -> GenerationBackend:
     if len(settings.specs) > 1:
         share_cores()
     blas = load_blas(settings.blas)
-    prefer_known_kernels()
-    with kept_open_files():
+    avoid_cudnn_attention()
+    with preserve_open_files():
         from millstream.backend.device import use_device
         from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
 

@@ -1,4 +1,4 @@
-"""Each fast path against the plain computation that it stands for."""
+"""Each fast path against the plain computation that it replaces."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mlx_lm.utils import load_model
 
 from millstream.backend.generation.caches.widths import FULL, exact, full_width, powers_of_two
 from millstream.backend.generation.prefill.prefiller import alike
-from millstream.backend.layers.cpu_linear import SKINNY, MklLinear, mkl_layer, mkl_matmul, swiglu, use_mkl_layout
+from millstream.backend.layers.cpu_linear import SMALL_BATCH, MklLinear, mkl_layer, mkl_matmul, swiglu, use_mkl_layout
 from millstream.backend.layers.patch_layers import patch_function
 from millstream.backend.layers.projections import fuse_projections
 from millstream.engine.generation.backend import Prefill
@@ -29,14 +29,14 @@ def close(got: mx.array, expected: mx.array, tolerance: float = 1e-5) -> None:
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 16, 48, 49, 100])
 @pytest.mark.parametrize("shape", ["flat", "batched"])
-def test_a_turned_product_is_the_product(rows: int, shape: str) -> None:
+def test_matmuls_in_mkl_layout_are_matmuls(rows: int, shape: str) -> None:
     x = mx.random.normal((rows, 1, 24) if shape == "batched" else (1, rows, 24))
     weight = mx.random.normal((40, 24))
     assert mkl_matmul(x, weight).shape == (*x.shape[:-1], 40)
     close(mkl_matmul(x, weight), x @ weight.T)
 
 
-def test_quantised_layers_are_not_turned() -> None:
+def test_quantised_layers_keep_their_layout() -> None:
     layer = nn.QuantizedLinear(64, 32)
     assert mkl_layer(layer) is layer
     assert type(mkl_layer(nn.Linear(64, 32))) is MklLinear
@@ -116,7 +116,7 @@ def test_slot_policies() -> None:
     assert [exact(rows) for rows in (1, 3, 9)] == [1, 3, 9]
     assert [powers_of_two(rows) for rows in (1, 2, 3, 5, 64, 65)] == [1, 2, 4, 8, 64, 128]
     assert [full_width(slots) for slots in (0, 1, 2, 32, 64, 128)] == [0, 1, FULL, FULL, FULL, 128]
-    assert 1 not in SKINNY
+    assert 1 not in SMALL_BATCH
 
 
 @given(st.lists(st.integers(2, 300), max_size=20))

@@ -1,4 +1,4 @@
-"""Blocks that are taken over for few rows, against the blocks of mlx-lm that they stand for."""
+"""Fused transformer blocks against the blocks of mlx-lm that they replace."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from millstream.backend.layers.projections import fuse_projections, joined_layer
 from support.tiny import BASE, FAMILIES, VOCAB
 
 LAYERS = 2
-TAKEN: dict[str, dict[str, Any]] = {
+FUSED: dict[str, dict[str, Any]] = {
     "llama": {},
     "llama, other heads": {"head_dim": 32, "num_key_value_heads": 4},
     "llama 3": {"rope_scaling": FAMILIES["llama"]["rope_scaling"]},
@@ -34,7 +34,7 @@ TAKEN: dict[str, dict[str, Any]] = {
     "qwen3": {"model_type": "qwen3"},
     "qwen3 with experts": {"model_type": "qwen3_moe", **FAMILIES["qwen3_moe"]},
 }
-LEFT_ALONE: dict[str, dict[str, Any]] = {
+NOT_FUSED: dict[str, dict[str, Any]] = {
     "RoPE in pairs": {"rope_traditional": True},
     "a bias after attention": {"attention_bias": True},
     "other norms": {"model_type": "gemma"},
@@ -98,14 +98,14 @@ class Watched:
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10, 11], [12, 13]]
 
 
-@pytest.mark.parametrize("turn", [False, True])
-@pytest.mark.parametrize("changes", TAKEN.values(), ids=TAKEN)
-def test_a_block_that_was_taken_over_gives_what_it_gave(changes: dict[str, Any], turn: bool) -> None:
+@pytest.mark.parametrize("mkl", [False, True])
+@pytest.mark.parametrize("changes", FUSED.values(), ids=FUSED)
+def test_a_fused_block_gives_what_the_block_gave(changes: dict[str, Any], mkl: bool) -> None:
     plain, ours = make(changes), make(changes)
     for model in (plain, ours):
         assert adopt_attention(model, attention) == LAYERS
-    fuse_projections(ours, mkl_layer if turn else lambda layer: layer)
-    if turn:
+    fuse_projections(ours, mkl_layer if mkl else lambda layer: layer)
+    if mkl:
         use_mkl_layout(ours)
     attend = Watched()
     assert fuse_blocks(ours, BY_MLX, attend).blocks == LAYERS
@@ -118,7 +118,7 @@ def test_a_block_that_was_taken_over_gives_what_it_gave(changes: dict[str, Any],
 
 
 @pytest.mark.parametrize("matmuls", [BY_MLX, BY_MLX_COMPILED], ids=["as it stands", "compiled"])
-@pytest.mark.parametrize("changes", TAKEN.values(), ids=TAKEN)
+@pytest.mark.parametrize("changes", FUSED.values(), ids=FUSED)
 def test_chunks_of_a_prompt_give_what_they_gave(changes: dict[str, Any], matmuls: FusedMatmuls) -> None:
     plain, ours = make(changes), make(changes)
     fuse_projections(ours)
@@ -135,7 +135,7 @@ def test_chunks_of_a_prompt_give_what_they_gave(changes: dict[str, Any], matmuls
     np.testing.assert_allclose(np.array(logits[1]), np.array(logits[0]), rtol=1e-4, atol=2e-4)
 
 
-@pytest.mark.parametrize("changes", LEFT_ALONE.values(), ids=LEFT_ALONE)
+@pytest.mark.parametrize("changes", NOT_FUSED.values(), ids=NOT_FUSED)
 def test_a_block_that_does_something_else_is_left_alone(changes: dict[str, Any]) -> None:
     model = make(changes)
     fuse_projections(model)
@@ -185,7 +185,7 @@ def test_a_block_that_gives_other_numbers_is_left_alone(kind: type, dtype: mx.Dt
 
 
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
-@pytest.mark.parametrize("changes", TAKEN.values(), ids=TAKEN)
+@pytest.mark.parametrize("changes", FUSED.values(), ids=FUSED)
 def test_rounding_of_half_precision_is_no_difference(changes: dict[str, Any], dtype: mx.Dtype) -> None:
     model = make(changes)
     model.set_dtype(dtype)

@@ -23,9 +23,9 @@ from millstream.backend.generation.layers.fused_blocks import fuse_blocks
 from millstream.backend.generation.layers.packed_attention import Attention, packed_attention, packed_matmuls_fit
 from millstream.backend.generation.prefix_store.cache_state import leaves
 from millstream.backend.generation.settings import GenerationSettings
-from millstream.backend.kernels.small_matmul import known_here
+from millstream.backend.kernels.small_matmul import supported_here
 from millstream.backend.layers.cpu_attention import cpu_attention
-from millstream.backend.layers.cpu_linear import mkl_layer, pays_here, use_mkl_layout
+from millstream.backend.layers.cpu_linear import mkl_layer, mkl_layout_pays, use_mkl_layout
 from millstream.backend.layers.fused_matmul import BY_KERNELS, BY_MLX
 from millstream.backend.layers.patch_layers import callers_of, patch_function
 from millstream.backend.layers.projections import fuse_projections
@@ -103,7 +103,7 @@ class LayoutChooser:
         """Put the layers into the form that runs fastest on this device. Call it before they are evaluated."""
         if not self._device.is_cpu:
             self._decline("mkl-layout", "for the CPU")
-        elif not pays_here():
+        elif not mkl_layout_pays():
             self._decline("mkl-layout", "not x86_64")
         mkl = self._enabled("mkl-layout")
         if self._enabled("fuse") and not fuse_projections(self._model, mkl_layer if mkl else lambda layer: layer):
@@ -195,7 +195,7 @@ class LayoutChooser:
 
     def _fuse_matmuls(self, attend: Attention) -> bool:
         """Off CUDA by MLX's own operations, so that the CPU can test it."""
-        if self._on_cuda and not known_here():
+        if self._on_cuda and not supported_here():
             self._decline("fused-matmul", "needs compute capability 8.0")
         if not self._enabled("fused-matmul"):
             return False

@@ -1,7 +1,7 @@
-"""The sampler as one CUDA kernel: the same rules as `sampling.py`, in one launch instead of twenty.
+"""The sampler as one CUDA kernel: the rules of `generation.sampling.sampler` in one launch instead of twenty.
 
-One block a row. The thresholds of top-k and top-p are found by bisection over the row, which stays in the GPU's cache:
-nothing is sorted. Rows at temperature 0 take their best token in the same launch.
+One block per row. The thresholds of top-k and top-p are found by bisection over the row, which stays in the GPU's
+cache: nothing is sorted. Rows at temperature 0 take their best token in the same launch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from millstream.types import Sampling
 
 THREADS = 1024
 DEEPEST = 40.0
-"""Below exp(-40) of the best token's weight nothing is ever drawn."""
+"""Tokens below exp(-40) of the best token's weight are never drawn."""
 
 HEADER = """
 __device__ __forceinline__ float block_sum(float value, float* shared) {
@@ -30,7 +30,7 @@ __device__ __forceinline__ float block_sum(float value, float* shared) {
 }
 """
 
-# `row[i]` is read afresh in each pass; weight(i) = exp((row[i] - best) / temperature), at most 1.
+# `row[i]` is read again in each pass; weight(i) = exp((row[i] - best) / temperature), at most 1.
 _SOURCE = """
   __shared__ float shared[32];
   __shared__ float best_value[32];
@@ -133,14 +133,14 @@ _SOURCE = """
 
 
 def source() -> str:
-    """The kernel's body. A test compiles it for the CPU, since its decisions must be the reference sampler's."""
+    """The body of the kernel. A test compiles it for the CPU and compares it with the reference sampler."""
     return _SOURCE.replace("DEEPEST", f"{DEEPEST}f")
 
 
 @functools.cache
 def _kernel() -> Any:
     return mx.fast.cuda_kernel(
-        name="millstream_draw",
+        name="millstream_sample",
         input_names=["logits", "settings", "uniform"],
         output_names=["out"],
         source=source(),
@@ -149,11 +149,12 @@ def _kernel() -> Any:
 
 
 def settings_of(rows: Sequence[Sampling]) -> mx.array:
+    """The settings of each row, in the order that the kernel reads them."""
     return mx.array([[row.temperature, row.top_p, row.min_p, float(row.top_k)] for row in rows], dtype=mx.float32)
 
 
 def sample(logits: mx.array, settings: mx.array, uniform: mx.array) -> mx.array:
-    """One token a row: `settings` from `settings_of`, `uniform` a number in [0, 1) a row."""
+    """One token per row. `settings` come from `settings_of`; `uniform` is a number in [0, 1) per row."""
     rows = logits.shape[0]
     (out,) = _kernel()(
         inputs=[logits, settings, uniform],

@@ -1,4 +1,4 @@
-"""Builds the mlx-lm model of a GGUF file. Everything here runs on the thread that will own the model.
+"""Builds the mlx-lm model of a GGUF file. Owner only.
 
 MLX's own GGUF reader is not used: for Q4_K it returns wrong values, and one tensor of a type that it does not know
 fails the whole file.
@@ -33,8 +33,8 @@ def load_gguf_model(
 ) -> tuple[nn.Module, dict[str, Any]]:
     """The model with its weights, and its configuration.
 
-    `native_quantisation` keeps quantised what MLX can hold without changing a value, with scales in `dtype`.
-    The rest, or everything without it, is unpacked to `dtype`.
+    With `native_quantisation`, tensors that MLX can represent without changing a value stay quantised, with scales in
+    `dtype`. All others are unpacked to `dtype`.
     """
     file = open_gguf(path)
     config = gguf_config(file)
@@ -58,7 +58,7 @@ def load_gguf_model(
 def load_gguf_weights(
     file: GgufFile, *, dtype: mx.Dtype, native_quantisation: bool, report: Progress = ignore_progress
 ) -> dict[str, mx.array]:
-    """Every parameter by its mlx-lm name; a matrix kept quantised is three: `weight`, `scales` and `biases`."""
+    """Every parameter by its mlx-lm name; a quantised matrix is three: `weight`, `scales` and `biases`."""
     weights: dict[str, mx.array] = {}
     progress = ByteProgress(sum(tensor.data.nbytes for tensor in file.tensors.values()), report)
     for tensor in file.tensors.values():
@@ -89,7 +89,7 @@ def _quantised(module: str, tensor: GgufTensor, dtype: mx.Dtype) -> dict[str, mx
 
 
 def _unpacked(tensor: GgufTensor, dtype: mx.Dtype, shift: float) -> mx.array:
-    """The tensor in `dtype`. Evaluated at once, or the float32 values of the whole model would wait for their cast."""
+    """The tensor in `dtype`. Evaluated here, or the float32 values of the whole model would wait for their cast."""
     if tensor.kind == "BF16":
         values = mx.array(np.ascontiguousarray(tensor.data).view(np.uint16)).view(mx.bfloat16)
     elif tensor.kind == "F16":
@@ -102,7 +102,7 @@ def _unpacked(tensor: GgufTensor, dtype: mx.Dtype, shift: float) -> mx.array:
 
 
 def _quantise_layers(model: nn.Module, weights: dict[str, mx.array]) -> None:
-    """Make quantised layers of those that have scales. A group of 32 values has as many words as a value has bits."""
+    """Quantise the layers that have scales. A group of 32 values has as many words as a value has bits."""
     bits = {
         name.removesuffix(".scales"): weights[f"{name.removesuffix('.scales')}.weight"].shape[-1] // scales.shape[-1]
         for name, scales in weights.items()
@@ -117,7 +117,7 @@ def _quantise_layers(model: nn.Module, weights: dict[str, mx.array]) -> None:
 
 
 def _use_rope_factors(model: nn.Module, file: GgufFile, config: dict[str, Any]) -> None:
-    """Llama 3.1 and later: the file has no parameters of the scaling, but the factor that it gives every frequency."""
+    """Llama 3.1 and later: the file has a factor per RoPE frequency instead of the parameters of the scaling."""
     tensor = file.tensors.get("rope_freqs.weight")
     if tensor is None:
         return
@@ -127,7 +127,7 @@ def _use_rope_factors(model: nn.Module, file: GgufFile, config: dict[str, Any]) 
 
 
 class FactorRope(nn.Module):  # type: ignore[misc]
-    """A rotary embedding whose every frequency is divided by its own factor."""
+    """RoPE in which every frequency is divided by its own factor."""
 
     def __init__(self, dims: int, base: float, factors: np.ndarray[Any, Any], traditional: bool) -> None:
         super().__init__()

@@ -69,5 +69,5 @@ def cut_attention(tower: nn.Module, note: Note) -> int:
     """Have the tower's layers call it in pieces, in either of the ways that they call it; how many do."""
     plain = in_pieces(mx.fast.scaled_dot_product_attention, note)
     core: Any = _Core(plain)
-    found = patch_function(tower, "mx", core, beside="scaled_dot_product_attention")
+    found = patch_function(tower, "mx", core, also="scaled_dot_product_attention")
     return found + patch_function(tower, "ensure_fused_sdpa", in_pieces(base.ensure_fused_sdpa, note))
