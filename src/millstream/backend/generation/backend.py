@@ -81,7 +81,7 @@ class MlxGenerationBackend:
         settings = self._settings
         loaded = load(settings.kind, settings.path, self._device, unpack=settings.unpack, report=report)
         self._model = loaded.model
-        if loaded.whole is not None:
+        if loaded.vision_model is not None:
             # Imported here, since mlx-vlm may not be installed.
             from millstream.backend.generation.media.encoder import MediaEncoder
 

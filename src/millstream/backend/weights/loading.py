@@ -35,7 +35,7 @@ class LoadedModel:
     weight_bytes: int
     dtype: str
     notes: tuple[str, ...]
-    whole: Any = None
+    vision_model: Any = None
     """The model with its towers, if it is a vision-language model: then `model` is its language part."""
 
     @property
@@ -79,7 +79,7 @@ def load(
         model, config, notes = _load_gguf(path, device, dtype, report)
         report = ignore_progress  # the tensors were evaluated and reported one by one
     elif (is_vision := sees(check_folder(path))) and can_load():
-        return _load_vision(path, device, dtype, report)
+        return _load_vision_model(path, device, dtype, report)
     else:
         model, config = _load_folder(path)
         notes = [] if dtype is None else _unpack(model, device, dtype)
@@ -89,17 +89,18 @@ def load(
     return LoadedModel(model, config, weight_bytes, _dtype(model), tuple(notes))
 
 
-def _load_vision(path: Path, device: Device, dtype: mx.Dtype | None, report: Progress) -> LoadedModel:
+def _load_vision_model(path: Path, device: Device, dtype: mx.Dtype | None, report: Progress) -> LoadedModel:
     from millstream.backend.generation.media.language_parts import language_part
 
     try:
-        whole, config = load_vision(path)
+        vision_model, config = load_vision(path)
     except LIBRARY_FAILURES as error:
         raise ModelError(f"{path}: {_first_line(error)}") from error
-    notes = [] if dtype is None else _unpack(whole, device, dtype)
-    notes += _float_experts(whole, device)
-    weight_bytes = evaluate_all(whole, report)
-    return LoadedModel(language_part(whole), config, weight_bytes, _dtype(whole), tuple(notes), whole)
+    notes = [] if dtype is None else _unpack(vision_model, device, dtype)
+    notes += _float_experts(vision_model, device)
+    weight_bytes = evaluate_all(vision_model, report)
+    language_model, dtype_name = language_part(vision_model), _dtype(vision_model)
+    return LoadedModel(language_model, config, weight_bytes, dtype_name, tuple(notes), vision_model)
 
 
 def _load_folder(path: Path) -> tuple[Any, dict[str, Any]]:
