@@ -20,7 +20,7 @@ from millstream.backend.generation.backend import GenerationSettings, MlxGenerat
 from millstream.backend.generation.layers import attention
 from millstream.backend.kernels import sample, small_matmul
 from millstream.backend.layers.fused_matmul import BY_MLX
-from millstream.engine.messages import Submit
+from millstream.engine.generation.messages import Generate
 from support.engines import engine
 from support.tiny import VOCAB, write_model
 
@@ -131,7 +131,7 @@ def test_a_model_gets_every_fast_path(family: str, cuda: Pretended, tmp_path: Pa
             "fast paths: fuse, slots, kernel, fused-matmul, group-prefill; "
             "not used: mkl-layout (for the CPU), warmup (--disable)"
         )
-        answers = driver.run(*(Submit(number, prompt, 12) for number, prompt in enumerate(prompts())))
+        answers = driver.run(*(Generate(number, prompt, 12) for number, prompt in enumerate(prompts())))
     assert [len(answer) for answer in answers] == [12] * 3
     used = {"write_rows", "decode", "prefill", "matmul_add", "swiglu_matmul"}
     assert used | {"qkv_rope" if family == "llama" else "matmul"} <= set(cuda.calls)
@@ -143,7 +143,7 @@ def test_the_sampling_kernel_gets_the_rows_that_draw(cuda: Pretended, tmp_path: 
     folder = write_half(tmp_path / "llama", "llama")
     settings = GenerationSettings("folder", folder, max_rows=4, disabled=frozenset({"warmup"}))
     with engine(lambda: MlxGenerationBackend(settings)) as driver:
-        driver.run(Submit(1, (1, 2, 3), 4, Sampling(temperature=1.0, seed=1)))
+        driver.run(Generate(1, (1, 2, 3), 4, Sampling(temperature=1.0, seed=1)))
     assert cuda.calls["sample"] > 0
 
 
@@ -154,5 +154,5 @@ def test_layers_that_do_not_fit_leave_the_width_to_cublas(cuda: Pretended, tmp_p
     with engine(lambda: MlxGenerationBackend(settings)) as driver:
         assert driver.facts is not None
         (note,) = [note for note in driver.facts.notes if note.startswith("fast paths: ")]
-        driver.run(Submit(1, (1, 2, 3), 4))
+        driver.run(Generate(1, (1, 2, 3), 4))
     assert "fused-matmul (model.layers.0 has projections that the matmuls do not take)" in note

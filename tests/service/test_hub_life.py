@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from millstream.engine.generation.backend import Plan, StepResult
+from millstream.engine.generation.plan import Plan, StepResult
 from millstream.engine.messages import Failed, Finished
-from millstream.errors import EngineGone, LoadCancelled, ModelError, NoRoom, NotFound
+from millstream.errors import EngineGone, InsufficientMemory, LoadCancelled, ModelError, NotFound
 from millstream.service import managed_model
 from support.fake import FakeBackend, Gate
 from support.hubs import Yard, last_of, on_loop
@@ -111,7 +111,7 @@ async def test_what_cannot_fit_evicts_nobody_and_is_no_failure() -> None:
     yard.add("a", 10)
     yard.add("big", 30)
     await yard.ask("a")
-    with pytest.raises(NoRoom):
+    with pytest.raises(InsufficientMemory):
         await yard.ask("big")
     assert (yard.state("a"), yard.state("big")) == ("ready", "unloaded")
 

@@ -8,8 +8,13 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 
 from millstream.backend.generation.batch import Batch
-from millstream.backend.generation.caches.batch_caches import MergedCaches, bytes_per_token, new_row, states
-from millstream.backend.generation.caches.quantized import QuantizedSlotLayer, row_of
+from millstream.backend.generation.caches.batch_caches import (
+    MergedCaches,
+    bytes_per_token,
+    cache_arrays,
+    new_row_caches,
+)
+from millstream.backend.generation.caches.quantized import QuantizedSlotLayer, new_prompt_caches
 from millstream.backend.generation.caches.slots import SlotCaches
 from millstream.backend.generation.layout import Layout
 from millstream.backend.generation.prefill.prefiller import BatchPrefiller, Prefiller, SinglePrefiller
@@ -18,7 +23,7 @@ from millstream.backend.generation.prefix_store.cache_state import prefix_sizes
 from millstream.backend.generation.sampling.guides import Compiler
 from millstream.backend.kernels.write_rows import write_rows
 from millstream.errors import ModelError
-from millstream.types import PrefixSizes
+from millstream.model_facts import PrefixSizes
 
 if TYPE_CHECKING:
     from millstream.backend.generation.media.encoder import MediaEncoder
@@ -46,8 +51,8 @@ class Assembly:
         """A batch without rows, and the prefiller whose rows it takes."""
         if layout.caches == "merged":
             self._slots = None
-            see = self._encoder.read if self._encoder is not None else None
-            return self._batch(layout, MergedCaches()), SinglePrefiller(self.model, store, see=see)
+            prefill_media = self._encoder.prefill if self._encoder is not None else None
+            return self._batch(layout, MergedCaches()), SinglePrefiller(self.model, store, prefill_media=prefill_media)
         self._slots = self._slot_caches(layout)
         return self._batch(layout, self._slots), self._prefiller(layout, store)
 
@@ -59,9 +64,9 @@ class Assembly:
 
     def measure(self, layout: Layout) -> tuple[int, PrefixSizes | None]:
         """Bytes per token in the KV cache, and the sizes of what the prefix cache saves; measured on one token."""
-        caches = row_of(self.model, layout.packing)
+        caches = new_prompt_caches(self.model, layout.packing)
         self.model(mx.zeros((1, 1), dtype=mx.int32), cache=caches)
-        mx.eval(states(caches))
+        mx.eval(cache_arrays(caches))
         return bytes_per_token(caches), prefix_sizes(caches)
 
     def _batch(self, layout: Layout, caches: Any) -> Batch:
@@ -72,28 +77,28 @@ class Assembly:
             caches,
             kernel=layout.sampling_kernel,
             compiler=self._grammars,
-            shift=encoder.shift if encoder is not None and self.model.positional else None,
+            shift=encoder.rope_delta if encoder is not None and self.model.uses_mrope else None,
         )
 
     def _slot_caches(self, layout: Layout) -> SlotCaches:
-        layers = len(new_row(self.model))
+        layers = len(new_row_caches(self.model))
         if layout.packing is not None:
             return SlotCaches(layers, layout.slot_policy, layer=functools.partial(QuantizedSlotLayer, layout.packing))
         return SlotCaches(
             layers,
             layout.slot_policy,
             width=layout.width,
-            place=write_rows if layout.in_place else None,
+            write_rows=write_rows if layout.in_place else None,
             mask_dims=layout.mask_dims,
         )
 
     def _prefiller(self, layout: Layout, store: PrefixStore) -> Prefiller:
         return BatchPrefiller(
             self.model,
-            len(new_row(self.model)),
-            fill=layout.group_fill,
-            kept=store,
-            packing=layout.packing,
-            see=self._encoder.read if self._encoder is not None else None,
-            padded=layout.padded_chunks,
+            len(new_row_caches(self.model)),
+            min_length_ratio=layout.group_fill,
+            prefix_store=store,
+            quantization=layout.packing,
+            prefill_media=self._encoder.prefill if self._encoder is not None else None,
+            pad_chunks=layout.padded_chunks,
         )

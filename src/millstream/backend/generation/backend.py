@@ -14,10 +14,10 @@ from millstream.backend.device import current_device
 from millstream.backend.generation.assembly import Assembly
 from millstream.backend.generation.batch import Batch, Launched
 from millstream.backend.generation.layout import Layout, LayoutChooser
-from millstream.backend.generation.prefill.deferred import PARTS, DeferredChunks
+from millstream.backend.generation.prefill.deferred import STEPS_PER_CHUNK, DeferredChunks
 from millstream.backend.generation.prefill.prefiller import Prefiller
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
-from millstream.backend.generation.sampling.guides import preparing
+from millstream.backend.generation.sampling.guides import prepare_grammar
 from millstream.backend.generation.settings import GenerationSettings
 from millstream.backend.generation.trial import TwoRowTrial
 from millstream.backend.generation.warmup import warm_up
@@ -25,19 +25,13 @@ from millstream.backend.weights.identity import identity_of
 from millstream.backend.weights.loading import load
 from millstream.backend.weights.materialize import evaluate_all
 from millstream.engine.background import BackgroundTask
-from millstream.engine.generation.backend import (
-    Plan,
-    Progress,
-    RowFailure,
-    RowOutput,
-    SavePrefix,
-    StepResult,
-    ignore_progress,
-)
-from millstream.engine.messages import Submit
+from millstream.engine.generation.messages import Generate
+from millstream.engine.generation.plan import Plan, RowFailure, RowOutput, StepResult
 from millstream.engine.ownership import OwnerGuard, at_thread_end
+from millstream.engine.prefix_cache.orders import SavePrefix
+from millstream.engine.protocols import Progress, ignore_progress
 from millstream.errors import ModelError
-from millstream.types import ModelFacts
+from millstream.model_facts import GenerationFacts
 
 if TYPE_CHECKING:
     from millstream.backend.generation.media.encoder import Encoded, MediaEncoder
@@ -72,10 +66,10 @@ class MlxGenerationBackend:
         self._weight_bytes = 0
         self._store = PrefixStore()
         on_cpu = self._device.is_cpu and not settings.like_gpu
-        self._deferred = DeferredChunks(parts=1 if on_cpu else PARTS, in_turn=on_cpu)
+        self._deferred = DeferredChunks(steps_per_chunk=1 if on_cpu else STEPS_PER_CHUNK, wait_for_previous=on_cpu)
         self._encoder: MediaEncoder | None = None
 
-    def load(self, report: Progress = ignore_progress) -> ModelFacts:
+    def load(self, report: Progress = ignore_progress) -> GenerationFacts:
         """Owner only. Load and evaluate the weights, choose a layout, and warm up."""
         self._guard.check("load")
         settings = self._settings
@@ -102,7 +96,7 @@ class MlxGenerationBackend:
             notes.append(f"KV cache quantised to {packing.bits} bits in groups of {packing.group_size}")
         self.reset()
         token_bytes, prefix_sizes = assembly.measure(layout)
-        facts = ModelFacts(
+        facts = GenerationFacts(
             context_length=loaded.context_length,
             vocab_size=loaded.vocab_size,
             max_rows=max_rows,
@@ -127,7 +121,7 @@ class MlxGenerationBackend:
         if self._batch is None or self._prefiller is None:
             raise ModelError("The model is not loaded.")
         batch, prefiller = self._batch, self._prefiller
-        if restored := [array for order in plan.restore for array in self._store.load(order)]:
+        if restored := [array for order in plan.restore for array in self._store.restore(order)]:
             mx.eval(restored)
         unsaved = self._save(batch, plan.save)
         if plan.drop:
@@ -139,35 +133,35 @@ class MlxGenerationBackend:
         if joining:
             batch.join(*prefiller.take(joining))
             if self._encoder is not None:
-                self._encoder.read_through(joining)
+                self._encoder.release_features(joining)
         launched, rows, failed = self._decode(batch)
         chunks, encoded, rejected = self._prefill(plan, prefiller)
         unsaved += [
             handle for chunk in plan.prefill if chunk.request.request_id in rejected for handle in chunk.saved_handles
         ]
-        self._deferred.evaluate(chunks, beside=launched is not None, whole=not plan.may_span_steps)
-        self._store.forget(plan.evict)
+        self._deferred.evaluate(chunks, has_running_rows=launched is not None, complete_now=not plan.may_span_steps)
+        self._store.evict(plan.evict)
         self._compact(has_running_rows=launched is not None, busy=bool(plan.prefill or plan.save or joining))
         rows = self._read(batch) if rows is None else rows
         self._pending = launched
         return StepResult(
             tuple(rows),
             failed=(*failed, *(RowFailure(*each) for each in rejected.items())),
-            prompt_logprobs=tuple(prefiller.scores()),
+            prompt_logprobs=tuple(prefiller.take_logprobs()),
             encoded=encoded,
             unsaved=tuple(unsaved),
-            exported=tuple(self._store.spool.advance()),
-            exporting=bool(self._store.spool),
+            exported=tuple(self._store.exports.advance()),
+            exporting=bool(self._store.exports),
             prefilling=bool(self._deferred),
         )
 
-    def errand(self, request: Submit | None) -> BackgroundTask | None:
+    def background_task(self, request: Generate | None) -> BackgroundTask | None:
         """Owner only. The background task that prepares a request's grammar; with None, the vocabulary for grammars,
         while the model loads."""
-        self._guard.check("errand")
+        self._guard.check("background_task")
         if request is None:
-            return None if "warmup" in self._settings.disabled else preparing(self._settings.grammars, None)
-        return None if request.grammar is None else preparing(self._settings.grammars, request.grammar)
+            return None if "warmup" in self._settings.disabled else prepare_grammar(self._settings.grammars, None)
+        return None if request.grammar is None else prepare_grammar(self._settings.grammars, request.grammar)
 
     def memory_bytes(self) -> int:
         """Owner only. Weights, KV caches of rows and of prompts in prefill, saved prefixes, encoded media."""
@@ -219,7 +213,7 @@ class MlxGenerationBackend:
         the media of some requests were rejected."""
         if self._encoder is not None:
             return self._encoder.step(plan, prefiller)
-        return prefiller.read(plan.prefill), (), {order.request.request_id: TEXT_ONLY for order in plan.encode}
+        return prefiller.prefill(plan.prefill), (), {order.request.request_id: TEXT_ONLY for order in plan.encode}
 
     def _read(self, batch: Batch) -> list[RowOutput]:
         """Wait for the last step; its tokens, for the rows that are still in the batch."""
@@ -243,16 +237,16 @@ class MlxGenerationBackend:
         """Compact partly evicted runs of blocks: all of them if no row decodes, else one per quiet step; also in a busy
         step if several wait."""
         if not has_running_rows:
-            while self._store.loose:
-                mx.eval(self._store.trim())
-        elif self._store.loose > (1 if busy else 0):
-            mx.async_eval(self._store.trim())  # type: ignore[no-untyped-call]
+            while self._store.compactable:
+                mx.eval(self._store.compact())
+        elif self._store.compactable > (1 if busy else 0):
+            mx.async_eval(self._store.compact())  # type: ignore[no-untyped-call]
 
     def _describe_device(self) -> str:
         blas = f", {self._settings.blas}" if self._settings.blas and self._device.is_cpu else ""
         return f"{self._device.kind} ({self._device.name}){blas}"
 
-    def _warm_up(self, facts: ModelFacts) -> None:
+    def _warm_up(self, facts: GenerationFacts) -> None:
         """Compile kernels before the first request. The CPU has none to compile."""
         if self._device.is_cpu or "warmup" in self._settings.disabled:
             return

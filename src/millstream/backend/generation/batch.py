@@ -9,16 +9,17 @@ import mlx.core as mx
 
 from millstream.backend.generation.caches.batch_caches import BatchCaches
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
-from millstream.backend.generation.sampling.guides import Compiler, Guides, Mask
-from millstream.backend.generation.sampling.logprobs import LogprobProbe, LogprobReading
+from millstream.backend.generation.sampling.guides import Compiler, GrammarGuides, TokenMask
+from millstream.backend.generation.sampling.logprobs import PendingLogprobs, RowLogprobs
 from millstream.backend.generation.sampling.penalties import Penalties, wants_penalties
 from millstream.backend.generation.sampling.sampler import Sampler
-from millstream.engine.generation.backend import RowFailure, RowOutput, SavePrefix
-from millstream.engine.messages import Submit
+from millstream.engine.generation.messages import Generate
+from millstream.engine.generation.plan import RowFailure, RowOutput
+from millstream.engine.prefix_cache.orders import SavePrefix
 from millstream.types import Sampling
 
 Forward = Callable[..., mx.array]
-Shift = Callable[[Submit], int]
+Shift = Callable[[Generate], int]
 """How much further the positions of a row are than its tokens (M-RoPE)."""
 
 VACANT = Sampling()
@@ -28,7 +29,7 @@ VACANT = Sampling()
 class Launched:
     """A decode step that the device is computing."""
 
-    def __init__(self, ids: tuple[int | None, ...], tokens: mx.array, logprobs: LogprobReading | None) -> None:
+    def __init__(self, ids: tuple[int | None, ...], tokens: mx.array, logprobs: PendingLogprobs | None) -> None:
         self._ids = ids
         self._tokens = tokens
         self._logprobs = logprobs
@@ -64,20 +65,20 @@ class Batch:
         self._forward = forward
         self._kernel = kernel
         self._vocab_size = vocab_size
-        self._rows: list[Submit | None] = []
+        self._rows: list[Generate | None] = []
         self._caches = caches
         self._penalties = Penalties()
-        self._guides = Guides(compiler, vocab_size)
+        self._guides = GrammarGuides(compiler, vocab_size)
         self._inputs = mx.zeros((0,), dtype=mx.int32)
         self._positions = mx.zeros((0,), dtype=mx.int32)
         self._sampler = Sampler(())
-        self._probe = LogprobProbe(())
+        self._probe = RowLogprobs(())
         self.ids: set[int] = set()
         self._launches = 0
         self._joined: dict[int, int] = {}
         """How many steps had been launched when a row joined."""
 
-    def join(self, submits: Sequence[Submit], joining: Sequence[Any]) -> None:
+    def join(self, submits: Sequence[Generate], joining: Sequence[Any]) -> None:
         """Add rows whose prompt is prefilled but for its last token. `joining` are their caches, in the same order."""
         if not submits:
             return
@@ -105,11 +106,11 @@ class Batch:
         remaining = [slot for slot, row in enumerate(self._rows) if row is not None and row.request_id not in ids]
         occupied = set(remaining)
         rows = [row if slot in occupied else None for slot, row in enumerate(self._rows)]
-        sources = self._caches.keep(remaining)  # the old slot of each new one
+        sources = self._caches.filter(remaining)  # the old slot of each new one
         if sources != list(range(len(rows))):
             moved = mx.array(sources, dtype=mx.int32)
             self._inputs, self._positions = self._inputs[moved], self._positions[moved]
-        self._penalties.keep([slot if slot in occupied else -1 for slot in sources])
+        self._penalties.filter([slot if slot in occupied else -1 for slot in sources])
         self._rows = [rows[slot] if slot >= 0 else None for slot in sources]
         for request_id in ids & self.ids:
             del self._joined[request_id]
@@ -118,7 +119,7 @@ class Batch:
     def save(self, order: SavePrefix, store: PrefixStore) -> list[mx.array] | None:
         """Save a prefix of a row to `store`. Returns the arrays to evaluate; None if the row is not at the token that
         a checkpoint is for."""
-        if order.state is not None and self._tokens_in_cache(order.request_id) != order.tokens:
+        if order.checkpoint is not None and self._tokens_in_cache(order.request_id) != order.tokens:
             return None
         return self._caches.save(self._ids.index(order.request_id), order, store)
 
@@ -145,20 +146,20 @@ class Batch:
         self._caches.end_step()
         return logits
 
-    def guide(self, rows: Sequence[RowOutput]) -> tuple[Mask | None, list[RowFailure]]:
+    def guide(self, rows: Sequence[RowOutput]) -> tuple[TokenMask | None, list[RowFailure]]:
         """Advance the grammars by the tokens of the last step. Returns the mask for the next tokens, and the rows that
         cannot follow their grammar."""
         slots = {row.request_id: slot for slot, row in enumerate(self._rows) if row is not None}
-        return self._guides.follow(rows, slots)
+        return self._guides.advance(rows, slots)
 
-    def launch(self, logits: mx.array, mask: Mask | None = None) -> Launched:
+    def launch(self, logits: mx.array, mask: TokenMask | None = None) -> Launched:
         """The second half: sample. Returns without waiting; the tokens feed the next step on the device."""
         penalised = self._penalties.apply(logits)
         if mask is None:
             tokens = self._sampler(penalised, self._positions)
         else:
             masked = mask.apply(penalised)
-            tokens = mask.hold(masked, self._sampler(masked, self._positions))
+            tokens = mask.replace_forbidden(masked, self._sampler(masked, self._positions))
         self._penalties.count(tokens)
         logprobs = self._probe(logits, tokens) if self._probe else None
         self._inputs = tokens
@@ -170,8 +171,8 @@ class Batch:
         """Rebuild what depends on the rows: once per change, not per step."""
         if self._shift is not None:
             shifts = [0 if row is None else self._shift(row) for row in self._rows]
-            self._shifts = {"shifts": mx.array(shifts, dtype=mx.int32)} if any(shifts) else {}
+            self._shifts = {"rope_deltas": mx.array(shifts, dtype=mx.int32)} if any(shifts) else {}
         self._ids = tuple(None if row is None else row.request_id for row in self._rows)
         self.ids = {row.request_id for row in self._rows if row is not None}
         self._sampler = Sampler([VACANT if row is None else row.sampling for row in self._rows], kernel=self._kernel)
-        self._probe = LogprobProbe([None if row is None else row.logprobs for row in self._rows])
+        self._probe = RowLogprobs([None if row is None else row.logprobs for row in self._rows])

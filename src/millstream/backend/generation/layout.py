@@ -14,14 +14,14 @@ from typing import Any, Literal, Protocol
 from mlx_lm.models.base import scaled_dot_product_attention
 
 from millstream.backend.device import Device
-from millstream.backend.generation.caches.batch_caches import RowCaches, new_row, unbatchable
-from millstream.backend.generation.caches.quantized import KvPacking, packing_for, refusal
-from millstream.backend.generation.caches.slots import all_plain
-from millstream.backend.generation.caches.widths import SlotPolicy, exact, full_width, powers_of_two, row_width
+from millstream.backend.generation.caches.batch_caches import RowCaches, new_row_caches, unbatchable
+from millstream.backend.generation.caches.quantized import KvQuantization, choose_quantization, unsupported
+from millstream.backend.generation.caches.slots import fits_slots
+from millstream.backend.generation.caches.widths import SlotPolicy, cublas_width, exact, kernel_width, powers_of_two
 from millstream.backend.generation.layers.attention import adopt_attention, attention, kernel_attention
 from millstream.backend.generation.layers.fused_blocks import fuse_blocks
 from millstream.backend.generation.layers.packed_attention import Attention, packed_attention, packed_matmuls_fit
-from millstream.backend.generation.prefix_store.cache_state import leaves
+from millstream.backend.generation.prefix_store.cache_state import leaf_caches
 from millstream.backend.generation.settings import GenerationSettings
 from millstream.backend.kernels.small_matmul import supported_here
 from millstream.backend.layers.cpu_attention import cpu_attention
@@ -56,7 +56,7 @@ class Layout:
     """True if our kernels write to the slots, so that MLX need not wait until the device has read them."""
     mask_dims: int = 4
     """Dimensions of the attention scores, and so of a mask."""
-    packing: KvPacking | None = None
+    packing: KvQuantization | None = None
     """The form of a quantised KV cache."""
     group_fill: float | None = None
     """How long the shortest prompt of a prefill group is at least, relative to the longest. None: no groups."""
@@ -149,7 +149,7 @@ class LayoutChooser:
         self._declined.setdefault(fast_path, reason)
 
     def _plain(self, trial: Trial) -> Layout:
-        caches = new_row(self._model)
+        caches = new_row_caches(self._model)
         layout = self._draft(caches)
         if (kind := unbatchable(caches)) is not None:
             self._decline("slots", f"{kind} cannot be batched")
@@ -164,8 +164,8 @@ class LayoutChooser:
 
     def _draft(self, caches: RowCaches) -> Layout:
         """The layout that the caches allow, before anything is tried."""
-        if not all_plain(caches):
-            kind = next(type(cache).__name__ for cache in caches if not all_plain([cache]))
+        if not fits_slots(caches):
+            kind = next(type(cache).__name__ for cache in caches if not fits_slots([cache]))
             self._decline("slots", f"{kind} is not full attention")
         # Padding is computed like everything else: almost for nothing on a GPU, at full cost on the CPU.
         fill = 0.5 if self._as_on_gpu else 0.75
@@ -189,7 +189,7 @@ class LayoutChooser:
         return dataclasses.replace(
             layout,
             attention="kernels" if self._on_cuda else "slots",
-            width=row_width if self._fuse_matmuls(attend) else full_width,
+            width=kernel_width if self._fuse_matmuls(attend) else cublas_width,
             in_place=self.kernels_write_slots,
         )
 
@@ -208,19 +208,19 @@ class LayoutChooser:
         """A quantised KV cache: only over slots, and with attention that reads packed numbers."""
         bits = self._settings.kv_bits
         if self._takes_media:
-            raise refusal(bits, "it takes images, and quantised keys and values are for text models")
-        packing = packing_for(self._model, bits)
+            raise unsupported(bits, "it takes images, and quantised keys and values are for text models")
+        packing = choose_quantization(self._model, bits)
         if not self._enabled("slots"):
-            raise refusal(bits, "it needs slots, and --disable slots leaves them out")
+            raise unsupported(bits, "it needs slots, and --disable slots leaf_caches them out")
         for name in ("group-prefill", "fused-matmul"):
             self._decline(name, "quantised KV cache")
         matmuls = packed_matmuls_fit(self._device.kind) and not self._settings.like_gpu
         attend = packed_attention(self._attention, matmuls=matmuls)
         patch_function(self._model, "scaled_dot_product_attention", attend)
-        layout = dataclasses.replace(self._draft(new_row(self._model)), attention="packed", packing=packing)
+        layout = dataclasses.replace(self._draft(new_row_caches(self._model)), attention="packed", packing=packing)
         layout = dataclasses.replace(layout, group_fill=None, padded_chunks=False)
         if trouble := _trouble(trial, layout):
-            raise refusal(bits, f"its attention cannot read quantised keys and values ({trouble})")
+            raise unsupported(bits, f"its attention cannot read quantised keys and values ({trouble})")
         return layout
 
     def _settle(self, layout: Layout, caches: RowCaches, trial: Trial) -> tuple[Layout, str | None]:
@@ -232,7 +232,7 @@ class LayoutChooser:
             log.info("This model decodes without our attention: %s", trouble)
             layout = dataclasses.replace(layout, width=None, in_place=False, attention="mlx-lm")
             trouble = _trouble(trial, layout)
-        attending = sum(hasattr(leaf, "keys") for leaf in leaves(caches))
+        attending = sum(hasattr(leaf, "keys") for leaf in leaf_caches(caches))
         if len(callers_of(self._model, "scaled_dot_product_attention")) >= attending:
             return layout, trouble
         # The model has attention of its own, in which a mask may mean something else (Gemma 2 has scores of five

@@ -6,11 +6,11 @@ import mlx.core as mx
 
 from millstream.backend.generation.assembly import Assembly
 from millstream.backend.generation.batch import Batch
-from millstream.backend.generation.caches.batch_caches import new_row
+from millstream.backend.generation.caches.batch_caches import new_row_caches
 from millstream.backend.generation.layout import Layout
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
-from millstream.engine.generation.backend import Prefill
-from millstream.engine.messages import Submit
+from millstream.engine.generation.messages import Generate
+from millstream.engine.generation.plan import Prefill
 
 
 class TwoRowTrial:
@@ -33,15 +33,15 @@ class TwoRowTrial:
         """How far the logits of two rows together are from those of each alone, relative to their spread."""
         model = self._assembly.model
         prompts = [tuple(self._assembly.vocab_size // (2 + index) for index in range(length)) for length in (1, 9)]
-        alone = [model(mx.array([prompt]), cache=new_row(model))[0, -1] for prompt in prompts]
+        alone = [model(mx.array([prompt]), cache=new_row_caches(model))[0, -1] for prompt in prompts]
         together = self._joined(layout, prompts).forward()
         return max(_distance(one, other) for one, other in zip(alone, together, strict=False))
 
     def _joined(self, layout: Layout, prompts: list[tuple[int, ...]]) -> Batch:
         """A batch of rows with these prompts."""
         batch, prefiller = self._assembly.make(layout, PrefixStore())
-        submits = [Submit(number, prompt, 1) for number, prompt in enumerate(prompts)]
-        mx.eval(prefiller.read([Prefill(submit, 0, len(submit.prompt) - 1) for submit in submits]))
+        submits = [Generate(number, prompt, 1) for number, prompt in enumerate(prompts)]
+        mx.eval(prefiller.prefill([Prefill(submit, 0, len(submit.prompt) - 1) for submit in submits]))
         batch.join(*prefiller.take([submit.request_id for submit in submits]))
         return batch
 

@@ -15,7 +15,7 @@ import numpy as np
 from mlx import nn
 
 from millstream.backend.weights.materialize import ByteProgress
-from millstream.engine.generation.backend import Progress, ignore_progress
+from millstream.engine.protocols import Progress, ignore_progress
 from millstream.errors import ModelError
 from millstream.models.gguf_blocks import GROUP, REPACKED, repack
 from millstream.models.gguf_check import check_gguf

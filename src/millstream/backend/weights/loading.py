@@ -16,11 +16,11 @@ from millstream.backend.layers.cpu_experts import use_float32_experts
 from millstream.backend.weights.gguf import load_gguf_model
 from millstream.backend.weights.materialize import evaluate_all
 from millstream.backend.weights.vision import load_vision
-from millstream.engine.generation.backend import Progress, ignore_progress
+from millstream.engine.protocols import Progress, ignore_progress
 from millstream.errors import ModelError
 from millstream.models.checks import check_folder
 from millstream.models.geometry import context_length
-from millstream.models.vision import can_load, sees
+from millstream.models.vision import has_mlx_vlm, is_vision_model
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ def load(
     if kind == "gguf":
         model, config, notes = _load_gguf(path, device, dtype, report)
         report = ignore_progress  # the tensors were evaluated and reported one by one
-    elif (is_vision := sees(check_folder(path))) and can_load():
+    elif (is_vision := is_vision_model(check_folder(path))) and has_mlx_vlm():
         return _load_vision_model(path, device, dtype, report)
     else:
         model, config = _load_folder(path)

@@ -17,8 +17,8 @@ from mlx_lm.models.activations import swiglu
 from mlx_lm.models.cache import KVCache
 from mlx_lm.models.rope_utils import Llama3RoPE
 
-from millstream.backend.generation.caches.slots import Block, SlotCaches
-from millstream.backend.generation.caches.widths import CHUNKS, exact, row_width
+from millstream.backend.generation.caches.slots import JoiningRows, SlotCaches
+from millstream.backend.generation.caches.widths import CHUNK_LENGTHS, exact, kernel_width
 from millstream.backend.kernels.small_matmul import WIDTHS
 from millstream.backend.layers import cpu_linear
 from millstream.backend.layers.fused_matmul import FusedMatmuls
@@ -40,7 +40,7 @@ COLUMNS = 8
 
 
 class Halves(Protocol):
-    """The fused form of a block: see `fused_blocks.Halves`."""
+    """The fused form of a block: prefill_media `fused_blocks.Halves`."""
 
     includes_mlp: bool
 
@@ -108,8 +108,8 @@ def _decode_difference(block: Any, halves: Halves) -> float:
     _, groups, size = attention_shape(block.self_attn)
     x = _random(block, 1, rows, 1)
     keys, values = (_random(block, seed, rows, groups, COLUMNS, last=size) for seed in (2, 3))
-    joining = Block([(keys, values)], tuple(row % COLUMNS for row in range(rows)))
-    plain, ours = SlotCaches(1, exact), SlotCaches(1, exact, width=row_width)
+    joining = JoiningRows([(keys, values)], tuple(row % COLUMNS for row in range(rows)))
+    plain, ours = SlotCaches(1, exact), SlotCaches(1, exact, width=kernel_width)
     for slots in (plain, ours):
         slots.join([joining])
         slots.begin_step()
@@ -120,7 +120,7 @@ def _decode_difference(block: Any, halves: Halves) -> float:
 
 def _chunk_difference(block: Any, halves: Halves) -> float:
     """Over the first chunk of a prompt."""
-    x = _random(block, 4, 1, CHUNKS[0])
+    x = _random(block, 4, 1, CHUNK_LENGTHS[0])
     expected = _original(block, halves, x, "causal", KVCache())
     return _difference(x, expected, halves.run(x, mx.array([0], dtype=mx.int32), "causal", KVCache()))
 

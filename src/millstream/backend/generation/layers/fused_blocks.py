@@ -17,7 +17,7 @@ import mlx.nn as nn
 from mlx_lm.models.cache import KVCache
 
 from millstream.backend.generation.caches.slots import SlotLayer
-from millstream.backend.generation.caches.widths import CHUNKS
+from millstream.backend.generation.caches.widths import CHUNK_LENGTHS
 from millstream.backend.generation.layers.block_check import (
     ATTENTION,
     GATE,
@@ -99,7 +99,7 @@ def _is_decode(x: mx.array, weight: mx.array) -> bool:
 
 def _is_chunk(x: mx.array, weight: mx.array) -> bool:
     """True if x is a prefill chunk of one of the usual lengths: each is compiled once."""
-    return x.shape[0] == 1 and x.shape[1] in CHUNKS and x.dtype == weight.dtype
+    return x.shape[0] == 1 and x.shape[1] in CHUNK_LENGTHS and x.dtype == weight.dtype
 
 
 _small_matmul = mx.compile(BY_KERNELS.matmul)

@@ -1,4 +1,4 @@
-"""The file of `--config`: what it gives, and what its errors say."""
+"""The config file: what it sets, and what its errors say."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from millstream.api.openai.schema import TextRequest
-from millstream.cli.models_file import MODEL, SAMPLING, SERVER, ConfigFile, read_config
+from millstream.cli.config_file import MODEL, SAMPLING, SERVER, ConfigFile, read_config
 from millstream.config import ModelSpec, Settings
 from millstream.errors import ModelError
 from millstream.types import Sampling
@@ -159,8 +159,8 @@ X = '[models.x]\nsource = "org/x"\n'
         ("[server\nport = 1", ["not valid TOML", "line 1"]),
         (X + X, ["not valid TOML", "twice"]),
         ("[modles.x]", ["no table 'modles'", "did you mean 'models'?"]),
-        ("[zzz]", ["no table 'zzz'", "Known are: models, server"]),
-        ("port = 1", ["no option 'port' here", "below a line [server]"]),
+        ("[zzz]", ["no table 'zzz'", "Known: models, server"]),
+        ("port = 1", ["no option 'port' at the top level", "below a line [server]"]),
         ("server = 3", ["server must be a table"]),
         ("models = ['a']", ["[models.NAME]"]),
         ("[[models]]\nsource = 'a'", ["[models.NAME]"]),
@@ -173,26 +173,26 @@ X = '[models.x]\nsource = "org/x"\n'
         (X + "[models.x.sampling]\ntemprature = 1", ["[models.x.sampling]", "did you mean 'temperature'?"]),
         (X + "sampling = 1", ["models.x.sampling must be a table"]),
         ("[server]\nprot = 1", ["[server] has no option 'prot'", "did you mean 'port'?"]),
-        ("[models.x]\nsource = 5", ["models.x.source: 5 is not a text"]),
-        ("[models.x]\nsource = ''", ["models.x.source: '' is not a text", "not empty"]),
+        ("[models.x]\nsource = 5", ["models.x.source: 5 is not a string"]),
+        ("[models.x]\nsource = ''", ["models.x.source: '' is not a string", "not empty"]),
         ('[models."a b"]\nsource = 5', ['models."a b".source']),
-        (X + "alias = ['y', 1]", ["models.x.alias: 1 is not a text"]),
-        (X + "pin = 1", ["models.x.pin: 1 is neither true nor false"]),
+        (X + "alias = ['y', 1]", ["models.x.alias: 1 is not a string"]),
+        (X + "pin = 1", ["models.x.pin: 1 is not true or false"]),
         (X + "load = 'strat'", ["models.x.load: 'strat' is not one of start, use"]),
         (X + "isolation = true", ["models.x.isolation: true is not one of auto, thread, process"]),
-        (X + "max_batch = 0", ["models.x.max_batch: 0 is not a whole number from 1"]),
-        (X + "max_batch = true", ["models.x.max_batch: true is not a whole number"]),
+        (X + "max_batch = 0", ["models.x.max_batch: 0 is not an integer from 1"]),
+        (X + "max_batch = true", ["models.x.max_batch: true is not an integer"]),
         (X + 'tool_format = "hermess"', ["models.x.tool_format: 'hermess' is not one of auto, none, harmony"]),
-        (X + "max_tokens = 2.5", ["models.x.max_tokens: 2.5 is not a whole number from 1"]),
-        (X + "idle_unload = '10 days'", ["models.x.idle_unload: '10 days' is not a time: write 90s, 10m, 2h"]),
-        (X + "idle_unload = -1", ["models.x.idle_unload", "is not a time"]),
-        (X + "idle_unload = nan", ["models.x.idle_unload", "is not a time"]),
-        (X + "idle_unload = true", ["models.x.idle_unload", "is not a time"]),
-        (X + "kv_memory = '2 gigs'", ["models.x.kv_memory: '2 gigs' is not a size of memory: write 16GB, 8GiB"]),
+        (X + "max_tokens = 2.5", ["models.x.max_tokens: 2.5 is not an integer from 1"]),
+        (X + "idle_unload = '10 days'", ["models.x.idle_unload: '10 days' is not a duration: use 90s, 10m, 2h"]),
+        (X + "idle_unload = -1", ["models.x.idle_unload", "is not a duration"]),
+        (X + "idle_unload = nan", ["models.x.idle_unload", "is not a duration"]),
+        (X + "idle_unload = true", ["models.x.idle_unload", "is not a duration"]),
+        (X + "kv_memory = '2 gigs'", ["models.x.kv_memory: '2 gigs' is not a memory size: use 16GB, 8GiB"]),
         (X + "kv_bits = 16", ["models.x.kv_bits: 16 is not one of 0, 4, 8"]),
         (X + "kv_bits = '8'", ["models.x.kv_bits: '8' is not one of 0, 4, 8"]),
         (X + "kv_bits = false", ["models.x.kv_bits: false is not one of 0, 4, 8"]),
-        (X + "kv_memory = 0", ["models.x.kv_memory", "is not a size"]),
+        (X + "kv_memory = 0", ["models.x.kv_memory", "is not a memory size"]),
         (
             X + "[models.x.sampling]\ntemperature = 2.1",
             ["models.x.sampling.temperature: 2.1 is not a number from 0 to 2"],
@@ -200,10 +200,10 @@ X = '[models.x]\nsource = "org/x"\n'
         (X + "[models.x.sampling]\ntemperature = nan", ["nan is not a number from 0 to 2"]),
         (X + "[models.x.sampling]\ntemperature = '1'", ["'1' is not a number"]),
         (X + "[models.x.sampling]\ntop_p = 0", ["top_p: 0 is not a number above 0 and up to 1"]),
-        (X + "[models.x.sampling]\ntop_k = 1.0", ["top_k: 1.0 is not a whole number"]),
-        ("[server]\nport = 70000", ["server.port: 70000 is not a whole number from 0 to 65535"]),
-        ("[server]\ncors_origins = ['http://a.example/']", ["server.cors_origins", "with no path"]),
-        ("[server]\ncors_origins = '*'", ["server.cors_origins: must be a list of texts"]),
+        (X + "[models.x.sampling]\ntop_k = 1.0", ["top_k: 1.0 is not an integer"]),
+        ("[server]\nport = 70000", ["server.port: 70000 is not an integer from 0 to 65535"]),
+        ("[server]\ncors_origins = ['http://a.example/']", ["server.cors_origins", "without a path"]),
+        ("[server]\ncors_origins = '*'", ["server.cors_origins: must be a list of strings"]),
     ],
 )
 def test_errors_name_the_file_the_option_and_what_is_right(

@@ -1,4 +1,4 @@
-"""The state machine by itself: thoughts, stop strings, one call only, calls that came to nothing."""
+"""The output parser: reasoning, stop strings, single calls, void calls."""
 
 from __future__ import annotations
 
@@ -8,20 +8,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millstream.text.marks import Marks
-from millstream.text.output import Message, Output
-from millstream.text.parts import Kind, Part
-from millstream.text.style import REASONING, Style
+from millstream.text.chat_format import REASONING, ChatFormat
+from millstream.text.markers import MarkerFinder
+from millstream.text.output_parser import Message, OutputParser
+from millstream.text.parts import Part, PartKind
 from millstream.text.tool_formats.registry import FORMATS
 
 THINK = REASONING["think"]
-HERMES = Style(FORMATS["hermes"], THINK)
+HERMES = ChatFormat(FORMATS["hermes"], THINK)
 SCHEMAS = {"f": {"type": "object"}}
 CALL = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
 
 
-def read(pieces: Sequence[str], style: Style | None = HERMES, tools: bool = True, **more: object) -> Message:
-    output = Output(style, SCHEMAS if tools else None, **more)  # type: ignore[arg-type]
+def parse(
+    pieces: Sequence[str], chat_format: ChatFormat | None = HERMES, tools: bool = True, **more: object
+) -> Message:
+    output = OutputParser(chat_format, SCHEMAS if tools else None, **more)  # type: ignore[arg-type]
     message = Message()
     for piece in pieces:
         message.add(output.push(piece))
@@ -47,25 +49,25 @@ def read(pieces: Sequence[str], style: Style | None = HERMES, tools: bool = True
         ("\n", "\n", ""),
     ],
 )
-def test_thoughts(text: str, content: str, reasoning: str) -> None:
+def test_reasoning(text: str, content: str, reasoning: str) -> None:
     for pieces in ([text], list(text)):
-        message = read(pieces, tools=False)
+        message = parse(pieces, tools=False)
         assert (message.content, message.reasoning, message.calls) == (content, reasoning, [])
 
 
-def test_thoughts_that_the_prompt_opened() -> None:
-    assert read(["Why?\n</thi", "nk>\nSo."], thinking=True) == Message("So.", "Why?")
-    assert read(["<think>Why?</think>So."], thinking=True).content == "So."
-    assert read(["never ends"], thinking=True) == Message("", "never ends")
+def test_reasoning_that_the_prompt_opened() -> None:
+    assert parse(["Why?\n</thi", "nk>\nSo."], in_reasoning=True) == Message("So.", "Why?")
+    assert parse(["<think>Why?</think>So."], in_reasoning=True).content == "So."
+    assert parse(["never ends"], in_reasoning=True) == Message("", "never ends")
 
 
-def test_a_call_inside_thoughts_is_a_thought() -> None:
-    assert read([f"<think>I could write {CALL}</think>No."]) == Message("No.", f"I could write {CALL}")
+def test_a_call_inside_reasoning_is_reasoning() -> None:
+    assert parse([f"<think>I could write {CALL}</think>No."]) == Message("No.", f"I could write {CALL}")
 
 
-def test_no_style_is_all_content() -> None:
+def test_without_a_chat_format_all_is_content() -> None:
     text = f"<think>a</think>{CALL}"
-    assert read([text], style=None) == Message(text)
+    assert parse([text], chat_format=None) == Message(text)
 
 
 @pytest.mark.parametrize(
@@ -78,15 +80,15 @@ def test_no_style_is_all_content() -> None:
         ("STOP", "", 0),
     ],
 )
-def test_stop_strings_count_in_content_alone(text: str, content: str, calls: int) -> None:
+def test_stop_strings_apply_to_content_only(text: str, content: str, calls: int) -> None:
     for pieces in ([text], list(text)):
-        message = read(pieces, stops=["STOP"])
+        message = parse(pieces, stops=["STOP"])
         assert message.content.startswith(content) and "STOP" not in message.content
         assert len(message.calls) == calls
 
 
 def test_a_single_call_ends_the_answer() -> None:
-    output = Output(HERMES, SCHEMAS, single=True)
+    output = OutputParser(HERMES, SCHEMAS, single=True)
     message = Message()
     message.add(output.push(f"a{CALL}"))
     assert output.ended
@@ -95,47 +97,47 @@ def test_a_single_call_ends_the_answer() -> None:
     assert message == Message("a", "", [("f", '{"a": 1}')])
 
 
-def test_a_call_that_breaks_after_it_was_told_is_taken_back() -> None:
+def test_a_call_that_becomes_invalid_after_it_was_emitted_is_void() -> None:
     text = '<tool_call>{"name": "f", "arguments": {"a": 1 oops}}</tool_call>'
-    output = Output(HERMES, SCHEMAS)
+    output = OutputParser(HERMES, SCHEMAS)
     parts: list[Part] = []
-    for letter in text:
-        parts += output.push(letter)
+    for char in text:
+        parts += output.push(char)
     parts += output.finish()
     kinds = [part.kind for part in parts]
-    assert Kind.CALL in kinds and kinds.count(Kind.VOID) == 1
+    assert PartKind.CALL in kinds and kinds.count(PartKind.VOID) == 1
     message = Message()
     message.add(parts)
     assert message == Message(text)
     assert output.calls == 0
 
 
-def test_arguments_are_told_as_they_come() -> None:
-    output = Output(HERMES, SCHEMAS)
+def test_arguments_are_streamed() -> None:
+    output = OutputParser(HERMES, SCHEMAS)
     output.push('<tool_call>{"name": "f", "arguments": {')
     (begin, piece) = output.push('"a": [1, ')
-    assert (begin.kind, begin.text) == (Kind.CALL, "f")
-    assert (piece.kind, piece.text) == (Kind.ARGUMENTS, '{"a": [1, ')
+    assert (begin.kind, begin.text) == (PartKind.CALL, "f")
+    assert (piece.kind, piece.text) == (PartKind.ARGUMENTS, '{"a": [1, ')
     assert [part.text for part in output.push("2]")] == ["2]"]
 
 
 @given(st.text(alphabet="ab<>", max_size=30), st.lists(st.text(alphabet="ab<>", min_size=1, max_size=4), max_size=4))
 @settings(max_examples=300, deadline=None)
-def test_a_marker_is_found_where_a_search_in_the_whole_text_finds_it(text: str, texts: list[str]) -> None:
-    marks = Marks(texts)
-    place, marker = marks.find(text, final=True)
-    candidates = sorted((text.find(mark), -len(mark), mark) for mark in texts if mark in text)
-    assert (place, marker) == ((candidates[0][0], candidates[0][2]) if candidates else (len(text), ""))
+def test_a_marker_is_found_where_a_search_in_the_whole_text_finds_it(text: str, markers: list[str]) -> None:
+    finder = MarkerFinder(markers)
+    position, marker = finder.find(text, final=True)
+    candidates = sorted((text.find(each), -len(each), each) for each in markers if each in text)
+    assert (position, marker) == ((candidates[0][0], candidates[0][2]) if candidates else (len(text), ""))
     for cut in range(len(text)):
-        early, found = marks.find(text[:cut], final=False)
+        early, found = finder.find(text[:cut], final=False)
         if found:
-            assert (early, found) == (place, marker)
+            assert (early, found) == (position, marker)
         else:
-            assert early <= place
+            assert early <= position
 
 
-def test_an_answer_without_markers_is_let_through_at_once() -> None:
-    output = Output(HERMES, SCHEMAS)
+def test_an_answer_without_markers_is_emitted_at_once() -> None:
+    output = OutputParser(HERMES, SCHEMAS)
     assert [part.text for part in output.push("Hello")] == ["Hello"]
     assert output.push(" ") == []
     assert [part.text for part in output.push("you <b")] == [" you <b"]

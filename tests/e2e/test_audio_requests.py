@@ -23,7 +23,7 @@ from support.audio_files import audio_part, chunk, riff, tone, wav
 from support.server import RunningServer, running
 from support.shapes import data_uri
 from support.tiny_audio import OneByOne, reference
-from support.tiny_vision import IMAGE, SOUND, VOCAB, WORDS, write_vision_model
+from support.tiny_vision import AUDIO, IMAGE, VOCAB, WORDS, write_vision_model
 
 SPECIAL = {
     IMAGE: "<|image|>",
@@ -31,7 +31,7 @@ SPECIAL = {
     92: "<|audio>",
     93: "<|image>",
     94: "<audio|>",
-    SOUND: "<|audio|>",
+    AUDIO: "<|audio|>",
     96: "<eos>",
 }
 TEMPLATE = (
@@ -91,7 +91,7 @@ def ask(client: openai.OpenAI, *parts: dict[str, Any], **fields: Any) -> Any:
 
 @dataclass
 class Asked:
-    """What mlx-vlm is given for a request: its prompt as text, its sounds, and its images as they are prepared."""
+    """What mlx-vlm is given for a request: its prompt as text, its audio, and its images as they are prepared."""
 
     tokenizer: Tokenizer
     written: str
@@ -123,17 +123,17 @@ def places(count: int) -> str:
 
 
 def test_the_official_client(client: openai.OpenAI, folder: Path) -> None:
-    sound = tone(440, 3.0)
-    reply = ask(client, text("w5 w6"), audio_part(wav(sound, bits=32, code=3)), text("w7"))
+    recording = tone(440, 3.0)
+    reply = ask(client, text("w5 w6"), audio_part(wav(recording, bits=32, code=3)), text("w7"))
     written = f"w1 w5 w6{places(75)}w7 w2"
-    assert reply.choices[0].message.content == answer(folder, written, [sound])
+    assert reply.choices[0].message.content == answer(folder, written, [recording])
     assert reply.usage.prompt_tokens == 5 + 2 + 75
-    again = ask(client, text("w5 w6"), audio_part(wav(sound, bits=32, code=3)), text("w7"))
+    again = ask(client, text("w5 w6"), audio_part(wav(recording, bits=32, code=3)), text("w7"))
     assert again.choices[0].message.content == reply.choices[0].message.content
     assert again.usage.prompt_tokens_details.cached_tokens >= 16
 
 
-def test_sounds_images_and_text_together(client: openai.OpenAI, folder: Path) -> None:
+def test_audio_images_and_text_together(client: openai.OpenAI, folder: Path) -> None:
     first, second = tone(300, 0.3), tone(900, 0.77)
     parts = [
         audio_part(wav(first, bits=32, code=3)),
@@ -148,24 +148,24 @@ def test_sounds_images_and_text_together(client: openai.OpenAI, folder: Path) ->
     assert said == answer(folder, written, [first, second], images=1)
 
 
-def test_many_at_once_each_from_its_own_sound(client: openai.OpenAI, folder: Path) -> None:
-    """Equal texts and equal lengths: only what is heard differs."""
-    sounds = [tone(150 + 400 * number, 0.6) for number in range(6)]
-    asked = [[audio_part(wav(sound, bits=32, code=3)), text("w3 w4")] for sound in sounds]
+def test_many_at_once_each_with_its_own_audio(client: openai.OpenAI, folder: Path) -> None:
+    """Equal texts and equal lengths: only the audio differs."""
+    recordings = [tone(150 + 400 * number, 0.6) for number in range(6)]
+    asked = [[audio_part(wav(recording, bits=32, code=3)), text("w3 w4")] for recording in recordings]
     asked += [[text(f"w{number} w8")] for number in range(10, 14)]
     with ThreadPoolExecutor(len(asked)) as pool:
         said = [reply.choices[0].message.content for reply in pool.map(lambda parts: ask(client, *parts), asked)]
-    right = [answer(folder, f"w1 {places(15)}w3 w4 w2", [sound]) for sound in sounds]
-    assert len(set(right)) > 1, "sounds make no difference here"
-    assert said[: len(sounds)] == right
+    right = [answer(folder, f"w1 {places(15)}w3 w4 w2", [recording]) for recording in recordings]
+    assert len(set(right)) > 1, "audio makes no difference here"
+    assert said[: len(recordings)] == right
     assert said == [ask(client, *parts).choices[0].message.content for parts in asked], "alone, with the caches warm"
 
 
 def test_any_rate_and_any_number_of_channels(client: openai.OpenAI) -> None:
     counts = set()
     for rate, channels in ((16_000, 1), (8_000, 2), (44_100, 2), (48_000, 1)):
-        sound = np.stack([tone(440, 0.5, rate)] * channels, axis=1)
-        counts.add(ask(client, audio_part(wav(sound, rate, bits=24)), text("w3")).usage.prompt_tokens)
+        recording = np.stack([tone(440, 0.5, rate)] * channels, axis=1)
+        counts.add(ask(client, audio_part(wav(recording, rate, bits=24)), text("w3")).usage.prompt_tokens)
     assert len(counts) == 1
 
 
@@ -173,19 +173,22 @@ HALF = tone(440, 0.5)
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "MP3": (
         audio_part(b"ID3\x04" + bytes(200), "mp3"),
-        "this sound is damaged",
+        "this audio file is damaged",
     ),
-    "MP3 that is called WAV": (audio_part(b"\xff\xfb\x90\x64" + bytes(200)), "this sound is damaged"),
-    "no sound": (audio_part(b"hello"), "no sound that can be read: WAV is"),
-    "nothing": (audio_part(b""), "a media file is empty"),
+    "MP3 that is called WAV": (audio_part(b"\xff\xfb\x90\x64" + bytes(200)), "this audio file is damaged"),
+    "no audio": (audio_part(b"hello"), "not audio in a supported format; send WAV"),
+    "nothing": (audio_part(b""), "the media file is empty"),
     "no base64": ({"type": "input_audio", "input_audio": {"data": "%%%", "format": "wav"}}, "not valid base64"),
-    "cut off": (audio_part(wav(HALF)[:-10]), "It was cut off"),
-    "4 GB": (audio_part(riff(wav(HALF)[12:36], chunk(b"data", bytes(8), 2**32 - 1))), "of 4294967295 bytes where 8"),
-    "NaN": (audio_part(wav(np.array([np.nan] * 999), bits=32, code=3)), "no numbers (NaN or infinite)"),
-    "rate 0": (audio_part(wav(HALF, 0)), "0 samples a second; 1000 to 192000 are read"),
+    "cut off": (audio_part(wav(HALF)[:-10]), "The file is truncated"),
+    "4 GB": (
+        audio_part(riff(wav(HALF)[12:36], chunk(b"data", bytes(8), 2**32 - 1))),
+        "should have 4294967295 bytes but only 8",
+    ),
+    "NaN": (audio_part(wav(np.array([np.nan] * 999), bits=32, code=3)), "samples that are NaN or infinite"),
+    "rate 0": (audio_part(wav(HALF, 0)), "0 samples per second; supported are 1000 to 192000"),
     "too short": (audio_part(wav(HALF[:100])), "too short for this model"),
-    "too long": (audio_part(wav(tone(440, 31, 8_000), 8_000)), "31.00 s long; this model hears 30 s at a time"),
-    "too large": (audio_part(wav(tone(440, 34))), "this server takes 1048576 (--media-bytes)"),
+    "too long": (audio_part(wav(tone(440, 31, 8_000), 8_000)), "31.00 s long; this model takes at most 30 s per file"),
+    "too large": (audio_part(wav(tone(440, 34))), "this server takes at most 1048576 (--media-bytes)"),
 }
 
 
@@ -201,7 +204,7 @@ def test_refusals_say_what_and_where(name: str, client: openai.OpenAI) -> None:
 
 
 def test_the_models_own_names_in_a_text(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="out of texts"):
+    with pytest.raises(openai.BadRequestError, match="from the text of messages"):
         ask(client, text("w3 <|audio|>"), audio_part(wav(HALF)))
 
 
@@ -210,20 +213,20 @@ def test_the_operator_may_take_less(folder: Path) -> None:
         body = {"messages": [{"role": "user", "content": [audio_part(wav(HALF))]}], "max_tokens": 2}
         reply = httpx.post(f"{subject.url}/v1/chat/completions", json=body, timeout=60)
     assert reply.status_code == 400
-    assert "0.50 s long; this server takes 0.25 s (--media-seconds)" in reply.json()["error"]["message"]
+    assert "0.50 s long; this server takes at most 0.25 s (--media-seconds)" in reply.json()["error"]["message"]
 
 
 def test_a_tower_that_is_named_and_not_there(tmp_path: Path) -> None:
-    """mlx-vlm leaves such a tower out: the sound is refused, and not read as tokens that nothing was made of."""
+    """mlx-vlm leaves such a tower out: the audio is refused, not prefilled as tokens without features."""
     import mlx.core as mx
 
     folder = write_hearing(tmp_path / "deaf")
     weights = mx.load(str(folder / "model.safetensors"))
     assert isinstance(weights, dict)
-    heard = {name: value for name, value in weights.items() if "audio" not in name}
-    assert len(heard) < len(weights)
-    mx.eval(heard)
-    mx.save_safetensors(str(folder / "model.safetensors"), heard)
+    without_audio = {name: value for name, value in weights.items() if "audio" not in name}
+    assert len(without_audio) < len(weights)
+    mx.eval(without_audio)
+    mx.save_safetensors(str(folder / "model.safetensors"), without_audio)
     with running(Settings((str(folder),), port=0, isolation="thread")) as subject:
         body = {"messages": [{"role": "user", "content": [audio_part(wav(HALF))]}], "max_tokens": 2}
         reply = httpx.post(f"{subject.url}/v1/chat/completions", json=body, timeout=60)

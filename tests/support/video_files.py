@@ -1,4 +1,4 @@
-"""Videos for tests, made with PyAV: every frame has a colour that says its number."""
+"""Video files for tests, encoded with PyAV: the colour of a frame encodes its number."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 LOSSLESS = {"codec": "libx264rgb", "pixels": "rgb24", "qp": "0"}
-"""What is read is exactly what was drawn."""
+"""Decoded pixels equal the encoded ones."""
 
 
 def colour(number: int) -> tuple[int, int, int]:
@@ -22,7 +22,7 @@ def pictures(count: int, size: tuple[int, int] = (32, 24)) -> list[Image.Image]:
     return [Image.new("RGB", size, colour(number)) for number in range(count)]
 
 
-def film(
+def encode_video(
     images: Sequence[Image.Image],
     kind: str = "mp4",
     *,
@@ -33,7 +33,7 @@ def film(
     title: str = "",
     **options: str,
 ) -> bytes:
-    """`times`: when each is shown, in milliseconds; otherwise they come `rate` a second."""
+    """`times`: when each frame is shown, in milliseconds; by default `rate` frames per second."""
     buffer = io.BytesIO()
     with av.open(buffer, "w", format=kind) as container:
         if title:
@@ -52,8 +52,8 @@ def film(
     return buffer.getvalue()
 
 
-def sound(kind: str = "mp4") -> bytes:
-    """A file of the right kind with nothing to see."""
+def audio_only(kind: str = "mp4") -> bytes:
+    """A file of this container with an audio stream only."""
     buffer = io.BytesIO()
     with av.open(buffer, "w", format=kind) as container:
         stream = container.add_stream("aac", rate=8000)
@@ -65,7 +65,7 @@ def sound(kind: str = "mp4") -> bytes:
 
 
 def animated(images: Sequence[Image.Image], rate: int = 10) -> bytes:
-    """The same as an animated PNG."""
+    """The frames as an animated PNG."""
     buffer = io.BytesIO()
     images[0].save(buffer, "PNG", save_all=True, append_images=list(images[1:]), duration=1000 // rate, loop=0)
     return buffer.getvalue()

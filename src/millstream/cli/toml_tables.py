@@ -1,7 +1,7 @@
-"""Tables of a TOML file, read against the options that they may have. Every error says where and what would be right.
+"""Validate tables of a TOML file. Errors say where the problem is and which values are accepted.
 
-A reader of a value raises `ArgumentTypeError`, as the types of command line arguments do: both are read with the same
-functions, and `read_table` adds the place.
+A reader of a value raises `ArgumentTypeError`, like the types of command line arguments, since both share parsing
+functions. `read_table` adds the file and the option to the message.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def read_toml(file: Path) -> dict[str, Any]:
 
 
 def read_table(table: object, options: Mapping[str, Reader], *, file: Path, name: str) -> dict[str, Any]:
-    """The values of the table called `name`; an empty name is the file itself."""
+    """The values of the table called `name`. An empty name means the top level of the file."""
     if not isinstance(table, dict):
-        raise ModelError(f"{file}: {name} must be a table: a line [{name}] and its options below")
+        raise ModelError(f"{file}: {name} must be a table: a line [{name}], followed by its options")
     values = {}
     for key, value in table.items():
         if key not in options:
@@ -50,7 +50,7 @@ def read_table(table: object, options: Mapping[str, Reader], *, file: Path, name
 
 
 def joined(table: str, key: str) -> str:
-    """`models` and `qwen2.5` as `models."qwen2.5"`, which is how TOML writes it."""
+    """A dotted key as TOML writes it: `models` and `qwen2.5` become `models."qwen2.5"`."""
     written = key if _BARE_KEY.fullmatch(key) else f'"{key}"'
     return f"{table}.{written}" if table else written
 
@@ -61,47 +61,47 @@ def _unknown(key: str, value: object, options: Collection[str], name: str) -> st
     if near := difflib.get_close_matches(key, options, n=1):
         problem += f"; did you mean {near[0]!r}?"
     elif kind == "table" and name.startswith("models."):
-        problem += '. A name that holds a dot needs quotes, as in [models."qwen2.5"].'
+        problem += '. A name with a dot needs quotes: [models."qwen2.5"].'
     elif not name and kind == "option":
-        problem += " here: options stand below a line [server] or [models.NAME]."
+        problem += " at the top level: options belong below a line [server] or [models.NAME]."
     else:
         problem += "."
-    return f"{problem} Known are: {', '.join(options)}"
+    return f"{problem} Known: {', '.join(options)}"
 
 
-def text(value: object) -> str:
+def string(value: object) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise ArgumentTypeError(f"{_shown(value)} is not a text (in quotes, and not empty)")
+        raise ArgumentTypeError(f"{_shown(value)} is not a string (in quotes, not empty)")
     return value
 
 
-def texts(value: object) -> tuple[str, ...]:
-    """Does not repeat the value: keys of the API are read with this."""
+def strings(value: object) -> tuple[str, ...]:
+    """Errors do not repeat the value: it may be an API key."""
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise ArgumentTypeError('must be a list of texts, as in ["one", "two"]')
+        raise ArgumentTypeError('must be a list of strings, e.g. ["one", "two"]')
     return tuple(value)
 
 
-def text_or_texts(value: object) -> tuple[str, ...]:
+def string_or_strings(value: object) -> tuple[str, ...]:
     items = value if isinstance(value, list) else [value]
-    return tuple(text(item) for item in items)
+    return tuple(string(item) for item in items)
 
 
 def origins(value: object) -> tuple[str, ...]:
-    return tuple(origin(item) for item in texts(value))
+    return tuple(origin(item) for item in strings(value))
 
 
 def host_names(value: object) -> tuple[str, ...]:
-    return tuple(host_name(item) for item in texts(value))
+    return tuple(host_name(item) for item in strings(value))
 
 
-def truth(value: object) -> bool:
+def boolean(value: object) -> bool:
     if not isinstance(value, bool):
-        raise ArgumentTypeError(f"{_shown(value)} is neither true nor false")
+        raise ArgumentTypeError(f"{_shown(value)} is not true or false")
     return value
 
 
-def one_of(*choices: str) -> Reader:
+def choice(*choices: str) -> Reader:
     def read(value: object) -> str:
         if not isinstance(value, str) or value not in choices:
             raise ArgumentTypeError(f"{_shown(value)} is not one of {', '.join(choices)}")
@@ -110,7 +110,7 @@ def one_of(*choices: str) -> Reader:
     return read
 
 
-def one_number_of(*choices: int) -> Reader:
+def integer_choice(*choices: int) -> Reader:
     def read(value: object) -> int:
         if type(value) is not int or value not in choices:
             raise ArgumentTypeError(f"{_shown(value)} is not one of {', '.join(map(str, choices))}")
@@ -119,21 +119,21 @@ def one_number_of(*choices: int) -> Reader:
     return read
 
 
-def whole(low: int, high: int) -> Reader:
+def integer(low: int, high: int) -> Reader:
     def read(value: object) -> int:
-        if type(value) is not int or not low <= value <= high:  # not isinstance: true is an int to Python
-            raise ArgumentTypeError(f"{_shown(value)} is not a whole number from {low} to {high}")
+        if type(value) is not int or not low <= value <= high:  # not isinstance: True is an int in Python
+            raise ArgumentTypeError(f"{_shown(value)} is not an integer from {low} to {high}")
         return value
 
     return read
 
 
-def number(low: float, high: float, *, above: bool = False) -> Reader:
-    """From `low` to `high`; with `above`, `low` itself is not allowed."""
+def number(low: float, high: float, *, exclusive_low: bool = False) -> Reader:
+    """A number from `low` to `high`, without `low` itself if `exclusive_low`."""
 
     def read(value: object) -> float:
-        if not _is_number(value) or not low <= value <= high or (above and value == low):
-            span = f"above {low} and up to {high}" if above else f"from {low} to {high}"
+        if not _is_number(value) or not low <= value <= high or (exclusive_low and value == low):
+            span = f"above {low} and up to {high}" if exclusive_low else f"from {low} to {high}"
             raise ArgumentTypeError(f"{_shown(value)} is not a number {span}")
         return float(value)
 
@@ -141,12 +141,12 @@ def number(low: float, high: float, *, above: bool = False) -> Reader:
 
 
 def time_span(value: object) -> float:
-    """A number of seconds, or text as on the command line."""
+    """A number of seconds, or a string as on the command line."""
     return duration(str(value))
 
 
 def size(value: object) -> int:
-    """A number of bytes, or text as on the command line."""
+    """A number of bytes, or a string as on the command line."""
     return memory_size(str(value))
 
 
@@ -159,5 +159,5 @@ def _is_number(value: object) -> TypeGuard[int | float]:
 
 
 def _shown(value: object) -> str:
-    """As TOML writes it, where that is not as Python does."""
+    """The value as TOML writes it: booleans differ from Python."""
     return str(value).lower() if isinstance(value, bool) else repr(value)

@@ -1,4 +1,4 @@
-"""Stop strings: nothing of them leaks, nothing else is lost, whatever the chunks."""
+"""Stop strings: nothing of them leaks, nothing else is lost, however the text is cut."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.text.stops import StopMatcher
+from millstream.text.stop_strings import StopMatcher
 
 
 def run(chunks: list[str], stops: list[str]) -> tuple[str, str | None]:
@@ -60,24 +60,24 @@ def test_nothing_comes_out_after_a_match() -> None:
     assert matcher.finish() == ""
 
 
-letters = st.text(alphabet="abc", max_size=40)
+texts = st.text(alphabet="abc", max_size=40)
 stop_lists = st.lists(st.text(alphabet="abc", min_size=1, max_size=5), max_size=4)
 
 
-@given(letters, stop_lists, st.data())
+@given(texts, stop_lists, st.data())
 def test_equals_a_search_of_the_whole_text(text: str, stops: list[str], data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
     chunks = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    places = sorted((text.find(stop), len(stop), stop) for stop in stops if stop in text)
-    expected = (text[: places[0][0]], places[0][2]) if places else (text, None)
+    matches = sorted((text.find(stop), len(stop), stop) for stop in stops if stop in text)
+    expected = (text[: matches[0][0]], matches[0][2]) if matches else (text, None)
     assert run(chunks, stops) == expected
 
 
-@given(letters, stop_lists)
+@given(texts, stop_lists)
 def test_never_emits_more_than_the_answer_on_the_way(text: str, stops: list[str]) -> None:
     final, _ = run([text], stops)
     matcher = StopMatcher(stops)
     out = ""
-    for letter in text:
-        out += matcher.push(letter)
+    for char in text:
+        out += matcher.push(char)
         assert final.startswith(out)

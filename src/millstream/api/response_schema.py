@@ -1,5 +1,7 @@
-"""The base of models that describe an answer in /openapi.json. They are documentation: no answer is validated against
-them while the server runs, and the tests hold real answers against them."""
+"""Base class of the models that describe responses in /openapi.json.
+
+They are documentation only: the server validates no response against them while it runs. The tests do.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +10,14 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 ABSENT: Any = None
-"""The default of a field that an answer may leave out."""
+"""The default of a field that a response may leave out."""
 
 
 def _without_defaults(schema: dict[str, Any]) -> None:
-    """An answer has no defaults: a field is there or it is not."""
+    """Remove `default` from all properties: a field of a response is present or absent."""
     for field in schema.get("properties", {}).values():
         field.pop("default", None)
 
 
-class AnswerSchema(BaseModel):
+class ResponseSchema(BaseModel):
     model_config = ConfigDict(use_attribute_docstrings=True, json_schema_extra=_without_defaults)
