@@ -75,10 +75,12 @@ class MlxGenerationBackend:
         settings = self._settings
         loaded = load(settings.kind, settings.path, self._device, unpack=settings.unpack, report=report)
         self._model = loaded.model
-        if loaded.vision_model is not None:
+        if loaded.is_vision:
             # Imported here, since mlx-vlm may not be installed.
             from millstream.backend.generation.media.encoder import MediaEncoder
+            from millstream.backend.generation.media.language_parts import language_part
 
+            self._model = language_part(loaded.model)
             self._encoder = MediaEncoder(self._model, settings.feature_bytes)
         chooser = LayoutChooser(settings, self._device, self._model, takes_media=self._encoder is not None)
         chooser.shape_layers()

@@ -35,8 +35,8 @@ class LoadedModel:
     weight_bytes: int
     dtype: str
     notes: tuple[str, ...]
-    vision_model: Any = None
-    """The model with its towers, if it is a vision-language model: then `model` is its language part."""
+    is_vision: bool = False
+    """True if `model` is a vision-language model of mlx-vlm, with its towers."""
 
     @property
     def context_length(self) -> int:
@@ -90,17 +90,14 @@ def load(
 
 
 def _load_vision_model(path: Path, device: Device, dtype: mx.Dtype | None, report: Progress) -> LoadedModel:
-    from millstream.backend.generation.media.language_parts import language_part
-
     try:
-        vision_model, config = load_vision(path)
+        model, config = load_vision(path)
     except LIBRARY_FAILURES as error:
         raise ModelError(f"{path}: {_first_line(error)}") from error
-    notes = [] if dtype is None else _unpack(vision_model, device, dtype)
-    notes += _float_experts(vision_model, device)
-    weight_bytes = evaluate_all(vision_model, report)
-    language_model, dtype_name = language_part(vision_model), _dtype(vision_model)
-    return LoadedModel(language_model, config, weight_bytes, dtype_name, tuple(notes), vision_model)
+    notes = [] if dtype is None else _unpack(model, device, dtype)
+    notes += _float_experts(model, device)
+    weight_bytes = evaluate_all(model, report)
+    return LoadedModel(model, config, weight_bytes, _dtype(model), tuple(notes), is_vision=True)
 
 
 def _load_folder(path: Path) -> tuple[Any, dict[str, Any]]:
