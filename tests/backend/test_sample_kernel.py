@@ -60,6 +60,15 @@ def test_the_mass_of_top_p_is_taken_before_min_p_cuts(kernel: Kernel) -> None:
     assert drawn == reference_tokens(rows, logits, mx.arange(30))
 
 
+def test_tokens_as_likely_as_the_kth_belong_to_the_top_k(kernel: Kernel) -> None:
+    """Ties are common: logits are bf16. There is no order among them, so all of them count."""
+    rows = [Sampling(temperature=1.0, top_k=2, top_p=0.6, seed=3)] * 60
+    logits = mx.broadcast_to(mx.log(mx.array([1.0, 0.5, 0.5, 0.5])), (60, 4))
+    drawn = kernel(rows, logits, mx.arange(60))
+    assert set(drawn) == {0, 1, 2, 3}
+    assert drawn == reference_tokens(rows, logits, mx.arange(60))
+
+
 def test_every_combination_draws_what_the_reference_draws(kernel: Kernel) -> None:
     rows, logits, positions = grid()
     assert disagreements(rows, kernel(rows, logits, positions), reference_tokens(rows, logits, positions)) == []
