@@ -113,7 +113,7 @@ def test_an_idle_engine_that_is_stopped_is_noticed_and_replaced(servable: Path) 
         os.kill(before, signal.SIGSTOP)
         reply = ask(server.url)
         assert reply.status_code == 503
-        assert "no sign of life" in reply.json()["error"]["message"]
+        assert "no heartbeat" in reply.json()["error"]["message"]
         assert int(reply.headers["retry-after"]) >= 1
         again = ask(server.url)
         assert again.json()["choices"][0]["text"] == expected
