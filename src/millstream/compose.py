@@ -62,8 +62,10 @@ class Mill:
         """Serve a model. If it is loaded now, the server answers meanwhile."""
         name = spec.name or name_of(spec.source)
         isolation = "process" if self._settings.isolated(spec) else "thread"
-        now = (spec.load or self._settings.load) == "start"
-        model = self.hub.add(name, spec, functools.partial(self._loader.open, name, spec), isolation=isolation, now=now)
+        load_now = (spec.load or self._settings.load) == "start"
+        model = self.hub.add(
+            name, spec, functools.partial(self._loader.open, name, spec), isolation=isolation, load_now=load_now
+        )
         self._metrics.watch(name, lambda: card_of(model))
 
     async def close(self, reason: str) -> bool:

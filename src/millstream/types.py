@@ -1,4 +1,4 @@
-"""Plain data that every floor shares. No behaviour beyond simple derivations, no imports above the standard library."""
+"""Plain data types that all layers share. They import the standard library only and have no behaviour of their own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How one row picks its tokens. Neutral by default: greedy, nothing cut, nothing penalised."""
+    """Sampling parameters of one row. The defaults are greedy, without truncation or penalties."""
 
     temperature: float = 0.0
     top_p: float = 1.0
@@ -33,10 +33,10 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What an answer must match, from its first token to its last."""
+    """Structured output: the grammar that a whole answer must match."""
 
     kind: Literal["json_schema", "regex", "lark", "gbnf"]
-    """`gbnf` is what clients may send; an engine gets it as `lark`."""
+    """Clients may send `gbnf`; engines get it translated to `lark`."""
     source: str
     """The schema as JSON, the expression, or a grammar in llguidance's Lark dialect."""
 
@@ -55,56 +55,56 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """An image, a sound or a video of a prompt, as its model's processor prepared it."""
+    """An image, audio clip or video of a prompt, preprocessed for its model."""
 
     kind: Kind
     start: int
-    """The place of its first token in the prompt."""
+    """The position of its first token in the prompt."""
     length: int
-    """How many places it takes, from its first token to its last."""
+    """The number of its tokens in the prompt."""
     digest: str
-    """A hash of everything that it is made of: equal media have equal features."""
+    """A hash of its contents and preprocessing: media with equal hashes have equal features."""
     tensors: tuple[tuple[str, Tensor], ...] = ()
-    """What the model takes, by name: `pixel_values`, `image_grid_thw`, ..."""
+    """The inputs of the model by name: `pixel_values`, `image_grid_thw`, ..."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """The log-probability of a chosen token, and of the most likely ones at its place (best first)."""
+    """The log-probability of a chosen token, and those of the most likely tokens at its position (best first)."""
 
     token: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
     rank: int | None = None
-    """How many tokens were at least as likely there, itself among them. Known of prompts only."""
+    """How many tokens were at least as likely, including itself. Known for prompts only."""
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens that a request read and wrote."""
+    """The token counts of a request."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
-    """Of the prompt's, those that were not computed again."""
+    """Prompt tokens that came from the prefix cache."""
     reasoning_tokens: int = 0
-    """Of the completion's, those of thoughts."""
+    """Completion tokens that are reasoning."""
 
 
 @dataclass(frozen=True, slots=True)
 class MediaPart:
-    """An image, a sound or a video of a conversation, not yet fetched."""
+    """An image, audio clip or video of a conversation, not yet fetched."""
 
     kind: Kind
     source: str
     """A URL or a data URI."""
     param: str
-    """Where it stands in the request."""
+    """The path of its field in the request, for errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """A conversation still to be rendered by the model's template."""
+    """A conversation, to be rendered by the model's chat template."""
 
     messages: tuple[dict[str, object], ...]
     """Content is a string or a list of parts: `text`, or a kind of media with the `MediaPart` as its `media`."""
@@ -112,7 +112,7 @@ class ChatPrompt:
 
     @property
     def media(self) -> tuple[MediaPart, ...]:
-        """All of it, in order."""
+        """All media parts, in order."""
         contents = [content for message in self.messages if isinstance(content := message.get("content"), list)]
         parts = [part for content in contents for part in content if isinstance(part, dict)]
         return tuple(media for part in parts if isinstance(media := part.get("media"), MediaPart))
@@ -133,34 +133,34 @@ Prompt = ChatPrompt | TextPrompt | TokenPrompt
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """Functions that a model may call, as OpenAI writes them and checked."""
+    """The tools that a model may call, in OpenAI's format, validated."""
 
     tools: tuple[dict[str, Any], ...]
     choice: Literal["auto", "none", "required"] = "auto"
     name: str | None = None
-    """The one that must be called, with `required`."""
+    """The function that must be called, with `required`."""
     parallel: bool = True
-    """Whether one answer may call several times."""
+    """True if one answer may contain several calls."""
 
     @property
     def schemas(self) -> dict[str, dict[str, Any]]:
-        """The JSON schema of each function's parameters, by its name."""
+        """Function name to the JSON schema of its parameters."""
         return {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in self.tools}
 
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """How much a model should think before it answers."""
+    """How much a model should reason before it answers."""
 
     effort: str | None = None
-    """`none`, `minimal`, `low`, `medium`, `high` or `xhigh`. None: as the model likes."""
+    """`none`, `minimal`, `low`, `medium`, `high` or `xhigh`. None: the model's default."""
     budget: int | None = None
-    """Tokens, after which the thoughts are closed by force. None: what the effort says."""
+    """Reasoning tokens, after which reasoning is closed by force. None: as `effort` implies."""
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """What any dialect asks of the service: one model, one or more prompts, `n` answers to each."""
+    """A request of any dialect: one model, one or more prompts, and `n` choices for each."""
 
     model: str
     prompts: tuple[Prompt, ...]
@@ -171,61 +171,61 @@ class GenerationRequest:
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
-    """None: none wanted. 0: those of the chosen tokens. k: also the k most likely at each place."""
+    """None: no logprobs. 0: those of the chosen tokens. k: also those of the k most likely at each position."""
     grammar: Grammar | None = None
     best_of: int | None = None
-    """Write so many answers to each prompt, and give the `n` whose tokens are likeliest on average."""
+    """Generate this many choices per prompt, and return the `n` with the highest mean logprob."""
     echo: bool = False
-    """An answer begins with its prompt; with `logprobs`, its log-probabilities do as well."""
+    """Each choice starts with its prompt, and its logprobs with those of the prompt."""
     prompt_logprobs: int | None = None
-    """As `logprobs`, of the tokens of the prompts."""
+    """Like `logprobs`, for the tokens of the prompts."""
     tools: ToolUse | None = None
     thinking: Thinking = Thinking()
     unset: frozenset[str] = frozenset()
-    """Fields of `sampling` that the client left to the server."""
+    """Fields of `sampling` that the client did not set."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextLogprob:
-    """A `TokenLogprob` with its tokens as text and bytes, as clients see it."""
+    """A `TokenLogprob` with its tokens as text and bytes, for clients."""
 
     text: str
     data: bytes
     logprob: float | None
-    """None for the first token of a prompt: nothing stands before it."""
+    """None for the first token of a prompt, which has no context."""
     top: tuple[tuple[str, bytes, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class PromptToken:
-    """A token of a prompt as clients see it, first, and after it the likeliest tokens at its place."""
+    """A prompt token, and the most likely tokens at its position, for clients."""
 
     options: tuple[tuple[int, str, float, int], ...] = ()
-    """Of each its id, text, log-probability and rank. None at all for the first token of a prompt."""
+    """(id, text, logprob, rank) of the token itself, then of the others. Empty for the first token of a prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallDelta:
-    """A piece of the call with number `index` of its answer. The first has an id and a name."""
+    """A part of the tool call with number `index` in its choice. The first part has an id and a name."""
 
     index: int
     id: str = ""
     name: str = ""
     arguments: str = ""
     void: bool = False
-    """The call came to nothing: what was told of it does not count, and its text is in the content."""
+    """The call turned out to be invalid: its earlier parts do not count, and its text is in the content."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """A piece of the answer with number `index` (prompt-major: prompt * n + choice). The last has a reason."""
+    """A part of the choice with number `index` (prompt * n + choice). The last part has a finish reason."""
 
     index: int
     text: str = ""
     logprobs: tuple[TextLogprob, ...] = ()
     finish_reason: FinishReason | None = None
     prompt: tuple[PromptToken, ...] = ()
-    """Where the log-probabilities of the prompt are wanted: in one delta a choice, all of them."""
+    """The prompt's logprobs, if requested: all of them, in one delta per choice."""
     reasoning: str = ""
     calls: tuple[CallDelta, ...] = ()
     stop_string: str | None = None

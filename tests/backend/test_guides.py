@@ -204,7 +204,7 @@ def test_guided_rows_do_not_change_the_tokens_of_others(
         free = plain(6)
         expected = driver.run(*free)
         likely = [likelihoods(driver, each) for each in free]
-        driver.forget()
+        driver.reset()
         mixed = guided(100, 9)
         both = [each for pair in zip(free, mixed, strict=False) for each in pair] + mixed[len(free) :]
         driver.run(*both)
@@ -225,7 +225,7 @@ def test_in_a_thread_and_in_a_process(
         mixed = guided(1, 6)
         first = driver.run(*mixed)
         assert check(driver, source, mixed) >= 3
-        driver.forget()
+        driver.reset()
         assert driver.run(*mixed) == first, "the same seed gives the same output"
 
 
@@ -233,14 +233,14 @@ def test_only_the_row_with_an_invalid_grammar_fails(folder: Callable[[str], Path
     with engine(functools.partial(guided_backend, folder("llama"), {}), prefill_tokens=30) as driver:
         free, good = plain(2), guided(10, 1)
         expected = driver.run(*free, *good)
-        driver.forget()
+        driver.reset()
         bad = submit(20, Grammar("lark", "start: nothing"))
         assert driver.run(*free, *good, bad)[:3] == expected
         [failed] = driver.ends[20]
         assert isinstance(failed, Failed)
         assert "unknown name" in failed.message
         assert not failed.gone
-        driver.forget()
+        driver.reset()
         assert driver.run(*good) == expected[2:]
 
 

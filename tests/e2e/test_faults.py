@@ -22,7 +22,7 @@ from millstream.config import Settings
 from millstream.engine.generation.plan import GenerationBackend
 from millstream.loading.backends import generation_backend
 from millstream.models.source import ModelSource
-from support.fifo_gate import FarEnd, FifoGate
+from support.fifo_gate import FifoGate, RemoteGate
 from support.guided import children_find_us
 from support.processes import ENGINE, TEMPLATE, children
 from support.server import RunningServer, running
@@ -149,7 +149,7 @@ def test_twenty_kills_leave_nothing_behind(pair: tuple[Path, Path]) -> None:
     assert memory_after - memory < 32 * 2**20, "15 more lives of an engine may not cost the server memory"
 
 
-def held_backend(far: FarEnd, source: ModelSource, settings: Settings) -> GenerationBackend:
+def held_backend(far: RemoteGate, source: ModelSource, settings: Settings) -> GenerationBackend:
     return Gated(generation_backend(source, settings), far)
 
 
@@ -157,7 +157,7 @@ def held_backend(far: FarEnd, source: ModelSource, settings: Settings) -> Genera
 def test_a_hung_step_is_found_and_the_engine_replaced(isolation: str, pair: tuple[Path, Path], tmp_path: Path) -> None:
     gate = FifoGate(tmp_path / "gate")
     settings = Settings(models=(str(pair[0]),), port=0, isolation=isolation, step_timeout=3.0, stop_patience=5.0)
-    with running(settings, functools.partial(held_backend, gate.far)) as server:
+    with running(settings, functools.partial(held_backend, gate.remote)) as server:
         before = card(server, "one")
         stream = Stream(server.url, "one")
         gate.wait_entered()

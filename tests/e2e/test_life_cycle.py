@@ -23,7 +23,7 @@ from millstream.engine.protocols import Progress, ignore_progress
 from millstream.loading.backends import generation_backend
 from millstream.model_facts import GenerationFacts
 from millstream.models.source import ModelSource
-from support.fifo_gate import FarEnd, FifoGate
+from support.fifo_gate import FifoGate, RemoteGate
 from support.guided import children_find_us
 from support.processes import ENGINE, TEMPLATE, children
 from support.server import RunningServer, running
@@ -113,7 +113,7 @@ def test_an_idle_engine_that_is_stopped_is_noticed_and_replaced(servable: Path) 
         os.kill(before, signal.SIGSTOP)
         reply = ask(server.url)
         assert reply.status_code == 503
-        assert "no sign of life" in reply.json()["error"]["message"]
+        assert "no heartbeat" in reply.json()["error"]["message"]
         assert int(reply.headers["retry-after"]) >= 1
         again = ask(server.url)
         assert again.json()["choices"][0]["text"] == expected
@@ -125,7 +125,7 @@ def test_an_idle_engine_that_is_stopped_is_noticed_and_replaced(servable: Path) 
 class SlowLoad(Wrapped):
     """Its load stands still until the gate opens."""
 
-    def __init__(self, inner: GenerationBackend, gate: FarEnd) -> None:
+    def __init__(self, inner: GenerationBackend, gate: RemoteGate) -> None:
         super().__init__(inner)
         self._gate = gate
 
@@ -134,7 +134,7 @@ class SlowLoad(Wrapped):
         return super().load(report)
 
 
-def slow_load(far: FarEnd, source: ModelSource, settings: Settings) -> GenerationBackend:
+def slow_load(far: RemoteGate, source: ModelSource, settings: Settings) -> GenerationBackend:
     return SlowLoad(generation_backend(source, settings), far)
 
 
@@ -143,7 +143,7 @@ def test_the_end_of_the_server_does_not_wait_for_a_load(servable: Path, tmp_path
     gate = FifoGate(tmp_path / "gate")
     settings = Settings(models=(str(servable),), port=0, isolation=isolation, load="use")
     others = len(children(TEMPLATE))
-    with running(settings, functools.partial(slow_load, gate.far)) as server, ThreadPoolExecutor(2) as clients:
+    with running(settings, functools.partial(slow_load, gate.remote)) as server, ThreadPoolExecutor(2) as clients:
         asking = [clients.submit(ask, server.url) for _ in range(2)]
         gate.wait_entered()
         began = time.monotonic()
@@ -161,7 +161,7 @@ def test_the_end_of_the_server_does_not_wait_for_a_load(servable: Path, tmp_path
 def test_an_unload_kills_the_process_of_a_load_that_does_not_end(servable: Path, tmp_path: Path) -> None:
     gate = FifoGate(tmp_path / "gate")
     settings = Settings(models=(str(servable),), port=0, isolation="process", load="use", memory=2**30)
-    with running(settings, functools.partial(slow_load, gate.far)) as server, ThreadPoolExecutor(2) as clients:
+    with running(settings, functools.partial(slow_load, gate.remote)) as server, ThreadPoolExecutor(2) as clients:
         asking = clients.submit(ask, server.url)
         gate.wait_entered()
         [child] = children(ENGINE)
@@ -181,7 +181,7 @@ def test_a_process_that_is_stopped_while_it_loads_fails_its_load(
     monkeypatch.setattr("millstream.service.engine_client.STOPPED_LOOKS", 2)
     gate = FifoGate(tmp_path / "gate")
     settings = Settings(models=(str(servable),), port=0, isolation="process", load="use")
-    with running(settings, functools.partial(slow_load, gate.far)) as server, ThreadPoolExecutor(2) as clients:
+    with running(settings, functools.partial(slow_load, gate.remote)) as server, ThreadPoolExecutor(2) as clients:
         asking = clients.submit(ask, server.url)
         gate.wait_entered()
         [child] = children(ENGINE)

@@ -1,4 +1,4 @@
-"""Errands: in fair order, none for requests that have left, and everyone is told how theirs went."""
+"""Background tasks: their order, cancellation, and that every request gets its outcome."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from millstream.engine import background as module
 from millstream.engine.background import BackgroundTask, BackgroundThread, Done
 from millstream.errors import BadRequest, ModelError
 
-WAIT = 10
+TIMEOUT = 10
 
 
 class Busy:
-    """Errands whose thread is held up by the first one."""
+    """A background thread that is held by its first task."""
 
     def __init__(self) -> None:
         self.order: list[int] = []
-        self.begun, self.go = threading.Event(), threading.Event()
-        self._told = threading.Semaphore(0)
-        self.background = BackgroundThread(self._told.release)
+        self.started, self.go = threading.Event(), threading.Event()
+        self._woken = threading.Semaphore(0)
+        self.background = BackgroundThread(self._woken.release)
         self.background.run_soon(0, BackgroundTask(self._hold))
-        assert self.begun.wait(WAIT)
+        assert self.started.wait(TIMEOUT)
 
     def add(self, number: int, size: int = 0) -> None:
         self.background.run_soon(number, BackgroundTask(lambda: self.order.append(number), size))
@@ -31,12 +31,12 @@ class Busy:
     def finish(self, count: int) -> list[Done]:
         self.go.set()
         for _ in range(count + 1):
-            assert self._told.acquire(timeout=WAIT)
+            assert self._woken.acquire(timeout=TIMEOUT)
         return list(self.background.done())
 
     def _hold(self) -> None:
-        self.begun.set()
-        assert self.go.wait(WAIT)
+        self.started.set()
+        assert self.go.wait(TIMEOUT)
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def busy() -> Iterator[Busy]:
     made.background.close()
 
 
-def test_small_ones_overtake_large_ones(busy: Busy) -> None:
+def test_small_tasks_overtake_large_ones(busy: Busy) -> None:
     busy.add(1, 200_000)
     busy.add(2, 100_000)
     busy.add(3, 10)
@@ -56,7 +56,7 @@ def test_small_ones_overtake_large_ones(busy: Busy) -> None:
     assert busy.order == [4, 3, 2, 1]
 
 
-def test_a_large_one_is_not_overtaken_for_ever(busy: Busy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_task_does_not_starve(busy: Busy, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(module.time, "monotonic", lambda: now)
     busy.add(1, 50_000)
@@ -68,7 +68,7 @@ def test_a_large_one_is_not_overtaken_for_ever(busy: Busy, monkeypatch: pytest.M
     assert busy.order == [2, 1, 3]
 
 
-def test_a_task_for_a_request_that_has_left_is_not_begun(busy: Busy) -> None:
+def test_a_cancelled_task_is_not_started(busy: Busy) -> None:
     for number in (1, 2, 3):
         busy.add(number)
     busy.background.cancel(2)
@@ -77,7 +77,7 @@ def test_a_task_for_a_request_that_has_left_is_not_begun(busy: Busy) -> None:
     assert busy.order == [1, 3]
 
 
-def test_whose_fault_it_was(busy: Busy) -> None:
+def test_outcomes_say_whether_the_input_was_at_fault(busy: Busy) -> None:
     def fail(error: BaseException) -> None:
         raise error
 
@@ -91,7 +91,7 @@ def test_whose_fault_it_was(busy: Busy) -> None:
     ]
 
 
-def test_nothing_is_begun_after_close(busy: Busy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_task_is_started_after_close(busy: Busy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CLOSE_SECONDS", 0.01)
     busy.add(1)
     busy.background.close()

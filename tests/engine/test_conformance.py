@@ -1,7 +1,7 @@
-"""What every kind of engine promises, over both links, thread and process.
+"""What every kind of engine guarantees, over both links, thread and process.
 
-One suite runs over generation, on the fake backend and on MLX, and over a second kind that knows no tokens: so the fake
-cannot drift from the real thing, and the owner loop, the links and the mailbox know no kind.
+One suite runs on generation, with the fake backend and with MLX, and on a second kind without tokens. So the fake stays
+close to the real backend, and the owner loop, links and mailbox stay independent of the kind.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def kind(request: pytest.FixtureRequest, tiny_model: Callable[[str], Path]) -> K
 
 @pytest.fixture(scope="module", params=list(LINKS))
 def link(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """The child has to find the backends of the tests, too."""
+    """Child processes must be able to import the backends of the tests."""
     with pytest.MonkeyPatch.context() as patch:
         children_find_us(patch)
         yield LINKS[request.param]
@@ -48,12 +48,12 @@ def shared(kind: Kind, link: Any) -> Iterator[Driver]:
 
 @pytest.fixture
 def driver(shared: Driver) -> Driver:
-    shared.forget()
+    shared.reset()
     return shared
 
 
 class Held:
-    """An engine that stands still in every step until the gate opens."""
+    """An engine that is held in every step until the gate opens."""
 
     def __init__(self, kind: Kind, link: Any, folder: Path) -> None:
         self.gate = FifoGate(folder)
@@ -61,7 +61,7 @@ class Held:
         self.link = link
 
     def start(self) -> AbstractContextManager[Driver]:
-        backend = functools.partial(gated, self.kind.backend, self.gate.far)
+        backend = functools.partial(gated, self.kind.backend, self.gate.remote)
         return engine(backend, kind=self.link, make_scheduler=self.kind.scheduler)
 
 
@@ -72,7 +72,7 @@ def held(kind: Kind, link: Any, tmp_path: Path) -> Iterator[Held]:
     held.gate.close()
 
 
-def test_the_model_says_what_it_can_do(driver: Driver) -> None:
+def test_a_loaded_model_reports_its_facts(driver: Driver) -> None:
     facts = driver.facts
     assert facts is not None
     assert facts.capacity == CAPACITY
@@ -80,7 +80,7 @@ def test_the_model_says_what_it_can_do(driver: Driver) -> None:
     assert driver.measured.memory_bytes > 0
 
 
-def test_the_same_work_twice_gives_the_same_result(driver: Driver, kind: Kind) -> None:
+def test_equal_requests_have_equal_results(driver: Driver, kind: Kind) -> None:
     driver.complete(kind.work(1, seed=5), kind.work(2, seed=6))
     driver.complete(kind.work(3, seed=5))
     first, other, again = (kind.result(driver, number) for number in (1, 2, 3))
@@ -103,7 +103,7 @@ def test_a_cancel_ends_the_request_before_the_next_step(held: Held) -> None:
         driver.post(held.kind.work(2, steps=5))
         held.gate.wait_entered()
         driver.post(Cancel(1))
-        # A thread has the cancel already; to a process it is on its way, and a few steps may go by.
+        # A thread has the cancel already; for a process it may take a few steps to arrive.
         driver.wait(lambda: 1 in driver.ends, nudge=held.gate.let_one)
         assert isinstance(driver.ends[1][0], Finished)
         assert len(held.kind.result(driver, 1)) <= (1 if held.link is ThreadLink else 20)
@@ -112,7 +112,7 @@ def test_a_cancel_ends_the_request_before_the_next_step(held: Held) -> None:
         assert len(held.kind.result(driver, 2)) == 5
 
 
-def test_cancelling_what_is_unknown_or_over_does_nothing(driver: Driver, kind: Kind) -> None:
+def test_cancelling_unknown_or_ended_requests_does_nothing(driver: Driver, kind: Kind) -> None:
     driver.complete(kind.work(1, steps=2))
     driver.post(Cancel(1))
     driver.post(Cancel(77))
@@ -120,22 +120,22 @@ def test_cancelling_what_is_unknown_or_over_does_nothing(driver: Driver, kind: K
     assert len(kind.result(driver, 2)) == 2
 
 
-def test_a_failed_step_fails_its_requests_and_the_engine_serves_on(held: Held) -> None:
+def test_a_failed_step_fails_its_requests_but_not_the_engine(held: Held) -> None:
     work, result = held.kind.work, held.kind.result
     with held.start() as driver:
         held.gate.open()
         driver.complete(work(1))
-        held.gate.fail_next("the step was told to fail")
+        held.gate.fail_next("the test made the step fail")
         driver.complete(work(2))
         failed = driver.ends[2][0]
         assert isinstance(failed, Failed)
-        assert "the step was told to fail" in failed.message
+        assert "the test made the step fail" in failed.message
         assert not failed.gone
         driver.complete(work(3))
         assert result(driver, 3) == result(driver, 1) != []
 
 
-def test_shutdown_fails_what_is_left_and_refuses_what_comes(held: Held) -> None:
+def test_shutdown_fails_open_requests_and_refuses_new_ones(held: Held) -> None:
     work = held.kind.work
     with held.start() as driver:
         for number in range(CAPACITY + 2):
@@ -151,7 +151,7 @@ def test_shutdown_fails_what_is_left_and_refuses_what_comes(held: Held) -> None:
             driver.post(work(100))
 
 
-def test_an_idle_owner_beats_and_a_step_shows(held: Held) -> None:
+def test_the_heartbeat_shows_idle_time_and_steps(held: Held) -> None:
     with held.start() as driver:
         first = driver.link.heartbeat()
         assert first.step == 0 < first.last
@@ -165,7 +165,7 @@ def test_an_idle_owner_beats_and_a_step_shows(held: Held) -> None:
         driver.wait(lambda: driver.link.heartbeat().step == 0, nudge=lambda: None)
 
 
-def test_what_a_library_raises_at_load_is_told_and_the_owner_ends(kind: Kind, link: Any) -> None:
+def test_any_error_at_load_is_reported_and_the_owner_ends(kind: Kind, link: Any) -> None:
     driver = Driver(link("x", panic, kind.scheduler))
     driver.link.start_soon(driver.batches.put)
     driver.wait(lambda: driver.stopped)
@@ -175,7 +175,7 @@ def test_what_a_library_raises_at_load_is_told_and_the_owner_ends(kind: Kind, li
 
 
 @pytest.mark.parametrize("link_name", list(LINKS))
-def test_a_kind_has_background_tasks_and_commands_of_its_own(link_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kind_can_have_its_own_background_tasks_and_commands(link_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     children_find_us(monkeypatch)
     with engine(DigestBackend, kind=LINKS[link_name], make_scheduler=DigestScheduler) as driver:
         large = b"x" * 1000
@@ -194,8 +194,8 @@ def test_a_process_that_dies_fails_its_requests(kind: Kind, tmp_path: Path, monk
     with held.start() as driver:
         driver.post(held.kind.work(1, steps=400))
         held.gate.wait_entered()
-        driver.link.kill("told to")
+        driver.link.kill("killed by the test")
         driver.wait(lambda: driver.stopped)
         end = driver.ends[1][0]
-        assert isinstance(end, Failed) and end.gone and end.message == "told to"
+        assert isinstance(end, Failed) and end.gone and end.message == "killed by the test"
     held.gate.close()

@@ -22,8 +22,8 @@ STOP = 40
 PROMPTS = st.lists(st.integers(0, 96), min_size=1, max_size=12).map(tuple)
 
 
-class Book:
-    """What was accepted and what came of it."""
+class Record:
+    """Records the accepted requests and their events."""
 
     def __init__(self) -> None:
         self.accepted: dict[int, Generate] = {}
@@ -31,7 +31,7 @@ class Book:
         self.ended: dict[int, Finished | Failed] = {}
         self.cancelled: set[int] = set()
 
-    def note(self, events: list[Event]) -> None:
+    def add(self, events: list[Event]) -> None:
         for event in events:
             match event:
                 case Tokens():
@@ -43,15 +43,17 @@ class Book:
                     self.ended[event.request_id] = event
 
     def check_answers(self) -> None:
-        """What a request got is a prefix of its own answer, and the whole of it if it ended by itself."""
+        """The output of a request is a prefix of its expected answer, and all of it if it finished."""
         for request_id, submit in self.accepted.items():
-            got = self.tokens.get(request_id, [])
-            whole = answer(submit, submit.max_tokens)
-            cut = next((place for place, token in enumerate(whole) if token in submit.stop_tokens), len(whole))
-            assert got == whole[: len(got)]
+            output = self.tokens.get(request_id, [])
+            expected = answer(submit, submit.max_tokens)
+            cut = next(
+                (position for position, token in enumerate(expected) if token in submit.stop_tokens), len(expected)
+            )
+            assert output == expected[: len(output)]
             end = self.ended.get(request_id)
             if isinstance(end, Finished) and end.reason != "cancelled":
-                assert got == whole[:cut]
+                assert output == expected[:cut]
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -59,7 +61,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.book = Book()
+        self.record = Record()
         self.scheduler = GenerationScheduler(max_rows=ROWS, prefill_tokens=6, chunk_sizer=ChunkSizer(most=3, least=3))
         self.backend = FakeBackend(max_rows=ROWS)
         self.next_id = 0
@@ -71,54 +73,54 @@ class SchedulerMachine(RuleBasedStateMachine):
         submit = Generate(self.next_id, prompt, max_tokens, stop_tokens=frozenset({STOP}))
         self.next_id += 1
         self.scheduler.submit(submit)
-        self.book.accepted[submit.request_id] = submit
+        self.record.accepted[submit.request_id] = submit
 
     @rule(request_id=st.integers(0, 30))
     def cancel(self, request_id: int) -> None:
-        alive = request_id in self.book.accepted and request_id not in self.book.ended
+        alive = request_id in self.record.accepted and request_id not in self.record.ended
         events = self.scheduler.cancel(request_id)
         assert len(events) == (1 if alive else 0)
-        self.book.note(events)
+        self.record.add(events)
 
     @precondition(lambda self: not self.scheduler.idle)
     @rule(fails=st.integers(0, 7).map(lambda number: number == 0))
     def step(self, fails: bool) -> None:
         plan = self.scheduler.plan()
-        if fails:  # what the step would have been no longer matters
-            self.book.note(self.scheduler.fail("broken"))
+        if fails:  # the result of the step does not matter
+            self.record.add(self.scheduler.fail("broken"))
             self.backend.reset()
         else:
-            self.book.note(self.scheduler.advance(plan, self.backend.step(plan)))
+            self.record.add(self.scheduler.advance(plan, self.backend.step(plan)))
 
     @precondition(lambda self: not self.down and self.next_id > 5)
     @rule()
     def shutdown(self) -> None:
         self.down = True
-        self.book.note(self.scheduler.fail_all("going"))
-        assert set(self.book.ended) == set(self.book.accepted)
+        self.record.add(self.scheduler.fail_all("stopping"))
+        assert set(self.record.ended) == set(self.record.accepted)
 
     @invariant()
-    def answers_are_right(self) -> None:
-        self.book.check_answers()
+    def answers_are_correct(self) -> None:
+        self.record.check_answers()
 
     def teardown(self) -> None:
         for _ in range(10000):
             if self.scheduler.idle:
                 break
             self.step(False)
-        assert set(self.book.ended) == set(self.book.accepted)
+        assert set(self.record.ended) == set(self.record.accepted)
         assert not self.backend.rows and not self.backend.progress, "rows were left in the batch"
-        self.book.check_answers()
+        self.record.check_answers()
 
 
 class OwnerMachine(RuleBasedStateMachine):
-    """A live engine whose backend is held in every step until this machine lets it go."""
+    """A live engine whose backend is held in every step until the machine releases it."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.book = Book()
+        self.record = Record()
         self.gate = Gate()
-        self.made: list[FakeBackend] = []
+        self.backends: list[FakeBackend] = []
         link = ThreadLink(
             "machine", self._make, lambda facts: GenerationScheduler(max_rows=facts.max_rows, prefill_tokens=4)
         )
@@ -128,8 +130,8 @@ class OwnerMachine(RuleBasedStateMachine):
         self.down = False
 
     def _make(self) -> FakeBackend:
-        self.made.append(FakeBackend(max_rows=ROWS, gate=self.gate))
-        return self.made[0]
+        self.backends.append(FakeBackend(max_rows=ROWS, gate=self.gate))
+        return self.backends[0]
 
     @rule(prompt=PROMPTS, max_tokens=st.integers(1, 6))
     def submit(self, prompt: tuple[int, ...], max_tokens: int) -> None:
@@ -138,9 +140,9 @@ class OwnerMachine(RuleBasedStateMachine):
         try:
             self.driver.post(submit)
         except EngineGone:
-            assert self.down, "only an engine that was told to stop may refuse"
+            assert self.down, "only an engine that was shut down may refuse"
             return
-        self.book.accepted[submit.request_id] = submit
+        self.record.accepted[submit.request_id] = submit
 
     @rule(request_id=st.integers(0, 30))
     def cancel(self, request_id: int) -> None:
@@ -150,12 +152,12 @@ class OwnerMachine(RuleBasedStateMachine):
             assert self.down
 
     @rule()
-    def let_a_step_go(self) -> None:
+    def release_a_step(self) -> None:
         self.gate.let_one()
 
     @rule()
     def fail_a_step(self) -> None:
-        self.made[0].fail_next = ValueError("broken")
+        self.backends[0].fail_next = ValueError("broken")
 
     @precondition(lambda self: not self.down and self.next_id > 3)
     @rule()
@@ -166,14 +168,14 @@ class OwnerMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.gate.open()
         if not self.down:
-            self.driver.wait_ended(*self.book.accepted)
+            self.driver.wait_ended(*self.record.accepted)
         self.driver.stop()
         ended = {request_id: ends[0] for request_id, ends in self.driver.ends.items()}
-        assert set(ended) == set(self.book.accepted)
-        self.book.tokens, self.book.ended = self.driver.tokens, ended
-        self.book.check_answers()
-        assert self.made[0].closed
-        assert len(self.made[0].threads) == 1
+        assert set(ended) == set(self.record.accepted)
+        self.record.tokens, self.record.ended = self.driver.tokens, ended
+        self.record.check_answers()
+        assert self.backends[0].closed
+        assert len(self.backends[0].threads) == 1
 
 
 TestScheduler = SchedulerMachine.TestCase

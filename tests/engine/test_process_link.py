@@ -1,4 +1,4 @@
-"""The process link: the same messages and promises as the thread link, and a child whose death is only its own."""
+"""The process link: the same messages and guarantees as the thread link, and a crash that affects only its engine."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from support.guided import children_find_us
 
 @pytest.fixture(autouse=True)
 def importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The child has to find the fake backend, too."""
+    """Child processes must be able to import the fake backend."""
     children_find_us(monkeypatch)
 
 
@@ -64,17 +64,17 @@ def running(backend: BackendFactory) -> Iterator[tuple[Driver, ProcessLink]]:
         driver.stop()
 
 
-def test_it_answers_as_a_thread_does(running: tuple[Driver, ProcessLink], backend: BackendFactory) -> None:
+def test_answers_equal_those_of_a_thread(running: tuple[Driver, ProcessLink], backend: BackendFactory) -> None:
     driver, _ = running
     submits = [Generate(number, (number, 1, 2), 6, logprobs=2 if number == 3 else None) for number in range(10)]
     answers = driver.run(*submits)
     with engine(backend) as thread:
         assert thread.run(*submits) == answers
     assert len(driver.logprobs[3]) == 6
-    assert all(isinstance(entry, TokenLogprob) for entry in driver.logprobs[3])
+    assert all(isinstance(logprob, TokenLogprob) for logprob in driver.logprobs[3])
 
 
-def test_it_cancels_and_stops(running: tuple[Driver, ProcessLink]) -> None:
+def test_cancel_and_stop(running: tuple[Driver, ProcessLink]) -> None:
     driver, link = running
     driver.post(Generate(1, (1, 2), 100_000))
     driver.wait(lambda: 1 in driver.tokens)
@@ -89,7 +89,7 @@ def test_it_cancels_and_stops(running: tuple[Driver, ProcessLink]) -> None:
     assert link.join(1)
 
 
-def test_a_killed_child_ends_its_requests_at_once(running: tuple[Driver, ProcessLink]) -> None:
+def test_requests_of_a_killed_child_fail_at_once(running: tuple[Driver, ProcessLink]) -> None:
     driver, link = running
     for number in range(6):
         driver.post(Generate(number, (1, 2), 100_000))
@@ -102,7 +102,7 @@ def test_a_killed_child_ends_its_requests_at_once(running: tuple[Driver, Process
         driver.post(Generate(99, (1,), 1))
 
 
-def test_sigterm_to_the_group_does_not_end_an_engine(running: tuple[Driver, ProcessLink]) -> None:
+def test_an_engine_ignores_sigterm_and_sigint(running: tuple[Driver, ProcessLink]) -> None:
     driver, link = running
     os.kill(pid_of(link), signal.SIGTERM)
     os.kill(pid_of(link), signal.SIGINT)
@@ -125,7 +125,7 @@ def test_a_model_that_cannot_be_loaded_is_reported(tmp_path: Path) -> None:
     assert link.join(10)
 
 
-def test_a_child_that_dies_while_loading_is_a_failed_load() -> None:
+def test_a_child_that_dies_while_loading_fails_the_load() -> None:
     link = ProcessLink("x", exit_at_once, functools.partial(make_scheduler, SchedulerSettings()))
     driver = Driver(link)
     link.start_soon(driver.batches.put)
@@ -133,7 +133,7 @@ def test_a_child_that_dies_while_loading_is_a_failed_load() -> None:
     assert driver.load_error == "the engine's process ended with code 3"
 
 
-def test_no_thread_or_child_is_left(backend: BackendFactory) -> None:
+def test_no_thread_or_child_is_left_running(backend: BackendFactory) -> None:
     before = threading.active_count()
     for _ in range(3):
         driver, link = start(backend)
@@ -142,10 +142,10 @@ def test_no_thread_or_child_is_left(backend: BackendFactory) -> None:
         driver.stop()
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
-    assert threading.active_count() <= before + 1, "the last link's writer may still be on its way out"
+    assert threading.active_count() <= before + 1, "the writer of the last link may still be ending"
 
 
-def test_messages_survive_the_wire() -> None:
+def test_messages_can_be_pickled() -> None:
     facts = GenerationFacts(1, 2, 3, 4, "float32", "cpu", ("note",))
     events = [
         Tokens(1, (5, 6)),

@@ -1,4 +1,4 @@
-"""Who may enter, and what those are told who may not."""
+"""Admission: which requests an engine accepts, and how it rejects the others."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from millstream.errors import BadRequest, EngineBusy
 from millstream.service.admission import Admission
 
 
-def test_places_are_given_and_given_back() -> None:
+def test_capacity_and_queue_are_limited_and_released() -> None:
     admission = Admission(capacity=2, queue=1, fail_fast=False)
     admission.admit([1, 2, 3])
     assert (admission.active, admission.waiting) == (2, 1)
@@ -20,21 +20,21 @@ def test_places_are_given_and_given_back() -> None:
     admission.admit([4])
 
 
-def test_a_refusal_names_who_is_active() -> None:
+def test_a_rejection_lists_active_requests() -> None:
     admission = Admission(capacity=1, queue=8, fail_fast=True)
     admission.admit([17])
     with pytest.raises(EngineBusy, match=r"1 active \(request 17 for 0.0 s\), 0 waiting"):
         admission.check(1)
 
 
-def test_of_many_it_names_a_few() -> None:
+def test_a_rejection_lists_only_a_few_requests() -> None:
     admission = Admission(capacity=6, queue=0, fail_fast=True)
     admission.admit([1, 2, 3, 4, 5, 6])
     with pytest.raises(EngineBusy, match=r"6 active \(request 1 for .*, request 3 for .* s, 3 more\)"):
         admission.check(1)
 
 
-def test_checking_takes_nothing() -> None:
+def test_check_admits_nothing() -> None:
     admission = Admission(capacity=1, queue=0, fail_fast=False)
     admission.check(1)
     admission.check(1)
@@ -43,7 +43,7 @@ def test_checking_takes_nothing() -> None:
         admission.check(1)
 
 
-def test_all_or_none() -> None:
+def test_requests_are_admitted_all_or_none() -> None:
     admission = Admission(capacity=2, queue=0, fail_fast=False)
     admission.admit([1])
     with pytest.raises(EngineBusy):

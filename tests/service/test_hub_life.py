@@ -1,4 +1,4 @@
-"""Models that are loaded when they are wanted, leave when they are in the way, and come back when they die."""
+"""Models are loaded on demand, evicted for others, unloaded when idle, and restarted after a crash."""
 
 from __future__ import annotations
 
@@ -13,193 +13,193 @@ from millstream.errors import EngineGone, InsufficientMemory, LoadCancelled, Mod
 from millstream.service import managed_model
 from millstream.service.ready_model import ReadyModel
 from support.fake import FakeBackend, Gate
-from support.hubs import Yard, last_of, on_loop
+from support.hubs import FakeHub, last_of, on_loop
 
 
-class Dying(FakeBackend):
-    """Its engine ends in the first step: not a failed step, a defect of the engine."""
+class Crashing(FakeBackend):
+    """Its engine crashes in the first step."""
 
     def step(self, plan: Plan) -> StepResult:
-        raise SystemExit("the engine dies")
+        raise SystemExit("the engine crashes")
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(managed_model, "FIRST_BACKOFF", 0.001)
 
 
 @on_loop
-async def test_a_hundred_first_requests_cause_one_load() -> None:
-    yard = Yard()
-    yard.add("a")
-    assert yard.state("a") == "unloaded"
-    ends = await asyncio.gather(*(yard.ask("a") for _ in range(100)))
+async def test_concurrent_requests_share_one_load() -> None:
+    fake = FakeHub()
+    fake.add("a")
+    assert fake.state("a") == "unloaded"
+    ends = await asyncio.gather(*(fake.ask("a") for _ in range(100)))
     assert all(isinstance(end, Finished) for end in ends)
-    assert yard.loads == ["a"]
+    assert fake.loads == ["a"]
 
 
 @on_loop
-async def test_names_and_aliases() -> None:
-    yard = Yard()
-    yard.add("org/a", aliases=("gpt-4o", "a"))
-    yard.add("b")
+async def test_models_are_found_by_name_and_alias() -> None:
+    fake = FakeHub()
+    fake.add("org/a", aliases=("gpt-4o", "a"))
+    fake.add("b")
     for name in ("org/a", "gpt-4o", "a", ""):
-        async with yard.hub.use(name, ReadyModel) as model:
+        async with fake.hub.use(name, ReadyModel) as model:
             assert model.name == "org/a"
     with pytest.raises(NotFound, match="Served: org/a, gpt-4o, a, b"):
-        await yard.ask("c")
-    with pytest.raises(ModelError, match="two models are called 'gpt-4o'"):
-        yard.add("c", aliases=("gpt-4o",))
+        await fake.ask("c")
+    with pytest.raises(ModelError, match="two models have the name or alias 'gpt-4o'"):
+        fake.add("c", aliases=("gpt-4o",))
 
 
 @on_loop
-async def test_a_failed_load_tells_everyone_and_can_be_tried_again() -> None:
-    yard = Yard()
-    yard.add("a")
+async def test_a_failed_load_fails_all_waiting_requests_and_can_be_retried() -> None:
+    fake = FakeHub()
+    fake.add("a")
     broken = True
 
     async def refuse(name: str) -> None:
         if broken:
             raise ModelError("the weights are corrupt")
 
-    yard.before_load = refuse
-    ends = await asyncio.gather(*(yard.ask("a") for _ in range(10)), return_exceptions=True)
+    fake.before_load = refuse
+    ends = await asyncio.gather(*(fake.ask("a") for _ in range(10)), return_exceptions=True)
     assert all(isinstance(end, EngineGone) and "corrupt" in end.message for end in ends)
-    assert yard.loads == ["a"], "everyone who waited got the same answer"
-    card = yard.hub.card("a")
+    assert fake.loads == ["a"], "all waiting requests share the load"
+    card = fake.hub.card("a")
     assert (card.state, card.error) == ("failed", "the weights are corrupt")
     with pytest.raises(EngineGone, match="POST /v1/models/a/load tries again"):
-        await yard.ask("a")
-    assert yard.loads == ["a"], "a failed model is not tried at every request"
+        await fake.ask("a")
+    assert fake.loads == ["a"], "a request does not retry a failed model"
     broken = False
-    assert (await yard.hub.load("a")).state == "ready"
-    assert isinstance(await yard.ask("a"), Finished)
+    assert (await fake.hub.load("a")).state == "ready"
+    assert isinstance(await fake.ask("a"), Finished)
 
 
 @on_loop
-async def test_the_least_recently_used_leaves_for_another() -> None:
-    yard = Yard(memory=20)
+async def test_the_least_recently_used_model_is_evicted() -> None:
+    fake = FakeHub(memory=20)
     for name in "abc":
-        yard.add(name, 10)
+        fake.add(name, 10)
     for name in "aba":
-        await yard.ask(name)
-    await yard.ask("c")
-    assert [yard.state(name) for name in "abc"] == ["ready", "unloaded", "ready"]
-    assert yard.hub.room.held == 20
+        await fake.ask(name)
+    await fake.ask("c")
+    assert [fake.state(name) for name in "abc"] == ["ready", "unloaded", "ready"]
+    assert fake.hub.memory.reserved == 20
 
 
 @on_loop
-async def test_a_model_in_use_stays_and_the_load_waits_for_it() -> None:
-    yard = Yard(memory=10)
+async def test_a_load_waits_for_memory_of_a_model_in_use() -> None:
+    fake = FakeHub(memory=10)
     gate = Gate()
-    yard.backends["a"] = lambda: FakeBackend(gate=gate)
-    yard.add("a", 10)
-    yard.add("b", 10)
-    inbox = await yard.begin("a")
-    other = asyncio.ensure_future(yard.ask("b"))
-    await yard.until(lambda: yard.loads == ["a", "b"])
+    fake.backends["a"] = lambda: FakeBackend(gate=gate)
+    fake.add("a", 10)
+    fake.add("b", 10)
+    inbox = await fake.begin("a")
+    other = asyncio.ensure_future(fake.ask("b"))
+    await fake.until(lambda: fake.loads == ["a", "b"])
     await asyncio.sleep(0.02)
-    assert (yard.state("a"), other.done()) == ("ready", False)
+    assert (fake.state("a"), other.done()) == ("ready", False)
     gate.open()
     assert isinstance(await last_of(inbox), Finished)
     assert isinstance(await other, Finished)
-    assert (yard.state("a"), yard.state("b")) == ("unloaded", "ready")
+    assert (fake.state("a"), fake.state("b")) == ("unloaded", "ready")
 
 
 @on_loop
-async def test_what_cannot_fit_evicts_nobody_and_is_no_failure() -> None:
-    yard = Yard(memory=20)
-    yard.add("a", 10)
-    yard.add("big", 30)
-    await yard.ask("a")
+async def test_a_model_that_cannot_fit_evicts_nothing_and_has_not_failed() -> None:
+    fake = FakeHub(memory=20)
+    fake.add("a", 10)
+    fake.add("big", 30)
+    await fake.ask("a")
     with pytest.raises(InsufficientMemory):
-        await yard.ask("big")
-    assert (yard.state("a"), yard.state("big")) == ("ready", "unloaded")
+        await fake.ask("big")
+    assert (fake.state("a"), fake.state("big")) == ("ready", "unloaded")
 
 
 @on_loop
-async def test_idle_models_leave_after_their_time_and_pinned_ones_stay() -> None:
-    yard = Yard(idle_unload=0.05, step_timeout=1.0)
-    yard.add("a")
-    yard.add("kept", idle_unload=0.0)
-    yard.add("pinned", pin=True)
-    for name in ("a", "kept", "pinned"):
-        await yard.ask(name)
-    await yard.until(lambda: yard.state("a") == "unloaded")
-    assert (yard.state("kept"), yard.state("pinned")) == ("ready", "ready")
-    assert isinstance(await yard.ask("a"), Finished), "and it comes back when it is wanted"
-    assert yard.loads.count("a") == 2
+async def test_idle_models_are_unloaded_but_pinned_ones_stay() -> None:
+    fake = FakeHub(idle_unload=0.05, step_timeout=1.0)
+    fake.add("a")
+    fake.add("never", idle_unload=0.0)
+    fake.add("pinned", pin=True)
+    for name in ("a", "never", "pinned"):
+        await fake.ask(name)
+    await fake.until(lambda: fake.state("a") == "unloaded")
+    assert (fake.state("never"), fake.state("pinned")) == ("ready", "ready")
+    assert isinstance(await fake.ask("a"), Finished), "the next request loads it again"
+    assert fake.loads.count("a") == 2
 
 
 @on_loop
-async def test_unloading_lets_requests_inside_finish_and_new_ones_load_again() -> None:
-    yard = Yard()
+async def test_an_unload_lets_running_requests_finish_and_new_ones_load_again() -> None:
+    fake = FakeHub()
     gate = Gate()
-    yard.backends["a"] = lambda: FakeBackend(gate=gate)
-    yard.add("a")
-    inbox = await yard.begin("a")
-    leaving = asyncio.ensure_future(yard.hub.unload("a"))
-    await yard.until(lambda: yard.state("a") == "unloading")
-    late = asyncio.ensure_future(yard.ask("a"))
+    fake.backends["a"] = lambda: FakeBackend(gate=gate)
+    fake.add("a")
+    inbox = await fake.begin("a")
+    unloading = asyncio.ensure_future(fake.hub.unload("a"))
+    await fake.until(lambda: fake.state("a") == "unloading")
+    later = asyncio.ensure_future(fake.ask("a"))
     gate.open()
     assert isinstance(await last_of(inbox), Finished)
-    await leaving
-    assert isinstance(await late, Finished)
-    assert yard.loads == ["a", "a"]
+    await unloading
+    assert isinstance(await later, Finished)
+    assert fake.loads == ["a", "a"]
 
 
 @on_loop
-async def test_unloading_gives_up_a_load() -> None:
-    yard = Yard()
-    entry = yard.add("a")
+async def test_an_unload_cancels_a_load() -> None:
+    fake = FakeHub()
+    managed = fake.add("a")
     forever = asyncio.Event()
 
     async def wait(name: str) -> None:
         await forever.wait()
 
-    yard.before_load = wait
-    asking = asyncio.ensure_future(yard.ask("a"))
-    await yard.until(lambda: entry.state == "loading")
-    assert yard.hub.card("a").progress == 0.0
-    entry.progress(0.25)
-    assert yard.hub.card("a").progress == 0.25
-    assert (await yard.hub.unload("a")).state == "unloaded"
-    with pytest.raises(LoadCancelled, match="'a' was unloaded by request while it was loading; ask again"):
+    fake.before_load = wait
+    asking = asyncio.ensure_future(fake.ask("a"))
+    await fake.until(lambda: managed.state == "loading")
+    assert fake.hub.card("a").progress == 0.0
+    managed.report_progress(0.25)
+    assert fake.hub.card("a").progress == 0.25
+    assert (await fake.hub.unload("a")).state == "unloaded"
+    with pytest.raises(LoadCancelled, match="'a' was unloaded by request while it was loading; send the request again"):
         await asking
 
 
 @on_loop
-async def test_a_load_that_is_given_up_before_it_began() -> None:
-    yard = Yard()
-    entry = yard.add("a", now=True)
-    assert (await yard.hub.unload("a")).state == "unloaded"
-    assert (yard.loads, entry.in_use) == ([], False)
-    assert isinstance(await yard.ask("a"), Finished)
+async def test_a_load_that_is_cancelled_before_it_starts() -> None:
+    fake = FakeHub()
+    managed = fake.add("a", load_now=True)
+    assert (await fake.hub.unload("a")).state == "unloaded"
+    assert (fake.loads, managed.in_use) == ([], False)
+    assert isinstance(await fake.ask("a"), Finished)
 
 
 @on_loop
-async def test_an_engine_that_dies_is_started_again_until_that_is_hopeless() -> None:
-    yard = Yard()
-    entry = yard.add("a")
-    dying = True
-    yard.backends["a"] = lambda: Dying() if dying else FakeBackend()
-    end = await yard.ask("a")
+async def test_a_crashed_engine_is_restarted_until_it_crashed_too_often() -> None:
+    fake = FakeHub()
+    managed = fake.add("a")
+    crashing = True
+    fake.backends["a"] = lambda: Crashing() if crashing else FakeBackend()
+    end = await fake.ask("a")
     assert isinstance(end, Failed)
-    dying = False
-    assert isinstance(await yard.ask("a"), Finished)
-    assert (entry.restarts, yard.hub.card("a").restarts) == (1, 1)
-    dying = True
-    entry.load_soon()
-    await yard.hub.unload("a")
-    for _ in range(managed_model.MOST_CRASHES):
-        assert isinstance(await yard.ask("a"), Failed)
-    await yard.until(lambda: yard.state("a") == "failed")
-    assert "given up after 5 crashes" in (yard.hub.card("a").error or "")
-    with pytest.raises(EngineGone, match="given up after 5 crashes"):
-        await yard.ask("a")
-    dying = False
-    await yard.hub.load("a")
-    assert isinstance(await yard.ask("a"), Finished)
+    crashing = False
+    assert isinstance(await fake.ask("a"), Finished)
+    assert (managed.restarts, fake.hub.card("a").restarts) == (1, 1)
+    crashing = True
+    managed.load_soon()
+    await fake.hub.unload("a")
+    for _ in range(managed_model.MAX_CRASHES):
+        assert isinstance(await fake.ask("a"), Failed)
+    await fake.until(lambda: fake.state("a") == "failed")
+    assert "crashed 5 times" in (fake.hub.card("a").error or "")
+    with pytest.raises(EngineGone, match="crashed 5 times"):
+        await fake.ask("a")
+    crashing = False
+    await fake.hub.load("a")
+    assert isinstance(await fake.ask("a"), Finished)
 
 
 def hanging(gates: list[Gate]) -> Callable[[], FakeBackend]:
@@ -211,41 +211,41 @@ def hanging(gates: list[Gate]) -> Callable[[], FakeBackend]:
 
 
 @on_loop
-async def test_a_step_that_does_not_return_fails_its_requests_and_the_thread_is_replaced() -> None:
-    yard = Yard(step_timeout=0.5)
+async def test_a_hung_step_fails_its_requests_and_the_thread_is_replaced() -> None:
+    fake = FakeHub(step_timeout=0.5)
     stuck, free = Gate(), Gate()
     free.open()
-    yard.backends["a"] = hanging([stuck, free])
-    entry = yard.add("a")
-    inbox = await yard.begin("a")
-    async with yard.hub.use("a", ReadyModel) as model:
+    fake.backends["a"] = hanging([stuck, free])
+    managed = fake.add("a")
+    inbox = await fake.begin("a")
+    async with fake.hub.use("a", ReadyModel) as model:
         pass
     end = await last_of(inbox)
     assert isinstance(end, Failed)
     assert end.gone
     assert "--step-timeout 0.5" in end.message
-    assert isinstance(await yard.ask("a"), Finished)
-    assert entry.restarts == 1
+    assert isinstance(await fake.ask("a"), Finished)
+    assert managed.restarts == 1
     stuck.open()
-    assert await asyncio.to_thread(model.engine.link.join, 10), "when its step returns, the old thread ends"
+    assert await asyncio.to_thread(model.engine.link.join, 10), "the old thread ends when its step returns"
 
 
 @on_loop
-async def test_closing_ends_everything_in_any_state() -> None:
-    yard = Yard()
+async def test_close_stops_models_in_any_state() -> None:
+    fake = FakeHub()
     for name in ("ready", "unloaded", "loading"):
-        yard.add(name)
-    await yard.ask("ready")
+        fake.add(name)
+    await fake.ask("ready")
     forever = asyncio.Event()
 
     async def wait(name: str) -> None:
         await forever.wait()
 
-    yard.before_load = wait
-    asking = asyncio.ensure_future(yard.ask("loading"))
-    await yard.until(lambda: yard.state("loading") == "loading")
-    assert await yard.hub.close("closing time", 1.0, 5.0)
+    fake.before_load = wait
+    asking = asyncio.ensure_future(fake.ask("loading"))
+    await fake.until(lambda: fake.state("loading") == "loading")
+    assert await fake.hub.close("closing time", 1.0, 5.0)
     with pytest.raises(EngineGone):
         await asking
     with pytest.raises(EngineGone, match="closing time"):
-        await yard.ask("ready")
+        await fake.ask("ready")

@@ -1,4 +1,4 @@
-"""Events of a request that wait together are read as one, and nothing that a client sees depends on it."""
+"""Queued events of a request are merged into one, which makes no difference to clients."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from millstream.types import Delta, FinishReason, TokenLogprob, Usage
 from support.tiny import byte_source
 
 CALL = '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'
-READINGS = {
+OUTPUTS = {
     "plain": (OutputParsing(), "some text, and some more"),
     "stop": (OutputParsing(stop=("STOP",)), "up to here STOP and no further"),
-    "thoughts": (
+    "reasoning": (
         OutputParsing(chat_format=ChatFormat(reasoning=REASONING["think"])),
         "<think>it is late</think>good night",
     ),
@@ -50,8 +50,8 @@ def tokenizer() -> Tokenizer:
 
 
 def read(name: str, events: list[RequestEvent]) -> tuple[object, ...]:
-    reading, _ = READINGS[name]
-    choice = Choice(0, Generate(1, (0,), 500), tokenizer(), reading, continues=False)
+    parsing, _ = OUTPUTS[name]
+    choice = Choice(0, Generate(1, (0,), 500), tokenizer(), parsing, continues=False)
     deltas: list[Delta] = []
     for event in events:
         assert isinstance(event, Tokens)
@@ -70,23 +70,24 @@ def read(name: str, events: list[RequestEvent]) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize("scored", [False, True])
-@pytest.mark.parametrize("name", READINGS)
+@pytest.mark.parametrize("name", OUTPUTS)
 @given(cuts=st.lists(st.integers(1, 12), max_size=20))
-def test_an_answer_is_the_same_however_its_tokens_wait(name: str, scored: bool, cuts: list[int]) -> None:
-    tokens = tokenizer().encode(READINGS[name][1])
+def test_an_answer_does_not_depend_on_how_its_tokens_are_merged(name: str, scored: bool, cuts: list[int]) -> None:
+    tokens = tokenizer().encode(OUTPUTS[name][1])
     single: list[RequestEvent] = [
-        Tokens(1, (token,), (TokenLogprob(token, -place / 8),) if scored else ()) for place, token in enumerate(tokens)
+        Tokens(1, (token,), (TokenLogprob(token, -position / 8),) if scored else ())
+        for position, token in enumerate(tokens)
     ]
-    turns, at = [], 0
+    batches, start = [], 0
     for cut in [*cuts, len(tokens)]:
-        turns.append(single[at : at + cut])
-        at += cut
+        batches.append(single[start : start + cut])
+        start += cut
     expected = read(name, single)
-    assert read(name, [event for turn in turns if turn for event in merge_tokens(turn)]) == expected
+    assert read(name, [event for batch in batches if batch for event in merge_tokens(batch)]) == expected
     assert expected[-2] == ENDS.get(name)
 
 
-def test_tokens_of_several_requests_keep_to_their_own() -> None:
+def test_tokens_of_several_requests_are_not_mixed() -> None:
     end = Generated(1, FinishReason.LENGTH, Usage(1, 2, 0))
     events: list[RequestEvent] = [
         PromptLogprobs(1, ()),

@@ -1,4 +1,4 @@
-"""Loads and unloads that race: no waiter sees another's cancellation, and the model can always be loaded again."""
+"""Races of loads and unloads: no waiter gets another's cancellation, and the model can always be loaded again."""
 
 from __future__ import annotations
 
@@ -13,43 +13,43 @@ from millstream.engine.owner_threads import OwnerThreads
 from millstream.errors import EngineGone, LoadCancelled
 from millstream.service import managed_model
 from support.fake import FakeBackend, Gate
-from support.hubs import Yard, last_of, on_loop
+from support.hubs import FakeHub, last_of, on_loop
 
-PHASES = ["before its first step", "in the pool", "in make_room", "before the engine", "in the engine's load"]
+PHASES = ["before its first step", "in the pool", "waiting for memory", "before the engine", "in the engine's load"]
 
 
-class Held:
-    """A yard with a model "a" whose first load is held in a phase; later loads pass."""
+class HeldLoad:
+    """A hub with a model "a" whose first load is held in a phase; later loads pass."""
 
     def __init__(self, phase: str) -> None:
-        self.yard = Yard(memory=10)
-        self.entry = self.yard.add("a", 10)
+        self.fake = FakeHub(memory=10)
+        self.managed = self.fake.add("a", 10)
         self.phase = phase
         self.reached = asyncio.Event()
         self.release = threading.Event()
         self.gate = Gate()
         self._first = True
         if phase == "in the pool":
-            self.yard.before_room = self._wait
+            self.fake.before_reserve = self._wait
         elif phase == "before the engine":
-            self.yard.before_load = self._wait
-        elif phase == "in make_room":
-            self.yard.backends["other"] = lambda: FakeBackend(gate=self.gate)
-            self.yard.add("other", 10)
-            self.yard.before_room = self._mark
+            self.fake.before_load = self._wait
+        elif phase == "waiting for memory":
+            self.fake.backends["other"] = lambda: FakeBackend(gate=self.gate)
+            self.fake.add("other", 10)
+            self.fake.before_reserve = self._mark
         elif phase == "in the engine's load":
-            self.yard.backends["a"] = self._slow_backend
+            self.fake.backends["a"] = self._slow_backend
             self._loop = asyncio.get_running_loop()
 
     async def begin(self, count: int) -> list[asyncio.Future[object]]:
-        """That many requests wait for the load, and the load has come as far as its phase."""
-        if self.phase == "in make_room":
-            self.busy = await self.yard.begin("other")
+        """Start `count` requests that wait for the load, and wait until the load reaches its phase."""
+        if self.phase == "waiting for memory":
+            self.busy = await self.fake.begin("other")
         asking: list[asyncio.Future[object]] = [
-            asyncio.ensure_future(self.yard.ask("a") if number else self.yard.hub.load("a")) for number in range(count)
+            asyncio.ensure_future(self.fake.ask("a") if number else self.fake.hub.load("a")) for number in range(count)
         ]
-        await asyncio.sleep(0)  # they wait now, and the load's task has not run
-        assert self.entry.state == "loading"
+        await asyncio.sleep(0)  # they wait now; the task of the load has not run
+        assert self.managed.state == "loading"
         if self.phase != "before its first step":
             await self.reached.wait()
             await asyncio.sleep(0)
@@ -83,51 +83,51 @@ class Held:
 
 @pytest.mark.parametrize("phase", PHASES)
 @on_loop
-async def test_an_unload_tells_those_who_wait_and_the_next_load_is_not_touched(phase: str) -> None:
-    held = Held(phase)
-    yard = held.yard
+async def test_an_unload_cancels_waiting_requests_but_not_the_next_load(phase: str) -> None:
+    held = HeldLoad(phase)
+    fake = held.fake
     asking = await held.begin(4)
-    unloads = [asyncio.ensure_future(yard.hub.unload("a")) for _ in range(2)]
+    unloads = [asyncio.ensure_future(fake.hub.unload("a")) for _ in range(2)]
     await asyncio.sleep(0)
-    # These come after the unload was asked for and before it is over.
-    late: list[asyncio.Future[object]] = [asyncio.ensure_future(yard.ask("a"))]
-    late.append(asyncio.ensure_future(yard.hub.load("a")))
+    # These come after the unload was requested and before it has ended.
+    later: list[asyncio.Future[object]] = [asyncio.ensure_future(fake.ask("a"))]
+    later.append(asyncio.ensure_future(fake.hub.load("a")))
     await asyncio.sleep(0)
     held.let_go()
     ends = await asyncio.gather(*asking, return_exceptions=True)
     assert [type(end) for end in ends] == [LoadCancelled] * 4, ends
-    assert all("ask again to load it" in str(end) for end in ends)
+    assert all("send the request again to load it" in str(end) for end in ends)
     await asyncio.gather(*unloads)
-    if phase == "in make_room":
+    if phase == "waiting for memory":
         assert isinstance(await last_of(held.busy), Finished)
-    for end in await asyncio.gather(*late):
+    for end in await asyncio.gather(*later):
         assert isinstance(end, Finished) or end.state == "ready"  # type: ignore[attr-defined]
-    assert isinstance(await yard.ask("a"), Finished)
-    assert yard.hub.room.held == 10
-    await yard.hub.unload("a")
-    assert (yard.state("a"), yard.hub.room.held, held.entry.in_use) == ("unloaded", 0, False)
+    assert isinstance(await fake.ask("a"), Finished)
+    assert fake.hub.memory.reserved == 10
+    await fake.hub.unload("a")
+    assert (fake.state("a"), fake.hub.memory.reserved, held.managed.in_use) == ("unloaded", 0, False)
 
 
 @on_loop
-async def test_an_unload_in_the_same_turn_as_the_load() -> None:
+async def test_an_unload_before_the_first_step_of_the_load() -> None:
     """The task is cancelled before its first step."""
-    yard = Yard()
-    yard.add("a")
-    asking = asyncio.ensure_future(yard.ask("a"))
+    fake = FakeHub()
+    fake.add("a")
+    asking = asyncio.ensure_future(fake.ask("a"))
     await asyncio.sleep(0)
-    assert (await yard.hub.unload("a")).state == "unloaded"
-    assert yard.loads == []
+    assert (await fake.hub.unload("a")).state == "unloaded"
+    assert fake.loads == []
     with pytest.raises(LoadCancelled):
         await asking
-    assert isinstance(await yard.ask("a"), Finished)
+    assert isinstance(await fake.ask("a"), Finished)
 
 
 @pytest.mark.parametrize("phase", PHASES)
 @on_loop
-async def test_the_end_of_the_server_tells_those_who_wait(phase: str) -> None:
-    held = Held(phase)
+async def test_shutdown_fails_requests_that_wait_for_a_load(phase: str) -> None:
+    held = HeldLoad(phase)
     asking = await held.begin(3)
-    closing = asyncio.ensure_future(held.yard.hub.close("closing time", 1.0, 5.0))
+    closing = asyncio.ensure_future(held.fake.hub.close("closing time", 1.0, 5.0))
     await asyncio.sleep(0)
     held.let_go()
     ends = await asyncio.gather(*asking, return_exceptions=True)
@@ -136,74 +136,74 @@ async def test_the_end_of_the_server_tells_those_who_wait(phase: str) -> None:
 
 
 @on_loop
-async def test_a_waiter_that_leaves_takes_nobody_with_it() -> None:
-    held = Held("before the engine")
+async def test_a_cancelled_waiter_does_not_affect_the_others() -> None:
+    held = HeldLoad("before the engine")
     asking = await held.begin(3)
     asking[0].cancel()
     with pytest.raises(asyncio.CancelledError):
         await asking[0]
-    await held.yard.hub.unload("a")
+    await held.fake.hub.unload("a")
     for each in asking[1:]:
         with pytest.raises(LoadCancelled):
             await each
 
 
 @on_loop
-async def test_an_unload_of_a_model_that_is_leaving_waits_for_the_same_end() -> None:
-    yard = Yard()
+async def test_concurrent_unloads_wait_for_the_same_end() -> None:
+    fake = FakeHub()
     gate = Gate()
-    yard.backends["a"] = lambda: FakeBackend(gate=gate)
-    yard.add("a")
-    inbox = await yard.begin("a")
-    leaving = [asyncio.ensure_future(yard.hub.unload("a")) for _ in range(3)]
-    await yard.until(lambda: yard.state("a") == "unloading")
-    leaving.append(asyncio.ensure_future(yard.hub.unload("a")))
+    fake.backends["a"] = lambda: FakeBackend(gate=gate)
+    fake.add("a")
+    inbox = await fake.begin("a")
+    unloads = [asyncio.ensure_future(fake.hub.unload("a")) for _ in range(3)]
+    await fake.until(lambda: fake.state("a") == "unloading")
+    unloads.append(asyncio.ensure_future(fake.hub.unload("a")))
     gate.open()
     assert isinstance(await last_of(inbox), Finished)
-    assert [card.state for card in await asyncio.gather(*leaving)] == ["unloaded"] * 4
+    assert [card.state for card in await asyncio.gather(*unloads)] == ["unloaded"] * 4
 
 
 @on_loop
-async def test_an_engine_that_dies_as_its_unload_begins_is_not_started_again() -> None:
-    yard = Yard()
-    entry = yard.add("a")
-    await yard.ask("a")
-    assert entry.model is not None
-    entry.model.engine.disown("it died")
-    assert (await yard.hub.unload("a")).state == "unloaded"
+async def test_an_engine_that_dies_as_its_unload_begins_is_not_restarted() -> None:
+    fake = FakeHub()
+    managed = fake.add("a")
+    await fake.ask("a")
+    assert managed.model is not None
+    managed.model.engine.disown("it died")
+    assert (await fake.hub.unload("a")).state == "unloaded"
     await asyncio.sleep(0)
-    assert (yard.state("a"), entry.restarts, yard.loads) == ("unloaded", 0, ["a"])
-    assert isinstance(await yard.ask("a"), Finished)
+    assert (fake.state("a"), managed.restarts, fake.loads) == ("unloaded", 0, ["a"])
+    assert isinstance(await fake.ask("a"), Finished)
 
 
 @on_loop
-async def test_an_unload_ends_the_wait_of_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unload_cancels_a_pending_restart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(managed_model, "FIRST_BACKOFF", 100.0)
-    yard = Yard()
-    entry = yard.add("a")
-    await yard.ask("a")
-    assert entry.model is not None
-    entry.model.engine.disown("it died")
-    await yard.until(lambda: yard.state("a") == "loading")
-    asking = asyncio.ensure_future(yard.ask("a"))
+    fake = FakeHub()
+    managed = fake.add("a")
+    await fake.ask("a")
+    assert managed.model is not None
+    managed.model.engine.disown("it died")
+    await fake.until(lambda: fake.state("a") == "loading")
+    asking = asyncio.ensure_future(fake.ask("a"))
     await asyncio.sleep(0)
-    assert (await yard.hub.unload("a")).state == "unloaded"
+    assert (await fake.hub.unload("a")).state == "unloaded"
     with pytest.raises(LoadCancelled):
         await asking
 
 
 class Panic(BaseException):
-    """As pyo3 raises it: no Exception."""
+    """Not an Exception, like the panics of pyo3."""
 
 
 @pytest.mark.parametrize("error", [IndexError("pop from empty list"), Panic("capacity overflow"), SystemExit(3)])
-@pytest.mark.parametrize("place", ["opener", "backend"])
+@pytest.mark.parametrize("source", ["loader", "backend"])
 @on_loop
-async def test_whatever_is_raised_while_opening_is_a_failed_model_with_a_reason(
-    place: str, error: BaseException, caplog: pytest.LogCaptureFixture
+async def test_any_error_during_a_load_fails_the_model_with_a_reason(
+    source: str, error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
-    yard = Yard(memory=10)
-    yard.add("a", 10)
+    fake = FakeHub(memory=10)
+    fake.add("a", 10)
     broken = True
 
     async def refuse(name: str) -> None:
@@ -220,29 +220,29 @@ async def test_whatever_is_raised_while_opening_is_a_failed_model_with_a_reason(
         made.on_load = refuse_here
         return made
 
-    if place == "opener":
-        yard.before_load = refuse
+    if source == "loader":
+        fake.before_load = refuse
     else:
-        yard.backends["a"] = backend
+        fake.backends["a"] = backend
     with caplog.at_level(logging.ERROR):
-        ends = await asyncio.gather(*(yard.ask("a") for _ in range(3)), return_exceptions=True)
+        ends = await asyncio.gather(*(fake.ask("a") for _ in range(3)), return_exceptions=True)
     reason = f"{type(error).__name__}: {error}"
     assert all(isinstance(end, EngineGone) and reason in end.message and end.retry_after is None for end in ends), ends
     assert "Traceback" in caplog.text
-    card = yard.hub.card("a")
+    card = fake.hub.card("a")
     assert (card.state, card.error, card.reserved_bytes) == ("failed", reason, None)
     broken = False
-    assert (await yard.hub.load("a")).state == "ready"
+    assert (await fake.hub.load("a")).state == "ready"
 
 
 @on_loop
-async def test_a_link_that_cannot_start_is_a_failed_model(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_link_that_cannot_start_fails_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    yard = Yard()
-    yard.add("a")
+    fake = FakeHub()
+    fake.add("a")
     monkeypatch.setattr(OwnerThreads, "start", refuse)
     with pytest.raises(EngineGone, match="can't start new thread"):
-        await yard.ask("a")
-    assert yard.state("a") == "failed"
+        await fake.ask("a")
+    assert fake.state("a") == "failed"

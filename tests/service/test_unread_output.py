@@ -1,4 +1,4 @@
-"""Output that waits for its reader: counted, bounded, and given in order."""
+"""Unread output: counted, limited, and delivered in order."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from millstream.engine.generation.messages import Generated, PromptLogprobs, Tokens
 from millstream.engine.messages import EVENT_BYTES, Finished, RequestEvent
 from millstream.errors import OutputUnread
-from millstream.service.inbox import TURN, Inbox
-from millstream.service.unread_output import SHARES, UnreadOutput
+from millstream.service.inbox import MAX_BATCH, Inbox
+from millstream.service.unread_output import TOTAL_FACTOR, UnreadOutput
 from millstream.types import FinishReason, TokenLogprob, Usage
 
 END = Generated(1, FinishReason.LENGTH, Usage())
@@ -37,16 +37,16 @@ async def drained(inbox: Inbox) -> list[int]:
             found += event.tokens
 
 
-@pytest.mark.parametrize("count", [0, 1, TURN - 1, TURN, TURN + 1, 10 * TURN + 3])
-def test_a_slow_reader_gets_all_in_order(count: int) -> None:
+@pytest.mark.parametrize("count", [0, 1, MAX_BATCH - 1, MAX_BATCH, MAX_BATCH + 1, 10 * MAX_BATCH + 3])
+def test_a_slow_reader_gets_all_events_in_order(count: int) -> None:
     budget = UnreadOutput(2**20)
     inbox = fill(Inbox(budget), [*tokens(count), END])
-    assert budget.total == inbox.unread == (count + 1) // TURN * TURN * EVENT_BYTES
+    assert budget.total == inbox.unread == (count + 1) // MAX_BATCH * MAX_BATCH * EVENT_BYTES
     assert asyncio.run(drained(inbox)) == list(range(count))
     assert budget.total == inbox.unread == 0
 
 
-def test_what_is_over_its_share_ends() -> None:
+def test_a_request_over_its_limit_is_ended() -> None:
     budget, ended = UnreadOutput(100 * EVENT_BYTES), []
     inbox = Inbox(budget)
     inbox.on_overflow(lambda: ended.append(1))
@@ -55,11 +55,11 @@ def test_what_is_over_its_share_ends() -> None:
     fill(inbox, [*tokens(500), END])
     assert ended == [1]
     assert budget.total == 0
-    with pytest.raises(OutputUnread, match="of the answer waited to be read, so it was ended"):
+    with pytest.raises(OutputUnread, match="of this answer unread, so the request was ended"):
         asyncio.run(inbox.take())
 
 
-def test_log_probabilities_weigh_more() -> None:
+def test_logprobs_count_for_more() -> None:
     plain, scored = (tokens(1, top=top)[0].nbytes for top in (0, 20))
     assert scored > 10 * plain
     prompt = PromptLogprobs(1, (TokenLogprob(1, -1.0, ((1, -1.0),) * 20),) * 1000)
@@ -70,10 +70,10 @@ def test_log_probabilities_weigh_more() -> None:
         asyncio.run(inbox.take())
 
 
-def test_over_the_total_the_largest_ends_and_nobody_else() -> None:
+def test_over_the_total_only_the_largest_request_is_ended() -> None:
     budget = UnreadOutput(100 * EVENT_BYTES)
     large = fill(Inbox(budget), tokens(96))
-    others = [fill(Inbox(budget), tokens(64)) for _ in range(SHARES * 100 // 64 - 2)]
+    others = [fill(Inbox(budget), tokens(64)) for _ in range(TOTAL_FACTOR * 100 // 64 - 2)]
     ended: list[str] = []
     large.on_overflow(lambda: ended.append("large"))
     for other in others:
@@ -86,7 +86,7 @@ def test_over_the_total_the_largest_ends_and_nobody_else() -> None:
     assert asyncio.run(drained(fill(last, [END]))) == list(range(64))
 
 
-def test_who_has_left_counts_no_longer() -> None:
+def test_a_closed_inbox_no_longer_counts() -> None:
     budget = UnreadOutput(100 * EVENT_BYTES)
     inbox = fill(Inbox(budget), tokens(64))
     inbox.close()
@@ -96,7 +96,7 @@ def test_who_has_left_counts_no_longer() -> None:
     assert budget.total == 0
 
 
-def test_a_reader_that_waits_is_told() -> None:
+def test_a_waiting_reader_gets_the_error() -> None:
     async def main() -> None:
         inbox = Inbox(UnreadOutput(1000))
         reader = asyncio.create_task(inbox.take())

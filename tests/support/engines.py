@@ -1,4 +1,4 @@
-"""Drives an engine from a test thread: post, then wait for events."""
+"""Drives an engine from a test: posts commands and waits for events."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from millstream.engine.protocols import BackendFactory, SchedulerFactory
 from millstream.errors import EngineGone
 from millstream.model_facts import GenerationFacts
 
-PATIENCE = 60
+TIMEOUT = 60
 
 Run = Callable[[Callable[[], Any]], Any]
-"""Does some work on a thread and gives what it gave, or raises what it raised."""
+"""Calls a function on a thread; returns its result or raises its error."""
 
 
 class Driver:
-    """Collects what an engine says. `run` is the whole round trip."""
+    """Collects the events of an engine. `run` is the whole round trip."""
 
     def __init__(self, link: Link) -> None:
         self.link = link
@@ -61,7 +61,7 @@ class Driver:
         self.link.post_soon(command)
 
     def complete(self, *submits: Submit) -> None:
-        """Post all and wait for their ends."""
+        """Post these requests and wait for their ends."""
         for submit in submits:
             self.post(submit)
         self.wait_ended(*(submit.request_id for submit in submits))
@@ -70,32 +70,32 @@ class Driver:
         self.complete(*submits)
         return [self.tokens.get(submit.request_id, []) for submit in submits]
 
-    def forget(self) -> None:
-        """What ended is over: its numbers may be used again."""
+    def reset(self) -> None:
+        """Forget ended requests, so that their ids can be used again."""
         self.outputs, self.tokens, self.logprobs, self.ends = {}, {}, {}, {}
 
     def wait_ended(self, *request_ids: int) -> None:
         self.wait(lambda: all(request_id in self.ends for request_id in request_ids))
 
     def wait(self, condition: Callable[[], bool], nudge: Callable[[], None] | None = None) -> None:
-        """Book what comes until `condition` holds. Where nothing comes by itself, `nudge` is called now and then."""
-        deadline = time.monotonic() + PATIENCE
+        """Collect events until `condition` holds. `nudge` is called whenever no event comes for a moment."""
+        deadline = time.monotonic() + TIMEOUT
         while not condition():
-            assert time.monotonic() < deadline, "what the test waits for did not come"
+            assert time.monotonic() < deadline, "timed out"
             try:
-                for event in self.batches.get(timeout=PATIENCE if nudge is None else 0.02):
-                    self._book(event)
+                for event in self.batches.get(timeout=TIMEOUT if nudge is None else 0.02):
+                    self._collect(event)
             except queue.Empty:
                 if nudge is not None:
                     nudge()
 
     def stop(self) -> None:
-        with suppress(EngineGone):  # it ended by itself: its Stopped is on the way
+        with suppress(EngineGone):  # it ended by itself; its Stopped will arrive
             self.post(Shutdown())
         self.wait(lambda: self.stopped)
-        assert self.link.join(PATIENCE)
+        assert self.link.join(TIMEOUT)
 
-    def _book(self, event: Event) -> None:
+    def _collect(self, event: Event) -> None:
         match event:
             case Output():
                 assert event.request_id not in self.ends, "output after the end"

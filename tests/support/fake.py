@@ -1,4 +1,4 @@
-"""A backend without a model, for races that must be driven step by step. The conformance tests keep it honest."""
+"""A backend without a model, for tests that control each step. The conformance tests keep it close to the real one."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ VOCAB = 97
 
 
 def answer(submit: Generate, count: int) -> list[int]:
-    """The tokens that the fake gives: a function of the prompt alone, like a model's at temperature 0."""
-    start = sum((place + 1) * token for place, token in enumerate(submit.prompt))
-    return [(start + 13 * place) % VOCAB for place in range(count)]
+    """The tokens that the fake generates: they depend on the prompt alone, like a model's at temperature 0."""
+    start = sum((position + 1) * token for position, token in enumerate(submit.prompt))
+    return [(start + 13 * position) % VOCAB for position in range(count)]
 
 
 class Gate:
-    """Holds a backend inside `step` until the test lets it go. Events, no sleeps."""
+    """Holds a backend inside `step` until the test releases it, without sleeps."""
 
     def __init__(self) -> None:
         self.entered = threading.Semaphore(0)
@@ -42,11 +42,11 @@ class Gate:
         self._open.set()
 
     def wait_entered(self) -> None:
-        assert self.entered.acquire(timeout=10), "the backend was never asked for a step"
+        assert self.entered.acquire(timeout=10), "the backend was never called"
 
 
 class FakeBackend:
-    """Keeps rows as a real one does, and checks that every plan is one that a real one could run."""
+    """Has rows like a real backend, and asserts that a real one could run every plan."""
 
     def __init__(
         self, *, max_rows: int = 8, context_length: int = 4096, vocab_size: int = VOCAB, gate: Gate | None = None
@@ -58,7 +58,7 @@ class FakeBackend:
         self.prompts: dict[int, Generate] = {}
         self.progress: dict[int, int] = {}
         self.rows: dict[int, tuple[Generate, int]] = {}
-        self.looked: dict[int, int] = {}
+        self.encoded_media: dict[int, int] = {}
         self.plans: list[Plan] = []
         self.threads: set[int] = {threading.get_ident()}
         self.fail_next: Exception | None = None
@@ -66,7 +66,7 @@ class FakeBackend:
         self.on_load: Callable[[], None] = lambda: None
 
     def load(self, report: Progress = ignore_progress) -> GenerationFacts:
-        self._note_thread()
+        self._check_thread()
         self.on_load()
         report(1.0)
         return GenerationFacts(
@@ -74,7 +74,7 @@ class FakeBackend:
         )
 
     def step(self, plan: Plan) -> StepResult:
-        self._note_thread()
+        self._check_thread()
         self.plans.append(plan)
         if self.gate is not None:
             self.gate.pass_through()
@@ -85,26 +85,26 @@ class FakeBackend:
         self._join(plan)
         outputs = [self._decode(request_id) for request_id in plan.decode]
         self._prefill(plan)
-        seen = tuple((look.request.request_id, self._look(look)) for look in plan.encode)
-        assert len(self.rows) + len(self.progress) <= self.max_rows, "more rows than the model has"
-        return StepResult(tuple(outputs), encoded=seen)
+        encoded = tuple((order.request.request_id, self._encode(order)) for order in plan.encode)
+        assert len(self.rows) + len(self.progress) <= self.max_rows, "more rows than max_rows"
+        return StepResult(tuple(outputs), encoded=encoded)
 
     def background_task(self, request: Generate | None) -> BackgroundTask | None:
-        self._note_thread()
+        self._check_thread()
         return None
 
     def memory_bytes(self) -> int:
-        self._note_thread()
+        self._check_thread()
         return 1000 + len(self.rows)
 
     def reset(self) -> None:
-        self._note_thread()
+        self._check_thread()
         self.progress.clear()
         self.prompts.clear()
         self.rows.clear()
 
     def close(self) -> None:
-        self._note_thread()
+        self._check_thread()
         self.closed = True
 
     def _drop(self, plan: Plan) -> None:
@@ -118,7 +118,7 @@ class FakeBackend:
         for request_id in plan.decode:
             if request_id in self.progress:
                 submit = self.prompts.pop(request_id)
-                assert self.progress.pop(request_id) == len(submit.prompt) - 1, "joined before its prompt was read"
+                assert self.progress.pop(request_id) == len(submit.prompt) - 1, "joined before its prompt was prefilled"
                 self.rows[request_id] = (submit, 0)
         assert set(plan.decode) == set(self.rows), "a row in the batch was not decoded"
 
@@ -129,37 +129,39 @@ class FakeBackend:
         logprobs = () if submit.logprobs is None else (TokenLogprob(token, -1.0, ((token, -1.0),) * submit.logprobs),)
         return RowOutput(request_id, (token,), logprobs)
 
-    def _look(self, look: EncodeMedia) -> int:
-        """One image a step."""
-        request_id = look.request.request_id
-        assert request_id in self.progress, "looked at media of a request without a row"
-        assert look.first < len(look.request.media) and look.tokens > 0
-        self.looked[request_id] = look.first + 1
-        return look.first + 1
+    def _encode(self, order: EncodeMedia) -> int:
+        """Encodes one image per step."""
+        request_id = order.request.request_id
+        assert request_id in self.progress, "encoded media of a request without a row"
+        assert order.first < len(order.request.media) and order.tokens > 0
+        self.encoded_media[request_id] = order.first + 1
+        return order.first + 1
 
     def _prefill(self, plan: Plan) -> None:
         for chunk in plan.prefill:
             request_id = chunk.request.request_id
             assert self.progress.get(request_id, 0) == chunk.start, "a chunk was skipped or repeated"
             assert chunk.start <= chunk.end <= len(chunk.request.prompt) - 1
-            looked = self.looked.get(request_id, 0)
-            assert all(media.start >= chunk.end for media in chunk.request.media[looked:]), "read what it never saw"
+            encoded_media = self.encoded_media.get(request_id, 0)
+            assert all(media.start >= chunk.end for media in chunk.request.media[encoded_media:]), (
+                "prefilled media that are not encoded"
+            )
             self.progress[request_id] = chunk.end
             self.prompts[request_id] = chunk.request
 
-    def _note_thread(self) -> None:
+    def _check_thread(self) -> None:
         self.threads.add(threading.get_ident())
-        assert len(self.threads) == 1, "the backend was touched by two threads"
+        assert len(self.threads) == 1, "the backend was called on two threads"
         assert not self.closed, "the backend was used after close"
 
 
 def exit_at_once() -> FakeBackend:
-    """A backend whose native code takes the process down."""
+    """A backend whose native code ends the process."""
     os._exit(3)
 
 
 class Panic(BaseException):
-    """As native code raises it through pyo3: no Exception."""
+    """Not an Exception, like the panics of pyo3."""
 
 
 def panic() -> FakeBackend:

@@ -1,4 +1,4 @@
-"""A hub over fake backends, on the loop of the test."""
+"""A hub with fake backends, on the event loop of the test."""
 
 from __future__ import annotations
 
@@ -18,44 +18,44 @@ from millstream.service.admission import Admission
 from millstream.service.engine_client import EngineClient
 from millstream.service.hub import ModelHub
 from millstream.service.inbox import Inbox
-from millstream.service.managed_model import Loading, ManagedModel
+from millstream.service.managed_model import LoadContext, ManagedModel
 from millstream.service.ready_model import ReadyModel
 from millstream.service.unread_output import UnreadOutput
 from support.fake import FakeBackend
 
-PATIENCE = 20
+TIMEOUT = 20
 
 
 def on_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """Run a test's coroutine, and let nothing in it wait for ever."""
+    """Run an async test with a timeout."""
 
     @functools.wraps(test)
-    def run(*arguments: Any, **named: Any) -> None:
-        asyncio.run(asyncio.wait_for(test(*arguments, **named), PATIENCE))
+    def run(*args: Any, **kwargs: Any) -> None:
+        asyncio.run(asyncio.wait_for(test(*args, **kwargs), TIMEOUT))
 
     return run
 
 
-class Yard:
-    """A hub whose models are fakes of a given size. Remembers each load."""
+class FakeHub:
+    """A hub whose models are fakes of a given size. Records each load."""
 
     def __init__(self, **settings: Any) -> None:
         self.hub = ModelHub(grace=1.0, patience=5.0, **settings)
         self.loads: list[str] = []
         self.backends: dict[str, BackendFactory] = {}
-        self.before_room: Callable[[str], Awaitable[None]] | None = None
+        self.before_reserve: Callable[[str], Awaitable[None]] | None = None
         self.before_load: Callable[[str], Awaitable[None]] | None = None
         self._numbers = iter(range(1, 10_000))
 
-    def add(self, name: str, size: int = 10, *, now: bool = False, **spec: Any) -> ManagedModel:
-        opener = functools.partial(self._open, name, size)
-        return self.hub.add(name, ModelSpec(name, **spec), opener, isolation="thread", now=now)
+    def add(self, name: str, size: int = 10, *, load_now: bool = False, **spec: Any) -> ManagedModel:
+        loader = functools.partial(self._load, name, size)
+        return self.hub.add(name, ModelSpec(name, **spec), loader, isolation="thread", load_now=load_now)
 
-    async def _open(self, name: str, size: int, loading: Loading) -> ReadyModel:
+    async def _load(self, name: str, size: int, context: LoadContext) -> ReadyModel:
         self.loads.append(name)
-        if self.before_room is not None:
-            await self.before_room(name)
-        await loading.reserve(size, size)
+        if self.before_reserve is not None:
+            await self.before_reserve(name)
+        await context.reserve(size, size)
         if self.before_load is not None:
             await self.before_load(name)
         link = ThreadLink(
@@ -64,18 +64,18 @@ class Yard:
         engine = EngineClient(
             link,
             Admission(capacity=4, queue=100, fail_fast=False),
-            on_progress=loading.progress,
-            on_idle=loading.idle,
+            on_progress=context.report_progress,
+            on_idle=context.became_idle,
         )
         try:
             facts = await engine.load()
         except BaseException:
-            await engine.give_up("the load was given up", 5.0)
+            await engine.abort_load("the load was aborted", 5.0)
             raise
         return ReadyModel(name, engine, facts, ModelSpec(name))
 
     async def begin(self, name: str, tokens: int = 3) -> Inbox:
-        """A request of a client, posted; as the service does it."""
+        """Post a request as the service does; returns its inbox."""
         while True:
             async with self.hub.use(name, ReadyModel) as model:
                 inbox = Inbox(UnreadOutput(2**20))
@@ -88,14 +88,14 @@ class Yard:
             await model.engine.wait_gone()
 
     async def ask(self, name: str, tokens: int = 3) -> RequestEvent:
-        """A whole request; its last event."""
+        """Run a request to its end; returns its last event."""
         return await last_of(await self.begin(name, tokens))
 
     def state(self, name: str) -> str:
         return self.hub.card(name).state
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        while not condition():  # noqa: ASYNC110 - the hub tells nobody
+        while not condition():  # noqa: ASYNC110 - the hub has no event for it
             await asyncio.sleep(0.005)
 
 

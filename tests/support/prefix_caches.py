@@ -1,4 +1,4 @@
-"""Schedulers whose prefix cache has small blocks, so that short prompts have many."""
+"""Schedulers whose prefix cache has small blocks, so that short prompts have several."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ BLOCK = 4
 def caching_scheduler(budget: int, disk: Path | None, facts: GenerationFacts) -> GenerationScheduler:
     """Every block and every checkpoint counts as one byte."""
     assert facts.prefix_sizes is not None
-    states = bool(facts.prefix_sizes.states)
-    index = PrefixIndex(block=BLOCK, block_bytes=1, budget=budget, from_checkpoints=states)
+    from_checkpoints = bool(facts.prefix_sizes.states)
+    index = PrefixIndex(block=BLOCK, block_bytes=1, budget=budget, from_checkpoints=from_checkpoints)
     tier = None
     if disk is not None:
         store = DiskStore(disk, 2**30, facts.identity)
         store.open()
         tier = DiskTier(store, facts.identity, BLOCK)
-    cache = CheckpointPrefixCache(index, lambda tokens: 1, tier) if states else BlockPrefixCache(index, tier)
+    cache = CheckpointPrefixCache(index, lambda tokens: 1, tier) if from_checkpoints else BlockPrefixCache(index, tier)
     return GenerationScheduler(
         max_rows=facts.max_rows, prefill_tokens=7, prefix_cache=cache, whole_media=facts.whole_media
     )

@@ -1,4 +1,4 @@
-"""A backend that says what a test wants: the tokens of a script, whatever the prompt is."""
+"""A backend that generates the tokens of a script, whatever the prompt."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Script = Callable[[Generate], Sequence[int]]
 
 
 class ScriptedBackend:
-    """`script` gives the whole answer to a request; after its end the last token is repeated."""
+    """`script` returns the whole answer to a request. After its end, the last token is repeated."""
 
     def __init__(self, script: Script, *, vocab: int = 1000, context_length: int = 8192) -> None:
         self._script = script
@@ -50,8 +50,8 @@ class ScriptedBackend:
         self._rows.clear()
 
     def _decode(self, request_id: int) -> RowOutput:
-        submit, tokens, place = self._rows[request_id]
-        self._rows[request_id] = (submit, tokens, place + 1)
-        token = tokens[min(place, len(tokens) - 1)]
+        submit, tokens, position = self._rows[request_id]
+        self._rows[request_id] = (submit, tokens, position + 1)
+        token = tokens[min(position, len(tokens) - 1)]
         logprobs = () if submit.logprobs is None else (TokenLogprob(token, -1.0, ((token, -1.0),) * submit.logprobs),)
         return RowOutput(request_id, (token,), logprobs)

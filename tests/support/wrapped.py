@@ -1,4 +1,4 @@
-"""Any backend, watched or held: the same tests run over the fake and the real one."""
+"""Wrappers that observe or hold any backend, so that tests run on the fake and the real one alike."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class GateLike(Protocol):
 
 
 class Wrapped:
-    """Passes everything on, after `note` has been told what is asked."""
+    """Forwards every call, after `note` with the name of the method."""
 
     def __init__(self, inner: GenerationBackend) -> None:
         self._inner = inner
 
-    def note(self, what: str) -> None:
+    def note(self, method: str) -> None:
         """For subclasses."""
 
     def load(self, report: Progress = ignore_progress) -> GenerationFacts:
@@ -50,7 +50,7 @@ class Wrapped:
 
 
 class Gated(Wrapped):
-    """Held at a gate before each step; a step fails when told to."""
+    """Waits at a gate before each step. The next step raises `fail_next`, if set."""
 
     def __init__(self, inner: GenerationBackend, gate: GateLike) -> None:
         super().__init__(inner)
@@ -58,8 +58,8 @@ class Gated(Wrapped):
         self.fail_next: Exception | None = None
 
     def step(self, plan: Plan) -> StepResult:
-        works = (plan.prefill or plan.decode) if isinstance(plan, Plan) else plan.run
-        if works:  # a step that only drops rows is not held
+        has_work = (plan.prefill or plan.decode) if isinstance(plan, Plan) else plan.run
+        if has_work:  # a step that only drops rows is not held
             self._gate.pass_through()
             if self.fail_next is not None:
                 error, self.fail_next = self.fail_next, None
@@ -68,5 +68,5 @@ class Gated(Wrapped):
 
 
 def gated(make: BackendFactory, gate: GateLike) -> Gated:
-    """A factory that crosses to a child, if its parts do."""
+    """A factory for `functools.partial`, which can be pickled for a child process."""
     return Gated(make(), gate)

@@ -82,10 +82,10 @@ class BackgroundThread:
     def cancel(self, request_id: int) -> None:
         """Drop the task of a request that has ended. One that is running goes on."""
         with self._changed:
-            left = [queued for queued in self._queue if queued.request_id != request_id]
-            if len(left) < len(self._queue):
-                heapq.heapify(left)
-                self._queue = left
+            remaining = [queued for queued in self._queue if queued.request_id != request_id]
+            if len(remaining) < len(self._queue):
+                heapq.heapify(remaining)
+                self._queue = remaining
 
     def done(self) -> Iterable[Done]:
         while not self._done.empty():
@@ -126,7 +126,7 @@ def _outcome(queued: _Queued) -> Done:
         queued.task.run()
     except MillstreamError as error:
         return Done(queued.request_id, error.message, refused=isinstance(error, BadRequest))
-    except BaseException as error:  # a panic of native code is no Exception, and the request waits for an outcome
+    except BaseException as error:  # a native panic is not an Exception, and the request waits for an outcome
         log.exception("a background task failed")
         return Done(queued.request_id, f"{type(error).__name__}: {error}")
     return Done(queued.request_id)

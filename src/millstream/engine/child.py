@@ -17,8 +17,8 @@ from millstream.engine.messages import Event, Shutdown
 from millstream.engine.owner import OwnerLoop
 from millstream.errors import EngineGone
 
-ORPHAN_PATIENCE = 10.0
-"""Seconds for an engine without a parent to complete its step and free its model."""
+ORPHAN_SECONDS = 10.0
+"""How long an engine without a parent may take to complete its step and free its model."""
 
 
 def main(descriptor: int, heartbeat: int) -> None:
@@ -56,7 +56,7 @@ def _orphaned(mailbox: Mailbox) -> None:
         mailbox.post_soon(Shutdown("the server is gone"))
     except EngineGone:
         return
-    threading.Event().wait(ORPHAN_PATIENCE)
+    threading.Event().wait(ORPHAN_SECONDS)
     os._exit(1)
 
 

@@ -1,4 +1,4 @@
-"""The heartbeat of an owner: written by its thread, read from any thread or process. A hang shows here."""
+"""The heartbeat of an owner: written on its thread, read on any thread or in another process, so that hangs show."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ import time
 from typing import IO, NamedTuple, Protocol
 
 BEAT_EVERY = 1.0
-"""Seconds: an idle owner gives a sign of life at least this often."""
+"""Seconds between two beats of an idle owner, at most."""
 
 _STEP, _BEAT = 0, 1
 _SIZE = 16
 
 
 class Cells(Protocol):
-    """Anything that keeps a number at places 0 and 1."""
+    """Two numbers, at the indices 0 and 1: a list, or shared memory."""
 
-    def __getitem__(self, place: int, /) -> float: ...
+    def __getitem__(self, index: int, /) -> float: ...
 
-    def __setitem__(self, place: int, value: float, /) -> None: ...
+    def __setitem__(self, index: int, value: float, /) -> None: ...
 
 
 class Beat(NamedTuple):
-    """What an owner last wrote. Both are times of CLOCK_MONOTONIC, which is the same for all processes of a machine."""
+    """What an owner wrote last. Both are CLOCK_MONOTONIC times, which all processes of a machine share."""
 
     step: float = 0.0
-    """When the step under way began; 0 between steps."""
+    """The start of the current step; 0 between steps."""
     last: float = 0.0
-    """The last sign of life between steps; 0 before the model is loaded, when none is due."""
+    """The last beat between steps; 0 until the model is loaded, since a load does not beat."""
 
 
 class Heartbeat:
-    """Two numbers that only the owner writes."""
+    """Only the owner writes it."""
 
     def __init__(self, cells: Cells | None = None) -> None:
         self._cells: Cells = [0.0, 0.0] if cells is None else cells
@@ -53,7 +53,7 @@ class Heartbeat:
 
 
 def shared_file() -> IO[bytes]:
-    """Memory for a heartbeat that two processes see: hand its descriptor to the child, and close it here after that."""
+    """A file that two processes map for a heartbeat: pass its descriptor to the child, then close it here."""
     file = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
     file.write(bytes(_SIZE))
     file.flush()
@@ -61,6 +61,6 @@ def shared_file() -> IO[bytes]:
 
 
 def shared_heartbeat(descriptor: int) -> Heartbeat:
-    """A heartbeat in memory that another process has too. The descriptor may be closed afterwards."""
-    numbers: Cells = memoryview(mmap.mmap(descriptor, _SIZE)).cast("d")
-    return Heartbeat(numbers)
+    """A heartbeat in memory that is shared with another process. The descriptor may be closed afterwards."""
+    cells: Cells = memoryview(mmap.mmap(descriptor, _SIZE)).cast("d")
+    return Heartbeat(cells)

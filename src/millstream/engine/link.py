@@ -20,7 +20,7 @@ class Link(Protocol):
         ...
 
     def post_soon(self, command: Command) -> None:
-        """Hand over a command. Raises `EngineGone` when the engine takes no more."""
+        """Post a command. Raises `EngineGone` if the engine accepts no more."""
         ...
 
     def join(self, timeout: float) -> bool:
@@ -36,7 +36,7 @@ class Link(Protocol):
         ...
 
     def heartbeat(self) -> Beat:
-        """The owner's last sign of life."""
+        """The owner's last heartbeat."""
         ...
 
     def stopped(self) -> bool:
@@ -59,7 +59,7 @@ class ThreadLink:
         self._name = name
         self._backend = backend
         self._scheduler = scheduler
-        self._threads = OwnerThreads(keep=False) if threads is None else threads
+        self._threads = OwnerThreads(reuse=False) if threads is None else threads
         self._run: Run | None = None
         self._heartbeat = Heartbeat()
 

@@ -1,4 +1,4 @@
-"""The one way into an engine: a closable queue that any thread may post to and the owner drains whole."""
+"""The mailbox of an engine: a queue of commands that any thread posts to, the owner drains, and that can be closed."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from millstream.errors import EngineGone
 
 
 class Mailbox:
-    """Posting either puts the command where the owner is certain to take it, or raises: never neither.
+    """A posted command either reaches the owner for certain, or the post raises `EngineGone`.
 
-    `close` is atomic with respect to `post_soon`: whatever was posted before it is returned by it, and
-    everything after it raises in the poster. So a command cannot fall between the last drain and the end.
+    `close` is atomic with respect to `post_soon`: it returns the commands that were posted before it, and every later
+    post raises. So no command is lost between the last `take` and the end.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class Mailbox:
             self._changed.notify()
 
     def post_last(self, command: Shutdown) -> None:
-        """Post and close in one act: the owner takes what is here, and whoever comes later is refused."""
+        """Post a command and close the mailbox in one step: the owner takes it, and every later post raises."""
         with self._changed:
             if self._closed is not None:
                 raise EngineGone(self._closed)
@@ -36,16 +36,16 @@ class Mailbox:
             self._closed = command.reason
             self._changed.notify()
 
-    def take(self, *, wait: float = 0.0) -> list[Command]:
-        """All commands in the order they came. Waits at most `wait` seconds for the first."""
+    def take(self, *, timeout: float = 0.0) -> list[Command]:
+        """Take all commands, oldest first. Waits at most `timeout` seconds if there is none."""
         with self._changed:
-            if wait and not self._commands:
-                self._changed.wait(wait)
+            if timeout and not self._commands:
+                self._changed.wait(timeout)
             commands, self._commands = self._commands, []
             return commands
 
     def close(self, reason: str) -> list[Command]:
-        """Refuse what comes from now on with `reason`, and hand over what is still here."""
+        """Make later posts raise with `reason`; returns the commands that were not taken."""
         with self._changed:
             self._closed = reason
             commands, self._commands = self._commands, []

@@ -41,7 +41,7 @@ MEASURE_EVERY = 1.0
 
 
 class OwnerLoop:
-    """Wait for mail while idle, drain it, plan, step, emit. `run` is the whole life of an engine."""
+    """Takes commands, plans, steps and emits events, until it is shut down. `run` is the whole life of an engine."""
 
     def __init__(
         self, mailbox: Mailbox, backend: BackendFactory, scheduler: SchedulerFactory, sink: Sink, heartbeat: Heartbeat
@@ -63,7 +63,7 @@ class OwnerLoop:
         try:
             backend = self._make_backend()
             scheduler = self._load(backend)
-        except BaseException as error:  # any library may raise here; a panic of native code is no Exception
+        except BaseException as error:  # any library may raise here; a native panic is not an Exception
             if not isinstance(error, MillstreamError):
                 log.exception("loading failed")
             self._emit(self._load_failed(describe(error)))
@@ -77,7 +77,7 @@ class OwnerLoop:
     def _load(self, backend: AnyBackend) -> AnyScheduler:
         if (task := backend.background_task(None)) is not None:
             self._background.run_soon(None, task)
-        facts = backend.load(lambda done: self._emit([Loading(done)]))
+        facts = backend.load(lambda progress: self._emit([Loading(progress)]))
         scheduler = self._make_scheduler(facts)
         scheduler.wake_by(self._wake)
         self._heartbeat.beat()
@@ -90,15 +90,15 @@ class OwnerLoop:
     def _serve(self, backend: AnyBackend, scheduler: AnyScheduler) -> None:
         try:
             while self._ending is None:
-                mail = self._mailbox.take(wait=BEAT_EVERY if scheduler.idle else 0.0)
+                commands = self._mailbox.take(timeout=BEAT_EVERY if scheduler.idle else 0.0)
                 self._heartbeat.beat()
-                self._emit(self._obey(backend, scheduler, mail))
+                self._emit(self._handle(backend, scheduler, commands))
                 if self._ending is None and not scheduler.idle:
                     events = self._step(backend, scheduler)
                     if scheduler.idle or time.monotonic() > self._measured[1] + MEASURE_EVERY:
                         events += self._measure(backend, scheduler)
                     self._emit(events)
-        except BaseException as error:  # whatever it was, the owner ends here and every request must be told
+        except BaseException as error:  # the owner ends here, and every request must get its end
             self._ending = self._crash = f"the engine stopped: {describe(error)}"
             log.exception("the engine stopped")
         finally:
@@ -107,14 +107,14 @@ class OwnerLoop:
             scheduler.close()
 
     def _wake(self) -> None:
-        """Any thread."""
+        """Callable on any thread."""
         try:
             self._mailbox.post_soon(Wake())
         except EngineGone:
-            log.debug("the engine is going: a background result is not needed")
+            log.debug("the engine is stopping: a background result is dropped")
 
-    def _obey(self, backend: AnyBackend, scheduler: AnyScheduler, commands: Sequence[Command]) -> list[Event]:
-        """All mail is booked before the next plan, so a cancel takes effect before the next step."""
+    def _handle(self, backend: AnyBackend, scheduler: AnyScheduler, commands: Sequence[Command]) -> list[Event]:
+        """Handle all commands before the next plan, so that a cancel takes effect before the next step."""
         events: list[Event] = []
         for command in commands:
             match command:

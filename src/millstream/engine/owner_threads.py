@@ -1,5 +1,7 @@
-"""Threads that owners run on. MLX leaves an OS thread behind for each thread that computes on the CPU, for good: so a
-thread whose engine ended is kept for the next engine."""
+"""Owner threads, reused from one engine to the next.
+
+MLX permanently leaks an OS thread for each thread that computes on the CPU, so threads are parked instead of ended.
+"""
 
 from __future__ import annotations
 
@@ -12,61 +14,62 @@ from collections.abc import Callable
 log = logging.getLogger(__name__)
 
 Work = Callable[[], bool]
-"""The whole life of an engine. True if the thread may be used for another one."""
+"""The whole life of an engine. Returns True if the thread may run another one."""
 
 CLOSE_SECONDS = 2.0
 
 
 class Run:
-    """One engine's time on a thread. Whoever gives it up sets `disowned`: then the thread is not used again."""
+    """The run of one engine on a thread. If `disowned` is set, because the engine hangs, the thread is not reused."""
 
     def __init__(self, name: str, work: Work) -> None:
         self.name = name
         self.work: Work | None = work
         self.disowned = False
         self.native_id: int | None = None
-        """None before it begins and when it is over."""
-        self._over = threading.Event()
-        self._ending: threading.Thread | None = None
+        """None unless it is running."""
+        self._ended = threading.Event()
+        self._ending_thread: threading.Thread | None = None
 
     def join(self, timeout: float) -> bool:
-        """Wait until it is over, and its thread parked or gone."""
+        """Wait until the run has ended and its thread is parked or gone; False if that takes longer than `timeout`."""
         deadline = time.monotonic() + timeout
-        if not self._over.wait(timeout):
+        if not self._ended.wait(timeout):
             return False
-        if self._ending is not None:
-            self._ending.join(max(0.0, deadline - time.monotonic()))
-        return self._ending is None or not self._ending.is_alive()
+        if self._ending_thread is not None:
+            self._ending_thread.join(max(0.0, deadline - time.monotonic()))
+        return self._ending_thread is None or not self._ending_thread.is_alive()
 
     def execute(self) -> bool:
-        """On the thread. Whether that may be used again."""
-        work, self.work = self.work, None  # nothing of an engine outlives its run
+        """On the owner thread. Returns True if the thread may be reused."""
+        work, self.work = self.work, None  # drop the engine's objects with its run
         assert work is not None, "a run is executed once"
         self.native_id = threading.get_native_id()
         try:
             return work() and not self.disowned
-        except BaseException:  # the end of a thread: nobody else would tell
+        except BaseException:  # the thread ends here, so the error would be lost
             log.exception("%s: the owner thread failed", self.name)
             return False
 
     def finish(self, ending: threading.Thread | None) -> None:
-        """`ending`: its thread, unless that is parked."""
+        """`ending`: its thread if that ends, None if it is parked."""
         self.native_id = None
-        self._ending = ending
-        self._over.set()
+        self._ending_thread = ending
+        self._ended.set()
 
 
 class OwnerThreads:
-    """`keep`: whether threads are parked when their engine ended. Each parks at most once, so there are never more than
-    engines that ran at the same time."""
+    """Starts engines on parked threads, or on new ones. There are never more threads than engines that ran at the same
+    time."""
 
-    def __init__(self, *, keep: bool = True) -> None:
+    def __init__(self, *, reuse: bool = True) -> None:
+        """`reuse`: park a thread when its engine has ended, instead of ending it."""
         self._lock = threading.Lock()
         self._parked: list[_OwnerThread] = []
-        self._keep = keep
+        self._reuse = reuse
 
     def start(self, name: str, work: Work) -> Run:
-        """Run on a parked thread if there is one, else on a new one."""
+        """Run `work` on a parked thread if there is one, else on a new one."""
         run = Run(name, work)
         with self._lock:
             thread = self._parked.pop() if self._parked else None
@@ -79,7 +82,7 @@ class OwnerThreads:
     def close(self) -> None:
         """End the parked threads, and park no more."""
         with self._lock:
-            self._keep = False
+            self._reuse = False
             parked, self._parked = self._parked, []
         for thread in parked:
             thread.runs.put(None)
@@ -88,13 +91,13 @@ class OwnerThreads:
 
     def _park(self, thread: _OwnerThread) -> bool:
         with self._lock:
-            if self._keep:
+            if self._reuse:
                 self._parked.append(thread)
-            return self._keep
+            return self._reuse
 
 
 class _OwnerThread(threading.Thread):
-    """A daemon: an owner that hangs inside a native call must not keep the process from exiting."""
+    """A daemon thread: an owner that hangs in a native call must not keep the process from exiting."""
 
     def __init__(self, park: Callable[[_OwnerThread], bool]) -> None:
         super().__init__(name="engine-parked", daemon=True)
@@ -106,7 +109,7 @@ class _OwnerThread(threading.Thread):
             self.name = f"engine-{run.name}"
             reusable = run.execute()
             self.name = "engine-parked"
-            # Parked before the run is over: whoever has waited for its end finds the thread.
+            # Park before the run ends, so that a caller that has joined it finds the thread.
             parked = reusable and self._park(self)
             run.finish(None if parked else self)
             del run

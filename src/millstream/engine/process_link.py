@@ -37,7 +37,7 @@ class ProcessLink:
         self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._outgoing.put(pickle.dumps((backend, scheduler, log.getEffectiveLevel())))
         self._lock = threading.Lock()
-        self._open: set[int] = set()
+        self._in_flight: set[int] = set()
         self._gone: str | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._kill_reason: str | None = None
@@ -85,12 +85,12 @@ class ProcessLink:
             threading.Thread(target=target, args=arguments, name=f"link-{self._name}", daemon=True).start()
 
     def post_soon(self, command: Command) -> None:
-        # One lock for "is it gone?" and "remember it": a request is either refused here or failed by `_bury`.
+        # One lock for the check and the insertion: a request is either refused here or failed by `_fail_in_flight`.
         with self._lock:
             if self._gone is not None:
                 raise EngineGone(self._gone)
             if isinstance(command, Submit):
-                self._open.add(command.request_id)
+                self._in_flight.add(command.request_id)
             elif isinstance(command, Shutdown):
                 self._shutdown_reason = self._shutdown_reason or command.reason
             self._outgoing.put(pickle.dumps(command, pickle.HIGHEST_PROTOCOL))
@@ -111,40 +111,42 @@ class ProcessLink:
             while (data := self._outgoing.get()) is not None:
                 connection.send_bytes(data)
         except OSError:
-            log.debug("%s: the engine's process takes no more", self._name)
+            log.debug("%s: the engine's process accepts no more commands", self._name)
 
     def _read(self, connection: Connection, sink: Sink) -> None:
         stopped = loaded = False
         try:
             while not stopped:
                 events: list[Event] = pickle.loads(connection.recv_bytes())
-                self._book(events)
+                self._remove_ended(events)
                 stopped = any(isinstance(event, Stopped) for event in events)
                 loaded = loaded or any(isinstance(event, Loaded | LoadFailed) for event in events)
                 if stopped:
-                    events = [*self._bury(self._shutdown_reason or "the engine stopped"), *events]
+                    events = [*self._fail_in_flight(self._shutdown_reason or "the engine stopped"), *events]
                 sink(events)
         except (EOFError, OSError):
-            reason = self._cause_of_death()
+            reason = self._exit_reason()
             log.error("%s: %s", self._name, reason)
             first: list[Event] = [] if loaded else [LoadFailed(reason)]
-            sink([*first, *self._bury(reason), Stopped(reason)])
+            sink([*first, *self._fail_in_flight(reason), Stopped(reason)])
         finally:
             self._outgoing.put(None)
             connection.close()
 
-    def _book(self, events: list[Event]) -> None:
+    def _remove_ended(self, events: list[Event]) -> None:
         with self._lock:
-            self._open.difference_update(event.request_id for event in events if isinstance(event, Finished | Failed))
+            self._in_flight.difference_update(
+                event.request_id for event in events if isinstance(event, Finished | Failed)
+            )
 
-    def _bury(self, reason: str) -> list[Event]:
+    def _fail_in_flight(self, reason: str) -> list[Event]:
         """Accept no more commands, and fail requests in flight."""
         with self._lock:
             self._gone = reason
-            left, self._open = self._open, set()
-        return [Failed(request_id, reason, gone=True) for request_id in sorted(left)]
+            remaining, self._in_flight = self._in_flight, set()
+        return [Failed(request_id, reason, gone=True) for request_id in sorted(remaining)]
 
-    def _cause_of_death(self) -> str:
+    def _exit_reason(self) -> str:
         assert self._process is not None
         code = self._process.wait()
         how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"

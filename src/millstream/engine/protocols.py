@@ -20,10 +20,10 @@ ResultInT = TypeVar("ResultInT", contravariant=True)
 FactsT = TypeVar("FactsT", bound=ModelFacts, covariant=True)
 
 Progress = Callable[[float], None]
-"""Told how much is done, from 0 to 1."""
+"""Called with the progress, from 0 to 1."""
 
 
-def ignore_progress(done: float) -> None:
+def ignore_progress(progress: float) -> None:
     """For callers that do not show progress."""
 
 
@@ -84,7 +84,7 @@ class Scheduler(Protocol[SubmitT, PlanT, ResultInT]):
         ...
 
     def handle(self, command: Command) -> Iterable[Event]:
-        """Obey a command of this kind's own."""
+        """Handle a command that only this kind of engine has."""
         ...
 
     def wake_by(self, wake: Callable[[], None]) -> None:

@@ -14,7 +14,7 @@ from millstream.engine.protocols import BackendFactory, SchedulerFactory
 from millstream.model_facts import ModelFacts
 from millstream.service.admission import Admission
 from millstream.service.engine_client import EngineClient
-from millstream.service.managed_model import Loading
+from millstream.service.managed_model import LoadContext
 from millstream.service.memory_budget import gib
 
 log = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ class Engines:
     """All engines of a server. A thread whose engine has ended serves the next one."""
 
     def __init__(self, stop_patience: float) -> None:
-        """`stop_patience`: seconds for an engine whose load was given up to end."""
+        """`stop_patience`: seconds for an engine to end after its load was aborted."""
         self._stop_patience = stop_patience
         self._threads = OwnerThreads()
         self._links: weakref.WeakSet[Link] = weakref.WeakSet()
@@ -35,7 +35,7 @@ class Engines:
         backend: BackendFactory,
         scheduler: SchedulerFactory,
         admission: Admission,
-        loading: Loading,
+        loading: LoadContext,
         *,
         isolated: bool,
     ) -> tuple[EngineClient, ModelFacts]:
@@ -47,11 +47,11 @@ class Engines:
             link = ThreadLink(name, backend, scheduler, self._threads)
         self._links.add(link)
         started = time.monotonic()
-        engine = EngineClient(link, admission, on_progress=loading.progress, on_idle=loading.idle)
+        engine = EngineClient(link, admission, on_progress=loading.report_progress, on_idle=loading.became_idle)
         try:
             facts = await engine.load()
         except BaseException:
-            await engine.give_up("the load was given up", self._stop_patience)
+            await engine.abort_load("the load was aborted", self._stop_patience)
             raise
         log.info(
             "%s: loaded in %.1f s on %s: %s of weights; %s",

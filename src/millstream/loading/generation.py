@@ -31,7 +31,7 @@ from millstream.service.admission import Admission
 from millstream.service.engine_client import EngineClient
 from millstream.service.generation.model import GenerationModel
 from millstream.service.generation.template_host import TemplateHost
-from millstream.service.managed_model import Loading
+from millstream.service.managed_model import LoadContext
 from millstream.service.memory_budget import gib
 from millstream.text.chat_format import ChatFormat, detect_chat_format
 from millstream.text.control_tokens import ControlTokens
@@ -67,7 +67,7 @@ class GenerationLoader:
         """True if a download or another piece of blocking work is still running."""
         return any(future.running() for future in list(self._work))
 
-    async def open(self, name: str, spec: ModelSpec, loading: Loading) -> GenerationModel:
+    async def open(self, name: str, spec: ModelSpec, loading: LoadContext) -> GenerationModel:
         """The model, ready to serve. Raises `ModelError` if it cannot be loaded."""
         report = functools.partial(log.info, "%s: %s", name)
         find = functools.partial(resolve, spec.source, cache_dir=self._settings.cache_dir, report=report)
@@ -116,7 +116,7 @@ class GenerationLoader:
             await asyncio.wait(self._followers)
 
     async def _start_engine(
-        self, name: str, spec: ModelSpec, source: ModelSource, memory: int | None, loading: Loading
+        self, name: str, spec: ModelSpec, source: ModelSource, memory: int | None, loading: LoadContext
     ) -> tuple[EngineClient, GenerationFacts]:
         settings = self._settings
         scheduler = SchedulerSettings(
@@ -165,7 +165,7 @@ class GenerationLoader:
             reasoning=spec.reasoning_format or self._settings.reasoning_format,
         )
 
-    async def _reserve(self, name: str, spec: ModelSpec, source: ModelSource, loading: Loading) -> int | None:
+    async def _reserve(self, name: str, spec: ModelSpec, source: ModelSource, loading: LoadContext) -> int | None:
         """The memory that the model may take in all; None if there is no budget."""
         settings = self._settings
         if settings.memory is None:

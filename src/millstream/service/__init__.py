@@ -1,1 +1,1 @@
-"""asyncio only: which engine, admission, one generation use case for every dialect, metrics."""
+"""The service layer, on asyncio: the hub of models, admission, the use cases that all dialects share, and metrics."""

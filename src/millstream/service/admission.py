@@ -1,4 +1,4 @@
-"""Admission to an engine: counts its requests, and refuses at once, with numbers, when it is full."""
+"""Admission to an engine: counts its requests, and rejects further ones at once when it is full."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from millstream.errors import BadRequest, EngineBusy
 
-NAMED = 3
-"""Active requests that a refusal lists; the rest are counted."""
+LISTED = 3
+"""Active requests that a rejection lists; the rest are counted."""
 
 
 class Admission:
@@ -19,13 +19,14 @@ class Admission:
     """
 
     def __init__(self, *, capacity: int, queue: int, fail_fast: bool, unit: str = "answers", param: str = "n") -> None:
-        """`capacity`: requests that run at the same time. `unit` and `param` name what a client asked too many of."""
+        """`capacity`: requests that run at the same time. `unit` and `param` name, in errors, what a client asked for
+        too many of."""
         self._capacity = capacity
         self._unit = unit
         self._param = param
         self._queue = 0 if fail_fast else queue
         self._accepted: dict[int, float] = {}
-        """When each was accepted, in the order in which they run."""
+        """Request id to the time it was accepted, in the order in which they run."""
 
     @property
     def active(self) -> int:
@@ -36,15 +37,15 @@ class Admission:
         return len(self._accepted) - self.active
 
     def set_capacity(self, capacity: int) -> None:
-        """The engine knows its capacity only once its model is loaded."""
+        """Called once the model is loaded: the engine knows its capacity only then."""
         self._capacity = capacity
 
     def check(self, count: int) -> None:
-        """Raises what `admit` would raise for so many requests, and accepts none."""
+        """Raises what `admit` would raise for `count` requests."""
         limit = self._capacity + self._queue
         if count > limit:
             raise BadRequest(
-                f"this request needs {count} {self._unit} at once; this server takes at most {limit} "
+                f"this request needs {count} {self._unit} at once; this server accepts at most {limit} "
                 f"({self._capacity} running and {self._queue} waiting). Ask for fewer.",
                 param=self._param,
             )
@@ -64,8 +65,8 @@ class Admission:
         now = time.monotonic()
         self._accepted |= dict.fromkeys(request_ids, now)
 
-    def carry_on(self, request_id: int) -> None:
-        """Accept a request that continues one which is being cancelled: for a moment both count."""
+    def admit_continuation(self, request_id: int) -> None:
+        """Accept a request that continues one that is being cancelled; for a moment both count."""
         self._accepted[request_id] = time.monotonic()
 
     def release(self, request_id: int) -> None:
@@ -74,6 +75,6 @@ class Admission:
     def _describe_active(self) -> str:
         now = time.monotonic()
         running = list(self._accepted.items())[: self.active]
-        named = [f"request {number} for {now - since:.1f} s" for number, since in running[:NAMED]]
-        more = len(running) - len(named)
-        return ", ".join([*named, f"{more} more"] if more else named)
+        listed = [f"request {number} for {now - since:.1f} s" for number, since in running[:LISTED]]
+        more = len(running) - len(listed)
+        return ", ".join([*listed, f"{more} more"] if more else listed)

@@ -29,22 +29,22 @@ from millstream.service.inbox import Inbox
 
 log = logging.getLogger(__name__)
 
-GIVE_UP_SECONDS = 1.0
-"""Seconds for an engine to end by itself when its load is given up. A load holds nothing worth saving."""
+ABORT_SECONDS = 1.0
+"""How long an engine may take to stop by itself when its load is aborted, which has nothing worth saving."""
 
-CHECK_EVERY, STOPPED_CHECKS = 1.0, 10
-"""While a model loads: a process that a signal has stopped is killed after this many checks."""
+CHECK_SECONDS, MAX_STOPPED_CHECKS = 1.0, 10
+"""While a model loads, a process that a signal has stopped is killed after this many checks, one per interval."""
 
 
 class EngineClient:
-    """All methods run on the event loop, and none waits for a step."""
+    """All methods run on the event loop. None waits for a step."""
 
     def __init__(
         self,
         link: Link,
         admission: Admission,
         *,
-        on_progress: Callable[[float], None] = lambda done: None,
+        on_progress: Callable[[float], None] = lambda progress: None,
         on_idle: Callable[[], None] = lambda: None,
     ) -> None:
         """`on_progress` gets the progress of the load; `on_idle` is called whenever the last request has ended."""
@@ -54,13 +54,13 @@ class EngineClient:
         self.answered = False
         """True once a request has finished."""
         self.cause: str | None = None
-        """The reason if it stopped by itself."""
+        """Why the engine stopped, if it was not asked to."""
         self._on_progress = on_progress
         self._on_idle = on_idle
         self._inboxes: dict[int, Inbox] = {}
         self._loop = asyncio.get_running_loop()
         self._loaded: asyncio.Future[ModelFacts] = self._loop.create_future()
-        self._loaded.add_done_callback(_seen)
+        self._loaded.add_done_callback(_retrieve_error)
         self._stopped = asyncio.Event()
         self._disowned = False
         self._idle = asyncio.Event()
@@ -89,18 +89,18 @@ class EngineClient:
             raise
         checks = 0
         while not self._loaded.done():
-            await asyncio.wait([self._loaded], timeout=CHECK_EVERY)
+            await asyncio.wait([self._loaded], timeout=CHECK_SECONDS)
             checks = checks + 1 if self.link.stopped() else 0
-            if checks == STOPPED_CHECKS:
+            if checks == MAX_STOPPED_CHECKS:
                 self.link.kill("the engine's process was stopped by a signal while it loaded the model")
         facts = self._loaded.result()
         self.admission.set_capacity(facts.capacity)
         return facts
 
-    async def give_up(self, reason: str, patience: float) -> None:
-        """Stop an engine whose load failed or is no longer wanted. A process that does not end is killed."""
+    async def abort_load(self, reason: str, patience: float) -> None:
+        """Stop an engine whose load failed or was cancelled. A process that does not end is killed."""
         self._post_if_open(Shutdown(reason))
-        if not await self._stops_within(min(GIVE_UP_SECONDS, patience)):
+        if not await self._stops_within(min(ABORT_SECONDS, patience)):
             self.link.kill(reason)
             if not await self._stops_within(patience):
                 self.disown(reason)
@@ -108,7 +108,7 @@ class EngineClient:
         await asyncio.to_thread(self.link.join, patience)
 
     def submit(self, submits: Sequence[Submit], inbox: Inbox) -> None:
-        """Admit and post all, or raise and post none."""
+        """Admit and post all requests. Raises `EngineBusy` or `BadRequest` and posts none if they are not admitted."""
         self.admission.admit([submit.request_id for submit in submits])
         for number, submit in enumerate(submits):
             self._inboxes[submit.request_id] = inbox
@@ -122,7 +122,7 @@ class EngineClient:
     def replace(self, request_id: int, submit: Submit, inbox: Inbox) -> None:
         """Cancel a request and post one that continues it, which needs no admission."""
         self.cancel([request_id])
-        self.admission.carry_on(submit.request_id)
+        self.admission.admit_continuation(submit.request_id)
         self._inboxes[submit.request_id] = inbox
         self._idle.clear()
         try:
@@ -132,7 +132,7 @@ class EngineClient:
             raise
 
     def cancel(self, request_ids: Sequence[int]) -> None:
-        """Drop these requests before the next step. An engine that is gone has dropped them already."""
+        """Cancel these requests before the next step. Does nothing if the engine is gone, which has ended them."""
         for request_id in request_ids:
             if request_id in self._inboxes:
                 self._post_if_open(Cancel(request_id))
@@ -177,7 +177,7 @@ class EngineClient:
                 self._loop.call_soon_threadsafe(self._receive, events)
             except RuntimeError:
                 # The loop is closed: the server has stopped without waiting for a hung engine.
-                log.warning("%d engine events came after the server stopped", len(events))
+                log.warning("dropped %d engine events that came after the server had stopped", len(events))
 
         return deliver
 
@@ -194,13 +194,13 @@ class EngineClient:
                     self.admission.release(event.request_id)
                     self._inboxes.pop(event.request_id).push(event)
                 case _:
-                    self._note(event)
+                    self._handle(event)
         if was_busy and not self.busy:
             self._idle.set()
             self._on_idle()
 
-    def _note(self, event: Event) -> None:
-        """News of the engine itself."""
+    def _handle(self, event: Event) -> None:
+        """An event of the engine itself, not of a request."""
         match event:
             case Loading():
                 self._on_progress(event.progress)
@@ -216,19 +216,20 @@ class EngineClient:
                 self._fail_load(event.cause or "the engine stopped")
                 self._stopped.set()
 
-    def _fail_load(self, why: str) -> None:
+    def _fail_load(self, reason: str) -> None:
         """Does nothing once the load has ended."""
         if not self._loaded.done():
-            self._loaded.set_exception(ModelError(why))
+            self._loaded.set_exception(ModelError(reason))
 
     def _post_if_open(self, command: Command) -> None:
         try:
             self.link.post_soon(command)
         except EngineGone:
-            log.debug("the engine is gone: %s is not needed", command)
+            log.debug("the engine is gone, so %s is not posted", command)
 
     def _abandon(self, submits: Sequence[Submit], posted: int) -> None:
-        """The engine closed while `submits` were being posted: it fails those that were posted."""
+        """The engine closed while `submits` were being posted. It fails those that were; the others are dropped
+        here."""
         for submit in submits[posted:]:
             self.admission.release(submit.request_id)
             self._inboxes.pop(submit.request_id, None)
@@ -236,7 +237,7 @@ class EngineClient:
             self._idle.set()
 
 
-def _seen(loaded: asyncio.Future[ModelFacts]) -> None:
-    """Nothing awaits a load that was given up; asyncio would log that its error was never retrieved."""
+def _retrieve_error(loaded: asyncio.Future[ModelFacts]) -> None:
+    """A cancelled load is not awaited; without this, asyncio would log that its error was never retrieved."""
     if not loaded.cancelled():
         loaded.exception()

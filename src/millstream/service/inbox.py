@@ -1,4 +1,4 @@
-"""The inbox of a client's request: events wait here for the task that reads them."""
+"""The inbox of a client's request: queues engine events for the task that reads them."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from millstream.engine.messages import RequestEvent
 from millstream.errors import OutputUnread
 from millstream.service.unread_output import UnreadOutput
 
-TURN = 32
-"""The most events that a reader takes at once."""
+MAX_BATCH = 32
+"""Events that a reader takes at once."""
 
 Merge = Callable[[Sequence[RequestEvent]], list[RequestEvent]]
-"""Joins events that wait together, where one costs the reader less than many."""
+"""Merges queued events, where one costs the reader less than many."""
 
 
 class Inbox:
     """The events of one client's request, which may be several requests to the engine. Read by one task.
 
-    Only full turns count as unread: a reader that keeps up never has one waiting, so counting costs it nothing.
+    Only full batches count as unread: a reader that keeps up never has one waiting, so counting costs it nothing.
     """
 
     def __init__(self, budget: UnreadOutput, merge: Merge = list) -> None:
         self._merge = merge
         self.unread = 0
-        """Roughly the bytes of the full turns."""
-        self._turns: deque[tuple[list[RequestEvent], int]] = deque()
-        """Full turns, each with its bytes."""
+        """About how many bytes the full batches have."""
+        self._batches: deque[tuple[list[RequestEvent], int]] = deque()
+        """Full batches, each with its bytes."""
         self._events: list[RequestEvent] = []
-        """The turn that is being filled."""
+        """The batch that is being filled."""
         self._arrived: asyncio.Future[None] | None = None
         self._error: OutputUnread | None = None
         self._on_overflow: Callable[[], None] = lambda: None
@@ -38,7 +38,7 @@ class Inbox:
         budget.open(self)
 
     def on_overflow(self, call: Callable[[], None]) -> None:
-        """Call if so much is unread that the request ends."""
+        """Set the callback for a request that is ended because too much of it is unread."""
         self._on_overflow = call
 
     def push(self, event: RequestEvent) -> None:
@@ -48,15 +48,15 @@ class Inbox:
         events.append(event)
         if self._arrived is not None and not self._arrived.done():
             self._arrived.set_result(None)
-        if len(events) == TURN or event.may_be_large:
-            self._turn_over()
+        if len(events) == MAX_BATCH or event.may_be_large:
+            self._close_batch()
 
     async def take(self) -> list[RequestEvent]:
-        """The next events; waits for the first. A slow reader gets several steps at once, but not so many that it
-        holds the event loop for long. Raises `OutputUnread` if it was too slow."""
-        if self._events or self._turns:
+        """Wait for events and return them. A slow reader gets those of several steps at once, but not so many that it
+        blocks the event loop for long. Raises `OutputUnread` if it was too slow."""
+        if self._events or self._batches:
             await asyncio.sleep(0)
-        while not (self._events or self._turns):
+        while not (self._events or self._batches):
             if self._error is not None:
                 raise self._error
             self._arrived = asyncio.get_running_loop().create_future()
@@ -64,8 +64,8 @@ class Inbox:
                 await self._arrived
             finally:
                 self._arrived = None
-        if self._turns:
-            events, size = self._turns.popleft()
+        if self._batches:
+            events, size = self._batches.popleft()
             self._count(-size)
         else:
             events, self._events = self._events, []
@@ -75,26 +75,26 @@ class Inbox:
         """See `unread_output.Unread`."""
         self._error = error
         self.close()
-        self._turns.clear()
+        self._batches.clear()
         self._events.clear()
         if self._arrived is not None and not self._arrived.done():
             self._arrived.set_result(None)
         self._on_overflow()
 
     def close(self) -> None:
-        """The reader has left: events here and still to come no longer count. Safe to call twice."""
+        """The reader is done: present and later events no longer count as unread. Safe to call twice."""
         if self._budget is not None:
             self._count(-self.unread)
             self._budget.close(self)
             self._budget = None
 
-    def _turn_over(self) -> None:
+    def _close_batch(self) -> None:
         events, self._events = self._events, []
         size = sum(event.nbytes for event in events)
-        self._turns.append((events, size))
+        self._batches.append((events, size))
         self._count(size)
         if self._budget is not None:
-            self._budget.relieve(self)
+            self._budget.check(self)
 
     def _count(self, size: int) -> None:
         if self._budget is not None:

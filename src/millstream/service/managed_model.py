@@ -1,4 +1,4 @@
-"""The life of one model of the hub: unloaded, loading, ready, failed; loaded again when its engine dies."""
+"""The life cycle of one model: unloaded, loading, ready, failed. Restarts its engine after a crash."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from typing import Protocol
 from millstream.config import ModelSpec
 from millstream.engine.owner import describe
 from millstream.errors import EngineGone, LoadCancelled, MillstreamError, ModelError
-from millstream.service.memory_budget import Holder, MemoryBudget
+from millstream.service.memory_budget import MemoryBudget, Reservation
 from millstream.service.model_change import ModelChange
 from millstream.service.ready_model import ReadyModel
 
 log = logging.getLogger(__name__)
 
-MOST_CRASHES = 5
-"""In a row, without one answer between them; then the model is given up."""
-FIRST_BACKOFF, MOST_BACKOFF = 0.25, 30.0
-LOAD_PATIENCE = 3.0
-"""Seconds that the end of the server waits for a load that it gave up: a load holds nothing worth saving."""
+MAX_CRASHES = 5
+"""Consecutive crashes without an answer, after which the model has failed."""
+FIRST_BACKOFF, MAX_BACKOFF = 0.25, 30.0
+CANCELLED_LOAD_SECONDS = 3.0
+"""How long the server's shutdown waits for a cancelled load, which has nothing worth saving."""
 
 
 class ModelState(StrEnum):
@@ -35,45 +35,48 @@ class ModelState(StrEnum):
     STOPPED = "stopped"
 
 
-class Loading(Protocol):
-    """What an opener is given to do its work."""
+class LoadContext(Protocol):
+    """What a loader may use of the model that it loads."""
 
-    def progress(self, done: float) -> None: ...
-
-    async def reserve(self, least: int, want: int) -> int:
-        """Reserve memory for the model: see `MemoryBudget.take`."""
+    def report_progress(self, progress: float) -> None:
+        """From 0 to 1."""
         ...
 
-    def idle(self) -> None:
-        """The engine has no request any more."""
+    async def reserve(self, minimum: int, wanted: int) -> int:
+        """Reserve memory for the model: see `MemoryBudget.reserve`."""
+        ...
+
+    def became_idle(self) -> None:
+        """The engine's last request has ended."""
         ...
 
 
-Opener = Callable[[Loading], Awaitable[ReadyModel]]
-"""Finds, downloads and loads a model. Whatever it raises makes the model failed, with that as the reason."""
+Loader = Callable[[LoadContext], Awaitable[ReadyModel]]
+"""Finds, downloads and loads a model. If it raises, the model has failed, with that error as the reason."""
 
 
 class ManagedModel:
-    """Whoever needs the model waits for the same load, and a load that fails tells all of them why."""
+    """All requests for the model wait for the same load. If it fails, each of them gets the reason."""
 
-    def __init__(self, name: str, spec: ModelSpec, opener: Opener, room: MemoryBudget, *, isolation: str) -> None:
+    def __init__(self, name: str, spec: ModelSpec, loader: Loader, budget: MemoryBudget, *, isolation: str) -> None:
         self.name = name
         self.spec = spec
         self.isolation = isolation
         self.created = int(time.time())
         self.error: str | None = None
         self.model: ReadyModel | None = None
-        self.done = 0.0
+        self.progress = 0.0
+        """Of the load, from 0 to 1."""
         self.crashes = 0
         self.restarts = 0
         self.loads = 0
         self.last_used = time.monotonic()
         self._state = ModelState.UNLOADED
-        self._opener = opener
-        self._room = room
+        self._loader = loader
+        self._budget = budget
         self._leases = 0
         self._change: ModelChange | None = None
-        self._guard: asyncio.Task[None] | None = None
+        self._monitor: asyncio.Task[None] | None = None
         self._closed: str | None = None
 
     @property
@@ -85,22 +88,23 @@ class ManagedModel:
         return self._leases > 0 or (self.model is not None and self.model.engine.busy)
 
     @property
-    def holder(self) -> Holder:
+    def reservation(self) -> Reservation:
         in_use = self.in_use or self._change is not None
-        return Holder(self.name, self._room.held_by(self.name), self.last_used, self.spec.pin, in_use)
+        return Reservation(self.name, self._budget.reserved_by(self.name), self.last_used, self.spec.pin, in_use)
 
     @contextmanager
     def lease(self) -> Iterator[None]:
-        """While it lasts the model is in use, even if it has no request yet."""
+        """While the lease lasts, the model counts as in use, even without a request."""
         self._leases += 1
         try:
             yield
         finally:
             self._leases -= 1
-            self.idle()
+            self.became_idle()
 
     async def ready(self) -> ReadyModel:
-        """The model, loaded if it was not. Raises what the load raised, and `LoadCancelled` if it was given up."""
+        """Returns the model; loads it if needed. Raises the error of the load, `LoadCancelled` if the load is
+        cancelled."""
         while True:
             if self._closed is not None:
                 raise EngineGone(self._closed, retry_after=None)
@@ -108,8 +112,8 @@ class ManagedModel:
                 await self._change.join()
             elif self.model is not None and not self.model.engine.gone:
                 return self.model
-            elif self.model is not None and self._guard is not None:
-                await asyncio.wait([self._guard])  # it has just ended: what follows is decided there
+            elif self.model is not None and self._monitor is not None:
+                await asyncio.wait([self._monitor])  # the engine has just ended: the monitor decides what follows
             elif self._state is ModelState.FAILED:
                 raise EngineGone(
                     f"the model {self.name!r} has failed: {self.error} POST /v1/models/{self.name}/load tries again.",
@@ -119,104 +123,106 @@ class ManagedModel:
                 self._begin_load()
 
     def load_soon(self) -> None:
-        """Begin to load, whatever happened before; a load or an engine that is there is left alone."""
+        """Start to load, also after a failure. Does nothing if the model is loaded or about to be."""
         if self._change is None and self.model is None and self._closed is None:
             self.crashes = 0
             self._begin_load()
 
     async def settled(self) -> None:
-        """Returns when no load is under way any more."""
+        """Returns when no load or unload is under way."""
         while self._change is not None:
             await self._change.wait()
 
     async def unload(self, reason: str, *, grace: float, patience: float) -> None:
-        """Let requests inside finish for `grace` seconds, then free the model. A load under way is given up."""
+        """Let running requests finish for `grace` seconds, then free the model. Cancels a load under way."""
         while (change := self._change) is not None:
             if change.loads:
-                change.give_up(
-                    LoadCancelled(f"the model {self.name!r} was {reason} while it was loading; ask again to load it")
+                change.cancel(
+                    LoadCancelled(
+                        f"the model {self.name!r} was {reason} while it was loading; send the request again to load it"
+                    )
                 )
             await change.wait()
             if change.cancelled or not change.loads:
-                return  # what has begun since then is for those who asked later
+                return  # a load that has begun since then is for later requests
         if self.model is not None:
             await self._begin_unload(self.model, reason, grace, patience).wait()
         elif self._state is ModelState.FAILED:
             self._state, self.error = ModelState.UNLOADED, None
 
     async def unload_if_idle(self, reason: str, patience: float) -> None:
-        """For making room: a model that somebody has begun to use meanwhile stays."""
+        """Free the model, unless it has come into use or is loading or unloading."""
         if not self.in_use and self._change is None and self.model is not None:
             await self._begin_unload(self.model, reason, 0.0, patience).wait()
 
     async def close(self, reason: str, grace: float, patience: float) -> bool:
-        """The end of the server. True if the engine freed its model in time."""
+        """The server stops. Returns True if the engine freed its model in time."""
         self._closed = reason
         freed = True
         if (change := self._change) is not None:
-            given_up = change.loads and change.give_up(EngineGone(reason, retry_after=None))
-            freed = await change.wait(min(patience, LOAD_PATIENCE) if given_up else patience)
+            cancelled = change.loads and change.cancel(EngineGone(reason, retry_after=None))
+            freed = await change.wait(min(patience, CANCELLED_LOAD_SECONDS) if cancelled else patience)
         if self.model is not None:
             engine = self.model.engine
             await asyncio.wait([asyncio.ensure_future(engine.drained())], timeout=grace)
             freed = await engine.stop(reason, patience)
             if not freed:
-                engine.disown(reason)  # a process that does not answer must not outlive the server
+                engine.disown(reason)  # a process that hangs must not outlive the server
         self._state = ModelState.STOPPED
         return freed
 
-    def progress(self, done: float) -> None:
-        self.done = done
+    def report_progress(self, progress: float) -> None:
+        self.progress = progress
 
-    async def reserve(self, least: int, want: int) -> int:
-        return await self._room.take(self.name, least, want)
+    async def reserve(self, minimum: int, wanted: int) -> int:
+        return await self._budget.reserve(self.name, minimum, wanted)
 
-    def idle(self) -> None:
+    def became_idle(self) -> None:
         self.last_used = time.monotonic()
         if not self.in_use:
-            self._room.changed()
+            self._budget.notify()
 
     def _begin_load(self, delay: float = 0.0) -> None:
         assert self._change is None, "one change at a time"
-        self._state, self.error, self.done = ModelState.LOADING, None, 0.0
-        self._change = ModelChange(self._load(delay), loads=True, ended=self._ended)
+        self._state, self.error, self.progress = ModelState.LOADING, None, 0.0
+        self._change = ModelChange(self._load(delay), loads=True, on_end=self._change_ended)
 
     def _begin_unload(self, model: ReadyModel, reason: str, grace: float, patience: float) -> ModelChange:
         assert self._change is None, "one change at a time"
-        # Now and not in the task: should the engine die before the task's first step, this is no crash to recover from.
+        # Here and not in the task: an engine that dies before the task's first step must not be restarted.
         self.model, self._state, self.crashes = None, ModelState.UNLOADING, 0
-        self._change = ModelChange(self._unload(model, reason, grace, patience), loads=False, ended=self._ended)
+        self._change = ModelChange(self._unload(model, reason, grace, patience), loads=False, on_end=self._change_ended)
         return self._change
 
-    def _ended(self, change: ModelChange) -> None:
+    def _change_ended(self, change: ModelChange) -> None:
         self._change = None
         if change.cancelled:
-            self._room.give_back(self.name)
+            self._budget.release(self.name)
             self._state = ModelState.UNLOADED
-            log.info("%s: its load was given up", self.name)
-        self._room.changed()
+            log.info("%s: load cancelled", self.name)
+        self._budget.notify()
 
     async def _load(self, delay: float) -> None:
         try:
             await asyncio.sleep(delay)
             self.loads += 1
-            model = await self._opener(self)
+            model = await self._loader(self)
         except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):
             raise
-        except BaseException as error:  # the edge of all libraries that open files; a panic of Rust is no Exception
-            self._room.give_back(self.name)
-            if (told := self._failed_by(error)) is error:
+        except BaseException as error:  # any library that reads files may raise here; a Rust panic is not an Exception
+            self._budget.release(self.name)
+            if (reported := self._record_failure(error)) is error:
                 raise
-            raise told from error
+            raise reported from error
         self.model, self._state, self.last_used = model, ModelState.READY, time.monotonic()
-        self._guard = asyncio.ensure_future(self._watch(model))
-        self._guard.add_done_callback(report_defect)
+        self._monitor = asyncio.ensure_future(self._restart_after_crash(model))
+        self._monitor.add_done_callback(report_defect)
 
-    def _failed_by(self, error: BaseException) -> MillstreamError:
-        """Set the state after a load that raised `error`; what those who wait are told."""
+    def _record_failure(self, error: BaseException) -> MillstreamError:
+        """Set the state after a load that raised `error`; returns the error for its waiters."""
         if isinstance(error, MillstreamError) and not isinstance(error, ModelError):
             log.error("%s: %s", self.name, error.message)
-            self._state = ModelState.UNLOADED  # no memory now: not the model's fault
+            self._state = ModelState.UNLOADED  # no memory at present: the model itself is fine
             return error
         reason = describe(error)
         log.error("%s: %s", self.name, reason, exc_info=None if isinstance(error, ModelError) else error)
@@ -227,34 +233,35 @@ class ManagedModel:
         try:
             await asyncio.wait([asyncio.ensure_future(model.engine.drained())], timeout=grace)
             if not await model.engine.stop(reason, patience):
-                log.error("%s: its engine hangs in a step and is left behind", self.name)
+                log.error("%s: the engine hangs in a step and is abandoned", self.name)
                 model.engine.disown(reason)
         finally:
-            self._room.give_back(self.name)
+            self._budget.release(self.name)
             self._state = ModelState.UNLOADED
         log.info("%s: unloaded: %s", self.name, reason)
 
-    async def _watch(self, model: ReadyModel) -> None:
-        """An engine that ends unasked is started again, later each time, until that is hopeless."""
+    async def _restart_after_crash(self, model: ReadyModel) -> None:
+        """Wait for the engine to end. If it crashed, load the model again, with exponential backoff; after too many
+        crashes in a row the model has failed."""
         cause = await model.engine.wait_gone()
         if self.model is not model or self._closed is not None:
             return
         self.model = None
         cause = cause or "the engine stopped"
         self.crashes = 1 if model.engine.answered else self.crashes + 1
-        if self.crashes >= MOST_CRASHES:
-            self._room.give_back(self.name)
+        if self.crashes >= MAX_CRASHES:
+            self._budget.release(self.name)
             self._state = ModelState.FAILED
-            self.error = f"given up after {self.crashes} crashes without an answer; the last: {cause}."
+            self.error = f"its engine crashed {self.crashes} times without an answer; the last time: {cause}."
             log.error("%s: %s", self.name, self.error)
             return
-        delay = min(MOST_BACKOFF, FIRST_BACKOFF * 2 ** (self.crashes - 1))
-        log.error("%s: %s; starting it again in %.2f s", self.name, cause, delay)
+        delay = min(MAX_BACKOFF, FIRST_BACKOFF * 2 ** (self.crashes - 1))
+        log.error("%s: %s; restarting in %.2f s", self.name, cause, delay)
         self.restarts += 1
         self._begin_load(delay)
 
 
 def report_defect(task: asyncio.Future[None]) -> None:
-    """For tasks that nobody waits for: what they raise is in the log."""
+    """A done callback for tasks that are not awaited: logs their errors."""
     if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("watching an engine failed", exc_info=error)
+        log.error("a background task of the hub failed", exc_info=error)

@@ -1,4 +1,4 @@
-"""The memory that models share: who gets how much, and who has to leave for it."""
+"""The memory budget that models share: reserves memory for a load, and evicts idle models to free it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ PATIENCE = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
-    """A model that has memory, as far as making room is concerned."""
+class Reservation:
+    """The memory of one model, and what decides whether it may be evicted."""
 
     name: str
     size: int
@@ -23,107 +23,110 @@ class Holder:
     in_use: bool
 
 
-def victims(holders: Sequence[Holder], missing: int) -> list[str] | None:
-    """Who leaves so that `missing` bytes become free: the least recently used that nobody uses. None: not enough."""
-    leaving: list[str] = []
-    idle = [holder for holder in holders if not holder.pinned and not holder.in_use]
-    for holder in sorted(idle, key=lambda each: each.last_used):
+def models_to_evict(reservations: Sequence[Reservation], missing: int) -> list[str] | None:
+    """The idle models whose eviction frees `missing` bytes, least recently used first. Returns None if all of them
+    together do not."""
+    evicted: list[str] = []
+    candidates = [each for each in reservations if not each.pinned and not each.in_use]
+    for candidate in sorted(candidates, key=lambda each: each.last_used):
         if missing <= 0:
             break
-        leaving.append(holder.name)
-        missing -= holder.size
-    return leaving if missing <= 0 else None
+        evicted.append(candidate.name)
+        missing -= candidate.size
+    return evicted if missing <= 0 else None
 
 
 class MemoryBudget:
-    """`total` bytes for all models; None: no bound. A model holds what it was granted until it gives it back."""
+    """`total` bytes for all models; None: no limit. A reservation lasts until it is released."""
 
     def __init__(
         self,
         total: int | None,
         *,
-        holders: Callable[[], Sequence[Holder]],
+        reservations: Callable[[], Sequence[Reservation]],
         unload: Callable[[str], Awaitable[None]],
         patience: float = PATIENCE,
     ) -> None:
         self.total = total
-        self._held: dict[str, int] = {}
-        self._holders = holders
+        self._reserved: dict[str, int] = {}
+        self._reservations = reservations
         self._unload = unload
         self._patience = patience
         self._changed = asyncio.Event()
         self._deciding = asyncio.Lock()
 
-    def held_by(self, name: str) -> int:
-        return self._held.get(name, 0)
+    def reserved_by(self, name: str) -> int:
+        return self._reserved.get(name, 0)
 
     @property
-    def held(self) -> int:
-        return sum(self._held.values())
+    def reserved(self) -> int:
+        return sum(self._reserved.values())
 
-    async def take(self, name: str, least: int, want: int) -> int:
-        """Reserve between `least` and `want` bytes, unloading others if need be; how many it is.
+    async def reserve(self, name: str, minimum: int, wanted: int) -> int:
+        """Reserve between `minimum` and `wanted` bytes, evicting idle models if needed; returns the number of bytes.
 
-        Raises `InsufficientMemory` before anything is unloaded if it can never fit, `EngineBusy` if too much is in use.
+        Raises `InsufficientMemory`, before anything is evicted, if the model can never fit. Raises `EngineBusy` if
+        other models stay in use for too long.
         """
         if self.total is None:
-            return want
-        self._refuse_hopeless(name, least)
+            return wanted
+        self._check_possible(name, minimum)
         try:
             async with asyncio.timeout(self._patience):
-                while not await self._try(name, least, want):
+                while not await self._try_reserve(name, minimum, wanted):
                     await self._changed.wait()
         except TimeoutError:
-            used = ", ".join(holder.name for holder in self._others(name))
+            others = ", ".join(other.name for other in self._others(name))
             raise EngineBusy(
-                f"no memory for {name!r}: {used} are in use. It needs {gib(least)} of {gib(self.total)}. Try again.",
-                active=len(self._held),
+                f"no memory to load {name!r}: it needs {gib(minimum)} of {gib(self.total)}, and other models "
+                f"are in use ({others}). Try again later.",
+                active=len(self._reserved),
                 waiting=0,
                 retry_after=5,
             ) from None
-        return self._held[name]
+        return self._reserved[name]
 
-    def give_back(self, name: str) -> None:
-        if self._held.pop(name, None) is not None:
-            self.changed()
+    def release(self, name: str) -> None:
+        if self._reserved.pop(name, None) is not None:
+            self.notify()
 
-    def changed(self) -> None:
-        """A model became idle or left: whoever waits for room should look again."""
+    def notify(self) -> None:
+        """A model became idle or was unloaded: loads that wait for memory try again."""
         self._changed.set()
 
-    async def _try(self, name: str, least: int, want: int) -> bool:
-        """One decision at a time, so that two loads do not both count on the same free bytes."""
+    async def _try_reserve(self, name: str, minimum: int, wanted: int) -> bool:
+        """One at a time, so that two loads do not both count on the same free bytes."""
         assert self.total is not None
         async with self._deciding:
             self._changed.clear()
-            free = self.total - sum(size for other, size in self._held.items() if other != name)
-            if free < least:
-                leaving = victims(self._others(name), least - free)
-                if leaving is None:
+            free = self.total - sum(size for other, size in self._reserved.items() if other != name)
+            if free < minimum:
+                evicted = models_to_evict(self._others(name), minimum - free)
+                if evicted is None:
                     return False
-                for other in leaving:
+                for other in evicted:
                     await self._unload(other)
-                free = self.total - sum(size for other, size in self._held.items() if other != name)
-            if free < least:
+                free = self.total - sum(size for other, size in self._reserved.items() if other != name)
+            if free < minimum:
                 return False
-            self._held[name] = min(want, free)
+            self._reserved[name] = min(wanted, free)
             return True
 
-    def _others(self, name: str) -> list[Holder]:
-        return [holder for holder in self._holders() if holder.name != name]
+    def _others(self, name: str) -> list[Reservation]:
+        return [each for each in self._reservations() if each.name != name]
 
-    def _refuse_hopeless(self, name: str, least: int) -> None:
+    def _check_possible(self, name: str, minimum: int) -> None:
+        """Raises InsufficientMemory if the model would not fit even with all unpinned models unloaded."""
         assert self.total is not None
-        pinned = [holder for holder in self._others(name) if holder.pinned]
-        available = self.total - sum(holder.size for holder in pinned)
-        if least <= available:
+        pinned = [other for other in self._others(name) if other.pinned]
+        available = self.total - sum(other.size for other in pinned)
+        if minimum <= available:
             return
-        why = f"the budget is {gib(self.total)} (--memory)"
+        limit = f"the budget is {gib(self.total)} (--memory)"
         if pinned:
-            why += (
-                f", of which {', '.join(holder.name for holder in pinned)} hold {gib(self.total - available)} for good"
-            )
-        raise InsufficientMemory(f"the model {name!r} needs at least {gib(least)}; {why}. Nothing was unloaded for it.")
+            names = ", ".join(other.name for other in pinned)
+            limit += f", of which pinned models ({names}) hold {gib(self.total - available)}"
+        raise InsufficientMemory(f"the model {name!r} needs at least {gib(minimum)}; {limit}. Nothing was unloaded.")
 
 
 def gib(size: int) -> str:

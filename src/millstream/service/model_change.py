@@ -1,4 +1,4 @@
-"""A load or an unload under way, and how those who wait for it learn its outcome."""
+"""A load or unload under way, as one task that any number of callers can wait for."""
 
 from __future__ import annotations
 
@@ -13,53 +13,55 @@ log = logging.getLogger(__name__)
 
 
 class ModelChange:
-    """One task, many waiters. A waiter never sees a `CancelledError` but its own: it gets `error` instead."""
+    """One task, many waiters. If the task is cancelled, its waiters get `error`, never a `CancelledError`, unless
+    they are cancelled themselves."""
 
-    def __init__(self, work: Coroutine[Any, Any, None], *, loads: bool, ended: Callable[[ModelChange], None]) -> None:
-        """`ended` is called once, before any waiter goes on; also if the task is cancelled before its first step."""
+    def __init__(self, work: Coroutine[Any, Any, None], *, loads: bool, on_end: Callable[[ModelChange], None]) -> None:
+        """`on_end` is called once, before any waiter resumes, even if the task is cancelled before its first step."""
         self.loads = loads
         self.error: MillstreamError | None = None
         self.cancelled = False
-        self._ended = ended
-        self._given_up: MillstreamError | None = None
+        self._on_end = on_end
+        self._cancel_error: MillstreamError | None = None
         self._decided: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._task = asyncio.ensure_future(work)
-        # The first callback of the task: those of the waiters run after it.
-        self._task.add_done_callback(self._note)
+        # The first callback of the task, so it runs before those of the waiters.
+        self._task.add_done_callback(self._finish)
 
-    def give_up(self, why: MillstreamError) -> bool:
-        """Cancel the task; those who wait already get `why`, now. False if it is too late for that.
+    def cancel(self, error: MillstreamError) -> bool:
+        """Cancel the task; current waiters get `error` at once. Returns False if the task has already ended.
 
-        It is cancelled once, however often this is called: a second cancel would interrupt the clean-up of the first.
+        Further calls do not cancel it again: that would interrupt the clean-up after the first.
         """
-        if self._given_up is None and self._task.cancel():
-            self._given_up = self.error = why
+        if self._cancel_error is None and self._task.cancel():
+            self._cancel_error = self.error = error
             self._decided.set_result(None)
-        return self._given_up is not None
+        return self._cancel_error is not None
 
     async def wait(self, seconds: float | None = None) -> bool:
-        """Wait for the end, however it ends; true if it has come."""
+        """Wait until the task has ended, whatever its outcome; False if that takes longer than `seconds`."""
         await asyncio.wait([self._task], timeout=seconds)
         return self._task.done()
 
     async def join(self) -> None:
-        """Wait for the end and raise what went wrong. Whoever comes after `give_up` only waits: it was not theirs."""
-        if self._given_up is not None:
+        """Wait for the end; raises if the change failed. A waiter that comes after `cancel` only waits: the
+        change was not made for it."""
+        if self._cancel_error is not None:
             await self.wait()
             return
         await asyncio.wait([self._decided])
         if self.error is not None:
             raise self.error.with_traceback(None)
 
-    def _note(self, task: asyncio.Task[None]) -> None:
+    def _finish(self, task: asyncio.Task[None]) -> None:
         self.cancelled = task.cancelled()
         if self.cancelled:
-            self.error = self._given_up or EngineGone("what this request waited for was cancelled")
+            self.error = self._cancel_error or EngineGone("the load that this request waited for was cancelled")
         elif (error := task.exception()) is not None:
             if not isinstance(error, MillstreamError):
                 log.error("a load or unload failed unexpectedly", exc_info=error)
                 error = EngineGone(f"the model is not available: {type(error).__name__}: {error}")
             self.error = error
-        self._ended(self)
+        self._on_end(self)
         if not self._decided.done():
             self._decided.set_result(None)

@@ -1,4 +1,4 @@
-"""A budget for output that clients have not read yet, over all requests."""
+"""Limits the output that clients have not read yet, per request and over all requests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from millstream.errors import OutputUnread
 
 log = logging.getLogger(__name__)
 
-SHARES = 32
+TOTAL_FACTOR = 32
 """All requests together may leave this many times the limit of one request unread."""
 
 
@@ -20,37 +20,39 @@ class Unread(Protocol):
     def unread(self) -> int: ...
 
     def end(self, error: OutputUnread) -> None:
-        """Drop unread output and accept no more; the reader gets the error."""
+        """Drop unread output and accept no more; the reader gets `error`."""
         ...
 
 
 class UnreadOutput:
-    """Ends a request that leaves more than `each` bytes unread, and the worst one if all together leave too much."""
+    """Ends a request with more than `per_request` unread bytes, and the one with the most if the total is too large."""
 
-    def __init__(self, each: int) -> None:
-        self.each = each
-        self.limit = each * SHARES
+    def __init__(self, per_request: int) -> None:
+        self.per_request = per_request
+        self.limit = per_request * TOTAL_FACTOR
         self.total = 0
-        self._waiting: set[Unread] = set()
+        self._requests: set[Unread] = set()
 
     def open(self, request: Unread) -> None:
-        self._waiting.add(request)
+        self._requests.add(request)
 
     def close(self, request: Unread) -> None:
-        self._waiting.discard(request)
+        self._requests.discard(request)
 
-    def relieve(self, request: Unread) -> None:
-        """Called when a request has more unread output: ends one request if that is too much."""
-        if request.unread > self.each:
-            self._end(request, f"over {_mib(self.each)} of the answer waited to be read")
+    def check(self, request: Unread) -> None:
+        """Called when a request has more unread output; ends a request if that is too much."""
+        if request.unread > self.per_request:
+            self._end(request, f"the client left over {_mib(self.per_request)} of this answer unread")
         elif self.total > self.limit:
-            worst = max(self._waiting, key=lambda waiting: waiting.unread)
-            self._end(worst, f"over {_mib(self.limit)} of all answers waited to be read, and of this one most")
+            largest = max(self._requests, key=lambda each: each.unread)
+            self._end(largest, f"clients left over {_mib(self.limit)} of their answers unread, most of all of this one")
 
-    def _end(self, request: Unread, what: str) -> None:
-        log.info("a request ends: %s (--unread-output)", what)
+    def _end(self, request: Unread, reason: str) -> None:
+        log.info("ending a request: %s (--unread-output)", reason)
         request.end(
-            OutputUnread(f"{what}, so it was ended. Read faster, or ask for less: fewer tokens, choices or logprobs")
+            OutputUnread(
+                f"{reason}, so the request was ended. Read faster, or ask for fewer tokens, choices or logprobs."
+            )
         )
 
 

@@ -1,5 +1,5 @@
-"""What a generation engine promises of tokens, over both links, and over the fake backend and MLX on the CPU, so that
-the fake cannot drift from the real thing. What every kind promises is in `tests/engine/test_conformance.py`."""
+"""What a generation engine guarantees, over both links, with the fake backend and with MLX on the CPU, so that the fake
+stays close to the real one. For the guarantees of every kind see `tests/engine/test_conformance.py`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def kind(request: pytest.FixtureRequest, tiny_model: Callable[[str], Path]) -> K
 
 @pytest.fixture(scope="module", params=list(LINKS))
 def link(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """The child has to find the fake backend, too."""
+    """Child processes must be able to import the fake backend."""
     with pytest.MonkeyPatch.context() as patch:
         children_find_us(patch)
         yield LINKS[request.param]
@@ -42,7 +42,7 @@ def shared(kind: Kind, link: Any) -> Iterator[Driver]:
 
 @pytest.fixture
 def driver(shared: Driver) -> Driver:
-    shared.forget()
+    shared.reset()
     return shared
 
 
@@ -52,7 +52,7 @@ def finish_reason(driver: Driver, request_id: int) -> FinishReason:
     return end.reason
 
 
-def test_tokens_come_up_to_the_limit(driver: Driver) -> None:
+def test_generation_stops_at_max_tokens(driver: Driver) -> None:
     [tokens] = driver.run(Generate(1, (1, 2, 3), 10))
     assert len(tokens) == 10
     end = driver.ends[1][0]
@@ -60,14 +60,14 @@ def test_tokens_come_up_to_the_limit(driver: Driver) -> None:
     assert (end.reason, end.usage.prompt_tokens, end.usage.completion_tokens) == (FinishReason.LENGTH, 3, 10)
 
 
-def test_the_same_prompt_twice_gives_the_same_tokens(driver: Driver) -> None:
+def test_equal_prompts_have_equal_answers(driver: Driver) -> None:
     first = driver.run(Generate(1, (5, 6, 7), 8))
     assert driver.run(Generate(2, (5, 6, 7), 8)) == first
     assert driver.run(Generate(3, (5, 6, 7), 8), Generate(4, (5, 6, 7), 8)) == first * 2
 
 
-def test_a_prompt_that_continues_an_earlier_one(driver: Driver) -> None:
-    """What was said before is not remembered in any way that changes the answer."""
+def test_an_earlier_prompt_does_not_change_the_answer(driver: Driver) -> None:
+    """Its prefix may be cached, but the answer is the same."""
     [fresh] = driver.run(Generate(1, (5, 6, 7, 8, 9), 6))
     driver.run(Generate(2, (5, 6, 7), 6))
     assert driver.run(Generate(3, (5, 6, 7, 8, 9), 6)) == [fresh]
@@ -89,13 +89,13 @@ def test_a_stop_token_ends_the_answer_before_it(driver: Driver) -> None:
     assert finish_reason(driver, 2) is FinishReason.STOP
 
 
-def test_logprobs_come_for_the_rows_that_ask_and_no_others(driver: Driver) -> None:
+def test_only_rows_that_request_logprobs_get_them(driver: Driver) -> None:
     driver.run(Generate(1, (1, 2), 4, logprobs=2), Generate(2, (1, 2), 4), Generate(3, (9, 9), 4, logprobs=0))
     assert driver.logprobs[2] == []
     for request_id, top in ((1, 2), (3, 0)):
-        entries = driver.logprobs[request_id]
-        assert [entry.token for entry in entries if isinstance(entry, TokenLogprob)] == driver.tokens[request_id]
-        assert all(len(entry.top) == top and entry.logprob <= 0 for entry in entries if isinstance(entry, TokenLogprob))
+        logprobs = driver.logprobs[request_id]
+        assert [each.token for each in logprobs if isinstance(each, TokenLogprob)] == driver.tokens[request_id]
+        assert all(len(each.top) == top and each.logprob <= 0 for each in logprobs if isinstance(each, TokenLogprob))
 
 
 def test_a_model_that_cannot_be_loaded_is_reported_and_the_thread_ends(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The scheduler alone: who runs, in what order, and what each step's result turns into."""
+"""The scheduler: which requests run, in what order, and the events of each step."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def submit(number: int, length: int = 3, max_tokens: int = 5, stops: frozenset[i
 
 
 def step(subject: GenerationScheduler, **outputs: tuple[int, ...]) -> tuple[Plan, list[object]]:
-    """Plan and book a step whose rows `r1`, `r2` … put out these tokens."""
+    """Plan and advance a step whose rows `r1`, `r2` … produce these tokens."""
     plan = subject.plan()
     rows = tuple(RowOutput(int(name[1:]), tokens) for name, tokens in outputs.items())
     return plan, list(subject.advance(plan, StepResult(rows)))
@@ -38,7 +38,7 @@ def test_a_prompt_is_cut_into_chunks_and_its_last_token_is_left_to_decode() -> N
     assert step(subject)[0] == Plan(decode=(1,))
 
 
-def test_running_rows_decode_in_every_step_beside_a_long_prompt() -> None:
+def test_rows_decode_in_every_step_during_a_long_prefill() -> None:
     subject = scheduler(budget=4)
     subject.submit(submit(1, length=1, max_tokens=100))
     step(subject)
@@ -58,7 +58,7 @@ def test_the_budget_is_shared_oldest_first() -> None:
     assert spans == [(1, 0, 3), (2, 0, 1)]
 
 
-def test_a_long_prompt_beside_running_rows_is_cut_finely_and_leaves_room_for_short_ones() -> None:
+def test_while_rows_decode_a_long_prompt_leaves_budget_for_short_ones() -> None:
     subject = GenerationScheduler(max_rows=4, prefill_tokens=10, chunk_sizer=ChunkSizer(most=3, least=3))
     subject.submit(submit(1, length=1, max_tokens=100))
     step(subject)
@@ -71,7 +71,7 @@ def test_a_long_prompt_beside_running_rows_is_cut_finely_and_leaves_room_for_sho
     assert [(c.request.request_id, c.start, c.end) for c in subject.plan().prefill] == [(2, 3, 13)]
 
 
-def test_rows_are_bounded_and_the_queue_keeps_its_order() -> None:
+def test_rows_are_limited_and_the_queue_is_fifo() -> None:
     subject = scheduler(rows=2, budget=100)
     for number in (1, 2, 3, 4):
         subject.submit(submit(number, max_tokens=1))
@@ -83,7 +83,7 @@ def test_rows_are_bounded_and_the_queue_keeps_its_order() -> None:
     assert [chunk.request.request_id for chunk in plan.prefill] == [3, 4]
 
 
-def test_a_stop_token_ends_the_row_and_is_counted_but_not_shown() -> None:
+def test_a_stop_token_ends_the_row_and_is_counted_but_not_emitted() -> None:
     subject = scheduler()
     subject.submit(submit(1, stops=frozenset({7})))
     step(subject)
@@ -91,7 +91,7 @@ def test_a_stop_token_ends_the_row_and_is_counted_but_not_shown() -> None:
     assert events == [Tokens(1, (5,)), Generated(1, FinishReason.STOP, Usage(3, 2))]
 
 
-def test_the_limit_ends_the_row() -> None:
+def test_max_tokens_ends_the_row() -> None:
     subject = scheduler()
     subject.submit(submit(1, max_tokens=2))
     step(subject)
@@ -111,7 +111,7 @@ def test_a_cancelled_request_ends_once_and_its_row_is_dropped_first(steps: int) 
     assert subject.idle
 
 
-def test_output_of_a_row_that_was_cancelled_meanwhile_is_ignored() -> None:
+def test_output_of_a_cancelled_row_is_ignored() -> None:
     subject = scheduler()
     subject.submit(submit(1))
     step(subject)
@@ -120,7 +120,7 @@ def test_output_of_a_row_that_was_cancelled_meanwhile_is_ignored() -> None:
     assert subject.advance(plan, StepResult((RowOutput(1, (5,)),))) == []
 
 
-def test_a_chunk_that_takes_two_steps_beside_rows_is_waited_for() -> None:
+def test_no_chunk_is_planned_while_one_spans_steps() -> None:
     subject = scheduler(rows=3, budget=4)
     subject.submit(submit(1, length=1))
     step(subject)
@@ -136,11 +136,11 @@ def test_a_chunk_that_takes_two_steps_beside_rows_is_waited_for() -> None:
     assert [(chunk.start, chunk.end) for chunk in plan.prefill] == [(4, 8)]
     subject.advance(plan, StepResult((RowOutput(1, (5,)),), prefilling=True))
     subject.cancel(1)
-    assert [(chunk.start, chunk.end) for chunk in subject.plan().prefill] == [(8, 12)], "nobody is kept waiting"
+    assert [(chunk.start, chunk.end) for chunk in subject.plan().prefill] == [(8, 12)], "no row waits for it"
 
 
 @pytest.mark.parametrize("alone", [False, True])
-def test_a_row_whose_last_chunk_takes_two_steps_joins_after_them(alone: bool) -> None:
+def test_a_row_joins_after_its_last_chunk_spans_steps(alone: bool) -> None:
     subject = scheduler(rows=3, budget=4)
     subject.submit(submit(1, length=1))
     step(subject)
@@ -157,7 +157,7 @@ def test_a_row_whose_last_chunk_takes_two_steps_joins_after_them(alone: bool) ->
 
 
 @pytest.mark.parametrize("ending", ["cancelled", "failed"])
-def test_a_row_may_leave_while_its_last_chunk_is_computed(ending: str) -> None:
+def test_a_row_may_end_while_its_last_chunk_is_computed(ending: str) -> None:
     subject = scheduler(rows=3, budget=4)
     subject.submit(submit(1, length=1))
     step(subject)
@@ -171,7 +171,7 @@ def test_a_row_may_leave_while_its_last_chunk_is_computed(ending: str) -> None:
     assert 2 not in subject.plan().decode
 
 
-def test_a_prompt_that_is_only_read_ends_when_its_last_chunk_is_computed() -> None:
+def test_a_prefill_only_request_ends_with_its_last_chunk() -> None:
     subject = scheduler(rows=3, budget=4)
     subject.submit(submit(1, length=1))
     step(subject)
@@ -195,7 +195,7 @@ def test_a_failed_step_fails_its_requests_and_no_others() -> None:
     assert [(chunk.request.request_id, chunk.start) for chunk in plan.prefill] == [(3, 0)]
 
 
-def test_all_are_told_when_the_engine_goes() -> None:
+def test_all_requests_fail_when_the_engine_stops() -> None:
     subject = scheduler(rows=1)
     subject.submit(submit(1))
     subject.submit(submit(2))
@@ -206,7 +206,7 @@ def test_all_are_told_when_the_engine_goes() -> None:
 
 @pytest.mark.parametrize("start", State)
 @pytest.mark.parametrize("end", State)
-def test_only_moves_in_the_table_are_possible(start: State, end: State) -> None:
+def test_only_moves_in_the_table_are_allowed(start: State, end: State) -> None:
     request = Request(submit(1))
     request.state = start
     if end in MOVES[start]:
@@ -217,14 +217,14 @@ def test_only_moves_in_the_table_are_possible(start: State, end: State) -> None:
             request.move(end)
 
 
-def test_the_same_id_twice_is_a_defect() -> None:
+def test_a_duplicate_id_raises() -> None:
     subject = scheduler()
     subject.submit(submit(1))
     with pytest.raises(ValueError, match="submitted twice"):
         subject.submit(submit(1))
 
 
-def test_a_row_that_cannot_go_on_fails_alone_after_what_it_gave() -> None:
+def test_a_failing_row_keeps_its_output_and_fails_alone() -> None:
     subject = scheduler()
     for number in (1, 2):
         subject.submit(submit(number, length=1))
@@ -235,7 +235,7 @@ def test_a_row_that_cannot_go_on_fails_alone_after_what_it_gave() -> None:
     assert step(subject)[0] == Plan(drop=(1,), decode=(2,))
 
 
-def test_a_request_without_an_answer_ends_with_its_prompt() -> None:
+def test_a_request_for_prompt_logprobs_only_ends_with_its_prompt() -> None:
     subject = scheduler(budget=4)
     subject.submit(Generate(1, tuple(range(7)), 0, prompt_logprobs=0))
     scores = [tuple(TokenLogprob(token, -1.0) for token in tokens) for tokens in ((1, 2, 3, 4), (5, 6))]

@@ -1,4 +1,4 @@
-"""How memory is shared out, and what that leaves for rows and context."""
+"""How memory is divided between weights, prefix cache, rows and context."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ FACTS = GenerationFacts(
 )
 
 
-def test_without_a_budget_nothing_is_cut() -> None:
+def test_without_a_budget_nothing_is_limited() -> None:
     assert limit_context(FACTS, None, 2**30) is FACTS
     assert prefix_cache_share(FACTS, None, 2**30) == 2**30
     assert prefix_cache_share(dataclasses.replace(FACTS, prefix_sizes=None), None, 2**30) == 0
 
 
 @given(st.integers(10_000_000, 60_000_000), st.integers(0, 50_000_000))
-def test_weights_kept_beginnings_and_one_row_fit_what_was_granted(granted: int, asked: int) -> None:
-    kept = prefix_cache_share(FACTS, granted, asked)
+def test_weights_prefix_cache_and_one_row_fit_the_granted_memory(granted: int, asked: int) -> None:
+    share = prefix_cache_share(FACTS, granted, asked)
     facts = limit_context(FACTS, granted, asked)
-    assert 0 <= kept <= asked
+    assert 0 <= share <= asked
     assert facts.context_length <= FACTS.context_length
     row = facts.context_length * facts.kv_bytes_per_token
     if facts.context_length > LEAST_TOKENS:
-        assert facts.weight_bytes + kept + row <= granted
+        assert facts.weight_bytes + share + row <= granted
     if facts.context_length < FACTS.context_length:
         assert "--memory" in facts.notes[-1]
 
 
 @given(st.integers(1, 10**9), st.integers(0, 10**5), st.integers(1, 200_000), st.integers(1, 64))
-def test_a_footprint_asks_for_at_least_its_least(weights: int, per_token: int, context: int, rows: int) -> None:
-    least, want = footprint(Estimate(weights, per_token, context), rows=rows, kv_memory=None)
-    assert weights <= least <= want
-    assert footprint(Estimate(weights, per_token, context), rows=rows, kv_memory=0) == (least, least)
+def test_a_footprint_wants_at_least_its_minimum(weights: int, per_token: int, context: int, rows: int) -> None:
+    minimum, wanted = footprint(Estimate(weights, per_token, context), rows=rows, kv_memory=None)
+    assert weights <= minimum <= wanted
+    assert footprint(Estimate(weights, per_token, context), rows=rows, kv_memory=0) == (minimum, minimum)

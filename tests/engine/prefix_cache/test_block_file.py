@@ -1,4 +1,4 @@
-"""Files of blocks: in the safetensors format, and never taken on trust."""
+"""Block files: in the safetensors format, and validated before they are used."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ def runs(draw: st.DrawFn) -> StoredRun:
         for axis in shape:
             size *= axis
         tensors.append((name, Tensor(dtype, shape, draw(st.binary(min_size=size, max_size=size)))))
-    places = st.tuples(st.integers(0, len(tokens) - 1), words)
-    contents = tuple(draw(st.lists(places, max_size=3)))
+    media = st.tuples(st.integers(0, len(tokens) - 1), words)
+    contents = tuple(draw(st.lists(media, max_size=3)))
     return StoredRun(ROOT, draw(st.integers(1, 8)), tokens, contents, tuple(tensors), draw(words))
 
 
 @settings(deadline=None)
 @given(runs(), words)
-def test_what_is_packed_comes_back(run: StoredRun, stamp: str) -> None:
-    pieces = pack(run, stamp)
-    assert unpack(b"".join(pieces), stamp) == run
-    assert all(piece is tensor.data for piece, (_, tensor) in zip(pieces[1:], run.tensors, strict=True)), "copied"
+def test_a_run_survives_pack_and_unpack(run: StoredRun, stamp: str) -> None:
+    buffers = pack(run, stamp)
+    assert unpack(b"".join(buffers), stamp) == run
+    assert all(buffer is tensor.data for buffer, (_, tensor) in zip(buffers[1:], run.tensors, strict=True)), "copied"
 
 
 def test_other_programs_can_read_it(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_other_programs_can_read_it(tmp_path: Path) -> None:
     assert (metadata["stamp"], metadata["extra"]) == (STAMP, run.extra)
 
 
-def test_the_header_alone_says_what_is_in_a_file(tmp_path: Path) -> None:
+def test_a_header_can_be_read_without_the_data(tmp_path: Path) -> None:
     path = tmp_path / "run"
     path.write_bytes(b"".join(pack(ONE, STAMP)))
     header = read_header(path)
@@ -85,7 +85,7 @@ def test_the_header_alone_says_what_is_in_a_file(tmp_path: Path) -> None:
     assert header.keys == ONE.keys and len(header.keys) == 3
 
 
-def test_a_short_block_at_the_end_has_a_key() -> None:
+def test_a_short_last_block_has_a_hash() -> None:
     whole = seeded_run(1, tokens=8)
     longer = replace(whole, tokens=(*whole.tokens, 7))
     assert longer.keys[:2] == whole.keys
@@ -93,15 +93,15 @@ def test_a_short_block_at_the_end_has_a_key() -> None:
     assert unpack(b"".join(pack(longer, STAMP)), STAMP) == longer
 
 
-def test_no_flipped_bit_passes(tmp_path: Path) -> None:
+def test_a_flipped_bit_is_detected(tmp_path: Path) -> None:
     data = b"".join(pack(ONE, STAMP))
     path = tmp_path / "run"
-    for at in range(len(data)):
-        hurt = data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :]
+    for offset in range(len(data)):
+        damaged = data[:offset] + bytes([data[offset] ^ 1 << offset % 8]) + data[offset + 1 :]
         with pytest.raises(DamagedFile):
-            unpack(hurt, STAMP)
-        # The scan looks at the header alone: it may believe a file, but then the keys are those of its tokens.
-        path.write_bytes(hurt)
+            unpack(damaged, STAMP)
+        # A scan reads headers only. It may accept a damaged file, but then the hashes still match the tokens.
+        path.write_bytes(damaged)
         try:
             header = read_header(path)
         except DamagedFile:
@@ -109,7 +109,7 @@ def test_no_flipped_bit_passes(tmp_path: Path) -> None:
         assert (header.tokens, header.contents, header.keys) == (ONE.tokens, ONE.contents, ONE.keys)
 
 
-def test_no_cut_passes(tmp_path: Path) -> None:
+def test_a_truncated_file_is_detected(tmp_path: Path) -> None:
     data = b"".join(pack(ONE, STAMP))
     path = tmp_path / "run"
     for end in range(len(data)):
@@ -122,14 +122,14 @@ def test_no_cut_passes(tmp_path: Path) -> None:
         unpack(data + b"\0", STAMP)
 
 
-def test_a_file_of_another_model_is_foreign() -> None:
+def test_a_file_of_another_model_is_refused() -> None:
     with pytest.raises(DamagedFile, match="another model"):
         unpack(b"".join(pack(ONE, STAMP)), STAMP + " adapter=x")
 
 
 @settings(deadline=None)
 @given(st.binary(max_size=200))
-def test_any_bytes_are_refused_in_one_way(data: bytes) -> None:
+def test_arbitrary_bytes_raise_damaged_file(data: bytes) -> None:
     with pytest.raises(DamagedFile):
         unpack(data, STAMP)
 
@@ -143,29 +143,29 @@ FIELDS = ("stamp", "parent", "end", "block", "tokens", "contents", "extra")
 
 
 @settings(max_examples=200, deadline=None)
-@given(field=st.sampled_from([*FIELDS, "dtype", "shape", "data_offsets"]), value=json_values, inside=st.booleans())
-def test_headers_that_lie_are_refused_in_one_way(
-    field: str, value: object, inside: bool, tmp_path_factory: pytest.TempPathFactory
+@given(field=st.sampled_from([*FIELDS, "dtype", "shape", "data_offsets"]), value=json_values, as_text=st.booleans())
+def test_invalid_headers_raise_damaged_file(
+    field: str, value: object, as_text: bool, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """With a right checksum would be no help either: what a header says is checked before it is used."""
+    """A correct checksum would not help: every field is validated before it is used."""
     head = pack(ONE, STAMP)[0]
-    described = json.loads(head[8:])
-    place = described["__metadata__"] if field in FIELDS else described["layers.0.keys"]
-    place[field] = json.dumps(value) if inside else value
-    path = tmp_path_factory.getbasetemp() / "lie"
-    text = json.dumps(described, separators=(",", ":")).encode()
+    document = json.loads(head[8:])
+    fields = document["__metadata__"] if field in FIELDS else document["layers.0.keys"]
+    fields[field] = json.dumps(value) if as_text else value
+    path = tmp_path_factory.getbasetemp() / "invalid"
+    text = json.dumps(document, separators=(",", ":")).encode()
     path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(64))
     try:
         header = read_header(path)
     except DamagedFile:
         return
-    assert field in ("stamp", "extra", "contents", "dtype", "shape"), "believed what it must not"
+    assert field in ("stamp", "extra", "contents", "dtype", "shape"), "an invalid field was accepted"
     assert header.keys == ONE.keys
     assert header.data_bytes == 64
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"__metadata__":{"digest":"' + '","a":' + "[" * 100_000, "{}", "7"])
-def test_deep_and_empty_headers(text: str, tmp_path: Path) -> None:
+def test_deeply_nested_and_empty_headers_are_refused(text: str, tmp_path: Path) -> None:
     path = tmp_path / "deep"
     path.write_bytes(struct.pack("<Q", len(text)) + text.encode())
     with pytest.raises(DamagedFile):
@@ -180,13 +180,13 @@ def test_a_huge_header_is_not_read(tmp_path: Path) -> None:
         read_header(path)
 
 
-def test_only_plain_files_are_opened(tmp_path: Path) -> None:
+def test_only_regular_files_are_opened(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "file")
     (tmp_path / "file").write_bytes(b"".join(pack(ONE, STAMP)))
     for name in ("pipe", "folder"):
-        with pytest.raises(DamagedFile, match="plain"):
+        with pytest.raises(DamagedFile, match="regular"):
             read_header(tmp_path / name)
     with pytest.raises(OSError):
         read_header(tmp_path / "link")
@@ -208,6 +208,6 @@ def test_only_plain_files_are_opened(tmp_path: Path) -> None:
         {"tensors": (("__metadata__", Tensor("int8", (1,), b"1")),)},
     ],
 )
-def test_a_run_that_could_not_be_read_again_is_not_made(change: dict[str, object]) -> None:
+def test_a_run_that_could_not_be_read_back_raises(change: dict[str, object]) -> None:
     with pytest.raises(ValueError):
         replace(ONE, **change)  # type: ignore[arg-type]

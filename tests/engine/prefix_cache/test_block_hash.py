@@ -1,4 +1,4 @@
-"""Keys of chains: equal only for equal beginnings."""
+"""Block hashes: equal only for equal prefixes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ contents = st.lists(
 
 @settings(deadline=None)
 @given(st.tuples(tokens, contents), st.tuples(tokens, contents))
-def test_two_blocks_have_one_key_only_if_they_are_equal(
+def test_two_blocks_have_the_same_hash_only_if_they_are_equal(
     one: tuple[list[int], list[tuple[int, str]]], other: tuple[list[int], list[tuple[int, str]]]
 ) -> None:
     equal = one[0] == other[0] and sorted(one[1]) == sorted(other[1])
@@ -29,32 +29,32 @@ def test_two_blocks_have_one_key_only_if_they_are_equal(
 
 @settings(deadline=None)
 @given(tokens, contents, st.integers(1, 4), st.integers(0, 9))
-def test_a_chain_can_be_computed_in_parts(
+def test_hashes_can_be_computed_in_parts(
     tokens: list[int], media: list[tuple[int, str]], block: int, blocks: int
 ) -> None:
     cut = min(blocks, len(tokens) // block) * block
-    media = [(place, name) for place, name in media if place < len(tokens)]
+    media = [(position, name) for position, name in media if position < len(tokens)]
     whole = block_hashes(ROOT, tokens, media, block)
     first = block_hashes(ROOT, tokens[:cut], [item for item in media if item[0] < cut], block)
-    rest = [(place - cut, name) for place, name in media if place >= cut]
+    rest = [(position - cut, name) for position, name in media if position >= cut]
     assert whole == first + block_hashes(first[-1] if first else ROOT, tokens[cut:], rest, block)
     assert len(whole) == -(-len(tokens) // block)
 
 
 @settings(deadline=None)
 @given(tokens, contents, st.integers(1, 4), st.lists(st.integers(0, 9), max_size=5))
-def test_a_chain_that_grows_has_the_same_keys(
+def test_a_prefix_that_grows_has_the_same_hashes(
     tokens: list[int], media: list[tuple[int, str]], block: int, lengths: list[int]
 ) -> None:
-    chain = BlockHashes(ROOT, media, block)
+    hashes = BlockHashes(ROOT, media, block)
     for length in lengths:
         part = tokens[:length]
         whole = len(part) // block * block
-        inside = [(place, name) for place, name in media if place < whole]
-        assert chain.keys(part) == [ROOT, *block_hashes(ROOT, part[:whole], inside, block)]
+        inside = [(position, name) for position, name in media if position < whole]
+        assert hashes.keys(part) == [ROOT, *block_hashes(ROOT, part[:whole], inside, block)]
 
 
-def test_what_a_key_depends_on() -> None:
+def test_a_hash_depends_on_model_tokens_media_and_parent() -> None:
     keys = [
         block_hash(ROOT, (1, 2)),
         block_hash(root_hash("another model"), (1, 2)),
@@ -70,12 +70,12 @@ def test_what_a_key_depends_on() -> None:
     assert block_hash(ROOT, (1, 2), [(1, "b"), (0, "a")]) == block_hash(ROOT, (1, 2), [(0, "a"), (1, "b")])
 
 
-def test_keys_are_the_same_in_every_process() -> None:
-    """They are names on disks: a change of them makes every cache there foreign, so it must be meant."""
+def test_hashes_are_the_same_in_every_process() -> None:
+    """They are file names on disk: changing them invalidates every cache there, so it must be deliberate."""
     assert root_hash("a model") == "4b4a3da38812a6e19542e0aacb80638cc65dfaea"
     assert block_hash(ROOT, (1, 2, 3), [(1, "cat")]) == "21a8309d74e7d2950ee69138c823813a75f11949"
 
 
-def test_no_key_of_what_is_no_key() -> None:
+def test_a_parent_that_is_not_a_hash_raises() -> None:
     with pytest.raises(ValueError, match="hex"):
         block_hash("not hex", (1,))

@@ -1,4 +1,4 @@
-"""The disk tier under pressure: never over its budget, and killed at any moment without a wrong byte after it."""
+"""The disk tier under load: it never exceeds its budget, and a kill at any moment corrupts nothing."""
 
 from __future__ import annotations
 
@@ -23,45 +23,45 @@ KILLS = 50
 
 
 def bytes_used(folder: Path) -> int:
-    """What `du` says of the files. Only while nobody changes the folder: else it counts what comes and what goes."""
+    """The size of the files as `du` counts it. Exact only while the folder does not change."""
     return sum(entry.stat().st_blocks * 512 for entry in os.scandir(folder))
 
 
-def made_again(run: StoredRun) -> StoredRun:
+def recreated(run: StoredRun) -> StoredRun:
     facts = json.loads(run.extra)
     return seeded_run(facts["seed"], parent=run.parent, size=facts["size"], tokens=facts["tokens"])
 
 
-def is_coming(store: DiskStore, run: StoredRun) -> bool:
-    """Whether it waits to be written."""
+def is_queued(store: DiskStore, run: StoredRun) -> bool:
+    """True if it is queued or being written."""
     return store.holds_all([run.keys[-1]]) and store.find_first([run.keys[-1]]) is None
 
 
 def read_all(store: DiskStore, folder: Path) -> int:
-    """Read every file that is there, and compare it with what must be in it. How many there were."""
-    answers: queue.Queue[list[StoredRun] | None] = queue.Queue()
+    """Read every file and compare it with its expected contents; returns how many there were."""
+    results: queue.Queue[list[StoredRun] | None] = queue.Queue()
     names = sorted(folder.glob("*.safetensors"))
     for name in names:
         found = store.find_first([read_header(name).keys[-1]])
-        assert found is not None, "a file that the store does not know"
-        store.read_soon([found[1]], answers.put)
+        assert found is not None, "a file that the store has not indexed"
+        store.read_soon([found[1]], results.put)
     for _ in names:
-        runs = answers.get(timeout=20)
+        runs = results.get(timeout=20)
         assert runs is not None, "a file that cannot be read"
-        assert runs == [made_again(run) for run in runs]
+        assert runs == [recreated(run) for run in runs]
     return len(names)
 
 
-def test_never_over_the_budget_at_any_moment_of_a_write(tmp_path: Path) -> None:
+def test_writes_never_exceed_the_budget(tmp_path: Path) -> None:
     budget = 300_000
-    most: list[int] = []
-    answers: list[list[StoredRun] | None] = []
+    sizes: list[int] = []
+    results: list[list[StoredRun] | None] = []
     asked = 0
 
-    def watched(path: Path, pieces: Sequence[bytes]) -> None:
-        # Only this thread changes the folder, so it can be measured here, when the most is in it.
-        write_file(path, pieces)
-        most.append(bytes_used(tmp_path))
+    def watched(path: Path, buffers: Sequence[bytes]) -> None:
+        # Only this thread changes the folder, so its size is exact here, where it is largest.
+        write_file(path, buffers)
+        sizes.append(bytes_used(tmp_path))
 
     source = random.Random(5)
     store = DiskStore(tmp_path, budget, STAMP, queue_bytes=200_000, write=watched)
@@ -78,29 +78,29 @@ def test_never_over_the_budget_at_any_moment_of_a_write(tmp_path: Path) -> None:
             if source.random() < 0.2:
                 with suppress(FileNotFoundError):
                     os.truncate(tmp_path / pieces[0].name, 50)
-            store.read_soon(pieces, answers.append)
+            store.read_soon(pieces, results.append)
             asked += 1
         if seed % 90 == 89:
             store.clear()
-        while seed % 2 == 0 and (len(answers) < asked or is_coming(store, run)):
+        while seed % 2 == 0 and (len(results) < asked or is_queued(store, run)):
             time.sleep(0.001)
     store.close(30)
     stats = store.stats()
-    assert len(most) >= stats.written > 40
+    assert len(sizes) >= stats.written > 40
     assert stats.failed == 0
-    assert len(answers) == asked, "each question is answered once"
-    found = [run for answer in answers if answer is not None for run in answer]
+    assert len(results) == asked, "each read gets one result"
+    found = [run for result in results if result is not None for run in result]
     assert len(found) == stats.hits > 10
-    assert found == [made_again(run) for run in found]
-    assert budget * 0.8 < max(most) <= budget
+    assert found == [recreated(run) for run in found]
+    assert budget * 0.8 < max(sizes) <= budget
     assert bytes_used(tmp_path) <= stats.bytes <= budget
     assert stats.damaged > 0
-    said = int(subprocess.check_output(["du", "-sk", tmp_path]).split()[0]) * 1024
-    assert said <= budget + (64 << 10), "more than the files and their folder"
+    du_bytes = int(subprocess.check_output(["du", "-sk", tmp_path]).split()[0]) * 1024
+    assert du_bytes <= budget + (64 << 10), "more than the files and their folder"
 
 
 def write_and_die(writers: Forked, seed: int, writes: int, share: float) -> None:
-    """Kill a process when it has begun so many writes and a share of the next; with 0, while it opens its store."""
+    """Kill a process after `writes` writes and a share of the next; with 0, while it opens its store."""
     writers.begin(str(seed))
     begun = [time.monotonic()]
     while len(begun) <= writes:
@@ -124,7 +124,7 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
             assert not list(tmp_path.glob("*.tmp"))
             assert bytes_used(tmp_path) <= store.stats().bytes <= writing_child.BUDGET
             served += read_all(store, tmp_path)
-            assert store.stats().damaged == 0, "a file had its name before all of it was there"
+            assert store.stats().damaged == 0, "a file got its name before it was complete"
             store.close(5)
     assert interrupted > 0 and served > KILLS
     print(f"{interrupted} kills hit a write; {served} files were read after kills")

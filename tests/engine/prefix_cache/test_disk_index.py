@@ -1,4 +1,4 @@
-"""The index of files on disk, against a plain model of it."""
+"""The index of the disk tier, compared with a simple model."""
 
 from __future__ import annotations
 
@@ -13,28 +13,29 @@ BUDGET = 100
 letters = st.text("ab", min_size=1, max_size=7)
 
 
-def chain(word: str) -> list[str]:
-    """A key says all that is before it, as real ones do."""
+def keys_of(word: str) -> list[str]:
+    """The keys of a word: each covers all letters before it, as block hashes do."""
     return [word[: end + 1] for end in range(len(word))]
 
 
 class Index(RuleBasedStateMachine):
-    """The model: files oldest first, each a word's letters from `first` on. The key of a letter is the word so far."""
+    """The model: files, oldest first, each with the letters of a word from `first`. A letter's key is the word up to
+    it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.index = DiskIndex(BUDGET)
         self.files: dict[str, tuple[str, int, int]] = {}
 
-    def recent(self, name: str) -> None:
+    def make_recent(self, name: str) -> None:
         self.files[name] = self.files.pop(name)
 
-    def lineage(self, word: str) -> list[str]:
-        """Names of the files that a block on this word stands on, end first."""
+    def ancestors(self, word: str) -> list[str]:
+        """The files of the prefix that ends with this word, last first."""
         names = []
         while True:
-            held = [(name, text) for name, (text, first, _) in self.files.items() if first < len(word)]
-            holders = [name for name, text in held if text.startswith(word)]
+            candidates = [(name, text) for name, (text, first, _) in self.files.items() if first < len(word)]
+            holders = [name for name, text in candidates if text.startswith(word)]
             if not holders:
                 return names
             names.append(max(holders, key=lambda name: (-self.files[name][1], name)))
@@ -46,60 +47,62 @@ class Index(RuleBasedStateMachine):
         name = f"{word}-{first}"
         if name in self.files:
             return
-        spared = self.lineage(word[:first])
-        room = BUDGET - sum(self.files[file][2] for file in spared)
-        leaving = self.index.evict_for(size, word[:first])
-        if size > room:
-            assert leaving is None
+        protected = self.ancestors(word[:first])
+        available = BUDGET - sum(self.files[file][2] for file in protected)
+        evicted = self.index.evict_for(size, word[:first])
+        if size > available:
+            assert evicted is None
             return
-        assert leaving is not None
+        assert evicted is not None
         expected = []
-        for file in [file for file in self.files if file not in spared]:
+        for file in [file for file in self.files if file not in protected]:
             if sum(entry[2] for entry in self.files.values()) + size > BUDGET:
                 expected.append(file)
                 del self.files[file]
-        assert leaving == expected
-        touched = self.index.add(chain(word)[first:], name, size, word[:first])
+        assert evicted == expected
+        touched = self.index.add(keys_of(word)[first:], name, size, word[:first])
         self.files[name] = (word, first, size)
-        assert touched == spared
-        for file in spared:
-            self.recent(file)
+        assert touched == protected
+        for file in protected:
+            self.make_recent(file)
 
     @rule(word=letters)
-    def look(self, word: str) -> None:
-        pieces = self.index.match(chain(word))
-        at = 0
+    def match(self, word: str) -> None:
+        pieces = self.index.match(keys_of(word))
+        start = 0
         for piece in pieces:
             text, first, _ = self.files[piece.name]
             assert piece.count > 0 and piece.blocks == len(text) - first
-            assert piece.first == at - first
-            assert text.startswith(word[: at + piece.count]), "a piece of something else"
-            assert not any(self.reach(name, word, at) > piece.count for name in self.files), "a longer piece is there"
-            at += piece.count
-        assert at == len(word) or not any(self.reach(name, word, at) for name in self.files), "more is there"
+            assert piece.first == start - first
+            assert text.startswith(word[: start + piece.count]), "a piece of another word"
+            assert not any(self.matched(name, word, start) > piece.count for name in self.files), (
+                "a longer piece exists"
+            )
+            start += piece.count
+        assert start == len(word) or not any(self.matched(name, word, start) for name in self.files), "not the longest"
         names = [piece.name for piece in pieces]
         assert self.index.touch(names) == names[::-1]
         for name in names[::-1]:
-            self.recent(name)
+            self.make_recent(name)
 
-    def reach(self, name: str, word: str, at: int) -> int:
-        """How many letters of the word, from place `at` on, a file has."""
+    def matched(self, name: str, word: str, start: int) -> int:
+        """How many letters of the word, from position `start`, a file has."""
         text, first, _ = self.files[name]
-        end = at
-        while first <= at and end < min(len(text), len(word)) and text[: end + 1] == word[: end + 1]:
+        end = start
+        while first <= start and end < min(len(text), len(word)) and text[: end + 1] == word[: end + 1]:
             end += 1
-        return end - at
+        return end - start
 
     @rule(word=letters)
     def find(self, word: str) -> None:
         piece = self.index.find(word)
         ends = {name for name, (text, _, _) in self.files.items() if text == word}
-        assert (piece.name in ends and piece.to_the_end and piece.first == 0) if piece else not ends
+        assert (piece.name in ends and piece.reaches_end and piece.first == 0) if piece else not ends
         held = any(text.startswith(word) and first < len(word) for text, first, _ in self.files.values())
         assert self.index.holds(word) == held
 
     @rule(data=st.data())
-    def lose(self, data: st.DataObject) -> None:
+    def remove(self, data: st.DataObject) -> None:
         if self.files:
             name = data.draw(st.sampled_from(sorted(self.files)))
             assert self.index.remove(name)
@@ -112,7 +115,7 @@ class Index(RuleBasedStateMachine):
         self.files.clear()
 
     @invariant()
-    def the_same_and_bounded(self) -> None:
+    def same_as_the_model_and_within_budget(self) -> None:
         assert len(self.index) == len(self.files)
         assert self.index.bytes == sum(size for _, _, size in self.files.values()) <= BUDGET
         assert all(name in self.index for name in self.files)
@@ -122,7 +125,7 @@ TestIndex = Index.TestCase
 TestIndex.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
 
 
-def test_a_shared_beginning_outlives_the_tails_that_stand_on_it() -> None:
+def test_a_shared_prefix_outlives_its_continuations() -> None:
     index = DiskIndex(10)
     index.add(["s", "sy"], "system", 4, "")
     for number in range(20):
@@ -132,14 +135,14 @@ def test_a_shared_beginning_outlives_the_tails_that_stand_on_it() -> None:
     assert index.match(["s", "sy", "sy0"]) == (Piece("system", 0, 2, 2),)
 
 
-def test_a_beginning_does_not_leave_for_its_own_continuation() -> None:
+def test_a_prefix_is_not_evicted_for_its_own_continuation() -> None:
     index = DiskIndex(10)
     index.add(["a"], "one", 6, "")
     assert index.evict_for(5, "a") is None
     assert index.evict_for(5) == ["one"]
 
 
-def test_a_chain_leaves_from_its_end() -> None:
+def test_a_prefix_is_evicted_from_its_end() -> None:
     index = DiskIndex(3)
     for word in ("a", "aa", "aaa"):
         index.add([word], word, 1, word[:-1])
@@ -147,7 +150,7 @@ def test_a_chain_leaves_from_its_end() -> None:
     assert [index.evict_for(1 + number) for number in range(3)] == [["aaa"], ["aa"], ["a"]]
 
 
-def test_a_lost_beginning_hides_what_stands_on_it_until_it_is_back() -> None:
+def test_blocks_without_their_prefix_do_not_match_until_it_is_back() -> None:
     index = DiskIndex(10)
     index.add(["a"], "one", 1, "")
     index.add(["ab"], "two", 1, "a")

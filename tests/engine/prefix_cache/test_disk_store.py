@@ -1,4 +1,4 @@
-"""The disk tier: what was written is found again, byte for byte, also by a later server, and nothing else is."""
+"""The store of the disk tier: runs are read back byte for byte, also after a restart, and damage is a miss."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def opened(
         store.close(20)
 
 
-def until(true: Callable[[], bool]) -> None:
+def until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 20
-    while not true():
-        assert time.monotonic() < deadline, "it did not happen"
+    while not condition():
+        assert time.monotonic() < deadline, "timed out"
         time.sleep(0.002)
 
 
@@ -52,9 +52,9 @@ def write(store: DiskStore, run: StoredRun) -> None:
 
 
 def read(store: DiskStore, pieces: Sequence[Piece]) -> list[StoredRun] | None:
-    answers: queue.Queue[list[StoredRun] | None] = queue.Queue()
-    store.read_soon(pieces, answers.put)
-    return answers.get(timeout=20)
+    results: queue.Queue[list[StoredRun] | None] = queue.Queue()
+    store.read_soon(pieces, results.put)
+    return results.get(timeout=20)
 
 
 def fetch(store: DiskStore, run: StoredRun) -> list[StoredRun] | None:
@@ -70,7 +70,7 @@ def path_of(folder: Path, run: StoredRun) -> Path:
     return folder / file_name(run.keys)
 
 
-def test_a_chain_is_found_again_by_the_next_server(tmp_path: Path) -> None:
+def test_a_prefix_matches_after_a_restart(tmp_path: Path) -> None:
     first = seeded_run(1)
     second = seeded_run(2, parent=first.keys[-1], tokens=10)
     other = seeded_run(3)
@@ -95,7 +95,7 @@ def test_a_chain_is_found_again_by_the_next_server(tmp_path: Path) -> None:
         assert store.stats().hits == 2
 
 
-def test_equal_tokens_with_other_contents_are_another_chain(tmp_path: Path) -> None:
+def test_equal_tokens_with_other_media_do_not_match(tmp_path: Path) -> None:
     cat = replace(seeded_run(1), contents=((5, "cat"),))
     dog = replace(cat, contents=((5, "dog"),))
     with opened(tmp_path) as store:
@@ -104,9 +104,7 @@ def test_equal_tokens_with_other_contents_are_another_chain(tmp_path: Path) -> N
         assert [piece.count for piece in store.match(cat.keys)] == [3]
 
 
-def test_a_server_of_another_model_finds_nothing_and_removes_it(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_files_of_another_model_are_removed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with opened(tmp_path) as store:
         write(store, seeded_run(1))
     with opened(tmp_path, stamp="another") as store:
@@ -116,21 +114,21 @@ def test_a_server_of_another_model_finds_nothing_and_removes_it(
     assert "another model" in caplog.text
 
 
-def test_what_is_not_ours_is_left_alone(tmp_path: Path) -> None:
+def test_other_files_are_left_alone(tmp_path: Path) -> None:
     names = ["model.safetensors", "kv-12.safetensors", "notes.tmp", f"kv-{'a' * 40}-1.safetensors.bak"]
     for name in names:
-        (tmp_path / name).write_text("a person's own")
+        (tmp_path / name).write_text("a user's own")
     with opened(tmp_path, budget=1) as store:
         store.clear()
     assert files(tmp_path) == set(names)
 
 
-def test_a_second_server_is_told_and_the_first_goes_on(tmp_path: Path) -> None:
+def test_a_second_server_cannot_open_the_folder(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         second = DiskStore(tmp_path, MB, STAMP)
         with pytest.raises(StoreBusy, match="another server"):
             second.open()
-        # Whoever goes on with it has an empty store.
+        # A store that could not be opened acts as an empty one.
         second.write_soon(seeded_run(2), seeded_run(2).keys)
         assert fetch(second, seeded_run(2)) is None
         assert read(second, [Piece("kv", 0, 1, 1)]) is None
@@ -142,7 +140,7 @@ def test_a_second_server_is_told_and_the_first_goes_on(tmp_path: Path) -> None:
         assert fetch(store, seeded_run(1)) == [seeded_run(1)]
 
 
-def test_a_folder_that_cannot_be_made_raises(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_raises(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(OSError):
         DiskStore(tmp_path / "file", MB, STAMP).open()
@@ -152,10 +150,10 @@ def damages(path: Path) -> dict[str, Callable[[], object]]:
     data = path.read_bytes()
     header = 8 + int.from_bytes(data[:8], "little")
 
-    def flip(at: int) -> Callable[[], object]:
-        return lambda: path.write_bytes(data[:at] + bytes([data[at] ^ 16]) + data[at + 1 :])
+    def flip(offset: int) -> Callable[[], object]:
+        return lambda: path.write_bytes(data[:offset] + bytes([data[offset] ^ 16]) + data[offset + 1 :])
 
-    def instead(make: Callable[[], object]) -> Callable[[], object]:
+    def replace_by(make: Callable[[], object]) -> Callable[[], object]:
         return lambda: (path.unlink(), make())
 
     return {
@@ -167,14 +165,14 @@ def damages(path: Path) -> dict[str, Callable[[], object]]:
         "first byte of data": flip(header),
         "last byte": flip(len(data) - 1),
         "empty": lambda: path.write_bytes(b""),
-        "cut in the header": lambda: os.truncate(path, header // 2),
-        "cut in the data": lambda: os.truncate(path, len(data) - 1),
+        "truncated header": lambda: os.truncate(path, header // 2),
+        "truncated data": lambda: os.truncate(path, len(data) - 1),
         "longer": lambda: path.write_bytes(data + b"\0"),
         "another run": lambda: path.write_bytes(b"".join(pack(seeded_run(77), STAMP))),
         "foreign": lambda: path.write_bytes(b"".join(pack(seeded_run(1), "another"))),
-        "folder": instead(path.mkdir),
-        "link": instead(lambda: path.symlink_to("/dev/zero")),
-        "pipe": instead(lambda: os.mkfifo(path)),
+        "folder": replace_by(path.mkdir),
+        "link": replace_by(lambda: path.symlink_to("/dev/zero")),
+        "pipe": replace_by(lambda: os.mkfifo(path)),
     }
 
 
@@ -187,8 +185,8 @@ DAMAGES = [
     "first byte of data",
     "last byte",
     "empty",
-    "cut in the header",
-    "cut in the data",
+    "truncated header",
+    "truncated data",
     "longer",
     "another run",
     "foreign",
@@ -199,24 +197,24 @@ DAMAGES = [
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damage_is_found_and_removed(damage: str, tmp_path: Path) -> None:
+def test_a_damaged_file_is_detected_and_removed(damage: str, tmp_path: Path) -> None:
     run, other = seeded_run(1), seeded_run(2)
     path = path_of(tmp_path, run)
     with opened(tmp_path) as store:
         write(store, run)
         write(store, other)
-        hurt = damages(path)
-        assert list(hurt) == DAMAGES
-        hurt[damage]()
-        # While the server runs: a miss, and the file is gone; then it can be written anew.
+        damage_by = damages(path)
+        assert list(damage_by) == DAMAGES
+        damage_by[damage]()
+        # While the server runs: a miss. The file is removed and can be written again.
         assert fetch(store, run) is None
         until(lambda: not os.path.lexists(path))
         assert (store.stats().damaged, store.stats().files) == (1, 1)
         assert not store.match(run.keys)
         write(store, run)
         assert fetch(store, run) == [run]
-        hurt[damage]()
-    # At the next start, by the header or when it is read.
+        damage_by[damage]()
+    # After a restart: detected by its header, or when it is read.
     with opened(tmp_path) as store:
         assert fetch(store, run) is None
         until(lambda: not os.path.lexists(path))
@@ -224,7 +222,7 @@ def test_damage_is_found_and_removed(damage: str, tmp_path: Path) -> None:
         assert fetch(store, other) == [other]
 
 
-def test_cuts_at_many_points(tmp_path: Path) -> None:
+def test_truncated_files_are_removed(tmp_path: Path) -> None:
     run = seeded_run(1, size=100)
     data = b"".join(pack(run, STAMP))
     for end in range(0, len(data), 41):
@@ -235,7 +233,7 @@ def test_cuts_at_many_points(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_a_file_that_may_not_be_read_is_removed(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_removed(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         write(store, seeded_run(1))
         path_of(tmp_path, seeded_run(1)).chmod(0)
@@ -243,19 +241,19 @@ def test_a_file_that_may_not_be_read_is_removed(tmp_path: Path) -> None:
         until(lambda: not files(tmp_path))
 
 
-def test_an_io_error_while_reading_is_a_miss_and_the_file_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_io_error_is_a_miss_and_removes_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with opened(tmp_path) as store:
         write(store, seeded_run(1))
 
         def broken(path: Path) -> object:
             raise OSError(errno.EIO, "the disk is broken")
 
-        monkeypatch.setattr("millstream.engine.prefix_cache.disk.folder.open_plain", broken)
+        monkeypatch.setattr("millstream.engine.prefix_cache.disk.folder.open_regular", broken)
         assert fetch(store, seeded_run(1)) is None
         until(lambda: not files(tmp_path))
 
 
-def test_too_many_open_files_are_no_reason_to_lose_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_open_files_do_not_remove_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with opened(tmp_path) as store:
         write(store, seeded_run(1))
 
@@ -263,12 +261,12 @@ def test_too_many_open_files_are_no_reason_to_lose_one(tmp_path: Path, monkeypat
             raise OSError(errno.EMFILE, "too many open files")
 
         with monkeypatch.context() as patch:
-            patch.setattr("millstream.engine.prefix_cache.disk.folder.open_plain", broken)
+            patch.setattr("millstream.engine.prefix_cache.disk.folder.open_regular", broken)
             assert fetch(store, seeded_run(1)) is None
         assert fetch(store, seeded_run(1)) == [seeded_run(1)]
 
 
-def test_a_folder_with_things_in_it_stays_and_the_store_goes_on(tmp_path: Path) -> None:
+def test_a_folder_with_the_name_of_a_file_is_left_alone(tmp_path: Path) -> None:
     run = seeded_run(1)
     (path_of(tmp_path, run) / "inside").mkdir(parents=True)
     with opened(tmp_path) as store:
@@ -279,7 +277,7 @@ def test_a_folder_with_things_in_it_stays_and_the_store_goes_on(tmp_path: Path) 
     assert files(tmp_path) == {file_name(run.keys), file_name(seeded_run(2).keys)}
 
 
-def test_a_file_that_somebody_removed_is_a_miss(tmp_path: Path) -> None:
+def test_a_missing_file_is_a_miss(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         write(store, seeded_run(1))
         path_of(tmp_path, seeded_run(1)).unlink()
@@ -289,15 +287,15 @@ def test_a_file_that_somebody_removed_is_a_miss(tmp_path: Path) -> None:
         assert fetch(store, seeded_run(1)) == [seeded_run(1)]
 
 
-def test_a_full_disk_is_said_once_and_survived(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_disk_is_logged_once_and_writes_recover(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     full = True
 
-    def limited(path: Path, pieces: Sequence[bytes]) -> None:
-        write_file(path, pieces[:1])
+    def limited(path: Path, buffers: Sequence[bytes]) -> None:
+        write_file(path, buffers[:1])
         if full:
             raise OSError(errno.ENOSPC, "No space left on device")
         path.unlink()
-        write_file(path, pieces)
+        write_file(path, buffers)
 
     with opened(tmp_path, write=limited) as store:
         for seed in range(5):
@@ -332,16 +330,16 @@ def test_a_file_that_cannot_be_removed_stops_writing(tmp_path: Path, monkeypatch
 
 
 class Gate:
-    """A disk that writes nothing until it is told."""
+    """A disk whose writes block until `go` is set."""
 
     def __init__(self) -> None:
         self.busy = threading.Event()
         self.go = threading.Event()
 
-    def __call__(self, path: Path, pieces: Sequence[bytes]) -> None:
+    def __call__(self, path: Path, buffers: Sequence[bytes]) -> None:
         self.busy.set()
         assert self.go.wait(20)
-        write_file(path, pieces)
+        write_file(path, buffers)
 
 
 def test_the_queue_is_bounded_by_bytes(tmp_path: Path) -> None:
@@ -360,7 +358,7 @@ def test_the_queue_is_bounded_by_bytes(tmp_path: Path) -> None:
     assert files(tmp_path) == {file_name(run.keys) for run in runs[:2]}
 
 
-def test_clear_forgets_what_is_there_what_waits_and_what_is_being_written(tmp_path: Path) -> None:
+def test_clear_drops_stored_queued_and_current_writes(tmp_path: Path) -> None:
     gate = Gate()
     with opened(tmp_path, write=gate) as store:
         gate.go.set()
@@ -381,7 +379,7 @@ def test_clear_forgets_what_is_there_what_waits_and_what_is_being_written(tmp_pa
     assert files(tmp_path) == {file_name(seeded_run(3).keys)}
 
 
-def test_close_waits_no_longer_than_it_may(tmp_path: Path) -> None:
+def test_close_waits_no_longer_than_its_timeout(tmp_path: Path) -> None:
     gate = Gate()
     store = DiskStore(tmp_path, 50 * MB, STAMP, write=gate)
     store.open()
@@ -398,20 +396,20 @@ def test_close_waits_no_longer_than_it_may(tmp_path: Path) -> None:
         assert again.stats().files == 1
 
 
-def test_a_disk_that_hangs_keeps_the_lock(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_hung_disk_keeps_the_lock(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     gate = Gate()
     store = DiskStore(tmp_path, 50 * MB, STAMP, write=gate)
     store.open()
     store.write_soon(seeded_run(1), seeded_run(1).keys)
     assert gate.busy.wait(20)
     store.close(0)
-    assert "does not answer" in caplog.text
+    assert "does not respond" in caplog.text
     with pytest.raises(StoreBusy):
         DiskStore(tmp_path, MB, STAMP).open()
     gate.go.set()
 
 
-def test_an_answer_for_an_engine_that_has_ended_hurts_nobody(tmp_path: Path) -> None:
+def test_a_read_for_an_engine_that_has_ended_is_dropped(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         write(store, seeded_run(1))
 
@@ -422,7 +420,7 @@ def test_an_answer_for_an_engine_that_has_ended_hurts_nobody(tmp_path: Path) -> 
         assert fetch(store, seeded_run(1)) == [seeded_run(1)]
 
 
-def test_keys_that_are_not_the_runs_are_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_with_wrong_keys_is_not_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with opened(tmp_path) as store:
         store.write_soon(seeded_run(1), seeded_run(2).keys)
         until(lambda: store.stats().failed == 1)
@@ -430,7 +428,7 @@ def test_keys_that_are_not_the_runs_are_refused(tmp_path: Path, caplog: pytest.L
         assert [record.levelno for record in caplog.records] == [logging.ERROR]
 
 
-def test_what_is_used_outlives_what_is_not_also_over_a_restart(tmp_path: Path) -> None:
+def test_the_lru_order_survives_a_restart(tmp_path: Path) -> None:
     runs = [seeded_run(seed, size=3000) for seed in range(4)]
     tail = seeded_run(9, size=3000, parent=runs[0].keys[-1])
     size = bytes_on_disk(sum(map(len, pack(runs[0], STAMP))))
@@ -445,8 +443,8 @@ def test_what_is_used_outlives_what_is_not_also_over_a_restart(tmp_path: Path) -
             assert store.stats().bytes <= budget * size
 
 
-def test_a_writer_that_ends_promises_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It never should. If it does, nobody waits for it, and what is on disk is still served."""
+def test_a_writer_that_crashes_drops_queued_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It never should. If it does, nothing waits for it, and files on disk are still served."""
     gate = Gate()
     with opened(tmp_path, write=gate) as store:
         gate.go.set()

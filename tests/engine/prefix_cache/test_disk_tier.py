@@ -13,7 +13,7 @@ from millstream.engine.prefix_cache.checkpoints import CHECKPOINT_EVERY, Checkpo
 from millstream.engine.prefix_cache.disk import tier as tiers
 from millstream.engine.prefix_cache.disk.index import DiskIndex, Piece
 from millstream.engine.prefix_cache.disk.store import DiskStats
-from millstream.engine.prefix_cache.disk.tier import ASKED_AT_ONCE, CHECKPOINT_MARK, DiskTier
+from millstream.engine.prefix_cache.disk.tier import CHECKPOINT_MARK, LOOKUP_BATCH, DiskTier
 from millstream.engine.prefix_cache.index import Contents, PrefixIndex
 from millstream.engine.prefix_cache.orders import SavePrefix
 from millstream.engine.prefix_cache.prompt import CachedPrompt
@@ -23,35 +23,35 @@ STAMP = "a model"
 
 
 class CountingStore:
-    """An index without files, which counts what it is asked."""
+    """An index without files that counts lookups."""
 
     def __init__(self) -> None:
         self.index = DiskIndex(2**40)
-        self.asked = 0
+        self.lookups = 0
 
     def match(self, keys: Sequence[str]) -> tuple[Piece, ...]:
-        self.asked += 1
+        self.lookups += 1
         return self.index.match(keys)
 
     def find_first(self, keys: Sequence[str]) -> tuple[int, Piece] | None:
-        self.asked += 1
+        self.lookups += 1
         found = ((number, self.index.find(key)) for number, key in enumerate(keys))
         return next(((number, piece) for number, piece in found if piece is not None), None)
 
     def holds_all(self, keys: Sequence[str]) -> bool:
-        self.asked += 1
+        self.lookups += 1
         return all(self.index.holds(key) for key in keys)
 
     def write_soon(self, run: object, keys: Sequence[str]) -> None:
         raise NotImplementedError
 
-    def read_soon(self, pieces: Sequence[Piece], done: object) -> None:
+    def read_soon(self, pieces: Sequence[Piece], on_read: object) -> None:
         raise NotImplementedError
 
     def clear(self) -> None:
         raise NotImplementedError
 
-    def close(self, wait: float) -> None:
+    def close(self, timeout: float) -> None:
         raise NotImplementedError
 
     def stats(self) -> DiskStats:
@@ -63,15 +63,15 @@ class CountingStore:
 
     def add_checkpoint(self, tokens: Sequence[int], contents: Contents = ()) -> None:
         start = (len(tokens) - 1) // BLOCK * BLOCK
-        before = [(place, name) for place, name in contents if place < start]
-        inside = [(place - start, name) for place, name in contents if start <= place < len(tokens)]
+        before = [(position, name) for position, name in contents if position < start]
+        inside = [(position - start, name) for position, name in contents if start <= position < len(tokens)]
         parent = (root_hash(STAMP), *block_hashes(root_hash(STAMP), tokens[:start], before, BLOCK))[-1]
         key = block_hash(parent, tokens[start:], [*inside, CHECKPOINT_MARK])
-        self.index.add([key], f"state {len(tokens)}", 1, parent)
+        self.index.add([key], f"checkpoint {len(tokens)}", 1, parent)
 
 
 class Hashes:
-    """Counts blocks that are hashed."""
+    """Counts block hashes."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.count = 0
@@ -83,10 +83,10 @@ class Hashes:
         return block_hash(parent, tokens, contents)
 
 
-def prefix_cache(store: CountingStore, *, states: bool) -> BlockPrefixCache:
-    index = PrefixIndex(block=BLOCK, block_bytes=1, budget=2**40, from_checkpoints=states)
+def prefix_cache(store: CountingStore, *, checkpoints: bool) -> BlockPrefixCache:
+    index = PrefixIndex(block=BLOCK, block_bytes=1, budget=2**40, from_checkpoints=checkpoints)
     tier = DiskTier(store, STAMP, BLOCK)
-    return CheckpointPrefixCache(index, lambda tokens: 1, tier) if states else BlockPrefixCache(index, tier)
+    return CheckpointPrefixCache(index, lambda tokens: 1, tier) if checkpoints else BlockPrefixCache(index, tier)
 
 
 def prompt(length: int) -> tuple[int, ...]:
@@ -98,7 +98,7 @@ def exports(orders: list[SavePrefix | None]) -> int:
 
 
 def prefill_all(cache: BlockPrefixCache, prompt: CachedPrompt) -> int:
-    """Prefill a prompt chunk by chunk and end its row; how many checkpoints and runs of blocks are to be written."""
+    """Prefill a prompt chunk by chunk and end its row; returns how many checkpoints and runs of blocks are exported."""
     cache.match(prompt)
     count = 0
     for end in sorted({*prompt.checkpoints, len(prompt.tokens) - 1}):
@@ -109,43 +109,43 @@ def prefill_all(cache: BlockPrefixCache, prompt: CachedPrompt) -> int:
     return count + exports([*orders, *cache.orders().save])
 
 
-@pytest.mark.parametrize("states", [True, False])
-def test_a_block_is_hashed_once_a_request(monkeypatch: pytest.MonkeyPatch, states: bool) -> None:
+@pytest.mark.parametrize("checkpoints", [True, False])
+def test_a_block_is_hashed_once_per_request(monkeypatch: pytest.MonkeyPatch, checkpoints: bool) -> None:
     hashes, store = Hashes(monkeypatch), CountingStore()
-    cache = prefix_cache(store, states=states)
+    cache = prefix_cache(store, checkpoints=checkpoints)
     length = 8 * CHECKPOINT_EVERY
     cached = CachedPrompt(1, prompt(length))
     assert cache.match_on_disk(cached) is None
     written = prefill_all(cache, cached)
-    assert written == (2 * len({*cached.checkpoints}) + 2 if states else 2)
+    assert written == (2 * len({*cached.checkpoints}) + 2 if checkpoints else 2)
     blocks = (length + 40) // BLOCK
-    assert hashes.count <= blocks + written + BLOCK, "some were hashed twice"
-    assert store.asked <= written + 2
+    assert hashes.count <= blocks + written + BLOCK, "a block was hashed twice"
+    assert store.lookups <= written + 2
 
 
 @pytest.mark.parametrize("contents", [(), ((3, "cat"), (40, "dog"), (700, "dog"))])
 @pytest.mark.parametrize("ends", [(64,), (64, 512), (1600, 64), (1605, 1600), (1611,)])
-def test_the_furthest_state_is_found(ends: tuple[int, ...], contents: Contents) -> None:
-    """However far from the end of what is on disk it is."""
+def test_the_furthest_checkpoint_matches(ends: tuple[int, ...], contents: Contents) -> None:
+    """However far before the end of the blocks on disk."""
     store = CountingStore()
     tokens = prompt(2000)
-    assert 1600 // BLOCK > ASKED_AT_ONCE
+    assert 1600 // BLOCK > LOOKUP_BATCH
     store.add_blocks(tokens[:1600], contents)
     for end in ends:
         store.add_checkpoint(tokens[:end], contents)
-    find = prefix_cache(store, states=True).match_on_disk(CachedPrompt(1, tokens, tuple(contents)))
-    assert find is not None and find.checkpoint is not None
-    assert (find.tokens, find.checkpoint.name) == (max(ends), f"state {max(ends)}")
-    assert [piece.name for _, piece in find.blocks] == ["blocks 1600"]
+    found = prefix_cache(store, checkpoints=True).match_on_disk(CachedPrompt(1, tokens, tuple(contents)))
+    assert found is not None and found.checkpoint is not None
+    assert (found.tokens, found.checkpoint.name) == (max(ends), f"checkpoint {max(ends)}")
+    assert [piece.name for _, piece in found.blocks] == ["blocks 1600"]
 
 
-def test_blocks_of_another_image_are_not_found() -> None:
+def test_blocks_of_another_image_do_not_match() -> None:
     store = CountingStore()
     tokens = prompt(400)
     store.add_blocks(tokens[:320], [(5, "cat")])
-    find = [
-        prefix_cache(store, states=False).match_on_disk(CachedPrompt(1, tokens, ((5, name),)))
+    found = [
+        prefix_cache(store, checkpoints=False).match_on_disk(CachedPrompt(1, tokens, ((5, name),)))
         for name in ("cat", "dog")
     ]
-    assert find[0] is not None and find[0].tokens == 320
-    assert find[1] is None
+    assert found[0] is not None and found[0].tokens == 320
+    assert found[1] is None

@@ -189,7 +189,7 @@ class GenerationScheduler:
                 if chunk.end > chunk.start or chunk.joins:
                     yield chunk
                     budget -= max(1, chunk.end - chunk.start)
-        while budget > 0 and self._waiting and self._has_room(self._waiting[0]):
+        while budget > 0 and self._waiting and self._fits(self._waiting[0]):
             request = self._waiting.popleft()
             request.move(State.PREFILLING)
             self._prefilling.append(request)
@@ -204,7 +204,7 @@ class GenerationScheduler:
         save = self._cache.save_chunk(self._requests[chunk.request.request_id].prefix, chunk.end)
         return chunk if save is None else replace(chunk, save=save)
 
-    def _has_room(self, request: Request) -> bool:
+    def _fits(self, request: Request) -> bool:
         rows = len(self._prefilling) + len(self._running)
         if self._kv_tokens is None or not rows:
             return rows < self._max_rows

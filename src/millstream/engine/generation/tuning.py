@@ -42,10 +42,10 @@ between two decode steps: 2 to 3 ms in blocks of 16 on the H200's host."""
 INDEX_BYTES = 512
 """The memory of a block in the index itself: the least that a block counts for."""
 
-LEAST_CHECKPOINT_TOKENS = 64
+MIN_CHECKPOINT_TOKENS = 64
 """The fewest new tokens that make a checkpoint worth it: a prompt is cut there, which costs a pass."""
 
-LEAST_NEW_TOKENS = {"cpu": BLOCK_TOKENS["cpu"], "gpu": 512}
+MIN_NEW_TOKENS = {"cpu": BLOCK_TOKENS["cpu"], "gpu": 512}
 """The fewest new tokens that are saved. A GPU prefills some hundred in a few milliseconds, and copies cost launches:
 with all saved, 64 streams of 260 tokens ran at 10,250 tokens/s on the H200, and with none at 12,273."""
 
@@ -100,12 +100,12 @@ def _prefix_cache(facts: GenerationFacts, budget: int, disk: DiskTierConfig | No
     if not budget or facts.prefix_sizes is None:
         return NullPrefixCache()
     sizes = facts.prefix_sizes
-    worth, block = LEAST_NEW_TOKENS[_device_kind(facts)], BLOCK_TOKENS[_device_kind(facts)]
+    worth, block = MIN_NEW_TOKENS[_device_kind(facts)], BLOCK_TOKENS[_device_kind(facts)]
     index = PrefixIndex(
         block=block,
         block_bytes=max(INDEX_BYTES, block * sizes.token),
         budget=budget,
-        least=(max(worth, LEAST_CHECKPOINT_TOKENS) if sizes.states else worth) // block,
+        least=(max(worth, MIN_CHECKPOINT_TOKENS) if sizes.states else worth) // block,
         from_checkpoints=bool(sizes.states),
     )
     tier = None if disk is None else _disk_tier(facts, disk, block)
@@ -119,13 +119,13 @@ def _prefix_cache(facts: GenerationFacts, budget: int, disk: DiskTierConfig | No
 
 
 def _disk_tier(facts: GenerationFacts, disk: DiskTierConfig, block: int) -> DiskTier | None:
-    """None if the folder cannot be used: the model is served all the same."""
+    """Returns None if the folder cannot be used: the model is served without a disk tier."""
     stamp = f"millstream-blocks-{FORMAT_VERSION} {facts.identity} {block}"
     store = DiskStore(disk.folder, disk.budget, stamp)
     try:
         store.open()
     except StoreBusy:
-        log.warning("another server uses %s: the prefix cache stays in memory only", disk.folder)
+        log.warning("another server is using %s: the prefix cache stays in memory only", disk.folder)
         return None
     except OSError as error:
         log.warning("%s cannot be used (%s): the prefix cache stays in memory only", disk.folder, error)

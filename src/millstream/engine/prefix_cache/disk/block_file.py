@@ -1,6 +1,7 @@
-"""Blocks of a chain as one file, in the safetensors format: a length, a JSON header, data. Pure, but for `read_header`.
+"""Serialises KV blocks and checkpoints to block files and reads them back: a length, a JSON header, then tensor data.
 
-A checksum covers the whole file, its header too. What is not exactly what `pack` writes is a `DamagedFile`.
+The format is safetensors, so other programs can read it. A checksum covers the whole file, including its header, and a
+file that differs in any byte from what `pack` writes raises `DamagedFile`.
 """
 
 from __future__ import annotations
@@ -16,40 +17,41 @@ from pathlib import Path
 from typing import BinaryIO
 
 from millstream.engine.prefix_cache.disk.block_header import (
-    MOST_HEADER,
-    NO_DIGEST,
-    OPENING,
+    HEADER_START,
+    MAX_HEADER_BYTES,
+    ZERO_DIGEST,
     Header,
-    Place,
+    TensorInfo,
     parse_header,
 )
 from millstream.types import Tensor
 
-_DIGEST = slice(8 + len(OPENING), 8 + len(OPENING) + len(NO_DIGEST))
-"""Where the digest is in a file. While hashing, zeros are there."""
+_DIGEST = slice(8 + len(HEADER_START), 8 + len(HEADER_START) + len(ZERO_DIGEST))
+"""The bytes of the digest in a file. They are zeros while it is computed."""
 
 
 class DamagedFile(Exception):
-    """A file that cannot be used: cut off, changed, of another model, or never one of ours."""
+    """A file that cannot be used: truncated, changed, of another model, or not a block file."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredRun:
-    """Consecutive blocks of one chain, or a checkpoint. The last block may be a short one."""
+    """The contents of a block file: consecutive KV blocks of one prefix, or a checkpoint. The last block may be
+    shorter."""
 
     parent: str
-    """The key of the block before the first, or of the root."""
+    """The hash of the block before the first, or the root hash."""
     block: int
-    """Tokens in a block."""
+    """Tokens per block."""
     tokens: tuple[int, ...]
     contents: tuple[tuple[int, str], ...]
-    """What stands at a place besides its token; places count from the run's first token."""
+    """Media: (position, hash). Positions count from the run's first token."""
     tensors: tuple[tuple[str, Tensor], ...]
     extra: str = ""
-    """The backend's own words, opaque here."""
+    """Metadata of the backend, opaque here."""
 
     def __post_init__(self) -> None:
-        """What could not be read again raises ValueError where it is made."""
+        """Raises ValueError if the run could not be read back."""
         self.header("")
 
     @property
@@ -61,17 +63,17 @@ class StoredRun:
         return sum(len(tensor.data) for _, tensor in self.tensors)
 
     def header(self, stamp: str) -> Header:
-        places: list[Place] = []
+        infos: list[TensorInfo] = []
         start = 0
         for name, tensor in self.tensors:
             end = start + len(tensor.data)
-            places.append(Place(name, tensor.dtype, tensor.shape, start, end))
+            infos.append(TensorInfo(name, tensor.dtype, tensor.shape, start, end))
             start = end
-        return Header(stamp, self.parent, self.block, self.tokens, self.contents, self.extra, tuple(places))
+        return Header(stamp, self.parent, self.block, self.tokens, self.contents, self.extra, tuple(infos))
 
 
 def pack(run: StoredRun, stamp: str) -> list[bytes]:
-    """The file in pieces: first the header, then the tensors' own bytes, which are not copied."""
+    """Serialise a run: a list of buffers, the header first, then the data of each tensor, which is not copied."""
     text = run.header(stamp).text()
     head = struct.pack("<Q", len(text)) + text
     data = [tensor.data for _, tensor in run.tensors]
@@ -80,56 +82,60 @@ def pack(run: StoredRun, stamp: str) -> list[bytes]:
 
 
 def unpack(data: bytes, stamp: str) -> StoredRun:
-    """The run in a whole file. Raises DamagedFile and nothing else, whatever the bytes are."""
+    """Deserialise the bytes of a file. Raises DamagedFile, and nothing else, if they are not a valid file."""
     return read_run(io.BytesIO(data), len(data), stamp)
 
 
 def read_run(file: BinaryIO, size: int, stamp: str) -> StoredRun:
-    """The run in a file of `size` bytes. Each tensor is read where it stays: a file may be large."""
+    """Read and verify an open file of `size` bytes. Each tensor is read into its own buffer: files may be large, and
+    this way nothing is copied. Raises DamagedFile.
+    """
     prefix = file.read(8)
     text = file.read(_header_length(prefix, size))
     header = _parse(text, size)
-    data = [file.read(place.end - place.start) for place in header.places]
+    data = [file.read(info.end - info.start) for info in header.tensors]
     head = prefix + text
-    if _digest([head[: _DIGEST.start], NO_DIGEST.encode(), head[_DIGEST.stop :], *data]).encode() != head[_DIGEST]:
-        raise DamagedFile("the checksum is another one")
+    if _digest([head[: _DIGEST.start], ZERO_DIGEST.encode(), head[_DIGEST.stop :], *data]).encode() != head[_DIGEST]:
+        raise DamagedFile("the checksum does not match")
     if header.stamp != stamp:
-        raise DamagedFile(f"of another model or version: {header.stamp[:200]!r}")
-    places = zip(header.places, data, strict=True)
-    tensors = tuple((place.name, Tensor(place.dtype, place.shape, piece)) for place, piece in places)
+        raise DamagedFile(f"it belongs to another model or version: {header.stamp[:200]!r}")
+    pairs = zip(header.tensors, data, strict=True)
+    tensors = tuple((info.name, Tensor(info.dtype, info.shape, buffer)) for info, buffer in pairs)
     return StoredRun(header.parent, header.block, header.tokens, header.contents, tensors, header.extra)
 
 
 def read_header(path: Path) -> Header:
-    """The header of a file, without its data: the checksum is not looked at. Raises DamagedFile and OSError."""
-    with open_plain(path) as file:
+    """Read a file's header only; the checksum is not verified. Raises DamagedFile or OSError."""
+    with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         length = _header_length(file.read(8), size)
         return _parse(file.read(length), size)
 
 
-def open_plain(path: Path) -> BinaryIO:
-    """Open a file to read that is no link to somewhere else, and no pipe, which would wait for a writer."""
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file for reading, without following a symbolic link or blocking on a pipe. Raises DamagedFile if
+    it is not a regular file.
+    """
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise DamagedFile("not a plain file")
+        raise DamagedFile("it is not a regular file")
     return os.fdopen(descriptor, "rb")
 
 
-def _digest(pieces: Iterable[bytes]) -> str:
-    state = hashlib.blake2b(digest_size=len(NO_DIGEST) // 2, person=b"millstream-file")
-    for piece in pieces:
-        state.update(piece)
+def _digest(buffers: Iterable[bytes]) -> str:
+    state = hashlib.blake2b(digest_size=len(ZERO_DIGEST) // 2, person=b"millstream-file")
+    for buffer in buffers:
+        state.update(buffer)
     return state.hexdigest()
 
 
 def _header_length(prefix: bytes, size: int) -> int:
     if len(prefix) < 8:
-        raise DamagedFile("too short")
+        raise DamagedFile("it is too short")
     (length,) = struct.unpack("<Q", prefix)
-    if not _DIGEST.stop <= 8 + length <= min(size, MOST_HEADER):
-        raise DamagedFile("the header has no possible length")
+    if not _DIGEST.stop <= 8 + length <= min(size, MAX_HEADER_BYTES):
+        raise DamagedFile("the length of its header is not possible")
     return int(length)
 
 
@@ -139,5 +145,5 @@ def _parse(text: bytes, size: int) -> Header:
     except ValueError as error:
         raise DamagedFile(str(error)[:200]) from error
     if 8 + len(text) + header.data_bytes != size:
-        raise DamagedFile("the file is not as long as its header says")
+        raise DamagedFile("its size differs from what its header says")
     return header

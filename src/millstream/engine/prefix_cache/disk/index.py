@@ -1,6 +1,7 @@
-"""Which blocks are on disk, and in which files. Pure: names and keys only.
+"""The index of the disk tier: which KV blocks are in which files, with LRU eviction within a byte budget. Pure.
 
-A file has consecutive blocks of one chain and stands on the block before its first. Files leave as a whole.
+A file has consecutive blocks of one prefix, and its parent is the block before its first. Files are evicted whole. Keys
+are block hashes.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some blocks of a file: `count` of its `blocks`, from number `first` on."""
+    """A range of the blocks in a file: `count` of its `blocks`, from number `first`."""
 
     name: str
     first: int
@@ -20,8 +21,8 @@ class Piece:
     blocks: int
 
     @property
-    def to_the_end(self) -> bool:
-        """Whether it ends where its file ends: a checkpoint is of use only then."""
+    def reaches_end(self) -> bool:
+        """True if it ends with the last block of its file: a checkpoint is usable only then."""
         return self.first + self.count == self.blocks
 
 
@@ -33,16 +34,16 @@ class _File:
 
 
 class DiskIndex:
-    """At most `budget` bytes. The least recently used files leave.
+    """At most `budget` bytes. Evicts the least recently used files.
 
-    Whatever is touched makes what it stands on more recent than itself, so a beginning outlives its continuations.
+    Touching a file makes its ancestors more recent than itself, so a prefix outlives its continuations.
     """
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
         self.bytes = 0
-        self._files: OrderedDict[str, _File] = OrderedDict()  # the oldest first
-        self._holders: dict[str, dict[str, int]] = {}  # a key to the files that have it, and where
+        self._files: OrderedDict[str, _File] = OrderedDict()  # least recently used first
+        self._locations: dict[str, dict[str, int]] = {}  # key -> file -> number of the block in it
 
     def __len__(self) -> int:
         return len(self._files)
@@ -51,72 +52,73 @@ class DiskIndex:
         return name in self._files
 
     def holds(self, key: str) -> bool:
-        return key in self._holders
+        return key in self._locations
 
     def match(self, keys: Sequence[str]) -> tuple[Piece, ...]:
-        """The longest beginning of a chain that is here, in as few pieces as possible."""
+        """The longest prefix of `keys` that is on disk, in as few pieces as possible."""
         pieces: list[Piece] = []
-        at = 0
-        while at < len(keys) and keys[at] in self._holders:
-            here = (self._piece(name, first, keys, at) for name, first in self._holders[keys[at]].items())
-            longest = max(here, key=lambda piece: (piece.count, piece.to_the_end))
+        start = 0
+        while start < len(keys) and keys[start] in self._locations:
+            candidates = (self._piece(name, first, keys, start) for name, first in self._locations[keys[start]].items())
+            longest = max(candidates, key=lambda piece: (piece.count, piece.reaches_end))
             pieces.append(longest)
-            at += longest.count
+            start += longest.count
         return tuple(pieces)
 
     def find(self, key: str) -> Piece | None:
-        """A whole file that ends with this key: a checkpoint, whatever it stands on."""
-        for name, number in self._holders.get(key, {}).items():
+        """The whole of a file that ends with this key, such as a checkpoint. Its ancestors need not be on disk."""
+        for name, number in self._locations.get(key, {}).items():
             blocks = len(self._files[name].keys)
             if number == blocks - 1:
                 return Piece(name, 0, blocks, blocks)
         return None
 
     def touch(self, names: Iterable[str]) -> list[str]:
-        """Make the files of a chain, from its beginning on, the most recent. Their names, end first."""
+        """Make the files of one prefix the most recent. `names` are in the order of the prefix; returned last first."""
         ordered = [name for name in reversed(list(names)) if name in self._files]
         for name in ordered:
             self._files.move_to_end(name)
         return ordered
 
-    def lineage(self, parent: str) -> list[str]:
-        """The files that a block on `parent` stands on, from the beginning of the chain."""
+    def ancestors(self, parent: str) -> list[str]:
+        """The files of the prefix that ends with the block `parent`, first to last."""
         names: dict[str, None] = {}
-        while parent in self._holders:
-            _, name = max((number, name) for name, number in self._holders[parent].items())
+        while parent in self._locations:
+            _, name = max((number, name) for name, number in self._locations[parent].items())
             if name in names:
-                raise ValueError("a chain that stands on itself")
+                raise ValueError("a file is its own ancestor")
             names[name] = None
             parent = self._files[name].parent
         return list(reversed(names))
 
     def evict_for(self, size: int, parent: str = "") -> list[str] | None:
-        """Forget files until `size` more bytes fit; their names. None: they cannot, unless what they stand on goes."""
-        spared = set(self.lineage(parent))
+        """Evict files until `size` more bytes fit; returns their names. Returns None, and evicts nothing, if ancestors
+        of `parent` would have to go."""
+        protected = set(self.ancestors(parent))
         excess = self.bytes + size - self.budget
-        leaving: list[str] = []
+        evicted: list[str] = []
         for name, file in self._files.items():
             if excess <= 0:
                 break
-            if name not in spared:
-                leaving.append(name)
+            if name not in protected:
+                evicted.append(name)
                 excess -= file.size
         if excess > 0:
             return None
-        for name in leaving:
+        for name in evicted:
             self.remove(name)
-        return leaving
+        return evicted
 
     def add(self, keys: Sequence[str], name: str, size: int, parent: str) -> list[str]:
-        """A new file, the most recent but for what it stands on. Says which files those are, end first."""
+        """Add a file as the most recent but for its ancestors; returns their names, last first."""
         if not keys:
             raise ValueError("a file has at least one block")
         self.remove(name)
         self._files[name] = _File(tuple(keys), parent, size)
         self.bytes += size
         for number, key in enumerate(keys):
-            self._holders.setdefault(key, {})[name] = number
-        return self.touch(self.lineage(parent))
+            self._locations.setdefault(key, {})[name] = number
+        return self.touch(self.ancestors(parent))
 
     def remove(self, name: str) -> bool:
         file = self._files.pop(name, None)
@@ -124,22 +126,23 @@ class DiskIndex:
             return False
         self.bytes -= file.size
         for key in file.keys:
-            holders = self._holders[key]
-            del holders[name]
-            if not holders:
-                del self._holders[key]
+            files = self._locations[key]
+            del files[name]
+            if not files:
+                del self._locations[key]
         return True
 
     def clear(self) -> list[str]:
-        """Forget everything; the names that were there."""
+        """Remove all files; returns their names."""
         names = list(self._files)
         self._files.clear()
-        self._holders.clear()
+        self._locations.clear()
         self.bytes = 0
         return names
 
-    def _piece(self, name: str, first: int, keys: Sequence[str], at: int) -> Piece:
-        have = self._files[name].keys
-        most = min(len(keys) - at, len(have) - first)
-        count = next((n for n in range(most) if keys[at + n] != have[first + n]), most)
-        return Piece(name, first, count, len(have))
+    def _piece(self, name: str, first: int, keys: Sequence[str], start: int) -> Piece:
+        """The blocks of a file, from number `first`, that match `keys` from `start`."""
+        stored = self._files[name].keys
+        most = min(len(keys) - start, len(stored) - first)
+        count = next((n for n in range(most) if keys[start + n] != stored[first + n]), most)
+        return Piece(name, first, count, len(stored))

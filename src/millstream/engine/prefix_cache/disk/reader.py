@@ -1,4 +1,4 @@
-"""The thread that reads block files, so that an owner never waits for a disk."""
+"""Reads block files on a thread of its own, so that the owner never waits for the disk."""
 
 from __future__ import annotations
 
@@ -8,31 +8,35 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from millstream.engine.prefix_cache.disk.block_file import DamagedFile, StoredRun
-from millstream.engine.prefix_cache.disk.folder import DiskFolder, not_its_fault
+from millstream.engine.prefix_cache.disk.folder import DiskFolder, is_resource_shortage
 from millstream.engine.prefix_cache.disk.index import Piece
 from millstream.errors import EngineGone
 
 log = logging.getLogger(__name__)
 
-Done = Callable[[list[StoredRun] | None], None]
-"""Takes the runs of all pieces, in their order, or None if one of them is not there. Must not block."""
+OnRead = Callable[[list[StoredRun] | None], None]
+"""Called with the runs of all pieces, in order, or with None if one could not be read. Must not block."""
 
 
 class DiskReader:
-    """`ask_soon` is answered exactly once, whatever happens: by the reader, or at once if there is no reader any more.
+    """Calls the callback of each `read_soon` exactly once: on the reader's thread, or at once if that has ended.
 
-    Threads meet here: any thread asks, under the condition's lock; the reader takes questions under it and answers
-    without it, so an answer may ask again. That the reader ends is said under the same lock under which its last
-    questions are taken away, so none can be asked of a thread that is gone.
+    Threads meet here. Any thread queues reads under the condition's lock. The reader takes them under the lock and
+    calls back without it, so a callback may queue another read. When the reader ends, it closes the queue and takes the
+    remaining reads under the same lock, so no read can be queued for a thread that is gone.
     """
 
-    def __init__(self, folder: DiskFolder, on_read: Callable[[int], None], on_bad: Callable[[str, bool], None]) -> None:
-        """`on_read` hears how many runs were read, `on_bad` of a file that is gone or (true) damaged."""
+    def __init__(
+        self, folder: DiskFolder, on_hits: Callable[[int], None], on_unusable: Callable[[str, bool], None]
+    ) -> None:
+        """`on_hits` gets the number of runs that were read. `on_unusable` gets the name of a file that is missing or
+        damaged; True for damaged.
+        """
         self._folder = folder
-        self._on_read = on_read
-        self._on_bad = on_bad
+        self._on_hits = on_hits
+        self._on_unusable = on_unusable
         self._changed = threading.Condition()
-        self._questions: deque[tuple[Sequence[Piece], Done]] = deque()
+        self._queue: deque[tuple[Sequence[Piece], OnRead]] = deque()
         self._open = False
         self._thread = threading.Thread(target=self._run, name="prefix-reader", daemon=True)
 
@@ -40,46 +44,46 @@ class DiskReader:
         self._open = True
         self._thread.start()
 
-    def ask_soon(self, pieces: Sequence[Piece], done: Done) -> None:
+    def read_soon(self, pieces: Sequence[Piece], on_read: OnRead) -> None:
         with self._changed:
             if self._open:
-                self._questions.append((pieces, done))
+                self._queue.append((pieces, on_read))
                 self._changed.notify()
                 return
-        done(None)
+        on_read(None)
 
-    def close(self, wait: float) -> bool:
-        """Whether the thread has ended. What is still asked is answered with None."""
+    def close(self, timeout: float) -> bool:
+        """End the thread; True if it has ended within `timeout` seconds. Queued reads get None."""
         with self._changed:
             self._open = False
             self._changed.notify()
         if self._thread.ident is not None:
-            self._thread.join(wait)
+            self._thread.join(timeout)
         return not self._thread.is_alive()
 
     def _run(self) -> None:
         try:
-            while (question := self._next()) is not None:
-                self._answer(*question)
+            while (queued := self._next()) is not None:
+                self._serve(*queued)
         finally:
             with self._changed:
                 self._open = False
-                left, self._questions = self._questions, deque()
-            for _, done in left:
-                _tell(done, None)
+                remaining, self._queue = self._queue, deque()
+            for _, on_read in remaining:
+                _deliver(on_read, None)
 
-    def _next(self) -> tuple[Sequence[Piece], Done] | None:
+    def _next(self) -> tuple[Sequence[Piece], OnRead] | None:
         with self._changed:
-            while self._open and not self._questions:
+            while self._open and not self._queue:
                 self._changed.wait()
-            return self._questions.popleft() if self._open else None
+            return self._queue.popleft() if self._open else None
 
-    def _answer(self, pieces: Sequence[Piece], done: Done) -> None:
+    def _serve(self, pieces: Sequence[Piece], on_read: OnRead) -> None:
         runs: list[StoredRun] | None = None
         try:
             runs = self._read(pieces)
         finally:
-            _tell(done, runs)
+            _deliver(on_read, runs)
 
     def _read(self, pieces: Sequence[Piece]) -> list[StoredRun] | None:
         runs: list[StoredRun] = []
@@ -87,19 +91,19 @@ class DiskReader:
             try:
                 runs.append(self._folder.read(piece.name))
             except FileNotFoundError:
-                self._on_bad(piece.name, False)
+                self._on_unusable(piece.name, False)
                 return None
             except (DamagedFile, OSError, MemoryError) as error:
-                log.warning("%s in the prefix cache cannot be read: %s", piece.name, error)
-                if not not_its_fault(error):
-                    self._on_bad(piece.name, True)
+                log.warning("cannot read %s in the prefix cache: %s", piece.name, error)
+                if not is_resource_shortage(error):
+                    self._on_unusable(piece.name, True)
                 return None
-        self._on_read(len(runs))
+        self._on_hits(len(runs))
         return runs
 
 
-def _tell(done: Done, runs: list[StoredRun] | None) -> None:
+def _deliver(on_read: OnRead, runs: list[StoredRun] | None) -> None:
     try:
-        done(runs)
+        on_read(runs)
     except EngineGone:
-        log.debug("what was read from the prefix cache comes too late: its engine has ended")
+        log.debug("a prefix was read from disk after its engine had ended")

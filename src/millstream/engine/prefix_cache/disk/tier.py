@@ -1,6 +1,6 @@
-"""The disk tier of the prefix cache: what is on disk of a prompt's prefix, and what to write there. Owner only.
+"""The disk tier of the prefix cache: matches prompts against blocks on disk, and decides what to write. Owner only.
 
-It names data by block hashes and leaves files to the store, whose threads read and write.
+It names data by block hashes. The store has the files, and threads that read and write them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Protocol
 from millstream.engine.prefix_cache.block_hash import BlockHashes, block_hash, root_hash
 from millstream.engine.prefix_cache.disk.block_file import StoredRun
 from millstream.engine.prefix_cache.disk.index import Piece
+from millstream.engine.prefix_cache.disk.reader import OnRead
 from millstream.engine.prefix_cache.disk.store import DiskStats
 from millstream.engine.prefix_cache.index import Contents
 from millstream.engine.prefix_cache.orders import ExportedPrefix, SavePrefix
@@ -21,13 +22,11 @@ from millstream.engine.prefix_cache.prompt import CachedPrompt
 
 CLOSE_SECONDS = 5.0
 
-ASKED_AT_ONCE = 64
-"""Hashes of checkpoints that are looked up together. Each costs a hash, and the match is mostly among the last."""
+LOOKUP_BATCH = 64
+"""Checkpoints that are looked up together. Each costs a hash, and the match is mostly among the last ones."""
 
 CHECKPOINT_MARK = (0, "#state")
 """Makes the hash of a checkpoint differ from that of the block that it follows."""
-
-OnRead = Callable[[list[StoredRun] | None], None]
 
 
 class BlockStore(Protocol):
@@ -37,19 +36,19 @@ class BlockStore(Protocol):
     def find_first(self, keys: Sequence[str]) -> tuple[int, Piece] | None: ...
     def holds_all(self, keys: Sequence[str]) -> bool: ...
     def write_soon(self, run: StoredRun, keys: Sequence[str]) -> None: ...
-    def read_soon(self, pieces: Sequence[Piece], done: OnRead) -> None: ...
+    def read_soon(self, pieces: Sequence[Piece], on_read: OnRead) -> None: ...
     def clear(self) -> None: ...
-    def close(self, wait: float) -> None: ...
+    def close(self, timeout: float) -> None: ...
     def stats(self) -> DiskStats: ...
 
 
 @dataclass(frozen=True, slots=True)
 class DiskMatch:
-    """What the disk holds of a prompt's first `tokens`, beyond what is in memory."""
+    """The pieces on disk of a prompt's first `tokens` that are not in memory."""
 
     tokens: int
     blocks: tuple[tuple[int, Piece], ...] = ()
-    """Parts of files, each with the number of its first block."""
+    """Each with the number of its first block in the prompt."""
     checkpoint: Piece | None = None
 
     @property
@@ -122,7 +121,7 @@ class NullDiskTier:
         return order
 
     def write(self, exported: ExportedPrefix) -> None:
-        raise AssertionError("nothing was to be exported")
+        raise AssertionError("nothing is exported")
 
     def cancel_exports(self, handles: Iterable[int]) -> None:
         """Nothing is exported."""
@@ -138,7 +137,7 @@ class NullDiskTier:
 
 
 class DiskTier:
-    """Files in a `BlockStore`, found by the hashes of a prompt's blocks."""
+    """Matches, fetches and writes runs in a `BlockStore`, by the hashes of a prompt's blocks."""
 
     def __init__(self, store: BlockStore, stamp: str, block: int) -> None:
         self._store = store
@@ -173,11 +172,11 @@ class DiskTier:
         ends = [depth * self._block + more for more in range(self._block - 1, 0, -1)]
         ends += [number * self._block for number in range(depth, 0, -1)]
         ends = [end for end in ends if usable < end <= len(tokens)]
-        for first in range(0, len(ends), ASKED_AT_ONCE):
-            some = ends[first : first + ASKED_AT_ONCE]
-            named = [self._checkpoint_hash(hashes, tokens, prompt.contents, end) for end in some]
-            if (checkpoint := self._store.find_first(named)) is not None:
-                end, piece = some[checkpoint[0]], checkpoint[1]
+        for first in range(0, len(ends), LOOKUP_BATCH):
+            batch = ends[first : first + LOOKUP_BATCH]
+            keys = [self._checkpoint_hash(hashes, tokens, prompt.contents, end) for end in batch]
+            if (checkpoint := self._store.find_first(keys)) is not None:
+                end, piece = batch[checkpoint[0]], checkpoint[1]
                 blocks = [(start, run) for start, run in found if start < end // self._block]
                 return DiskMatch(end, _beyond(blocks, have), piece)
         return None
@@ -194,13 +193,13 @@ class DiskTier:
             yield self._fetched.get_nowait()
 
     def with_exports(self, order: SavePrefix, prompt: CachedPrompt, tokens: Sequence[int]) -> SavePrefix:
-        """The order, with export ids for what is not on disk yet."""
+        """Returns the order with export ids for the data that is not on disk yet."""
         hashes, contents = self._hashes(prompt, tokens), prompt.contents
         last = order.first + len(order.handles)
-        named = tuple(hashes[order.first + 1 : last + 1])
-        if named and not self._store.holds_all(named):
+        keys = tuple(hashes[order.first + 1 : last + 1])
+        if keys and not self._store.holds_all(keys):
             span = (order.first * self._block, last * self._block)
-            export_id = self._expect(order.handles, hashes[order.first], tokens, contents, span, named)
+            export_id = self._expect(order.handles, hashes[order.first], tokens, contents, span, keys)
             order = replace(order, export_id=export_id)
         if order.checkpoint is not None:
             base = (order.tokens - 1) // self._block
@@ -223,8 +222,10 @@ class DiskTier:
         self._store.write_soon(run, pending.keys)
 
     def cancel_exports(self, handles: Iterable[int]) -> None:
-        gone = set(handles)
-        self._pending = {number: each for number, each in self._pending.items() if not each.handles & gone}
+        cancelled = set(handles)
+        self._pending = {
+            export_id: export for export_id, export in self._pending.items() if not export.handles & cancelled
+        }
 
     def reset(self) -> None:
         """The backend has dropped all exports."""
@@ -238,7 +239,8 @@ class DiskTier:
         self._store.close(CLOSE_SECONDS)
 
     def _hashes(self, prompt: CachedPrompt, tokens: Sequence[int]) -> list[str]:
-        """The root's, and those of the whole blocks of `tokens`, which extend or begin the prompt."""
+        """The root hash and the hashes of the whole blocks of `tokens`, which are a prefix of the prompt or extend
+        it."""
         if prompt.hashes is None:
             prompt.hashes = BlockHashes(self._root, prompt.contents, self._block)
         return prompt.hashes.keys(tokens)
