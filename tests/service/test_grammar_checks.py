@@ -15,7 +15,7 @@ import pytest
 
 from millstream.errors import BadRequest, EngineBusy
 from millstream.service.generation import grammar_checks
-from millstream.service.generation.grammar_checks import GrammarChecks, Lane
+from millstream.service.generation.grammar_checks import CheckQueue, GrammarChecks
 from millstream.service.generation.grammar_process import GrammarProcess, TooSlow
 from millstream.types import Grammar
 from support.nasty_grammars import NASTY, Nasty
@@ -44,13 +44,13 @@ def run(work: Callable[[GrammarChecks], Awaitable[None]], **limits: float) -> No
     asyncio.run(main())
 
 
-def child_of(lane: Lane) -> asyncio.subprocess.Process | None:
-    return lane._process._child
+def child_of(queue: CheckQueue) -> asyncio.subprocess.Process | None:
+    return queue._process._child
 
 
-async def started(lane: Lane) -> asyncio.subprocess.Process:
+async def started(queue: CheckQueue) -> asyncio.subprocess.Process:
     """Its child works."""
-    while (child := child_of(lane)) is None or not forks(child.pid):  # noqa: ASYNC110
+    while (child := child_of(queue)) is None or not forks(child.pid):  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     return child
 
@@ -79,7 +79,7 @@ def test_what_comes_of_nasty_grammars() -> None:
         assert wrong == {}
         assert await checks.check(SMALL) == SMALL
 
-    run(work, quick=0.15, most=0.8)
+    run(work, quick=0.15, slow=0.8)
 
 
 def test_a_small_grammar_does_not_wait_for_large_ones() -> None:
@@ -91,12 +91,12 @@ def test_a_small_grammar_does_not_wait_for_large_ones() -> None:
         slow += [asyncio.create_task(checks.check(ENDLESS))]
         await started(checks._slow)
         assert await checks.check(SMALL) == SMALL
-        assert not all(task.done() for task in slow), "the slow lane is busy still"
+        assert not all(task.done() for task in slow), "the slow queue is busy still"
         for task in slow:
             task.cancel()
         await asyncio.gather(*slow, return_exceptions=True)
 
-    run(work, quick=0.1, most=20)
+    run(work, quick=0.1, slow=20)
 
 
 def test_the_smallest_is_next_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +106,7 @@ def test_the_smallest_is_next_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) 
 
     async def main() -> None:
         nonlocal now
-        lane = Lane(1.0)
+        queue = CheckQueue(1.0)
         gate = asyncio.Event()
 
         async def check(grammar: Grammar, seconds: float) -> Grammar:
@@ -114,11 +114,11 @@ def test_the_smallest_is_next_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) 
             order.append(grammar.source[:5])
             return grammar
 
-        monkeypatch.setattr(lane._process, "check", check)
+        monkeypatch.setattr(queue._process, "check", check)
         tasks = []
         for at, source in [(0, "first"), (0, "large" + "x" * 100_000), (0.1, "small"), (3, "later")]:
             now = at
-            tasks.append(asyncio.create_task(lane.check(Grammar("regex", source))))
+            tasks.append(asyncio.create_task(queue.check(Grammar("regex", source))))
             await asyncio.sleep(0)
         gate.set()
         await asyncio.gather(*tasks)
@@ -139,7 +139,7 @@ def test_a_client_who_leaves_ends_its_check() -> None:
         assert time.monotonic() - begun < 10
         assert await checks.check(SMALL) == SMALL
 
-    run(work, quick=0.05, most=60)
+    run(work, quick=0.05, slow=60)
 
 
 def test_only_the_work_of_a_client_who_leaves_is_ended() -> None:
@@ -165,7 +165,7 @@ def test_who_waits_leaves_and_the_next_has_its_turn() -> None:
         with pytest.raises(BadRequest, match="too long"):
             await first
 
-    run(work, quick=0.1, most=0.2)
+    run(work, quick=0.1, slow=0.2)
 
 
 def test_the_same_grammar_is_checked_once_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,7 +193,7 @@ def test_the_same_grammar_is_checked_once_for_all(monkeypatch: pytest.MonkeyPatc
 
 
 def test_too_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammar_checks, "MOST_WAITING", 2)
+    monkeypatch.setattr(grammar_checks, "MAX_WAITING", 2)
 
     async def work(checks: GrammarChecks) -> None:
         tasks = [asyncio.create_task(checks.check(Grammar("regex", f"a{{{n}}}"))) for n in range(1, 5)]

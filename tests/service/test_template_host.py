@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from millstream.errors import BadRequest
-from millstream.service.generation.template_host import TemplateHost, job_of
+from millstream.service.generation.template_host import TemplateHost, render_job
 from millstream.text.conversation import TemplateInput
 from millstream.text.template import TemplateSource
 from support import processes
@@ -42,7 +42,7 @@ async def hosted(source: str, pool: ThreadPoolExecutor) -> AsyncIterator[Templat
 
 
 def job(content: str, **kwargs: object) -> bytes:
-    return job_of(TemplateInput([[{"role": "user", "content": content}]], kwargs), None)
+    return render_job(TemplateInput([[{"role": "user", "content": content}]], kwargs), None)
 
 
 @pytest.fixture(autouse=True)
@@ -67,9 +67,9 @@ async def test_the_first_variant_that_the_template_takes_counts(pool: ThreadPool
     picky = "{% if messages[0].role != 'user' %}{{ raise_exception('no ' + messages[0].role) }}{% endif %}fine"
     async with hosted(picky, pool) as host:
         tool, user = [{"role": "tool", "content": ""}], [{"role": "user", "content": ""}]
-        assert await host.render(job_of(TemplateInput([tool, user], {}), None)) == "fine"
+        assert await host.render(render_job(TemplateInput([tool, user], {}), None)) == "fine"
         with pytest.raises(BadRequest, match="no tool"):
-            await host.render(job_of(TemplateInput([tool, tool], {}), None))
+            await host.render(render_job(TemplateInput([tool, tool], {}), None))
 
 
 @pytest.mark.parametrize(
