@@ -187,8 +187,8 @@ class GenerationLoader:
         return reserved
 
     def _disk_tier(self, name: str, source: ModelSource) -> DiskTierConfig | None:
-        """Returns the folder and size of the disk tier. Each model has its own folder; if a model has changed, the files
-        of its earlier version are removed."""
+        """Returns the folder and size of the disk tier. Each model has its own folder, and a changed model
+        removes the files of its earlier version."""
         if not self._settings.prefix_cache_disk:
             return None
         path_hash = hashlib.sha256(str(source.path).encode()).hexdigest()[:12]
@@ -204,8 +204,8 @@ class GenerationLoader:
 
 
 def media_preprocessor(source: ModelSource, tokenizer: Tokenizer, limits: MediaLimits) -> MediaPreprocessor | None:
-    """Returns a model's media preprocessor. Returns None for text models, and if Pillow or mlx-vlm is not installed: then
-    a vision model serves text only, if at all."""
+    """Returns a model's media preprocessor. Returns None for text models, or if Pillow or mlx-vlm is missing: a vision
+    model then serves text only, if at all."""
     if source.kind == "gguf" or not all(importlib.util.find_spec(name) for name in ("PIL", "mlx_vlm")):
         return None
     from millstream.media.preprocessor import load_preprocessor
