@@ -22,7 +22,7 @@ def servable(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def demo_path() -> Path:
-    """The demo model, fetched as `make serve` fetches it. Without a network there is nothing to test."""
+    """The demo model, downloaded as by `make serve`. Skips the test if it cannot be downloaded, except in CI."""
     try:
         return resolve(None, report=print).path
     except ModelError as error:

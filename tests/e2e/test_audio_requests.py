@@ -1,4 +1,4 @@
-"""Sounds over the whole server: a tiny Gemma 4 that hears answers as mlx-vlm does, and what is refused says why."""
+"""Audio requests end to end: a tiny Gemma 4 answers exactly like mlx-vlm, and refusals say why."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ TEMPLATE = (
 PICTURE = Image.effect_noise((32, 32), 90).convert("RGB")
 
 
-def write_hearing(folder: Path) -> Path:
-    """A model with a tokenizer of words: `w3` is the token 3."""
+def write_audio_model(folder: Path) -> Path:
+    """Writes a model with a word-level tokenizer: `w3` is token 3."""
     write_vision_model(folder, "gemma4-audio")
     words = {"<unk>": 0, **{f"w{number}": number for number in WORDS}, **{name: at for at, name in SPECIAL.items()}}
     assert sorted(words.values()) == list(range(VOCAB))
@@ -60,7 +60,7 @@ def write_hearing(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_hearing(tmp_path_factory.mktemp("hearing") / "hearing")
+    return write_audio_model(tmp_path_factory.mktemp("audio") / "audio")
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def text(content: str) -> dict[str, Any]:
 
 def ask(client: openai.OpenAI, *parts: dict[str, Any], **fields: Any) -> Any:
     return client.chat.completions.create(
-        model="hearing",
+        model="audio",
         messages=[{"role": "user", "content": list(parts)}],  # type: ignore[list-item, misc]
         temperature=0,
         max_tokens=10,
@@ -90,43 +90,43 @@ def ask(client: openai.OpenAI, *parts: dict[str, Any], **fields: Any) -> Any:
 
 
 @dataclass
-class Asked:
-    """What mlx-vlm is given for a request: its prompt as text, its audio, and its images as they are prepared."""
+class ReferenceInput:
+    """The reference input for mlx-vlm: the prompt as text, the audio samples and the prepared images."""
 
     tokenizer: Tokenizer
-    written: str
+    prompt_text: str
     samples: list[np.ndarray]
     pictures: list[dict[str, np.ndarray]]
     count: int = 10
 
     @property
     def prompt(self) -> tuple[int, ...]:
-        return tuple(self.tokenizer.encode(self.written).ids)
+        return tuple(self.tokenizer.encode(self.prompt_text).ids)
 
 
-def answer(folder: Path, written: str, samples: list[np.ndarray], images: int = 0) -> str:
-    """mlx-vlm's own, as the text that a client gets."""
+def answer(folder: Path, prompt_text: str, samples: list[np.ndarray], images: int = 0) -> str:
+    """Returns mlx-vlm's own answer, as the text that a client gets."""
     from mlx_vlm.utils import load_model
 
     model = load_model(folder)
     if len(samples) > 1:
         model.audio_tower = OneByOne(model.audio_tower)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    looks = Gemma4Processor(ModelFiles.read(folder), "<|image|>").prepare(PICTURE)
-    tokens = reference(model, Asked(tokenizer, written, samples, [looks.tensors] * images))  # type: ignore[arg-type]
+    prepared = Gemma4Processor(ModelFiles.read(folder), "<|image|>").prepare(PICTURE)
+    tokens = reference(model, ReferenceInput(tokenizer, prompt_text, samples, [prepared.tensors] * images))  # type: ignore[arg-type]
     end = tokens.index(96) if 96 in tokens else len(tokens)
     return tokenizer.decode(tokens[:end])
 
 
-def places(count: int) -> str:
+def placeholders(count: int) -> str:
     return f"<|audio>{'<|audio|>' * count}<audio|>"
 
 
 def test_the_official_client(client: openai.OpenAI, folder: Path) -> None:
     recording = tone(440, 3.0)
     reply = ask(client, text("w5 w6"), audio_part(wav(recording, bits=32, code=3)), text("w7"))
-    written = f"w1 w5 w6{places(75)}w7 w2"
-    assert reply.choices[0].message.content == answer(folder, written, [recording])
+    prompt_text = f"w1 w5 w6{placeholders(75)}w7 w2"
+    assert reply.choices[0].message.content == answer(folder, prompt_text, [recording])
     assert reply.usage.prompt_tokens == 5 + 2 + 75
     again = ask(client, text("w5 w6"), audio_part(wav(recording, bits=32, code=3)), text("w7"))
     assert again.choices[0].message.content == reply.choices[0].message.content
@@ -142,26 +142,28 @@ def test_audio_images_and_text_together(client: openai.OpenAI, folder: Path) -> 
         audio_part(wav(second, bits=64, code=3)),
     ]
     stream = ask(client, *parts, stream=True)
-    said = "".join(each.choices[0].delta.content or "" for each in stream if each.choices)
+    content = "".join(each.choices[0].delta.content or "" for each in stream if each.choices)
     image = f"<|image>{'<|image|>' * 16}<image|>"
-    written = f"w1 {places(8)}{image}w9{places(19)} w2"
-    assert said == answer(folder, written, [first, second], images=1)
+    prompt_text = f"w1 {placeholders(8)}{image}w9{placeholders(19)} w2"
+    assert content == answer(folder, prompt_text, [first, second], images=1)
 
 
-def test_many_at_once_each_with_its_own_audio(client: openai.OpenAI, folder: Path) -> None:
-    """Equal texts and equal lengths: only the audio differs."""
+def test_concurrent_requests_each_use_their_own_audio(client: openai.OpenAI, folder: Path) -> None:
+    """The texts and lengths are equal: only the audio differs."""
     recordings = [tone(150 + 400 * number, 0.6) for number in range(6)]
     asked = [[audio_part(wav(recording, bits=32, code=3)), text("w3 w4")] for recording in recordings]
     asked += [[text(f"w{number} w8")] for number in range(10, 14)]
     with ThreadPoolExecutor(len(asked)) as pool:
-        said = [reply.choices[0].message.content for reply in pool.map(lambda parts: ask(client, *parts), asked)]
-    right = [answer(folder, f"w1 {places(15)}w3 w4 w2", [recording]) for recording in recordings]
-    assert len(set(right)) > 1, "audio makes no difference here"
-    assert said[: len(recordings)] == right
-    assert said == [ask(client, *parts).choices[0].message.content for parts in asked], "alone, with the caches warm"
+        answers = [reply.choices[0].message.content for reply in pool.map(lambda parts: ask(client, *parts), asked)]
+    expected = [answer(folder, f"w1 {placeholders(15)}w3 w4 w2", [recording]) for recording in recordings]
+    assert len(set(expected)) > 1, "the audio makes no difference to this model"
+    assert answers[: len(recordings)] == expected
+    assert answers == [ask(client, *parts).choices[0].message.content for parts in asked], (
+        "one at a time, with warm caches"
+    )
 
 
-def test_any_rate_and_any_number_of_channels(client: openai.OpenAI) -> None:
+def test_any_sample_rate_and_channel_count(client: openai.OpenAI) -> None:
     counts = set()
     for rate, channels in ((16_000, 1), (8_000, 2), (44_100, 2), (48_000, 1)):
         recording = np.stack([tone(440, 0.5, rate)] * channels, axis=1)
@@ -203,12 +205,12 @@ def test_refusals_say_what_and_where(name: str, client: openai.OpenAI) -> None:
     assert (problem["code"], problem["param"]) == ("invalid_media", "messages[0].content[1]")
 
 
-def test_the_models_own_names_in_a_text(client: openai.OpenAI) -> None:
+def test_the_models_own_placeholder_in_a_text_is_refused(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="from the text of messages"):
         ask(client, text("w3 <|audio|>"), audio_part(wav(HALF)))
 
 
-def test_the_operator_may_take_less(folder: Path) -> None:
+def test_the_operator_can_lower_the_limit(folder: Path) -> None:
     with running(Settings((str(folder),), port=0, media_seconds=0.25, isolation="thread")) as subject:
         body = {"messages": [{"role": "user", "content": [audio_part(wav(HALF))]}], "max_tokens": 2}
         reply = httpx.post(f"{subject.url}/v1/chat/completions", json=body, timeout=60)
@@ -216,11 +218,11 @@ def test_the_operator_may_take_less(folder: Path) -> None:
     assert "0.50 s long; this server takes at most 0.25 s (--media-seconds)" in reply.json()["error"]["message"]
 
 
-def test_a_tower_that_is_named_and_not_there(tmp_path: Path) -> None:
-    """mlx-vlm leaves such a tower out: the audio is refused, not prefilled as tokens without features."""
+def test_audio_is_refused_if_the_weights_have_no_audio_tower(tmp_path: Path) -> None:
+    """mlx-vlm skips a configured tower without weights: audio is refused, not prefilled as tokens without features."""
     import mlx.core as mx
 
-    folder = write_hearing(tmp_path / "deaf")
+    folder = write_audio_model(tmp_path / "no-audio")
     weights = mx.load(str(folder / "model.safetensors"))
     assert isinstance(weights, dict)
     without_audio = {name: value for name, value in weights.items() if "audio" not in name}

@@ -1,4 +1,4 @@
-"""The demo model over HTTP with the official client: what a new user sees first."""
+"""The demo model over HTTP with the official client: the first requests of a new user."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_it_knows_the_capital_of_france(demo_client: openai.OpenAI) -> None:
     assert reply.usage.total_tokens == reply.usage.prompt_tokens + reply.usage.completion_tokens
 
 
-def test_a_stream_says_the_same_in_pieces(demo_client: openai.OpenAI) -> None:
+def test_a_stream_yields_the_same_text_in_pieces(demo_client: openai.OpenAI) -> None:
     whole = ask(demo_client, STORY, max_tokens=40)
     with demo_client.chat.completions.create(
         model=MODEL,
@@ -51,8 +51,8 @@ def test_a_stream_says_the_same_in_pieces(demo_client: openai.OpenAI) -> None:
     assert chunks[-1].usage.completion_tokens == 40
 
 
-def test_the_async_client_and_many_at_once(demo: RunningServer, demo_client: openai.OpenAI) -> None:
-    """Twelve different questions over eight rows: each gets the answer that it gets alone."""
+def test_concurrent_requests_of_the_async_client(demo: RunningServer, demo_client: openai.OpenAI) -> None:
+    """Twelve different questions on eight rows: each gets the same answer as alone."""
     questions: list[list[ChatCompletionMessageParam]] = [
         [{"role": "user", "content": f"Write the number {number} in words."}] for number in range(12)
     ]
@@ -71,25 +71,25 @@ def test_the_async_client_and_many_at_once(demo: RunningServer, demo_client: ope
     assert asyncio.run(together()) == alone
 
 
-def test_a_seed_gives_the_same_text_alone_and_in_company(demo: RunningServer, demo_client: openai.OpenAI) -> None:
+def test_a_seed_gives_the_same_text_alone_and_in_a_batch(demo: RunningServer, demo_client: openai.OpenAI) -> None:
     settings = {"temperature": 1.0, "top_p": 0.9, "seed": 42, "max_tokens": 24}
     alone = ask(demo_client, STORY, **settings)
     assert ask(demo_client, STORY, **settings) == alone
     assert ask(demo_client, STORY, **{**settings, "seed": 43}) != alone
 
-    async def in_company() -> str:
+    async def in_a_batch() -> str:
         async with openai.AsyncOpenAI(base_url=f"{demo.url}/v1", api_key="none", max_retries=0) as client:
-            company = [
+            others = [
                 client.chat.completions.create(
                     model=MODEL, messages=FRANCE, temperature=0.5 * number, max_tokens=5 + 9 * number, seed=number
                 )
                 for number in range(4)
             ]
-            mine = client.chat.completions.create(model=MODEL, messages=STORY, **settings)  # type: ignore[call-overload]
-            *_, reply = await asyncio.gather(*company, mine)
+            seeded = client.chat.completions.create(model=MODEL, messages=STORY, **settings)  # type: ignore[call-overload]
+            *_, reply = await asyncio.gather(*others, seeded)
         return str(reply.choices[0].message.content)
 
-    assert asyncio.run(in_company()) == alone
+    assert asyncio.run(in_a_batch()) == alone
 
 
 @pytest.mark.parametrize("stop", ["capital of Fr", "is P", ["zzz", " of"], "Paris."])
@@ -127,7 +127,7 @@ def test_several_answers_to_one_question(demo_client: openai.OpenAI) -> None:
     assert first.usage.completion_tokens == 36
 
 
-def test_log_probabilities_belong_to_the_text(demo_client: openai.OpenAI) -> None:
+def test_log_probabilities_match_the_text(demo_client: openai.OpenAI) -> None:
     reply = demo_client.chat.completions.create(
         model=MODEL, messages=FRANCE, temperature=0, logprobs=True, top_logprobs=3
     )
@@ -138,11 +138,13 @@ def test_log_probabilities_belong_to_the_text(demo_client: openai.OpenAI) -> Non
     assert text == reply.choices[0].message.content
     for entry in logprobs.content:
         assert len(entry.top_logprobs) == 3
-        assert entry.top_logprobs[0].logprob == pytest.approx(entry.logprob), "at temperature 0 the best is chosen"
+        assert entry.top_logprobs[0].logprob == pytest.approx(entry.logprob), (
+            "at temperature 0 the likeliest token is sampled"
+        )
         assert sum(math.exp(other.logprob) for other in entry.top_logprobs) <= 1 + 1e-5
 
 
-def test_completions_take_text_lists_and_tokens(demo_client: openai.OpenAI) -> None:
+def test_completions_accept_text_lists_and_tokens(demo_client: openai.OpenAI) -> None:
     def complete(prompt: object) -> list[str]:
         reply = demo_client.completions.create(model=MODEL, prompt=prompt, temperature=0, max_tokens=6)  # type: ignore[arg-type]
         return [choice.text for choice in reply.choices]
@@ -157,7 +159,7 @@ def test_completions_take_text_lists_and_tokens(demo_client: openai.OpenAI) -> N
 
 
 def test_a_multi_byte_character_split_over_tokens_arrives_whole(demo_client: openai.OpenAI) -> None:
-    """An emoji takes several of this model's tokens, and a row of them makes it write more."""
+    """An emoji takes several of this model's tokens, and a prompt of emojis makes it generate more."""
     reply = demo_client.completions.create(
         model=MODEL, prompt="🦙🦙🦙🦙🦙🦙🦙🦙", temperature=0, max_tokens=12, stream=True
     )
@@ -165,7 +167,7 @@ def test_a_multi_byte_character_split_over_tokens_arrives_whole(demo_client: ope
         pieces = [choice.text for chunk in stream for choice in chunk.choices]
     text = "".join(pieces)
     assert "🦙" in text
-    assert "\ufffd" not in "".join(pieces[:-1]), "only the end of a cut answer may hold half a character"
+    assert "\ufffd" not in "".join(pieces[:-1]), "only a truncated answer may end in an incomplete character"
 
 
 def test_penalties_and_bias_change_the_text(demo_client: openai.OpenAI) -> None:
@@ -176,7 +178,7 @@ def test_penalties_and_bias_change_the_text(demo_client: openai.OpenAI) -> None:
     assert first != ask(demo_client, max_tokens=1)
 
 
-def test_ignore_eos_goes_on_to_the_limit(demo_client: openai.OpenAI) -> None:
+def test_ignore_eos_generates_up_to_max_tokens(demo_client: openai.OpenAI) -> None:
     reply = demo_client.chat.completions.create(
         model=MODEL, messages=FRANCE, temperature=0, max_tokens=30, extra_body={"ignore_eos": True}
     )

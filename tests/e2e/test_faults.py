@@ -1,4 +1,4 @@
-"""Engines that die or hang, in the middle of streams, again and again."""
+"""Engines that crash or hang in the middle of streams: other models keep serving, and nothing leaks."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(autouse=True)
 def importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A child has to find this test's backends, too."""
+    """Lets child processes import this test's backends."""
     children_find_us(monkeypatch)
     monkeypatch.setenv("PYTHONPATH", f"{os.environ['PYTHONPATH']}{os.pathsep}{Path(__file__).parent}")
 
 
 class Stream(threading.Thread):
-    """A client that reads a stream to its end, and notes when and how it ended."""
+    """A client that reads a stream to its end and records when and how it ended."""
 
     def __init__(self, url: str, model: str, tokens: int = LENGTH) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ def two_models(pair: tuple[Path, Path]) -> Iterator[RunningServer]:
         yield server
 
 
-def test_killing_one_of_two_engines_leaves_the_others_streams_unbroken(pair: tuple[Path, Path]) -> None:
+def test_killing_one_of_two_engines_does_not_interrupt_the_others_streams(pair: tuple[Path, Path]) -> None:
     with two_models(pair) as server:
         expected = answer(server, "two")
         dying = [Stream(server.url, "two", 2000) for _ in range(STREAMS // 2)]
@@ -117,8 +117,8 @@ def test_killing_one_of_two_engines_leaves_the_others_streams_unbroken(pair: tup
         assert len({stream.text for stream in living}) == 1
         for stream in dying:
             assert "killed by signal 9" in stream.lines[-1]
-            assert stream.ended_at - killed_at < 1.0, "an error within a second"
-        assert answer(server, "two") == expected, "and it answers again"
+            assert stream.ended_at - killed_at < 1.0, "the error arrived too late"
+        assert answer(server, "two") == expected, "the restarted engine gives the same answer"
         assert card(server, "two")["restarts"] == 1
         assert card(server, "one")["restarts"] == 0
 
@@ -128,7 +128,7 @@ def test_twenty_kills_leave_nothing_behind(pair: tuple[Path, Path]) -> None:
     others = len(children(TEMPLATE))
     with two_models(pair) as server:
         expected = answer(server, "one")
-        marks = []
+        samples = []
         for number in range(20):
             stream = Stream(server.url, "one", 2000)
             assert stream.began.wait(PATIENCE)
@@ -139,14 +139,14 @@ def test_twenty_kills_leave_nothing_behind(pair: tuple[Path, Path]) -> None:
             assert len(children(ENGINE)) == 2
             if number in (4, 19):
                 gc.collect()
-                marks.append((own.num_fds(), own.num_threads(), own.memory_info().rss))
+                samples.append((own.num_fds(), own.num_threads(), own.memory_info().rss))
     assert len(children(TEMPLATE)) == others
     assert not [child for child in own.children() if child.status() == psutil.STATUS_ZOMBIE]
-    (fds, threads, memory), (fds_after, threads_after, memory_after) = marks
-    # One a life would be 15. A pool may begin another thread at any time.
+    (fds, threads, memory), (fds_after, threads_after, memory_after) = samples
+    # A leak of one per restart would be 15. A pool may start another thread at any time.
     assert fds_after - fds < 5
     assert threads_after - threads < 5
-    assert memory_after - memory < 32 * 2**20, "15 more lives of an engine may not cost the server memory"
+    assert memory_after - memory < 32 * 2**20, "15 restarts of an engine must not cost the server memory"
 
 
 def held_backend(far: RemoteGate, source: ModelSource, settings: Settings) -> GenerationBackend:
@@ -154,7 +154,9 @@ def held_backend(far: RemoteGate, source: ModelSource, settings: Settings) -> Ge
 
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])
-def test_a_hung_step_is_found_and_the_engine_replaced(isolation: str, pair: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_hung_step_is_detected_and_the_engine_replaced(
+    isolation: str, pair: tuple[Path, Path], tmp_path: Path
+) -> None:
     gate = FifoGate(tmp_path / "gate")
     settings = Settings(models=(str(pair[0]),), port=0, isolation=isolation, step_timeout=3.0, stop_patience=5.0)
     with running(settings, functools.partial(held_backend, gate.remote)) as server:
@@ -167,15 +169,15 @@ def test_a_hung_step_is_found_and_the_engine_replaced(isolation: str, pair: tupl
         assert answer(server, "one")
         after = card(server, "one")
         assert (after["state"], after["restarts"]) == ("ready", 1)
-        place = "pid" if isolation == "process" else "thread"
-        assert before[place] != after[place]
+        owner = "pid" if isolation == "process" else "thread"
+        assert before[owner] != after[owner]
         if isolation == "process":
             assert not psutil.pid_exists(before["pid"])
     gate.close()
 
 
-def test_an_engine_whose_parent_is_gone_ends_by_itself(pair: tuple[Path, Path], tmp_path: Path) -> None:
-    """kill -9 of the server: nothing is left of it."""
+def test_an_engine_exits_when_its_parent_is_gone(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    """After kill -9 of the server, none of its child processes is left."""
     import subprocess
     import sys
 

@@ -1,4 +1,4 @@
-"""Requests made to hurt: each is a clear 400, /health answers meanwhile, a stream beside flows, memory comes back."""
+"""Hostile request bodies: each gets a clear 400, /health and other streams keep going, and memory is freed."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from support.server import RunningServer, running
 from support.tiny import write_servable
 
 SLOWEST = 3.0
-"""Seconds that /health and the next token may take at worst on a machine that others use. Measured: 0.05 to 0.3 on two
-busy cores; it used to be up to 47."""
+"""Seconds that /health and the next token may take at worst on a shared machine. Measured: 0.05 to 0.3 on two busy
+cores; it used to be up to 47."""
 MEMORY = 100 * 2**20
 NESTED = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 WILD = (
@@ -69,7 +69,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @contextmanager
 def watched(server: RunningServer) -> Iterator[None]:
-    """A stream beside, and /health all the time."""
+    """Reads a stream and polls /health all the time, and checks that neither stalls."""
     over = threading.Event()
     flowing = threading.Event()
     waits: list[float] = []
@@ -108,13 +108,13 @@ def watched(server: RunningServer) -> Iterator[None]:
     assert max(after - before for before, after in itertools.pairwise(chunks)) < SLOWEST
 
 
-def occupied() -> int:
+def resident_bytes() -> int:
     processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
     return sum(process.memory_info().rss for process in processes)
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_an_attack_is_a_clear_400_and_nobody_else_notices(server: RunningServer, name: str) -> None:
+def test_an_attack_gets_a_clear_400_and_delays_no_other_request(server: RunningServer, name: str) -> None:
     path, make, words = ATTACKS[name]
     body = make()
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -122,20 +122,20 @@ def test_an_attack_is_a_clear_400_and_nobody_else_notices(server: RunningServer,
     url = f"{server.url}/v1/{path}"
     wild = name.startswith("a template")
     if not wild:
-        httpx.post(url, content=raw, timeout=120)  # once, for what is made when it is first needed
-    before = occupied()
+        httpx.post(url, content=raw, timeout=120)  # once, to allocate what is created on first use
+    before = resident_bytes()
     with watched(server):
         for _ in range(1 if wild else 3):
             answer = httpx.post(url, content=raw, timeout=120)
             assert answer.status_code == 400, answer.text[:500]
             assert words in answer.json()["error"]["message"]
             assert len(answer.content) < 2_000
-    assert occupied() < before + MEMORY
+    assert resident_bytes() < before + MEMORY
     assert httpx.post(url, json=chat() if path.startswith("chat") else {"prompt": "hi"}, timeout=60).status_code == 200
 
 
-def test_control_tokens_are_text_unless_they_are_allowed(servable: Path) -> None:
-    """The tiny tokenizer has a token a byte, so the prompt's length tells what became of a name."""
+def test_control_tokens_are_plain_text_unless_allowed(servable: Path) -> None:
+    """The tiny tokenizer has one token per byte, so the prompt's length shows how a control token was tokenized."""
     lengths: dict[tuple[bool, str], int] = {}
     for allowed in (False, True):
         with running(Settings((str(servable),), port=0, allow_special_tokens=allowed)) as server:

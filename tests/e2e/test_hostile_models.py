@@ -1,4 +1,4 @@
-"""Broken and hostile models beside a good one, in a real server: each fails soon and says why."""
+"""Broken and hostile models next to a good one, in a real server: each fails quickly with a reason."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from support.tiny_gguf import write_gguf
 
 SHAPES = Path(__file__).parent.parent / "assets" / "shapes-vlm"
 SOON = 30.0
-"""Seconds; it takes one or two."""
+"""Seconds. Usually one or two."""
 AUTO_MAP = {"AutoModel": "own.Model", "AutoTokenizer": [None, "own.Tokenizer"], "AutoProcessor": "own.Processor"}
 CHOSEN = [
     "num_hidden_layers 1000000000",
@@ -37,13 +37,15 @@ CHOSEN = [
 ]
 
 
-def run_by_anyone(mark: Path) -> bytes:
+def code_that_leaves_a_mark(mark: Path) -> bytes:
     return f"import pathlib\npathlib.Path({str(mark)!r}).touch()\n".encode()
 
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])
-def test_each_fails_with_its_reason_and_the_good_one_serves(servable: Path, tmp_path: Path, isolation: str) -> None:
-    mark = tmp_path / "it-was-run"
+def test_broken_models_fail_with_a_reason_and_the_good_one_serves(
+    servable: Path, tmp_path: Path, isolation: str
+) -> None:
+    mark = tmp_path / "code-was-run"
     cases = {broken.name: broken for broken in FOLDERS if broken.name in CHOSEN}
     assert len(cases) == len(CHOSEN)
     specs = [ModelSpec(str(servable), name="good")]
@@ -56,11 +58,11 @@ def test_each_fails_with_its_reason_and_the_good_one_serves(servable: Path, tmp_
     specs.append(ModelSpec(str(tmp_path / "blocks.gguf"), name=blocks.name))
     own = Broken("own code", setting("model_file", value="own.py"), "never run")
     hostile = shutil.copytree(SHAPES, tmp_path / "hostile")
-    content("own.py", run_by_anyone(mark))(hostile)
+    content("own.py", code_that_leaves_a_mark(mark))(hostile)
     own.damage(hostile)
     specs.append(ModelSpec(str(hostile), name=own.name))
     mapped = shutil.copytree(SHAPES, tmp_path / "mapped")
-    content("own.py", run_by_anyone(mark))(mapped)
+    content("own.py", code_that_leaves_a_mark(mark))(mapped)
     for name in ("config", "tokenizer_config", "processor_config", "preprocessor_config"):
         setting("auto_map", value=AUTO_MAP, file=f"{name}.json")(mapped)
     specs.append(ModelSpec(str(mapped), name="mapped"))
@@ -78,16 +80,16 @@ def test_each_fails_with_its_reason_and_the_good_one_serves(servable: Path, tmp_
     assert not mark.exists()
 
 
-def test_a_folder_that_is_served_from_inside_runs_no_module_of_its_own(servable: Path, tmp_path: Path) -> None:
-    """`python -m` puts the folder that one is in before all packages: for the server and for the engine's process."""
+def test_serving_the_current_folder_imports_no_module_from_it(servable: Path, tmp_path: Path) -> None:
+    """`python -m` puts the current folder first on `sys.path`, for the server and for the engine's process."""
     folder = shutil.copytree(servable, tmp_path / "model")
-    mark = tmp_path / "it-was-run"
+    mark = tmp_path / "code-was-run"
     for name in ("numpy", "mlx", "mlx_lm", "tokenizers", "uvicorn"):
-        content(f"{name}.py", run_by_anyone(mark))(folder)
+        content(f"{name}.py", code_that_leaves_a_mark(mark))(folder)
     command = [sys.executable, "-m", "millstream", "serve", ".", "--port", "0", "--isolation", "process"]
-    where = os.pathsep.join(str(Path(path).resolve()) for path in sys.path if path)
+    search_path = os.pathsep.join(str(Path(path).resolve()) for path in sys.path if path)
     with subprocess.Popen(
-        command, cwd=folder, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": where}
+        command, cwd=folder, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": search_path}
     ) as server:
         try:
             assert server.stderr is not None
@@ -102,8 +104,8 @@ def test_a_folder_that_is_served_from_inside_runs_no_module_of_its_own(servable:
     assert not mark.exists()
 
 
-def test_a_token_without_an_embedding_is_refused_and_not_looked_up(tmp_path: Path) -> None:
-    """The tokenizer has 259 tokens and one far away, the model 259: MLX would read 60 thousand rows behind the last."""
+def test_a_token_without_an_embedding_is_refused(tmp_path: Path) -> None:
+    """The model has 259 embeddings, the tokenizer also token 65000: MLX would read 60 thousand rows past the end."""
     folder = write_servable(tmp_path / "model")
     path = folder / "tokenizer.json"
     tokenizer = json.loads(path.read_text())
@@ -114,4 +116,4 @@ def test_a_token_without_an_embedding_is_refused_and_not_looked_up(tmp_path: Pat
             body = {"prompt": prompt, "max_tokens": 2}
             answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
             assert answer.status_code == status, answer.text
-            assert status == 200 or "'Q', token 65000, and this model has 259 tokens" in answer.text
+            assert status == 200 or "'Q', token 65000, but this model has only 259 tokens" in answer.text

@@ -1,4 +1,4 @@
-"""Hostile bytes against a whole server: each gets its answer, nothing breaks, and others are served meanwhile."""
+"""Hostile HTTP requests to a real server: each gets the right status, and other clients are served meanwhile."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from support.server import RunningServer, running
 
 WAIT = 20
 QUICK = 1.0
-"""Seconds. The aim is 0.1; machines that run tests are shared."""
+"""Seconds. The goal is 0.1, but test machines are shared."""
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def connect(server: RunningServer) -> socket.socket:
 
 
 def send(line: socket.socket, raw: bytes) -> None:
-    """All of it, or as much as is taken."""
+    """Sends all bytes, or as many as the server accepts."""
     try:
         line.sendall(raw)
     except (BrokenPipeError, ConnectionResetError):
@@ -41,7 +41,7 @@ def send(line: socket.socket, raw: bytes) -> None:
 
 
 def read_answers(line: socket.socket, count: int) -> list[int]:
-    """Statuses, until there are enough of them and a body has ended, or the server has closed."""
+    """Returns status codes, once `count` have arrived and the body has ended, or when the server closes."""
     text = b""
     try:
         while data := line.recv(65536):
@@ -54,7 +54,9 @@ def read_answers(line: socket.socket, count: int) -> list[int]:
 
 
 @pytest.mark.parametrize("hostile", REQUESTS, ids=[hostile.name for hostile in REQUESTS])
-def test_a_hostile_request(server: RunningServer, hostile: Hostile, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_hostile_request_gets_its_status(
+    server: RunningServer, hostile: Hostile, caplog: pytest.LogCaptureFixture
+) -> None:
     with connect(server) as line:
         send(line, hostile.raw)
         assert read_answers(line, len(hostile.status)) == list(hostile.status)
@@ -64,8 +66,8 @@ def test_a_hostile_request(server: RunningServer, hostile: Hostile, caplog: pyte
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
-def test_a_giant_header_stops_nobody(server: RunningServer) -> None:
-    """It used to be parsed in full, for 10 s and more, before a key was looked at."""
+def test_a_giant_header_does_not_block_other_clients(server: RunningServer) -> None:
+    """It used to be parsed completely, for 10 s and more, before the API key was checked."""
     ended = threading.Event()
 
     def attack() -> None:
@@ -90,7 +92,7 @@ def test_a_giant_header_stops_nobody(server: RunningServer) -> None:
     assert ended.is_set() and slowest < QUICK
 
 
-def test_forty_clients_that_pipeline_and_leave_hold_no_rows(server: RunningServer) -> None:
+def test_forty_clients_that_pipeline_and_disconnect_hold_no_rows(server: RunningServer) -> None:
     body = b'{"prompt":"hello","max_tokens":400,"ignore_eos":true,"stream":true}'
     ask = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
     for _ in range(40):

@@ -1,4 +1,4 @@
-"""Quantised keys and values over HTTP: one model with them, one without, one that cannot have them."""
+"""Quantised KV caches over HTTP: models with them, one without, and one that does not support them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def ask(url: str, model: str) -> httpx.Response:
 
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])
-def test_models_with_and_without_side_by_side(isolation: str, tmp_path: Path) -> None:
+def test_models_with_and_without_a_quantised_kv_cache(isolation: str, tmp_path: Path) -> None:
     wide = str(write_servable(tmp_path / "wide", head_dim=64))
     narrow = str(write_servable(tmp_path / "narrow"))
     models = (

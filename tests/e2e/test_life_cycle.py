@@ -1,4 +1,4 @@
-"""The life of a model behind HTTP: loads and unloads that race, engines that are stopped, loads that never end."""
+"""The life cycle of a model over HTTP: racing loads and unloads, stopped engines, loads that never end."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ISOLATIONS = ["thread", "process"]
 
 @pytest.fixture(autouse=True)
 def importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A child has to find this test's backends, too."""
+    """Lets child processes import this test's backends."""
     children_find_us(monkeypatch)
     monkeypatch.setenv("PYTHONPATH", f"{os.environ['PYTHONPATH']}{os.pathsep}{Path(__file__).parent}")
 
@@ -45,8 +45,8 @@ def ask(url: str, model: str = "tiny") -> httpx.Response:
     return httpx.post(f"{url}/v1/completions", json=body, timeout=PATIENCE)
 
 
-def order(url: str, what: str) -> httpx.Response:
-    return httpx.post(f"{url}/v1/models/tiny/{what}", timeout=PATIENCE)
+def admin(url: str, action: str) -> httpx.Response:
+    return httpx.post(f"{url}/v1/models/tiny/{action}", timeout=PATIENCE)
 
 
 def card(server: RunningServer) -> dict[str, Any]:
@@ -57,12 +57,12 @@ def card(server: RunningServer) -> dict[str, Any]:
 def until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + PATIENCE
     while not condition():
-        assert time.monotonic() < deadline, "what the test waits for did not come"
+        assert time.monotonic() < deadline, "timed out"
         time.sleep(0.05)
 
 
 @pytest.mark.parametrize("isolation", ISOLATIONS)
-def test_loads_unloads_and_requests_that_race_never_give_a_500(servable: Path, isolation: str) -> None:
+def test_racing_loads_unloads_and_requests_never_cause_a_500(servable: Path, isolation: str) -> None:
     settings = Settings(models=(str(servable),), port=0, isolation=isolation, load="use", grace=0.2)
     others = len(children(TEMPLATE))
     with running(settings) as server:
@@ -70,10 +70,10 @@ def test_loads_unloads_and_requests_that_race_never_give_a_500(servable: Path, i
         end = time.monotonic() + 4
 
         def hammer(number: int) -> list[httpx.Response]:
-            acts = [lambda: order(server.url, "load"), lambda: order(server.url, "unload"), lambda: ask(server.url)]
+            actions = [lambda: admin(server.url, "load"), lambda: admin(server.url, "unload"), lambda: ask(server.url)]
             replies = []
             while time.monotonic() < end:
-                replies.append(acts[(number + len(replies) * (1 + number % 2)) % 3]())
+                replies.append(actions[(number + len(replies) * (1 + number % 2)) % 3]())
             return replies
 
         with ThreadPoolExecutor(6) as clients:
@@ -83,29 +83,29 @@ def test_loads_unloads_and_requests_that_race_never_give_a_500(servable: Path, i
         assert all(reply.json() for reply in replies)
         codes = {reply.json()["error"]["code"] for reply in replies if reply.status_code == 409}
         assert codes <= {"load_cancelled"}
-        assert order(server.url, "load").json()["state"] == "ready"
+        assert admin(server.url, "load").json()["state"] == "ready"
         assert ask(server.url).json()["choices"][0]["text"] == expected
         until(lambda: len(children(ENGINE)) == (1 if isolation == "process" else 0))
         until(lambda: len(children(TEMPLATE)) == others + 1)
 
 
 def test_reloads_leave_nothing_behind(servable: Path) -> None:
-    """On threads; `test_twenty_kills_leave_nothing_behind` does the same for processes."""
+    """For threads; `test_twenty_kills_leave_nothing_behind` does the same for processes."""
     own = psutil.Process()
     with running(Settings(models=(str(servable),), port=0, isolation="thread")) as server:
-        marks = []
+        samples = []
         for number in range(20):
             assert ask(server.url).status_code == 200
-            assert order(server.url, "unload").json()["state"] == "unloaded"
+            assert admin(server.url, "unload").json()["state"] == "unloaded"
             if number in (2, 19):
                 gc.collect()
-                marks.append((own.num_fds(), own.num_threads(), own.memory_info().rss))
-    fds, threads, memory = (last - first for first, last in zip(marks[0], marks[-1], strict=True))
-    # One a load would be 17. A pool may begin another thread at any time.
-    assert (fds < 4, threads < 4, memory < 64 * 2**20) == (True, True, True), marks
+                samples.append((own.num_fds(), own.num_threads(), own.memory_info().rss))
+    fds, threads, memory = (last - first for first, last in zip(samples[0], samples[-1], strict=True))
+    # A leak of one per load would be 17. A pool may start another thread at any time.
+    assert (fds < 4, threads < 4, memory < 64 * 2**20) == (True, True, True), samples
 
 
-def test_an_idle_engine_that_is_stopped_is_noticed_and_replaced(servable: Path) -> None:
+def test_an_idle_engine_stopped_by_a_signal_is_detected_and_replaced(servable: Path) -> None:
     settings = Settings(models=(str(servable),), port=0, isolation="process", step_timeout=4.0)
     with running(settings) as server:
         expected = ask(server.url).json()["choices"][0]["text"]
@@ -123,7 +123,7 @@ def test_an_idle_engine_that_is_stopped_is_noticed_and_replaced(servable: Path) 
 
 
 class SlowLoad(Wrapped):
-    """Its load stands still until the gate opens."""
+    """A backend whose load blocks until the gate opens."""
 
     def __init__(self, inner: GenerationBackend, gate: RemoteGate) -> None:
         super().__init__(inner)
@@ -139,7 +139,7 @@ def slow_load(far: RemoteGate, source: ModelSource, settings: Settings) -> Gener
 
 
 @pytest.mark.parametrize("isolation", ISOLATIONS)
-def test_the_end_of_the_server_does_not_wait_for_a_load(servable: Path, tmp_path: Path, isolation: str) -> None:
+def test_shutdown_does_not_wait_for_a_load(servable: Path, tmp_path: Path, isolation: str) -> None:
     gate = FifoGate(tmp_path / "gate")
     settings = Settings(models=(str(servable),), port=0, isolation=isolation, load="use")
     others = len(children(TEMPLATE))
@@ -150,7 +150,9 @@ def test_the_end_of_the_server_does_not_wait_for_a_load(servable: Path, tmp_path
         server.stop_soon()
         code, clean = server.join()
         assert time.monotonic() - began < 15, "stop_patience is 30 s"
-        assert (code, clean) == (0, isolation == "process"), "a thread is left behind, and the process then exits hard"
+        assert (code, clean) == (0, isolation == "process"), (
+            "a blocked thread is left behind, so the server process must exit hard"
+        )
         assert [reply.result().status_code for reply in asking] == [503, 503]
         assert not children(ENGINE)
         assert len(children(TEMPLATE)) == others
@@ -165,7 +167,7 @@ def test_an_unload_kills_the_process_of_a_load_that_does_not_end(servable: Path,
         asking = clients.submit(ask, server.url)
         gate.wait_entered()
         [child] = children(ENGINE)
-        unloaded = order(server.url, "unload").json()
+        unloaded = admin(server.url, "unload").json()
         assert (unloaded["state"], unloaded["reserved_bytes"]) == ("unloaded", None)
         assert not child.is_running()
         reply = asking.result()
@@ -175,10 +177,10 @@ def test_an_unload_kills_the_process_of_a_load_that_does_not_end(servable: Path,
     gate.close()
 
 
-def test_a_process_that_is_stopped_while_it_loads_fails_its_load(
+def test_a_process_stopped_by_a_signal_while_loading_fails_its_load(
     servable: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("millstream.service.engine_client.STOPPED_LOOKS", 2)
+    monkeypatch.setattr("millstream.service.engine_client.STOPPED_CHECKS", 2)
     gate = FifoGate(tmp_path / "gate")
     settings = Settings(models=(str(servable),), port=0, isolation="process", load="use")
     with running(settings, functools.partial(slow_load, gate.remote)) as server, ThreadPoolExecutor(2) as clients:
@@ -201,7 +203,7 @@ def broken_backend(source: ModelSource, settings: Settings) -> GenerationBackend
     return generation_backend(source, settings)
 
 
-def test_one_of_two_models_fails_by_an_unforeseen_error(servable: Path, tmp_path: Path) -> None:
+def test_one_of_two_models_fails_with_an_unexpected_error(servable: Path, tmp_path: Path) -> None:
     broken = shutil.copytree(servable, tmp_path / "broken")
     settings = Settings(models=(ModelSpec(str(broken)), ModelSpec(str(servable))), port=0, isolation="thread")
     with running(settings, broken_backend) as server:

@@ -1,4 +1,4 @@
-"""Bounds and bad input on a whole server over a real, tiny model: each a clear answer, and the server stays up."""
+"""Limits and bad input, on a real server with a tiny model: each gets a clear error, and the server stays up."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_prompt_over_the_context_names_both_counts(http: httpx.Client) -> None
     assert str(CONTEXT) in problem["message"]
 
 
-def test_an_answer_stops_at_the_end_of_the_context(http: httpx.Client) -> None:
+def test_output_stops_at_the_context_length(http: httpx.Client) -> None:
     reply = complete(http, prompt="x" * (CONTEXT - 5), max_tokens=50, ignore_eos=True).json()
     assert reply["choices"][0]["finish_reason"] == "length"
     usage = reply["usage"]
@@ -93,7 +93,7 @@ def test_a_body_over_the_limit(http: httpx.Client) -> None:
     assert complete(http, max_tokens=1).status_code == 200
 
 
-def test_an_unknown_model_is_named_with_what_there_is(server: RunningServer) -> None:
+def test_the_error_for_an_unknown_model_lists_the_served_ones(server: RunningServer) -> None:
     with (
         openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client,
         pytest.raises(openai.NotFoundError, match=r"'gpt-9' is not served here. Served: tiny"),
@@ -119,12 +119,12 @@ def test_bad_requests_say_what_is_wrong(http: httpx.Client, fields: dict[str, An
     assert words in error(complete(http, **fields), 400)["message"]
 
 
-def test_what_the_template_refuses_is_a_bad_request(http: httpx.Client) -> None:
+def test_an_unknown_role_is_a_bad_request(http: httpx.Client) -> None:
     reply = http.post("/v1/chat/completions", json={"messages": [{"role": "wizard", "content": "hi"}]})
     assert error(reply, 400)["param"] == "messages[0].role"
 
 
-def test_metrics_count_what_happened(http: httpx.Client) -> None:
+def test_metrics_count_requests_and_tokens(http: httpx.Client) -> None:
     def counted(name: str) -> float:
         lines = http.get("/metrics").text.splitlines()
         return sum(float(line.split()[-1]) for line in lines if line.startswith(name))

@@ -1,4 +1,4 @@
-"""The event loop never waits for a model: with a backend held inside `step`, everything else still answers."""
+"""The event loop never waits for a model: while the backend is blocked in `step`, the server still responds."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class HeldServer:
         self.http = httpx.Client(base_url=server.url, timeout=30)
 
     def admission(self) -> tuple[int, int]:
-        def look(server: MillServer) -> tuple[int, int]:
+        def counts(server: MillServer) -> tuple[int, int]:
             [entry] = server.mill.hub._entries.values()
             assert entry.model is not None
             return entry.model.engine.admission.active, entry.model.engine.admission.waiting
 
-        return tuple(self.server.call(look))  # type: ignore[return-value]
+        return tuple(self.server.call(counts))  # type: ignore[return-value]
 
     def wait_admitted(self, active: int, waiting: int = 0) -> None:
         pause = threading.Event()
@@ -71,12 +71,12 @@ def body(**changes: Any) -> dict[str, Any]:
 
 
 def open_stream(held: HeldServer, **changes: Any) -> httpx.Response:
-    """A stream whose headers have come; the caller closes it."""
+    """Returns a stream whose headers have arrived. The caller closes it."""
     request = held.http.build_request("POST", "/v1/completions", json=body(stream=True, **changes))
     return held.http.send(request, stream=True)
 
 
-def test_health_and_a_refusal_answer_while_a_step_hangs(held: HeldServer) -> None:
+def test_health_and_rejections_are_served_while_a_step_hangs(held: HeldServer) -> None:
     streams = [open_stream(held) for _ in range(ROWS + QUEUE)]
     held.gate.wait_entered()
     assert held.http.get("/health").json()["status"] == "ok"
@@ -94,13 +94,13 @@ def test_health_and_a_refusal_answer_while_a_step_hangs(held: HeldServer) -> Non
     assert held.http.post("/v1/completions", json=body()).status_code == 200
 
 
-def test_a_request_that_could_never_be_admitted_is_a_bad_one(held: HeldServer) -> None:
+def test_a_request_that_can_never_be_admitted_is_a_400(held: HeldServer) -> None:
     refused = held.http.post("/v1/completions", json=body(n=ROWS + QUEUE + 1))
     assert refused.status_code == 400
     assert "at most 3" in refused.json()["error"]["message"]
 
 
-def test_a_client_that_leaves_frees_its_row_and_changes_nothing_for_others(held: HeldServer) -> None:
+def test_a_disconnect_frees_the_row_and_does_not_affect_others(held: HeldServer) -> None:
     held.gate.open()
     alone = held.http.post("/v1/completions", json=body(max_tokens=30)).json()["choices"][0]["text"]
     held.gate._open.clear()
@@ -118,10 +118,8 @@ def test_a_client_that_leaves_frees_its_row_and_changes_nothing_for_others(held:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_leaving_during_a_held_step_is_seen_and_the_place_is_kept_until_the_engine_says(
-    held: HeldServer, stream: bool
-) -> None:
-    """The row may still be in the batch while the step runs, so its place is not given away before it ends."""
+def test_a_disconnect_during_a_step_frees_the_slot_when_the_step_ends(held: HeldServer, stream: bool) -> None:
+    """The row may still be in the batch while the step runs, so its slot is not reused before the step ends."""
     with socket.create_connection(("127.0.0.1", held.server.port)) as client:
         content = json.dumps(body(stream=stream, max_tokens=400)).encode()
         head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(content)}\r\n\r\n"
@@ -152,11 +150,11 @@ def test_an_exception_in_a_step_is_a_500_and_an_error_event(held: HeldServer) ->
     assert json.loads(last.removeprefix("data: "))["error"]["code"] == "engine_error"
     stream.close()
     held.gate.open()
-    assert held.http.post("/v1/completions", json=body()).status_code == 200, "the engine serves on"
+    assert held.http.post("/v1/completions", json=body()).status_code == 200, "the engine keeps serving"
 
 
-def test_shutdown_is_seen_while_a_step_hangs(held: HeldServer) -> None:
-    """A stream that does not end within the grace period is told, and the engine frees its model once it can."""
+def test_shutdown_begins_while_a_step_hangs(held: HeldServer) -> None:
+    """A stream that outlasts the grace period gets an error event. The engine frees its model when the step ends."""
     stream = open_stream(held, max_tokens=400)
     held.gate.wait_entered()
     held.server.stop_soon()

@@ -1,4 +1,4 @@
-"""Several models side by side: what one does is invisible to the others."""
+"""Several models in one server: they do not affect each other."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PATIENCE = 60
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Three models of the same size whose answers differ."""
+    """Three models of the same size with different answers."""
     root = tmp_path_factory.mktemp("three")
     return [write_servable(root / name, seed=seed) for seed, name in enumerate(("one", "two", "three"), 1)]
 
@@ -44,28 +44,28 @@ def cards(url: str) -> dict[str, dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def alone(folders: list[Path]) -> dict[tuple[str, str], str]:
-    """What each model answers when it has a server to itself."""
+    """The answers of each model when it is served alone."""
     answers = {}
     for folder in folders:
         with running(Settings(models=(str(folder),), port=0, isolation="thread")) as server:
             for prompt in ("hello", "mill", "a longer prompt about a stream"):
                 answers[folder.name, prompt] = text(server.url, folder.name, prompt)
-    assert len(set(answers.values())) == len(answers), "models and prompts must differ for this to mean anything"
+    assert len(set(answers.values())) == len(answers), "all answers must differ for the comparison to be meaningful"
     return answers
 
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])
-def test_engines_side_by_side_answer_as_each_alone(
+def test_concurrent_engines_answer_as_each_does_alone(
     isolation: str, folders: list[Path], alone: dict[tuple[str, str], str]
 ) -> None:
     settings = Settings(models=tuple(map(str, folders[:2])), port=0, isolation=isolation)
     with running(settings) as server, ThreadPoolExecutor(16) as pool:
         wanted = [key for key in alone if key[0] != "three"] * 5
         answers = list(pool.map(lambda key: text(server.url, *key), wanted))
-        seen = cards(server.url)
+        by_name = cards(server.url)
     assert answers == [alone[key] for key in wanted]
-    assert {card["isolation"] for card in seen.values()} == {isolation}
-    assert len({card["thread"] for card in seen.values()}) == 2
+    assert {card["isolation"] for card in by_name.values()} == {isolation}
+    assert len({card["thread"] for card in by_name.values()}) == 2
 
 
 def test_a_hundred_first_requests_load_a_model_once(folders: list[Path], alone: dict[tuple[str, str], str]) -> None:
@@ -95,7 +95,7 @@ def test_admin_routes(folders: list[Path]) -> None:
         assert httpx.get(f"{server.url}/v1/models/gpt-4o").json()["id"] == "org/one"
         first = ask(server.url, "gpt-4o", temperature=None).json()
         assert first["model"] == "org/one"
-        assert first["choices"][0]["text"] == text(server.url, "org/one"), "the default temperature of the entry is 0"
+        assert first["choices"][0]["text"] == text(server.url, "org/one"), "the model's default temperature is 0"
         unloaded = httpx.post(f"{server.url}/v1/models/gpt-4o/unload", timeout=PATIENCE).json()
         assert (unloaded["state"], unloaded["memory_bytes"], unloaded["thread"]) == ("unloaded", 0, None)
         assert not [thread for thread in threading.enumerate() if thread.name == "engine-org/one"]
@@ -106,7 +106,7 @@ def test_admin_routes(folders: list[Path]) -> None:
 
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])
-def test_a_prompt_is_not_read_twice(isolation: str, folders: list[Path]) -> None:
+def test_a_repeated_prompt_is_served_from_the_prefix_cache(isolation: str, folders: list[Path]) -> None:
     def cached(**more: Any) -> tuple[str, int]:
         reply = ask(server.url, "one", "the stream turns the mill " * 4, **more).json()
         return reply["choices"][0]["text"], reply["usage"]["prompt_tokens_details"]["cached_tokens"]
@@ -132,21 +132,21 @@ def remove(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
 
 
-def rename(folder: Path) -> None:
+def change_type(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "model_type": "perpetuum-mobile"}))
 
 
-def cut(folder: Path) -> None:
+def truncate(folder: Path) -> None:
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
 
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])
 @pytest.mark.parametrize(("damage", "words"), [
-    (corrupt, "safetensors"), (remove, "safetensors"), (rename, "perpetuum-mobile"), (cut, ""),
+    (corrupt, "safetensors"), (remove, "safetensors"), (change_type, "perpetuum-mobile"), (truncate, ""),
 ])  # fmt: skip
-def test_a_model_that_cannot_be_loaded_is_a_clear_error_and_the_others_serve(
+def test_a_model_that_cannot_be_loaded_reports_why_and_others_serve(
     damage: Callable[[Path], None], words: str, isolation: str, folders: list[Path], tmp_path: Path
 ) -> None:
     broken = write_servable(tmp_path / "broken")
@@ -164,7 +164,7 @@ def test_a_model_that_cannot_be_loaded_is_a_clear_error_and_the_others_serve(
 
 @pytest.fixture
 def budget(folders: list[Path]) -> int:
-    """Enough for two of the three, and not even for the weights of the third."""
+    """Enough memory for two of the three models, but not even for the weights of the third."""
     with running(Settings(models=(str(folders[0]),), port=0, isolation="thread", memory=2**30)) as server:
         one: int = cards(server.url)["one"]["reserved_bytes"]
     return 2 * one + 100_000
@@ -172,40 +172,40 @@ def budget(folders: list[Path]) -> int:
 
 @pytest.fixture
 def memory(budget: int, folders: list[Path]) -> Iterator[tuple[RunningServer, list[int]]]:
-    """Three models in a budget for two; what they take is looked at all the time."""
+    """Three models in a memory budget for two; their memory use is sampled all the time."""
     settings = Settings(models=tuple(map(str, folders)), port=0, load="use", isolation="thread", memory=budget)
     with running(settings) as server:
-        seen: list[int] = []
-        over = threading.Event()
+        samples: list[int] = []
+        done = threading.Event()
 
-        def look() -> None:
-            while not over.wait(0.01):
-                seen.append(sum(card["memory_bytes"] for card in cards(server.url).values()))
+        def sample() -> None:
+            while not done.wait(0.01):
+                samples.append(sum(card["memory_bytes"] for card in cards(server.url).values()))
 
-        watcher = threading.Thread(target=look)
+        watcher = threading.Thread(target=sample)
         watcher.start()
-        yield server, seen
-        over.set()
+        yield server, samples
+        done.set()
         watcher.join()
 
 
 def test_three_models_in_a_budget_for_two(
     memory: tuple[RunningServer, list[int]], budget: int, alone: dict[tuple[str, str], str]
 ) -> None:
-    server, seen = memory
+    server, samples = memory
     wanted = [*alone] * 4
     with ThreadPoolExecutor(3) as pool:
         answers = list(pool.map(lambda key: text(server.url, *key), wanted))
     assert answers == [alone[key] for key in wanted]
     loads = server.call(lambda server: [entry.loads for entry in server.mill.hub._entries.values()])
-    assert sum(loads) > 3, "somebody had to leave"
-    assert seen
-    assert max(seen) <= budget
+    assert sum(loads) > 3, "no model was evicted"
+    assert samples
+    assert max(samples) <= budget
     states = [card["state"] for card in cards(server.url).values()]
     assert states.count("ready") == 2
 
 
-def test_a_model_that_cannot_fit_is_507_and_evicts_nobody(folders: list[Path], budget: int, tmp_path: Path) -> None:
+def test_a_model_that_cannot_fit_is_507_and_evicts_no_other(folders: list[Path], budget: int, tmp_path: Path) -> None:
     large = write_servable(tmp_path / "large", hidden_size=512, intermediate_size=4096, num_hidden_layers=8)
     settings = Settings(models=(str(folders[0]), str(large)), port=0, load="use", isolation="thread", memory=budget)
     with running(settings) as server:

@@ -1,5 +1,7 @@
-"""Images on their way to an engine: fetched, checked and placed in the prompt; what is refused, and what still answers
-meanwhile. The backend is a fake, since no model looks at them here."""
+"""Images in requests: fetched, checked, prepared and inserted into the prompt, or refused, without blocking others.
+
+The backend is a fake: no model encodes the images here.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +29,13 @@ from support.server import RunningServer, running
 from support.shapes import Shape, data_uri, draw
 
 ASSET = Path(__file__).parent.parent / "assets" / "shapes-vlm"
-PLACES = 36
+IMAGE_TOKENS = 36
 RED = draw([Shape("red", "circle", 0.5, 0.5, 0.3, paint=(230, 30, 30))])
 BLUE = draw([Shape("blue", "square", 0.4, 0.6, 0.2, paint=(30, 50, 220))], 120, 90)
 
 
 class Bench:
-    """A server over a fake backend, and what its engine was given."""
+    """A server with a fake backend that records the requests of its engine."""
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         self.gate = Gate()
@@ -96,26 +98,26 @@ def error(response: httpx.Response, status: int = 400) -> dict[str, Any]:
     return found
 
 
-def test_images_stand_where_the_message_has_them(bench: Bench) -> None:
+def test_images_are_inserted_where_the_message_has_them(bench: Bench) -> None:
     earlier = {"role": "user", "content": [image(RED), text("What is in the picture?")]}
-    said = {"role": "assistant", "content": "red circle"}
-    reply = bench.ask(text("And"), image(BLUE), image(RED), text("?"), before=(earlier, said))
+    reply_before = {"role": "assistant", "content": "red circle"}
+    reply = bench.ask(text("And"), image(BLUE), image(RED), text("?"), before=(earlier, reply_before))
     assert reply.status_code == 200, reply.text
     [submit] = bench.submits()
-    assert [media.length for media in submit.media] == [PLACES] * 3
+    assert [media.length for media in submit.media] == [IMAGE_TOKENS] * 3
     token = submit.prompt[submit.media[0].start]
-    assert submit.prompt.count(token) == 3 * PLACES
+    assert submit.prompt.count(token) == 3 * IMAGE_TOKENS
     for media in submit.media:
         assert set(submit.prompt[media.start : media.start + media.length]) == {token}
     first, second, third = submit.media
-    assert first.start + PLACES < second.start
-    assert second.start + PLACES == third.start
+    assert first.start + IMAGE_TOKENS < second.start
+    assert second.start + IMAGE_TOKENS == third.start
     assert first.digest == third.digest != second.digest
     assert submit.contents == tuple((media.start, media.digest) for media in submit.media)
     assert reply.json()["usage"]["prompt_tokens"] == len(submit.prompt)
 
 
-def test_an_image_is_prepared_as_its_model_takes_it(bench: Bench) -> None:
+def test_an_image_is_prepared_for_its_model(bench: Bench) -> None:
     assert bench.ask(image(RED)).status_code == 200
     [[name, tensor]] = bench.submits()[0].media[0].tensors
     assert (name, tensor.dtype, tensor.shape) == ("pixel_values", "float32", (1, 3, 60, 60))
@@ -124,7 +126,7 @@ def test_an_image_is_prepared_as_its_model_takes_it(bench: Bench) -> None:
     assert np.allclose(pixels[:, 30, 30], np.array([230, 30, 30]) / 127.5 - 1, atol=1e-5)
 
 
-def test_text_alone_is_prepared_as_for_a_text_model(bench: Bench) -> None:
+def test_text_only_requests_have_no_media(bench: Bench) -> None:
     assert bench.ask(text("Say"), text(" hello.")).status_code == 200
     [submit] = bench.submits()
     assert (submit.media, submit.contents) == ((), ())
@@ -146,7 +148,7 @@ def test_the_official_clients_example(bench: Bench) -> None:
             max_tokens=4,
         )
     assert reply.usage is not None
-    assert reply.usage.prompt_tokens > PLACES
+    assert reply.usage.prompt_tokens > IMAGE_TOKENS
 
 
 @pytest.mark.parametrize(
@@ -169,20 +171,20 @@ def test_refusals_say_what_and_where(bench: Bench, part: Any, words: str) -> Non
     assert bench.submits() == []
 
 
-def test_the_models_own_marker_in_a_text_is_text(bench: Bench) -> None:
+def test_the_models_own_placeholder_in_a_text_is_plain_text(bench: Bench) -> None:
     answer = bench.ask(text("What is <image> here?"), image(RED))
     assert answer.status_code == 200, answer.text
     (submit,) = bench.submits()
     assert len(submit.media) == 1
 
 
-def test_the_models_own_marker_where_special_tokens_are_allowed() -> None:
+def test_the_models_own_placeholder_is_refused_if_special_tokens_are_allowed() -> None:
     with Bench(ASSET, allow_special_tokens=True) as bench:
         problem = error(bench.ask(text("What is <image> here?"), image(RED)))
         assert "Remove '<image>' from the text of messages" in problem["message"]
 
 
-def test_a_text_model_takes_no_images(servable: Path) -> None:
+def test_a_text_model_refuses_images(servable: Path) -> None:
     with Bench(servable) as bench:
         problem = error(bench.ask(text("x"), image(RED)))
         assert (problem["code"], problem["param"]) == ("unsupported_parameter", "messages[0].content[1]")
@@ -203,7 +205,7 @@ def test_limits_and_permissions_of_the_operator(web: Web, tmp_path: Path) -> Non
         assert "--media-timeout" in error(bench.ask(image(web.silent("/slow"))))["message"]
 
 
-def test_a_full_engine_refuses_before_it_fetches_and_names_who_is_active(web: Web) -> None:
+def test_a_busy_engine_rejects_before_fetching_and_names_active_requests(web: Web) -> None:
     url = web.body("/a.png", b"never asked for")
     with Bench(ASSET, max_batch=1, fail_fast=True, allow_private_media=True) as bench, ThreadPoolExecutor(1) as pool:
         bench.gate._open.clear()
@@ -220,8 +222,8 @@ def test_a_full_engine_refuses_before_it_fetches_and_names_who_is_active(web: We
         assert bench.ask(text("again"), image(BLUE)).status_code == 200
 
 
-def test_a_slow_host_keeps_no_text_from_being_prepared(web: Web) -> None:
-    """More fetches hang than the pool for text has threads."""
+def test_a_slow_media_host_does_not_block_text_prompts(web: Web) -> None:
+    """More fetches hang than the pool for prompts has threads."""
     with Bench(ASSET, allow_private_media=True) as bench, ThreadPoolExecutor(6) as pool:
         url = web.silent("/slow")
         slow = [pool.submit(bench.ask, image(url)) for _ in range(6)]
@@ -233,7 +235,7 @@ def test_a_slow_host_keeps_no_text_from_being_prepared(web: Web) -> None:
         assert {reply.result(30).status_code for reply in slow} == {400}
 
 
-def test_the_loop_answers_while_a_large_image_is_prepared(bench: Bench) -> None:
+def test_the_event_loop_responds_while_a_large_image_is_prepared(bench: Bench) -> None:
     large = data_uri(Image.effect_noise((500, 500), 50).resize((6000, 6000)).convert("RGB"), "jpeg")
     with ThreadPoolExecutor(1) as pool:
         pending = pool.submit(bench.ask, image(large))
@@ -243,8 +245,8 @@ def test_the_loop_answers_while_a_large_image_is_prepared(bench: Bench) -> None:
             assert bench.http.get("/health").status_code == 200
             waits.append(time.monotonic() - began)
         assert pending.result().status_code == 200
-    assert len(waits) > 5, "the image was prepared before the loop could be asked"
-    # A busy machine may delay any one answer; a loop that waits for the image would delay them all.
+    assert len(waits) > 5, "the image was prepared too quickly for this test"
+    # A busy machine may delay single responses; a loop that waits for the image would delay them all.
     assert sorted(waits)[len(waits) // 2] < 0.2
 
 
@@ -253,23 +255,23 @@ def test_slow_preparation_is_logged_with_counts(web: Web, caplog: pytest.LogCapt
     RED.save(buffer, "png")
     quick = web.body("/quick", buffer.getvalue())
 
-    def late(request: Any) -> None:
+    def respond_late(request: Any) -> None:
         web.release.wait(1.2)
         web.answers["/quick"](request)
 
-    web.answers["/late"] = late
+    web.answers["/late"] = respond_late
     with Bench(ASSET, allow_private_media=True) as bench, caplog.at_level(logging.WARNING):
         assert bench.ask(image(quick), image(f"{web.url}/late")).status_code == 200
     [line] = [record.message for record in caplog.records if "preparing" in record.message]
-    assert "and 2 media took 1." in line
+    assert "and 2 media files took 1." in line
 
 
 SMALL = RED.resize((60, 60))
 BUDGET = 80_000
-"""Bytes: enough for one such image, which takes 43,200 once it is prepared, and not for two."""
+"""Bytes: enough for one such image, which takes 43,200 once prepared, but not for two."""
 
 
-def test_media_of_running_requests_count_until_they_end() -> None:
+def test_media_of_running_requests_count_towards_the_budget_until_they_end() -> None:
     with Bench(ASSET, media_memory=BUDGET) as bench, ThreadPoolExecutor(1) as pool:
         bench.gate._open.clear()
         running = pool.submit(bench.ask, image(SMALL))
@@ -282,7 +284,7 @@ def test_media_of_running_requests_count_until_they_end() -> None:
         bench.gate.open()
         assert running.result(30).status_code == 200
         assert bench.ask(image(SMALL)).status_code == 200
-        memory = bench.server.call(lambda server: server.mill.service._files._memory)
+        memory = bench.server.call(lambda server: server.mill.services.generation._files._memory)
         assert (memory.used, memory.prepared, memory.waiting) == (0, 0, 0)
 
 

@@ -1,4 +1,4 @@
-"""Answers of a real, tiny model held against /openapi.json, and odd JSON: each a documented answer below 500."""
+"""Responses of a tiny model validated against /openapi.json; odd JSON gets a documented response below 500."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CHAT_PATH, TEXT_PATH = "/v1/chat/completions", "/v1/completions"
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "temperature": 0}
 TEXT: dict[str, Any] = {"prompt": "hi", "max_tokens": 4, "temperature": 0}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
-FORM = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
+RESPONSE_FORMAT = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ CHATS: list[dict[str, Any]] = [
     {},
     {"n": 2, "logprobs": True, "top_logprobs": 3},
     {"prompt_logprobs": 2},
-    {"response_format": FORM, "max_tokens": 40},
+    {"response_format": RESPONSE_FORMAT, "max_tokens": 40},
     {"stop": ["a", "e"], "max_tokens": 20, "logprobs": True},
 ]
 TEXTS: list[dict[str, Any]] = [
@@ -53,7 +53,7 @@ TEXTS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("path, body", [(CHAT_PATH, CHAT | m) for m in CHATS] + [(TEXT_PATH, TEXT | m) for m in TEXTS])
-def test_answers(http: httpx.Client, page: Document, path: str, body: dict[str, Any]) -> None:
+def test_responses_match_the_document(http: httpx.Client, page: Document, path: str, body: dict[str, Any]) -> None:
     answer = http.post(path, json=body)
     assert answer.status_code == 200, answer.text
     page.check(path, answer)
@@ -76,14 +76,16 @@ def test_answers(http: httpx.Client, page: Document, path: str, body: dict[str, 
         ({"model": "none"}, 404, "model_not_found"),
     ],
 )
-def test_errors(http: httpx.Client, page: Document, more: dict[str, Any], status: int, code: str) -> None:
+def test_errors_match_the_document(
+    http: httpx.Client, page: Document, more: dict[str, Any], status: int, code: str
+) -> None:
     for stream in (False, True):
         answer = http.post(TEXT_PATH, json=TEXT | more | {"stream": stream})
         assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
         page.check(TEXT_PATH, answer)
 
 
-def test_a_model_comes_and_goes(http: httpx.Client, page: Document) -> None:
+def test_load_unload_and_clear_cache(http: httpx.Client, page: Document) -> None:
     for action in ("cache/clear", "unload", "unload", "cache/clear", "load", "load"):
         for name in ("org/tiny", "org%2Ftiny"):
             answer = http.post(f"/v1/models/{name}/{action}")
@@ -154,7 +156,7 @@ IN_A_MESSAGE = {"content", "role", "tool_calls"}
 
 
 def with_value(field: str, value: bytes) -> tuple[str, bytes]:
-    """A path, and a body in which a field has this value: also twice, where the base has it already."""
+    """Returns a path, and a body in which a field has this value, possibly as a duplicate key."""
     name = b'"' + field.encode() + b'":' + value
     if field in IN_A_MESSAGE:
         return CHAT_PATH, b'{"max_tokens":2,"messages":[{"role":"assistant","content":"hi",' + name + b"}]}"

@@ -1,5 +1,7 @@
-"""schemathesis over /openapi.json: requests made from the document, right and wrong ones, to a whole server. Bounded,
-and the same requests in every run."""
+"""Fuzzes a real server with schemathesis: valid and invalid requests generated from /openapi.json.
+
+The number of requests is bounded, and every run sends the same ones.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ HI_AND_END = (72, 105, 258)
 
 
 def short_answers(source: ModelSource, settings: Settings) -> ScriptedBackend:
-    """What a model would say has no part in this, and streams have to end."""
+    """Answers briefly: the content does not matter here, but streams have to end."""
     return ScriptedBackend(lambda submit: HI_AND_END, vocab=259, context_length=512)
 
 
@@ -53,12 +55,12 @@ def server(servable: Path) -> Iterator[RunningServer]:
         yield subject
 
 
-def test_the_document_is_the_one_that_is_served(server: RunningServer) -> None:
+def test_the_server_serves_this_document(server: RunningServer) -> None:
     assert httpx.get(f"{server.url}/openapi.json", headers=HEADERS).json() == DOCUMENT
 
 
 @API.parametrize()
-def test_answers_keep_to_the_document(case: schemathesis.Case, server: RunningServer) -> None:
-    """All checks but one: a request that fits the schema may be wrong all the same. Which models there are, how long
-    their context is, what is a grammar and which parameters exclude each other is not for a schema to say."""
+def test_responses_match_the_document_for_generated_requests(case: schemathesis.Case, server: RunningServer) -> None:
+    """Runs all checks but one: a request that matches the schema may still be refused. A schema cannot express which
+    models exist, their context length, valid grammars, or which parameters exclude each other."""
     case.call_and_validate(base_url=server.url, excluded_checks=[positive_data_acceptance])

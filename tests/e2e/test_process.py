@@ -1,4 +1,4 @@
-"""The command itself, as a process: how it starts, how it ends, and what it says when it cannot start."""
+"""`millstream serve` as a process: startup, signals, exit codes, and errors at startup."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PATIENCE = 60
 
 
 class Process:
-    """`millstream serve` with its log read as it comes."""
+    """Runs `millstream serve` and reads its log."""
 
     def __init__(self, *arguments: str) -> None:
         self._process = subprocess.Popen(
@@ -45,7 +45,7 @@ class Process:
         return self.wait_line(r"ready: .* (http://[\d.:]+)/v1")[1]
 
     def child(self) -> int:
-        """The process id of its engine."""
+        """Returns the process id of its engine."""
         return int(self.wait_line(r"its engine is process (\d+)")[1])
 
     @property
@@ -123,7 +123,7 @@ def test_sigterm_lets_a_running_request_finish(start: Callable[..., Process], se
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])
 @pytest.mark.parametrize("numbers", [(signal.SIGINT, signal.SIGINT), (signal.SIGTERM, signal.SIGTERM)])
-def test_a_second_signal_ends_it_now(
+def test_a_second_signal_ends_the_server_at_once(
     start: Callable[..., Process], servable: Path, isolation: str, numbers: tuple[signal.Signals, ...]
 ) -> None:
     process = start(str(servable), "--isolation", isolation, "--grace", "600")
@@ -133,7 +133,7 @@ def test_a_second_signal_ends_it_now(
         next(stream.iter_raw())
         child = psutil.Process(process.child()) if isolation == "process" else None
         if child is not None:
-            child.suspend()  # it cannot end by itself
+            child.suspend()  # it cannot exit by itself
         process.send(numbers[0])
         process.wait_line("shutting down")
         process.send(numbers[1])
@@ -156,8 +156,8 @@ def test_a_second_signal_ends_a_load(start: Callable[..., Process], servable: Pa
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_loading_a_model_leaves_the_limit_of_open_files(start: Callable[..., Process], servable: Path) -> None:
-    """mlx-lm lowers it to 2,048 when it is imported, and the hard limit to 4,096, which only root may raise again."""
+def test_loading_a_model_does_not_lower_the_open_files_limit(start: Callable[..., Process], servable: Path) -> None:
+    """Importing mlx-lm lowers it to 2,048, and the hard limit to 4,096, which only root may raise again."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     process = start(str(servable), "--isolation", "thread")
     process.url()
@@ -180,12 +180,12 @@ def test_a_crashed_engine_is_an_error_and_the_server_stays_up(start: Callable[..
     assert "killed by signal 9" in rest[-1]
     assert httpx.get(f"{url}/health").json() == {"status": "ok", "models": {"tiny": "loading"}}
     again = httpx.post(f"{url}/v1/completions", json={"prompt": "hello", "max_tokens": 5}, timeout=PATIENCE)
-    assert again.status_code == 200, "whoever comes while it starts again waits for it"
+    assert again.status_code == 200, "a request waits while the engine restarts"
     process.send(signal.SIGTERM)
     assert process.wait() == 0
 
 
-def test_the_log_says_blas_and_dtype(start: Callable[..., Process], servable: Path) -> None:
+def test_the_log_names_blas_and_dtype(start: Callable[..., Process], servable: Path) -> None:
     process = start(str(servable))
     process.url()
     line = process.wait_line(r"tiny: loaded in .*")[0]
@@ -196,7 +196,7 @@ def test_the_log_says_blas_and_dtype(start: Callable[..., Process], servable: Pa
     assert process.wait() == 0
 
 
-def test_a_taken_port_is_named(start: Callable[..., Process], servable: Path) -> None:
+def test_a_port_in_use_is_a_clear_error(start: Callable[..., Process], servable: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         process = start(str(servable), "--port", str(port))
@@ -211,23 +211,23 @@ def test_a_taken_port_is_named(start: Callable[..., Process], servable: Path) ->
         ("missing", "no such folder or file"),
         ("empty", "no config.json"),
         ("broken", "Model type martian not supported"),
-        ("cut", "incomplete download"),
+        ("truncated", "incomplete download"),
         ("mismatched", "parameters"),
     ],
 )
-def test_a_model_that_cannot_be_served_ends_the_start_with_a_reason(
+def test_startup_fails_with_a_reason_if_the_model_cannot_be_served(
     start: Callable[..., Process], servable: Path, tmp_path: Path, name: str, words: str
 ) -> None:
     folder = tmp_path / name
     if name != "missing":
         folder.mkdir()
-    if name in ("broken", "cut", "mismatched"):
+    if name in ("broken", "truncated", "mismatched"):
         for file in servable.iterdir():
             (folder / file.name).write_bytes(file.read_bytes())
     config = folder / "config.json"
     if name == "broken":
         config.write_text(config.read_text().replace('"llama"', '"martian"'))
-    if name == "cut":
+    if name == "truncated":
         (folder / "model.safetensors").write_bytes((servable / "model.safetensors").read_bytes()[:5000])
     if name == "mismatched":
         config.write_text(config.read_text().replace('"num_hidden_layers": 4', '"num_hidden_layers": 5'))
@@ -243,7 +243,7 @@ def test_a_model_that_cannot_be_served_ends_the_start_with_a_reason(
     ("arguments", "words"),
     [(["--port", "99999"], "0 to 65535"), (["--max-batch", "0"], "from 1"), (["--grace", "soon"], "number of seconds")],
 )
-def test_bad_options_are_named(start: Callable[..., Process], arguments: list[str], words: str) -> None:
+def test_bad_options_are_clear_errors(start: Callable[..., Process], arguments: list[str], words: str) -> None:
     process = start(*arguments)
     assert process.wait() == 2
     assert words in "".join(process.lines)

@@ -1,4 +1,4 @@
-"""Clients that do not read what is sent to them: their rows are freed, memory is bounded, and others go on."""
+"""Clients that do not read their responses: rows are freed, memory stays bounded, other clients are unaffected."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from support.tiny import write_servable
 
 CONTEXT = 4096
 BUFFER = 8 * 1024
-"""Of sockets: a little more than that is on its way when nobody reads."""
-HUNGRY = {"prompt": "hello", "temperature": 0, "ignore_eos": True, "stream": True, "max_tokens": 3000, "logprobs": 5}
+"""Size of the socket buffers: the server can send a little more than this if the client does not read."""
+LARGE = {"prompt": "hello", "temperature": 0, "ignore_eos": True, "stream": True, "max_tokens": 3000, "logprobs": 5}
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def serving(folder: Path, **settings: Any) -> Iterator[tuple[RunningServer, http
 
 
 def ask(server: RunningServer, body: dict[str, Any]) -> socket.socket:
-    """Send a request, and read nothing."""
+    """Sends a request without reading the response."""
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER)
     client.connect(("127.0.0.1", server.port))
@@ -50,8 +50,8 @@ def ask(server: RunningServer, body: dict[str, Any]) -> socket.socket:
     return client
 
 
-def rest(client: socket.socket) -> bytes:
-    """All that is sent, until the server closes or a stream ends."""
+def read_rest(client: socket.socket) -> bytes:
+    """Reads until the server closes or the stream ends."""
     found = bytearray()
     while not found.endswith(b"0\r\n\r\n"):
         piece = client.recv(2**16)
@@ -62,7 +62,7 @@ def rest(client: socket.socket) -> bytes:
 
 
 def events(raw: bytes) -> list[Any]:
-    """What the chunks of a stream hold."""
+    """Returns the events of a chunked stream."""
     _, _, raw = raw.partition(b"\r\n\r\n")
     body = bytearray()
     while raw:
@@ -103,36 +103,39 @@ def wait_for(condition: Any, what: str) -> None:
 
 
 def unread(server: RunningServer) -> int:
-    found: int = server.call(lambda running: running.mill.service._unread.total)
+    found: int = server.call(lambda running: running.mill.services.generation._unread.total)
     return found
 
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])
-def test_answers_that_nobody_reads_end_and_others_flow(folder: Path, isolation: str) -> None:
+def test_unread_streams_end_and_others_continue(folder: Path, isolation: str) -> None:
     with serving(folder, isolation=isolation, max_batch=4, unread_output=100_000) as (server, http):
-        silent = [ask(server, HUNGRY) for _ in range(3)]
-        beside = http.post("/v1/completions", json={**HUNGRY, "max_tokens": 100, "logprobs": None})
-        assert beside.text.endswith("data: [DONE]\n\n")
+        silent = [ask(server, LARGE) for _ in range(3)]
+        other = http.post("/v1/completions", json={**LARGE, "max_tokens": 100, "logprobs": None})
+        assert other.text.endswith("data: [DONE]\n\n")
         wait_for(lambda: ended(http, "unread") == 3, "three requests ended as unread")
         wait_for(lambda: metric(http, "millstream_active_requests") == 0, "their rows were freed")
         assert unread(server) == 0
-        found = events(rest(silent[0]))
+        found = events(read_rest(silent[0]))
         assert found[-1]["error"]["code"] == "output_unread"
         assert "Read faster, or ask for less" in found[-1]["error"]["message"]
         assert 0 < len(found) < 3000
         for client in silent:
             client.close()
-        assert http.post("/v1/completions", json={**HUNGRY, "max_tokens": 5}).text.endswith("data: [DONE]\n\n")
+        assert http.post("/v1/completions", json={**LARGE, "max_tokens": 5}).text.endswith("data: [DONE]\n\n")
 
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])
-def test_a_reader_that_is_late_gets_all_of_it(folder: Path, isolation: str) -> None:
-    body = {**HUNGRY, "max_tokens": 400}
+def test_a_late_reader_gets_the_complete_stream(folder: Path, isolation: str) -> None:
+    body = {**LARGE, "max_tokens": 400}
     with serving(folder, isolation=isolation) as (server, http):
         whole = http.post("/v1/completions", json={**body, "stream": False}).json()["choices"][0]
         late = ask(server, body)
-        wait_for(lambda: metric(http, "millstream_active_requests") == 0 and unread(server) > 0, "all of it waits")
-        found = events(rest(late))
+        wait_for(
+            lambda: metric(http, "millstream_active_requests") == 0 and unread(server) > 0,
+            "the whole output is buffered",
+        )
+        found = events(read_rest(late))
         late.close()
         assert found[-1] == b"data: [DONE]"
         assert text_of(found) == whole["text"]
@@ -141,22 +144,22 @@ def test_a_reader_that_is_late_gets_all_of_it(folder: Path, isolation: str) -> N
         wait_for(lambda: unread(server) == 0 and ended(http, "finished") == 2, "it was read")
 
 
-def test_a_write_that_makes_no_progress_ends(folder: Path) -> None:
+def test_a_stalled_write_times_out(folder: Path) -> None:
     with serving(folder, isolation="thread", write_timeout=0.3) as (server, http):
-        silent = ask(server, HUNGRY)
+        silent = ask(server, LARGE)
         wait_for(lambda: ended(http, "stalled") == 1, "a request ended as stalled")
         wait_for(lambda: metric(http, "millstream_active_requests") == 0, "its row was freed")
         assert unread(server) == 0
-        assert b"[DONE]" not in rest(silent)
+        assert b"[DONE]" not in read_rest(silent)
         silent.close()
 
 
-def test_a_whole_answer_that_nobody_reads_is_dropped(folder: Path) -> None:
+def test_an_unread_non_streaming_response_is_dropped(folder: Path) -> None:
     with serving(folder, isolation="thread", write_timeout=0.3) as (server, http):
-        silent = ask(server, {**HUNGRY, "stream": False, "max_tokens": 600, "n": 4})
+        silent = ask(server, {**LARGE, "stream": False, "max_tokens": 600, "n": 4})
         wait_for(lambda: ended(http, "finished") == 1, "the answer was complete")
         threading.Event().wait(1)
-        head, _, body = rest(silent).partition(b"\r\n\r\n")
+        head, _, body = read_rest(silent).partition(b"\r\n\r\n")
         silent.close()
         length = next(line for line in head.split(b"\r\n") if line.lower().startswith(b"content-length"))
         assert len(body) < int(length.split(b":")[1])

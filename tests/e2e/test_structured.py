@@ -1,4 +1,4 @@
-"""Forms of answers, prompts told back and the best of several, over HTTP with a tiny model."""
+"""Structured output, echo, prompt log-probabilities and `best_of`, over HTTP with a tiny model."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ SCHEMA = {
 }
 
 
-def test_every_answer_has_the_form(http: httpx.Client) -> None:
-    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
-    choices = chat(http, response_format=form, n=6).json()["choices"]
-    choices += complete(http, response_format=form, n=2, max_tokens=50, prompt=["a", "b"])["choices"]
+def test_every_choice_matches_the_schema(http: httpx.Client) -> None:
+    response_format = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+    choices = chat(http, response_format=response_format, n=6).json()["choices"]
+    choices += complete(http, response_format=response_format, n=2, max_tokens=50, prompt=["a", "b"])["choices"]
     for choice in choices:
         assert choice["finish_reason"] == "stop"
         value = json.loads(choice["message"]["content"] if "message" in choice else choice["text"])
@@ -56,7 +56,7 @@ def test_every_answer_has_the_form(http: httpx.Client) -> None:
         assert isinstance(value["ok"], bool)
 
 
-def test_a_stream_has_it_too(http: httpx.Client) -> None:
+def test_a_stream_matches_the_regex(http: httpx.Client) -> None:
     lines = chat(http, guided_regex="[0-9]{5}", stream=True, logprobs=True).text.splitlines()
     chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
     deltas = [choice["delta"].get("content", "") for chunk in chunks for choice in chunk["choices"]]
@@ -65,22 +65,22 @@ def test_a_stream_has_it_too(http: httpx.Client) -> None:
     assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
 
 
-def test_an_answer_that_is_cut_has_its_reason(http: httpx.Client) -> None:
+def test_a_truncated_answer_finishes_with_length(http: httpx.Client) -> None:
     [choice] = complete(http, guided_regex="[0-9]{50}", max_tokens=7)["choices"]
     assert choice["finish_reason"] == "length"
     assert choice["text"].isdigit()
     assert len(choice["text"]) == 7
 
 
-def test_a_bias_works_inside_the_form(http: httpx.Client) -> None:
+def test_logit_bias_applies_within_the_grammar(http: httpx.Client) -> None:
     digit = ord("7") - ord("!")
     [choice] = complete(http, guided_regex="[0-9]{4}", logit_bias={str(digit): 100, "70": 100})["choices"]
     assert choice["text"] == "7777"
 
 
-def test_what_cannot_be_served_names_its_keyword(http: httpx.Client) -> None:
-    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "array", "contains": {}}}}
-    reply = chat(http, response_format=form)
+def test_a_refusal_names_the_unsupported_keyword(http: httpx.Client) -> None:
+    response_format = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "array", "contains": {}}}}
+    reply = chat(http, response_format=response_format)
     assert reply.status_code == 400
     assert '"contains"' in reply.json()["error"]["message"]
     special = chat(http, guided_grammar="start: <|nothing|>")
@@ -112,14 +112,14 @@ HUGE: list[tuple[dict[str, Any], int]] = [
 ]
 
 
-def test_huge_grammars_are_answers_or_refusals(http: httpx.Client) -> None:
-    begun = time.monotonic()
+def test_huge_grammars_are_served_or_refused(http: httpx.Client) -> None:
+    started = time.monotonic()
     for fields, status in HUGE:
         reply = chat(http, max_tokens=20, **fields)
         assert reply.status_code == status, (str(fields)[:80], reply.text[:300])
         if status == 400:
             assert reply.json()["error"]["code"] == "invalid_request"
-    assert time.monotonic() - begun < 60
+    assert time.monotonic() - started < 60
 
 
 def test_a_tool_with_a_huge_schema_is_refused(http: httpx.Client) -> None:
@@ -129,8 +129,8 @@ def test_a_tool_with_a_huge_schema_is_refused(http: httpx.Client) -> None:
         assert reply.status_code == 400, reply.text[:300]
 
 
-def test_a_small_grammar_is_answered_beside_slow_ones(http: httpx.Client) -> None:
-    """Each of them takes many seconds to compile, and is given up after one."""
+def test_small_grammars_do_not_wait_for_slow_ones(http: httpx.Client) -> None:
+    """Each slow grammar would take many seconds to compile and is refused after one."""
     done: list[str] = []
 
     def ask(name: str, **fields: Any) -> int:
@@ -143,29 +143,29 @@ def test_a_small_grammar_is_answered_beside_slow_ones(http: httpx.Client) -> Non
         small = [ask("small", guided_regex=f"[ab]{{{n}}}") for n in range(1, 4)]
         assert small == [200] * 3
         assert [future.result() for future in slow] == [400] * 4
-    assert done[-1] == "slow", "none waits for all of the slow ones"
+    assert done[-1] == "slow", "a small grammar waited for all slow ones"
 
 
-def test_clients_who_leave_have_nothing_checked(servable: Path) -> None:
-    """One after the other, these checks would take a second each."""
+def test_grammar_checks_of_disconnected_clients_are_cancelled(servable: Path) -> None:
+    """In sequence, these checks would take one second each."""
     with running(Settings((str(servable),), port=0, max_batch=32, isolation="thread")) as server:
 
-        def leave(number: int) -> None:
+        def disconnect(number: int) -> None:
             with pytest.raises(httpx.ReadTimeout):
                 body = {"prompt": TEXT, "guided_json": {"multipleOf": 999_961 + number}}
                 httpx.post(f"{server.url}/v1/completions", json=body, timeout=httpx.Timeout(10, read=0.2))
 
         with ThreadPoolExecutor(20) as pool:
-            list(pool.map(leave, range(20)))
+            list(pool.map(disconnect, range(20)))
         reply = httpx.post(f"{server.url}/v1/completions", json={"prompt": TEXT, "guided_regex": "a"}, timeout=60)
         assert reply.json()["choices"][0]["text"] == "a"
-        begun = time.monotonic()
+        started = time.monotonic()
         while server.call(lambda running: len(running.mill._grammars._checks)):
             time.sleep(0.05)
-        assert time.monotonic() - begun < 10
+        assert time.monotonic() - started < 10
 
 
-def test_an_echo_begins_with_the_prompt(http: httpx.Client) -> None:
+def test_echo_begins_with_the_prompt(http: httpx.Client) -> None:
     plain = complete(http, max_tokens=4)["choices"][0]["text"]
     assert complete(http, max_tokens=4, echo=True)["choices"][0]["text"] == TEXT + plain
     none = complete(http, max_tokens=0, echo=True)
@@ -177,7 +177,7 @@ def test_an_echo_begins_with_the_prompt(http: httpx.Client) -> None:
 
 
 def test_an_echo_with_log_probabilities(http: httpx.Client) -> None:
-    """As lm-eval asks: the prompt's tokens, and at most one more."""
+    """As requested by lm-eval: the prompt's tokens and at most one more."""
     logprobs = complete(http, max_tokens=1, echo=True, logprobs=2, temperature=0)["choices"][0]["logprobs"]
     assert "".join(logprobs["tokens"][: len(TEXT)]) == TEXT
     assert len(logprobs["tokens"]) == len(TEXT) + 1
@@ -188,7 +188,7 @@ def test_an_echo_with_log_probabilities(http: httpx.Client) -> None:
     assert logprobs["text_offset"] == list(range(len(TEXT) + 1))
     none = complete(http, max_tokens=0, echo=True, logprobs=2)["choices"][0]["logprobs"]
     assert none["token_logprobs"] == logprobs["token_logprobs"][:-1]
-    # What the prompt says of its last token is what a shorter prompt says of its answer.
+    # The prompt's last token has the same log-probability as when it is generated after the rest of the prompt.
     short = complete(http, prompt=TEXT[:-1], max_tokens=1, logprobs=2, logit_bias={"68": 100})["choices"][0]
     assert short["text"] == "e"
     assert short["logprobs"]["token_logprobs"][0] == pytest.approx(none["token_logprobs"][-1], abs=1e-3)
@@ -209,27 +209,27 @@ def test_log_probabilities_of_prompts(http: httpx.Client) -> None:
     [choice] = complete(http, max_tokens=2, prompt_logprobs=2)["choices"]
     first, *rest = choice["prompt_logprobs"]
     assert first is None
-    assert "".join(next(iter(place.values()))["decoded_token"] for place in rest) == TEXT[1:]
-    assert [next(iter(place.values()))["logprob"] for place in rest] == pytest.approx(echoed[1:], abs=1e-4)
-    assert all({1, 2} <= {option["rank"] for option in place.values()} for place in rest)
+    assert "".join(next(iter(position.values()))["decoded_token"] for position in rest) == TEXT[1:]
+    assert [next(iter(position.values()))["logprob"] for position in rest] == pytest.approx(echoed[1:], abs=1e-4)
+    assert all({1, 2} <= {option["rank"] for option in position.values()} for position in rest)
     answer = chat(http, prompt_logprobs=0, max_tokens=2).json()
     assert answer["prompt_logprobs"][0] is None
     assert len(answer["prompt_logprobs"]) == answer["usage"]["prompt_tokens"]
     assert "prompt_logprobs" not in chat(http, max_tokens=2).json()
 
 
-def test_the_best_of_several(http: httpx.Client) -> None:
+def test_best_of_returns_the_likeliest(http: httpx.Client) -> None:
     def mean(choice: dict[str, Any]) -> float:
         values = choice["logprobs"]["token_logprobs"]
         return float(sum(values) / len(values))
 
     fields = {"prompt": [TEXT, "x"], "max_tokens": 5, "temperature": 1.0, "ignore_eos": True}
-    tried = complete(http, n=4, logprobs=0, **fields)["choices"]
+    candidates = complete(http, n=4, logprobs=0, **fields)["choices"]
     best = complete(http, n=2, best_of=4, **fields)
-    wanted = []
+    expected = []
     for start in (0, 4):
-        wanted += [choice["text"] for choice in sorted(tried[start : start + 4], key=mean, reverse=True)[:2]]
-    assert [choice["text"] for choice in best["choices"]] == wanted
+        expected += [choice["text"] for choice in sorted(candidates[start : start + 4], key=mean, reverse=True)[:2]]
+    assert [choice["text"] for choice in best["choices"]] == expected
     assert [choice["index"] for choice in best["choices"]] == [0, 1, 2, 3]
     assert [choice["logprobs"] for choice in best["choices"]] == [None] * 4
     assert best["usage"]["completion_tokens"] == 40

@@ -1,4 +1,4 @@
-"""Structured output of the demo model over HTTP: random schemas, and what the official client makes of it."""
+"""Structured output of the demo model over HTTP: random schemas, and the official client's parse helpers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FREE = 6
 
 @pytest.fixture(scope="module")
 def wide(demo_path: Path) -> Iterator[RunningServer]:
-    """The demo model with many rows."""
+    """A server of the demo model with many rows."""
     with running(Settings(port=0, max_batch=ROWS)) as server:
         yield server
 
@@ -41,24 +41,24 @@ async def ask(client: httpx.AsyncClient, gate: asyncio.Semaphore, **settings: An
 
 def guided(number: int) -> dict[str, Any]:
     schema = random_schema(number)
-    form = {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": schema}}
+    response_format = {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": schema}}
     content = "Answer with JSON."
     return {
         "messages": [{"role": "user", "content": content}],
-        "response_format": form,
+        "response_format": response_format,
         "seed": number,
         "max_tokens": 100,
     }
 
 
 def free(number: int) -> dict[str, Any]:
-    """Greedy: a batch of another size rounds in another way, and where tokens are drawn, one of a millionth may turn
-    into its neighbour. The tiny models' tests compare drawn rows."""
+    """Returns an unconstrained request. It is greedy, because rounding depends on the batch size: with random sampling,
+    a difference of a millionth may select another token. The tests of the tiny models compare sampled rows."""
     content = f"Tell me a story about {number + 2} mills."
     return {"messages": [{"role": "user", "content": content}], "temperature": 0, "max_tokens": 40}
 
 
-def test_random_schemas_and_the_rows_beside_them(wide: RunningServer, whole: bool) -> None:
+def test_random_schemas_and_the_other_rows_of_the_batch(wide: RunningServer, whole: bool) -> None:
     """All 300 of them with `--whole`."""
     count = SCHEMAS if whole else SOME
 
@@ -66,18 +66,18 @@ def test_random_schemas_and_the_rows_beside_them(wide: RunningServer, whole: boo
         gate = asyncio.Semaphore(2 * ROWS)
         async with httpx.AsyncClient(base_url=wide.url) as client:
             alone = await asyncio.gather(*(ask(client, gate, **free(number)) for number in range(FREE)))
-            beside = [asyncio.create_task(ask(client, gate, **free(number))) for number in range(FREE)]
+            together = [asyncio.create_task(ask(client, gate, **free(number))) for number in range(FREE)]
             answers = await asyncio.gather(*(ask(client, gate, **guided(number)) for number in range(count)))
-            return alone, await asyncio.gather(*beside), answers
+            return alone, await asyncio.gather(*together), answers
 
-    alone, beside, answers = asyncio.run(run())
+    alone, together, answers = asyncio.run(run())
     reasons = Counter(choice["finish_reason"] for choice in answers)
     for number, choice in enumerate(answers):
         if choice["finish_reason"] == "stop":
             value = json.loads(choice["message"]["content"])
             jsonschema.validate(value, random_schema(number), jsonschema.Draft202012Validator)
     assert reasons["stop"] >= 0.85 * count, reasons
-    assert [choice["message"] for choice in beside] == [choice["message"] for choice in alone]
+    assert [choice["message"] for choice in together] == [choice["message"] for choice in alone]
 
 
 class Pet(pydantic.BaseModel):
@@ -89,7 +89,7 @@ class Pet(pydantic.BaseModel):
 QUESTION: Any = [{"role": "user", "content": "Invent a pet. Give its kind, name and age as JSON."}]
 
 
-def test_the_client_parses_answers_into_a_model(demo_client: openai.OpenAI) -> None:
+def test_the_client_parses_responses_into_a_model(demo_client: openai.OpenAI) -> None:
     reply = demo_client.chat.completions.parse(model="", messages=QUESTION, response_format=Pet, seed=1, max_tokens=60)
     message = reply.choices[0].message
     assert isinstance(message.parsed, Pet)
@@ -106,14 +106,14 @@ def test_the_client_parses_a_stream_into_a_model(demo_client: openai.OpenAI) -> 
     assert isinstance(final.choices[0].message.parsed, Pet)
 
 
-def test_an_answer_that_is_cut_says_so(demo_client: openai.OpenAI) -> None:
+def test_a_truncated_answer_raises_in_the_client(demo_client: openai.OpenAI) -> None:
     with pytest.raises(openai.LengthFinishReasonError):
         demo_client.chat.completions.parse(model="", messages=QUESTION, response_format=Pet, max_tokens=3)
 
 
-def test_a_choice_a_pattern_and_a_grammar(demo_client: openai.OpenAI) -> None:
-    def text(**form: object) -> str:
-        reply = demo_client.chat.completions.create(model="", messages=QUESTION, max_tokens=40, extra_body=form)
+def test_choice_regex_and_grammar(demo_client: openai.OpenAI) -> None:
+    def text(**fields: object) -> str:
+        reply = demo_client.chat.completions.create(model="", messages=QUESTION, max_tokens=40, extra_body=fields)
         assert reply.choices[0].finish_reason == "stop"
         return reply.choices[0].message.content or ""
 

@@ -1,4 +1,4 @@
-"""Videos over the whole server: tiny random models of two families that take them, real files, real decoding."""
+"""Video requests end to end: tiny random models of two families, real files, real decoding."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Asker:
         return self._http.post("/v1/chat/completions", json={**body, "logprobs": True})
 
     def answer(self, source: str) -> tuple[int, list[tuple[str, float]]]:
-        """The tokens of the prompt, and what was said, with how sure the model was."""
+        """Returns the number of prompt tokens, and the output tokens with their log-probabilities."""
         reply = self(source)
         assert reply.status_code == 200, reply.text
-        said = reply.json()["choices"][0]["logprobs"]["content"]
-        return reply.json()["usage"]["prompt_tokens"], [(each["token"], each["logprob"]) for each in said]
+        logprobs = reply.json()["choices"][0]["logprobs"]["content"]
+        return reply.json()["usage"]["prompt_tokens"], [(each["token"], each["logprob"]) for each in logprobs]
 
     def refusal(self, source: str) -> str:
         reply = self(source)
@@ -63,32 +63,32 @@ def ask(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 
 def close(one: tuple[int, Any], other: tuple[int, Any]) -> bool:
-    """The same prompt and the same words; how sure the model was, but for rounding in other company."""
-    words = [token for token, _ in one[1]] == [token for token, _ in other[1]]
-    sure = [logprob for _, logprob in one[1]] == pytest.approx([logprob for _, logprob in other[1]], abs=1e-3)
-    return one[0] == other[0] and words and sure
+    """Returns True if prompts and tokens are equal, and log-probabilities are up to rounding in different batches."""
+    same_tokens = [token for token, _ in one[1]] == [token for token, _ in other[1]]
+    same_logprobs = [logprob for _, logprob in one[1]] == pytest.approx([logprob for _, logprob in other[1]], abs=1e-3)
+    return one[0] == other[0] and same_tokens and same_logprobs
 
 
-def test_a_file_is_answered_as_the_same_frames_in_an_animated_picture(ask: Asker) -> None:
+def test_a_video_gets_the_same_answer_as_an_animated_image_of_its_frames(ask: Asker) -> None:
     file = ask.answer(uri(encode_video(DRAWN, g="4", **LOSSLESS)))
     assert close(file, ask.answer(uri(animated(DRAWN), "image/png")))
     assert close(file, ask.answer(uri(encode_video(DRAWN, "mov", **LOSSLESS), "video/quicktime")))
-    turned = encode_video(list(reversed(DRAWN)), **LOSSLESS)
-    assert not close(file, ask.answer(uri(turned))), "the model does not look"
+    backwards = encode_video(list(reversed(DRAWN)), **LOSSLESS)
+    assert not close(file, ask.answer(uri(backwards))), "the video makes no difference to the answer"
 
 
-def test_longer_videos_have_more_places(ask: Asker) -> None:
+def test_longer_videos_have_more_tokens(ask: Asker) -> None:
     short, long = (ask.answer(uri(encode_video(pictures(count), "webm", codec="libvpx")))[0] for count in (20, 60))
     assert long > short
 
 
-def test_a_file_that_is_fetched(ask: Asker) -> None:
+def test_a_video_fetched_over_http(ask: Asker) -> None:
     data = encode_video(DRAWN, **LOSSLESS)
     with running_web() as web:
         assert close(ask.answer(web.body("/a.mp4", data, kind="video/mp4")), ask.answer(uri(data)))
 
 
-def test_several_at_once(ask: Asker) -> None:
+def test_concurrent_videos(ask: Asker) -> None:
     sources = [uri(encode_video([image] * 5, **LOSSLESS)) for image in (DRAWN[3], DRAWN[9], DRAWN[3])]
     with ThreadPoolExecutor(3) as pool:
         together = list(pool.map(ask.answer, sources))
@@ -96,7 +96,7 @@ def test_several_at_once(ask: Asker) -> None:
     assert all(close(one, ask.answer(source)) for one, source in zip(together, sources, strict=True))
 
 
-def test_what_cannot_be_read_is_refused_and_the_server_goes_on(ask: Asker) -> None:
+def test_an_undecodable_file_is_refused_and_the_server_keeps_serving(ask: Asker) -> None:
     whole = encode_video(DRAWN)
     assert "damaged" in ask.refusal(uri(whole[: len(whole) // 2]))
     assert "no video stream" in ask.refusal(uri(audio_only()))

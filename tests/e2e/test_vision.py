@@ -1,4 +1,4 @@
-"""A model that really looks: the shapes model over the whole server, many at once and one at a time."""
+"""A trained vision model (shapes-vlm) end to end: concurrent and single requests, prefix cache, streaming."""
 
 from __future__ import annotations
 
@@ -51,18 +51,18 @@ def about(image: str, question: str) -> dict[str, Any]:
 
 
 def cases(seed: int) -> list[Case]:
-    """Sixteen: the same two questions about twelve different pictures, and four of text alone."""
-    chance = random.Random(seed)
+    """Sixteen cases: two questions about twelve different images, and four of text only."""
+    rng = random.Random(seed)
     found = [Case([{"role": "user", "content": question}], answer) for question, answer in TEXTS.items()]
     for number in range(12):
         count = 1 if number % 2 else 1 + number % 4
-        shapes = some_shapes(chance, count)
-        picture = data_uri(draw(shapes, chance.choice((60, 96, 200))))
+        shapes = some_shapes(rng, count)
+        image = data_uri(draw(shapes, rng.choice((60, 96, 200))))
         if number % 2:
-            found.append(Case([about(picture, WHAT)], shapes[0].name))
+            found.append(Case([about(image, WHAT)], shapes[0].name))
         else:
-            found.append(Case([about(picture, HOW_MANY)], NUMBERS[count - 1]))
-    chance.shuffle(found)
+            found.append(Case([about(image, HOW_MANY)], NUMBERS[count - 1]))
+    rng.shuffle(found)
     return found
 
 
@@ -74,73 +74,75 @@ def ask(http: httpx.Client, messages: list[dict[str, Any]], **fields: Any) -> di
     return answer
 
 
-def said(reply: dict[str, Any]) -> str:
+def content_of(reply: dict[str, Any]) -> str:
     content: str = reply["choices"][0]["message"]["content"]
     return content
 
 
-def together(http: httpx.Client, asked: list[Case]) -> list[str]:
-    with ThreadPoolExecutor(len(asked)) as pool:
-        return [said(reply) for reply in pool.map(lambda case: ask(http, case.messages), asked)]
+def together(http: httpx.Client, requests: list[Case]) -> list[str]:
+    with ThreadPoolExecutor(len(requests)) as pool:
+        return [content_of(reply) for reply in pool.map(lambda case: ask(http, case.messages), requests)]
 
 
 @pytest.mark.parametrize("question", [WHAT, HOW_MANY])
-def test_it_answers_from_the_picture(http: httpx.Client, question: str) -> None:
-    """Five hundred that it has never seen, of any size and place."""
-    chance = random.Random(question)
-    asked = []
+def test_answers_match_the_image(http: httpx.Client, question: str) -> None:
+    """Five hundred new images, with shapes of any size and position."""
+    rng = random.Random(question)
+    requests = []
     for _ in range(500):
-        shapes = some_shapes(chance, 1 if question == WHAT else chance.randint(1, 4))
-        picture = data_uri(draw(shapes, chance.choice((60, 96, 200))))
-        asked.append(Case([about(picture, question)], shapes[0].name if question == WHAT else NUMBERS[len(shapes) - 1]))
+        shapes = some_shapes(rng, 1 if question == WHAT else rng.randint(1, 4))
+        image = data_uri(draw(shapes, rng.choice((60, 96, 200))))
+        requests.append(
+            Case([about(image, question)], shapes[0].name if question == WHAT else NUMBERS[len(shapes) - 1])
+        )
     with ThreadPoolExecutor(16) as pool:
-        answers = list(pool.map(lambda case: said(ask(http, case.messages)), asked))
-    right = sum(answer == case.answer for answer, case in zip(answers, asked, strict=True))
-    assert right >= 490
+        answers = list(pool.map(lambda case: content_of(ask(http, case.messages)), requests))
+    correct = sum(answer == case.answer for answer, case in zip(answers, requests, strict=True))
+    assert correct >= 490
 
 
 @pytest.mark.parametrize("seed", [11, 12])
-def test_sixteen_at_once_each_from_its_own_picture(http: httpx.Client, seed: int) -> None:
-    asked = cases(seed)
-    answers = together(http, asked)
-    assert answers == [case.answer for case in asked]
-    assert together(http, asked) == answers, "with the caches warm"
-    assert [said(ask(http, case.messages)) for case in asked] == answers, "one at a time"
+def test_sixteen_concurrent_requests_each_use_their_own_image(http: httpx.Client, seed: int) -> None:
+    requests = cases(seed)
+    answers = together(http, requests)
+    assert answers == [case.answer for case in requests]
+    assert together(http, requests) == answers, "with warm caches"
+    assert [content_of(ask(http, case.messages)) for case in requests] == answers, "one at a time"
 
 
-def test_a_second_question_about_a_picture_finds_it_in_the_cache(http: httpx.Client) -> None:
-    chance = random.Random(5)
-    [shape] = some_shapes(chance, 1)
+def test_a_second_question_about_an_image_hits_the_prefix_cache(http: httpx.Client) -> None:
+    rng = random.Random(5)
+    [shape] = some_shapes(rng, 1)
     first = about(data_uri(draw([shape], 90)), WHAT)
-    begun = ask(http, [first])
-    assert said(begun) == shape.name
+    reply_before = ask(http, [first])
+    assert content_of(reply_before) == shape.name
     messages = [first, {"role": "assistant", "content": shape.name}, {"role": "user", "content": HOW_MANY}]
     reply = ask(http, messages)
-    assert said(reply) == "one"
+    assert content_of(reply) == "one"
     assert reply["usage"]["prompt_tokens_details"]["cached_tokens"] >= 32
-    assert said(ask(http, messages)) == "one"
+    assert content_of(ask(http, messages)) == "one"
 
 
-def test_another_picture_with_the_same_words_never_hits(http: httpx.Client) -> None:
-    chance = random.Random(6)
-    seen = set()
+def test_another_image_with_the_same_text_misses_the_prefix_cache(http: httpx.Client) -> None:
+    rng = random.Random(6)
+    names = set()
     for _ in range(8):
-        [shape] = some_shapes(chance, 1)
-        assert said(ask(http, [about(data_uri(draw([shape], 96)), WHAT)])) == shape.name
-        seen.add(shape.name)
-    assert len(seen) > 3
+        [shape] = some_shapes(rng, 1)
+        assert content_of(ask(http, [about(data_uri(draw([shape], 96)), WHAT)])) == shape.name
+        names.add(shape.name)
+    assert len(names) > 3
 
 
-def test_the_picture_of_the_last_turn_is_the_one_that_is_meant(http: httpx.Client) -> None:
-    chance = random.Random(7)
+def test_the_last_question_is_about_the_last_image(http: httpx.Client) -> None:
+    rng = random.Random(7)
     for _ in range(4):
-        [one], [other] = some_shapes(chance, 1), some_shapes(chance, 1)
+        [one], [other] = some_shapes(rng, 1), some_shapes(rng, 1)
         messages = [
             about(data_uri(draw([one])), WHAT),
             {"role": "assistant", "content": one.name},
             about(data_uri(draw([other])), WHAT),
         ]
-        assert said(ask(http, messages)) == other.name
+        assert content_of(ask(http, messages)) == other.name
 
 
 def test_a_stream_over_the_official_client(server: RunningServer) -> None:
@@ -158,7 +160,7 @@ def test_a_stream_over_the_official_client(server: RunningServer) -> None:
 
 
 def test_several_images_in_one_message(http: httpx.Client) -> None:
-    """What the model makes of two is its own business; that both are read is ours."""
+    """The model is not trained for two images; the test checks only that both are in the prompt."""
     shapes = [some_shapes(random.Random(seed), 1) for seed in (1, 2)]
     parts = [{"type": "image_url", "image_url": {"url": data_uri(draw(found))}} for found in shapes]
     content = [*parts, {"type": "text", "text": WHAT}]

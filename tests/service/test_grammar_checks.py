@@ -1,4 +1,4 @@
-"""Grammars are checked in children: what would end or block a server ends or blocks nothing; small ones go first."""
+"""Grammar checks in child processes: no grammar crashes or blocks the server, and small ones go first."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from millstream.errors import BadRequest, EngineBusy
 from millstream.service.generation import grammar_checks
-from millstream.service.generation.grammar_checks import GrammarChecks, Lane
+from millstream.service.generation.grammar_checks import CheckQueue, GrammarChecks
 from millstream.service.generation.grammar_process import GrammarProcess, TooSlow
 from millstream.types import Grammar
 from support.nasty_grammars import NASTY, Nasty
@@ -44,13 +44,13 @@ def run(work: Callable[[GrammarChecks], Awaitable[None]], **limits: float) -> No
     asyncio.run(main())
 
 
-def child_of(lane: Lane) -> asyncio.subprocess.Process | None:
-    return lane._process._child
+def child_of(queue: CheckQueue) -> asyncio.subprocess.Process | None:
+    return queue._process._child
 
 
-async def started(lane: Lane) -> asyncio.subprocess.Process:
-    """Its child works."""
-    while (child := child_of(lane)) is None or not forks(child.pid):  # noqa: ASYNC110
+async def working_child(queue: CheckQueue) -> asyncio.subprocess.Process:
+    """Waits until the queue's child runs a job, and returns the child."""
+    while (child := child_of(queue)) is None or not forks(child.pid):  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     return child
 
@@ -59,8 +59,8 @@ def forks(pid: int) -> list[psutil.Process]:
     return psutil.Process(pid).children()
 
 
-def test_what_comes_of_nasty_grammars() -> None:
-    """All at once, by the same children: none spoils those after it."""
+def test_nasty_grammars_are_served_or_refused() -> None:
+    """All at once in the same children: none affects the ones after it."""
 
     async def outcome(checks: GrammarChecks, nasty: Nasty) -> str | None:
         try:
@@ -73,13 +73,13 @@ def test_what_comes_of_nasty_grammars() -> None:
     async def work(checks: GrammarChecks) -> None:
         outcomes = await asyncio.gather(*(outcome(checks, nasty) for nasty in NASTY))
         wrong = {}
-        for nasty, said in zip(NASTY, outcomes, strict=True):
-            if (said is None) != (nasty.refused is None) or (nasty.refused or "") not in (said or ""):
-                wrong[nasty.name] = said
+        for nasty, refusal in zip(NASTY, outcomes, strict=True):
+            if (refusal is None) != (nasty.refused is None) or (nasty.refused or "") not in (refusal or ""):
+                wrong[nasty.name] = refusal
         assert wrong == {}
         assert await checks.check(SMALL) == SMALL
 
-    run(work, quick=0.15, most=0.8)
+    run(work, quick=0.15, slow=0.8)
 
 
 def test_a_small_grammar_does_not_wait_for_large_ones() -> None:
@@ -89,24 +89,24 @@ def test_a_small_grammar_does_not_wait_for_large_ones() -> None:
             for n in range(3)
         ]
         slow += [asyncio.create_task(checks.check(ENDLESS))]
-        await started(checks._slow)
+        await working_child(checks._slow)
         assert await checks.check(SMALL) == SMALL
-        assert not all(task.done() for task in slow), "the slow lane is busy still"
+        assert not all(task.done() for task in slow), "the slow queue has finished too early for this test"
         for task in slow:
             task.cancel()
         await asyncio.gather(*slow, return_exceptions=True)
 
-    run(work, quick=0.1, most=20)
+    run(work, quick=0.1, slow=20)
 
 
-def test_the_smallest_is_next_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_grammars_overtake_large_ones_but_not_forever(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr(grammar_checks.time, "monotonic", lambda: now)
     order: list[str] = []
 
     async def main() -> None:
         nonlocal now
-        lane = Lane(1.0)
+        queue = CheckQueue(1.0)
         gate = asyncio.Event()
 
         async def check(grammar: Grammar, seconds: float) -> Grammar:
@@ -114,11 +114,11 @@ def test_the_smallest_is_next_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) 
             order.append(grammar.source[:5])
             return grammar
 
-        monkeypatch.setattr(lane._process, "check", check)
+        monkeypatch.setattr(queue._process, "check", check)
         tasks = []
         for at, source in [(0, "first"), (0, "large" + "x" * 100_000), (0.1, "small"), (3, "later")]:
             now = at
-            tasks.append(asyncio.create_task(lane.check(Grammar("regex", source))))
+            tasks.append(asyncio.create_task(queue.check(Grammar("regex", source))))
             await asyncio.sleep(0)
         gate.set()
         await asyncio.gather(*tasks)
@@ -127,25 +127,25 @@ def test_the_smallest_is_next_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) 
     assert order == ["first", "small", "large", "later"]
 
 
-def test_a_client_who_leaves_ends_its_check() -> None:
+def test_cancelling_the_request_stops_its_check() -> None:
     async def work(checks: GrammarChecks) -> None:
         task = asyncio.create_task(checks.check(ENDLESS))
-        child = await started(checks._slow)
-        begun = time.monotonic()
+        child = await working_child(checks._slow)
+        began = time.monotonic()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         await child.wait()
-        assert time.monotonic() - begun < 10
+        assert time.monotonic() - began < 10
         assert await checks.check(SMALL) == SMALL
 
-    run(work, quick=0.05, most=60)
+    run(work, quick=0.05, slow=60)
 
 
-def test_only_the_work_of_a_client_who_leaves_is_ended() -> None:
+def test_cancelling_stops_the_job_and_keeps_the_child() -> None:
     async def work(checks: GrammarChecks) -> None:
         task = asyncio.create_task(checks.check(ENDLESS))
-        child = await started(checks._quick)
+        child = await working_child(checks._quick)
         task.cancel()
         assert await checks.check(SMALL) == SMALL
         assert child_of(checks._quick) is child
@@ -154,7 +154,7 @@ def test_only_the_work_of_a_client_who_leaves_is_ended() -> None:
     run(work, quick=30)
 
 
-def test_who_waits_leaves_and_the_next_has_its_turn() -> None:
+def test_a_cancelled_waiter_is_skipped() -> None:
     async def work(checks: GrammarChecks) -> None:
         first = asyncio.create_task(checks.check(ENDLESS))
         await asyncio.sleep(0)
@@ -165,35 +165,35 @@ def test_who_waits_leaves_and_the_next_has_its_turn() -> None:
         with pytest.raises(BadRequest, match="too long"):
             await first
 
-    run(work, quick=0.1, most=0.2)
+    run(work, quick=0.1, slow=0.2)
 
 
-def test_the_same_grammar_is_checked_once_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Grammar] = []
+def test_the_same_grammar_is_checked_once_for_all_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[Grammar] = []
     original = GrammarProcess.check
 
     async def check(self: GrammarProcess, grammar: Grammar, seconds: float) -> Grammar:
-        asked.append(grammar)
+        checked.append(grammar)
         return await original(self, grammar, seconds)
 
     monkeypatch.setattr(GrammarProcess, "check", check)
 
     async def work(checks: GrammarChecks) -> None:
-        gone, *others = [asyncio.create_task(checks.check(SMALL)) for _ in range(5)]
+        cancelled, *others = [asyncio.create_task(checks.check(SMALL)) for _ in range(5)]
         await asyncio.sleep(0)
-        gone.cancel()
+        cancelled.cancel()
         assert await asyncio.gather(*others) == [SMALL] * 4
         assert await checks.check(SMALL) == SMALL
         for _ in range(3):
             with pytest.raises(BadRequest, match="nested too deeply"):
                 await checks.check(DEEP)
-        assert asked == [SMALL, DEEP]
+        assert checked == [SMALL, DEEP]
 
     run(work)
 
 
-def test_too_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammar_checks, "MOST_WAITING", 2)
+def test_too_many_waiting_grammars_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_checks, "MAX_WAITING", 2)
 
     async def work(checks: GrammarChecks) -> None:
         tasks = [asyncio.create_task(checks.check(Grammar("regex", f"a{{{n}}}"))) for n in range(1, 5)]
@@ -215,7 +215,7 @@ def test_a_child_that_was_killed_is_replaced() -> None:
     run(work)
 
 
-def test_a_child_has_a_limit_of_its_own() -> None:
+def test_a_child_enforces_its_cpu_limit() -> None:
     async def main() -> None:
         process = GrammarProcess()
         with pytest.raises(TooSlow, match=r"more than 0\.2 s"):
@@ -226,10 +226,10 @@ def test_a_child_has_a_limit_of_its_own() -> None:
     asyncio.run(main())
 
 
-def test_gbnf_comes_back_as_an_engine_takes_it() -> None:
+def test_gbnf_is_converted_for_the_engine() -> None:
     async def work(checks: GrammarChecks) -> None:
-        fit = await checks.check(Grammar("gbnf", 'root ::= "a" | "b"'))
-        assert fit.kind == "lark"
-        assert "start" in fit.source
+        accepted = await checks.check(Grammar("gbnf", 'root ::= "a" | "b"'))
+        assert accepted.kind == "lark"
+        assert "start" in accepted.source
 
     run(work)

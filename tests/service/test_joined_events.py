@@ -31,7 +31,7 @@ OUTPUTS = {
         "<think>it is late</think>good night",
     ),
     "budget": (
-        OutputParsing(chat_format=ChatFormat(reasoning=REASONING["think"]), budget=4),
+        OutputParsing(chat_format=ChatFormat(reasoning=REASONING["think"]), reasoning_budget=4),
         "<think>it is late</think>good night",
     ),
     "one call": (
@@ -65,7 +65,7 @@ def read(name: str, events: list[RequestEvent]) -> tuple[object, ...]:
         choice.completion_tokens,
         choice.reasoning_tokens,
         choice.finish_reason,
-        choice.over_budget,
+        choice.over_reasoning_budget,
     )
 
 

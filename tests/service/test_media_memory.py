@@ -1,4 +1,4 @@
-"""The memory budget for media: order of waiters, refusals, and that everything is freed."""
+"""The memory budget for media: waiting order, refusals, and complete release."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_first_come_first_served() -> None:
         first = await (await reserving(budget, 600))
         large, small = await reserving(budget, 700), await reserving(budget, 100)
         await settle()
-        assert not large.done() and not small.done(), "a small one overtook a large one"
+        assert not large.done() and not small.done(), "a small reservation overtook a large one"
         first.drop()
         await settle()
         assert large.done() and small.done()
@@ -57,7 +57,7 @@ def test_first_come_first_served() -> None:
     run(main)
 
 
-def test_two_images_at_once_and_videos_besides() -> None:
+def test_two_image_decodes_at_once_and_videos_in_addition() -> None:
     async def main() -> None:
         budget = memory()
         images = [await reserving(budget, 1) for _ in range(3)]
@@ -90,7 +90,7 @@ def test_one_decode_may_always_run() -> None:
     run(main)
 
 
-def test_fetches_wait_for_decodes_and_never_the_other_way_round() -> None:
+def test_fetches_wait_for_decodes_but_decodes_never_for_fetches() -> None:
     async def main() -> None:
         budget = memory()
         held = await (await reserving(budget, 900, budget.fetches))
@@ -106,7 +106,7 @@ def test_fetches_wait_for_decodes_and_never_the_other_way_round() -> None:
     run(main)
 
 
-def test_sizes_over_the_whole_budget_are_refused() -> None:
+def test_sizes_over_the_total_budget_are_refused() -> None:
     async def main() -> None:
         budget = memory()
         with pytest.raises(MediaRefused, match="--media-memory"):
@@ -146,13 +146,13 @@ def test_a_cancelled_waiter_leaves_nothing_behind(granted: bool) -> None:
 
 
 class FakePreprocessor:
-    """Decoding takes 300 bytes, lasts until `go`, and gives tensors of 100 bytes."""
+    """Decoding takes 300 bytes, blocks until `go` is set, and returns tensors of 100 bytes."""
 
     def __init__(self) -> None:
         self.placeholders: dict[Kind, Any] = {}
         self.entered = threading.Semaphore(0)
         self.go = threading.Event()
-        self.most = self.now = 0
+        self.max_running = self.running = 0
         self._lock = threading.Lock()
 
     def decoding_bytes(self, kind: Kind, data: bytes) -> int:
@@ -160,12 +160,12 @@ class FakePreprocessor:
 
     def preprocess(self, kind: Kind, data: bytes) -> PreparedMedia:
         with self._lock:
-            self.now += 1
-            self.most = max(self.most, self.now)
+            self.running += 1
+            self.max_running = max(self.max_running, self.running)
         self.entered.release()
         assert self.go.wait(30)
         with self._lock:
-            self.now -= 1
+            self.running -= 1
         if data == b"bad":
             raise MediaRefused("bad")
         return PreparedMedia(kind, {"x": np.zeros(100, np.uint8)}, "", 1)
@@ -188,7 +188,7 @@ def test_a_request_holds_its_prepared_tensors_until_it_ends() -> None:
             assert len(await media.prepare(parts("a", "b", "c"), {"image"}, preprocessor)) == 3
             await asyncio.sleep(0)
             assert (budget.used, budget.prepared) == (600, 600)
-            assert preprocessor.most <= 2
+            assert preprocessor.max_running <= 2
             other = files_of(budget, pool).for_request(1)
             with pytest.raises(EngineBusy):
                 await other.prepare(parts(*"abcde"), {"image"}, preprocessor)
@@ -201,7 +201,7 @@ def test_a_request_holds_its_prepared_tensors_until_it_ends() -> None:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Poll: threads release their memory at their own time."""
+    """Polls, because threads release their memory asynchronously."""
     while not condition():  # noqa: ASYNC110
         await asyncio.sleep(0.001)
 
@@ -212,7 +212,7 @@ def test_a_cancelled_request_frees_memory_when_its_threads_have_ended() -> None:
             budget, preprocessor = memory(), FakePreprocessor()
             media = files_of(budget, pool).for_request(1)
             task = asyncio.create_task(media.prepare(parts(*"abcdef"), {"image"}, preprocessor))
-            await until(lambda: preprocessor.now == 2 and budget.waiting == 4)
+            await until(lambda: preprocessor.running == 2 and budget.waiting == 4)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
@@ -228,7 +228,7 @@ def test_a_cancelled_request_frees_memory_when_its_threads_have_ended() -> None:
                     (budget.used, budget.prepared, budget.image_decodes.running, budget.fetches.running) == (0, 0, 0, 0)
                 )
             )
-            assert preprocessor.most == 2, "a file of the cancelled request was decoded"
+            assert preprocessor.max_running == 2, "a file of the cancelled request was decoded"
 
     run(main)
 

@@ -26,9 +26,9 @@ def tokenizer() -> Iterator[Tokenizer]:
 def deltas(tokenizer: Tokenizer, text: str, reason: FinishReason) -> list[Delta]:
     choice = Choice(0, Generate(1, (0,), 500), tokenizer, OutputParsing(stop=("END", "ENDING", "!?")), continues=False)
     tokens = tokenizer.encode(text)
-    found = [choice.push((token,), ()) for token in tokens]
-    found.append(choice.finish(reason, len(tokens)))
-    return [delta for delta in found if delta is not None]
+    emitted = [choice.push((token,), ()) for token in tokens]
+    emitted.append(choice.finish(reason, len(tokens)))
+    return [delta for delta in emitted if delta is not None]
 
 
 @pytest.mark.parametrize(
@@ -50,5 +50,5 @@ def test_the_last_delta_names_the_stop_string(
     assert all(delta.stop_string is None and delta.finish_reason is None for delta in before)
 
 
-def test_the_end_of_text_token_names_none(tokenizer: Tokenizer) -> None:
+def test_an_end_of_sequence_token_sets_no_stop_string(tokenizer: Tokenizer) -> None:
     assert deltas(tokenizer, "done", FinishReason.STOP)[-1].stop_string is None

@@ -1,4 +1,4 @@
-"""Chat templates of strangers: they may loop for ever and multiply strings, and nothing but their own request ends."""
+"""Untrusted chat templates: one that loops or exhausts memory fails only its own request."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from millstream.errors import BadRequest
-from millstream.service.generation.template_host import TemplateHost, job_of
+from millstream.service.generation.template_host import TemplateHost, render_job
 from millstream.text.conversation import TemplateInput
 from millstream.text.template import TemplateSource
 from support import processes
@@ -19,7 +19,7 @@ from support.hubs import on_loop
 
 ECHO = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}{{ x }}{{ eos_token }}"
 NESTED = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
-# Only a message that asks for it: every template is tried with a harmless one when it is opened.
+# Only for the message `go`: `open` tries every template with a harmless message.
 SPINS = "{% if messages[0].content == 'go' %}" + NESTED + "{% endif %}done"
 GROWS = "{% if messages[0].content == 'go' %}{{ ('x' * 99999) * 99999 }}{% endif %}done"
 LONG = "{% if messages[0].content == 'go' %}{{ 'x' * 3000000 }}{% endif %}done"
@@ -42,12 +42,12 @@ async def hosted(source: str, pool: ThreadPoolExecutor) -> AsyncIterator[Templat
 
 
 def job(content: str, **kwargs: object) -> bytes:
-    return job_of(TemplateInput([[{"role": "user", "content": content}]], kwargs), None)
+    return render_job(TemplateInput([[{"role": "user", "content": content}]], kwargs), None)
 
 
 @pytest.fixture(autouse=True)
 def others() -> set[int]:
-    """Of servers that live for the whole run of the tests."""
+    """Template processes of servers that live for the whole test session."""
     return set(children())
 
 
@@ -63,29 +63,29 @@ async def test_renders_with_keywords_and_special_tokens(pool: ThreadPoolExecutor
 
 
 @on_loop
-async def test_the_first_variant_that_the_template_takes_counts(pool: ThreadPoolExecutor) -> None:
+async def test_the_first_variant_that_the_template_accepts_is_used(pool: ThreadPoolExecutor) -> None:
     picky = "{% if messages[0].role != 'user' %}{{ raise_exception('no ' + messages[0].role) }}{% endif %}fine"
     async with hosted(picky, pool) as host:
         tool, user = [{"role": "tool", "content": ""}], [{"role": "user", "content": ""}]
-        assert await host.render(job_of(TemplateInput([tool, user], {}), None)) == "fine"
+        assert await host.render(render_job(TemplateInput([tool, user], {}), None)) == "fine"
         with pytest.raises(BadRequest, match="no tool"):
-            await host.render(job_of(TemplateInput([tool, tool], {}), None))
+            await host.render(render_job(TemplateInput([tool, tool], {}), None))
 
 
 @pytest.mark.parametrize(
     ("source", "words"), [(SPINS, "CPU time"), (GROWS, "more than 1024 MiB"), (LONG, "rendered 3000004 characters")]
 )
 @on_loop
-async def test_a_template_that_runs_wild_costs_its_request_alone(
+async def test_a_runaway_template_fails_only_its_own_request(
     pool: ThreadPoolExecutor, others: set[int], source: str, words: str
 ) -> None:
     async with hosted(source, pool) as host:
-        wild = asyncio.ensure_future(host.render(job("go")))
-        behind = asyncio.ensure_future(host.render(job("hello")))
+        runaway = asyncio.ensure_future(host.render(job("go")))
+        queued = asyncio.ensure_future(host.render(job("hello")))
         with pytest.raises(BadRequest, match=words) as caught:
-            await wild
+            await runaway
         assert caught.value.param == "messages"
-        assert await behind == "done"
+        assert await queued == "done"
         assert len(children(others)) == 1
 
 
@@ -97,7 +97,7 @@ async def test_a_template_that_runs_wild_costs_its_request_alone(
     ],
 )
 @on_loop
-async def test_a_template_that_cannot_be_used_says_so(pool: ThreadPoolExecutor, source: str, words: str) -> None:
+async def test_an_unusable_template_has_a_note(pool: ThreadPoolExecutor, source: str, words: str) -> None:
     async with hosted(source, pool) as host:
         assert host.note is not None and words in host.note
         with pytest.raises(BadRequest, match=words):
@@ -105,7 +105,7 @@ async def test_a_template_that_cannot_be_used_says_so(pool: ThreadPoolExecutor, 
 
 
 @on_loop
-async def test_without_a_template_the_other_endpoint_is_named(pool: ThreadPoolExecutor) -> None:
+async def test_without_a_template_the_error_names_completions(pool: ThreadPoolExecutor) -> None:
     host = TemplateHost(None, pool)
     await host.open()
     with pytest.raises(BadRequest, match="/v1/completions"):
@@ -114,11 +114,11 @@ async def test_without_a_template_the_other_endpoint_is_named(pool: ThreadPoolEx
 
 
 @on_loop
-async def test_a_client_that_leaves_does_not_leave_its_prompt_to_the_next(pool: ThreadPoolExecutor) -> None:
+async def test_the_reply_to_a_cancelled_request_is_not_given_to_the_next(pool: ThreadPoolExecutor) -> None:
     async with hosted(ECHO, pool) as host:
-        leaving = [asyncio.ensure_future(host.render(job(f"one {number}"))) for number in range(3)]
+        cancelled = [asyncio.ensure_future(host.render(job(f"one {number}"))) for number in range(3)]
         await asyncio.sleep(0)
-        for task in leaving:
+        for task in cancelled:
             task.cancel()
         assert await host.render(job("two")) == "user:two;</s>"
 
@@ -134,20 +134,20 @@ async def test_a_child_that_was_killed_is_replaced(pool: ThreadPoolExecutor, oth
 
 
 @on_loop
-async def test_an_opening_that_is_given_up_leaves_no_process(pool: ThreadPoolExecutor, others: set[int]) -> None:
+async def test_a_cancelled_open_leaves_no_process(pool: ThreadPoolExecutor, others: set[int]) -> None:
     for wait in (0.0, 0.001, 0.02, 0.1):
         host = TemplateHost(TemplateSource(ECHO, {}), pool)
         opening = asyncio.ensure_future(host.open())
         await asyncio.sleep(wait)
         opening.cancel()
         await asyncio.wait([opening])
-        if not opening.cancelled():  # it was quicker
+        if not opening.cancelled():  # it finished first
             await host.close()
         assert children(others) == []
 
 
 @on_loop
-async def test_nothing_stays_behind(pool: ThreadPoolExecutor, others: set[int]) -> None:
+async def test_close_leaves_no_process(pool: ThreadPoolExecutor, others: set[int]) -> None:
     async with hosted(ECHO, pool):
         assert len(children(others)) == 1
     assert children(others) == []

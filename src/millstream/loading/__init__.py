@@ -1,1 +1,1 @@
-"""From a model's name to a model that serves: find its files, check them, reserve memory, start its engine."""
+"""Loads models: finds and checks their files, reserves memory, and starts their engines."""

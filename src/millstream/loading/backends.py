@@ -1,4 +1,4 @@
-"""Makes backends. Called on the owner thread: MLX is imported there, and the stream is made there."""
+"""Creates backends. Called on the owner thread, which imports MLX and creates its stream."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BackendMaker = Callable[[ModelSource, EngineSettings], Backend[Any, Any, Any, An
 
 
 def generation_backend(source: ModelSource, settings: EngineSettings) -> GenerationBackend:
-    """The MLX backend of a model that generates text."""
+    """Creates the MLX backend of a text generation model."""
     if settings.shares_cores:
         share_cores()
     blas = load_blas(settings.blas)

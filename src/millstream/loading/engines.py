@@ -1,4 +1,4 @@
-"""Starts engines of any kind, on a thread or in a process, and ends them with the server."""
+"""Starts engines of any kind, on a thread or in a process, and stops them with the server."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ log = logging.getLogger(__name__)
 
 
 class Engines:
-    """All engines of a server. A thread whose engine has ended serves the next one."""
+    """All engines of a server. A thread whose engine has ended is reused for the next one."""
 
     def __init__(self, stop_patience: float) -> None:
-        """`stop_patience`: seconds for an engine to end after its load was aborted."""
+        """`stop_patience`: seconds that an engine has to stop after its load was cancelled."""
         self._stop_patience = stop_patience
         self._threads = OwnerThreads()
         self._links: weakref.WeakSet[Link] = weakref.WeakSet()
@@ -39,7 +39,7 @@ class Engines:
         *,
         isolated: bool,
     ) -> tuple[EngineClient, ModelFacts]:
-        """Load a model on an owner of its own. Both factories are called there; for a process they are pickled."""
+        """Starts an owner and loads a model on it. The owner calls both factories; for a process they are pickled."""
         link: Link
         if isolated:
             link = ProcessLink(name, backend, scheduler)
@@ -51,7 +51,7 @@ class Engines:
         try:
             facts = await engine.load()
         except BaseException:
-            await engine.abort_load("the load was aborted", self._stop_patience)
+            await engine.abort_load("the load was cancelled", self._stop_patience)
             raise
         log.info(
             "%s: loaded in %.1f s on %s: %s of weights; %s",
@@ -60,10 +60,10 @@ class Engines:
         return engine, facts
 
     async def close(self) -> None:
-        """After all engines have stopped: end their threads."""
+        """Ends the owner threads. Call it after all engines have stopped."""
         await asyncio.to_thread(self._threads.close)
 
     def kill(self, reason: str) -> None:
-        """End all engines without waiting, as far as that is possible: those in processes are gone."""
+        """Disowns all engines without waiting. Processes are killed; threads cannot be."""
         for link in list(self._links):
             link.disown(reason)

@@ -1,4 +1,4 @@
-"""Loads a model that generates text: its files, tokenizer, chat template, media processor and engine."""
+"""Loads text generation models: files, tokenizer, chat template, media preprocessor and engine."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-WRONG_SETTINGS = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, AssertionError)
-"""What reading settings of wrong types raises."""
+BAD_CONFIG_ERRORS = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, AssertionError)
+"""Raised when a preprocessor config has values of wrong types."""
 
 
 class GenerationLoader:
-    """Opens models one by one; `pool` does the blocking work: files, tokenizers, processors."""
+    """Loads models. `pool` runs the blocking work: downloads, tokenizers, preprocessors."""
 
     def __init__(
         self, settings: Settings, engines: Engines, pool: Executor, limits: MediaLimits, make_backend: BackendMaker
@@ -57,18 +57,18 @@ class GenerationLoader:
         self._pool = pool
         self._limits = limits
         self._make_backend = make_backend
-        self._work: set[Future[Any]] = set()
-        """Work on the pool, also that of loads that were given up."""
+        self._jobs: set[Future[Any]] = set()
+        """Jobs on the pool, including those of cancelled loads."""
         self._templates: set[TemplateHost] = set()
-        self._followers: set[asyncio.Task[None]] = set()
+        self._template_closers: set[asyncio.Task[None]] = set()
 
     @property
     def working(self) -> bool:
-        """True if a download or another piece of blocking work is still running."""
-        return any(future.running() for future in list(self._work))
+        """True if a download or another blocking job is still running."""
+        return any(future.running() for future in list(self._jobs))
 
     async def open(self, name: str, spec: ModelSpec, loading: LoadContext) -> GenerationModel:
-        """The model, ready to serve. Raises `ModelError` if it cannot be loaded."""
+        """Loads a model and returns it, ready to serve. Raises `ModelError` if it cannot be loaded."""
         report = functools.partial(log.info, "%s: %s", name)
         find = functools.partial(resolve, spec.source, cache_dir=self._settings.cache_dir, report=report)
         source = await self._in_pool(find)
@@ -79,7 +79,7 @@ class GenerationLoader:
         control = await self._control_tokens(spec, tokenizer, chat_format, preprocessor)
         memory = await self._reserve(name, spec, source, loading)
         template = TemplateHost(tokenizer.template, self._pool)
-        self._templates.add(template)  # from now on: the server may stop while this load is being given up
+        self._templates.add(template)  # before it starts: the server may stop while this load is being cancelled
         try:
             await template.open()
             engine, facts = await self._start_engine(name, spec, source, memory, loading)
@@ -92,8 +92,7 @@ class GenerationLoader:
         for note in (*tokenizer.notes, *([template.note] if template.note and tokenizer.template else [])):
             log.warning("%s: tokenizer: %s", name, note)
         log.info("%s: tool calls: %s; reasoning: %s", name, *chat_format.names)
-        # Media that the engine cannot encode are refused before they are fetched.
-        usable = preprocessor if facts.media else None
+        # Without a preprocessor, media are refused before they are fetched.
         return GenerationModel(
             name,
             engine,
@@ -101,19 +100,19 @@ class GenerationLoader:
             spec,
             tokenizer,
             chat_format=chat_format,
-            preprocessor=usable,
+            preprocessor=preprocessor if facts.media else None,
             template=template,
             control=control,
         )
 
     async def close(self) -> None:
-        """End the template processes that are left."""
+        """Stops the remaining template processes."""
         await asyncio.gather(*(template.close() for template in list(self._templates)))
 
     async def wait_closed(self) -> None:
-        """After all engines have stopped: until their template processes have, too."""
-        if self._followers:
-            await asyncio.wait(self._followers)
+        """Waits until the template processes of stopped engines have ended. Call it after all engines have stopped."""
+        if self._template_closers:
+            await asyncio.wait(self._template_closers)
 
     async def _start_engine(
         self, name: str, spec: ModelSpec, source: ModelSource, memory: int | None, loading: LoadContext
@@ -138,23 +137,24 @@ class GenerationLoader:
         self._templates.discard(template)
 
     def _close_with(self, engine: EngineClient, template: TemplateHost) -> None:
-        """The template's process ends when its engine ends, however that happens."""
+        """Stops the template's process when the engine ends, for whatever reason."""
 
-        async def follow() -> None:
+        async def close_after_engine() -> None:
             await engine.wait_gone()
             await self._close_template(template)
 
-        task = asyncio.ensure_future(follow())
-        self._followers.add(task)
-        task.add_done_callback(self._followers.discard)
+        task = asyncio.ensure_future(close_after_engine())
+        self._template_closers.add(task)
+        task.add_done_callback(self._template_closers.discard)
 
     async def _control_tokens(
         self, spec: ModelSpec, tokenizer: Tokenizer, chat_format: ChatFormat, preprocessor: MediaPreprocessor | None
     ) -> ControlTokens | None:
-        own = spec.allow_special_tokens
-        if self._settings.allow_special_tokens if own is None else own:
+        """Returns the control tokens to escape in messages. None if clients may write control tokens."""
+        allowed = spec.allow_special_tokens
+        if self._settings.allow_special_tokens if allowed is None else allowed:
             return None
-        media = [] if preprocessor is None else [mark.text for mark in preprocessor.placeholders.values()]
+        media = [] if preprocessor is None else [each.text for each in preprocessor.placeholders.values()]
         return await self._in_pool(functools.partial(tokenizer.control_tokens, [*chat_format.markers, *media]))
 
     def _chat_format(self, spec: ModelSpec, tokenizer: Tokenizer) -> ChatFormat:
@@ -166,7 +166,7 @@ class GenerationLoader:
         )
 
     async def _reserve(self, name: str, spec: ModelSpec, source: ModelSource, loading: LoadContext) -> int | None:
-        """The memory that the model may take in all; None if there is no budget."""
+        """Reserves memory and returns the total that the model may use. Returns None if there is no memory budget."""
         settings = self._settings
         if settings.memory is None:
             return None
@@ -177,39 +177,40 @@ class GenerationLoader:
             unpack=settings.unpack,
             kv_bits=kv_bits(settings, spec),
         )
-        guess = await self._in_pool(work)
-        least, want = footprint(guess, rows=max_batch(settings, spec), kv_memory=spec.kv_memory)
-        granted = await loading.reserve(least, want)
+        estimated = await self._in_pool(work)
+        minimum, wanted = footprint(estimated, rows=max_batch(settings, spec), kv_memory=spec.kv_memory)
+        reserved = await loading.reserve(minimum, wanted)
         log.info(
-            "%s: about %s of weights and %d bytes of KV cache per token; granted %s", name, gib(guess.weight_bytes),
-            guess.kv_bytes_per_token, gib(granted),
+            "%s: about %s of weights and %d bytes of KV cache per token; reserved %s",
+            name, gib(estimated.weight_bytes), estimated.kv_bytes_per_token, gib(reserved),
         )  # fmt: skip
-        return granted
+        return reserved
 
     def _disk_tier(self, name: str, source: ModelSource) -> DiskTierConfig | None:
-        """One folder per model. A model that has changed removes the files of its earlier version."""
+        """Returns the folder and size of the disk tier. Each model has its own folder, and a changed model
+        removes the files of its earlier version."""
         if not self._settings.prefix_cache_disk:
             return None
         path_hash = hashlib.sha256(str(source.path).encode()).hexdigest()[:12]
-        plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:80]
-        folder = (self._settings.cache_dir or user_cache_dir()) / "prefixes" / f"{plain}-{path_hash}"
+        safe_name = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:80]
+        folder = (self._settings.cache_dir or user_cache_dir()) / "prefixes" / f"{safe_name}-{path_hash}"
         return DiskTierConfig(folder, self._settings.prefix_cache_disk)
 
     async def _in_pool(self, work: Callable[[], T]) -> T:
         future = self._pool.submit(work)
-        self._work.add(future)
-        future.add_done_callback(self._work.discard)
+        self._jobs.add(future)
+        future.add_done_callback(self._jobs.discard)
         return await asyncio.wrap_future(future)
 
 
 def media_preprocessor(source: ModelSource, tokenizer: Tokenizer, limits: MediaLimits) -> MediaPreprocessor | None:
-    """Prepares the media of a model that takes them. Text models need neither an image library nor mlx-vlm, and without
-    these a vision model is served for text alone, if at all."""
+    """Returns a model's media preprocessor. Returns None for text models, or if Pillow or mlx-vlm is missing: a vision
+    model then serves text only, if at all."""
     if source.kind == "gguf" or not all(importlib.util.find_spec(name) for name in ("PIL", "mlx_vlm")):
         return None
     from millstream.media.preprocessor import load_preprocessor
 
     try:
         return load_preprocessor(Path(source.path), tokenizer.token_bytes, limits)
-    except WRONG_SETTINGS as error:
-        raise ModelError(f"{source.path}: its image processor settings cannot be used: {error}") from error
+    except BAD_CONFIG_ERRORS as error:
+        raise ModelError(f"{source.path}: the preprocessor config cannot be used: {error}") from error

@@ -1,6 +1,6 @@
-"""The settings of one engine: resolved, plain, and only what it needs.
+"""Resolves the settings of one engine from those of the server and the model.
 
-They cross to the engine's process. The server's other settings, such as API keys, never do.
+They are sent to the engine's process. The server's other settings, such as API keys, never are.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from millstream.config import ModelSpec, Settings
 
 FEATURE_BYTES = 256 * 2**20
-"""For encoded media, each kept for the next question about it."""
+"""Default size of the cache of encoded media: a follow-up question about an image does not encode it again."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """What a backend is made from, besides the files of its model."""
+    """The settings of a backend, besides the model's files."""
 
     max_batch: int = 32
     device: str | None = None
-    """`cpu` to keep off the GPU; None for MLX's own choice."""
+    """`cpu` to avoid the GPU; None for MLX's default."""
     blas: bool = True
     shares_cores: bool = False
     """True if other engines use the CPU as well."""
@@ -28,13 +28,13 @@ class EngineSettings:
     """Fast paths to leave out: see `config.FAST_PATHS`."""
     kv_bits: int = 0
     cache_limit: int | None = None
-    """Bytes of freed memory that MLX may keep for later. None: as many as MLX likes."""
+    """Bytes of freed memory that MLX may hold for reuse. None for MLX's default."""
     feature_bytes: int = FEATURE_BYTES
-    """Bytes for encoded media that are kept for later requests."""
+    """Size of the cache of encoded media."""
 
 
 def engine_settings(settings: Settings, spec: ModelSpec) -> EngineSettings:
-    """The model's own settings where it has any, else the server's."""
+    """Returns the settings of a model's engine: the model's own where set, else the server's."""
     memory = settings.memory
     return EngineSettings(
         max_batch=max_batch(settings, spec),

@@ -1,1 +1,1 @@
-"""Generation as a use case: from a client's prompt to deltas of text."""
+"""The text generation use case: turns a client's prompts into streamed deltas of text."""

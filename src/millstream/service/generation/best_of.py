@@ -1,4 +1,4 @@
-"""More answers than asked for, of which the best are given."""
+"""Implements `best_of`: generates more completions than the client asked for and returns the likeliest."""
 
 from __future__ import annotations
 
@@ -11,43 +11,44 @@ from millstream.types import Delta, GenerationRequest, Usage
 
 
 class BestOf:
-    """A generation of `best_of` answers a prompt, seen as one of `n`. Nothing comes before all have ended."""
+    """Wraps a generation of `best_of` choices per prompt as one of `n`. Yields nothing until all choices have ended."""
 
     def __init__(self, generation: TextGeneration, choices: Sequence[Choice], request: GenerationRequest) -> None:
         self._generation = generation
         self._choices = choices
-        self._tries = request.best_of or request.n
+        self._candidates = request.best_of or request.n
         self._n = request.n
         self._logprobs = request.logprobs is not None
         self.model = generation.model
 
     @property
     def usage(self) -> Usage:
-        """Of all answers, those that are not given too: they were computed."""
+        """Counts all candidates, not only those returned: the model computed all of them."""
         return self._generation.usage
 
     def cancel(self, outcome: str = "cancelled") -> None:
         self._generation.cancel(outcome)
 
     async def __aiter__(self) -> AsyncIterator[Sequence[Delta]]:
-        answers: dict[int, Delta] = {}
+        completions: dict[int, Delta] = {}
         async for batch in self._generation:
             for delta in batch:
-                before = answers.get(delta.index)
-                answers[delta.index] = delta if before is None else _joined(before, delta)
-        for start in range(0, len(self._choices), self._tries):
-            yield self._best(start // self._tries * self._n, [answers[start + number] for number in range(self._tries)])
+                earlier = completions.get(delta.index)
+                completions[delta.index] = delta if earlier is None else _join(earlier, delta)
+        for start in range(0, len(self._choices), self._candidates):
+            candidates = [completions[start + offset] for offset in range(self._candidates)]
+            yield self._best(start // self._candidates * self._n, candidates)
 
-    def _best(self, index: int, answers: Sequence[Delta]) -> list[Delta]:
-        """The likeliest of the answers to one prompt, the best first, numbered from `index` on."""
-        ranked = sorted(answers, key=lambda delta: self._choices[delta.index].mean_logprob, reverse=True)
+    def _best(self, first_index: int, candidates: Sequence[Delta]) -> list[Delta]:
+        """Returns the `n` likeliest completions of one prompt, best first, with indices from `first_index` on."""
+        ranked = sorted(candidates, key=lambda delta: self._choices[delta.index].mean_logprob, reverse=True)
         return [
-            replace(delta, index=index + number, logprobs=delta.logprobs if self._logprobs else ())
-            for number, delta in enumerate(ranked[: self._n])
+            replace(delta, index=first_index + rank, logprobs=delta.logprobs if self._logprobs else ())
+            for rank, delta in enumerate(ranked[: self._n])
         ]
 
 
-def _joined(first: Delta, second: Delta) -> Delta:
+def _join(first: Delta, second: Delta) -> Delta:
     return Delta(
         first.index,
         first.text + second.text,

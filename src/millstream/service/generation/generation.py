@@ -1,4 +1,4 @@
-"""The one generation use case: every dialect's streaming and non-streaming answers are this iteration."""
+"""Runs one accepted generation request: every dialect iterates it, for streaming and non-streaming responses alike."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from millstream.types import Delta, FinishReason, Usage
 
 
 class TextGeneration:
-    """One accepted request of a client: one or more choices of one engine. See `ports.Generation`."""
+    """One accepted client request: one or more choices on one engine. Implements `ports.Generation`."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class TextGeneration:
         self._inbox = inbox
         self._choices = {choice.request_id: choice for choice in choices}
         self._prompt_tokens = prompt_tokens
-        self._cached = 0
+        self._cached_tokens = 0
         self._timer = timer
         self._next_id = next_id
         self._context_length = context_length
@@ -45,9 +45,10 @@ class TextGeneration:
     @property
     def usage(self) -> Usage:
         choices = set(self._choices.values())
-        written = sum(choice.completion_tokens for choice in choices)
-        thought = sum(choice.reasoning_tokens for choice in choices)
-        return Usage(self._prompt_tokens, written, min(self._cached, self._prompt_tokens), thought)
+        completion_tokens = sum(choice.completion_tokens for choice in choices)
+        reasoning_tokens = sum(choice.reasoning_tokens for choice in choices)
+        cached_tokens = min(self._cached_tokens, self._prompt_tokens)
+        return Usage(self._prompt_tokens, completion_tokens, cached_tokens, reasoning_tokens)
 
     async def __aiter__(self) -> AsyncIterator[Sequence[Delta]]:
         try:
@@ -61,7 +62,7 @@ class TextGeneration:
             self.cancel()
 
     def cancel(self, outcome: str = "cancelled") -> None:
-        """Safe at any time: what has ended is not asked again, and the engine ignores ids it no longer has."""
+        """Safe at any time and more than once: the engine ignores the ids of requests that have ended."""
         self._engine.cancel(list(self._choices))
         self._timer.ended(outcome, self.usage)
         self._inbox.close()
@@ -70,9 +71,9 @@ class TextGeneration:
     def _apply(self, event: RequestEvent) -> list[Delta]:
         choice = self._choices[event.request_id]
         if choice.request_id != event.request_id:
-            # Its thoughts were closed by force, and another request goes on with it.
+            # The reasoning exceeded its budget, and another engine request continues the choice.
             if isinstance(event, Generated):
-                self._cached += event.usage.cached_tokens
+                self._cached_tokens += event.usage.cached_tokens
             return []
         deltas: list[Delta | None] = []
         match event:
@@ -80,13 +81,13 @@ class TextGeneration:
                 deltas = [choice.push(event.tokens, event.logprobs)]
                 if choice.finish_reason is not None:
                     self._engine.cancel([choice.request_id])
-                elif choice.over_budget:
-                    deltas += self._close_thoughts(choice)
+                elif choice.over_reasoning_budget:
+                    deltas += self._close_reasoning(choice)
             case PromptLogprobs():
-                choice.prompted(event.logprobs)
+                choice.add_prompt_logprobs(event.logprobs)
                 return []
             case Generated():
-                self._cached += 0 if choice.continued else event.usage.cached_tokens
+                self._cached_tokens += 0 if choice.continued else event.usage.cached_tokens
                 deltas = [choice.finish(event.reason, event.usage.completion_tokens)]
             case Failed():
                 self._timer.ended("failed", self.usage)
@@ -95,13 +96,14 @@ class TextGeneration:
                 raise EngineGone(event.message) if event.gone else StepFailed(event.message)
         return [delta for delta in deltas if delta is not None]
 
-    def _close_thoughts(self, choice: Choice) -> list[Delta | None]:
-        """The prompt, the thoughts so far and their end become a prompt of their own, most of it known already."""
-        before = choice.request_id
-        following = choice.close_thoughts(self._next_id(), self._context_length)
-        if following is None:
-            self._engine.cancel([before])
+    def _close_reasoning(self, choice: Choice) -> list[Delta | None]:
+        """Continues the choice with a new engine request. Its prompt is the old one, the reasoning so far and the end
+        marker; most of that is in the prefix cache."""
+        previous_id = choice.request_id
+        continuation = choice.continue_after_reasoning(self._next_id(), self._context_length)
+        if continuation is None:
+            self._engine.cancel([previous_id])
             return [choice.finish(FinishReason.LENGTH, 0)]
-        self._choices[following.request_id] = choice
-        self._engine.replace(before, following, self._inbox)
-        return [choice.thoughts_closed()]
+        self._choices[continuation.request_id] = choice
+        self._engine.replace(previous_id, continuation, self._inbox)
+        return [choice.push_reasoning_end()]

@@ -1,7 +1,7 @@
-"""Checks of grammars in child processes: in fair order, each for a limited time, and none for a client who has left.
+"""Queues grammar checks in child processes: small grammars first, each with a time limit, cancelled with its request.
 
-Nearly all grammars take milliseconds. So each is tried for a short time first, and one that takes longer goes on in a
-second lane, with a child of its own: those behind it do not wait for it.
+Nearly all grammars compile in milliseconds. So each is first tried with a short limit. One that takes longer is checked
+again in a second queue with its own child, so that it does not delay others.
 """
 
 from __future__ import annotations
@@ -18,65 +18,66 @@ from millstream.service.generation.grammar_process import GrammarProcess, TooSlo
 from millstream.types import Grammar
 
 QUICK_SECONDS = 0.25
-MOST_SECONDS = 1.0
-"""Of CPU time. An engine needs about as long once more, on a thread beside its owner."""
+MAX_SECONDS = 1.0
+"""Limits on CPU time. The engine takes about as long again, on its background thread."""
 
-SECONDS_A_BYTE = 20e-6
-"""How much later than it came a grammar is due, for each byte: small ones overtake large ones, but not for ever."""
+DELAY_PER_BYTE = 20e-6
+"""Seconds by which each byte delays a grammar's turn: small grammars overtake large ones, but not forever."""
 
-MOST_WAITING = 64
-"""In a lane."""
+MAX_WAITING = 64
+"""Grammars that may wait in each queue."""
 
-MOST_VERDICTS = 256
-MOST_VERDICT_BYTES = 4 << 20
-"""Of the sources of grammars whose verdict is remembered: agents send the same few with every request."""
-REFUSED_SECONDS = 60.0
-"""How long a refusal is remembered."""
+MAX_RESULTS = 256
+MAX_RESULT_BYTES = 4 << 20
+"""Limits of the result cache, in grammars and in bytes of their sources. Agents send the same few grammars with every
+request."""
+REFUSAL_SECONDS = 60.0
+"""How long a refusal is cached."""
 
 
-class Lane:
-    """One child, and those who wait for it. Loop only."""
+class CheckQueue:
+    """One child and the grammars that wait for it. For the event loop only."""
 
-    def __init__(self, seconds: float, *, keep: bool = True) -> None:
-        """`keep`: have the child wait for more work."""
+    def __init__(self, seconds: float, *, keep_child: bool = True) -> None:
+        """`seconds`: CPU time per grammar. `keep_child`: keep the child running when the queue is empty."""
         self._seconds = seconds
-        self._keep = keep
+        self._keep_child = keep_child
         self._process = GrammarProcess()
         self._busy = False
         self._numbers = itertools.count()
         self._waiting: list[tuple[float, int, asyncio.Future[None]]] = []
 
     async def check(self, grammar: Grammar) -> Grammar:
-        """Raises as `GrammarProcess.check` does, and `EngineBusy` if too many wait."""
-        await self._turn(len(grammar.source))
+        """Raises what `GrammarProcess.check` raises, and `EngineBusy` if too many grammars wait."""
+        await self._wait_turn(len(grammar.source))
         try:
             return await self._process.check(grammar, self._seconds)
         finally:
-            if not self._keep and not self._waiting:
+            if not self._keep_child and not self._waiting:
                 await self._process.close()
-            self._next()
+            self._start_next()
 
     async def close(self) -> None:
         await self._process.close()
 
-    async def _turn(self, size: int) -> None:
+    async def _wait_turn(self, size: int) -> None:
         if not self._busy:
             self._busy = True
             return
         waiting = sum(not turn.done() for _, _, turn in self._waiting)
-        if waiting >= MOST_WAITING:
-            text = f"{waiting} grammars wait to be checked already. Try again later."
+        if waiting >= MAX_WAITING:
+            text = f"{waiting} grammars are already waiting to be checked. Try again later."
             raise EngineBusy(text, active=1, waiting=waiting, retry_after=1)
         turn = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._waiting, (time.monotonic() + size * SECONDS_A_BYTE, next(self._numbers), turn))
+        heapq.heappush(self._waiting, (time.monotonic() + size * DELAY_PER_BYTE, next(self._numbers), turn))
         try:
             await turn
         except asyncio.CancelledError:
-            if not turn.cancelled():  # its turn came, and at the same moment its client left
-                self._next()
+            if not turn.cancelled():  # its turn came in the same moment as the cancellation
+                self._start_next()
             raise
 
-    def _next(self) -> None:
+    def _start_next(self) -> None:
         while self._waiting:
             turn = heapq.heappop(self._waiting)[2]
             if not turn.done():
@@ -87,35 +88,37 @@ class Lane:
 
 @dataclass(slots=True)
 class _Check:
-    """One for all who wait for the same grammar."""
+    """A running check, shared by all requests with the same grammar."""
 
     task: asyncio.Task[Grammar]
     waiting: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class _Verdict:
-    fit: Grammar | None
+class _Result:
+    grammar: Grammar | None
+    """In the form that engines accept; None if it was refused."""
     refusal: str = ""
-    until: float = 0.0
+    expires_at: float = 0.0
+    """Refusals only."""
 
 
 class GrammarChecks:
-    """For all models of a server: what is checked does not depend on a vocabulary. Loop only."""
+    """Checks grammars for all models: the result does not depend on the vocabulary. For the event loop only."""
 
-    def __init__(self, quick: float = QUICK_SECONDS, most: float = MOST_SECONDS) -> None:
-        self._quick = Lane(quick)
-        self._slow = Lane(most, keep=False)
+    def __init__(self, quick: float = QUICK_SECONDS, slow: float = MAX_SECONDS) -> None:
+        self._quick = CheckQueue(quick)
+        self._slow = CheckQueue(slow, keep_child=False)
         self._checks: dict[Grammar, _Check] = {}
-        self._verdicts: OrderedDict[Grammar, _Verdict] = OrderedDict()
+        self._results: OrderedDict[Grammar, _Result] = OrderedDict()
 
     async def check(self, grammar: Grammar) -> Grammar:
-        """The grammar as an engine takes it. Raises `BadRequest` for what cannot be served. If it is cancelled and
-        nobody else waits for the same grammar, its check ends."""
-        if (verdict := self._remembered(grammar)) is not None:
-            if verdict.fit is None:
-                raise BadRequest(verdict.refusal)
-            return verdict.fit
+        """Returns the grammar in the form that engines accept. Raises `BadRequest` if it cannot be served. If this is
+        cancelled and no other request waits for the same grammar, the check is stopped."""
+        if (result := self._cached(grammar)) is not None:
+            if result.grammar is None:
+                raise BadRequest(result.refusal)
+            return result.grammar
         check = self._checks.get(grammar)
         if check is None:
             check = self._checks[grammar] = _Check(asyncio.create_task(self._run(grammar)))
@@ -140,25 +143,25 @@ class GrammarChecks:
     async def _run(self, grammar: Grammar) -> Grammar:
         try:
             try:
-                fit = await self._quick.check(grammar)
+                accepted = await self._quick.check(grammar)
             except TooSlow:
-                fit = await self._slow.check(grammar)
+                accepted = await self._slow.check(grammar)
         except BadRequest as error:
-            self._remember(grammar, _Verdict(None, error.message, time.monotonic() + REFUSED_SECONDS))
+            self._cache(grammar, _Result(None, error.message, time.monotonic() + REFUSAL_SECONDS))
             raise
-        self._remember(grammar, _Verdict(fit))
-        return fit
+        self._cache(grammar, _Result(accepted))
+        return accepted
 
-    def _remembered(self, grammar: Grammar) -> _Verdict | None:
-        verdict = self._verdicts.get(grammar)
-        if verdict is None or (verdict.fit is None and verdict.until < time.monotonic()):
+    def _cached(self, grammar: Grammar) -> _Result | None:
+        result = self._results.get(grammar)
+        if result is None or (result.grammar is None and result.expires_at < time.monotonic()):
             return None
-        self._verdicts.move_to_end(grammar)
-        return verdict
+        self._results.move_to_end(grammar)
+        return result
 
-    def _remember(self, grammar: Grammar, verdict: _Verdict) -> None:
-        self._verdicts[grammar] = verdict
-        self._verdicts.move_to_end(grammar)
-        size = sum(len(each.source) for each in self._verdicts)
-        while len(self._verdicts) > MOST_VERDICTS or size > MOST_VERDICT_BYTES:
-            size -= len(self._verdicts.popitem(last=False)[0].source)
+    def _cache(self, grammar: Grammar, result: _Result) -> None:
+        self._results[grammar] = result
+        self._results.move_to_end(grammar)
+        size = sum(len(each.source) for each in self._results)
+        while len(self._results) > MAX_RESULTS or size > MAX_RESULT_BYTES:
+            size -= len(self._results.popitem(last=False)[0].source)

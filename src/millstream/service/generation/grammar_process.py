@@ -1,7 +1,7 @@
-"""A child process that checks grammars, one at a time (`text.grammar_child`). Loop only.
+"""Checks grammars in a child process, one at a time (`text/grammar_child.py`). For the event loop only.
 
-llguidance can neither be interrupted nor asked how long it will take, and a deeply nested grammar exhausts its stack.
-In a fork of the child it can be ended, and its end is a refusal.
+llguidance cannot be interrupted or predict how long it takes, and a deeply nested grammar overflows its stack. A fork
+of the child can be killed, and its death means that the grammar is refused.
 """
 
 from __future__ import annotations
@@ -19,32 +19,34 @@ from millstream.types import Grammar
 
 log = logging.getLogger(__name__)
 
-PATIENCE = 10
-"""How many times its CPU time a job may take by the clock: the machine may be busy with other work."""
+CLOCK_FACTOR = 10
+"""A job may take this many times its CPU limit by the clock, because the machine may be busy with other work."""
 
 START_SECONDS = 60
-END_SECONDS = 5
+"""Seconds for the child to start."""
+STOP_SECONDS = 5
+"""Seconds for the child to stop a job."""
 
-MOST_REPLY = 16 << 20
+MAX_REPLY_BYTES = 16 << 20
 
 
 class TooSlow(BadRequest):
-    """The grammar takes longer to compile than it may."""
+    """Compiling the grammar exceeds the time limit."""
 
 
 class GrammarProcess:
-    """Started with the first job."""
+    """One child, started with the first job."""
 
     def __init__(self) -> None:
         self._child: asyncio.subprocess.Process | None = None
 
     async def check(self, grammar: Grammar, seconds: float) -> Grammar:
-        """The grammar as an engine takes it. Raises `BadRequest`; `TooSlow` after so many seconds of CPU time. If this
-        is cancelled, the work ends."""
-        child = await self._ready()
+        """Returns the grammar in the form that engines accept. Raises `BadRequest` if it cannot be compiled, `TooSlow`
+        if that takes more than `seconds` of CPU time. If this is cancelled, the job is stopped."""
+        child = await self._running_child()
         line = None
         try:
-            async with asyncio.timeout(PATIENCE * seconds):
+            async with asyncio.timeout(CLOCK_FACTOR * seconds):
                 line = await _ask(child, {"kind": grammar.kind, "source": grammar.source, "seconds": seconds})
         except TimeoutError as error:
             raise _too_slow(grammar, seconds) from error
@@ -52,13 +54,13 @@ class GrammarProcess:
             line = b""
         finally:
             if line is None:
-                await self._stop_work(child)
+                await self._stop_job(child)
         if not line:
             await self.close()
-            raise EngineBusy("the check of a grammar was interrupted. Try again.", active=0, waiting=0, retry_after=1)
+            raise EngineBusy("the check of the grammar was interrupted. Try again.", active=0, waiting=0, retry_after=1)
         reply = json.loads(line)
         if "code" in reply:
-            raise _ended(grammar, seconds, reply["code"])
+            raise _refusal(grammar, seconds, reply["code"])
         if "refused" in reply:
             raise BadRequest(reply["refused"])
         return Grammar(reply["kind"], reply["source"]) if "source" in reply else grammar
@@ -74,38 +76,39 @@ class GrammarProcess:
         assert child.stdin is not None
         child.stdin.close()
 
-    async def _ready(self) -> asyncio.subprocess.Process:
+    async def _running_child(self) -> asyncio.subprocess.Process:
         if self._child is not None and self._child.returncode is None:
             return self._child
         child = self._child = await _start()
-        said = b""
+        ready = b""
         try:
             async with asyncio.timeout(START_SECONDS):
                 assert child.stdout is not None
-                said = await child.stdout.readline()
+                ready = await child.stdout.readline()
         finally:
-            if not said:
+            if not ready:
                 await self.close()
-        if not said:
-            raise MillstreamError("the process that checks grammars does not start")
+        if not ready:
+            raise MillstreamError("the process that checks grammars did not start")
         return child
 
-    async def _stop_work(self, child: asyncio.subprocess.Process) -> None:
-        """Its reply is waited for, whatever it is: the next job has another."""
+    async def _stop_job(self, child: asyncio.subprocess.Process) -> None:
+        """Stops the job and discards its reply, so that the next job does not read it. Replaces a child that does not
+        answer."""
         try:
             child.send_signal(signal.SIGUSR1)
-            async with asyncio.timeout(END_SECONDS):
+            async with asyncio.timeout(STOP_SECONDS):
                 assert child.stdout is not None
                 if await child.stdout.readline():
                     return
         except (ProcessLookupError, TimeoutError) as error:
-            log.warning("a child that checks grammars does not end its work and is replaced: %r", error)
+            log.warning("the process that checks grammars did not stop its job and is replaced: %r", error)
         await self.close()
 
 
-async def _ask(child: asyncio.subprocess.Process, order: dict[str, object]) -> bytes:
+async def _ask(child: asyncio.subprocess.Process, job: dict[str, object]) -> bytes:
     assert child.stdin is not None and child.stdout is not None
-    child.stdin.write(json.dumps(order).encode() + b"\n")
+    child.stdin.write(json.dumps(job).encode() + b"\n")
     await child.stdin.drain()
     return await child.stdout.readline()
 
@@ -117,7 +120,7 @@ async def _start() -> asyncio.subprocess.Process:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
         env=sandbox.environment(),
-        limit=MOST_REPLY,
+        limit=MAX_REPLY_BYTES,
     )
 
 
@@ -126,14 +129,14 @@ def _too_slow(grammar: Grammar, seconds: float) -> TooSlow:
     return TooSlow(f"{title} takes too long to compile (more than {seconds:g} s). Make it smaller or simpler.")
 
 
-def _ended(grammar: Grammar, seconds: float, code: int) -> BadRequest:
+def _refusal(grammar: Grammar, seconds: float, code: int) -> BadRequest:
     match -code:
         case signal.SIGPROF:
             return _too_slow(grammar, seconds)
         case signal.SIGSEGV | signal.SIGBUS:
             return BadRequest(
-                f"{title_of(grammar)} is nested too deeply: its parts refer to each other in a long chain."
+                f"{title_of(grammar)} is nested too deeply, or its definitions refer to each other in a long chain."
             )
-        case _:  # SIGABRT if the stack or the memory is exhausted, 1 after a panic
-            log.warning("a child that checked a grammar of %d characters ended with %s", len(grammar.source), code)
-            return BadRequest(f"{title_of(grammar)} cannot be compiled: it needs too much memory, or is malformed.")
+        case _:  # SIGABRT if stack or memory is exhausted, 1 after a panic
+            log.warning("checking a grammar of %d characters ended with exit code %s", len(grammar.source), code)
+            return BadRequest(f"{title_of(grammar)} cannot be compiled: it needs too much memory or is malformed.")

@@ -1,4 +1,4 @@
-"""Joins the tokens of a request that wait together: parsing many at once costs little more than one."""
+"""Merges the queued `Tokens` events of a request: parsing many tokens at once costs little more than parsing one."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from millstream.engine.messages import RequestEvent
 
 
 def merge_tokens(events: Sequence[RequestEvent]) -> list[RequestEvent]:
-    """The same events, with one `Tokens` for each run of them that a request has."""
-    found: list[RequestEvent] = []
+    """Returns the events with each run of `Tokens` of a request merged into one."""
+    merged: list[RequestEvent] = []
     runs: dict[int, list[Tokens]] = {}
-    joined: list[tuple[int, list[Tokens]]] = []
+    starts: list[tuple[int, list[Tokens]]] = []
     for event in events:
         if not isinstance(event, Tokens):
             runs.pop(event.request_id, None)
-            found.append(event)
+            merged.append(event)
         elif event.request_id in runs:
             runs[event.request_id].append(event)
         else:
             runs[event.request_id] = [event]
-            joined.append((len(found), runs[event.request_id]))
-            found.append(event)
-    for position, run in joined:
+            starts.append((len(merged), runs[event.request_id]))
+            merged.append(event)
+    for position, run in starts:
         if len(run) > 1:
             tokens = chain.from_iterable(event.tokens for event in run)
             logprobs = chain.from_iterable(event.logprobs for event in run)
-            found[position] = Tokens(run[0].request_id, tuple(tokens), tuple(logprobs))
-    return found
+            merged[position] = Tokens(run[0].request_id, tuple(tokens), tuple(logprobs))
+    return merged

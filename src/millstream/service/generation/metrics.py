@@ -1,4 +1,4 @@
-"""Metrics of generation: tokens, latencies, and the line in the log that each request leaves."""
+"""Prometheus metrics of text generation (tokens, latencies), and the log line of each request."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from millstream.types import Usage
 
 log = logging.getLogger(__name__)
 
-_GAPS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
+_GAP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 
 
 class GenerationMetrics:
-    """In the registry of `common`."""
+    """Registered in the registry of `common`."""
 
     def __init__(self, common: Metrics) -> None:
         self.common = common
@@ -47,27 +47,35 @@ class GenerationMetrics:
             buckets=SECONDS,
         )
         self.gap = Histogram(
-            "millstream_delta_gap_seconds", "Time between two deliveries", label, registry=registry, buckets=_GAPS
+            "millstream_delta_gap_seconds",
+            "Time between two deltas of a request",
+            label,
+            registry=registry,
+            buckets=_GAP_BUCKETS,
         )
 
 
 class RequestTimer:
-    """Times one request. `ended` counts once, however often it is called."""
+    """Times one request. Only the first call of `ended` counts."""
 
     def __init__(self, metrics: GenerationMetrics, model: str) -> None:
         self._metrics = metrics
         self._model = model
         self._started = self._last = time.monotonic()
         self._first: float | None = None
-        self._over = False
+        self._has_ended = False
         self._gap = metrics.gap.labels(model)
 
-    def prepared(self, tokens: int, images: int) -> None:
+    def prepared(self, tokens: int, media: int) -> None:
         seconds = time.monotonic() - self._started
         self._metrics.prepare.labels(self._model).observe(seconds)
         if seconds > 1:
             log.warning(
-                "%s: preparing a prompt of %d tokens and %d media took %.1f s", self._model, tokens, images, seconds
+                "%s: preparing a prompt of %d tokens and %d media files took %.1f s",
+                self._model,
+                tokens,
+                media,
+                seconds,
             )
 
     def delivered(self) -> None:
@@ -80,9 +88,9 @@ class RequestTimer:
         self._last = now
 
     def ended(self, outcome: str, usage: Usage) -> None:
-        if self._over:
+        if self._has_ended:
             return
-        self._over = True
+        self._has_ended = True
         seconds = time.monotonic() - self._started
         self._metrics.common.requests.labels(self._model, outcome).inc()
         self._metrics.prompt_tokens.labels(self._model).inc(usage.prompt_tokens)
@@ -92,7 +100,7 @@ class RequestTimer:
         self._metrics.common.duration.labels(self._model).observe(seconds)
         first = "none" if self._first is None else f"{self._first * 1000:.0f} ms"
         log.info(
-            "%s: %s, %d prompt + %d tokens in %.2f s, first after %s",
+            "%s: %s, %d prompt tokens, %d completion tokens in %.2f s, first token after %s",
             self._model,
             outcome,
             usage.prompt_tokens,

@@ -1,4 +1,4 @@
-"""A loaded model that generates text."""
+"""A loaded text generation model: engine, tokenizer, chat format, media preprocessor and template."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from millstream.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class GenerationModel(ReadyModel):
-    """All that a generation request needs of its model."""
+    """Everything that a generation request needs from its model."""
 
     kind: ClassVar[str] = "generation"
 
@@ -28,11 +28,11 @@ class GenerationModel(ReadyModel):
     """None if the model takes text only."""
     template: TemplateHost | None = None
     control: ControlTokens | None = None
-    """Control tokens that must not take effect in messages; None if clients may write control tokens."""
+    """Control tokens to escape in messages. None if clients may write control tokens."""
 
     @property
     def kinds(self) -> frozenset[str]:
-        """The kinds of media that the processor can prepare and the engine can encode."""
+        """The kinds of media that the preprocessor can prepare and the engine can encode."""
         return frozenset(self.facts.media).intersection(
             self.preprocessor.placeholders if self.preprocessor is not None else ()
         )

@@ -1,4 +1,4 @@
-"""From a client's prompt to token ids, on the CPU pool, so that a long one stops neither the loop nor an engine."""
+"""Renders and tokenizes prompts on the thread pool, so that a long one blocks neither the event loop nor an engine."""
 
 from __future__ import annotations
 
@@ -13,54 +13,56 @@ from millstream.media.port import PreparedMedia
 from millstream.media.prompt import expand_placeholders, locate_media
 from millstream.service.generation.grammar_checks import GrammarChecks
 from millstream.service.generation.model import GenerationModel
-from millstream.service.generation.template_host import job_of
+from millstream.service.generation.template_host import render_job
 from millstream.service.media.files import RequestMedia
 from millstream.text.conversation import template_input
 from millstream.types import ChatPrompt, GenerationRequest, Grammar, Media, Prompt, TextPrompt, TokenPrompt
 
-LEAST_CHARACTERS = 4 * 2**20
-CHARACTERS_A_TOKEN = 64
-"""Of a conversation, for each token of the context. Most text has four, and a template may leave old turns out; what is
-over this bound cannot have been meant, and to look for control tokens in it would cost more than it is worth."""
+MIN_CHARACTER_LIMIT = 4 * 2**20
+CHARACTERS_PER_TOKEN = 64
+"""The longest conversation accepted, in characters per token of the context. Most text has four characters per token,
+and a template may leave old turns out. A longer conversation is surely a mistake, and searching it for control tokens
+would waste CPU time."""
 
-SMALL = 8_192
-"""Characters of a conversation that is made ready on the event loop: less than a turn of the pool costs."""
+INLINE_CHARACTERS = 8_192
+"""Conversations up to this size are prepared on the event loop: that costs less than a switch to the pool."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedPrompt:
-    """A prompt as an engine takes it."""
+    """The tokens and media of a prompt, ready for an engine."""
 
     tokens: tuple[int, ...]
     media: tuple[Media, ...] = ()
 
     @property
     def contents(self) -> tuple[tuple[int, str], ...]:
+        """The position and digest of each media file, for block hashes."""
         return tuple((media.start, media.digest) for media in self.media)
 
 
 async def prepare(
     pool: Executor, files: RequestMedia, model: GenerationModel, request: GenerationRequest
 ) -> list[PreparedPrompt]:
-    """The tokens and images of each prompt. Raises `BadRequest` for what the model cannot take."""
+    """Returns the tokens and media of each prompt. Raises `BadRequest` if the model cannot process one of them."""
     prompts = await asyncio.gather(*(_prepare(pool, files, model, prompt, request) for prompt in request.prompts))
-    for place, prompt in enumerate(prompts):
-        _check_length(model, prompt, place if len(prompts) > 1 else None)
+    for index, prompt in enumerate(prompts):
+        _check_length(model, prompt, index if len(prompts) > 1 else None)
     outside = [token for token, _ in request.sampling.logit_bias if not 0 <= token < model.facts.vocab_size]
     if outside:
         raise BadRequest(
-            f"logit_bias names token {outside[0]}; this model's tokens are 0 to {model.facts.vocab_size - 1}",
+            f"logit_bias has token {outside[0]}; this model's token ids are 0 to {model.facts.vocab_size - 1}",
             param="logit_bias",
         )
     return list(prompts)
 
 
 async def prepare_grammar(checks: GrammarChecks, model: GenerationModel, request: GenerationRequest) -> Grammar | None:
-    """What the answers must match, as an engine takes it. Raises `BadRequest` for what cannot be served."""
+    """Returns the request's grammar in the form that engines accept. Raises `BadRequest` if it cannot be served."""
     if request.grammar is None:
         return None
     if not model.tokenizer.eos_ids:
-        raise BadRequest("this model names no token that ends an answer, so its answers cannot follow a grammar")
+        raise BadRequest("this model has no end-of-sequence token, which structured output needs")
     return await checks.check(request.grammar)
 
 
@@ -71,34 +73,34 @@ async def _prepare(
     if not isinstance(prompt, ChatPrompt):
         return PreparedPrompt(await loop.run_in_executor(pool, _encode, model, prompt))
     if prompt.media and request.prompt_logprobs is not None:
-        raise BadRequest("prompt_logprobs is not served for prompts with media", param="prompt_logprobs")
-    images = await files.prepare(prompt.media, model.kinds, model.preprocessor) if prompt.media else ()
-    small = not request.tools and not _exceeds(SMALL, prompt.messages, prompt.template_kwargs)
-    work = partial(_job, model, prompt, request)
-    job, escaped = work() if small else await loop.run_in_executor(pool, work)
+        raise BadRequest("prompt_logprobs is not supported for prompts with media", param="prompt_logprobs")
+    media = await files.prepare(prompt.media, model.kinds, model.preprocessor) if prompt.media else ()
+    inline = not request.tools and not _is_longer(INLINE_CHARACTERS, prompt.messages, prompt.template_kwargs)
+    work = partial(_template_job, model, prompt, request)
+    job, escaped = work() if inline else await loop.run_in_executor(pool, work)
     assert model.template is not None
     text = await model.template.render(job)
-    return await loop.run_in_executor(pool, _encode_chat, model, text, images, escaped)
+    return await loop.run_in_executor(pool, _encode_chat, model, text, media, escaped)
 
 
-def _job(model: GenerationModel, prompt: ChatPrompt, request: GenerationRequest) -> tuple[bytes, bool]:
-    """What the template's process is sent, and whether names of control tokens were escaped."""
-    limit = max(LEAST_CHARACTERS, CHARACTERS_A_TOKEN * model.facts.context_length)
-    if _exceeds(limit, prompt.messages, prompt.template_kwargs):
+def _template_job(model: GenerationModel, prompt: ChatPrompt, request: GenerationRequest) -> tuple[bytes, bool]:
+    """Returns the job for the template's process, and whether control tokens in the messages were escaped."""
+    limit = max(MIN_CHARACTER_LIMIT, CHARACTERS_PER_TOKEN * model.facts.context_length)
+    if _is_longer(limit, prompt.messages, prompt.template_kwargs):
         raise ContextOverflow(
-            f"the conversation is too long: this model's context is {model.facts.context_length} tokens, and at most "
-            f"{limit} characters are looked at. Shorten it."
+            f"the conversation is too long: this model's context is {model.facts.context_length} tokens, and a "
+            f"conversation may have at most {limit} characters. Shorten it."
         )
-    rendered = template_input(model.chat_format, prompt, request.tools, request.thinking, model.control)
+    template = template_input(model.chat_format, prompt, request.tools, request.thinking, model.control)
     markers = None
     if prompt.media and model.preprocessor:
         markers = {kind: each.text for kind, each in model.preprocessor.placeholders.items()}
-    return job_of(rendered, markers), rendered.escaped
+    return render_job(template, markers), template.escaped
 
 
-def _exceeds(most: int, *values: object) -> bool:
-    """Whether plain values hold more than so many characters, an item counted as one. Looks no further than that."""
-    left = most
+def _is_longer(limit: int, *values: object) -> bool:
+    """Returns True if JSON values have more than `limit` characters; other values count as one each. Stops there."""
+    left = limit
     stack: list[object] = list(values)
     while stack and left >= 0:
         value = stack.pop()
@@ -110,58 +112,62 @@ def _exceeds(most: int, *values: object) -> bool:
     return left < 0
 
 
-def _encode_chat(model: GenerationModel, text: str, images: Sequence[PreparedMedia], escaped: bool) -> PreparedPrompt:
-    """A template writes all special tokens itself; none are added."""
-    placeholders = model.preprocessor.placeholders if images and model.preprocessor else {}
-    if images:
-        text = expand_placeholders(text, placeholders, images)
+def _encode_chat(model: GenerationModel, text: str, media: Sequence[PreparedMedia], escaped: bool) -> PreparedPrompt:
+    """Tokenizes a rendered prompt. Adds no special tokens: the template has written them all."""
+    placeholders = model.preprocessor.placeholders if media and model.preprocessor else {}
+    if media:
+        text = expand_placeholders(text, placeholders, media)
     limit = model.facts.context_length
     if escaped and model.control is not None:
         tokens = tuple(model.control.encode(text, limit=limit))
     else:
         tokens = tuple(model.tokenizer.encode(text, special=False, limit=limit))
-    return PreparedPrompt(tokens, locate_media(tokens, placeholders, images) if images else ())
+    return PreparedPrompt(tokens, locate_media(tokens, placeholders, media) if media else ())
 
 
 def _encode(model: GenerationModel, prompt: TextPrompt | TokenPrompt) -> tuple[int, ...]:
     if isinstance(prompt, TextPrompt):
         return tuple(model.tokenizer.encode(prompt.text, limit=model.facts.context_length))
-    return _checked(prompt.tokens, model.facts.vocab_size)
+    return _check_tokens(prompt.tokens, model.facts.vocab_size)
 
 
-def _checked(tokens: tuple[int, ...], vocab_size: int) -> tuple[int, ...]:
+def _check_tokens(tokens: tuple[int, ...], vocab_size: int) -> tuple[int, ...]:
     for token in tokens:
         if not 0 <= token < vocab_size:
             raise BadRequest(f"token {token} is not in the vocabulary: 0 to {vocab_size - 1}", param="prompt")
     return tokens
 
 
-def _check_length(model: GenerationModel, prompt: PreparedPrompt, place: int | None) -> None:
-    which = "the prompt" if place is None else f"prompt {place}"
+def _check_length(model: GenerationModel, prompt: PreparedPrompt, index: int | None) -> None:
+    which = "the prompt" if index is None else f"prompt {index}"
     if not prompt.tokens:
         raise BadRequest(f"{which} is empty: this model needs at least one token", param="prompt")
     limit = model.facts.context_length
     if len(prompt.tokens) >= limit:
-        images = f", {sum(media.length for media in prompt.media)} of them media" if prompt.media else ""
+        media = f", {sum(each.length for each in prompt.media)} of them for media" if prompt.media else ""
         raise ContextOverflow(
-            f"{which} has {len(prompt.tokens)} tokens{images}; this model's context is {limit} tokens, and at least "
-            "one must be left for the answer. Shorten it."
+            f"{which} has {len(prompt.tokens)} tokens{media}; this model's context is {limit} tokens, and the output "
+            "needs at least one. Shorten the prompt."
         )
     _check_embedded(model, prompt, which)
 
 
 def _check_embedded(model: GenerationModel, prompt: PreparedPrompt, which: str) -> None:
-    """A tokenizer may have tokens that its model has no embedding for, and MLX reads whatever lies behind the last one:
-    far enough behind, that ends the process. Places of media are filled with something else."""
-    most = model.facts.vocab_size
-    if max(prompt.tokens) < most:
+    """Raises `BadRequest` if the model has no embedding for a token.
+
+    A tokenizer may have more tokens than its model has embeddings, and MLX reads beyond the end of the array: far
+    enough out, that crashes the process. Placeholders of media are exempt, because features replace their embeddings.
+    """
+    vocab_size = model.facts.vocab_size
+    if max(prompt.tokens) < vocab_size:
         return
-    filled: set[int] = set()
+    placeholders: set[int] = set()
     if prompt.media and model.preprocessor:
-        filled = {each.token_id for each in model.preprocessor.placeholders.values()}
-    outside = next((token for token in prompt.tokens if token >= most and token not in filled), None)
+        placeholders = {each.token_id for each in model.preprocessor.placeholders.values()}
+    outside = next((token for token in prompt.tokens if token >= vocab_size and token not in placeholders), None)
     if outside is not None:
         name = model.tokenizer.token_bytes(outside).decode(errors="replace")
         raise BadRequest(
-            f"{which} holds {name!r:.60}, token {outside}, and this model has {most} tokens", param="prompt"
+            f"{which} contains {name!r:.60}, token {outside}, but this model has only {vocab_size} tokens",
+            param="prompt",
         )

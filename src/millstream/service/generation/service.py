@@ -1,4 +1,4 @@
-"""The generation use case: from a request of any dialect to a running generation. See `ports.GenerationService`."""
+"""Starts generations: prepares a request of any dialect, has it admitted, and submits it to the model's engine."""
 
 from __future__ import annotations
 
@@ -35,19 +35,21 @@ log = logging.getLogger(__name__)
 
 
 class TextGenerator:
+    """Implements `ports.GenerationService`."""
+
     def __init__(
         self,
         hub: ModelHub,
         pool: Executor,
         files: MediaFiles,
-        grammars: GrammarChecks,
+        grammar_checks: GrammarChecks,
         unread: UnreadOutput,
         metrics: GenerationMetrics,
     ) -> None:
         self._hub = hub
         self._pool = pool
         self._files = files
-        self._grammars = grammars
+        self._grammar_checks = grammar_checks
         self._unread = unread
         self._metrics = metrics
         self._ids = itertools.count(1)
@@ -58,37 +60,35 @@ class TextGenerator:
                 try:
                     return await self._start_on(model, with_defaults(request, model.spec))
                 except EngineGone:
-                    log.debug("%s: the engine ended before it took the request", model.name)
-            # Nothing of the request has run. Once the hub knows, it restarts the engine or says why not.
+                    log.debug("%s: the engine ended before the request was submitted", model.name)
+            # Nothing has run, so try again. Once the hub knows, it restarts the engine or raises the reason why not.
             await model.engine.wait_gone()
 
     async def _start_on(self, model: GenerationModel, request: GenerationRequest) -> Generation:
-        tries = request.best_of or request.n
-        with self._counting_refusals(model):
-            # Before images are fetched and prompts prepared for nothing.
-            model.engine.admission.check(len(request.prompts) * tries)
-            media = self._files.for_request(tries)
+        choices = request.best_of or request.n
+        with self._count_rejections(model):
+            # Fail early, before media are fetched and prompts prepared for nothing.
+            model.engine.admission.check(len(request.prompts) * choices)
+            media = self._files.for_request(choices)
             try:
-                return await self._begin(model, request, media)
+                return await self._submit(model, request, media)
             except BaseException:
                 media.release()
                 raise
 
-    async def _begin(self, model: GenerationModel, request: GenerationRequest, media: RequestMedia) -> Generation:
+    async def _submit(self, model: GenerationModel, request: GenerationRequest, media: RequestMedia) -> Generation:
         timer = RequestTimer(self._metrics, model.name)
         prompts = await prepare(self._pool, media, model, request)
-        request = replace(request, grammar=await prepare_grammar(self._grammars, model, request))
-        read = sum(len(prompt.tokens) for prompt in prompts)
-        timer.prepared(read, sum(len(prompt.media) for prompt in prompts))
+        request = replace(request, grammar=await prepare_grammar(self._grammar_checks, model, request))
+        prompt_tokens = sum(len(prompt.tokens) for prompt in prompts)
+        timer.prepared(prompt_tokens, sum(len(prompt.media) for prompt in prompts))
         planned = await self._plan(model, request, prompts)
         submits = [submit for submit, _ in planned]
         continues = not isinstance(request.prompts[0], ChatPrompt)
-        tries = request.best_of or request.n
-        prompts_of = [(index // tries, submit.prompt) for index, submit in enumerate(submits)]
-        openings = await self._openings(model, request, prompts_of)
+        echoes = await self._prompt_echoes(model, request, submits)
         choices = [
-            Choice(index, submit, model.tokenizer, reading, continues=continues, opening=opening)
-            for index, ((submit, reading), opening) in enumerate(zip(planned, openings, strict=True))
+            Choice(index, submit, model.tokenizer, parsing, continues=continues, prompt_echo=echo)
+            for index, ((submit, parsing), echo) in enumerate(zip(planned, echoes, strict=True))
         ]
         inbox = Inbox(self._unread, merge_tokens)
         model.engine.submit(submits, inbox)
@@ -97,7 +97,7 @@ class TextGenerator:
             model.engine,
             inbox,
             choices,
-            read,
+            prompt_tokens,
             timer,
             next_id=lambda: next(self._ids),
             context_length=model.facts.context_length,
@@ -105,17 +105,24 @@ class TextGenerator:
         )
         return generation if request.best_of is None else BestOf(generation, choices, request)
 
-    async def _openings(
-        self, model: GenerationModel, request: GenerationRequest, prompts: Sequence[tuple[int, tuple[int, ...]]]
+    async def _prompt_echoes(
+        self, model: GenerationModel, request: GenerationRequest, submits: Sequence[Generate]
     ) -> list[PromptEcho | None]:
-        """What answers say of their prompts. On the pool: a prompt that came as tokens is turned into text for it."""
+        """Returns the prompt echo of each choice. Runs on the pool, because token prompts have to be decoded."""
         if not request.echo and request.prompt_logprobs is None:
-            return [None] * len(prompts)
-        made = lambda: [PromptEcho.of(request, place, prompt, model) for place, prompt in prompts]  # noqa: E731
-        return await asyncio.get_running_loop().run_in_executor(self._pool, made)
+            return [None] * len(submits)
+        choices = request.best_of or request.n
+
+        def create() -> list[PromptEcho | None]:
+            return [
+                PromptEcho.create(request, index // choices, submit.prompt, model)
+                for index, submit in enumerate(submits)
+            ]
+
+        return await asyncio.get_running_loop().run_in_executor(self._pool, create)
 
     @contextmanager
-    def _counting_refusals(self, model: GenerationModel) -> Iterator[None]:
+    def _count_rejections(self, model: GenerationModel) -> Iterator[None]:
         try:
             yield
         except EngineBusy as error:
@@ -125,36 +132,38 @@ class TextGenerator:
     async def _plan(
         self, model: GenerationModel, request: GenerationRequest, prompts: Sequence[PreparedPrompt]
     ) -> list[tuple[Generate, OutputParsing]]:
-        """What is asked of the engine, and how each answer is read. Schemas of tools go into a grammar, on the pool."""
+        """Returns each choice's engine request and how its output is parsed. Tool grammars are built on the pool."""
         tokens = [prompt.tokens for prompt in prompts]
         if request.tools is None:
-            readings = plan_parsings(model, request, tokens)
+            planned = plan_parsings(model, request, tokens)
         else:
             loop = asyncio.get_running_loop()
-            readings = await loop.run_in_executor(self._pool, plan_parsings, model, request, tokens)
+            planned = await loop.run_in_executor(self._pool, plan_parsings, model, request, tokens)
             if request.tools.choice == "required":
-                await check_parsings(self._grammars, readings)
+                await check_parsings(self._grammar_checks, planned)
         return [
-            (submit, reading)
-            for (reading, run), prompt in zip(readings, prompts, strict=True)
-            for submit in self._submits(model, request, replace(prompt, tokens=run), reading)
+            (submit, parsing)
+            for (parsing, prompt_tokens), prompt in zip(planned, prompts, strict=True)
+            for submit in self._submits(model, request, replace(prompt, tokens=prompt_tokens), parsing)
         ]
 
     def _submits(
-        self, model: GenerationModel, request: GenerationRequest, prompt: PreparedPrompt, reading: OutputParsing
+        self, model: GenerationModel, request: GenerationRequest, prompt: PreparedPrompt, parsing: OutputParsing
     ) -> list[Generate]:
-        """One engine request for each answer. Answers to one prompt differ by their seed."""
-        room = model.facts.context_length - len(prompt.tokens)
+        """Returns one engine request per choice. The choices of one prompt differ by their seed."""
+        max_tokens = model.facts.context_length - len(prompt.tokens)
+        if request.max_tokens is not None:
+            max_tokens = min(request.max_tokens, max_tokens)
         seed = request.sampling.seed if request.seeded else secrets.randbits(32)
         return [
             Generate(
                 request_id=next(self._ids),
                 prompt=prompt.tokens,
-                max_tokens=room if request.max_tokens is None else min(request.max_tokens, room),
+                max_tokens=max_tokens,
                 sampling=replace(request.sampling, seed=(seed + number) & 0xFFFFFFFFFFFFFFFF),
-                stop_tokens=frozenset() if request.ignore_eos else model.tokenizer.eos_ids | reading.stop_tokens,
+                stop_tokens=frozenset() if request.ignore_eos else model.tokenizer.eos_ids | parsing.stop_tokens,
                 logprobs=(request.logprobs or 0) if request.best_of else request.logprobs,
-                grammar=reading.grammar,
+                grammar=parsing.grammar,
                 prompt_logprobs=prompt_logprobs(request),
                 contents=prompt.contents,
                 media=prompt.media,
@@ -164,7 +173,7 @@ class TextGenerator:
 
 
 def with_defaults(request: GenerationRequest, spec: ModelSpec) -> GenerationRequest:
-    """What the client left to the server, as the model's entry in the configuration has it."""
-    sampling = {name: value for name, value in spec.sampling if name in request.unset}
+    """Fills in the model's configured defaults for fields that the client left unset."""
+    defaults = {name: value for name, value in spec.sampling if name in request.unset}
     max_tokens = spec.max_tokens if request.max_tokens is None else request.max_tokens
-    return replace(request, sampling=replace(request.sampling, **sampling), max_tokens=max_tokens)  # type: ignore[arg-type]
+    return replace(request, sampling=replace(request.sampling, **defaults), max_tokens=max_tokens)  # type: ignore[arg-type]

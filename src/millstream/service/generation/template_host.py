@@ -1,4 +1,8 @@
-"""A model's chat template, run by a child process that can be stopped: see `text/template_child.py`."""
+"""Renders prompts with a model's chat template in a sandboxed child process (`text/template_child.py`).
+
+A template is an untrusted program: one that loops or exhausts memory costs its own request only, and the child is
+replaced.
+"""
 
 from __future__ import annotations
 
@@ -23,19 +27,21 @@ from millstream.types import Kind
 
 log = logging.getLogger(__name__)
 
-PATIENCE = 60.0
-"""Seconds without an answer. The child's own limit is on CPU time; this one is for a child that does not run at all."""
-END_SECONDS = 0.5
-GROWTH, ALLOWANCE = 4, 2**20
-"""A prompt may have this many times the characters of its conversation, and so many more."""
-_NO_TEMPLATE = "this model has no chat template: it continues text, so use /v1/completions"
+REPLY_TIMEOUT = 60.0
+"""Seconds without a reply until the child is killed. The child limits its own CPU time; this timeout is for one that
+gets no CPU at all."""
+EXIT_TIMEOUT = 0.5
+"""Seconds for the child to exit after its socket is closed. Then it is killed."""
+GROWTH_FACTOR, EXTRA_CHARACTERS = 4, 2**20
+"""A prompt may have up to this many times the size of its conversation as JSON, plus the extra characters."""
+_NO_TEMPLATE = "this model has no chat template, so it cannot answer chats. Use /v1/completions"
 
 
 class TemplateHost:
-    """Prompts are rendered in the order in which they come. A child that has died is replaced for the next, and whoever
-    waited behind the prompt that it died of is asked again.
+    """Renders prompts in order of arrival. If the child dies, the prompt that it was rendering fails, a new child is
+    started, and the prompts queued behind it are sent again.
 
-    `note` says why the template cannot be used, if so: the model can still continue text.
+    `note` is the reason if the template cannot be used: the model can still serve text completions. Otherwise None.
     """
 
     def __init__(self, template: TemplateSource | None, pool: Executor) -> None:
@@ -47,29 +53,29 @@ class TemplateHost:
         self.note = _NO_TEMPLATE if template is None else None
 
     async def open(self) -> None:
-        """Have the template compiled."""
+        """Starts the child and compiles the template. Sets `note` if that fails."""
         if self._template is None:
             return
         try:
-            await self._ready(self._template)
+            await self._running_child(self._template)
         except BadRequest as error:
             self.note = error.message
 
     async def render(self, job: bytes) -> str:
-        """The prompt of a job that `job_of` made. Raises `BadRequest`."""
+        """Returns the prompt for a job from `render_job`. Raises `BadRequest` if it cannot be rendered."""
         if self.note is not None or self._template is None:
             raise BadRequest(self.note or _NO_TEMPLATE, param="messages")
         while True:
-            child = await self._ready(self._template)
+            child = await self._running_child(self._template)
             try:
                 return await child.ask(job)
-            except _Lost:
+            except _DiedEarlier:
                 continue
-            except _Died as death:
-                raise BadRequest(str(death), param="messages") from death
+            except _Died as error:
+                raise BadRequest(str(error), param="messages") from error
 
     async def close(self) -> None:
-        """Returns when no process is left, also of an opening that is under way. Safe more than once."""
+        """Stops the child, even if `open` is still starting it, and waits for its exit. Safe to call more than once."""
         self._closed = True
         await self._stop_child()
         async with self._starting:
@@ -80,48 +86,49 @@ class TemplateHost:
             child, self._child = self._child, None
             await child.stop()
 
-    async def _ready(self, template: TemplateSource) -> _Child:
+    async def _running_child(self, template: TemplateSource) -> _Child:
         if self._child is not None and not self._child.dead:
             return self._child
         async with self._starting:
             if self._child is None or self._child.dead:
-                self._child = await self._started(template)
+                self._child = await self._start_child(template)
             return self._child
 
-    async def _started(self, template: TemplateSource) -> _Child:
+    async def _start_child(self, template: TemplateSource) -> _Child:
         if self._closed:
             raise BadRequest("the model is being unloaded")
         child = await _Child.start(self._pool)
         try:
             await child.ask(orjson.dumps({"source": template.source, "tokens": dict(template.tokens)}))
-        except (_Died, _Lost) as death:
-            raise BadRequest(f"the model's chat template cannot be used: {death}") from death
+        except (_Died, _DiedEarlier) as error:
+            raise BadRequest(f"the model's chat template cannot be used: {error}") from error
         except BaseException:
             await child.stop()
             raise
         return child
 
 
-def job_of(rendering: TemplateInput, markers: Mapping[Kind, str] | None) -> bytes:
-    """What a child is sent. `markers`: for a conversation with media, what stands for each kind."""
-    parts = {"variants": rendering.variants, "kwargs": rendering.kwargs, "markers": markers}
+def render_job(template_input: TemplateInput, markers: Mapping[Kind, str] | None) -> bytes:
+    """Returns the message that has the child render a prompt. `markers`: for a conversation with media, the placeholder
+    of each kind."""
+    job = {"variants": template_input.variants, "kwargs": template_input.kwargs, "markers": markers}
     try:
-        size = len(orjson.dumps(parts))
-        return orjson.dumps({**parts, "limit": GROWTH * size + ALLOWANCE})
+        size = len(orjson.dumps(job))
+        return orjson.dumps({**job, "limit": GROWTH_FACTOR * size + EXTRA_CHARACTERS})
     except TypeError as error:
         raise BadRequest("the text is not valid Unicode: it contains an unpaired surrogate") from error
 
 
 class _Died(Exception):
-    """The child has ended over this prompt. Says why, for whoever sent it."""
+    """The child ended while it rendered this prompt. The message is for the client."""
 
 
-class _Lost(Exception):
-    """The child has ended over another prompt."""
+class _DiedEarlier(Exception):
+    """The child ended before it rendered this prompt, so the prompt can be sent again."""
 
 
 class _Child:
-    """One process. What it is asked is written at once, and answered in that order by the task that reads."""
+    """One process. Jobs are written at once; a task reads the replies, which come in the same order."""
 
     def __init__(
         self,
@@ -136,14 +143,14 @@ class _Child:
         self._writer = writer
         self._pool = pool
         self._loop = asyncio.get_running_loop()
-        self._waiting: deque[asyncio.Future[bytes]] = deque()
-        self._answered = self._loop.time()
-        """When the last answer came."""
-        self._reading = asyncio.ensure_future(self._read())
+        self._replies: deque[asyncio.Future[bytes]] = deque()
+        self._last_reply = self._loop.time()
+        self._reader_task = asyncio.ensure_future(self._read_replies())
 
     @classmethod
     async def start(cls, pool: Executor) -> _Child:
-        """A load that is given up meanwhile leaves no process behind: a thread that starts one cannot be stopped."""
+        """Starts a child. If this is cancelled, the child is stopped once it runs: the thread that starts it cannot be
+        interrupted."""
         starting = asyncio.ensure_future(cls._start(pool))
         try:
             return await asyncio.shield(starting)
@@ -153,82 +160,83 @@ class _Child:
 
     @classmethod
     async def _start(cls, pool: Executor) -> _Child:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            process = await asyncio.get_running_loop().run_in_executor(pool, _run, theirs)
-        reader, writer = await asyncio.open_unix_connection(sock=ours)
+        parent_end, child_end = socket.socketpair()
+        with child_end:
+            process = await asyncio.get_running_loop().run_in_executor(pool, _spawn, child_end)
+        reader, writer = await asyncio.open_unix_connection(sock=parent_end)
         return cls(process, reader, writer, pool)
 
     async def ask(self, job: bytes) -> str:
-        """Raises `BadRequest` with what the template says, `_Died`, or `_Lost`."""
+        """Returns the child's reply. Raises `BadRequest` with the template's own error, `_Died`, or `_DiedEarlier`."""
         if self.dead:
-            raise _Lost
-        answer: asyncio.Future[bytes] = self._loop.create_future()
-        self._waiting.append(answer)
+            raise _DiedEarlier
+        reply: asyncio.Future[bytes] = self._loop.create_future()
+        self._replies.append(reply)
         self._writer.write(LENGTH.pack(len(job)) + job)
         try:
-            while not answer.done():
-                await asyncio.wait([answer], timeout=PATIENCE)
-                if not answer.done() and self._loop.time() - self._answered > PATIENCE:
-                    self._process.kill()  # the reading task then tells everyone
+            while not reply.done():
+                await asyncio.wait([reply], timeout=REPLY_TIMEOUT)
+                if not reply.done() and self._loop.time() - self._last_reply > REPLY_TIMEOUT:
+                    self._process.kill()  # then the reader task fails all pending replies
         except asyncio.CancelledError:
-            answer.cancel()  # its place in the line stays
+            reply.cancel()  # it stays in the queue, because the child will still answer
             raise
-        data = answer.result()
+        data = reply.result()
         text = data[1:].decode("utf-8", "surrogatepass")
         if data[:1] != RENDERED:
             raise BadRequest(text, param="messages")
         return text
 
     async def stop(self) -> None:
-        """Returns when it is gone. One that waits for work ends by itself when its socket closes."""
+        """Closes the socket, upon which an idle child exits, and waits until the process is gone."""
         self._writer.close()
-        await asyncio.wait([self._reading])
+        await asyncio.wait([self._reader_task])
 
-    async def _read(self) -> None:
+    async def _read_replies(self) -> None:
         try:
             while True:
                 (size,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
                 data = await self._reader.readexactly(size)
-                self._answered = self._loop.time()
-                answer = self._waiting.popleft()
-                if not answer.done():
-                    answer.set_result(data)
+                self._last_reply = self._loop.time()
+                reply = self._replies.popleft()
+                if not reply.done():
+                    reply.set_result(data)
         except (OSError, EOFError):
-            await self._bury()
+            await self._handle_exit()
 
-    async def _bury(self) -> None:
+    async def _handle_exit(self) -> None:
+        """Waits for the process and fails the pending replies: the first with the cause, the others for a retry."""
         self.dead = True
         self._writer.close()
         with contextlib.suppress(OSError):
             await self._writer.wait_closed()
-        await self._loop.run_in_executor(self._pool, self._end)
-        error: Exception = _Died(self._cause())
-        for answer in self._waiting:
-            if not answer.done():
-                answer.set_exception(error)
-            error = _Lost()
+        await self._loop.run_in_executor(self._pool, self._wait)
+        error: Exception = _Died(self._exit_reason())
+        for reply in self._replies:
+            if not reply.done():
+                reply.set_exception(error)
+            error = _DiedEarlier()
 
-    def _end(self) -> None:
+    def _wait(self) -> None:
         try:
-            self._process.wait(END_SECONDS)
+            self._process.wait(EXIT_TIMEOUT)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
 
-    def _cause(self) -> str:
+    def _exit_reason(self) -> str:
         code = self._process.returncode
         if code == -signal.SIGPROF:
             return f"the model's chat template took more than {CPU_SECONDS:g} s of CPU time"
-        if self._waiting:
-            log.warning("the process of a chat template ended with code %d", code)
-        return "the process that runs the model's chat template ended. Try again"
+        if self._replies:
+            log.warning("the chat template process exited unexpectedly with code %d", code)
+        return "the process that renders the model's chat template ended unexpectedly. Try again"
 
 
-def _run(theirs: socket.socket) -> subprocess.Popen[bytes]:
+def _spawn(child_end: socket.socket) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         sandbox.command("millstream.text.template_child"),
-        stdin=theirs.fileno(),
+        stdin=child_end.fileno(),
         stdout=subprocess.DEVNULL,
         env=sandbox.environment(),
         start_new_session=True,  # Ctrl-C is for the server
