@@ -13,6 +13,7 @@ from millstream.text.output import Message, Output
 from millstream.text.parts import Kind, Part
 from millstream.text.style import REASONING, Style
 from millstream.text.tool_formats.registry import FORMATS
+from support.tiers import examples
 
 THINK = REASONING["think"]
 HERMES = Style(FORMATS["hermes"], THINK)
@@ -120,7 +121,7 @@ def test_arguments_are_told_as_they_come() -> None:
 
 
 @given(st.text(alphabet="ab<>", max_size=30), st.lists(st.text(alphabet="ab<>", min_size=1, max_size=4), max_size=4))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_a_marker_is_found_where_a_search_in_the_whole_text_finds_it(text: str, texts: list[str]) -> None:
     marks = Marks(texts)
     place, marker = marks.find(text, final=True)

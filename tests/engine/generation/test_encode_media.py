@@ -14,6 +14,7 @@ from millstream.engine.messages import Failed, Finished, Submit
 from millstream.engine.prefix_cache.cache import PrefixCache
 from millstream.engine.prefix_cache.index import PrefixIndex
 from millstream.types import Media
+from support.tiers import examples
 
 
 def submit(number: int, length: int, *media: tuple[int, int], max_tokens: int = 3) -> Submit:
@@ -124,7 +125,7 @@ def test_a_sound_may_be_cut_where_images_stay_whole() -> None:
     assert spans(subject.plan()) == [(1, 2, 8)]
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(data=st.data())
 def test_every_prompt_is_read_once_and_in_order(data: st.DataObject) -> None:
     """Whatever the sizes: chunks follow each other, none goes into media before they are encoded, and where media must

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from millstream.engine.prefix_cache.index import Hit, PrefixIndex
+from support.tiers import examples
 
 BLOCK = 3
 MOST = 6
@@ -72,7 +73,7 @@ class Index(RuleBasedStateMachine):
 
 
 TestIndex = Index.TestCase
-TestIndex.settings = settings(max_examples=300, stateful_step_count=40)
+TestIndex.settings = settings(max_examples=examples(300), stateful_step_count=40)
 
 
 class States(RuleBasedStateMachine):
@@ -143,7 +144,7 @@ class States(RuleBasedStateMachine):
 
 
 TestStates = States.TestCase
-TestStates.settings = settings(max_examples=300, stateful_step_count=40)
+TestStates.settings = settings(max_examples=examples(300), stateful_step_count=40)
 
 
 def test_a_shared_beginning_outlives_the_tails_that_stand_on_it() -> None:
