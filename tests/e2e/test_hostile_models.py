@@ -17,6 +17,7 @@ import pytest
 from millstream.config import ModelSpec, Settings
 from support.broken_models import FOLDERS, GGUFS, Broken, content, setting
 from support.server import running
+from support.tiers import some
 from support.tiny import write_servable
 from support.tiny_gguf import write_gguf
 
@@ -41,7 +42,7 @@ def run_by_anyone(mark: Path) -> bytes:
     return f"import pathlib\npathlib.Path({str(mark)!r}).touch()\n".encode()
 
 
-@pytest.mark.parametrize("isolation", ["thread", "process"])
+@pytest.mark.parametrize("isolation", some(["thread", "process"], ["process"]))
 def test_each_fails_with_its_reason_and_the_good_one_serves(servable: Path, tmp_path: Path, isolation: str) -> None:
     mark = tmp_path / "it-was-run"
     cases = {broken.name: broken for broken in FOLDERS if broken.name in CHOSEN}

@@ -13,7 +13,7 @@ import openai
 import pytest
 
 MODEL = "smollm2-135m-instruct"
-ROUNDS, SOME = 50, 10
+ROUNDS, SOME = 50, 6
 
 OPERATIONS: dict[str, Callable[[int, int], int]] = {
     "add": lambda left, right: left + right,
@@ -95,8 +95,8 @@ def test_an_agent_calls_a_real_function_every_time(demo_client: openai.OpenAI, w
     assert len(names) == rounds and set(names[::2]) == {"calculate"}
 
 
-def test_several_calls_in_one_answer_are_all_valid(demo_client: openai.OpenAI) -> None:
-    for number in range(3):
+def test_several_calls_in_one_answer_are_all_valid(demo_client: openai.OpenAI, whole: bool) -> None:
+    for number in range(3 if whole else 1):
         messages = [{"role": "user", "content": "Look up three towns."}]
         message, reason = called(demo_client, False, messages, tool_choice="required", seed=number, max_tokens=500)
         assert reason == "tool_calls" and 1 <= len(message.tool_calls) <= 8
