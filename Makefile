@@ -1,6 +1,6 @@
 # make serve   run the server on the demo model        (ARGS="MODEL --port 9000 ...")
-# make test    run the tests, as CI does               (ARGS="tests/engine -k cancel")
-# make check   lint, types, architecture and tests
+# make test    run one test of every kind              (ARGS="tests/engine -k cancel"; ARGS=--whole for all of them)
+# make check   lint, types and tests, as CI does
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -34,8 +34,11 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 serve: setup
 	$(BIN)/millstream serve $(ARGS)
 
+# The whole suite runs in parallel; a choice of tests does not, for it would wait longer for the workers to start.
+WORKERS := $(if $(filter-out --whole,$(ARGS)),,--numprocesses=logical --maxprocesses=4 --dist=worksteal)
+
 test: setup
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest $(WORKERS) $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check src tests bench

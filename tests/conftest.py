@@ -17,6 +17,14 @@ import pytest
 from millstream.backend.environment import load_blas
 from support import tiers
 
+if worker := os.environ.get("PYTEST_XDIST_WORKER"):
+    # Workers share the cores: one BLAS thread each. MLX compiles kernels into the temporary folder, and another process
+    # might load a library that is half written there.
+    os.environ["OMP_NUM_THREADS"] = "1"
+    kernels = Path(__file__).parent.parent / ".pytest_cache" / f"tmp-{worker}"
+    kernels.mkdir(parents=True, exist_ok=True)
+    os.environ["TMPDIR"] = str(kernels)
+
 load_blas()
 
 # How long an example takes says something of the machine, not of the code.
@@ -33,7 +41,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "whole: repeats a kind of test on more inputs; runs with --whole only")
     config.stash[_LEFT] = 0
     tiers.run_whole(config.getoption("--whole"))
 

@@ -10,7 +10,7 @@ from millstream.backend.kernels.decode_attention import ragged_attention
 from millstream.backend.kernels.prefill_attention import prefill_attention
 from millstream.backend.kernels.write_rows import write_rows
 
-pytestmark = pytest.mark.skipif(current_device().kind != "cuda", reason="needs MLX's CUDA build and a GPU")
+pytestmark = pytest.mark.skipif(current_device().kind != "cuda", reason="needs an NVIDIA GPU with MLX's CUDA build")
 
 
 def plain(queries: mx.array, keys: mx.array, values: mx.array, scale: float, seen: mx.array) -> mx.array:

@@ -12,7 +12,7 @@ from millstream.backend.kernels import small_matmul
 from millstream.backend.kernels.small_matmul import WIDEST, WIDTHS
 from millstream.backend.layers.fused_matmul import BY_KERNELS, BY_MLX
 
-on_cuda = pytest.mark.skipif(current_device().kind != "cuda", reason="needs MLX's CUDA build and a GPU")
+on_cuda = pytest.mark.skipif(current_device().kind != "cuda", reason="needs an NVIDIA GPU with MLX's CUDA build")
 # Each case is compiled for seconds.
 
 

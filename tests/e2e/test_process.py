@@ -167,7 +167,7 @@ def test_a_second_signal_ends_a_load(start: Callable[..., Process], servable: Pa
     child.wait(PATIENCE)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: reads /proc")
 def test_loading_a_model_leaves_the_limit_of_open_files(start: Callable[..., Process], servable: Path) -> None:
     """mlx-lm lowers it to 2,048 when it is imported, and the hard limit to 4,096, which only root may raise again."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

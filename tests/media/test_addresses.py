@@ -61,7 +61,7 @@ def test_this_machine_in_all_its_names(host: str) -> None:
     try:
         socket.getaddrinfo(host, 80)
     except OSError:
-        pytest.skip(f"this system does not know {host}")
+        pytest.skip(f"needs a system that resolves {host}")
     with pytest.raises(MediaRefused, match=r"no public address.*--allow-private-media"):
         addresses_of(host, 80, private=False)
 

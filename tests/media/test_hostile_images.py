@@ -17,7 +17,7 @@ from PIL import Image
 
 from millstream.media.images import PIXEL_BYTES, USUAL_PIXEL_BYTES
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the peak of memory is read from /proc")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: reads peak memory from /proc")
 
 SIDE = 3000
 TAKEN = 60 * 2**20

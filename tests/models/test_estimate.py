@@ -149,7 +149,7 @@ def test_plain_weights_change_on_the_cpu_alone(tmp_path: Path) -> None:
     assert of(tmp_path, device="cuda") == of(tmp_path, device="metal") == Estimate(10 * 8 * 2 + 8 * 4, 32, None)
 
 
-@pytest.mark.skipif(not DEMO_FILE.is_file(), reason="the demo model is not in the cache")
+@pytest.mark.skipif(not DEMO_FILE.is_file(), reason="needs the demo model in the cache (`make serve` fetches it)")
 @pytest.mark.parametrize("unpack", [True, False])
 def test_the_demo_model(unpack: bool) -> None:
     told = of(DEMO_FILE, "gguf", unpack=unpack)
