@@ -19,7 +19,7 @@ from millstream.config import Settings
 from support.schemas import random_schema
 from support.server import RunningServer, running
 
-SCHEMAS, SOME = 300, 40
+SCHEMAS, SOME = 300, 30
 ROWS = 32
 FREE = 6
 
@@ -55,7 +55,7 @@ def free(number: int) -> dict[str, Any]:
     """Greedy: a batch of another size rounds in another way, and where tokens are drawn, one of a millionth may turn
     into its neighbour. The tiny models' tests compare drawn rows."""
     content = f"Tell me a story about {number + 2} mills."
-    return {"messages": [{"role": "user", "content": content}], "temperature": 0, "max_tokens": 40}
+    return {"messages": [{"role": "user", "content": content}], "temperature": 0, "max_tokens": 20}
 
 
 def test_random_schemas_and_the_rows_beside_them(wide: RunningServer, whole: bool) -> None:

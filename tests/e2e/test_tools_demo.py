@@ -13,7 +13,7 @@ import openai
 import pytest
 
 MODEL = "smollm2-135m-instruct"
-ROUNDS, SOME = 50, 6
+ROUNDS, SOME = 50, 4
 
 OPERATIONS: dict[str, Callable[[int, int], int]] = {
     "add": lambda left, right: left + right,
