@@ -21,7 +21,7 @@ from millstream.service.managed_model import Loading, ManagedModel, ReadyModel
 from millstream.service.unread_output import RequestEvent, UnreadOutput
 from support.fake import FakeBackend
 
-PATIENCE = 20
+PATIENCE = 60
 
 
 def on_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
