@@ -8,7 +8,7 @@ import queue
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 import httpx
@@ -168,6 +168,18 @@ def _port(stage: Stage) -> Iterator[int]:
 def port(_port: int, stage: Stage, service: ScriptedService) -> int:
     stage.service = service
     return _port
+
+
+@pytest.fixture(scope="module")
+def open_client(stage: Stage) -> Iterator[Callable[..., httpx.Client]]:
+    """Starts an app with other settings that serves the tests of a module, and gives a client for it."""
+    with ExitStack() as stack:
+
+        def start(**settings: object) -> httpx.Client:
+            port = stack.enter_context(running(create_app(stage, **settings), timeout_keep_alive=60))  # type: ignore[arg-type]
+            return stack.enter_context(httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=WAIT))
+
+        yield start
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from millstream.types import FinishReason, ModelFacts, TokenLogprob, Usage
 from support.engines import Driver, engine
 from support.fake import FakeBackend, exit_at_once
 from support.guided import children_find_us
+from support.tiers import some
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +53,10 @@ def backend(request: pytest.FixtureRequest, tiny_model: Callable[[str], Path]) -
     return functools.partial(text_backend, ModelSource("tiny", "folder", tiny_model("llama")), Settings(max_batch=4))
 
 
+by_fake = pytest.mark.parametrize("backend", some(["fake", "mlx"], ["fake"]), indirect=True)
+"""For what the link does whatever the backend is: a child with MLX takes seconds to start."""
+
+
 @pytest.fixture
 def running(backend: BackendFactory) -> Iterator[tuple[Driver, ProcessLink]]:
     driver, link = start(backend)
@@ -70,6 +75,7 @@ def test_it_answers_as_a_thread_does(running: tuple[Driver, ProcessLink], backen
     assert all(isinstance(entry, TokenLogprob) for entry in driver.logprobs[3])
 
 
+@by_fake
 def test_it_cancels_and_stops(running: tuple[Driver, ProcessLink]) -> None:
     driver, link = running
     driver.post(Submit(1, (1, 2), 100_000))
@@ -98,6 +104,7 @@ def test_a_killed_child_ends_its_requests_at_once(running: tuple[Driver, Process
         driver.post(Submit(99, (1,), 1))
 
 
+@by_fake
 def test_sigterm_to_the_group_does_not_end_an_engine(running: tuple[Driver, ProcessLink]) -> None:
     driver, link = running
     os.kill(pid_of(link), signal.SIGTERM)
@@ -127,6 +134,7 @@ def test_a_child_that_dies_while_loading_is_a_failed_load() -> None:
     assert driver.load_error == "the engine's process ended with code 3"
 
 
+@by_fake
 def test_no_thread_or_child_is_left(backend: BackendFactory) -> None:
     before = threading.active_count()
     for _ in range(3):
