@@ -27,6 +27,7 @@ from support.engines import Driver, engine, scheduler
 from support.fake import FakeBackend, panic
 from support.fifo_gate import FifoGate
 from support.guided import children_find_us
+from support.tiers import some
 from support.wrapped import gated
 
 ROWS = 4
@@ -77,6 +78,17 @@ def held(make: BackendFactory, kind: Any, tmp_path: Path) -> Iterator[Held]:
     held = Held(make, kind, tmp_path / "gate")
     yield held
     held.gate.close()
+
+
+held_in = pytest.mark.parametrize(
+    ("make", "kind"),
+    some(
+        [(make, kind) for make in ("fake", "mlx") for kind in LINKS],
+        [("fake", "thread"), ("fake", "process"), ("mlx", "thread")],
+    ),
+    indirect=True,
+)
+"""An engine for each test: children with MLX take seconds to start."""
 
 
 def finish_reason(driver: Driver, request_id: int) -> FinishReason:
@@ -137,6 +149,7 @@ def test_logprobs_come_for_the_rows_that_ask_and_no_others(driver: Driver) -> No
         assert all(len(entry.top) == top and entry.logprob <= 0 for entry in entries if isinstance(entry, TokenLogprob))
 
 
+@held_in
 def test_a_cancel_ends_the_row_before_the_next_step(held: Held) -> None:
     with held.start() as driver:
         driver.post(Submit(1, (1, 2), 400))
@@ -172,6 +185,7 @@ def test_a_failed_step_fails_its_requests_and_the_engine_serves_on(held: Held) -
         assert driver.run(Submit(3, (1, 2, 3), 5)) == [expected]
 
 
+@held_in
 def test_shutdown_fails_what_is_left_and_refuses_what_comes(held: Held) -> None:
     with held.start() as driver:
         for number in range(ROWS + 2):
@@ -187,6 +201,7 @@ def test_shutdown_fails_what_is_left_and_refuses_what_comes(held: Held) -> None:
             driver.post(Submit(100, (1,), 1))
 
 
+@held_in
 def test_an_idle_owner_beats_and_a_step_shows(held: Held) -> None:
     with held.start() as driver:
         first = driver.link.heartbeat()
