@@ -110,17 +110,23 @@ def test_slots_outlast_their_columns(path: str, tiny_model: Callable[[str], Path
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder for models that several tests read."""
-    return tmp_path_factory.mktemp("models")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """A folder with a model of a family that several tests read, made once."""
+    root = tmp_path_factory.mktemp("models")
+
+    def get(family: str, **changes: Any) -> Path:
+        folder = root / family
+        return folder if folder.exists() else write_model(folder, family, **changes)
+
+    return get
 
 
 @pytest.mark.parametrize("family", OTHERWISE)
 @pytest.mark.parametrize("path", some(["none", "slots", "all as on a GPU"], ["slots", "all as on a GPU"]))
-def test_layers_that_make_something_else_of_keys(family: str, path: str, models: Path) -> None:
+def test_layers_that_make_something_else_of_keys(family: str, path: str, model: Callable[..., Path]) -> None:
     """DeepSeek's keep latent vectors and put the scores of positions into the mask; Phi's compute in float32; Gemma 2's
     have scores of five dimensions, where a mask of four has the rows in the place of the heads."""
-    folder = write_model(models / family, family, **OTHERWISE[family])
+    folder = model(family, **OTHERWISE[family])
     wanted = cases(seed=3, count=12)
     expected = reference(folder, wanted)
     with engine(backend(folder, max_rows=5, **PATHS[path]), prefill_tokens=60) as driver:
@@ -131,9 +137,9 @@ def test_layers_that_make_something_else_of_keys(family: str, path: str, models:
 
 
 @pytest.mark.parametrize("path", some(["slots", "all as on a GPU"], ["all as on a GPU"]))
-def test_heads_of_the_size_that_our_kernels_take(path: str, models: Path) -> None:
+def test_heads_of_the_size_that_our_kernels_take(path: str, model: Callable[..., Path]) -> None:
     """On CUDA this runs the kernels; elsewhere what they stand for. One row is long enough to be computed in parts."""
-    folder = write_model(models / "wide heads", "llama", head_dim=64, max_position_embeddings=4096)
+    folder = model("llama", head_dim=64, max_position_embeddings=4096)
     long: Case = (tuple(number * 7 % VOCAB for number in range(1100)), 20)
     wanted: list[Case] = [((5, 6, 7), 270), *cases(seed=8, count=6), long, *cases(seed=9, count=6)]
     expected = reference(folder, wanted)
