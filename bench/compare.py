@@ -1,9 +1,9 @@
-"""Ours against each installed peer: the same model, machine and load, one after the other, in one run.
+"""Compare Millstream with each installed peer: the same model, machine and load, one server after another.
 
     python bench/compare.py --model random-1b --levels 1,32,64 --out report/
     python bench/compare.py --model demo --levels 1,4,16 --output-tokens 32
 
-Prints a table for each server and the ratios, and writes report.md, figures.json and plot.png.
+Prints a table per server and the ratios. With --out, writes report.md, figures.json and plot.png.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def main() -> int:
 
 
 def ratios(found: dict[str, list[Figures]]) -> str:
-    """Ours over each peer, level by level."""
+    """Ratios of Millstream to each peer, per level."""
     lines = []
     ours = {level.streams: level for level in found.get("millstream", [])}
     for peer in found:
@@ -106,7 +106,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument("--no-warmup", action="store_true")
-    parser.add_argument("--ours", default="", help="more options for our server")
+    parser.add_argument("--ours", default="", help="extra options for `millstream serve`")
     parser.add_argument("--out", type=Path, default=None)
     return parser.parse_args()
 

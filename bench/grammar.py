@@ -1,10 +1,10 @@
-"""What a grammar costs: the same model and rows with and without one, and the share of a step that masks take.
+"""Measure the cost of structured output: decode with and without a grammar, and the share of a step spent on masks.
 
 python bench/grammar.py --model demo --rows 1,8,32
 
-The engine's backend alone, without HTTP. `masks` is the time that Python and llguidance spend on a step's masks. A GPU
-computes the step's logits meanwhile, so there they slow a step only as far as they take longer than that; on the CPU
-MLX has done most of the work when it returns, and they add up.
+Runs the backend without HTTP. `masks` is the time that Python and llguidance spend on the masks of a step. A GPU
+computes the logits meanwhile, so masks slow a step down only if they take longer than that. On the CPU, MLX has done
+most of the work when it returns, so the masks add to the step.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from millstream.backend.environment import load_blas, prefer_known_kernels
-from millstream.engine.generation.backend import RowOutput
-from millstream.engine.generation.scheduler import Scheduler
-from millstream.engine.messages import Submit, Tokens
+from millstream.engine.generation.messages import Generate, Tokens
+from millstream.engine.generation.plan import RowOutput
+from millstream.engine.generation.scheduler import GenerationScheduler
 from millstream.models.source import ModelSource
 from millstream.text.grammar import GrammarCompiler, compiler_of
 from millstream.types import Grammar, Sampling
@@ -38,7 +38,7 @@ PERSON = {
     "additionalProperties": False,
 }
 ENDLESS = {"type": "array", "items": PERSON, "minItems": 1000}
-"""No answer ends before its limit, so that all runs have as many tokens."""
+"""Never complete before max_tokens, so that all runs generate the same number of tokens."""
 
 GRAMMARS = {
     "none": None,
@@ -51,17 +51,17 @@ GRAMMARS = {
 @dataclass(frozen=True)
 class Run:
     seconds: float
-    """Of a step."""
+    """Seconds per step."""
     tokens: dict[int, list[int]]
 
 
 def run(backend: MlxGenerationBackend, grammar: Grammar | None, rows: int, count: int) -> Run:
-    """Steps from the first in which all rows decode."""
+    """Time the steps from the first one in which all rows decode."""
     backend.reset()
-    scheduler = Scheduler(max_rows=rows, prefill_tokens=4096)
+    scheduler = GenerationScheduler(max_rows=rows, prefill_tokens=4096)
     for number in range(rows):
         prompt = tuple(range(50 + number, 82 + number))
-        scheduler.submit(Submit(number, prompt, count, Sampling(temperature=1.0, seed=number), grammar=grammar))
+        scheduler.submit(Generate(number, prompt, count, Sampling(temperature=1.0, seed=number), grammar=grammar))
     tokens: dict[int, list[int]] = {number: [] for number in range(rows)}
     started, steps = 0.0, 0
     while not scheduler.idle:
@@ -76,15 +76,15 @@ def run(backend: MlxGenerationBackend, grammar: Grammar | None, rows: int, count
 
 def masks(compiler: GrammarCompiler, grammar: Grammar, done: Run, vocab_size: int) -> float:
     """The same answers again without a model: seconds of a step."""
-    guides = Guides(compiler, vocab_size)
+    guides = GrammarGuides(compiler, vocab_size)
     places = {number: number for number in done.tokens}
     for number in done.tokens:
-        guides.add(Submit(number, (0,), 1, grammar=grammar))
-    guides.follow([], places)
+        guides.add(Generate(number, (0,), 1, grammar=grammar))
+    guides.advance([], places)
     length = min(map(len, done.tokens.values()))
     started = time.perf_counter()
     for place in range(length):
-        guides.follow([RowOutput(number, (line[place],)) for number, line in done.tokens.items()], places)
+        guides.advance([RowOutput(number, (line[place],)) for number, line in done.tokens.items()], places)
     return (time.perf_counter() - started) / length
 
 
@@ -94,7 +94,7 @@ def measure(folder: ModelSource, rows: int, count: int, repeat: int, names: Sequ
     facts = backend.load()
     best: dict[str, Run] = {}
     for _ in range(repeat):
-        # In turn, so that what else the machine does meets all of them.
+        # Interleaved, so that other load on the machine affects all of them.
         for name in names:
             done = run(backend, GRAMMARS[name], rows, count)
             if name not in best or done.seconds < best[name].seconds:
@@ -122,7 +122,7 @@ def main() -> int:
     parser.add_argument("--grammars", type=lambda text: text.split(","), default=list(GRAMMARS))
     arguments = parser.parse_args()
     folder = ModelSource(arguments.model, "folder", find(arguments.model))
-    print("| rows | grammar | tokens/s | ms a step | against none | ms of masks | share |")
+    print("| rows | grammar | tokens/s | ms per step | against none | ms of masks | share |")
     print("|---|---|---|---|---|---|---|")
     for rows in arguments.rows:
         measure(folder, rows, arguments.tokens, arguments.repeat, ["none", *arguments.grammars[1:]])
@@ -133,6 +133,6 @@ if __name__ == "__main__":
     load_blas()
     prefer_known_kernels()
     from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
-    from millstream.backend.generation.sampling.guides import Guides
+    from millstream.backend.generation.sampling.guides import GrammarGuides
 
     sys.exit(main())

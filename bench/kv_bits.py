@@ -1,8 +1,8 @@
-"""What quantised keys and values cost and save: bytes a token, and the speed of prompts and of decoding.
+"""Measure a quantised KV cache: bytes per token, and the speed of prefill and decode.
 
 python bench/kv_bits.py [FOLDER | FILE.gguf] [--rows 4] [--prompt 512] [--tokens 32] [--rounds 3]
 
-Without a model: the demo model. Wall and CPU time: where others use the machine as well, the second says more.
+Without a model: the demo model. Prints rates by wall and by CPU time: on a shared machine CPU time is more reliable.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 
 from millstream.backend.environment import load_blas
-from millstream.engine.generation.backend import Plan, Prefill
-from millstream.engine.messages import Submit
+from millstream.engine.generation.messages import Generate
+from millstream.engine.generation.plan import Plan, Prefill
 from millstream.models.source import resolve
 
 Seconds = tuple[float, float]
@@ -36,40 +36,40 @@ def main() -> None:
     from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
 
     source = resolve(arguments.model, report=print)
-    print("bits, bytes a token, bytes of the rows, prompt tokens/s (wall, CPU), decoded tokens/s (wall, CPU)")
+    print("bits, bytes per token, bytes of the rows, prefill tokens/s (wall, CPU), decode tokens/s (wall, CPU)")
     for bits in (0, 8, 4):
         backend = MlxGenerationBackend(
             GenerationSettings(source.kind, source.path, max_rows=arguments.rows, kv_bits=bits, disabled=frozenset())
         )
         facts = backend.load()
         rounds = [measure(backend, arguments, facts.vocab_size, number) for number in range(arguments.rounds)]
-        taken = rounds[0][2] - facts.weight_bytes
-        read = rate(arguments.rows * (arguments.prompt - 1), [prompt for prompt, _, _ in rounds])
+        used = rounds[0][2] - facts.weight_bytes
+        prefilled = rate(arguments.rows * (arguments.prompt - 1), [prompt for prompt, _, _ in rounds])
         decoded = rate(arguments.rows * arguments.tokens, [decode for _, decode, _ in rounds])
-        print(f"{bits or 'none'}, {facts.kv_bytes_per_token}, {taken}, {read}, {decoded}", flush=True)
+        print(f"{bits or 'none'}, {facts.kv_bytes_per_token}, {used}, {prefilled}, {decoded}", flush=True)
         backend.reset()
         del backend
 
 
 def measure(backend: object, arguments: argparse.Namespace, vocabulary: int, seed: int) -> tuple[Seconds, Seconds, int]:
-    """All prompts, then all answers; and the memory taken at the end."""
+    """Prefill all prompts, then decode all rows. Returns both times and the memory in use at the end."""
     from millstream.backend.generation.backend import MlxGenerationBackend
 
     assert isinstance(backend, MlxGenerationBackend)
-    draw = random.Random(seed)
-    prompts = [tuple(draw.randrange(vocabulary) for _ in range(arguments.prompt)) for _ in range(arguments.rows)]
-    submits = [Submit(number, prompt, arguments.tokens) for number, prompt in enumerate(prompts)]
+    rng = random.Random(seed)
+    prompts = [tuple(rng.randrange(vocabulary) for _ in range(arguments.prompt)) for _ in range(arguments.rows)]
+    submits = [Generate(number, prompt, arguments.tokens) for number, prompt in enumerate(prompts)]
     begun = now()
     for submit in submits:
         backend.step(Plan(prefill=(Prefill(submit, 0, arguments.prompt - 1),)))
-    read = now()
+    prefilled = now()
     ids = tuple(range(arguments.rows))
-    for _ in range(arguments.tokens + 1):  # a step's tokens are read with the next one
+    for _ in range(arguments.tokens + 1):  # the tokens of a step arrive with the next step
         backend.step(Plan(decode=ids))
     ended = now()
     memory = backend.memory_bytes()
     backend.step(Plan(drop=ids))
-    return since(begun, read), since(read, ended), memory
+    return since(begun, prefilled), since(prefilled, ended), memory
 
 
 def now() -> Seconds:
@@ -81,7 +81,7 @@ def since(begun: Seconds, ended: Seconds) -> Seconds:
 
 
 def rate(tokens: int, times: list[Seconds]) -> str:
-    """Tokens a second of the median round."""
+    """Tokens per second of the median round."""
     wall, cpu = (tokens / statistics.median(time[kind] for time in times) for kind in (0, 1))
     return f"{wall:.1f}, {cpu:.1f}"
 

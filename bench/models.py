@@ -1,10 +1,10 @@
-"""Models to measure with: random weights of a real shape, and a GGUF file as a folder that every peer can read.
+"""Make models for benchmarks: random weights of a real shape, or the demo GGUF file as a folder that every peer loads.
 
 python bench/models.py random-1b OUT        a Llama of 1.2 billion parameters in bf16, random weights
-python bench/models.py random-small OUT     the same with 8 narrower layers, to run beside it
+python bench/models.py random-small OUT     the same with 8 narrower layers, to run next to it
 python bench/models.py random-tiny OUT      the same with 2 small layers, for the CPU
-python bench/models.py random-mid OUT       the same with 4 layers, twice as wide, to run beside that one
-python bench/models.py demo OUT             the demo model as an MLX folder, 4 bits as in its file
+python bench/models.py random-mid OUT       the same with 4 layers, twice as wide, to run next to random-tiny
+python bench/models.py demo OUT             the demo model as an MLX folder, 4 bits as in its GGUF file
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ CHAT_TEMPLATE = (
 
 
 def random_model(folder: Path, config: dict[str, Any]) -> Path:
-    """A model that costs what a trained one of its shape costs."""
+    """A model with random weights: it is as fast as a trained one of the same shape."""
     import mlx.core as mx
     from mlx.utils import tree_flatten
     from mlx_lm.models import llama
@@ -81,7 +81,7 @@ def random_model(folder: Path, config: dict[str, Any]) -> Path:
 
 
 def write_tokenizer(folder: Path, vocab_size: int) -> None:
-    """A token for every byte, and a word for every other id: whatever a random model says is text."""
+    """A token for every byte and a word for every other id, so that all output of a random model is text."""
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers
 
@@ -103,7 +103,7 @@ def write_tokenizer(folder: Path, vocab_size: int) -> None:
 
 
 def demo_as_folder(folder: Path) -> Path:
-    """The demo model's own quantised weights and tokenizer in the layout that mlx-lm loads."""
+    """The demo model's quantised weights and tokenizer in the layout that mlx-lm loads."""
     import mlx.core as mx
     from mlx.utils import tree_flatten
 
@@ -113,7 +113,7 @@ def demo_as_folder(folder: Path) -> Path:
     from millstream.text.gguf_tokenizer import gguf_tokenizer
 
     path = resolve(None, report=print).path
-    # float32 scales: half precision is emulated on x86_64, and the peers would crawl
+    # float32 scales: half precision is emulated on x86_64 and would slow the peers down
     model, config = load_gguf_model(path, native_quantisation=True, dtype=mx.float32)
     folder.mkdir(parents=True, exist_ok=True)
     packing = {"group_size": 32, "bits": 4}
@@ -149,12 +149,12 @@ def make(name: str, folder: Path) -> Path:
 
 
 def find(name: str) -> Path:
-    """A folder that is there already, or one of the names above, made once and kept."""
+    """An existing folder, or one of the models above, made at first use and reused afterwards."""
     folder = Path(name)
     if folder.exists():
         return folder
     if name not in (*RANDOM, "demo"):
-        sys.exit(f"{name}: no such folder, and none of {', '.join(RANDOM)}, demo")
+        sys.exit(f"{name} is neither a folder nor one of {', '.join(RANDOM)}, demo")
     return make(name, Path(tempfile.gettempdir()) / f"millstream-bench-{name}")
 
 

@@ -1,4 +1,4 @@
-"""What keeping beginnings of prompts saves: the first token of a long prompt, cold and warm, and a chat of many turns.
+"""Measure the prefix cache: time to first token of a long prompt, cold and warm, and the hits of a multi-turn chat.
 
 python bench/prefix.py --model random-mid
 python bench/prefix.py --model random-1b --long-words 750
@@ -34,7 +34,7 @@ class Turn:
 
 
 async def ask(client: httpx.AsyncClient, body: dict[str, Any]) -> Turn:
-    """A streamed answer with its usage."""
+    """Send a streaming chat request and read its usage."""
     started = time.monotonic()
     first, usage, text = 0.0, {}, ""
     body = {**body, "stream": True, "stream_options": {"include_usage": True}, "temperature": 0}
@@ -54,7 +54,7 @@ async def ask(client: httpx.AsyncClient, body: dict[str, Any]) -> Turn:
 
 
 async def measure(url: str, model: str, words: int, turns: int) -> tuple[list[float], list[float], int, int]:
-    """First tokens cold and warm of prompts that differ; then prompt tokens of a chat, and those found."""
+    """Times to first token, cold and warm; then prompt tokens of a chat, and how many were cached."""
     async with httpx.AsyncClient(base_url=url, timeout=600) as client:
         cold, warm = [], []
         common: dict[str, Any] = {"model": model, "max_tokens": 4}
@@ -74,12 +74,12 @@ async def measure(url: str, model: str, words: int, turns: int) -> tuple[list[fl
 
 
 def long_prompt(model: str, words: int, number: int) -> dict[str, Any]:
-    text = " ".join(f"word{number}{place % 7}" for place in range(words))
+    text = " ".join(f"word{number}{index % 7}" for index in range(words))
     return {"model": model, "max_tokens": 4, "messages": [{"role": "user", "content": text}]}
 
 
 async def first_tokens(url: str, words: int, *, until_on_disk: bool) -> list[Turn]:
-    """Of the long prompts, each asked once. Waits until the server has written what it keeps of them."""
+    """Send each long prompt once. With `until_on_disk`, wait until the server has written its prefix cache."""
     async with httpx.AsyncClient(base_url=url, timeout=600) as client:
         await ask(client, long_prompt("", words, REPEAT))
         turns = [await ask(client, long_prompt("", words, number)) for number in range(REPEAT)]
@@ -94,7 +94,7 @@ async def first_tokens(url: str, words: int, *, until_on_disk: bool) -> list[Tur
 
 
 def after_a_restart(folder: Path, words: int, ours: str) -> None:
-    """Ours only: cold, and by a second server that finds it on disk."""
+    """Millstream only: cold, and with a second server that reuses the cache on disk."""
     with tempfile.TemporaryDirectory() as cache:
         extra = (*ours.split(), "--prefix-cache-disk", "20GiB", "--cache-dir", cache)
         with servers.running("millstream", folder, extra) as url:

@@ -1,9 +1,9 @@
-"""The server's own cost: a backend that emits at once, real HTTP, concurrent streams.
+"""Measure the overhead of the server itself: a backend that costs nothing, real HTTP, concurrent streams.
 
     python bench/server_path.py [--streams 64] [--tokens 2000] [--profile profile.txt]
 
-Prints tokens delivered a second, and the CPU time of the server process a token, beside a bare ASGI application that
-sends one chunk a token. With --profile, where the server's time goes (the event loop's thread and the engine's).
+Prints tokens delivered per second and the server's CPU time per token, next to those of a bare ASGI application that
+sends one chunk per token. With --profile, writes a profile of the server (the event loop's thread and the engine's).
 """
 
 from __future__ import annotations
@@ -28,32 +28,27 @@ import uvicorn
 from millstream.bench.load import Load, run
 from millstream.bench.report import figures, milliseconds
 from millstream.config import Settings
-from millstream.engine.generation.backend import (
-    GenerationBackend,
-    Plan,
-    Progress,
-    RowOutput,
-    StepResult,
-    ignore_progress,
-)
-from millstream.engine.messages import Submit
+from millstream.engine.generation.messages import Generate
+from millstream.engine.generation.plan import GenerationBackend, Plan, RowOutput, StepResult
+from millstream.engine.protocols import Progress, ignore_progress
+from millstream.loading.settings import EngineSettings
+from millstream.model_facts import GenerationFacts
 from millstream.models.source import ModelSource
 from millstream.server import MillServer, serve_on
-from millstream.types import ModelFacts
 from models import make
 
 
 class InstantBackend:
-    """A model that costs nothing: every row gets a token in every step."""
+    """A backend that costs nothing: every row gets a token in every step."""
 
     def __init__(self, rows: int) -> None:
         self._rows = rows
         self._token = 0
 
-    def load(self, report: Progress = ignore_progress) -> ModelFacts:
-        return ModelFacts(2**20, 2048, self._rows, 0, "none", "gpu (none)")
+    def load(self, report: Progress = ignore_progress) -> GenerationFacts:
+        return GenerationFacts(2**20, 2048, self._rows, 0, "none", "gpu (none)")
 
-    def errand(self, request: Submit | None) -> None:
+    def background_task(self, request: Generate | None) -> None:
         return None
 
     def memory_bytes(self) -> int:
@@ -74,7 +69,7 @@ class InstantBackend:
 def serve_instant(folder: str, streams: int, port: Any, profile: str | None) -> None:
     import uvloop
 
-    listener = socket.create_server(("127.0.0.1", 0), deferred=2048)
+    listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
     settings = Settings((folder,), max_batch=streams, isolation="thread")
     servers: list[MillServer] = []
 
@@ -82,7 +77,7 @@ def serve_instant(folder: str, streams: int, port: Any, profile: str | None) -> 
         servers.append(server)
         port.value = listener.getsockname()[1]
 
-    def backend(source: ModelSource, settings: Settings) -> GenerationBackend:
+    def backend(source: ModelSource, settings: EngineSettings) -> GenerationBackend:
         return InstantBackend(settings.max_batch)
 
     profiler = cProfile.Profile()
@@ -97,7 +92,7 @@ def serve_instant(folder: str, streams: int, port: Any, profile: str | None) -> 
 
 
 def serve_bare(tokens: int, port: Any) -> None:
-    """What a server costs that does nothing but send one event a token."""
+    """A bare ASGI application that only sends one event per token."""
     import orjson
 
     async def app(scope: dict[str, Any], receive: Any, send: Any) -> None:
@@ -112,7 +107,7 @@ def serve_bare(tokens: int, port: Any) -> None:
             await asyncio.sleep(0)
         await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
 
-    listener = socket.create_server(("127.0.0.1", 0), deferred=2048)
+    listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
     port.value = listener.getsockname()[1]
     config = uvicorn.Config(app, loop="uvloop", http="httptools", log_level="warning", lifespan="off")
     uvicorn.Server(config).run(sockets=[listener])
@@ -126,8 +121,8 @@ def cpu_seconds(pid: int) -> float:
 def measure(title: str, target: Any, arguments: tuple[Any, ...], options: argparse.Namespace) -> float:
     context = multiprocessing.get_context("spawn")
     port = context.Value("i", 0)
-    places = tuple(port if argument == "PORT" else argument for argument in arguments)
-    process = context.Process(target=target, args=places)
+    filled = tuple(port if argument == "PORT" else argument for argument in arguments)
+    process = context.Process(target=target, args=filled)
     process.start()
     assert process.pid is not None
     load = Load(url="", prompt_words=3, output_tokens=options.tokens, requests_per_stream=1, ignore_eos=True)
@@ -149,7 +144,7 @@ def measure(title: str, target: Any, arguments: tuple[Any, ...], options: argpar
     process.join(20)
     tokens = options.tokens * options.streams
     cost = seconds / tokens * 1e6
-    print(f"{title}: {result.tokens_per_second:,.0f} tokens/s delivered, {cost:.1f} us of CPU a token, ", end="")
+    print(f"{title}: {result.tokens_per_second:,.0f} tokens/s delivered, {cost:.1f} us of CPU per token, ", end="")
     print(f"/health p99 {milliseconds(result.health_p99)}, errors {result.errors} {result.first_error or ''}")
     if result.errors:
         raise SystemExit(1)
@@ -166,7 +161,7 @@ def main() -> int:
     folder = make("random-tiny", Path(tempfile.gettempdir()) / "millstream-bench-random-tiny")
     bare = measure("bare ASGI application", serve_bare, (options.tokens, "PORT"), options)
     ours = measure("millstream", serve_instant, (str(folder), options.streams, "PORT", options.profile), options)
-    print(f"ours / bare = {ours / bare:.2f}" if bare else "too little CPU time to compare; more --tokens")
+    print(f"ours / bare = {ours / bare:.2f}" if bare else "too little CPU time to compare: raise --tokens")
     return 0
 
 

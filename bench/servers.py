@@ -1,4 +1,4 @@
-"""Ours and the peers, each started as a user would start it."""
+"""Start Millstream and its peers, each the way a user would."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ PATIENCE = 600
 
 
 class NotStarted(Exception):
-    """A server that ended, or said nothing, before it could answer."""
+    """A server that exited or did not answer in time."""
 
 
 def command(server: str, model: Path, port: int, more: tuple[Path, ...] = ()) -> list[str] | None:
-    """The command line, or None where the server is not installed. Only ours takes `more` models."""
+    """The command line. Returns None if the server is not installed. Only Millstream serves `more` models."""
     ours = ["millstream", "serve", *map(str, (model, *more)), "--max-batch", "64", "--log-level", "warning"]
     known = {
         "millstream": ("millstream", ours),
@@ -39,12 +39,12 @@ def command(server: str, model: Path, port: int, more: tuple[Path, ...] = ()) ->
 
 @contextmanager
 def running(server: str, model: Path, extra: tuple[str, ...] = (), *, more: tuple[Path, ...] = ()) -> Iterator[str]:
-    """The server's URL, once it answers. Ends it afterwards."""
+    """Start the server, yield its URL once it answers, and stop it afterwards."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     arguments = command(server, model, port, more)
     assert arguments is not None, f"{server} is not installed"
-    # A peer that logs every /health would drown the report; ours logs warnings only, and those are wanted.
+    # A peer that logs every /health would flood the report. Millstream logs warnings only.
     errors = None if server == "millstream" else subprocess.DEVNULL
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     process = subprocess.Popen([*arguments, *extra], stdout=subprocess.DEVNULL, stderr=errors, env=environment)
@@ -62,8 +62,8 @@ def running(server: str, model: Path, extra: tuple[str, ...] = (), *, more: tupl
 
 
 def each(names: Sequence[str], model: Path, ours: str) -> Iterator[tuple[str, str, str]]:
-    """Of each server that is installed, while it runs: its name, its URL, what requests call the model there. A peer
-    that does not start is left out."""
+    """Run each installed server in turn and yield its name, its URL and the model name for requests. A peer that does
+    not start is skipped."""
     for name in names:
         if command(name, model, 0) is None:
             continue
@@ -74,14 +74,14 @@ def each(names: Sequence[str], model: Path, ours: str) -> Iterator[tuple[str, st
         except NotStarted as error:
             if mine:
                 raise
-            print(f"{name} is left out: {error}")
+            print(f"{name} is skipped: {error}")
 
 
 def _wait(url: str, process: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            raise NotStarted(f"the server ended with {process.returncode}")
+            raise NotStarted(f"the server exited with code {process.returncode}")
         try:
             with urllib.request.urlopen(f"{url}/v1/models", timeout=5) as reply:
                 body = reply.read()

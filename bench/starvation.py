@@ -1,7 +1,7 @@
-"""Running streams while a long prompt is read beside them: the gap between their tokens, without it and with it.
+"""Measure inter-token latency of running streams, alone and during the prefill of long prompts.
 
 python bench/starvation.py --model random-tiny
-python bench/starvation.py --model random-1b --prompt-words 1400
+python bench/starvation.py --model random-1b --long-words 1400
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ STREAMS = 4
 async def measure(
     load: Load, long_words: int, health: list[float | None]
 ) -> tuple[list[Sample], list[Sample], list[Sample]]:
-    """Four streams alone; four streams with long prompts arriving beside them, one after the other; the long ones."""
+    """Samples of four streams alone, of four streams during long prompts sent in turn, and of the long prompts."""
     path = "/v1/chat/completions"
     short = dataclasses.replace(load, output_tokens=16)
     await asyncio.gather(*(stream(load.target, path, request_body(short, number)) for number in range(STREAMS)))
@@ -32,14 +32,14 @@ async def measure(
     alone = await asyncio.gather(*(stream(load.target, path, request_body(load, 100 + n)) for n in range(STREAMS)))
     running = [asyncio.create_task(stream(load.target, path, request_body(load, 200 + n))) for n in range(STREAMS)]
     watcher = asyncio.create_task(watch_health(load.target, health))
-    await asyncio.sleep(0.5)  # the streams are under way by then
+    await asyncio.sleep(0.5)  # the streams are decoding by then
     longs = []
     for number in range(3):
         if any(not task.done() for task in running):
             longs.append(await stream(load.target, path, request_body(long, 300 + number)))
-    beside = await asyncio.gather(*running)
+    during = await asyncio.gather(*running)
     watcher.cancel()
-    return alone, beside, longs
+    return alone, during, longs
 
 
 def main() -> int:
@@ -60,23 +60,23 @@ def main() -> int:
             ignore_eos=server == "millstream",
         )
         health: list[float | None] = []
-        alone, beside, longs = asyncio.run(measure(load, arguments.long_words, health))
-        report(server, alone, beside, longs)
+        alone, during, longs = asyncio.run(measure(load, arguments.long_words, health))
+        report(server, alone, during, longs)
         answered = [seconds for seconds in health if seconds is not None]
-        print(f"{server}: /health p99 beside long prompts {milliseconds(percentile(answered, 0.99))}")
+        print(f"{server}: /health p99 during long prompts {milliseconds(percentile(answered, 0.99))}")
     return 0
 
 
-def report(server: str, alone: list[Sample], beside: list[Sample], longs: list[Sample]) -> None:
+def report(server: str, alone: list[Sample], during: list[Sample], longs: list[Sample]) -> None:
     quiet = [gap for sample in alone for gap in sample.gaps]
-    busy = [gap for sample in beside for gap in sample.gaps]
-    for sample in (*alone, *beside, *longs):
+    busy = [gap for sample in during for gap in sample.gaps]
+    for sample in (*alone, *during, *longs):
         if sample.error:
             print(f"{server}: {sample.error}")
     p50, p99 = percentile(quiet, 0.5), percentile(busy, 0.99)
     print(f"{server}: gap alone p50 {milliseconds(p50)}, p99 {milliseconds(percentile(quiet, 0.99))}")
     busy_p50, worst = milliseconds(percentile(busy, 0.5)), milliseconds(percentile(busy, 1.0))
-    print(f"{server}: gap beside {len(longs)} long prompts p50 {busy_p50}, p99 {milliseconds(p99)}, worst {worst}")
+    print(f"{server}: gap during {len(longs)} long prompts p50 {busy_p50}, p99 {milliseconds(p99)}, worst {worst}")
     firsts = [sample.first for sample in longs if sample.first is not None]
     print(f"{server}: first token of a long prompt {milliseconds(percentile(firsts, 0.5))}")
     if p50 and p99:

@@ -1,11 +1,11 @@
-"""Two models in one server: do they run at once, and does the small one answer while the large one reads?
+"""Measure two models in one server: do they overlap, and does the small one answer while the large one prefills?
 
     python bench/two_engines.py --large random-1b --small random-small
     python bench/two_engines.py --large random-mid --small random-tiny      (for the CPU)
 
-Streams: the same requests to each model alone and then to both at once; with (large + small) / both above 1 their work
-overlaps. First token: the small model alone, and while the large one reads a long prompt beside it. One engine for
-both would let it wait for up to the whole prompt.
+Streams: the same requests to each model alone, then to both at once. If (large + small) / both is above 1, their work
+overlaps. First token: the small model alone, and while the large one prefills a long prompt. With one engine for both,
+it would wait for up to the whole prefill.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from models import find
 
 PATIENCE = 600
 FIRST_TOKENS = 5
-"""Requests that measure the first token alone, in each repetition."""
+"""Requests per repetition that measure the first token of the small model alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +46,10 @@ class Overlap:
 
 @dataclass(frozen=True, slots=True)
 class FirstToken:
-    """Seconds. `beside`: of each request to the small model that came while the large one was reading."""
+    """Times to first token in seconds. `during`: of requests to the small model during the large one's prefill."""
 
     alone: list[float]
-    beside: list[float]
+    during: list[float]
     prefill: float
 
 
@@ -85,19 +85,19 @@ async def overlap(large: Load, small: Load, count: int) -> Overlap:
 
 
 async def first_token(long: Load, short: Load, number: int) -> FirstToken:
-    """`number`: where the numbers of these requests start, so that no prompt comes twice."""
-    alone = [await ask(short, number + place) for place in range(FIRST_TOKENS)]
+    """`number`: the first request number to use, so that no prompt is sent twice."""
+    alone = [await ask(short, number + index) for index in range(FIRST_TOKENS)]
     undisturbed = await ask(long, number)
     prefill = undisturbed.arrivals[0] - undisturbed.started
-    reading = asyncio.create_task(ask(long, number + 1))
-    beside = []
-    await asyncio.sleep(min(0.05, prefill / 5))  # the large model reads by then
-    while not reading.done():
-        beside.append(await ask(short, number + FIRST_TOKENS + len(beside)))
-    read_at = (await reading).arrivals[0]
+    prefilling = asyncio.create_task(ask(long, number + 1))
+    during = []
+    await asyncio.sleep(min(0.05, prefill / 5))  # the large model is prefilling by then
+    while not prefilling.done():
+        during.append(await ask(short, number + FIRST_TOKENS + len(during)))
+    prefilled_at = (await prefilling).arrivals[0]
     return FirstToken(
         [sample.arrivals[0] - sample.started for sample in alone],
-        [sample.arrivals[0] - sample.started for sample in beside if sample.started < read_at],
+        [sample.arrivals[0] - sample.started for sample in during if sample.started < prefilled_at],
         prefill,
     )
 
@@ -109,11 +109,11 @@ async def measure(large: Load, small: Load, arguments: argparse.Namespace) -> tu
     await asyncio.gather(streams(large, arguments.streams), streams(small, arguments.streams))
     await ask(long, 1_000)
     overlaps, firsts = [], []
-    for turn in range(arguments.repeat):
-        say(f"turn {turn + 1} of {arguments.repeat}: {arguments.streams} streams alone and together")
+    for repetition in range(1, arguments.repeat + 1):
+        say(f"repetition {repetition} of {arguments.repeat}: {arguments.streams} streams alone and together")
         overlaps.append(await overlap(large, small, arguments.streams))
-        say(f"turn {turn + 1} of {arguments.repeat}: first token beside a long prompt")
-        firsts.append(await first_token(long, short, 10_000 * (turn + 1)))
+        say(f"repetition {repetition} of {arguments.repeat}: first token during a long prefill")
+        firsts.append(await first_token(long, short, 10_000 * repetition))
     return overlaps, firsts
 
 
@@ -126,7 +126,7 @@ def wait_until_ready(url: str, names: set[str]) -> None:
         if not waiting:
             return
         if not {"failed", "missing"}.isdisjoint(waiting.values()):
-            sys.exit(f"the server has not loaded {waiting}")
+            sys.exit(f"the server did not load {waiting}")
         time.sleep(0.2)
     sys.exit(f"not ready after {PATIENCE} s: {waiting}")
 
@@ -134,21 +134,21 @@ def wait_until_ready(url: str, names: set[str]) -> None:
 def report(overlaps: list[Overlap], firsts: list[FirstToken]) -> None:
     large, small, both = (median(getattr(one, name) for one in overlaps) for name in ("large", "small", "both"))
     alone = [value for one in firsts for value in one.alone]
-    beside = [value for one in firsts for value in one.beside]
+    during = [value for one in firsts for value in one.during]
     prefill = [one.prefill for one in firsts]
-    made = Table("all streams, median", "large alone", "small alone", "both at once")
-    made.add_row("seconds", *(f"{value:.2f} s" for value in (large, small, both)))
+    totals = Table("all streams, median", "large alone", "small alone", "both at once")
+    totals.add_row("seconds", *(f"{value:.2f} s" for value in (large, small, both)))
     console = Console(width=110)
-    console.print(made)
+    console.print(totals)
     print(f"streams: (large + small) / both = {(large + small) / both:.2f}")
     first = Table("first token of the small model", "median", "worst")
     first.add_row("alone", *_times(alone))
-    first.add_row(f"while the large one reads ({len(beside)} requests)", *_times(beside))
-    first.add_row("if it had to wait for the prompt", *_times(prefill))
+    first.add_row(f"while the large one prefills ({len(during)} requests)", *_times(during))
+    first.add_row("if it had to wait for the prefill", *_times(prefill))
     console.print(first)
-    if beside:
-        print(f"first token: beside / alone = {median(beside) / median(alone):.2f}")
-        print(f"first token: waiting / beside = {median(prefill) / median(beside):.2f}")
+    if during:
+        print(f"first token: beside / alone = {median(during) / median(alone):.2f}")
+        print(f"first token: waiting / beside = {median(prefill) / median(during):.2f}")
 
 
 def _times(values: list[float]) -> tuple[str, str]:
@@ -159,9 +159,9 @@ def _times(values: list[float]) -> tuple[str, str]:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--large", default="random-1b", help="a name of bench/models.py or a folder")
-    parser.add_argument("--small", default="random-small", help="the same")
-    parser.add_argument("--streams", type=int, default=4, help="of each model")
+    parser.add_argument("--large", default="random-1b", help="a name from bench/models.py or a folder")
+    parser.add_argument("--small", default="random-small", help="a name from bench/models.py or a folder")
+    parser.add_argument("--streams", type=int, default=4, help="concurrent streams per model")
     parser.add_argument("--output-tokens", type=int, default=64)
     parser.add_argument("--long-words", type=int, default=1450, help="about 8,000 tokens of the random models")
     parser.add_argument("--isolation", choices=("auto", "thread", "process"), default="process")
@@ -174,7 +174,7 @@ def main() -> int:
     folders = [find(arguments.large), find(arguments.small)]
     names = [folder.resolve().name for folder in folders]
     if names[0] == names[1]:
-        sys.exit("two different models are needed: requests tell them apart by their folders' names")
+        sys.exit("the two models need different folder names, since requests use these names")
     say(f"starting one server for {' and '.join(names)}, isolation {arguments.isolation}")
     extra = ("--isolation", arguments.isolation)
     with servers.running("millstream", folders[0], extra, more=(folders[1],)) as url:

@@ -1,5 +1,5 @@
-"""Running text rows while images are encoded beside them: the gap between their tokens. And what text alone costs on a
-model that sees, beside the same language model without eyes. In process, over the engine's link.
+"""Measure inter-token latency of text rows while images are encoded, and the cost of text alone on a vision model
+compared with the same language model without vision. Runs in process, over the engine's link.
 
 python bench/vision.py
 python bench/vision.py --width 1024 --layers 16 --depth 24 --side 64
@@ -24,23 +24,25 @@ import numpy as np
 
 from millstream.backend.environment import load_blas
 from millstream.bench.report import milliseconds, percentile
-from millstream.engine.generation.backend import EncodeMedia, GenerationBackend
-from millstream.engine.generation.scheduler import Scheduler
-from millstream.engine.generation.tuning import make_scheduler
+from millstream.engine.generation.messages import Generate, Tokens
+from millstream.engine.generation.plan import EncodeMedia, GenerationBackend
+from millstream.engine.generation.scheduler import GenerationScheduler
+from millstream.engine.generation.tuning import SchedulerSettings, make_scheduler
 from millstream.engine.link import ThreadLink
-from millstream.engine.messages import Event, Finished, Loaded, LoadFailed, Shutdown, Stopped, Submit, Tokens
-from millstream.types import Media, ModelFacts, Tensor
+from millstream.engine.messages import Event, Finished, Loaded, LoadFailed, Shutdown, Stopped
+from millstream.model_facts import GenerationFacts
+from millstream.types import Media, Tensor
 
 VOCAB, IMAGE, START, END = 2048, 2000, 2001, 2002
 ROWS = 4
 PATCH = 14
 
 
-class AtOnce(Scheduler):
-    """For comparison: an image is encoded in one step, however long that takes."""
+class AtOnce(GenerationScheduler):
+    """For comparison: encodes an image in one step, however long that takes."""
 
-    def _look(self) -> tuple[EncodeMedia, ...]:
-        return tuple(dataclasses.replace(look, tokens=10**9) for look in super()._look())
+    def _encode(self) -> tuple[EncodeMedia, ...]:
+        return tuple(dataclasses.replace(order, tokens=10**9) for order in super()._encode())
 
 
 def language(width: int, layers: int) -> dict[str, Any]:
@@ -68,8 +70,8 @@ def write(folder: Path, config: dict[str, Any], model: Any) -> Path:
     return folder
 
 
-def seeing(folder: Path, width: int, layers: int, depth: int) -> Path:
-    """A Qwen2.5-VL of random weights."""
+def vision_model(folder: Path, width: int, layers: int, depth: int) -> Path:
+    """A Qwen2.5-VL with random weights."""
     from mlx_vlm.models import qwen2_5_vl
     from mlx_vlm.utils import update_module_configs
 
@@ -98,8 +100,8 @@ def seeing(folder: Path, width: int, layers: int, depth: int) -> Path:
     return write(folder, config, qwen2_5_vl.Model(settings))
 
 
-def blind(folder: Path, width: int, layers: int) -> Path:
-    """The language model of it, as mlx-lm has it."""
+def text_model(folder: Path, width: int, layers: int) -> Path:
+    """Its language model alone, in mlx-lm's form."""
     from mlx_lm.models import qwen2
 
     config = {**language(width, layers), "model_type": "qwen2"}
@@ -112,30 +114,30 @@ def backend(folder: Path, blas: str | None) -> GenerationBackend:
     return MlxGenerationBackend(GenerationSettings("folder", folder, max_rows=8, blas=blas))
 
 
-def scheduler(kind: type[Scheduler], facts: ModelFacts) -> Scheduler:
-    made = make_scheduler(None, None, 0, None, facts)
+def scheduler(kind: type[GenerationScheduler], facts: GenerationFacts) -> GenerationScheduler:
+    made = make_scheduler(SchedulerSettings(), facts)
     made.__class__ = kind
     return made
 
 
 class Engine:
-    """Notes when each row's tokens came."""
+    """An engine on a thread. Records when tokens of each request arrive."""
 
-    def __init__(self, folder: Path, kind: type[Scheduler], blas: str | None) -> None:
+    def __init__(self, folder: Path, kind: type[GenerationScheduler], blas: str | None) -> None:
         self._link = ThreadLink("bench", functools.partial(backend, folder, blas), functools.partial(scheduler, kind))
-        self._news: queue.Queue[tuple[float, Sequence[Event]]] = queue.Queue()
+        self._events: queue.Queue[tuple[float, Sequence[Event]]] = queue.Queue()
         self.times: dict[int, list[float]] = {}
         self.ended: dict[int, float] = {}
         self._ready = self._stopped = False
-        self._link.start_soon(lambda events: self._news.put((time.monotonic(), events)))
+        self._link.start_soon(lambda events: self._events.put((time.monotonic(), events)))
         self.wait(lambda: self._ready)
 
-    def post(self, submit: Submit) -> None:
+    def post(self, submit: Generate) -> None:
         self._link.post_soon(submit)
 
     def wait(self, condition: Any) -> None:
         while not condition():
-            now, events = self._news.get(timeout=600)
+            now, events = self._events.get(timeout=600)
             for event in events:
                 match event:
                     case Tokens():
@@ -156,7 +158,7 @@ class Engine:
 
 
 def image(number: int, side: int) -> tuple[list[int], Media]:
-    """`side` times `side` patches, no two alike; a quarter as many tokens."""
+    """A random image of `side` times `side` patches, with a quarter as many tokens."""
     pixels = np.random.default_rng(number).normal(size=(side * side, 3 * 2 * PATCH * PATCH)).astype(np.float32)
     grid = np.array([[1, side, side]], dtype=np.int64)
     tensors = (
@@ -168,19 +170,21 @@ def image(number: int, side: int) -> tuple[list[int], Media]:
 
 
 def ask(engine: Engine, number: int, side: int, digest: int) -> float:
-    """Seconds until the first token of an answer about an image."""
+    """Time to first token of a request with an image."""
     tokens, media = image(digest, side)
     started = time.monotonic()
-    engine.post(Submit(number, tuple(tokens), 2, media=(media,), contents=((2, media.digest),)))
+    engine.post(Generate(number, tuple(tokens), 2, media=(media,), contents=((2, media.digest),)))
     engine.wait(lambda: number in engine.ended)
     return engine.times[number][0] - started
 
 
-def beside(folder: Path, kind: type[Scheduler], name: str, arguments: argparse.Namespace, blas: str | None) -> None:
+def during_images(
+    folder: Path, kind: type[GenerationScheduler], name: str, arguments: argparse.Namespace, blas: str | None
+) -> None:
     engine = Engine(folder, kind, blas)
-    ask(engine, 900, arguments.side, 900)  # the first one pays for what is compiled
+    ask(engine, 900, arguments.side, 900)  # the first request compiles kernels
     for row in range(ROWS):
-        engine.post(Submit(row, (3, 4, 5, row + 1), 1_000_000))
+        engine.post(Generate(row, (3, 4, 5, row + 1), 1_000_000))
     engine.wait(lambda: all(len(engine.times.get(row, [])) >= 60 for row in range(ROWS)))
     begun = time.monotonic()
     firsts = [ask(engine, 100 + number, arguments.side, number) for number in range(arguments.images)]
@@ -192,21 +196,21 @@ def beside(folder: Path, kind: type[Scheduler], name: str, arguments: argparse.N
     busy = [b - a for times in rows for a, b in itertools.pairwise(times) if begun < b < over]
     print(
         f"{name}: gap alone p50 {milliseconds(percentile(quiet, 0.5))}, p99 {milliseconds(percentile(quiet, 0.99))}; "
-        f"beside images p50 {milliseconds(percentile(busy, 0.5))}, p99 {milliseconds(percentile(busy, 0.99))}, "
+        f"during images p50 {milliseconds(percentile(busy, 0.5))}, p99 {milliseconds(percentile(busy, 0.99))}, "
         f"worst {milliseconds(percentile(busy, 1.0))}; "
-        f"first token about an image {milliseconds(percentile(firsts, 0.5))}, "
-        f"asked again {milliseconds(percentile(again, 0.5))}"
+        f"first token with an image {milliseconds(percentile(firsts, 0.5))}, "
+        f"repeated {milliseconds(percentile(again, 0.5))}"
     )
 
 
 def text_alone(folder: Path, name: str, blas: str | None) -> None:
-    """Prompts and answers without any image."""
-    engine = Engine(folder, Scheduler, blas)
+    """Prefill and decode without images."""
+    engine = Engine(folder, GenerationScheduler, blas)
     for rounds in range(2):
         started = time.monotonic()
         first = 1000 * rounds
         for row in range(ROWS):
-            engine.post(Submit(first + row, tuple((row + place) % 1000 for place in range(300)), 200))
+            engine.post(Generate(first + row, tuple((row + position) % 1000 for position in range(300)), 200))
         engine.wait(lambda first=first: all(first + row in engine.ended for row in range(ROWS)))
     spent = time.monotonic() - started
     rows = [engine.times[1000 + row] for row in range(ROWS)]
@@ -219,16 +223,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--layers", type=int, default=6)
-    parser.add_argument("--depth", type=int, default=12, help="blocks of the tower")
-    parser.add_argument("--side", type=int, default=32, help="patches to a side of an image; a multiple of 8")
+    parser.add_argument("--depth", type=int, default=12, help="blocks of the vision tower")
+    parser.add_argument("--side", type=int, default=32, help="patches per side of an image; a multiple of 8")
     parser.add_argument("--images", type=int, default=5)
     arguments = parser.parse_args()
     blas = load_blas()
     with tempfile.TemporaryDirectory() as root:
-        folder = seeing(Path(root) / "seeing", arguments.width, arguments.layers, arguments.depth)
-        beside(folder, Scheduler, "in slices", arguments, blas)
-        beside(folder, AtOnce, "at once  ", arguments, blas)
-        text_alone(blind(Path(root) / "blind", arguments.width, arguments.layers), "text model  ", blas)
+        folder = vision_model(Path(root) / "vision", arguments.width, arguments.layers, arguments.depth)
+        during_images(folder, GenerationScheduler, "in slices", arguments, blas)
+        during_images(folder, AtOnce, "at once  ", arguments, blas)
+        text_alone(text_model(Path(root) / "text", arguments.width, arguments.layers), "text model  ", blas)
         text_alone(folder, "vision model", blas)
     return 0
 

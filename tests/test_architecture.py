@@ -1,8 +1,9 @@
-"""The design's table of imports, held against the code."""
+"""The table of rooms and imports in docs/architecture.md, held against the code."""
 
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,27 +13,71 @@ import pytest
 import millstream
 
 ROOT = Path(millstream.__file__).parent
+DOCS = ROOT.parent.parent / "docs"
 
-FORBIDDEN = {
-    "api": {"threading", "mlx"},
-    "service": {"starlette", "threading", "mlx"},
-    "text": {"starlette", "asyncio", "threading", "mlx"},
-    "media": {"starlette", "asyncio", "threading", "mlx"},
-    "models": {"starlette", "asyncio", "threading", "mlx"},
-    "engine": {"starlette", "asyncio", "mlx"},
-    "backend": {"starlette", "asyncio", "threading"},
-}
-GROUPS = {
-    "starlette": {"starlette", "fastapi", "uvicorn"},
+LIBRARIES = {
+    "http": {"starlette", "fastapi", "uvicorn"},
     "asyncio": {"asyncio", "uvloop", "anyio"},
-    "threading": {"threading", "_thread", "multiprocessing"},
+    "threads": {"threading", "_thread", "multiprocessing", "queue"},
+    "executors": {"concurrent"},
     "mlx": {"mlx", "mlx_lm", "mlx_vlm"},
 }
-# Each floor may import itself and what stands further down. Whoever joins floors is on none.
-FLOORS = ["api", "service", "backend", "text", "media", "models", "engine"]
-JOINERS = {"cli", "bench", "compose.py", "server.py", "__main__.py"}
-# A dialect needs only the service's protocols; MLX code needs no text work.
-EXTRA_RULES = {"backend": {"text", "media"}, "text": {"engine"}, "media": {"engine"}, "models": {"engine"}}
+
+GROUND = {"types", "model_facts", "errors", "config", "sandbox", "__version__"}
+"""Modules that every room may import. They import none of ours but each other."""
+
+ROOMS: dict[str, tuple[set[str], set[str]]] = {
+    # room: (rooms that it may import, groups of libraries that it may import)
+    "engine": (set(), {"threads"}),
+    "engine.prefix_cache": (set(), {"threads"}),
+    "engine.generation": ({"engine", "engine.prefix_cache"}, set()),
+    "models": (set(), set()),
+    "media": (set(), {"executors"}),
+    "text": ({"models"}, set()),
+    "backend": ({"engine", "models"}, {"mlx"}),
+    "backend.generation": ({"backend", "engine", "engine.generation", "engine.prefix_cache"}, {"mlx"}),
+    "service": ({"engine"}, {"asyncio"}),
+    "service.media": ({"media"}, {"asyncio", "executors"}),
+    "service.generation": (
+        {"service", "service.media", "engine", "engine.generation", "text", "media"},
+        {"asyncio", "executors"},
+    ),
+    "api": ({"service"}, {"http", "asyncio"}),
+    "api.http1": ({"api"}, {"http", "asyncio"}),
+    "api.openai": ({"api", "service", "text"}, {"http"}),
+    "loading": (set(), {"asyncio", "executors"}),
+    "bench": (set(), {"asyncio"}),
+}
+"""From the ground up: a room imports only rooms that stand before it."""
+
+ROOMS["loading"] = (
+    {room for room in ROOMS if room.split(".")[0] not in ("api", "bench", "loading")},
+    ROOMS["loading"][1],
+)
+
+JOINERS = {"cli", "compose.py", "server.py", "__main__.py", "__init__.py", "api/app.py"}
+"""They put rooms together, so they may import any."""
+
+
+def room_of(module: str) -> str | None:
+    """`millstream.engine.generation.plan` as `engine.generation`; None for what is not ours."""
+    parts = module.split(".")
+    if parts[0] != "millstream" or len(parts) < 2:
+        return None
+    inner = ".".join(parts[1:3])
+    return inner if inner in ROOMS else parts[1]
+
+
+def files(room: str) -> list[Path]:
+    """A room's modules, without those of rooms inside it."""
+    folder = ROOT.joinpath(*room.split("."))
+    found = [path for path in sorted(folder.rglob("*.py")) if path.relative_to(ROOT).as_posix() not in JOINERS]
+    return [path for path in found if room_of(module_of(path)) == room]
+
+
+def module_of(path: Path) -> str:
+    parts = ("millstream", *path.relative_to(ROOT).with_suffix("").parts)
+    return ".".join(parts).removesuffix(".__init__")
 
 
 def imports(path: Path) -> set[str]:
@@ -49,39 +94,65 @@ def imports(path: Path) -> set[str]:
     return found
 
 
-def files(floor: str) -> list[Path]:
-    return sorted((ROOT / floor).rglob("*.py"))
-
-
-@pytest.mark.parametrize("floor", FORBIDDEN)
-def test_a_floor_keeps_to_its_libraries(floor: str) -> None:
-    assert files(floor)
-    banned = set().union(*(GROUPS[group] for group in FORBIDDEN[floor]))
-    for path in files(floor):
-        used = {name.split(".")[0] for name in imports(path)} & banned
-        assert not used, f"{path.relative_to(ROOT)} imports {used}"
-
-
-@pytest.mark.parametrize("floor", FLOORS)
-def test_calls_go_down(floor: str) -> None:
-    above = set(FLOORS[: FLOORS.index(floor)]) | {"cli", "compose", "server"} | EXTRA_RULES.get(floor, set())
-    for path in files(floor):
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_imports_only_what_its_line_in_the_table_says(room: str) -> None:
+    rooms, groups = ROOMS[room]
+    allowed = {room, *rooms, *GROUND}
+    banned = set().union(*(names for group, names in LIBRARIES.items() if group not in groups))
+    assert files(room), f"{room} is empty"
+    for path in files(room):
         for name in imports(path):
-            parts = name.split(".")
-            if parts[0] == "millstream" and len(parts) > 1:
-                assert parts[1] not in above, f"{path.relative_to(ROOT)} imports {name}"
+            assert name.split(".")[0] not in banned, f"{path.relative_to(ROOT)} imports {name}"
+            other = room_of(name)
+            assert other is None or other in allowed, f"{path.relative_to(ROOT)} imports {name}"
+
+
+def test_no_room_imports_upwards() -> None:
+    """The table is in order: a room stands above all that it imports, so there are no circles of rooms."""
+    below: set[str] = set()
+    for room, (rooms, _) in ROOMS.items():
+        assert rooms <= below, f"{room} imports {rooms - below}, which stand above it"
+        below.add(room)
+
+
+def test_the_table_of_the_docs_is_this_one() -> None:
+    text = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    lines = re.findall(r"^\| `([a-z0-9_/]+)/` \| ([^|]*) \| ([^|]*) \|$", text, re.MULTILINE)
+    told: dict[str, tuple[set[str], set[str]]] = {}
+    for name, rooms, groups in lines:
+        listed = _names(rooms.removeprefix("all above but "))
+        told[name.replace("/", ".")] = (set(told) - listed if rooms.startswith("all above") else listed, _names(groups))
+    assert told == ROOMS
+
+
+def _names(cell: str) -> set[str]:
+    return {name.strip().replace("/", ".") for name in cell.split(",")} - {"-"}
+
+
+def test_futures_are_only_waited_for_where_blocking_is_allowed() -> None:
+    """`service/` may hand work to a pool, but never blocks on its result: the event loop runs there."""
+    for room in ("service", "service.media", "service.generation", "api", "api.openai", "api.http1"):
+        for path in files(room):
+            source = path.read_text(encoding="utf-8")
+            assert "futures.wait" not in source and "as_completed" not in source
+            for node in ast.walk(ast.parse(source)):
+                blocks = (
+                    isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "result"
+                )
+                assert not (blocks and (node.args or node.keywords)), f"{path.relative_to(ROOT)} waits for a future"  # type: ignore[union-attr]
 
 
 def test_api_knows_the_service_by_its_protocols_alone() -> None:
-    for path in files("api"):
+    for path in (ROOT / "api").rglob("*.py"):
         for name in imports(path):
             if name.startswith("millstream.service"):
                 assert name.startswith("millstream.service.ports"), f"{path.relative_to(ROOT)} imports {name}"
 
 
 def test_the_ground_stands_on_nothing() -> None:
-    for name in ("types.py", "errors.py", "config.py", "sandbox.py"):
-        assert not {item for item in imports(ROOT / name) if item.startswith("millstream")}
+    for name in GROUND - {"__version__"}:
+        rooms = {room_of(item) for item in imports(ROOT / f"{name}.py")} - {None}
+        assert rooms <= GROUND, f"{name}.py imports {rooms}"
 
 
 def test_the_decoder_of_videos_is_imported_by_its_child_alone() -> None:
@@ -107,16 +178,16 @@ def test_grammars_are_checked_by_their_child_alone() -> None:
     assert not [path for path in files("text") if "subprocess" in imports(path)]
 
 
-def test_every_file_is_on_a_floor() -> None:
-    known = {*FLOORS, *JOINERS, "types.py", "errors.py", "config.py", "sandbox.py", "__init__.py", "__pycache__"}
-    assert {entry.name for entry in ROOT.iterdir()} <= known
+def test_every_file_is_in_a_room() -> None:
+    rooms = {room.split(".")[0] for room in ROOMS}
+    ground = {f"{name}.py" for name in GROUND}
+    assert {entry.name for entry in ROOT.iterdir()} <= {*rooms, *JOINERS, *ground, "__pycache__"}
 
 
 def test_no_module_of_ours_imports_in_a_circle() -> None:
     graph = {}
     for path in ROOT.rglob("*.py"):
-        name = ".".join(("millstream", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__")
-        graph[name] = imports(path)
+        graph[module_of(path)] = imports(path)
     done: set[str] = set()
 
     def visit(name: str, trail: tuple[str, ...]) -> None:

@@ -1,42 +1,46 @@
-"""The errors that Millstream raises on purpose. Each knows its HTTP status and OpenAI code; nothing else is guessed.
+"""Exceptions that Millstream raises on purpose. Each class carries the HTTP status and error code that clients see.
 
-MillstreamError
-├── BadRequest             400  what the client sent is wrong
-│   ├── UnsupportedParameter    a parameter that has a meaning and is not served
-│   ├── UnknownParameter        a name that this server has never heard of: most likely a typing mistake
-│   ├── MediaRefused            an image, sound or video that cannot be read or may not be fetched
-│   └── ContextOverflow         the prompt does not fit the model
-├── Unauthorized           401  the API key is missing or wrong
-├── Forbidden              403  a page of another site
-│   ├── HostNotAllowed          the Host header names another server
-│   └── AdminNotAllowed         an admin route, without a key and from another machine
-├── NotFound               404  no such model
-├── RequestTimeout         408  headers or body came too slowly
-├── LoadCancelled          409  the model was unloaded while this request waited for its load
-├── TooLarge               413  the body is over the limit
-├── UrlTooLong             414  the request line is over the limit
-├── HeadersTooLarge        431  the headers are over the limit
-├── OutputUnread           408  the client left too much of its answer unread
-├── TooManyConnections     503  all connections are in use: try again later
-├── EngineBusy             503  full: try again later
-├── Overloaded             503  the server as a whole has too much in hand: try again later
-├── NoRoom                 507  a model does not fit the memory budget
-├── EngineGone             503  stopping, stopped or never loaded
-├── StepFailed             500  the model failed while it ran this request
-└── ModelError                  a model cannot be found, read or served (a start-up error for the command line)
+The tree, with the status of each class. A class without one has its parent's:
+
+    MillstreamError               500
+    ├── BadRequest                400
+    │   ├── UnsupportedParameter
+    │   ├── UnknownParameter
+    │   ├── MediaRefused
+    │   └── ContextOverflow
+    ├── Unauthorized              401
+    ├── Forbidden                 403
+    │   ├── HostNotAllowed
+    │   └── AdminNotAllowed
+    ├── NotFound                  404
+    ├── RequestTimeout            408
+    ├── OutputUnread              408
+    ├── LoadCancelled             409
+    ├── TooLarge                  413
+    ├── UrlTooLong                414
+    ├── HeadersTooLarge           431
+    ├── StepFailed                500
+    ├── ModelError                500
+    ├── TooManyConnections        503
+    ├── EngineBusy                503
+    ├── Overloaded                503
+    ├── EngineGone                503
+    └── InsufficientMemory        507
+
+The API renders `status`, `code` and `kind`, and never derives them from the text of a message.
 """
 
 from __future__ import annotations
 
 
 class MillstreamError(Exception):
-    """Base of all. `message` is for the person who made the request."""
+    """Base class of all errors. `message` is written for the person who sent the request."""
 
     status = 500
     code = "internal_error"
     kind = "server_error"
     retry_after: int | None = None
-    """Seconds after which to try again; None where that will not help, or nobody knows."""
+    """Seconds to wait before a retry; None if a retry will not help or the time is unknown."""
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
@@ -45,90 +49,130 @@ class MillstreamError(Exception):
 
 
 class BadRequest(MillstreamError):
+    """The request is invalid (400)."""
+
     status = 400
     code = "invalid_request"
     kind = "invalid_request_error"
 
 
+class WrongModelKind(BadRequest):
+    """A request for something that the model does not do, such as a chat with an embedder."""
+
+    code = "wrong_model_kind"
+
+
 class UnsupportedParameter(BadRequest):
+    """A parameter is known, but this server does not support it (400)."""
+
     code = "unsupported_parameter"
 
 
 class UnknownParameter(BadRequest):
+    """A parameter does not exist in this API; most likely its name is misspelled (400)."""
+
     code = "unknown_parameter"
 
 
 class MediaRefused(BadRequest):
+    """An image, audio or video input cannot be decoded, or its URL may not be fetched (400)."""
+
     code = "invalid_media"
 
 
 class ContextOverflow(BadRequest):
+    """The prompt is longer than the model's context (400)."""
+
     code = "context_length_exceeded"
 
 
 class Unauthorized(MillstreamError):
+    """The API key is missing or wrong (401)."""
+
     status = 401
     code = "invalid_api_key"
     kind = "authentication_error"
 
 
 class Forbidden(MillstreamError):
+    """A web page of another origin sent the request (403)."""
+
     status = 403
     code = "origin_not_allowed"
     kind = "permission_error"
 
 
 class HostNotAllowed(Forbidden):
+    """The `Host` header names another server (403)."""
+
     code = "host_not_allowed"
 
 
 class AdminNotAllowed(Forbidden):
+    """An admin route was called without an API key from another machine (403)."""
+
     code = "admin_not_allowed"
 
 
 class NotFound(MillstreamError):
+    """The model does not exist (404)."""
+
     status = 404
     code = "model_not_found"
     kind = "invalid_request_error"
 
 
 class RequestTimeout(MillstreamError):
+    """The headers or the body arrived too slowly (408)."""
+
     status = 408
     code = "request_timeout"
     kind = "invalid_request_error"
 
 
 class LoadCancelled(MillstreamError):
+    """The model was unloaded while the request waited for it to load (409)."""
+
     status = 409
     code = "load_cancelled"
     kind = "invalid_request_error"
 
 
 class TooLarge(MillstreamError):
+    """The request body exceeds the size limit (413)."""
+
     status = 413
     code = "request_too_large"
     kind = "invalid_request_error"
 
 
 class UrlTooLong(MillstreamError):
+    """The request line exceeds the size limit (414)."""
+
     status = 414
     code = "url_too_long"
     kind = "invalid_request_error"
 
 
 class HeadersTooLarge(MillstreamError):
+    """The request headers exceed the size limit (431)."""
+
     status = 431
     code = "headers_too_large"
     kind = "invalid_request_error"
 
 
 class OutputUnread(MillstreamError):
+    """The client reads its response too slowly, so the request was ended (408)."""
+
     status = 408
     code = "output_unread"
     kind = "invalid_request_error"
 
 
 class TooManyConnections(MillstreamError):
+    """All connections are in use; the client may retry (503)."""
+
     status = 503
     code = "too_many_connections"
 
@@ -138,6 +182,8 @@ class TooManyConnections(MillstreamError):
 
 
 class EngineBusy(MillstreamError):
+    """The model's queue is full; the client may retry (503)."""
+
     status = 503
     code = "engine_busy"
 
@@ -149,18 +195,25 @@ class EngineBusy(MillstreamError):
 
 
 class Overloaded(MillstreamError):
+    """The server as a whole holds too much work; the client may retry (503)."""
+
     status = 503
     code = "server_overloaded"
     retry_after = 1
 
 
-class NoRoom(MillstreamError):
+class InsufficientMemory(MillstreamError):
+    """The model does not fit the memory budget (507)."""
+
     status = 507
     code = "insufficient_memory"
 
 
 class EngineGone(MillstreamError):
-    """An engine that died is started again: `retry_after` is in seconds. None where trying again will not help."""
+    """The engine has stopped, is stopping or was never loaded (503).
+
+    An engine that died restarts, so clients may retry after `retry_after` seconds; None if a retry will not help.
+    """
 
     status = 503
     code = "engine_unavailable"
@@ -171,10 +224,14 @@ class EngineGone(MillstreamError):
 
 
 class StepFailed(MillstreamError):
+    """The engine failed while it ran this request (500)."""
+
     status = 500
     code = "engine_error"
 
 
 class ModelError(MillstreamError):
+    """A model cannot be found, read or served (500). The command line reports it as a start-up error."""
+
     status = 500
     code = "model_error"

@@ -1,4 +1,7 @@
-"""For child processes that work on a stranger's data: a bare environment, and limits that the system enforces."""
+"""Sandbox for child processes that handle untrusted input: a minimal environment, and limits that the kernel enforces.
+
+Chat templates, grammars and media come from strangers. The server handles them in child processes set up here.
+"""
 
 from __future__ import annotations
 
@@ -6,34 +9,39 @@ import os
 import resource
 import sys
 
-_PASSED = frozenset(
+_INHERITED = frozenset(
     {"PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "LANG", "HOME", "TMPDIR"}
 )
 
 
 def command(module: str, *arguments: str) -> list[str]:
-    """Runs a module in a new interpreter. -P: nothing is imported from the folder that the server was started in."""
+    """Returns the command that runs a module in a new interpreter.
+
+    `-P` keeps Python from importing modules from the folder that the server was started in.
+    """
     return [sys.executable, "-P", "-m", module, *arguments]
 
 
 def environment() -> dict[str, str]:
-    """What a child needs to start, and no more: the server's keys are none of its business."""
-    return {name: value for name, value in os.environ.items() if name in _PASSED}
+    """Returns the environment variables that a child needs to start. API keys and other secrets are left out."""
+    return {name: value for name, value in os.environ.items() if name in _INHERITED}
 
 
 def limit(*, memory: int, cpu_seconds: int | None = None, stack: int | None = None) -> None:
-    """In the child: bound its memory and stack (Linux only: macOS does not enforce it) and its CPU time, and leave no
-    core."""
-    _lower(resource.RLIMIT_CORE, 0)
+    """Limits CPU time, memory and stack of the calling process, and disables core dumps. Call it in the child.
+
+    Memory and stack are limited on Linux only: macOS does not enforce those limits.
+    """
+    _set_limit(resource.RLIMIT_CORE, 0)
     if cpu_seconds is not None:
-        _lower(resource.RLIMIT_CPU, cpu_seconds)
+        _set_limit(resource.RLIMIT_CPU, cpu_seconds)
     if sys.platform == "linux":
-        _lower(resource.RLIMIT_AS, memory)
+        _set_limit(resource.RLIMIT_AS, memory)
         if stack is not None:
-            _lower(resource.RLIMIT_STACK, stack)
+            _set_limit(resource.RLIMIT_STACK, stack)
 
 
-def _lower(kind: int, value: int) -> None:
+def _set_limit(kind: int, value: int) -> None:
     _, hard = resource.getrlimit(kind)
     value = value if hard == resource.RLIM_INFINITY else min(value, hard)
     resource.setrlimit(kind, (value, value))

@@ -1,4 +1,4 @@
-"""Runs the composed server: the socket, the event loop, the signals, and the order in which all of it ends."""
+"""Run the server: socket, event loop, signals and graceful shutdown."""
 
 from __future__ import annotations
 
@@ -20,26 +20,27 @@ from types import FrameType
 import uvicorn
 
 from millstream import __version__
-from millstream.api.app import create_app
+from millstream.api.app import DEFAULT_DIALECT, create_app
 from millstream.api.hosts import names_to_check
 from millstream.api.http1.connections import Connections
 from millstream.api.http1.limits import HttpLimits
 from millstream.api.http1.protocol import LimitedProtocol
 from millstream.backend.open_files import open_files, raise_open_files
-from millstream.compose import BackendMaker, Mill, text_backend
+from millstream.compose import Mill
 from millstream.config import Settings
 from millstream.errors import ModelError
+from millstream.loading.backends import BackendMaker, generation_backend
 
 log = logging.getLogger(__name__)
 
 POOL_THREADS = 4
 NETWORK_THREADS = 16
-"""Fetches of images that may be under way at once, and look-ups of names."""
+"""Concurrent media downloads, and concurrent DNS lookups."""
 STOPPING = "the server is shutting down"
 
 
 def serve(settings: Settings) -> tuple[int, bool]:
-    """Serve until a signal or a fatal error. Returns the exit code, and whether everything inside has ended."""
+    """Serve until a signal or a fatal error. Returns the exit code, and False if an engine could not be stopped."""
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     raise_open_files()
     with bind(settings) as listener, asyncio.Runner(loop_factory=_loop_factory()) as runner:
@@ -48,38 +49,38 @@ def serve(settings: Settings) -> tuple[int, bool]:
 
 
 def bind(settings: Settings) -> socket.socket:
-    """Take the port before anything is loaded: a taken one should not cost a minute."""
+    """Bind the port before any model is loaded, so that a port in use fails at once. Raises `ModelError` if it is."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
         return socket.create_server((settings.host, settings.port), family=family, backlog=2048)
     except OSError as error:
         raise ModelError(
             f"cannot listen on {settings.host} port {settings.port}: {error.strerror or error}. "
-            "Another server may run there; choose a port with --port."
+            "Another server may be using it; choose another port with --port."
         ) from error
 
 
 def warn_if_open(listener: socket.socket, settings: Settings) -> None:
-    """Looks at the address that was bound: a name such as `localhost` is resolved by then."""
+    """Warn if the API is open to the network. Checks the bound address, where names like `localhost` are resolved."""
     address = listener.getsockname()[0]
     if not settings.api_keys and not ipaddress.ip_address(address).is_loopback:
-        log.warning("anyone who can reach %s can use the models: there is no API key. --api-key closes it", address)
+        log.warning("anyone who can reach %s can use the models: no API key is set. Set one with --api-key", address)
 
 
 async def serve_on(
     listener: socket.socket,
     settings: Settings,
     *,
-    make_backend: BackendMaker = text_backend,
+    make_backend: BackendMaker = generation_backend,
     on_start: Callable[[MillServer], None] = lambda _: None,
 ) -> tuple[int, bool]:
-    """Serve on a bound socket until the server is told to exit. `on_start` gets hold of it, for whoever tells it."""
+    """Serve on a bound socket until the server is told to exit. `on_start` receives the server, to stop it later."""
     pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="prepare")
     network = ThreadPoolExecutor(NETWORK_THREADS, thread_name_prefix="fetch")
-    names = ThreadPoolExecutor(NETWORK_THREADS, thread_name_prefix="names")
-    mill = Mill(settings, pool, network, names, make_backend)
+    dns = ThreadPoolExecutor(NETWORK_THREADS, thread_name_prefix="dns")
+    mill = Mill(settings, pool, network, dns, make_backend)
     app = create_app(
-        mill.service,
+        mill.services,
         body_limit=settings.body_limit,
         write_timeout=settings.write_timeout,
         api_keys=settings.api_keys,
@@ -93,32 +94,33 @@ async def serve_on(
     watcher = asyncio.create_task(_watch(mill, server, listener))
     await server.serve(sockets=[listener])
     watcher.cancel()
-    for threads in (pool, network, names):
+    for threads in (pool, network, dns):
         threads.shutdown(wait=False, cancel_futures=True)
     return server.exit_code, server.freed
 
 
 async def _watch(mill: Mill, server: MillServer, listener: socket.socket) -> None:
-    """Say where to reach the server once a model answers; give up when none will."""
+    """Log where to reach the server once a model is ready. Stop the server if no model can be loaded."""
     host, port = listener.getsockname()[:2]
-    log.info("Millstream %s listens on http://%s:%d", __version__, f"[{host}]" if ":" in host else host, port)
+    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    log.info("Millstream %s is listening on %s", __version__, url)
     ready = await mill.hub.settled()
     if not ready:
         log.error("no model could be loaded")
         server.exit_code = 1
         server.should_exit = True
         return
-    # What is here now stays: the collector need not look at it again and again, 20 ms and more each time.
+    # These objects live as long as the server. Unfrozen, each full collection would scan them, for 20 ms and more.
     gc.collect()
     gc.freeze()
     lazy = [card.name for card in mill.hub.cards() if card.state == "unloaded"]
-    text = ", ".join(name for name in ready if name not in lazy) or "no model yet"
-    text += f" ({', '.join(lazy)} when used)" if lazy else ""
-    log.info("ready: %s. The API is at http://%s:%d/v1, its description at /docs", text, host, port)
+    text = ", ".join(name for name in ready if name not in lazy) or "no model loaded yet"
+    text += f" ({', '.join(lazy)} at first use)" if lazy else ""
+    log.info("ready: %s. API: %s/v1, reference: %s/docs", text, url, url)
 
 
 def http_protocol(settings: Settings) -> Callable[..., LimitedProtocol]:
-    """What uvicorn makes of every connection. All of them share the limits."""
+    """The protocol factory of uvicorn. All connections share the limits."""
     limits = HttpLimits(
         header_seconds=settings.header_timeout,
         body_seconds=settings.body_timeout,
@@ -127,14 +129,16 @@ def http_protocol(settings: Settings) -> Callable[..., LimitedProtocol]:
     connections = Connections(limits, open_files=open_files)
     if connections.cap < settings.max_connections:
         log.warning(
-            "at most %d connections instead of --max-connections %d: this process may open %s files (ulimit -n)",
+            "limited to %d connections instead of --max-connections %d: the process may open only %s files (ulimit -n)",
             connections.cap, settings.max_connections, open_files(),
         )  # fmt: skip
-    return functools.partial(LimitedProtocol, limits=limits, connections=connections)
+    return functools.partial(
+        LimitedProtocol, limits=limits, connections=connections, error_format=DEFAULT_DIALECT.errors
+    )
 
 
 class MillServer(uvicorn.Server):
-    """uvicorn, ended in our order: no new requests, then the engines drain, then the connections close."""
+    """A uvicorn server that shuts down in order: no new requests, drain the engines, then close the connections."""
 
     def __init__(self, app: object, mill: Mill, settings: Settings) -> None:
         super().__init__(
@@ -142,7 +146,7 @@ class MillServer(uvicorn.Server):
                 app,  # type: ignore[arg-type]
                 http=http_protocol(settings),  # type: ignore[arg-type]
                 ws="none",
-                # Fixed here, not by the environment: a peer that is believed to be local may use the admin routes.
+                # Not left to the environment: a peer that counts as local may use the admin routes.
                 forwarded_allow_ips="127.0.0.1,::1,::ffff:127.0.0.1",
                 log_config=None,
                 access_log=False,
@@ -155,25 +159,25 @@ class MillServer(uvicorn.Server):
         self.freed = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        log.info("shutting down: running requests have a moment to finish")
+        log.info("shutting down: waiting for running requests to finish")
         draining = asyncio.create_task(self.mill.close(STOPPING))
         await super().shutdown(sockets)
         self.freed = await draining
-        log.info("stopped" if self.freed else "stopped; an engine still hangs in a step and was left behind")
+        log.info("stopped" if self.freed else "stopped; an engine is stuck in a step and was abandoned")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal lets running requests finish, the second ends all of it now."""
+        """The first signal lets running requests finish, the second exits at once."""
         if not self.should_exit:
             self.should_exit = True
             return
-        log.warning("a second signal: ending now")
+        log.warning("a second signal: exiting at once")
         self.mill.kill(STOPPING)
         logging.shutdown()
         os._exit(128 + sig)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """SIGTERM and SIGINT mean a clean end, and a clean end is exit code 0. A second one ends the waiting."""
+        """SIGTERM and SIGINT shut down gracefully, with exit code 0. A second signal exits at once."""
         if sys.platform == "win32" or threading.current_thread() is not threading.main_thread():
             with super().capture_signals():
                 yield

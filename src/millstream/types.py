@@ -6,9 +6,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
-LEAST_TOKENS = 256
-"""What a model must be able to hold to be of any use."""
-
 
 class FinishReason(StrEnum):
     """Why a generation ended. The values are OpenAI's where OpenAI has one."""
@@ -92,53 +89,6 @@ class Usage:
     """Of the prompt's, those that were not computed again."""
     reasoning_tokens: int = 0
     """Of the completion's, those of thoughts."""
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixSizes:
-    """The bytes of a kept beginning."""
-
-    token: int
-    """A token, in those layers that can go on from any of them."""
-    states: tuple[tuple[int, int], ...] = ()
-    """The state of each other layer: (tokens beyond which it no longer grows, bytes a token)."""
-
-    def state(self, tokens: int) -> int:
-        return sum(min(tokens, limit) * size for limit, size in self.states)
-
-
-@dataclass(frozen=True, slots=True)
-class ModelFacts:
-    """What an engine says of its model once it is loaded."""
-
-    context_length: int
-    vocab_size: int
-    max_rows: int
-    weight_bytes: int
-    dtype: str
-    device: str
-    notes: tuple[str, ...] = ()
-    prefix_sizes: PrefixSizes | None = None
-    """What it takes to keep the beginning of a prompt; None if that cannot be done."""
-    identity: str = ""
-    """What the keys and values depend on besides tokens: the weights, their form, the form of keys and values."""
-    kv_bytes_per_token: int = 0
-    """Measured: what one token's keys and values take over all layers; 0 if that does not grow with the tokens."""
-    media: tuple[str, ...] = ()
-    """What it takes besides text: `image`, `video`, `audio`."""
-    whole_media: bool = False
-    """Whether the tokens of an image attend to each other, so that they must be read in one chunk."""
-
-    def tokens_in(self, granted: int | None) -> int | None:
-        """How many tokens the rows may hold together, with so many bytes for weights and caches. None: no bound.
-
-        A quarter is kept for rows that exist twice while they join, and half of the rest on a GPU, which has up to
-        twice as many slots as rows.
-        """
-        if granted is None or not self.kv_bytes_per_token:
-            return None
-        share = 0.75 if self.device.startswith("cpu") else 0.375
-        return max(LEAST_TOKENS, int(share * (granted - self.weight_bytes)) // self.kv_bytes_per_token)
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,31 +228,5 @@ class Delta:
     """Where the log-probabilities of the prompt are wanted: in one delta a choice, all of them."""
     reasoning: str = ""
     calls: tuple[CallDelta, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class ModelCard:
-    """A line of the model list."""
-
-    name: str
-    created: int
-    state: str
-    aliases: tuple[str, ...] = ()
-    progress: float | None = None
-    error: str | None = None
-    isolation: str = "thread"
-    pid: int | None = None
-    thread: int | None = None
-    pinned: bool = False
-    memory_bytes: int = 0
-    prefix_cache_bytes: int = 0
-    """What of that is kept of earlier prompts; on disk comes on top."""
-    prefix_cache_disk_bytes: int = 0
-    reserved_bytes: int | None = None
-    """What it holds of the memory budget, if there is one."""
-    kv_bytes_per_token: int | None = None
-    active: int = 0
-    waiting: int = 0
-    max_batch: int | None = None
-    context_length: int | None = None
-    restarts: int = 0
+    stop_string: str | None = None
+    """The stop string that ended the choice, in its last delta. None if something else ended it."""

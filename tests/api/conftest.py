@@ -1,4 +1,4 @@
-"""A service that follows a script, behind a real uvicorn: what a test sees went over a socket."""
+"""A scripted service behind a real uvicorn, so that the tests go over a socket."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ import openai
 import pytest
 import uvicorn
 
-from millstream.api.app import create_app
+from millstream.api.app import DEFAULT_DIALECT, create_app
 from millstream.api.http1.connections import Connections
 from millstream.api.http1.limits import HttpLimits
 from millstream.api.http1.protocol import LimitedProtocol
-from millstream.types import Delta, FinishReason, GenerationRequest, ModelCard, Usage
+from millstream.model_facts import ModelCard
+from millstream.service.ports import Services
+from millstream.types import Delta, FinishReason, GenerationRequest, Usage
 
 WAIT = 10
 BODY_LIMIT = 64 * 1024
@@ -29,7 +31,7 @@ Step = Sequence[Delta] | Exception
 
 
 class ScriptedGeneration:
-    """Gives out batches from its queue. Events for the test thread say what happened to it."""
+    """Yields batches from its queue. Events tell the test thread what happened to it."""
 
     def __init__(self, model: str, steps: Sequence[Step], *, ends: bool) -> None:
         self.model = model
@@ -64,7 +66,7 @@ class ScriptedGeneration:
         self.cancelled.set()
 
     def push(self, step: Step | None) -> None:
-        """From the test thread. None ends the generation."""
+        """Called from the test thread. None ends the generation."""
         self._loop.call_soon_threadsafe(self._steps.put_nowait, step)
 
 
@@ -112,7 +114,7 @@ class ScriptedService:
 
 
 class Stage:
-    """The service of the common server: whatever a test has put on it. One app then serves all tests."""
+    """The service of the shared server: delegates to the current test's service, so one app serves all tests."""
 
     def __init__(self) -> None:
         self.service = ScriptedService()
@@ -132,8 +134,12 @@ class Stage:
 
 @contextmanager
 def running(app: object, *, limits: HttpLimits = LIMITS, **options: object) -> Iterator[int]:
-    """A real uvicorn in a thread, with our protocol; gives its port. It listens before it runs: nobody has to wait."""
-    options.setdefault("http", functools.partial(LimitedProtocol, limits=limits, connections=Connections(limits)))
+    """Runs a real uvicorn in a thread, with our protocol, and yields its port. The socket listens before it runs, so no
+    test has to wait."""
+    protocol = functools.partial(
+        LimitedProtocol, limits=limits, connections=Connections(limits), error_format=DEFAULT_DIALECT.errors
+    )
+    options.setdefault("http", protocol)
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(app, log_config=None, lifespan="off", **options)  # type: ignore[arg-type]
     server = uvicorn.Server(config)
@@ -160,7 +166,7 @@ def stage() -> Stage:
 
 @pytest.fixture(scope="session")
 def _port(stage: Stage) -> Iterator[int]:
-    with running(create_app(stage, body_limit=BODY_LIMIT), timeout_keep_alive=60) as port:
+    with running(create_app(Services(stage, stage), body_limit=BODY_LIMIT), timeout_keep_alive=60) as port:
         yield port
 
 
@@ -176,7 +182,7 @@ def open_client(stage: Stage) -> Iterator[Callable[..., httpx.Client]]:
     with ExitStack() as stack:
 
         def start(**settings: object) -> httpx.Client:
-            port = stack.enter_context(running(create_app(stage, **settings), timeout_keep_alive=60))  # type: ignore[arg-type]
+            port = stack.enter_context(running(create_app(Services(stage, stage), **settings), timeout_keep_alive=60))  # type: ignore[arg-type]
             return stack.enter_context(httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=WAIT))
 
         yield start
@@ -184,7 +190,7 @@ def open_client(stage: Stage) -> Iterator[Callable[..., httpx.Client]]:
 
 @pytest.fixture
 def serve() -> Callable[..., AbstractContextManager[int]]:
-    """For tests that need another app or another server than the common one."""
+    """For tests that need another app or server than the shared one."""
     return running
 
 

@@ -12,6 +12,7 @@ import pytest
 from millstream.api.app import create_app
 from millstream.api.auth import ApiKeys
 from millstream.errors import Unauthorized
+from millstream.service.ports import Services
 
 KEYS = ("first-key", "zweiter-schlüssel")
 ORIGIN = "http://page.example"
@@ -63,7 +64,7 @@ def bearer(key: str) -> dict[bytes, bytes]:
         {b"authorization": b"Basic abc", b"x-api-key": KEYS[0].encode()},
     ],
 )
-def test_a_right_key_opens(locked, service, headers):
+def test_a_valid_key_is_accepted(locked, service, headers):
     assert locked.post(URL, json=CHAT, headers=headers).status_code == 200
     assert locked.get("/v1/models", headers=headers).status_code == 200
     assert len(service.requests) == 1
@@ -72,23 +73,23 @@ def test_a_right_key_opens(locked, service, headers):
 @pytest.mark.parametrize(
     "headers, words",
     [
-        ({}, "none was sent"),
+        ({}, "the request has none"),
         ({b"authorization": b"Bearer"}, "no 'Bearer KEY'"),
         ({b"authorization": b"first-key"}, "no 'Bearer KEY'"),
         ({b"authorization": b"Basic first-key"}, "no 'Bearer KEY'"),
-        ({b"x-api-key": b""}, "none was sent"),
-        (bearer("sesame"), "is wrong"),
-        (bearer("first-key2"), "is wrong"),
-        (bearer("first-ke"), "is wrong"),
-        (bearer("First-Key"), "is wrong"),
-        ({b"x-api-key": b"sesame"}, "is wrong"),
-        ({b"x-api-key": b"\xff\xfe"}, "is wrong"),
-        ({b"x-api-key": "zweiter-schlüssel".encode("latin-1")}, "is wrong"),
-        (bearer("Bearer first-key"), "is wrong"),
+        ({b"x-api-key": b""}, "the request has none"),
+        (bearer("sesame"), "is not valid"),
+        (bearer("first-key2"), "is not valid"),
+        (bearer("first-ke"), "is not valid"),
+        (bearer("First-Key"), "is not valid"),
+        ({b"x-api-key": b"sesame"}, "is not valid"),
+        ({b"x-api-key": b"\xff\xfe"}, "is not valid"),
+        ({b"x-api-key": "zweiter-schlüssel".encode("latin-1")}, "is not valid"),
+        (bearer("Bearer first-key"), "is not valid"),
     ],
 )
 @pytest.mark.parametrize("path", [URL, "/v1/models", "/metrics", "/docs", "/", "/health/", "/nowhere"])
-def test_anything_else_does_not(locked, service, headers, words, path):
+def test_anything_else_is_refused(locked, service, headers, words, path):
     response = locked.request("POST" if path == URL else "GET", path, headers=headers)
     assert response.status_code == 401
     assert response.headers["www-authenticate"] == "Bearer"
@@ -104,7 +105,7 @@ def test_health_is_always_open(locked):
     assert locked.get("/health", headers=bearer("wrong")).status_code == 200
 
 
-def test_openais_client_understands(locked):
+def test_openais_client_raises_an_authentication_error(locked):
     url = f"{locked.base_url}/v1"
     with openai.OpenAI(base_url=url, api_key=KEYS[0], max_retries=0) as client:
         assert client.chat.completions.create(model="", **CHAT).choices[0].message.content == "Hello world"
@@ -118,7 +119,7 @@ def test_openais_client_understands(locked):
 
 @pytest.mark.parametrize("expects", [False, True])
 def test_no_body_is_read_before_the_key(locked, expects):
-    """The answer comes although not a byte of the announced body does, and although that is over the limit."""
+    """The response arrives before any byte of the announced body, even if the body is over the limit."""
     with (
         socket.create_connection(("127.0.0.1", locked.base_url.port), timeout=10) as line,
         line.makefile("rb") as reply,
@@ -130,12 +131,12 @@ def test_no_body_is_read_before_the_key(locked, expects):
         assert (b"connection: close\r\n" in headers) == expects
 
 
-def test_without_keys_it_is_open(http):
+def test_without_keys_the_server_is_open(http):
     assert http.get("/v1/models").status_code == 200
     assert http.get("/v1/models", headers=bearer("whatever")).status_code == 200
 
 
-def test_what_is_not_http_is_closed_too():
+def test_scopes_other_than_http_are_refused_too():
     reached = []
 
     async def app(scope, receive, send):
@@ -158,7 +159,7 @@ def test_a_preflight_needs_no_key(shared, locked):
     assert "POST" in response.headers["access-control-allow-methods"]
     assert response.headers["access-control-allow-headers"] == PREFLIGHT["access-control-request-headers"]
     assert "access-control-allow-credentials" not in response.headers
-    # Without CORS a preflight allows nothing, but neither is it refused for want of a key.
+    # Without CORS a preflight allows nothing, but it is not refused for lack of a key either.
     plain = locked.options(URL, headers=PREFLIGHT)
     assert plain.status_code == 204 and plain.headers["allow"] == "OPTIONS, POST"
     assert not [name for name in plain.headers if name.startswith("access-control")]
@@ -169,16 +170,16 @@ def test_a_preflight_needs_no_key(shared, locked):
 def test_other_origins_are_not_allowed(shared):
     elsewhere = {"origin": "http://elsewhere.example"}
     assert shared.options(URL, headers=PREFLIGHT | elsewhere).status_code == 400
-    answer = shared.get("/v1/models", headers=elsewhere | bearer(KEYS[0]))
-    assert "access-control-allow-origin" not in answer.headers
+    response = shared.get("/v1/models", headers=elsewhere | bearer(KEYS[0]))
+    assert "access-control-allow-origin" not in response.headers
 
 
-def test_a_page_on_the_internet_reaches_a_server_at_home(shared):
+def test_an_allowed_public_page_reaches_a_private_server(shared):
     response = shared.options(URL, headers=PREFLIGHT | {"access-control-request-private-network": "true"})
     assert response.status_code == 200
 
 
-def test_answers_and_errors_carry_the_headers(shared, service):
+def test_responses_and_errors_carry_the_cors_headers(shared, service):
     page = {"origin": ORIGIN}
     refused = shared.post(URL, json=CHAT, headers=page)
     assert refused.status_code == 401 and refused.headers["www-authenticate"] == "Bearer"
@@ -196,14 +197,14 @@ def test_answers_and_errors_carry_the_headers(shared, service):
 
 
 def test_all_origins(serve, service):
-    with serve(create_app(service, body_limit=1000, cors_origins=("*",))) as port:
-        answer = httpx.get(f"http://127.0.0.1:{port}/v1/models", headers={"origin": ORIGIN})
-    assert answer.status_code == 200 and answer.headers["access-control-allow-origin"] == "*"
+    with serve(create_app(Services(service, service), body_limit=1000, cors_origins=("*",))) as port:
+        response = httpx.get(f"http://127.0.0.1:{port}/v1/models", headers={"origin": ORIGIN})
+    assert response.status_code == 200 and response.headers["access-control-allow-origin"] == "*"
 
 
 def test_without_origins_there_is_no_cors(http):
-    answer = http.get("/v1/models", headers={"origin": ORIGIN})
-    assert not [name for name in answer.headers if name.startswith("access-control")]
+    response = http.get("/v1/models", headers={"origin": ORIGIN})
+    assert not [name for name in response.headers if name.startswith("access-control")]
     preflight = http.options(URL, headers=PREFLIGHT)
     assert preflight.status_code == 204
     assert not [name for name in preflight.headers if name.startswith("access-control")]
@@ -233,12 +234,12 @@ def open_server(_open_server, stage, service) -> httpx.Client:
         "file://",
     ],
 )
-def test_a_page_of_another_site_can_change_nothing(open_server, origin: str) -> None:
-    """A form or a `fetch` without preflight reaches the server all the same: the server must refuse it."""
-    answer = open_server.post(URL, content=b"{}", headers={"origin": origin, "content-type": "text/plain"})
-    assert answer.status_code == 403
-    assert answer.json()["error"]["code"] == "origin_not_allowed"
-    assert "--cors-origin" in answer.json()["error"]["message"]
+def test_a_page_of_another_site_is_refused(open_server, origin: str) -> None:
+    """A form or a `fetch` without preflight reaches the server, so the server must refuse it."""
+    response = open_server.post(URL, content=b"{}", headers={"origin": origin, "content-type": "text/plain"})
+    assert response.status_code == 403
+    assert response.json()["error"]["code"] == "origin_not_allowed"
+    assert "--cors-origin" in response.json()["error"]["message"]
     assert open_server.get("/v1/models", headers={"origin": origin}).status_code == 200
 
 
@@ -249,5 +250,5 @@ def test_own_pages_allowed_pages_and_programs_may_call(open_server) -> None:
 
 
 def test_with_keys_the_key_decides(locked) -> None:
-    answer = locked.post(URL, json=CHAT, headers={"origin": "http://evil.example", "x-api-key": KEYS[0]})
-    assert answer.status_code == 200
+    response = locked.post(URL, json=CHAT, headers={"origin": "http://evil.example", "x-api-key": KEYS[0]})
+    assert response.status_code == 200

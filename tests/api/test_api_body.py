@@ -1,4 +1,4 @@
-"""Bodies that are no JSON, not the right JSON, or too large."""
+"""Bodies that are not JSON, not the right JSON, or too large."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_bad_bodies(http, service, body, words):
     assert len(service.requests) == 1
 
 
-def test_much_that_is_flat_is_not_deep(http):
+def test_a_wide_body_is_not_deep(http):
     body = {"prompt": [[token] for token in range(500)], "metadata": {"a": [[[1]]]}}
     assert http.post("/v1/completions", json=body).status_code == 200
 
@@ -82,44 +82,44 @@ def test_body_limit(http, service, chunked):
 
 @pytest.mark.parametrize("framing", [b"content-length: 3000000", b"transfer-encoding: chunked"])
 def test_connection_survives_a_body_over_the_limit(port, framing):
-    """The answer comes while the body is still being sent; the rest is dropped, and the next request is served."""
+    """The response arrives while the body is still being sent. The rest is dropped, and the next request is served."""
     with socket.create_connection(("127.0.0.1", port), timeout=10) as line:
-        answers = line.makefile("rb")
+        responses = line.makefile("rb")
         line.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n" + framing + b"\r\n\r\n")
         chunked = b"chunked" in framing
         block = b" " * 100_000
         line.sendall(b"186a0\r\n" + block + b"\r\n" if chunked else block)
-        assert read_answer(answers) == 413
+        assert read_response(responses) == 413
         for _ in range(29):
             line.sendall(b"186a0\r\n" + block + b"\r\n" if chunked else block)
         if chunked:
             line.sendall(b"0\r\n\r\n")
         line.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
-        assert read_answer(answers) == 200
-        answers.close()
+        assert read_response(responses) == 200
+        responses.close()
 
 
-def test_a_client_that_asks_first_is_told_before_it_sends(port):
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as line, line.makefile("rb") as answers:
+def test_expect_continue_is_refused_before_the_body_is_sent(port):
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as line, line.makefile("rb") as responses:
         line.sendall(
             b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 900000\r\nexpect: 100-continue\r\n\r\n"
         )
-        assert read_answer(answers) == 413
-        assert answers.read() == b""  # closed: whether the body still comes is open
+        assert read_response(responses) == 413
+        assert responses.read() == b""  # closed: the client may or may not send the body
 
 
-def read_answer(answers) -> int:
-    status = int(answers.readline().split()[1])
+def read_response(responses) -> int:
+    status = int(responses.readline().split()[1])
     length = 0
-    while (line := answers.readline()) != b"\r\n":
+    while (line := responses.readline()) != b"\r\n":
         name, _, value = line.partition(b":")
         if name.lower() == b"content-length":
             length = int(value)
-    assert len(answers.read(length)) == length
+    assert len(responses.read(length)) == length
     return status
 
 
-def test_client_that_leaves_within_its_body(port, service):
+def test_a_client_that_disconnects_within_its_body(port, service):
     with socket.create_connection(("127.0.0.1", port), timeout=10) as line:
         line.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 900\r\n\r\nhalf")
     assert httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200

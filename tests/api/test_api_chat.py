@@ -25,14 +25,14 @@ def ask(client, **more):
     return client.chat.completions.create(model="m", messages=ASK, **more)
 
 
-def test_whole_answer(client, service):
-    answer = ask(client)
-    assert answer.id.startswith("chatcmpl-") and answer.object == "chat.completion" and answer.model == "m"
-    assert answer.system_fingerprint == f"millstream-{__version__}" and answer.created > 1_700_000_000
-    (choice,) = answer.choices
+def test_whole_response(client, service):
+    response = ask(client)
+    assert response.id.startswith("chatcmpl-") and response.object == "chat.completion" and response.model == "m"
+    assert response.system_fingerprint == f"millstream-{__version__}" and response.created > 1_700_000_000
+    (choice,) = response.choices
     assert (choice.index, choice.message.role, choice.message.content) == (0, "assistant", "Hello world")
     assert choice.finish_reason == "stop" and choice.logprobs is None
-    usage = answer.usage
+    usage = response.usage
     assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (7, 5, 12)
     assert service.generation().left_early is False
 
@@ -41,8 +41,8 @@ def test_whole_answer(client, service):
 @pytest.mark.parametrize("stream", [False, True])
 def test_finish_reasons(client, service, reason, shown, stream):
     service.steps = [(Delta(0, "x", finish_reason=FinishReason(reason)),)]
-    answer = ask(client, stream=stream)
-    last = list(answer)[-1] if stream else answer
+    response = ask(client, stream=stream)
+    last = list(response)[-1] if stream else response
     assert last.choices[0].finish_reason == shown
 
 
@@ -52,8 +52,8 @@ def test_choices_come_in_the_order_of_their_indices(client, service):
         (Delta(2, "c", finish_reason=STOP), Delta(1, "B", finish_reason=STOP)),
         (Delta(0, "A", finish_reason=FinishReason.LENGTH),),
     ]
-    answer = ask(client, n=3)
-    assert [(c.index, c.message.content, c.finish_reason) for c in answer.choices] == [
+    response = ask(client, n=3)
+    assert [(c.index, c.message.content, c.finish_reason) for c in response.choices] == [
         (0, "aA", "length"),
         (1, "bB", "stop"),
         (2, "c", "stop"),
@@ -131,8 +131,8 @@ SHOWN = [
 
 def test_logprobs_whole(client, service):
     service.steps = [(Delta(0, "é", LOGPROBS[:1]),), (Delta(0, "", LOGPROBS[1:], STOP),)]
-    answer = ask(client, logprobs=True, top_logprobs=2)
-    assert [entry.to_dict() for entry in answer.choices[0].logprobs.content] == SHOWN
+    response = ask(client, logprobs=True, top_logprobs=2)
+    assert [entry.to_dict() for entry in response.choices[0].logprobs.content] == SHOWN
     assert service.requests[0].logprobs == 2
 
 
@@ -144,7 +144,7 @@ def test_logprobs_streamed_also_without_text(client, service):
     assert service.requests[0].logprobs == 0
 
 
-def test_what_the_service_is_asked_by_default(client, service):
+def test_the_generation_request_by_default(client, service):
     ask(client)
     (request,) = service.requests
     assert request.prompts == (ChatPrompt(({"role": "user", "content": "hi"},)),)
@@ -153,7 +153,7 @@ def test_what_the_service_is_asked_by_default(client, service):
     assert (request.stop, request.ignore_eos, request.logprobs) == ((), False, None)
 
 
-def test_what_the_service_is_asked_with_everything_set(client, service):
+def test_the_generation_request_with_all_parameters(client, service):
     extra = {"top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1, "ignore_eos": True}
     extra["chat_template_kwargs"] = {"enable_thinking": False}
     ask(

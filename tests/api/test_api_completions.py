@@ -20,12 +20,12 @@ def ask(client, prompt="Once", **more):
     return client.completions.create(model="m", prompt=prompt, **more)
 
 
-def test_whole_answer(client, service):
-    answer = ask(client)
-    assert answer.id.startswith("cmpl-") and answer.object == "text_completion" and answer.model == "m"
-    (choice,) = answer.choices
+def test_whole_response(client, service):
+    response = ask(client)
+    assert response.id.startswith("cmpl-") and response.object == "text_completion" and response.model == "m"
+    (choice,) = response.choices
     assert (choice.index, choice.text, choice.finish_reason, choice.logprobs) == (0, "Hello world", "stop", None)
-    assert answer.usage.to_dict() == USAGE
+    assert response.usage.to_dict() == USAGE
     (request,) = service.requests
     assert (request.max_tokens, request.sampling) == (16, Sampling(temperature=1.0))
 
@@ -48,8 +48,8 @@ def test_forms_of_a_prompt(client, service, prompt, prompts):
 
 def test_several_prompts_are_numbered_prompt_by_prompt(client, service):
     service.steps = [tuple(Delta(i, f"t{i}", finish_reason=STOP) for i in (3, 1, 0, 2))]
-    answer = ask(client, ["a", "b"], n=2)
-    assert [(c.index, c.text) for c in answer.choices] == [(0, "t0"), (1, "t1"), (2, "t2"), (3, "t3")]
+    response = ask(client, ["a", "b"], n=2)
+    assert [(c.index, c.text) for c in response.choices] == [(0, "t0"), (1, "t1"), (2, "t2"), (3, "t3")]
 
 
 def test_stream(client):
@@ -80,7 +80,7 @@ def test_logprobs_whole(client, service):
     assert service.requests[0].logprobs == 2
 
 
-def test_logprobs_streamed_count_their_offsets_on(client, service):
+def test_streamed_logprobs_continue_their_offsets(client, service):
     service.steps = [(Delta(0, "ab", PIECES[:1]),), (Delta(0, "", PIECES[1:2]),), (Delta(0, "c", PIECES[2:], STOP),)]
     shown = [chunk.choices[0].logprobs for chunk in ask(client, logprobs=0, stream=True)]
     assert [part.tokens[0] for part in shown] == TOKENS

@@ -1,4 +1,4 @@
-"""A client that leaves takes its generation with it, at whatever point it leaves."""
+"""A disconnect cancels the generation, at whatever point it happens."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 
 from millstream.api.app import create_app
 from millstream.api.disconnect import ClientLeft, WhileConnected
+from millstream.service.ports import Services
 from millstream.types import Delta
 
 WAIT = 10
@@ -20,10 +21,10 @@ WAIT = 10
 
 @pytest.fixture(params=["ours-uvloop", "ours-asyncio", "httptools-uvloop", "h11-asyncio"])
 def line(request, serve, service):
-    """A bare socket to a server, for our way of speaking HTTP and for each of uvicorn's two."""
+    """A bare socket to a server, with our HTTP protocol and with both of uvicorn's."""
     protocol, loop = request.param.split("-")
     options = {"loop": loop} if protocol == "ours" else {"loop": loop, "http": protocol}
-    with serve(create_app(service, body_limit=10**6), **options) as port:
+    with serve(create_app(Services(service, service), body_limit=10**6), **options) as port:
         connection = socket.create_connection(("127.0.0.1", port), timeout=WAIT)
         yield connection
         connection.close()
@@ -36,8 +37,8 @@ def ask(line, *, stream, route="chat/completions"):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_while_the_prompt_is_read(line, service, stream):
-    """No token has come yet, so nothing is ever written that could fail."""
+def test_during_prefill(line, service, stream):
+    """There is no token yet, so no write can fail."""
     service.steps, service.ends = [], False
     ask(line, stream=stream)
     generation = service.generation()
@@ -47,7 +48,7 @@ def test_while_the_prompt_is_read(line, service, stream):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_before_it_is_admitted(line, service, stream):
+def test_before_admission(line, service, stream):
     service.hold_start = True
     ask(line, stream=stream)
     assert service.start_entered.wait(WAIT)
@@ -56,7 +57,7 @@ def test_before_it_is_admitted(line, service, stream):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_in_the_middle(line, service, stream, caplog):
+def test_while_tokens_flow(line, service, stream, caplog):
     service.ends = False
     ask(line, stream=stream)
     generation = service.generation()
@@ -66,8 +67,8 @@ def test_in_the_middle(line, service, stream, caplog):
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
-def test_while_it_does_not_read(line, service):
-    """The socket is full, the server waits to write; a reset must still be noticed."""
+def test_while_the_client_does_not_read(line, service):
+    """The socket buffer is full and the server waits to write. A reset must still be noticed."""
     service.ends = False
     service.steps = [(Delta(0, "x" * 1_000_000),)] * 30
     ask(line, stream=True)
@@ -102,14 +103,14 @@ def test_with_an_abandoned_task_of_the_async_client(port, service):
     assert generation.cancelled.wait(WAIT) and generation.left_early
 
 
-def test_a_complete_answer_is_no_disconnect(http, service):
+def test_a_complete_response_is_no_disconnect(http, service):
     for stream in (False, True, False):
         body = {"prompt": "x", "stream": stream}
         assert http.post("/v1/completions", json=body).status_code == 200
         assert service.generation().left_early is False
 
 
-def test_many_leave_and_others_stay(port, service):
+def test_many_disconnect_while_others_stay(port, service):
     service.steps, service.ends = [], False
 
     async def main():
@@ -130,12 +131,12 @@ def test_many_leave_and_others_stay(port, service):
                 assert not generations[n].cancelled.is_set()
                 generations[n].push([Delta(0, "done")])
                 generations[n].push(None)
-            answers = await asyncio.gather(*tasks[1::2])
+            responses = await asyncio.gather(*tasks[1::2])
             await asyncio.gather(*tasks, return_exceptions=True)
-            return generations, answers
+            return generations, responses
 
-    generations, answers = asyncio.run(main())
-    assert all(answer.status_code == 200 and "done" in answer.text for answer in answers)
+    generations, responses = asyncio.run(main())
+    assert all(response.status_code == 200 and "done" in response.text for response in responses)
     assert [generations[n].left_early for n in range(40)] == [n % 2 == 0 for n in range(40)]
 
 
@@ -157,7 +158,7 @@ def test_other_cancellations_pass_through():
     asyncio.run(main())
 
 
-def test_leaving_is_told_from_cancelling_and_leaves_no_trace_in_the_task():
+def test_a_disconnect_differs_from_a_cancellation_and_leaves_the_task_uncancelled():
     async def receive():
         return {"type": "http.disconnect"}
 

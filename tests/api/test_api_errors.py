@@ -1,4 +1,4 @@
-"""Errors keep OpenAI's shape wherever they happen."""
+"""Errors have OpenAI's shape wherever they happen."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_error_of_start_is_a_plain_http_error(http, service, stream, error, stat
     assert response.json() == {"error": {"message": error.message, "type": kind, "param": param, "code": code}}
 
 
-def test_busy_says_when_to_come_back(client, service, caplog):
+def test_busy_says_when_to_retry(client, service, caplog):
     service.start_error = errors.EngineBusy("full", active=4, waiting=9, retry_after=3)
     with pytest.raises(openai.InternalServerError) as caught:
         client.chat.completions.create(model="m", **CHAT, stream=True)
@@ -78,7 +78,7 @@ def test_anything_else_is_a_500_without_details(http, service, caplog):
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("route, base", [("chat/completions", CHAT), ("completions", TEXT)])
 @pytest.mark.parametrize("failure", [errors.StepFailed("the step failed"), KeyError("secret")])
-def test_failure_while_it_runs(http, service, stream, route, base, failure):
+def test_failure_during_the_generation(http, service, stream, route, base, failure):
     service.steps = [*service.steps[:1], failure]
     response = http.post(f"/v1/{route}", json=base | {"stream": stream})
     code = "engine_error" if isinstance(failure, errors.StepFailed) else "internal_error"

@@ -1,4 +1,4 @@
-"""The form of an answer, under every name that clients have for it."""
+"""Structured output, under every parameter name that clients use."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from millstream.api.openai.grammars import FormRequest
+from millstream.api.openai.grammars import StructuredRequest
 from millstream.errors import BadRequest
 from millstream.types import Grammar
 
@@ -22,7 +22,7 @@ def named(**fields):
     return {"type": "json_schema", "json_schema": {"name": "n", **fields}}
 
 
-SERVED = [
+ACCEPTED = [
     ({}, None),
     ({"response_format": None}, None),
     ({"response_format": {"type": "text"}}, None),
@@ -52,8 +52,8 @@ SERVED = [
 
 
 @pytest.mark.parametrize("route, base", [CHAT, TEXT])
-@pytest.mark.parametrize("fields, grammar", SERVED)
-def test_served(http, service, route, base, fields, grammar):
+@pytest.mark.parametrize("fields, grammar", ACCEPTED)
+def test_accepted(http, service, route, base, fields, grammar):
     response = http.post(f"/v1/{route}", json=base | fields)
     assert response.status_code == 200, response.text
     assert service.requests[0].grammar == grammar
@@ -89,7 +89,7 @@ def test_refused(http, service, route, base, fields, param, words):
     assert service.requests == []
 
 
-def test_what_structured_outputs_do_not_have(http):
+def test_unsupported_structured_outputs(http):
     body = CHAT[1] | {"structured_outputs": {"structural_tag": "x"}}
     error = http.post("/v1/chat/completions", json=body).json()["error"]
     assert (error["code"], error["param"]) == ("unsupported_parameter", "structured_outputs.structural_tag")
@@ -123,7 +123,7 @@ def wide(count):
 )
 def test_grammars_have_limits(fields, words):
     with pytest.raises(BadRequest) as refused:
-        FormRequest.model_validate(fields)
+        StructuredRequest.model_validate(fields)
     assert refused.value.param == next(iter(fields))
     assert words in refused.value.message
     assert len(refused.value.message) < 200
@@ -138,11 +138,11 @@ def test_grammars_have_limits(fields, words):
         {"guided_choice": [f"choice {number}" for number in range(10_000)]},
     ],
 )
-def test_large_grammars_are_read(fields):
-    assert FormRequest.model_validate(fields).form() is not None
+def test_large_grammars_are_accepted(fields):
+    assert StructuredRequest.model_validate(fields).output_grammar() is not None
 
 
-LOOKED = [
+ECHO_AND_BEST_OF = [
     ({"echo": True}, {"echo": True}),
     ({"echo": True, "max_tokens": 0}, {"echo": True, "max_tokens": 0}),
     ({"prompt_logprobs": 3, "max_tokens": 0}, {"prompt_logprobs": 3, "max_tokens": 0}),
@@ -153,8 +153,8 @@ LOOKED = [
 ]
 
 
-@pytest.mark.parametrize("fields, expected", LOOKED)
-def test_prompts_and_tries(http, service, fields, expected):
+@pytest.mark.parametrize("fields, expected", ECHO_AND_BEST_OF)
+def test_echo_prompt_logprobs_and_best_of(http, service, fields, expected):
     response = http.post("/v1/completions", json={"prompt": "hi"} | fields)
     assert response.status_code == 200, response.text
     request = service.requests[0]
@@ -175,7 +175,7 @@ def test_prompts_and_tries(http, service, fields, expected):
         (*TEXT, {"prompt_logprobs": True}, "prompt_logprobs"),
     ],
 )
-def test_prompts_and_tries_that_make_no_sense(http, route, base, fields, param):
+def test_invalid_echo_and_best_of(http, route, base, fields, param):
     response = http.post(f"/v1/{route}", json=base | fields)
     assert response.status_code == 400
     assert response.json()["error"]["param"] == param

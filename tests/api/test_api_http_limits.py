@@ -1,4 +1,4 @@
-"""Slow clients and too many of them: each limit, with the answer that tells of it."""
+"""Slow clients and too many of them: each limit, and the error that reports it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import pytest
 from millstream.api.app import create_app
 from millstream.api.http1.connections import Connections, Phase
 from millstream.api.http1.limits import HttpLimits
+from millstream.service.ports import Services
 from millstream.types import Delta
 
 WAIT = 10
@@ -26,7 +27,9 @@ QUICK = HttpLimits(header_seconds=0.2, body_seconds=0.2, linger_seconds=0.2)
 @pytest.fixture(params=["uvloop", "asyncio"])
 def start(request, serve, service):
     def start(limits, **options):
-        return serve(create_app(service, body_limit=10**6), loop=request.param, limits=limits, **options)
+        return serve(
+            create_app(Services(service, service), body_limit=10**6), loop=request.param, limits=limits, **options
+        )
 
     return start
 
@@ -42,8 +45,8 @@ def read_all(line: socket.socket) -> bytes:
     return text
 
 
-def error(answer: bytes) -> tuple[int, dict[str, object]]:
-    head, _, body = answer.partition(b"\r\n\r\n")
+def error(response: bytes) -> tuple[int, dict[str, object]]:
+    head, _, body = response.partition(b"\r\n\r\n")
     assert b"connection: close" in head and b"content-type: application/json" in head
     return int(head.split()[1]), json.loads(body)["error"]
 
@@ -74,7 +77,7 @@ def test_a_request_that_stops_halfway_after_another(start):
 
 @pytest.mark.parametrize("sent", [GET[:-4] + b"\r\na: ", HEAD])
 def test_a_request_that_trickles(start, sent):
-    """A byte now and then does not keep it alive."""
+    """An occasional byte does not keep the connection alive."""
     ended = threading.Event()
     with start(QUICK) as port, connect(port) as line:
         line.sendall(sent)
@@ -88,10 +91,10 @@ def test_a_request_that_trickles(start, sent):
 
         feeder = threading.Thread(target=trickle)
         feeder.start()
-        answer = line.recv(65536)
+        response = line.recv(65536)
         ended.set()
         feeder.join()
-    assert error(answer)[0] == 408
+    assert error(response)[0] == 408
 
 
 def test_a_connection_that_sends_nothing_is_closed(start):
@@ -99,7 +102,7 @@ def test_a_connection_that_sends_nothing_is_closed(start):
         assert read_all(line) == b""
 
 
-def test_a_client_that_does_not_read_its_refusal_is_cut(start):
+def test_a_refused_client_that_keeps_sending_is_aborted(start):
     with start(QUICK) as port, connect(port) as line:
         line.sendall(b"nonsense\r\n\r\n")
         assert line.recv(65536).startswith(b"HTTP/1.1 400")
@@ -113,7 +116,7 @@ def test_a_client_that_does_not_read_its_refusal_is_cut(start):
         pytest.fail("it lingers")
 
 
-def test_a_slow_answer_is_no_slow_client(start, service):
+def test_a_slow_response_is_no_slow_client(start, service):
     service.steps, service.ends = [], False
     with start(QUICK) as port, connect(port) as line:
         body = b'{"prompt": "x"}'
@@ -129,7 +132,7 @@ def test_a_slow_answer_is_no_slow_client(start, service):
 
 @pytest.mark.parametrize("headers", [b"", b"connection: close\r\n"])
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_never_reads_is_cut(start, service, headers, stream):
+def test_a_client_that_never_reads_is_aborted(start, service, headers, stream):
     service.steps = [(Delta(0, "x" * 1_000_000),)] * 30
     body = b'{"prompt": "x", "stream": %s}' % (b"true" if stream else b"false")
     head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n%bcontent-length: %d\r\n\r\n" % (headers, len(body))
@@ -148,7 +151,7 @@ def test_a_client_that_never_reads_is_cut(start, service, headers, stream):
         pytest.fail("it is still there")
 
 
-def test_no_limit_of_time_is_0(start):
+def test_0_disables_a_timeout(start):
     with start(HttpLimits(header_seconds=0, body_seconds=0, linger_seconds=0.2)) as port, connect(port) as line:
         line.sendall(GET[:20])
         line.settimeout(1)
@@ -166,21 +169,21 @@ def served(line: socket.socket) -> bool:
     return text.startswith(b"HTTP/1.1 200")
 
 
-def test_idle_connections_make_way(start, caplog):
+def test_idle_connections_are_closed_for_new_ones(start, caplog):
     with ExitStack() as stack:
         port = stack.enter_context(start(HttpLimits(connections=3), timeout_keep_alive=60))
         used, unused, partial = (stack.enter_context(connect(port)) for _ in range(3))
         partial.sendall(GET[:20])
-        assert served(used) and served(used), "by the second time the others have been accepted"
+        assert served(used) and served(used), "after the second request, the others have been accepted"
         for oldest in (unused, partial, used):
             line = stack.enter_context(connect(port))
-            assert served(line) and oldest.recv(1) == b"", "the one that has waited longest is closed"
+            assert served(line) and oldest.recv(1) == b"", "the one that has been idle longest is closed"
         assert served(line)
     (record,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert "--max-connections 3" in record.getMessage()
 
 
-def test_when_all_are_busy_a_new_one_is_refused(start, service, caplog):
+def test_a_new_connection_is_refused_if_all_are_busy(start, service, caplog):
     service.steps, service.ends = [], False
     with ExitStack() as stack:
         port = stack.enter_context(start(HttpLimits(connections=2)))
@@ -190,12 +193,12 @@ def test_when_all_are_busy_a_new_one_is_refused(start, service, caplog):
             line.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 15\r\n\r\n" + body)
         generations = [service.generation() for _ in lines]
         for _ in range(20):
-            with connect(port) as late:
-                late.sendall(GET)
-                answer = read_all(late)
-            status, found = error(answer)
+            with connect(port) as refused:
+                refused.sendall(GET)
+                response = read_all(refused)
+            status, found = error(response)
             assert (status, found["code"], found["type"]) == (503, "too_many_connections", "server_error")
-            assert b"retry-after: 2\r\n" in answer and "--max-connections" in found["message"]
+            assert b"retry-after: 2\r\n" in response and "--max-connections" in found["message"]
         for generation in generations:
             assert not generation.cancelled.is_set()
             generation.push(None)
@@ -207,12 +210,12 @@ def test_when_all_are_busy_a_new_one_is_refused(start, service, caplog):
 
 
 class Dropped:
-    """A connection that notes that it was dropped."""
+    """A connection that records that it was dropped."""
 
     def __init__(self) -> None:
         self.dropped = False
 
-    def overdue(self) -> None:
+    def check_timeouts(self) -> None:
         return
 
     def drop(self) -> None:
@@ -234,7 +237,7 @@ def test_refused_connections_linger_in_small_numbers():
     asyncio.run(main())
 
 
-def test_the_cap_leaves_files_for_other_things():
+def test_the_cap_reserves_open_files():
     limits = HttpLimits(connections=1000, reserve=256)
     assert limits.connections_within(None) == 1000
     assert limits.connections_within(65_536) == 1000

@@ -1,4 +1,4 @@
-"""What may stand in `messages`, and what the service gets of it."""
+"""The content of `messages`, and what the service gets of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def post(http, messages):
 
 
 @pytest.mark.parametrize(
-    "message, handed_on",
+    "message, passed_on",
     [
         ({"role": "system", "content": "s"}, {"role": "system", "content": "s"}),
         ({"role": "developer", "content": "s"}, {"role": "system", "content": "s"}),
@@ -52,10 +52,10 @@ def post(http, messages):
         ),
     ],
 )
-def test_handed_on(http, service, message, handed_on):
+def test_passed_on(http, service, message, passed_on):
     response = post(http, [message])
     assert response.status_code == 200, response.text
-    assert service.requests[0].prompts[0].messages == (handed_on,)
+    assert service.requests[0].prompts[0].messages == (passed_on,)
 
 
 USER = {"role": "user", "content": "x"}
@@ -100,7 +100,7 @@ def test_refused(http, service, messages, code, param):
 PICTURE = {"type": "image_url", "image_url": {"url": "https://host/a.png", "detail": "low"}}
 
 
-def test_media_are_handed_on_in_order(http, service):
+def test_media_are_passed_on_in_order(http, service):
     sound = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
     video = {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}
     plain = {"type": "image_url", "image_url": "https://host/b.png"}
@@ -137,7 +137,7 @@ def test_media_are_handed_on_in_order(http, service):
         ({"type": "file", "file": {"file_id": "x"}}, "unsupported_parameter", ""),
     ],
 )
-def test_media_that_say_too_little(http, service, part, code, param):
+def test_incomplete_media(http, service, part, code, param):
     response = post(http, [USER, {"role": "user", "content": [TEXT_PART, part]}])
     error = response.json()["error"]
     assert (response.status_code, error["code"]) == (400, code)

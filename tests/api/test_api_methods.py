@@ -1,4 +1,4 @@
-"""OPTIONS, HEAD, and how much of what a client sent comes back in an error."""
+"""OPTIONS, HEAD, and how much of a request an error quotes."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ CHAT = {"messages": [{"role": "user", "content": "hi"}]}
         ("/v1/chat/completions", "OPTIONS, POST"),
     ],
 )
-def test_options_tells_the_methods(http, path, allow):
-    answer = http.options(path)
-    assert (answer.status_code, answer.headers["allow"], answer.content) == (204, allow, b"")
+def test_options_lists_the_methods(http, path, allow):
+    response = http.options(path)
+    assert (response.status_code, response.headers["allow"], response.content) == (204, allow, b"")
 
 
-def test_options_of_nothing_is_404(http):
+def test_options_of_an_unknown_path_is_404(http):
     assert http.options("/nowhere").status_code == 404
 
 
@@ -36,12 +36,12 @@ def test_head_is_get_without_a_body(http, path):
     assert (head.status_code, head.content) == (200, b"")
     assert head.headers["content-length"] == str(len(whole.content))
     assert head.headers["content-type"] == whole.headers["content-type"]
-    assert http.get("/health").status_code == 200, "the connection is still good"
+    assert http.get("/health").status_code == 200, "the connection is still usable"
 
 
-def test_head_of_what_is_only_posted(http):
-    answer = http.head("/v1/completions")
-    assert answer.status_code == 405 and answer.headers["allow"] == "OPTIONS, POST"
+def test_head_of_a_post_route(http):
+    response = http.head("/v1/completions")
+    assert response.status_code == 405 and response.headers["allow"] == "OPTIONS, POST"
 
 
 LONG = "x" * 20_000
@@ -60,16 +60,16 @@ LONG = "x" * 20_000
         CHAT | {"tool_choice": LONG},
     ],
 )
-def test_an_error_does_not_repeat_a_long_text(http, body):
-    answer = http.post("/v1/chat/completions", json=body)
-    assert answer.status_code == 400 and len(answer.content) < 5000
+def test_an_error_does_not_quote_a_long_text(http, body):
+    response = http.post("/v1/chat/completions", json=body)
+    assert response.status_code == 400 and len(response.content) < 5000
 
 
-def test_a_long_model_name_or_path_is_not_repeated(http, service):
+def test_a_long_model_name_or_path_is_not_quoted(http, service):
     for path in (f"/v1/models/{'x' * 9000}", f"/{'x' * 9000}"):
-        answer = http.get(path)
-        assert answer.status_code == 404 and len(answer.content) < 5000
-        assert "/v1/models lists those there are" in answer.text or "/docs" in answer.text
+        response = http.get(path)
+        assert response.status_code == 404 and len(response.content) < 5000
+        assert "/v1/models lists its models" in response.text or "/docs" in response.text
 
 
 def test_the_log_has_one_short_line(http, service, caplog):

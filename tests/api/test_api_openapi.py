@@ -1,4 +1,4 @@
-"""/openapi.json: the document itself, and the answers of a scripted service held against it."""
+"""/openapi.json: the document itself, and responses of a scripted service checked against it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import schemathesis
 from millstream import errors
 from millstream.api.app import create_app
 from millstream.api.error_docs import error_classes
+from millstream.service.ports import Services
 from millstream.types import CallDelta, Delta, FinishReason, PromptToken, TextLogprob
 from support.openapi import Document, references
 
@@ -24,7 +25,7 @@ STOP, LENGTH, CALLS = FinishReason.STOP, FinishReason.LENGTH, FinishReason.TOOL_
 
 
 def document(**options) -> Document:
-    return Document(create_app(None, body_limit=1000, **options).openapi())
+    return Document(create_app(Services(None, None), body_limit=1000, **options).openapi())
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +75,7 @@ def test_streams_are_described(page):
         assert "[DONE]" in content["text/event-stream"]["schema"]["description"]
 
 
-def test_no_other_parameter_is_taken_than_those_described(page, http):
+def test_only_documented_parameters_are_accepted(page, http):
     schemas = page.page["components"]["schemas"]
     for name, path, base in [("ChatRequest", CHAT_PATH, CHAT), ("CompletionRequest", TEXT_PATH, TEXT)]:
         assert schemas[name]["additionalProperties"] is False
@@ -82,11 +83,11 @@ def test_no_other_parameter_is_taken_than_those_described(page, http):
         optional = schemas[name]["properties"].keys() - schemas[name]["required"]
         assert http.post(path, json=base | dict.fromkeys(optional)).status_code == 200
         for other, field in schemas[name]["properties"].items():
-            if "enum" in field:  # not served, but for values that ask for nothing
+            if "enum" in field:  # not supported, except for values without effect
                 for value in field["enum"]:
                     assert http.post(path, json=base | {other: value}).status_code == 200, (other, value)
-                answer = http.post(path, json=base | {other: "something"})
-                assert answer.json()["error"]["code"] == "unsupported_parameter"
+                response = http.post(path, json=base | {other: "something"})
+                assert response.json()["error"]["code"] == "unsupported_parameter"
         assert http.post(path, json=base | {"typo": 1}).json()["error"]["code"] == "unknown_parameter"
         examples = page.page["paths"][path]["post"]["requestBody"]["content"]["application/json"]["examples"]
         for example in examples.values():
@@ -94,7 +95,7 @@ def test_no_other_parameter_is_taken_than_those_described(page, http):
             assert http.post(path, json=example["value"]).status_code == 200
 
 
-def test_keys_are_a_security_scheme_where_there_are_keys(page):
+def test_keys_are_a_security_scheme(page):
     assert "security" not in page.page and "securitySchemes" not in page.page["components"]
     keyed = document(api_keys=(KEY,))
     schemes = keyed.page["components"]["securitySchemes"]
@@ -110,17 +111,17 @@ def test_keys_are_a_security_scheme_where_there_are_keys(page):
     assert all("401" not in operation["responses"] for _, _, operation in page.operations())
 
 
-def test_the_document_is_made_once(serve, service):
-    app = create_app(service, body_limit=1000)
+def test_the_document_is_built_once(serve, service):
+    app = create_app(Services(service, service), body_limit=1000)
     with serve(app) as port:
         first = httpx.get(f"http://127.0.0.1:{port}/openapi.json")
         assert first.json() == app.openapi() and app.openapi() is app.openapi()
-        app.openapi_schema = {}  # whoever wrote it anew would write this
+        app.openapi_schema = {}  # a second build would return this
         assert httpx.get(f"http://127.0.0.1:{port}/openapi.json").content == first.content
 
 
 class Refusing:
-    """A service that raises the same error whatever it is asked to do."""
+    """A service that raises the same error from every method."""
 
     error: Exception
 
@@ -140,12 +141,12 @@ class Refusing:
 def an_error(kind: type[errors.MillstreamError]) -> errors.MillstreamError:
     words = inspect.signature(kind).parameters.values()
     return kind(
-        "as told", **{word.name: 3 for word in words if word.kind == word.KEYWORD_ONLY and word.name != "param"}
+        "as scripted", **{word.name: 3 for word in words if word.kind == word.KEYWORD_ONLY and word.name != "param"}
     )
 
 
 def test_every_error_is_documented_where_it_can_be_raised(serve):
-    """Whatever the service raises, on any route that asks it to do something."""
+    """Covers every error of the service, on every route that calls it."""
     refusing = Refusing()
     subject = document(api_keys=(KEY,))
     routes = [(CHAT_PATH, CHAT), (TEXT_PATH, TEXT), (CHAT_PATH, CHAT | {"stream": True})]
@@ -159,15 +160,15 @@ def test_every_error_is_documented_where_it_can_be_raised(serve):
         for kind in kinds:
             refusing.error = an_error(kind)
             for path, body in routes:
-                answer = client.post(path.replace("{model}", "org/tiny"), json=body)
-                assert answer.status_code == kind.status and answer.json()["error"]["code"] == kind.code
-                subject.check(path, answer)
+                response = client.post(path.replace("{model}", "org/tiny"), json=body)
+                assert response.status_code == kind.status and response.json()["error"]["code"] == kind.code
+                subject.check(path, response)
                 assert f"`{kind.code}`" in subject.response("POST", path, kind.status)["description"]
 
 
 def test_errors_before_a_route(serve, service):
     subject = document(api_keys=(KEY,))
-    with serve(create_app(service, body_limit=100, api_keys=(KEY,))) as port:
+    with serve(create_app(Services(service, service), body_limit=100, api_keys=(KEY,))) as port:
         base = f"http://127.0.0.1:{port}"
         subject.check("/v1/models", httpx.get(f"{base}/v1/models"))
         subject.check("/health", httpx.get(f"{base}/health"))
@@ -175,16 +176,16 @@ def test_errors_before_a_route(serve, service):
         too_large = httpx.post(f"{base}{TEXT_PATH}", headers=keyed, json={"prompt": "x" * 100})
         assert too_large.status_code == 413
         subject.check(TEXT_PATH, too_large)
-    with serve(create_app(service, body_limit=100)) as port:
-        answer = httpx.post(f"http://127.0.0.1:{port}{TEXT_PATH}", headers={"origin": "http://other"}, json=TEXT)
-        assert answer.status_code == 403
-        document().check(TEXT_PATH, answer)
+    with serve(create_app(Services(service, service), body_limit=100)) as port:
+        response = httpx.post(f"http://127.0.0.1:{port}{TEXT_PATH}", headers={"origin": "http://other"}, json=TEXT)
+        assert response.status_code == 403
+        document().check(TEXT_PATH, response)
 
 
 HI = (TextLogprob("hi", b"hi", -0.5, (("hi", b"hi", -0.5), ("\ufffd", b"\xf0", float("-inf")))),)
 FIRST = (TextLogprob("a", b"a", None), *HI)
 PROMPT = (PromptToken(), PromptToken(((1, "a", -0.5, 1), (2, "b", float("-inf"), 7))))
-SPOKEN = [
+SCRIPTS = [
     [(Delta(0, "Hello"),), (Delta(0, " world", finish_reason=STOP),)],
     [(Delta(1, "b"), Delta(0, "a", finish_reason=LENGTH)), (Delta(1, finish_reason=STOP),)],
     [(Delta(0, "hi", HI),), (Delta(0, finish_reason=LENGTH),)],
@@ -199,9 +200,9 @@ SPOKEN = [
 ]
 
 
-@pytest.mark.parametrize("steps", SPOKEN)
+@pytest.mark.parametrize("steps", SCRIPTS)
 @pytest.mark.parametrize("more", [{}, {"logprobs": True, "top_logprobs": 2}])
-def test_answers_of_chats(page, http, service, steps, more):
+def test_responses_of_chats(page, http, service, steps, more):
     service.steps = steps or [(Delta(0, "hi", prompt=PROMPT, finish_reason=STOP),)]
     whole = http.post(CHAT_PATH, json=CHAT | more | ({} if steps else {"prompt_logprobs": 1}))
     page.check(CHAT_PATH, whole)
@@ -213,9 +214,9 @@ def test_answers_of_chats(page, http, service, steps, more):
         page.check(CHAT_PATH, stream)
 
 
-@pytest.mark.parametrize("steps", [*SPOKEN[:3], *SPOKEN[5:], [(Delta(0, "ahi", FIRST, STOP),)]])
+@pytest.mark.parametrize("steps", [*SCRIPTS[:3], *SCRIPTS[5:], [(Delta(0, "ahi", FIRST, STOP),)]])
 @pytest.mark.parametrize("more", [{}, {"logprobs": 0}, {"logprobs": 2}])
-def test_answers_of_completions(page, http, service, steps, more):
+def test_responses_of_completions(page, http, service, steps, more):
     service.steps = steps or [(Delta(0, "hi", prompt=PROMPT, finish_reason=STOP),)]
     whole = http.post(TEXT_PATH, json=TEXT | more | ({} if steps else {"prompt_logprobs": 1}))
     page.check(TEXT_PATH, whole)
@@ -227,21 +228,21 @@ def test_answers_of_completions(page, http, service, steps, more):
         page.check(TEXT_PATH, stream)
 
 
-def test_answers_about_models_and_the_server(page, http):
+def test_responses_about_models_and_the_server(page, http):
     for path in ("/v1/models", "/", "/health", "/metrics"):
         page.check(path, http.get(path))
     for name in ("org/tiny", "org%2Ftiny", "plain", "none"):
-        answer = http.get(f"/v1/models/{name}")
-        assert (answer.status_code == 404) == (name == "none")
-        page.check("/v1/models/{model}", answer)
+        response = http.get(f"/v1/models/{name}")
+        assert (response.status_code == 404) == (name == "none")
+        page.check("/v1/models/{model}", response)
 
 
 @pytest.mark.parametrize("action", ["load", "unload", "cache/clear"])
-def test_an_action_takes_post_alone(http, action):
-    answer = http.get(f"/v1/models/org/tiny/{action}")
-    assert answer.status_code == 405 and "POST" in answer.headers["allow"] and "GET" not in answer.headers["allow"]
+def test_an_action_accepts_only_post(http, action):
+    response = http.get(f"/v1/models/org/tiny/{action}")
+    assert response.status_code == 405 and response.headers["allow"] == "OPTIONS, POST"
 
 
-def test_a_path_has_to_name_a_model(http):
+def test_a_model_path_needs_a_name(http):
     assert http.get("/v1/models/").status_code == 404
     assert http.post("/v1/models//load").status_code == 404

@@ -1,10 +1,10 @@
-"""Every parameter's range, type and neutral values, and names that are not served or not known."""
+"""Ranges, types and neutral values of all parameters, and unsupported or unknown names."""
 
 from __future__ import annotations
 
 import pytest
 
-from millstream.api.openai.params import UNSERVED
+from millstream.api.openai.params import UNSUPPORTED
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 TEXT = {"prompt": "hi"}
@@ -57,9 +57,9 @@ BAD = [
     ("stop", ["x"] * 17, "at most 16"),
     ("stop", "", "non-empty"),
     ("logit_bias", [], "object"),
-    ("logit_bias", {"x": 1}, "no token id"),
-    ("logit_bias", {"-1": 1}, "no token id"),
-    ("logit_bias", {"²": 1}, "no token id"),
+    ("logit_bias", {"x": 1}, "not a token id"),
+    ("logit_bias", {"-1": 1}, "not a token id"),
+    ("logit_bias", {"²": 1}, "not a token id"),
 ]
 
 
@@ -98,7 +98,7 @@ def test_bad_values(http, service, route, base, name, value, words):
         ("completions", {"prompt": ["a"] * 2049}, "prompt"),
     ],
 )
-def test_bad_values_with_a_place(http, route, body, param):
+def test_bad_values_with_a_path(http, route, body, param):
     refused(http, route, body, code="invalid_request", param=param)
 
 
@@ -153,16 +153,16 @@ NOT_NEUTRAL = {
 }
 
 
-@pytest.mark.parametrize("name", UNSERVED)
-def test_what_is_not_served_is_refused(http, service, name):
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_unsupported_parameters_are_refused(http, service, name):
     value = NOT_NEUTRAL.get(name, {"some": "thing"})
     message = refused(http, "chat/completions", CHAT | {name: value}, code="unsupported_parameter", param=name)
     assert name in message and service.requests == []
 
 
-@pytest.mark.parametrize("name", UNSERVED)
-def test_unless_its_value_is_neutral(http, name):
-    for value in (None, *UNSERVED[name]):
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_neutral_values_of_unsupported_parameters_are_accepted(http, name):
+    for value in (None, *UNSUPPORTED[name]):
         response = post(http, "completions", TEXT | {name: value})
         assert response.status_code == 200, response.text
 
@@ -188,12 +188,12 @@ def test_unknown_names(http, route, body, param, hint):
     assert f"Did you mean {hint}?" in message if hint else "Did you mean" not in message
 
 
-def test_unserved_stream_option(http):
+def test_unsupported_stream_option(http):
     body = CHAT | {"stream_options": {"continuous_usage_stats": True}}
     refused(http, "chat/completions", body, code="unsupported_parameter", param="stream_options.continuous_usage_stats")
 
 
-def test_a_long_value_is_cut_in_the_message(http):
+def test_a_long_value_is_shortened_in_the_message(http):
     message = refused(
         http, "chat/completions", CHAT | {"temperature": "x" * 5000}, code="invalid_request", param="temperature"
     )

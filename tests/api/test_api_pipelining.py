@@ -1,4 +1,4 @@
-"""Requests sent ahead of their answers: served in order, bounded, and no hiding place for a client that has left."""
+"""Pipelined requests: they are served in order, limited in number, and do not hide a disconnect."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 
 from millstream.api.app import create_app
 from millstream.api.http1.limits import HttpLimits
+from millstream.service.ports import Services
 from millstream.types import Delta
 
 WAIT = 10
@@ -18,7 +19,7 @@ WAIT = 10
 
 @pytest.fixture(params=["uvloop", "asyncio"])
 def port(request, serve, service) -> Iterator[int]:
-    with serve(create_app(service, body_limit=10**6), loop=request.param) as port:
+    with serve(create_app(Services(service, service), body_limit=10**6), loop=request.param) as port:
         yield port
 
 
@@ -52,7 +53,7 @@ def read_all(line: socket.socket) -> bytes:
 
 @pytest.mark.parametrize("second", [GET, post("second"), post("second")[:-5], post("second", pad=40_000), GET[:20]])
 @pytest.mark.parametrize("together", [True, False])
-def test_a_second_request_does_not_hide_that_the_client_left(port, service, second, together):
+def test_a_second_request_does_not_hide_a_disconnect(port, service, second, together):
     service.ends = False
     lines, generations = [], []
     for _ in range(10):
@@ -67,12 +68,12 @@ def test_a_second_request_does_not_hide_that_the_client_left(port, service, seco
         line.close()
     for generation in generations:
         assert generation.cancelled.wait(WAIT) and generation.left_early
-    assert [request.model for request in service.requests] == ["first"] * 10, "what came behind is not begun"
+    assert [request.model for request in service.requests] == ["first"] * 10, "the second request does not start"
 
 
 @pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize("pad", [0, 60_000])
-def test_answers_come_in_order(port, service, together, pad):
+def test_responses_come_in_order(port, service, together, pad):
     service.steps, service.ends = [], False
     with connect(port) as line:
         requests = [post("first", pad=pad), GET, post("second", pad=pad), post("third")]
@@ -82,32 +83,32 @@ def test_answers_come_in_order(port, service, together, pad):
         line.sendall(b"".join(first))
         generation = service.generation()
         line.sendall(b"".join(rest))
-        answers = b""
+        responses = b""
         for name in ("first", "second", "third"):
             assert generation.model == name
             generation.push([Delta(0, f"text of {name}")])
             generation.push(None)
-            answers += read_until(line, f"text of {name}.*}}}}".encode())
+            responses += read_until(line, f"text of {name}.*}}}}".encode())
             generation = service.generation() if name != "third" else generation
-    found = re.findall(rb"text of \w+|millstream_up|\"status\"", answers)
+    found = re.findall(rb"text of \w+|millstream_up|\"status\"", responses)
     health = [b'"status"'] * (2 if pad else 1)
     assert found == [b"text of first", *health, b"text of second", b"text of third"]
-    assert answers.count(b"HTTP/1.1 200") == len(found)
+    assert responses.count(b"HTTP/1.1 200") == len(found)
 
 
-def test_too_many_requests_ahead_are_refused_behind_the_answers(port, service):
+def test_too_many_pipelined_requests_are_refused_after_the_responses(port, service):
     service.steps, service.ends = [], False
     with connect(port) as line:
         line.sendall(post("first") + GET * 40)
         generation = service.generation()
         generation.push(None)
-        answers = read_all(line)
-    statuses = re.findall(rb"HTTP/1.1 (\d+)", answers)
+        responses = read_all(line)
+    statuses = re.findall(rb"HTTP/1.1 (\d+)", responses)
     assert statuses == [b"200"] * (1 + HttpLimits().pipelined) + [b"400"]
-    assert b"sent ahead of their answers" in answers
+    assert b"sent ahead of their responses" in responses
 
 
-def test_too_many_bytes_ahead_close_the_connection(port, service):
+def test_too_many_pipelined_bytes_close_the_connection(port, service):
     service.steps, service.ends = [], False
     with connect(port) as line:
         line.sendall(post("first"))
@@ -116,20 +117,20 @@ def test_too_many_bytes_ahead_close_the_connection(port, service):
         assert generation.cancelled.wait(WAIT) and generation.left_early
 
 
-def test_what_is_no_request_is_refused_behind_the_answer(port, service):
+def test_invalid_bytes_are_refused_after_the_response(port, service):
     service.steps, service.ends = [], False
     with connect(port) as line:
         line.sendall(post("first") + b"\x01\x02 nonsense\r\n\r\n")
         generation = service.generation()
-        generation.push([Delta(0, "the answer")])
+        generation.push([Delta(0, "the response")])
         generation.push(None)
-        answers = read_all(line)
-    assert re.findall(rb"HTTP/1.1 (\d+)", answers) == [b"200", b"400"]
-    assert b"the answer" in answers
+        responses = read_all(line)
+    assert re.findall(rb"HTTP/1.1 (\d+)", responses) == [b"200", b"400"]
+    assert b"the response" in responses
     assert not generation.left_early
 
 
-def test_an_answer_before_the_body_keeps_the_connection(port):
+def test_a_response_before_the_body_keeps_the_connection(port):
     """The rest of the body is dropped, and the next request is served."""
     with connect(port) as line:
         line.sendall(b"POST /nowhere HTTP/1.1\r\nhost: localhost\r\ncontent-length: 200000\r\n\r\n" + b"x" * 1000)

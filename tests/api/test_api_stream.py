@@ -1,4 +1,4 @@
-"""The bytes of a stream: frames, headers, pings, and how many writes they take."""
+"""The bytes of a stream: events, headers, pings, and the number of writes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from millstream.api.app import create_app
 from millstream.api.openai.render_chat import ChatRenderer
 from millstream.api.openai.render_completion import CompletionRenderer
 from millstream.api.response import StreamedResponse
+from millstream.service.ports import Services
 from millstream.types import ChatPrompt, Delta, FinishReason, GenerationRequest, TextLogprob, Usage
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True}
@@ -41,7 +42,7 @@ def test_any_text_survives(http, service, route):
     assert raw.count(b"data: [DONE]\n\n") == 1
 
 
-def test_headers_come_before_the_first_token(http, service):
+def test_headers_are_sent_before_the_first_token(http, service):
     service.steps, service.ends = [], False
     with http.stream("POST", "/v1/chat/completions", json=CHAT) as response:
         assert response.status_code == 200
@@ -52,7 +53,7 @@ def test_headers_come_before_the_first_token(http, service):
         assert b"now" in response.read()
 
 
-def test_each_step_is_sent_when_it_happens(http, service):
+def test_each_step_is_sent_at_once(http, service):
     service.steps, service.ends = [], False
     with http.stream("POST", "/v1/completions", json={"prompt": "x", "stream": True}) as response:
         generation, arriving = service.generation(), response.iter_raw()
@@ -63,10 +64,10 @@ def test_each_step_is_sent_when_it_happens(http, service):
         assert b"".join(arriving) == b"data: [DONE]\n\n"
 
 
-def test_pings_while_nothing_flows(serve, service):
+def test_pings_while_no_token_flows(serve, service):
     service.steps, service.ends = [], False
     with (
-        serve(create_app(service, body_limit=1000, ping_seconds=0.01)) as port,
+        serve(create_app(Services(service, service), body_limit=1000, ping_seconds=0.01)) as port,
         httpx.Client(timeout=10) as http,
         http.stream("POST", f"http://127.0.0.1:{port}/v1/chat/completions", json=CHAT) as response,
     ):
@@ -80,7 +81,7 @@ def test_pings_while_nothing_flows(serve, service):
 
 
 def sent_by(service, renderer) -> list[bytes]:
-    """Every body message of an answer, with no server in between."""
+    """Every body message of a response, without a server in between."""
 
     async def main():
         sent = []
@@ -92,8 +93,8 @@ def sent_by(service, renderer) -> list[bytes]:
             sent.append(message)
 
         request = GenerationRequest("m", (ChatPrompt(()),))
-        answer = StreamedResponse(service, request, renderer, ping_seconds=15, write_timeout=60)
-        await answer({"type": "http"}, receive, send)
+        response = StreamedResponse(service, request, renderer, ping_seconds=15, write_timeout=60)
+        await response({"type": "http"}, receive, send)
         assert sent[0]["type"] == "http.response.start" and sent[0]["status"] == 200
         assert [message["more_body"] for message in sent[1:]] == [True] * (len(sent) - 2) + [False]
         return [message["body"] for message in sent[1:]]
@@ -101,7 +102,7 @@ def sent_by(service, renderer) -> list[bytes]:
     return asyncio.run(main())
 
 
-def test_one_send_a_batch_and_one_chunk_a_choice(service):
+def test_one_send_per_batch_and_one_chunk_per_choice(service):
     service.steps = [
         (Delta(0, "a"), Delta(1, "x"), Delta(0, "b")),
         (Delta(0, ""),),
@@ -124,7 +125,7 @@ def test_one_send_a_batch_and_one_chunk_a_choice(service):
     ]
 
 
-def test_logprobs_are_shown_only_if_asked_for():
+def test_logprobs_are_sent_only_if_requested():
     piece = TextLogprob("a", b"a", -0.1)
     batch = [Delta(0, "a", (piece,))]
     chat = ChatRenderer("m", include_usage=False, logprobs=False)

@@ -1,4 +1,4 @@
-"""Models, health, metrics, docs, and the app's life."""
+"""Models, health, metrics, docs, and the app's lifespan."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 from millstream import __version__
 from millstream.api.app import create_app
+from millstream.service.ports import Services
 
 
 def test_models(client):
@@ -68,17 +69,17 @@ def test_lifespan_runs_around_the_app(service):
         seen.append("down")
 
     async def main():
-        app = create_app(service, body_limit=1000, lifespan=lifespan)
+        app = create_app(Services(service, service), body_limit=1000, lifespan=lifespan)
         mail = asyncio.Queue()
         for kind in ("lifespan.startup", "lifespan.shutdown"):
             mail.put_nowait({"type": kind})
-        await app({"type": "lifespan", "app": app, "state": {}}, mail.get, answers.append_async)
+        await app({"type": "lifespan", "app": app, "state": {}}, mail.get, responses.append_async)
 
-    class Answers(list):
+    class Responses(list):
         async def append_async(self, message):
             self.append(message["type"])
 
-    answers = Answers()
+    responses = Responses()
     asyncio.run(main())
     assert seen == ["up", "down"]
-    assert answers == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+    assert responses == ["lifespan.startup.complete", "lifespan.shutdown.complete"]

@@ -1,4 +1,4 @@
-"""Writes to clients that take nothing, or little."""
+"""Writes to clients that read little or nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 
 from millstream.api.openai.render_chat import ChatRenderer
 from millstream.api.response import GenerationResponse, StreamedResponse
-from millstream.api.sse import EventStream
+from millstream.api.sse import EVENT_STREAM
+from millstream.api.stream import Stream
 from millstream.api.writer import PIECE, ClientStalled, Writer
 from millstream.types import ChatPrompt, Delta, FinishReason, GenerationRequest
 
@@ -18,15 +19,15 @@ SOON = 0.04
 
 
 class Client:
-    """Takes so many messages, and then nothing. `pause`: seconds before it takes one."""
+    """Accepts `limit` messages and then none. `pause`: seconds before it accepts one."""
 
-    def __init__(self, takes: int, pause: float = 0) -> None:
+    def __init__(self, limit: int, pause: float = 0) -> None:
         self.sent: list[dict[str, Any]] = []
-        self._takes = takes
+        self._limit = limit
         self._pause = pause
 
     async def send(self, message: Any) -> None:
-        if len(self.sent) == self._takes:
+        if len(self.sent) == self._limit:
             await asyncio.Event().wait()
         await asyncio.sleep(self._pause)
         self.sent.append(message)
@@ -44,7 +45,7 @@ def renderer(model: str) -> ChatRenderer:
 
 
 @pytest.mark.parametrize("size", [0, 1, PIECE, PIECE + 1, 3 * PIECE, 5 * PIECE + 7])
-def test_a_large_body_goes_in_pieces(size: int) -> None:
+def test_a_large_body_is_written_in_pieces(size: int) -> None:
     client, data = Client(100), bytes(index % 251 for index in range(size))
 
     async def main() -> None:
@@ -58,8 +59,8 @@ def test_a_large_body_goes_in_pieces(size: int) -> None:
     assert len(client.sent) == max(1, -(-size // PIECE))
 
 
-def test_a_slow_client_that_takes_something_is_waited_for() -> None:
-    """It takes longer than the timeout in all, and never so long for one piece."""
+def test_a_slow_client_that_makes_progress_is_waited_for() -> None:
+    """It needs longer than the timeout in total, but never for one piece."""
     client = Client(100, pause=SOON / 4)
 
     async def main() -> None:
@@ -70,26 +71,26 @@ def test_a_slow_client_that_takes_something_is_waited_for() -> None:
     assert len(client.body) == 20 * PIECE
 
 
-@pytest.mark.parametrize("takes", [1, 2])
-def test_a_stream_that_nobody_reads_ends(service, takes: int) -> None:
+@pytest.mark.parametrize("limit", [1, 2])
+def test_a_stream_that_is_not_read_is_cancelled(service, limit: int) -> None:
     service.steps, service.ends = [(Delta(0, "a"),), (Delta(0, "b"),)], False
-    client = Client(takes)
-    answer = StreamedResponse(service, REQUEST, renderer, ping_seconds=15, write_timeout=SOON)
+    client = Client(limit)
+    response = StreamedResponse(service, REQUEST, renderer, ping_seconds=15, write_timeout=SOON)
     with pytest.raises(ClientStalled):
-        asyncio.run(answer({"type": "http"}, client.receive, client.send))
+        asyncio.run(response({"type": "http"}, client.receive, client.send))
     generation = service.generation()
     assert generation.outcome == "stalled"
-    assert len(client.sent) == takes
+    assert len(client.sent) == limit
 
 
-def test_the_end_of_a_stream_is_not_waited_for_for_ever(service) -> None:
+def test_the_end_of_a_stream_has_a_timeout(service) -> None:
     client = Client(3)
-    answer = StreamedResponse(service, REQUEST, renderer, ping_seconds=15, write_timeout=SOON)
+    response = StreamedResponse(service, REQUEST, renderer, ping_seconds=15, write_timeout=SOON)
     with pytest.raises(ClientStalled):
-        asyncio.run(answer({"type": "http"}, client.receive, client.send))
+        asyncio.run(response({"type": "http"}, client.receive, client.send))
 
 
-def test_nor_is_a_whole_answer(service) -> None:
+def test_a_whole_response_has_a_timeout(service) -> None:
     service.steps = [(Delta(0, "x" * 10 * PIECE, finish_reason=FinishReason.STOP),)]
     client = Client(4)
     with pytest.raises(ClientStalled):
@@ -102,18 +103,18 @@ def test_nor_is_a_whole_answer(service) -> None:
     assert len(client.sent) == 4
 
 
-def test_a_ping_that_waits_ends_the_stream() -> None:
+def test_a_ping_that_is_not_read_ends_the_stream() -> None:
     client = Client(1)
 
     async def main() -> None:
-        async with Writer(client.send, SOON) as writer, EventStream(writer, ping_seconds=0.001):
+        async with Writer(client.send, SOON) as writer, Stream(writer, EVENT_STREAM, ping_seconds=0.001):
             await asyncio.Event().wait()
 
     with pytest.raises(ClientStalled):
         asyncio.run(main())
 
 
-def test_silence_of_the_model_is_no_stall() -> None:
+def test_a_silent_model_is_no_stall() -> None:
     async def main() -> None:
         async with Writer(Client(100).send, SOON) as writer:
             await writer.start([])

@@ -1,4 +1,4 @@
-"""What a saved state is, whatever happens to the rows that go on from it."""
+"""A saved state never changes, whatever the rows that continue from it do."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import ArraysCache, ChunkedKVCache, RotatingKVCache
 
-from millstream.backend.generation.prefix_store.cache_state import SavedState, restore, save
+from millstream.backend.generation.prefix_store.cache_state import SavedState, restore_state, save_state
 
 WINDOW = 8
 
@@ -20,30 +20,30 @@ def values(saved: SavedState) -> list[list[float]]:
 
 
 @pytest.mark.parametrize("make", [lambda: RotatingKVCache(WINDOW), lambda: ChunkedKVCache(WINDOW)])
-@pytest.mark.parametrize("read", [1, WINDOW - 1, WINDOW, WINDOW + 5])
-def test_rows_that_go_on_leave_a_saved_window_alone(make, read: int) -> None:  # type: ignore[no-untyped-def]
-    """One token at a time is written into the window itself: not into the one that is kept."""
+@pytest.mark.parametrize("length", [1, WINDOW - 1, WINDOW, WINDOW + 5])
+def test_rows_do_not_change_the_window_they_continue_from(make, length: int) -> None:  # type: ignore[no-untyped-def]
+    """A decode step writes into the window in place: it must not be the saved one."""
     first = make()
-    first.update_and_fetch(tokens(read, 1.0), tokens(read, 2.0))
-    saved = save(first)
+    first.update_and_fetch(tokens(length, 1.0), tokens(length, 2.0))
+    saved = save_state(first)
     before = values(saved)
-    seen = []
-    for number in (3.0, 3.0):
+    fetched = []
+    for value in (3.0, 3.0):
         row = make()
-        restore(row, saved)
+        restore_state(row, saved)
         for _ in range(WINDOW + 1):
-            seen.append([part.flatten().tolist() for part in row.update_and_fetch(tokens(1, number), tokens(1, 4.0))])
+            fetched.append([part.flatten().tolist() for part in row.update_and_fetch(tokens(1, value), tokens(1, 4.0))])
     assert values(saved) == before
-    assert seen[: WINDOW + 1] == seen[WINDOW + 1 :], "the second row saw what the first had written"
+    assert fetched[: WINDOW + 1] == fetched[WINDOW + 1 :], "the second row reads what the first one wrote"
 
 
-def test_rows_that_go_on_leave_a_recurrent_state_alone() -> None:
+def test_rows_do_not_change_the_recurrent_state_they_continue_from() -> None:
     first = ArraysCache(2)
     first[0], first[1] = tokens(3, 1.0), None
-    saved = save(first)
+    saved = save_state(first)
     before = values(saved)
     row = ArraysCache(2)
-    restore(row, saved)
+    restore_state(row, saved)
     row[0][..., :1, :] = tokens(1, 5.0)
     row[1] = tokens(1, 6.0)
     assert values(saved) == before

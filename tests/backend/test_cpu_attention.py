@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from mlx_lm.models.cache import KVCache
 
-from millstream.backend.generation.caches.prompt_caches import grow_as_usual, make_room
+from millstream.backend.generation.caches.prompt_caches import preallocate, reset_growth
 from millstream.backend.layers.cpu_attention import cpu_attention
 from millstream.backend.layers.vector_math import MANY, exp_of_fresh, exponential
 
@@ -56,12 +56,12 @@ def test_it_is_the_attention_that_mlx_computes(groups: int, count: int, kind: st
 
 def test_a_prompts_cache_is_made_once_and_grows_as_usual_afterwards() -> None:
     cache = KVCache()
-    make_room([cache], 700)
+    preallocate([cache], 700)
     piece = mx.zeros((1, 2, 300, 4))
     cache.update_and_fetch(piece, piece)
     assert cache.keys.shape[2] == 768
     cache.update_and_fetch(piece, piece)
     assert cache.keys.shape[2] == 768, "no copy for the second chunk"
-    grow_as_usual([cache])
+    reset_growth([cache])
     cache.update_and_fetch(piece, piece)
     assert (cache.offset, cache.keys.shape[2]) == (900, 600 + 512)

@@ -1,4 +1,4 @@
-"""Chunks that are evaluated in parts: each array once, in order, whatever comes between."""
+"""Deferred chunks: each array is evaluated once and in order, whatever happens in between."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import pytest
 
 from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
 from millstream.backend.generation.prefill import deferred
-from millstream.backend.generation.prefill.deferred import PARTS, DeferredChunks
-from millstream.engine.generation.backend import Plan, Prefill
-from millstream.engine.messages import Submit
+from millstream.backend.generation.prefill.deferred import STEPS_PER_CHUNK, DeferredChunks
+from millstream.engine.generation.messages import Generate
+from millstream.engine.generation.plan import Plan, Prefill
 
-Done = list[tuple[str, list[int]]]
+Evaluated = list[tuple[str, list[int]]]
 
 
 @pytest.fixture
-def done(monkeypatch: pytest.MonkeyPatch) -> Done:
-    """What was evaluated, and whether it was waited for."""
-    found: Done = []
+def done(monkeypatch: pytest.MonkeyPatch) -> Evaluated:
+    """The arrays that were evaluated, and whether the call waited for them."""
+    found: Evaluated = []
 
     class Recorder:
         sum = staticmethod(mx.sum)
@@ -33,7 +33,7 @@ def done(monkeypatch: pytest.MonkeyPatch) -> Done:
             )
 
         def async_eval(self, arrays: list[mx.array]) -> None:
-            found.append(("under way", [int(array.item()) for array in arrays]))
+            found.append(("started", [int(array.item()) for array in arrays]))
 
     monkeypatch.setattr(deferred, "mx", Recorder())
     return found
@@ -43,66 +43,68 @@ def arrays(*numbers: int) -> list[mx.array]:
     return [mx.array(number) for number in numbers]
 
 
-def test_beside_rows_a_chunk_is_built_in_one_step_and_evaluated_in_others(done: Done) -> None:
-    subject = DeferredChunks(parts=3, in_turn=False)
-    subject.evaluate(arrays(1, 2, 3, 4, 5), beside=True, whole=False)
-    assert subject and done == []
-    left = []
+def test_with_running_rows_one_chunk_is_evaluated_over_several_steps(done: Evaluated) -> None:
+    deferred_chunks = DeferredChunks(steps_per_chunk=3, wait_for_previous=False)
+    deferred_chunks.evaluate(arrays(1, 2, 3, 4, 5), has_running_rows=True, complete_now=False)
+    assert deferred_chunks and done == []
+    pending = []
     for _ in range(4):
-        subject.evaluate([], beside=True, whole=False)
-        left.append(bool(subject))
-    assert done == [("under way", [1, 2]), ("under way", [3, 4]), ("under way", [5])]
-    assert left == [True, True, False, False]
+        deferred_chunks.evaluate([], has_running_rows=True, complete_now=False)
+        pending.append(bool(deferred_chunks))
+    assert done == [("started", [1, 2]), ("started", [3, 4]), ("started", [5])]
+    assert pending == [True, True, False, False]
 
 
 @pytest.mark.parametrize(
-    ("parts", "beside", "whole"),
+    ("steps_per_chunk", "has_running_rows", "complete_now"),
     [(1, True, False), (3, False, False), (3, True, True), (1, False, True)],
 )
-def test_else_it_takes_one(parts: int, beside: bool, whole: bool, done: Done) -> None:
-    subject = DeferredChunks(parts=parts, in_turn=False)
-    subject.evaluate(arrays(1, 2, 3), beside=beside, whole=whole)
-    assert not subject and done == [("under way" if beside else "waited", [1, 2, 3])]
+def test_otherwise_it_takes_one_step(
+    steps_per_chunk: int, has_running_rows: bool, complete_now: bool, done: Evaluated
+) -> None:
+    deferred_chunks = DeferredChunks(steps_per_chunk=steps_per_chunk, wait_for_previous=False)
+    deferred_chunks.evaluate(arrays(1, 2, 3), has_running_rows=has_running_rows, complete_now=complete_now)
+    assert not deferred_chunks and done == [("started" if has_running_rows else "waited", [1, 2, 3])]
 
 
-@pytest.mark.parametrize("beside", [True, False])
-def test_the_next_chunk_takes_what_was_left_with_it(beside: bool, done: Done) -> None:
-    subject = DeferredChunks(parts=2, in_turn=False)
-    subject.evaluate(arrays(1, 2), beside=True, whole=False)
-    subject.evaluate([], beside=True, whole=False)
-    subject.evaluate(arrays(3, 4), beside=beside, whole=False)
-    assert not subject and [numbers for _, numbers in done] == [[1], [2, 3, 4]]
+@pytest.mark.parametrize("has_running_rows", [True, False])
+def test_a_new_chunk_completes_the_deferred_one(has_running_rows: bool, done: Evaluated) -> None:
+    deferred_chunks = DeferredChunks(steps_per_chunk=2, wait_for_previous=False)
+    deferred_chunks.evaluate(arrays(1, 2), has_running_rows=True, complete_now=False)
+    deferred_chunks.evaluate([], has_running_rows=True, complete_now=False)
+    deferred_chunks.evaluate(arrays(3, 4), has_running_rows=has_running_rows, complete_now=False)
+    assert not deferred_chunks and [numbers for _, numbers in done] == [[1], [2, 3, 4]]
 
 
-def test_in_turn_a_chunk_waits_for_the_one_before(done: Done) -> None:
-    """And holds none of it: what is waited for is a number of its own."""
-    subject = DeferredChunks(parts=1, in_turn=True)
+def test_one_chunk_waits_for_the_previous_one(done: Evaluated) -> None:
+    """Without holding its arrays: it waits for a scalar of its own."""
+    deferred_chunks = DeferredChunks(steps_per_chunk=1, wait_for_previous=True)
     for numbers in ((1, 2), (3, 4)):
-        subject.evaluate(arrays(*numbers), beside=True, whole=False)
-    assert done == [("under way", [1, 2, 2]), ("waited", [2]), ("under way", [3, 4, 4])]
-    subject.clear()
-    subject.evaluate(arrays(5), beside=False, whole=True)
+        deferred_chunks.evaluate(arrays(*numbers), has_running_rows=True, complete_now=False)
+    assert done == [("started", [1, 2, 2]), ("waited", [2]), ("started", [3, 4, 4])]
+    deferred_chunks.clear()
+    deferred_chunks.evaluate(arrays(5), has_running_rows=False, complete_now=True)
     assert done[3:] == [("waited", [5])]
 
 
-def test_without_rows_what_was_left_is_evaluated_at_once(done: Done) -> None:
-    subject = DeferredChunks(parts=3, in_turn=False)
-    subject.evaluate(arrays(1, 2, 3), beside=True, whole=False)
-    subject.evaluate([], beside=False, whole=False)
-    assert not subject and done == [("waited", [1, 2, 3])]
+def test_without_running_rows_the_rest_is_evaluated_at_once(done: Evaluated) -> None:
+    deferred_chunks = DeferredChunks(steps_per_chunk=3, wait_for_previous=False)
+    deferred_chunks.evaluate(arrays(1, 2, 3), has_running_rows=True, complete_now=False)
+    deferred_chunks.evaluate([], has_running_rows=False, complete_now=False)
+    assert not deferred_chunks and done == [("waited", [1, 2, 3])]
 
 
-def test_what_was_left_can_be_forgotten(done: Done) -> None:
-    subject = DeferredChunks(parts=2, in_turn=False)
-    subject.evaluate(arrays(1, 2), beside=True, whole=False)
-    subject.clear()
-    assert not subject and done == []
+def test_clear_drops_the_rest(done: Evaluated) -> None:
+    deferred_chunks = DeferredChunks(steps_per_chunk=2, wait_for_previous=False)
+    deferred_chunks.evaluate(arrays(1, 2), has_running_rows=True, complete_now=False)
+    deferred_chunks.clear()
+    assert not deferred_chunks and done == []
 
 
-def test_a_backend_says_that_it_is_reading(tiny_model: Callable[[str], Path]) -> None:
-    """Only beside rows, only as on a GPU, and of short prompts never."""
+def test_the_backend_reports_that_it_is_prefilling(tiny_model: Callable[[str], Path]) -> None:
+    """Only with running rows, only as on a GPU, and never for short prompts."""
 
-    def reading(steps: list[Plan], **changes: Any) -> list[bool]:
+    def prefilling(steps: list[Plan], **changes: Any) -> list[bool]:
         def own() -> list[bool]:
             backend = MlxGenerationBackend(GenerationSettings("folder", tiny_model("llama"), max_rows=4, **changes))
             backend.load()
@@ -114,18 +116,18 @@ def test_a_backend_says_that_it_is_reading(tiny_model: Callable[[str], Path]) ->
         with ThreadPoolExecutor(1) as owner:
             return owner.submit(own).result()
 
-    short, long = Submit(1, (1, 2, 3), 9), Submit(2, tuple(range(40)), 9)
+    short, long = Generate(1, (1, 2, 3), 9), Generate(2, tuple(range(40)), 9)
     first, last = Prefill(long, 0, 20), Prefill(long, 20, 39)
-    beside = [Plan(decode=(1,))]
+    decode_only = [Plan(decode=(1,))]
     steps = [
         Plan(prefill=(Prefill(short, 0, 2),)),
         Plan(decode=(1,), prefill=(first,)),
-        *(beside * PARTS),
+        *(decode_only * STEPS_PER_CHUNK),
         Plan(decode=(1,), prefill=(last,)),
-        *(beside * PARTS),
-        Plan(decode=(1, 2), prefill=(Prefill(Submit(3, (4, 5, 6), 9), 0, 2),)),
+        *(decode_only * STEPS_PER_CHUNK),
+        Plan(decode=(1, 2), prefill=(Prefill(Generate(3, (4, 5, 6), 9), 0, 2),)),
         Plan(decode=(1, 2, 3)),
     ]
-    a_chunk = [True] * PARTS + [False]
-    assert reading(steps, like_gpu=True) == [False, *a_chunk, *a_chunk, False, False]
-    assert not any(reading(steps))
+    one_chunk = [True] * STEPS_PER_CHUNK + [False]
+    assert prefilling(steps, like_gpu=True) == [False, *one_chunk, *one_chunk, False, False]
+    assert not any(prefilling(steps))

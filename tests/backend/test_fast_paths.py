@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_lm.utils import load_model
 
-from millstream.backend.generation.caches.widths import FULL, exact, full_width, powers_of_two
-from millstream.backend.generation.prefill.prefiller import alike
+from millstream.backend.generation.caches.widths import CUBLAS_ROWS, cublas_width, exact, powers_of_two
+from millstream.backend.generation.prefill.prefiller import group_by_length
 from millstream.backend.layers.cpu_linear import SKINNY, MklLinear, mkl_layer, mkl_matmul, swiglu, use_mkl_layout
 from millstream.backend.layers.patch_layers import patch_function
 from millstream.backend.layers.projections import fuse_projections
-from millstream.engine.generation.backend import Prefill
-from millstream.engine.messages import Submit
+from millstream.engine.generation.messages import Generate
+from millstream.engine.generation.plan import Prefill
 from support.tiers import examples
 
 
@@ -116,14 +116,21 @@ def test_exchanging_a_function_touches_no_other_model(tiny_model: Callable[[str]
 def test_slot_policies() -> None:
     assert [exact(rows) for rows in (1, 3, 9)] == [1, 3, 9]
     assert [powers_of_two(rows) for rows in (1, 2, 3, 5, 64, 65)] == [1, 2, 4, 8, 64, 128]
-    assert [full_width(slots) for slots in (0, 1, 2, 32, 64, 128)] == [0, 1, FULL, FULL, FULL, 128]
+    assert [cublas_width(slots) for slots in (0, 1, 2, 32, 64, 128)] == [
+        0,
+        1,
+        CUBLAS_ROWS,
+        CUBLAS_ROWS,
+        CUBLAS_ROWS,
+        128,
+    ]
     assert 1 not in SKINNY
 
 
 @given(st.lists(st.integers(2, 300), max_size=20))
 def test_groups_keep_everyone_and_bound_their_padding(lengths: list[int]) -> None:
-    chunks = [Prefill(Submit(number, (0,) * length, 1), 0, length - 1) for number, length in enumerate(lengths)]
-    groups = alike(chunks, 0.5)
+    chunks = [Prefill(Generate(number, (0,) * length, 1), 0, length - 1) for number, length in enumerate(lengths)]
+    groups = group_by_length(chunks, 0.5)
     assert sorted(c.request.request_id for group in groups for c in group) == list(range(len(lengths)))
     for group in groups:
         sizes = [chunk.end for chunk in group]

@@ -13,8 +13,8 @@ import pytest
 from mlx.utils import tree_map
 from mlx_lm.models.cache import KVCache
 
-from millstream.backend.generation.caches.slots import Block, SlotCaches, block_of
-from millstream.backend.generation.caches.widths import powers_of_two, row_width
+from millstream.backend.generation.caches.slots import JoiningRows, SlotCaches, joining_row
+from millstream.backend.generation.caches.widths import kernel_width, powers_of_two
 from millstream.backend.generation.layers.attention import adopt_attention, attention
 from millstream.backend.generation.layers.fused_blocks import fuse_blocks
 from millstream.backend.layers.cpu_linear import mkl_layer, use_mkl_layout
@@ -53,12 +53,12 @@ def make(changes: dict[str, Any]) -> Any:
     return model
 
 
-def read(model: Any, prompt: list[int]) -> Block:
+def read(model: Any, prompt: list[int]) -> JoiningRows:
     """All but the last token, into caches of its own."""
     caches = [KVCache() for _ in range(LAYERS)]
     if len(prompt) > 1:
         model(mx.array([prompt[:-1]]), cache=caches)
-    return block_of(caches)
+    return joining_row(caches)
 
 
 def steps(model: Any, prompts: list[list[int]], width: Callable[[int], int]) -> list[mx.array]:
@@ -102,7 +102,7 @@ def test_a_block_that_was_taken_over_gives_what_it_gave(changes: dict[str, Any],
     attend = Watched()
     assert fuse_blocks(ours, BY_MLX, attend) == LAYERS
     expected = steps(plain, PROMPTS, lambda slots: slots)
-    got = steps(ours, PROMPTS, row_width)
+    got = steps(ours, PROMPTS, kernel_width)
     assert [shape[0] for shape in attend.shapes] == [32] * 4 * LAYERS, "the blocks were not used"
     for one, other in zip(got, expected, strict=True):
         np.testing.assert_allclose(np.array(one), np.array(other), rtol=1e-4, atol=1e-4)
@@ -150,7 +150,7 @@ def test_prompts_and_other_types_take_the_old_way() -> None:
 
     assert fuse_blocks(model, BY_MLX, attend) == LAYERS
     mx.eval(model(mx.zeros((32, 1), dtype=mx.int32), cache=[KVCache() for _ in range(LAYERS)]))
-    slots = SlotCaches(LAYERS, powers_of_two, width=row_width)
+    slots = SlotCaches(LAYERS, powers_of_two, width=kernel_width)
     slots.join([read(model, prompt) for prompt in PROMPTS])
     slots.begin_step()
     mx.eval(model.model.layers[0](mx.ones((32, 1, 64), dtype=mx.bfloat16), None, slots.layers[0]))
@@ -168,4 +168,4 @@ def test_joined_layers_are_found_once() -> None:
 
 
 def test_widths() -> None:
-    assert [row_width(slots) for slots in (0, 1, 8, 32, 33, 64, 65, 128)] == [0, 32, 32, 32, 64, 64, 65, 128]
+    assert [kernel_width(slots) for slots in (0, 1, 8, 32, 33, 64, 65, 128)] == [0, 32, 32, 32, 64, 64, 65, 128]

@@ -1,4 +1,4 @@
-"""Requests that wait for the vocabulary of grammars, which another thread builds: all others go on."""
+"""Requests that wait for the grammar vocabulary, which another thread builds, while all others continue."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import pytest
 
 from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
 from millstream.engine.background import CLOSE_SECONDS
-from millstream.engine.messages import Cancel, Failed, Finished, Submit
+from millstream.engine.generation.messages import Generate
+from millstream.engine.messages import Cancel, Failed, Finished
 from millstream.errors import ModelError
 from millstream.models.source import ModelSource
 from millstream.text.grammar import GrammarCompiler
@@ -30,20 +31,20 @@ LAZY = frozenset({"warmup"})
 
 
 class SlowLoad:
-    """Loads a tokenizer when it is let, or raises what it is told to."""
+    """Loads a tokenizer when `go` is set, or raises `error`."""
 
     def __init__(self, folder: Path) -> None:
         self._source = ModelSource("tiny", "folder", folder)
-        self.begun, self.go = threading.Event(), threading.Event()
-        self.trouble: BaseException | None = None
+        self.started, self.go = threading.Event(), threading.Event()
+        self.error: BaseException | None = None
         self.threads: list[str] = []
 
     def __call__(self) -> Tokenizer:
         self.threads.append(threading.current_thread().name)
-        self.begun.set()
+        self.started.set()
         assert self.go.wait(60)
-        if self.trouble is not None:
-            raise self.trouble
+        if self.error is not None:
+            raise self.error
         return load_tokenizer(self._source)
 
 
@@ -76,46 +77,46 @@ def make(folder: Path, slow: SlowLoad) -> Make:
     return backend
 
 
-def text(number: int, count: int = 20) -> Submit:
-    return Submit(number, (1, 2, 3, number), count)
+def text(number: int, count: int = 20) -> Generate:
+    return Generate(number, (1, 2, 3, number), count)
 
 
-def guided(number: int, grammar: Grammar = DATE) -> Submit:
-    return Submit(number, (1, 2, 3), 40, stop_tokens=frozenset({END}), grammar=grammar)
+def guided(number: int, grammar: Grammar = DATE) -> Generate:
+    return Generate(number, (1, 2, 3), 40, stop_tokens=frozenset({END}), grammar=grammar)
 
 
-def answer(driver: Driver, folder: Path, number: int) -> str:
+def output(driver: Driver, folder: Path, number: int) -> str:
     [end] = driver.ends[number]
     assert isinstance(end, Finished), end
     return load_tokenizer(ModelSource("tiny", "folder", folder)).decode(driver.tokens[number])
 
 
-def is_date(said: str) -> bool:
-    return len(said) == 7 and said.startswith("20") and said[4] == "-" and 1 <= int(said[5:]) <= 12
+def is_date(text: str) -> bool:
+    return len(text) == 7 and text.startswith("20") and text[4] == "-" and 1 <= int(text[5:]) <= 12
 
 
 @pytest.mark.parametrize("disabled", [LAZY, frozenset()], ids=["first request", "at load"])
-def test_rows_go_on_while_a_request_waits_for_the_vocabulary(
+def test_rows_continue_while_a_request_waits_for_the_vocabulary(
     make: Make, slow: SlowLoad, folder: Path, disabled: frozenset[str]
 ) -> None:
     with engine(functools.partial(make, disabled)) as driver:
         assert driver.run(text(1)) != [[]], "the load does not wait for the vocabulary"
         driver.post(guided(2))
-        assert slow.begun.wait(60)
+        assert slow.started.wait(60)
         assert [len(tokens) for tokens in driver.run(text(3), text(4, 30), text(5))] == [20, 30, 20]
         assert 2 not in driver.tokens and 2 not in driver.ends
         slow.go.set()
         driver.wait_ended(2)
-        assert is_date(answer(driver, folder, 2))
+        assert is_date(output(driver, folder, 2))
         driver.run(guided(6))
-        assert is_date(answer(driver, folder, 6))
-    assert slow.threads == ["errands"], "it is built once, and not by the owner"
+        assert is_date(output(driver, folder, 6))
+    assert slow.threads == ["background"], "it is built once, and not by the owner"
 
 
 def test_a_request_is_cancelled_while_it_waits(make: Make, slow: SlowLoad, folder: Path) -> None:
     with engine(make) as driver:
         driver.post(guided(1))
-        assert slow.begun.wait(60)
+        assert slow.started.wait(60)
         driver.post(Cancel(1))
         driver.wait_ended(1)
         [end] = driver.ends[1]
@@ -123,21 +124,21 @@ def test_a_request_is_cancelled_while_it_waits(make: Make, slow: SlowLoad, folde
         driver.post(guided(2))
         slow.go.set()
         driver.wait_ended(2)
-        assert is_date(answer(driver, folder, 2))
+        assert is_date(output(driver, folder, 2))
         assert 1 not in driver.tokens
 
 
 @pytest.mark.parametrize(
-    "trouble", [ModelError("no such vocabulary"), RuntimeError("no such vocabulary"), SystemExit("no such vocabulary")]
+    "error", [ModelError("no such vocabulary"), RuntimeError("no such vocabulary"), SystemExit("no such vocabulary")]
 )
-def test_a_vocabulary_that_cannot_be_built_fails_those_who_need_it(
-    make: Make, slow: SlowLoad, trouble: BaseException
+def test_a_vocabulary_that_cannot_be_built_fails_the_requests_that_need_it(
+    make: Make, slow: SlowLoad, error: BaseException
 ) -> None:
-    slow.trouble = trouble
+    slow.error = error
     with engine(make) as driver:
         driver.post(guided(1))
         driver.post(guided(2))
-        assert slow.begun.wait(60)
+        assert slow.started.wait(60)
         driver.post(text(3))
         slow.go.set()
         driver.wait_ended(1, 2, 3)
@@ -149,22 +150,22 @@ def test_a_vocabulary_that_cannot_be_built_fails_those_who_need_it(
         assert len(driver.run(text(4))[0]) == 20
 
 
-def test_a_model_without_a_vocabulary_for_grammars_is_not_asked_twice(make: Make, slow: SlowLoad) -> None:
-    slow.trouble = ModelError("no such vocabulary")
+def test_a_vocabulary_that_failed_to_build_is_not_built_again(make: Make, slow: SlowLoad) -> None:
+    slow.error = ModelError("no such vocabulary")
     slow.go.set()
     with engine(functools.partial(make, frozenset())) as driver:
         for number in (1, 2):
             driver.run(guided(number))
             [failed] = driver.ends[number]
             assert isinstance(failed, Failed)
-            assert failed.message == "the answer cannot follow its grammar: no such vocabulary"
+            assert failed.message == "the output cannot follow its grammar: no such vocabulary"
     assert len(slow.threads) == 1
 
 
-def test_an_engine_ends_while_a_vocabulary_is_built(make: Make, slow: SlowLoad) -> None:
+def test_an_engine_stops_while_the_vocabulary_is_built(make: Make, slow: SlowLoad) -> None:
     with engine(make) as driver:
         driver.post(guided(1))
-        assert slow.begun.wait(60)
+        assert slow.started.wait(60)
         started = time.monotonic()
         driver.stop()
         assert time.monotonic() - started < CLOSE_SECONDS + 5
@@ -172,7 +173,7 @@ def test_an_engine_ends_while_a_vocabulary_is_built(make: Make, slow: SlowLoad) 
         assert isinstance(failed, Failed) and failed.gone
 
 
-def test_a_step_that_fails_leaves_those_alone_who_have_no_row(make: Make, slow: SlowLoad, folder: Path) -> None:
+def test_a_failed_step_does_not_fail_requests_without_a_row(make: Make, slow: SlowLoad, folder: Path) -> None:
     gate = Gate()
     made: list[Gated] = []
 
@@ -185,7 +186,7 @@ def test_a_step_that_fails_leaves_those_alone_who_have_no_row(make: Make, slow: 
         gate.wait_entered()
         driver.post(guided(2))
         gate.let_one()
-        assert slow.begun.wait(60)
+        assert slow.started.wait(60)
         made[0].fail_next = RuntimeError("the device is gone")
         gate.open()
         driver.wait_ended(1)
@@ -193,22 +194,22 @@ def test_a_step_that_fails_leaves_those_alone_who_have_no_row(make: Make, slow: 
         assert 2 not in driver.ends
         slow.go.set()
         driver.wait_ended(2)
-        assert is_date(answer(driver, folder, 2))
+        assert is_date(output(driver, folder, 2))
 
 
-def test_grammars_are_compiled_beside_the_owner(make: Make, slow: SlowLoad, folder: Path) -> None:
-    class Watched(GrammarCompiler):
+def test_grammars_are_compiled_outside_the_owner_thread(make: Make, slow: SlowLoad, folder: Path) -> None:
+    class Recording(GrammarCompiler):
         def prepare(self, grammar: Grammar | None = None) -> None:
             prepared.append((threading.current_thread().name, grammar))
             super().prepare(grammar)
 
     slow.go.set()
     prepared: list[tuple[str, Grammar | None]] = []
-    with engine(functools.partial(make, frozenset(), Watched(slow))) as driver:
+    with engine(functools.partial(make, frozenset(), Recording(slow))) as driver:
         driver.run(guided(1), guided(2, Grammar("regex", "[ab]{3}")))
         driver.run(guided(3))
-        assert is_date(answer(driver, folder, 3))
-    # The shorter one overtakes if both wait for the vocabulary.
-    assert prepared[0] == ("errands", None)
+        assert is_date(output(driver, folder, 3))
+    # The shorter grammar comes first if both wait for the vocabulary.
+    assert prepared[0] == ("background", None)
     assert len(prepared) == 3
-    assert set(prepared[1:]) == {("errands", DATE), ("errands", Grammar("regex", "[ab]{3}"))}
+    assert set(prepared[1:]) == {("background", DATE), ("background", Grammar("regex", "[ab]{3}"))}

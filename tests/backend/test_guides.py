@@ -1,4 +1,4 @@
-"""Rows with a grammar: their masks, and the rows beside them, whose tokens are what they are without company."""
+"""Structured output: the masks of rows with a grammar, and other rows of the batch, whose tokens do not change."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 
 from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
-from millstream.backend.generation.sampling.guides import PARALLEL, Guides, Mask
+from millstream.backend.generation.sampling.guides import PARALLEL_ROWS, GrammarGuides, TokenMask
 from millstream.config import FAST_PATHS
-from millstream.engine.generation.backend import RowOutput
+from millstream.engine.generation.messages import Generate
+from millstream.engine.generation.plan import RowOutput
 from millstream.engine.link import ThreadLink
-from millstream.engine.messages import Failed, Finished, Submit
+from millstream.engine.messages import Failed, Finished
 from millstream.engine.process_link import ProcessLink
 from millstream.models.source import ModelSource
 from millstream.text.grammar import GrammarCompiler, compiler_of
@@ -46,7 +47,7 @@ def compiler(source: ModelSource) -> GrammarCompiler:
     return compiler_of(source)
 
 
-def allowed(mask: Mask | None, rows: int, vocab_size: int) -> list[set[int]]:
+def allowed(mask: TokenMask | None, rows: int, vocab_size: int) -> list[set[int]]:
     assert mask is not None
     shaped = np.array(mask.apply(mx.zeros((rows, vocab_size))))
     return [set(np.nonzero(np.isfinite(row))[0].tolist()) for row in shaped]
@@ -57,64 +58,64 @@ def code(text: str) -> set[int]:
     return {ord(letter) - ord("!") for letter in text}
 
 
-def submit(number: int, grammar: Grammar | None, **changes: Any) -> Submit:
-    return Submit(number, (1, 2, 3), 12, stop_tokens=frozenset({END}), grammar=grammar, **changes)
+def submit(number: int, grammar: Grammar | None, **changes: Any) -> Generate:
+    return Generate(number, (1, 2, 3), 12, stop_tokens=frozenset({END}), grammar=grammar, **changes)
 
 
 @pytest.mark.parametrize("vocab_size", [259, 300, 512])
-def test_masks_follow_the_grammar_and_leave_other_rows_alone(compiler: GrammarCompiler, vocab_size: int) -> None:
-    """Logits may be longer than the vocabulary: tokens that are none are never taken."""
-    guides = Guides(compiler, vocab_size)
+def test_masks_follow_the_grammar_and_restrict_no_other_row(compiler: GrammarCompiler, vocab_size: int) -> None:
+    """Logits may be longer than the vocabulary: ids beyond it are forbidden."""
+    guides = GrammarGuides(compiler, vocab_size)
     guides.add(submit(1, None))
     assert not guides
     guides.add(submit(7, Grammar("regex", "[ab]c")))
     assert guides
-    places = {1: 0, 7: 2}
+    indices = {1: 0, 7: 2}
     everything = set(range(vocab_size))
-    mask, failed = guides.follow([], places)
+    mask, failed = guides.advance([], indices)
     assert failed == []
     assert allowed(mask, 3, vocab_size) == [everything, everything, code("ab")]
-    mask, _ = guides.follow([RowOutput(1, (5,)), RowOutput(7, tuple(code("a")))], places)
+    mask, _ = guides.advance([RowOutput(1, (5,)), RowOutput(7, tuple(code("a")))], indices)
     assert allowed(mask, 3, vocab_size)[2] == code("c")
-    mask, _ = guides.follow([RowOutput(7, tuple(code("c")))], places)
+    mask, _ = guides.advance([RowOutput(7, tuple(code("c")))], indices)
     assert allowed(mask, 3, vocab_size)[2] == {END}
-    mask, failed = guides.follow([RowOutput(7, (END,))], places)
+    mask, failed = guides.advance([RowOutput(7, (END,))], indices)
     assert (mask, failed) == (None, [])
     assert not guides
 
 
 def test_logits_shorter_than_the_vocabulary(compiler: GrammarCompiler) -> None:
-    guides = Guides(compiler, 70)
+    guides = GrammarGuides(compiler, 70)
     guides.add(submit(1, Grammar("regex", "[a-z]")))
     guides.add(submit(2, Grammar("regex", "z")))
-    mask, failed = guides.follow([], {1: 0, 2: 1})
+    mask, failed = guides.advance([], {1: 0, 2: 1})
     assert allowed(mask, 2, 70)[0] == {token for token in code("abcdefghijklmnopqrstuvwxyz") if token < 70}
     assert [failure.request_id for failure in failed] == [2]
-    assert "no token of this model" in failed[0].message
+    assert "the model has no token" in failed[0].message
 
 
-def test_many_rows_are_filled_by_several_threads(compiler: GrammarCompiler) -> None:
-    guides = Guides(compiler, 259)
-    letters = "abcdefghijklmnop"[: PARALLEL + 4]
+def test_many_masks_are_computed_by_several_threads(compiler: GrammarCompiler) -> None:
+    guides = GrammarGuides(compiler, 259)
+    letters = "abcdefghijklmnop"[: PARALLEL_ROWS + 4]
     for number, letter in enumerate(letters):
         guides.add(submit(number, Grammar("regex", letter)))
-    mask, _ = guides.follow([], {number: number for number in range(len(letters))})
+    mask, _ = guides.advance([], {number: number for number in range(len(letters))})
     assert allowed(mask, len(letters), 259) == [code(letter) for letter in letters]
 
 
-def test_a_token_outside_the_mask_is_exchanged_for_the_best_inside() -> None:
-    mask = Mask([1], np.array([[0b00101100]], dtype=np.uint8), 8)
+def test_a_forbidden_token_is_replaced_by_the_best_allowed_one() -> None:
+    mask = TokenMask([1], np.array([[0b00101100]], dtype=np.uint8), 8)
     logits = mask.apply(mx.array([[0.0] * 8, [9.0, 9, 1, 5, 9, 2, 9, 9]]))
-    assert mask.hold(logits, mx.array([4, 4])).tolist() == [4, 3]
-    assert mask.hold(logits, mx.array([4, 5])).tolist() == [4, 5]
+    assert mask.replace_forbidden(logits, mx.array([4, 4])).tolist() == [4, 3]
+    assert mask.replace_forbidden(logits, mx.array([4, 5])).tolist() == [4, 5]
 
 
 def test_a_row_that_breaks_its_grammar_fails_alone(compiler: GrammarCompiler) -> None:
-    guides = Guides(compiler, 259)
+    guides = GrammarGuides(compiler, 259)
     for number in (1, 2):
         guides.add(submit(number, Grammar("regex", "abc")))
-    guides.follow([], {1: 0, 2: 1})
-    mask, failed = guides.follow([RowOutput(1, tuple(code("z"))), RowOutput(2, tuple(code("a")))], {1: 0, 2: 1})
+    guides.advance([], {1: 0, 2: 1})
+    mask, failed = guides.advance([RowOutput(1, tuple(code("z"))), RowOutput(2, tuple(code("a")))], {1: 0, 2: 1})
     assert [failure.request_id for failure in failed] == [1]
     assert "cannot follow its grammar" in failed[0].message
     assert "\n" not in failed[0].message
@@ -135,19 +136,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return get
 
 
-def plain(count: int) -> list[Submit]:
-    """Rows without a grammar, of every kind of sampling."""
+def plain(count: int) -> list[Generate]:
+    """Rows without a grammar, with every kind of sampling."""
     kinds = [Sampling(), HOT, Sampling(temperature=0.8, top_p=0.9, seed=5), Sampling(presence_penalty=1.0)]
     return [
-        Submit(number, tuple(range(1, 3 + 5 * number)), 10 + 7 * number, kinds[number % 4], logprobs=number % 2 or None)
+        Generate(
+            number, tuple(range(1, 3 + 5 * number)), 10 + 7 * number, kinds[number % 4], logprobs=number % 2 or None
+        )
         for number in range(count)
     ]
 
 
-def guided(first: int, count: int, **changes: Any) -> list[Submit]:
+def guided(first: int, count: int, **changes: Any) -> list[Generate]:
     grammars = [DATE, WORDS, PAIR]
     return [
-        Submit(
+        Generate(
             first + number,
             tuple(range(5, 9 + 4 * number)),
             60,
@@ -163,8 +166,8 @@ def guided(first: int, count: int, **changes: Any) -> list[Submit]:
 PATTERNS = {DATE: r"20\d\d-(0[1-9]|1[0-2])", WORDS: r"(ab|c)+\.", PAIR: r'\{"a": ?-?(0|[1-9]\d*)[^{]*\}'}
 
 
-def check(driver: Driver, source: ModelSource, submits: Sequence[Submit]) -> int:
-    """Every answer that ended by itself matches; how many did."""
+def check(driver: Driver, source: ModelSource, submits: Sequence[Generate]) -> int:
+    """Every output with a stop token matches its grammar. Returns how many there are."""
     tokenizer = load_tokenizer(source)
     ended = 0
     for each in submits:
@@ -178,7 +181,7 @@ def check(driver: Driver, source: ModelSource, submits: Sequence[Submit]) -> int
     return ended
 
 
-def likelihoods(driver: Driver, each: Submit) -> list[float]:
+def likelihoods(driver: Driver, each: Generate) -> list[float]:
     return [entry.logprob for entry in driver.logprobs[each.request_id] if isinstance(entry, TokenLogprob)]
 
 
@@ -193,7 +196,7 @@ PATHS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_rows_beside_a_guided_one_keep_their_tokens(
+def test_guided_rows_do_not_change_the_tokens_of_others(
     path: str, folder: Callable[[str], Path], source: ModelSource
 ) -> None:
     family, settings = PATHS[path]
@@ -223,12 +226,10 @@ def test_in_a_thread_and_in_a_process(
         first = driver.run(*mixed)
         assert check(driver, source, mixed) >= 3
         driver.forget()
-        assert driver.run(*mixed) == first, "the same seed gives the same answer"
+        assert driver.run(*mixed) == first, "the same seed gives the same output"
 
 
-def test_an_engine_fails_only_the_row_whose_grammar_it_cannot_follow(
-    folder: Callable[[str], Path], source: ModelSource
-) -> None:
+def test_only_the_row_with_an_invalid_grammar_fails(folder: Callable[[str], Path], source: ModelSource) -> None:
     with engine(functools.partial(guided_backend, folder("llama"), {}), prefill_tokens=30) as driver:
         free, good = plain(2), guided(10, 1)
         expected = driver.run(*free, *good)

@@ -16,16 +16,16 @@ import pytest
 
 from millstream.backend.generation import layout
 from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
-from millstream.backend.generation.caches.slots import Block, SlotCaches, SlotLayer
-from millstream.backend.generation.caches.widths import powers_of_two, row_width
+from millstream.backend.generation.caches.slots import JoiningRows, SlotCaches, SlotLayer
+from millstream.backend.generation.caches.widths import kernel_width, powers_of_two
 from millstream.backend.generation.layers import attention
 from millstream.backend.generation.layout import Layout
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
-from millstream.engine.generation.backend import SavePrefix
+from millstream.engine.generation.messages import Generate
 from millstream.engine.link import ThreadLink
-from millstream.engine.messages import Submit
+from millstream.engine.prefix_cache.orders import SavePrefix
 from support.engines import Driver, engine
-from support.prefix_caches import keeping_scheduler
+from support.prefix_caches import caching_scheduler
 from support.tiers import some
 from support.tiny import VOCAB, write_model
 
@@ -48,7 +48,7 @@ def in_place(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return mx.array([1])
 
     def attend(queries: mx.array, keys: mx.array, values: mx.array, cache: Any, scale: float, mask: Any) -> mx.array:
-        if isinstance(cache, SlotLayer) and (new := cache.take_new()) is not None:
+        if isinstance(cache, SlotLayer) and (new := cache.take_new_column()) is not None:
             done.append("written")
             slots = cache.slots
             for part, column in zip(cache.parts, new, strict=True):
@@ -80,11 +80,11 @@ def test_nothing_that_is_kept_is_written_over(groups: int, rows: int, in_place: 
     folder = write_model(tmp_path / "model", "llama", num_key_value_heads=groups)
     plain = functools.partial(MlxGenerationBackend, GenerationSettings("folder", folder, max_rows=rows))
     ours = functools.partial(MlxGenerationBackend, GenerationSettings("folder", folder, max_rows=rows, like_gpu=True))
-    submits = [Submit(number, prompt, 3 + number * 5 % 23) for number, prompt in enumerate(prompts())]
-    again = [Submit(100 + submit.request_id, submit.prompt, submit.max_tokens) for submit in submits]
+    submits = [Generate(number, prompt, 3 + number * 5 % 23) for number, prompt in enumerate(prompts())]
+    again = [Generate(100 + submit.request_id, submit.prompt, submit.max_tokens) for submit in submits]
     with engine(plain) as driver:
         expected = driver.run(*submits)
-    driver = Driver(ThreadLink("in place", ours, functools.partial(keeping_scheduler, 10_000, None)))
+    driver = Driver(ThreadLink("in place", ours, functools.partial(caching_scheduler, 10_000, None)))
     driver.start()
     try:
         assert driver.run(*submits) == expected, "cold"
@@ -101,8 +101,8 @@ def test_what_is_kept_does_not_lie_in_a_slot() -> None:
         memory(part)[list(places), :, start : start + rows.shape[2]] = np.array(rows)
         return mx.array([1])
 
-    slots = SlotCaches(1, powers_of_two, width=row_width, place=place)
-    slots.join([Block([(mx.random.normal((1, 1, 112, 16)), mx.random.normal((1, 1, 112, 16)))], (0,))])
+    slots = SlotCaches(1, powers_of_two, width=kernel_width, write_rows=place)
+    slots.join([JoiningRows([(mx.random.normal((1, 1, 112, 16)), mx.random.normal((1, 1, 112, 16)))], (0,))])
     kept = slots.save(0, SavePrefix(1, 0, 16, tuple(range(7)), None, 112), PrefixStore())
     mx.eval(kept)
     before = [np.array(array) for array in kept]
@@ -114,7 +114,11 @@ def test_what_is_kept_does_not_lie_in_a_slot() -> None:
 
 def test_rows_outlast_their_columns(in_place: list[str], tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model", "llama")
-    submits = [Submit(0, (5, 6, 7), 300), *(Submit(1 + n, (n, 9), 20 + n) for n in range(12)), Submit(20, (1, 2), 280)]
+    submits = [
+        Generate(0, (5, 6, 7), 300),
+        *(Generate(1 + n, (n, 9), 20 + n) for n in range(12)),
+        Generate(20, (1, 2), 280),
+    ]
     answers = []
     for changes in ({}, {"like_gpu": True}):
         in_place.clear()
@@ -136,14 +140,14 @@ def test_a_write_that_is_lost_is_found_at_load(
         monkeypatch.setattr(layout, "attention", never_writing)
     folder = write_model(tmp_path / "model", "llama")
     make = functools.partial(MlxGenerationBackend, GenerationSettings("folder", folder, max_rows=4, like_gpu=True))
-    driver = Driver(ThreadLink("lost", make, functools.partial(keeping_scheduler, 10_000, None)))
+    driver = Driver(ThreadLink("lost", make, functools.partial(caching_scheduler, 10_000, None)))
     with pytest.raises(AssertionError, match="--disable kernel"):
         driver.start()
 
 
 def never_writing(queries: mx.array, keys: mx.array, values: mx.array, cache: Any, scale: float, mask: Any) -> mx.array:
     if isinstance(cache, SlotLayer):
-        cache.take_new()
+        cache.take_new_column()
         keys, values = cache.parts
         return attention._over_slots(queries, keys, values, cache, scale, None)
     return attention.attention(queries, keys, values, cache, scale, mask)

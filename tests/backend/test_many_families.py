@@ -1,6 +1,6 @@
-"""Families of mlx-lm that nothing else here looks at: a small random model of each answers in a batch as it does alone.
+"""Families of mlx-lm that no other test covers: a small random model of each gives the same output batched and alone.
 
-Laid out as here and as on a GPU; with `--whole` more of them.
+With the layout of this device and with that of a GPU; with `--whole` more families.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from mlx_lm.generate import generate_step
 from mlx_lm.utils import load_model
 
 from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
-from millstream.engine.messages import Submit
+from millstream.engine.generation.messages import Generate
 from support.engines import engine
 from support.tiny import VOCAB, write_model
 
@@ -38,7 +38,7 @@ SETTINGS: dict[str, Any] = {
     "n_ctx": 512,
     "n_positions": 512,
 }
-"""What one family or another asks for besides the usual; the others do not mind."""
+"""Settings that some family needs; the others ignore them."""
 SOME = ("cohere", "gemma", "gpt2", "granite", "olmo2", "phi3", "qwen2", "qwen3")
 MORE = ("ernie4_5", "glm", "glm4", "helium", "internlm2", "internlm3", "mimo", "mixtral", "nemotron", "phimoe")
 
@@ -47,7 +47,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("family", [*SOME, *MORE] if metafunc.config.getoption("--whole") else SOME)
 
 
-def test_together_as_alone(family: str, tmp_path: Path) -> None:
+def test_batched_equals_alone(family: str, tmp_path: Path) -> None:
     folder = write_model(tmp_path / family, family, **SETTINGS)
     draw = random.Random(family)
     wanted = [
@@ -56,9 +56,9 @@ def test_together_as_alone(family: str, tmp_path: Path) -> None:
     ]
     model, _ = load_model(folder)
     expected = [[int(token) for token, _ in generate_step(mx.array(p), model, max_tokens=n)] for p, n in wanted]
-    submits = [Submit(number, prompt, count) for number, (prompt, count) in enumerate(wanted)]
+    submits = [Generate(number, prompt, count) for number, (prompt, count) in enumerate(wanted)]
     for like_gpu in (False, True):
         settings = GenerationSettings("folder", folder, max_rows=4, like_gpu=like_gpu)
         with engine(lambda settings=settings: MlxGenerationBackend(settings), prefill_tokens=64) as driver:
             assert driver.facts is not None and driver.facts.max_rows == 4
-            assert driver.run(*submits) == expected, "as on a GPU" if like_gpu else "as here"
+            assert driver.run(*submits) == expected, "GPU layout" if like_gpu else "default layout"

@@ -14,8 +14,8 @@ from mlx_lm.utils import load_model
 
 from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
 from millstream.backend.weights.materialize import evaluate_all, reachable_arrays
-from millstream.engine.generation.backend import Plan
-from millstream.engine.messages import Submit
+from millstream.engine.generation.messages import Generate
+from millstream.engine.generation.plan import Plan
 from millstream.engine.ownership import NotOwner
 from support.engines import Run, engine
 from support.tiny import BATCHABLE
@@ -75,8 +75,8 @@ def test_load_step_and_free_happen_on_one_thread(family: str, tiny_model: Callab
     seen: dict[str, set[int]] = {}
     before = threading.active_count()
     with engine(lambda: Witness(tiny_model(family), seen)) as driver:
-        driver.run(Submit(1, (1, 2, 3), 5), Submit(2, (4,), 3))
-    assert set(seen) == {"make", "errand", "load", "step", "memory_bytes", "close"}
+        driver.run(Generate(1, (1, 2, 3), 5), Generate(2, (4,), 3))
+    assert set(seen) == {"make", "background_task", "load", "step", "memory_bytes", "close"}
     assert len(set().union(*seen.values())) == 1
     assert threading.get_ident() not in seen["load"]
     assert threading.active_count() == before, "the owner thread is still there"
@@ -90,7 +90,7 @@ def test_memory_comes_back_after_unload(tmp_path: Path) -> None:
     mx.clear_cache()
     before = mx.get_active_memory()
     with engine(lambda: MlxGenerationBackend(GenerationSettings("folder", folder, max_rows=4))) as driver:
-        driver.run(Submit(1, tuple(range(90)), 20))
+        driver.run(Generate(1, tuple(range(90)), 20))
         weights = driver.facts.weight_bytes if driver.facts else 0
         assert weights > 2**23
         assert mx.get_active_memory() >= before + weights
@@ -104,7 +104,7 @@ def test_twenty_lives_leave_nothing_behind(tiny_model: Callable[[str], Path]) ->
     threads, memory = threading.active_count(), mx.get_active_memory()
     for _ in range(20):
         with engine(lambda: MlxGenerationBackend(GenerationSettings("folder", folder, max_rows=4))) as driver:
-            answers.add(tuple(driver.run(Submit(1, (5, 6, 7), 8))[0]))
+            answers.add(tuple(driver.run(Generate(1, (5, 6, 7), 8))[0]))
     assert len(answers) == 1
     assert threading.active_count() == threads
     assert mx.get_active_memory() - memory < 2**20

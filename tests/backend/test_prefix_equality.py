@@ -1,4 +1,4 @@
-"""What is kept of earlier prompts changes no answer: conversations that branch, repeat and go on, in full batches."""
+"""The prefix cache changes no output: conversations that branch, repeat and continue, in full batches."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from pathlib import Path
 import pytest
 
 from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
-from millstream.engine.generation.backend import BackendFactory, Plan, StepResult
+from millstream.engine.generation.messages import ClearPrefixCache, Generate
+from millstream.engine.generation.plan import Plan, StepResult
 from millstream.engine.link import ThreadLink
-from millstream.engine.messages import ClearPrefixCache, Finished, Submit
+from millstream.engine.messages import Finished
+from millstream.engine.protocols import BackendFactory
 from support.engines import Driver, engine
-from support.prefix_caches import BLOCK, keeping_scheduler
+from support.prefix_caches import BLOCK, caching_scheduler
 from support.tiers import some
 from support.tiny import FAMILIES
 
@@ -29,7 +31,7 @@ KINDS = [family for family in FAMILIES if family != "qwen3_moe"]
 
 
 def conversations(seed: int, count: int) -> list[tuple[int, ...]]:
-    """Prompts of which many begin as another: exact repeats, one more token, cut off, branched, continued, fresh."""
+    """Prompts that often share a prefix: exact repeats, one more token, truncated, branched, continued, fresh."""
     draw = random.Random(seed)
     fresh = lambda: tuple(draw.randrange(1, VOCAB) for _ in range(draw.randrange(1, 40)))  # noqa: E731
     system = tuple(draw.randrange(1, VOCAB) for _ in range(21))
@@ -51,8 +53,8 @@ def conversations(seed: int, count: int) -> list[tuple[int, ...]]:
 
 
 @contextmanager
-def keeping(make: BackendFactory, budget: int, disk: Path | None = None) -> Iterator[Driver]:
-    driver = Driver(ThreadLink("kept", make, functools.partial(keeping_scheduler, budget, disk)))
+def caching_engine(make: BackendFactory, budget: int, disk: Path | None = None) -> Iterator[Driver]:
+    driver = Driver(ThreadLink("cached", make, functools.partial(caching_scheduler, budget, disk)))
     driver.start()
     try:
         yield driver
@@ -60,14 +62,14 @@ def keeping(make: BackendFactory, budget: int, disk: Path | None = None) -> Iter
         driver.stop()
 
 
-def cached(driver: Driver, submits: list[Submit]) -> list[int]:
+def cached(driver: Driver, submits: list[Generate]) -> list[int]:
     ends = [driver.ends[submit.request_id][0] for submit in submits]
     assert all(isinstance(end, Finished) for end in ends)
     return [end.usage.cached_tokens for end in ends if isinstance(end, Finished)]
 
 
-def numbered(prompts: list[tuple[int, ...]], first: int) -> list[Submit]:
-    return [Submit(first + number, prompt, 6) for number, prompt in enumerate(prompts)]
+def numbered(prompts: list[tuple[int, ...]], first: int) -> list[Generate]:
+    return [Generate(first + number, prompt, 6) for number, prompt in enumerate(prompts)]
 
 
 def backend_of(folder: Path, *, like_gpu: bool = False) -> BackendFactory:
@@ -86,54 +88,54 @@ def backend_of(folder: Path, *, like_gpu: bool = False) -> BackendFactory:
         *some([("llama", 10_000, True), ("llama", 30, True)], [("llama", 30, True)]),
     ],
 )
-def test_kept_beginnings_change_no_token(
+def test_cached_prefixes_change_no_token(
     family: str, budget: int, like_gpu: bool, tiny_model: Callable[[str], Path], whole: bool
 ) -> None:
-    """In memory, cold and warm, with room for all and with room for little."""
+    """In memory, cold and warm, with a budget for all prompts and for few."""
     make = backend_of(tiny_model(family), like_gpu=like_gpu)
     prompts = conversations(len(family) + budget, COUNT if whole else SOME)
     with engine(make) as plain:
         expected = plain.run(*numbered(prompts, 0))
-    with keeping(make, budget) as driver:
+    with caching_engine(make, budget) as driver:
         assert driver.run(*numbered(prompts, 0)) == expected, "cold"
         again = numbered(prompts, 1000)
         assert driver.run(*again) == expected, "warm"
         found = cached(driver, again)
-    read = [(len(prompt) - 1) // BLOCK * BLOCK for prompt in prompts]
+    prefilled = [(len(prompt) - 1) // BLOCK * BLOCK for prompt in prompts]
     if budget == 10_000:
-        assert all(kept >= least for kept, least in zip(found, read, strict=True)), "what was read once is found"
+        assert all(hit >= least for hit, least in zip(found, prefilled, strict=True)), "all earlier prompts are hits"
     else:
         assert sum(found) > 0
 
 
 @pytest.mark.parametrize("family", some(FAMILIES, KINDS))
-def test_what_is_kept_serves_any_number_of_rows(family: str, tiny_model: Callable[[str], Path]) -> None:
-    """They part after it by one token and by more, one after the other: what one writes, the next must not see."""
+def test_a_cached_prefix_serves_any_number_of_rows(family: str, tiny_model: Callable[[str], Path]) -> None:
+    """They diverge after it by one token or more, one after the other: no row may see what another one wrote."""
     make = backend_of(tiny_model(family))
     draw = random.Random(family)
-    known = tuple(draw.randrange(1, VOCAB) for _ in range(56))
-    prompts = [known + tuple(draw.randrange(1, VOCAB) for _ in range(more)) for more in (2, 1, 2, 3, 1, 2, 9, 2)]
-    with engine(make) as plain, keeping(make, 10_000) as driver:
+    shared = tuple(draw.randrange(1, VOCAB) for _ in range(56))
+    prompts = [shared + tuple(draw.randrange(1, VOCAB) for _ in range(more)) for more in (2, 1, 2, 3, 1, 2, 9, 2)]
+    with engine(make) as plain, caching_engine(make, 10_000) as driver:
         for number, prompt in enumerate(prompts):
-            submit = Submit(number, prompt, 12)
+            submit = Generate(number, prompt, 12)
             assert driver.run(submit) == plain.run(submit), f"prompt {number}"
 
 
 @pytest.mark.parametrize("family", some(FAMILIES, ["llama", "gemma3_text", "lfm2", "mamba2"]))
-def test_what_comes_from_disk_changes_no_token(
+def test_prefixes_from_disk_change_no_token(
     family: str, tiny_model: Callable[[str], Path], tmp_path: Path, whole: bool
 ) -> None:
-    """An engine fills the folder, and one after it has nothing else; then one with hardly any memory beside it."""
+    """One engine fills the folder; the next starts with nothing else; the last has almost no memory budget."""
     make = backend_of(tiny_model(family))
     prompts = conversations(len(family), COUNT if whole else SOME)
-    with keeping(make, 10_000, tmp_path) as driver:
+    with caching_engine(make, 10_000, tmp_path) as driver:
         expected = driver.run(*numbered(prompts, 0))
     with engine(make) as plain:
-        assert plain.run(*numbered(prompts, 0)) == expected, "while it is being written"
+        assert plain.run(*numbered(prompts, 0)) == expected, "while the folder is written"
     for budget in (10_000, 40):
-        with keeping(make, budget, tmp_path) as driver:
+        with caching_engine(make, budget, tmp_path) as driver:
             submits = numbered(prompts, 0)
-            assert driver.run(*submits) == expected, f"with room for {budget}"
+            assert driver.run(*submits) == expected, f"with a budget of {budget}"
             found = sum(cached(driver, submits))
         assert found > 0.8 * sum(len(prompt) - 1 - BLOCK for prompt in prompts) or budget == 40
         assert found > 0
@@ -146,50 +148,50 @@ def test_what_comes_from_disk_changes_no_token(
         *some([(family, True) for family in FAMILIES], [("llama", True), ("falcon_h1", True)]),
     ],
 )
-def test_conversations_go_on_from_their_answers(
+def test_conversations_continue_from_their_outputs(
     family: str, disk: bool, tiny_model: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """Eight at a time in four rows, four turns each: every turn goes on where the last answer ended. With `disk`, each
-    turn is another engine's."""
+    """Eight at a time in four rows, four turns each: every turn continues where the last output ended. With `disk`,
+    each turn runs on a new engine."""
     make = backend_of(tiny_model(family))
     draw, before = random.Random(family), [0] * 8
     talks = [tuple(draw.randrange(1, VOCAB) for _ in range(draw.randrange(1, 30))) for _ in range(8)]
     with contextlib.ExitStack() as stack:
         plain = stack.enter_context(engine(make))
-        driver = None if disk else stack.enter_context(keeping(make, 10_000))
+        driver = None if disk else stack.enter_context(caching_engine(make, 10_000))
         for turn in range(4):
-            submits = [Submit(100 * turn + number, talk, 4 + number) for number, talk in enumerate(talks)]
+            submits = [Generate(100 * turn + number, talk, 4 + number) for number, talk in enumerate(talks)]
             expected = plain.run(*submits)
             with contextlib.ExitStack() as once:
-                asked = driver or once.enter_context(keeping(make, 10_000, tmp_path))
+                asked = driver or once.enter_context(caching_engine(make, 10_000, tmp_path))
                 assert asked.run(*submits) == expected, f"turn {turn}"
                 found = cached(asked, submits)
             if turn:
                 known = zip(found, before, strict=True)
-                assert all(kept >= length // BLOCK * BLOCK for kept, length in known), "the last turn was not found"
-            before = [len(talk) + len(answer) - 1 for talk, answer in zip(talks, expected, strict=True)]
+                assert all(hit >= length // BLOCK * BLOCK for hit, length in known), "the last turn is no hit"
+            before = [len(talk) + len(output) - 1 for talk, output in zip(talks, expected, strict=True)]
             talks = [
-                (*talk, *answer, *(draw.randrange(1, VOCAB) for _ in range(draw.randrange(1, 9))))
-                for talk, answer in zip(talks, expected, strict=True)
+                (*talk, *output, *(draw.randrange(1, VOCAB) for _ in range(draw.randrange(1, 9))))
+                for talk, output in zip(talks, expected, strict=True)
             ]
 
 
-def test_the_next_turn_finds_the_last_answer(tiny_model: Callable[[str], Path]) -> None:
-    with keeping(backend_of(tiny_model("llama")), 1000) as driver:
-        [answer] = driver.run(Submit(1, tuple(range(1, 11)), 12))
-        driver.run(Submit(2, (*range(1, 11), *answer, 77, 78), 3))
+def test_the_next_turn_reuses_the_last_output(tiny_model: Callable[[str], Path]) -> None:
+    with caching_engine(backend_of(tiny_model("llama")), 1000) as driver:
+        [output] = driver.run(Generate(1, tuple(range(1, 11)), 12))
+        driver.run(Generate(2, (*range(1, 11), *output, 77, 78), 3))
         end = driver.ends[2][0]
     assert isinstance(end, Finished)
-    assert end.usage.cached_tokens == 20, "10 of the prompt and 11 of the answer, in whole blocks"
+    assert end.usage.cached_tokens == 20, "10 of the prompt and 11 of the output, in full blocks"
 
 
-def test_what_is_forgotten_is_read_again(tiny_model: Callable[[str], Path]) -> None:
-    with keeping(backend_of(tiny_model("llama")), 1000) as driver:
+def test_a_cleared_prefix_is_prefilled_again(tiny_model: Callable[[str], Path]) -> None:
+    with caching_engine(backend_of(tiny_model("llama")), 1000) as driver:
         prompt = tuple(range(1, 30))
-        answers = driver.run(Submit(1, prompt, 5))
+        outputs = driver.run(Generate(1, prompt, 5))
         driver.post(ClearPrefixCache())
-        assert driver.run(Submit(2, prompt, 5)) == answers
-        assert driver.run(Submit(3, prompt, 5)) == answers
+        assert driver.run(Generate(2, prompt, 5)) == outputs
+        assert driver.run(Generate(3, prompt, 5)) == outputs
         ends = [driver.ends[number][0] for number in (2, 3)]
     assert [end.usage.cached_tokens for end in ends if isinstance(end, Finished)] == [0, 28]
 
@@ -206,14 +208,14 @@ class Failing(MlxGenerationBackend):
         return super().step(plan)
 
 
-def test_after_a_failed_step_nothing_is_believed_to_be_kept(tiny_model: Callable[[str], Path]) -> None:
+def test_a_failed_step_clears_the_prefix_cache(tiny_model: Callable[[str], Path]) -> None:
     make = functools.partial(Failing, GenerationSettings("folder", tiny_model("llama"), max_rows=ROWS))
-    with keeping(make, 1000) as driver:
+    with caching_engine(make, 1000) as driver:
         prompt = tuple(range(1, 30))
-        [expected] = driver.run(Submit(1, prompt, 5))
+        [expected] = driver.run(Generate(1, prompt, 5))
         Failing.fail = True
-        driver.run(Submit(2, prompt, 5))
-        assert driver.run(Submit(3, prompt, 5)) == [expected]
-        assert driver.run(Submit(4, prompt, 5)) == [expected]
+        driver.run(Generate(2, prompt, 5))
+        assert driver.run(Generate(3, prompt, 5)) == [expected]
+        assert driver.run(Generate(4, prompt, 5)) == [expected]
         ends = [driver.ends[number][0] for number in (3, 4)]
     assert [end.usage.cached_tokens for end in ends if isinstance(end, Finished)] == [0, 28]

@@ -1,4 +1,4 @@
-"""What is kept, under kills and floods: real MLX engines over one folder."""
+"""The prefix cache on disk under kills and floods: real MLX engines over one folder."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
-from millstream.engine.messages import Submit
-from support.caching_child import DISK, MEMORY, asked, keeping
+from millstream.engine.generation.messages import Generate
+from support.caching_child import DISK, MEMORY, caching_engine, prompts_for
 from support.engines import engine
 from support.forked import Forked
 
@@ -21,48 +21,46 @@ KILLS, FEW = 50, 12
 """With `--whole`, and without."""
 
 
-def test_engines_that_are_killed_while_they_write(
-    tiny_model: Callable[[str], Path], tmp_path: Path, whole: bool
-) -> None:
-    """Each finds what those before it wrote: no wrong token, and nothing half written is left."""
+def test_engines_killed_while_they_write(tiny_model: Callable[[str], Path], tmp_path: Path, whole: bool) -> None:
+    """Each engine reuses what earlier ones wrote: no wrong token, and no partial file is left."""
     folder, disk = tiny_model("lfm2"), tmp_path / "disk"
     with engine(functools.partial(MlxGenerationBackend, GenerationSettings("folder", folder, max_rows=4))) as plain:
-        expected = {seed: plain.run(*asked(seed, first=1000 * seed)) for seed in range(3)}
+        expected = {seed: plain.run(*prompts_for(seed, first=1000 * seed)) for seed in range(3)}
     draw = random.Random(5)
     with Forked("support.caching_child", str(folder), str(disk)) as engines:
         for kill in range(KILLS if whole else FEW):
             engines.begin(str(kill % 3))
             engines.hear("serves")
             time.sleep(draw.uniform(0, 0.6))
-            for answers in engines.kill():
-                assert json.loads(answers) == [list(answer) for answer in expected[kill % 3]]
-    assert any(disk.glob("*.safetensors")), "the kills came before anything was written"
-    with keeping(folder, disk, MEMORY, DISK) as driver:
+            for outputs in engines.kill():
+                assert json.loads(outputs) == [list(output) for output in expected[kill % 3]]
+    assert any(disk.glob("*.safetensors")), "all kills came before the first write"
+    with caching_engine(folder, disk, MEMORY, DISK) as driver:
         for seed in range(3):
-            assert driver.run(*asked(seed, first=1000 * (seed + 1))) == expected[seed]
+            assert driver.run(*prompts_for(seed, first=1000 * (seed + 1))) == expected[seed]
     assert not [entry for entry in os.scandir(disk) if "tmp" in entry.name]
 
 
 def test_a_flood_of_prompts_stays_within_memory_and_disk(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
-    """Budgets for some of them only; what the engine measures and what the folder takes are looked at all the time."""
+    """The budgets hold only some of the prompts. Checks the measured memory and the folder size all the time."""
     memory, disk = 300_000, 400_000
     draw = random.Random(1)
-    most_kept = most_disk = 0
-    with keeping(tiny_model("llama"), tmp_path, memory, disk) as driver:
+    most_memory = most_disk = 0
+    with caching_engine(tiny_model("llama"), tmp_path, memory, disk) as driver:
         for turn in range(25):
             prompts = [tuple(draw.randrange(1, 90) for _ in range(draw.randrange(20, 120))) for _ in range(8)]
-            driver.run(*(Submit(100 * turn + number, prompt, 3) for number, prompt in enumerate(prompts)))
+            driver.run(*(Generate(100 * turn + number, prompt, 3) for number, prompt in enumerate(prompts)))
             assert driver.facts is not None
             most = driver.facts.weight_bytes + memory
             driver.wait(lambda most=most: driver.measured.memory_bytes <= most)  # type: ignore[misc]
-            most_kept = max(most_kept, driver.measured.cache_bytes)
+            most_memory = max(most_memory, driver.measured.cache_bytes)
             most_disk = max(most_disk, _bytes_in(tmp_path), driver.measured.disk_bytes)
-    assert memory // 2 < most_kept <= memory
+    assert memory // 2 < most_memory <= memory
     assert disk // 2 < most_disk <= disk
 
 
 def _bytes_in(folder: Path) -> int:
-    """While the store goes on: files come, get their names and leave."""
+    """Tolerates files that are renamed or removed meanwhile."""
     used = 0
     for path in folder.iterdir():
         with contextlib.suppress(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""Log-probabilities of prompts against a plain forward pass, however the prompt is cut."""
+"""Prompt log-probabilities against a single forward pass, however the prompt is split into chunks."""
 
 from __future__ import annotations
 
@@ -12,29 +12,30 @@ import pytest
 from mlx_lm.utils import load_model
 
 from millstream.backend.generation.prefill import logprobs as prompt_logprobs
+from millstream.engine.generation.messages import Generate, PromptLogprobs
 from millstream.engine.generation.tuning import make_scheduler
 from millstream.engine.link import ThreadLink
-from millstream.engine.messages import Event, Finished, PromptLogprobs, Submit
+from millstream.engine.messages import Event, Finished
 from millstream.engine.process_link import ProcessLink
 from millstream.types import FinishReason, TokenLogprob
 from support.engines import Driver, engine
 from support.guided import children_find_us, guided_backend
 from support.tiny import VOCAB
 
-PROMPT = tuple((7 * place * place + 3) % VOCAB for place in range(60))
+PROMPT = tuple((7 * index * index + 3) % VOCAB for index in range(60))
 
 
 class Listening(Driver):
-    """Books what is read of prompts too."""
+    """Also records prompt log-probabilities."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.read: dict[int, list[TokenLogprob]] = {}
+        self.prompt_logprobs: dict[int, list[TokenLogprob]] = {}
 
     def _book(self, event: Event) -> None:
         if isinstance(event, PromptLogprobs):
-            assert event.request_id not in self.tokens, "the prompt comes before the answer"
-            self.read.setdefault(event.request_id, []).extend(event.logprobs)
+            assert event.request_id not in self.tokens, "the prompt comes before the output"
+            self.prompt_logprobs.setdefault(event.request_id, []).extend(event.logprobs)
         super()._book(event)
 
 
@@ -65,31 +66,31 @@ def listening(monkeypatch: pytest.MonkeyPatch) -> None:
     ("family", "kind"),
     [("llama", ThreadLink), ("gemma3_text", ThreadLink), ("lfm2", ThreadLink), ("llama", ProcessLink)],
 )
-def test_they_are_those_of_one_pass(
+def test_they_equal_those_of_a_single_pass(
     family: str,
     kind: type[ThreadLink | ProcessLink],
     tiny_model: Callable[[str], Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     children_find_us(monkeypatch)
-    monkeypatch.setattr(prompt_logprobs, "PIECE", 5)
+    monkeypatch.setattr(prompt_logprobs, "TOKENS_PER_PASS", 5)
     folder = tiny_model(family)
     wanted = expected(folder, PROMPT)
     with engine(functools.partial(guided_backend, folder, {}), prefill_tokens=17, kind=kind) as driver:
         assert isinstance(driver, Listening)
-        plain = Submit(1, PROMPT, 8)
-        [answer] = driver.run(plain)
+        plain = Generate(1, PROMPT, 8)
+        [output] = driver.run(plain)
         asked = [
-            Submit(2, PROMPT, 8, prompt_logprobs=3),
-            Submit(3, PROMPT[:20], 0, prompt_logprobs=0),
-            Submit(4, PROMPT[:1], 0, prompt_logprobs=2),
-            Submit(5, PROMPT, 8),
+            Generate(2, PROMPT, 8, prompt_logprobs=3),
+            Generate(3, PROMPT[:20], 0, prompt_logprobs=0),
+            Generate(4, PROMPT[:1], 0, prompt_logprobs=2),
+            Generate(5, PROMPT, 8),
         ]
         both = driver.run(*asked)
-        assert both[0] == both[3] == answer, "the answer is the same"
-        check(driver.read[2], wanted, PROMPT, 3)
-        check(driver.read[3], wanted, PROMPT[:20], 0)
-        assert set(driver.read) == {2, 3}
+        assert both[0] == both[3] == output, "the output is the same"
+        check(driver.prompt_logprobs[2], wanted, PROMPT, 3)
+        check(driver.prompt_logprobs[3], wanted, PROMPT[:20], 0)
+        assert set(driver.prompt_logprobs) == {2, 3}
         for number in (3, 4):
             [end] = driver.ends[number]
             assert isinstance(end, Finished)
@@ -97,17 +98,17 @@ def test_they_are_those_of_one_pass(
 
 
 @pytest.mark.usefixtures("listening")
-def test_a_kept_beginning_is_computed_again(tiny_model: Callable[[str], Path]) -> None:
+def test_a_cached_prefix_is_computed_again(tiny_model: Callable[[str], Path]) -> None:
     folder = tiny_model("llama")
     factory = functools.partial(guided_backend, folder, {})
     driver = Listening(ThreadLink("test", factory, functools.partial(make_scheduler, 64, None, 2**24, None)))
     driver.start()
-    driver.run(Submit(1, PROMPT, 4), Submit(2, PROMPT, 4))
-    [answer] = driver.run(Submit(3, PROMPT, 4))
-    [again] = driver.run(Submit(4, PROMPT, 4, prompt_logprobs=1))
+    driver.run(Generate(1, PROMPT, 4), Generate(2, PROMPT, 4))
+    [output] = driver.run(Generate(3, PROMPT, 4))
+    [again] = driver.run(Generate(4, PROMPT, 4, prompt_logprobs=1))
     hits = [driver.ends[number][0].usage.cached_tokens for number in (3, 4)]  # type: ignore[union-attr]
     driver.stop()
     assert hits[0] > 0
     assert hits[1] == 0
-    assert answer == again
-    check(driver.read[4], expected(folder, PROMPT), PROMPT, 1)
+    assert output == again
+    check(driver.prompt_logprobs[4], expected(folder, PROMPT), PROMPT, 1)

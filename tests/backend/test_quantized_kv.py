@@ -1,4 +1,4 @@
-"""Keys and values in 8 and 4 bits: the tokens that mlx-lm gives, in any company; less memory; and who is refused."""
+"""Quantised KV cache in 8 and 4 bits: the same tokens as mlx-lm in any batch, less memory, and models it refuses."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ from mlx_lm.models.cache import KVCache, QuantizedKVCache
 from mlx_lm.utils import load_model
 
 from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
-from millstream.backend.generation.caches.quantized import KvPacking, packing_for
-from millstream.backend.generation.caches.slots import parts_of
+from millstream.backend.generation.caches.quantized import KvQuantization, choose_quantization
 from millstream.backend.generation.layers.packed_attention import packed_attention
-from millstream.backend.generation.prefix_store.cache_state import fill
-from millstream.engine.generation.backend import Plan, Prefill
+from millstream.backend.generation.prefix_store.cache_state import fill_cache, kv_parts
+from millstream.engine.generation.messages import Generate
+from millstream.engine.generation.plan import Plan, Prefill
 from millstream.engine.link import ThreadLink
-from millstream.engine.messages import Finished, Submit
+from millstream.engine.messages import Finished
 from millstream.errors import ModelError
 from support.engines import Driver, engine
-from support.prefix_caches import BLOCK, keeping_scheduler
+from support.prefix_caches import BLOCK, caching_scheduler
 from support.rare import write_rare
 from support.tiers import some
 from support.tiny import VOCAB, write_model
 
 Folders = Callable[[str, int], Path]
-Answer = list[tuple[int, float]]
-"""Tokens, and how much likelier each one was than the next best: the difference of their logarithms."""
+Output = list[tuple[int, float]]
+"""Tokens, and the lead of each one over the next best in log-probability."""
 
 TIE = 0.05
-"""Company changes the last bits of a sum, and now and then that tips a number from one packed value to the next. What
-follows from it may turn a choice that was close (they differ by 0.1 to 0.3 as a rule), never a clear one."""
+"""A batch changes the last bits of a sum, and now and then that moves an element from one quantised value to the next.
+This may change a choice that was close (leads are 0.1 to 0.3 as a rule), never a clear one."""
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
-    """Tiny models whose heads have a size that can be quantised."""
+    """Tiny models with a head size that can be quantised."""
     root = tmp_path_factory.mktemp("wide-heads")
 
     def get(family: str, head: int) -> Path:
@@ -53,30 +53,30 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
     return get
 
 
-def requests(seed: int, count: int) -> tuple[Submit, ...]:
-    """Prompts of one token to many chunks, some of which begin as another one."""
+def requests(seed: int, count: int) -> tuple[Generate, ...]:
+    """Prompts from one token to many chunks, some of which share a prefix."""
     rng = random.Random(seed)
     known: list[tuple[int, ...]] = [tuple(rng.randrange(VOCAB) for _ in range(30))]
     for _ in range(count - 1):
         old = rng.choice(known)[: rng.choice([0, 0, 5, 20, 60])]
         known.append((old + tuple(rng.randrange(VOCAB) for _ in range(rng.choice([1, 1, 2, 9, 30]))))[:80])
-    return tuple(Submit(number, prompt, rng.choice([1, 2, 5, 20, 40])) for number, prompt in enumerate(known))
+    return tuple(Generate(number, prompt, rng.choice([1, 2, 5, 20, 40])) for number, prompt in enumerate(known))
 
 
 @functools.cache
-def mlx_lm_answers(folder: Path, bits: int, submits: tuple[Submit, ...]) -> list[Answer]:
-    """mlx-lm's own generation. It would read a first chunk before it quantises, so it is given quantised caches."""
+def mlx_lm_outputs(folder: Path, bits: int, submits: tuple[Generate, ...]) -> list[Output]:
+    """mlx-lm's own generation. It would prefill a first chunk before it quantises, so it gets quantised caches."""
     model, _ = load_model(folder)
-    packing = packing_for(model, bits)
+    quantization = choose_quantization(model, bits)
 
-    def answer(submit: Submit) -> Answer:
-        caches = [KVCache().to_quantized(packing.group_size, bits) for _ in model.layers]
-        settings: dict[str, Any] = {"kv_bits": bits, "kv_group_size": packing.group_size, "quantized_kv_start": 0}
+    def output(submit: Generate) -> Output:
+        caches = [KVCache().to_quantized(quantization.group_size, bits) for _ in model.layers]
+        settings: dict[str, Any] = {"kv_bits": bits, "kv_group_size": quantization.group_size, "quantized_kv_start": 0}
         prompt = mx.array(submit.prompt)
         steps = generate_step(prompt, model, max_tokens=submit.max_tokens, prompt_cache=caches, **settings)
         return [(int(token), lead(logprobs)) for token, logprobs in steps]
 
-    return [answer(submit) for submit in submits]
+    return [output(submit) for submit in submits]
 
 
 def lead(logprobs: mx.array) -> float:
@@ -84,15 +84,15 @@ def lead(logprobs: mx.array) -> float:
     return float(first - second)
 
 
-def check(got: list[list[int]], expected: list[Answer]) -> None:
-    """The same tokens, but for a few answers that leave the path where it was a tie."""
-    turned = 0
+def check(got: list[list[int]], expected: list[Output]) -> None:
+    """The same tokens, except for a few outputs that diverge at a tie."""
+    diverged = 0
     for tokens, steps in zip(got, expected, strict=True):
         assert len(tokens) == len(steps)
         close = [difference for token, (wanted, difference) in zip(tokens, steps, strict=True) if token != wanted]
-        turned += bool(close)
+        diverged += bool(close)
         assert not close or close[0] < TIE
-    assert turned <= max(1, len(got) // 8)
+    assert diverged <= max(1, len(got) // 8)
 
 
 def make(folder: Path, **changes: Any) -> Callable[[], MlxGenerationBackend]:
@@ -111,12 +111,12 @@ def make(folder: Path, **changes: Any) -> Callable[[], MlxGenerationBackend]:
         [("llama", 64, 8, False), ("llama", 64, 4, True), ("qwen3_moe", 32, 4, False)],
     ),
 )
-def test_alone_and_in_a_churning_batch_as_mlx_lm(
+def test_equals_mlx_lm_alone_and_in_a_changing_batch(
     family: str, head: int, bits: int, like_gpu: bool, folders: Folders
 ) -> None:
     folder, submits = folders(family, head), requests(bits + head, 16)
-    expected = mlx_lm_answers(folder, bits, submits)
-    assert len({token for answer in expected for token, _ in answer}) > 10
+    expected = mlx_lm_outputs(folder, bits, submits)
+    assert len({token for output in expected for token, _ in output}) > 10
     with engine(make(folder, kv_bits=bits, like_gpu=like_gpu)) as driver:
         check(driver.run(*submits), expected)
     with engine(make(folder, kv_bits=bits, like_gpu=like_gpu, max_rows=1), prefill_tokens=50) as driver:
@@ -124,10 +124,15 @@ def test_alone_and_in_a_churning_batch_as_mlx_lm(
 
 
 def test_rows_outlast_their_columns(folders: Folders) -> None:
-    submits = Submit(0, (5, 6, 7), 300), Submit(1, (8,), 2), Submit(2, (9, 9), 270), Submit(3, tuple(range(40)), 9)
+    submits = (
+        Generate(0, (5, 6, 7), 300),
+        Generate(1, (8,), 2),
+        Generate(2, (9, 9), 270),
+        Generate(3, tuple(range(40)), 9),
+    )
     folder = folders("llama", 32)
     with engine(make(folder, kv_bits=4, max_rows=3)) as driver:
-        check(driver.run(*submits), mlx_lm_answers(folder, 4, submits))
+        check(driver.run(*submits), mlx_lm_outputs(folder, 4, submits))
 
 
 @pytest.mark.parametrize(
@@ -137,31 +142,31 @@ def test_rows_outlast_their_columns(folders: Folders) -> None:
         [(1000, False, 8), (12, True, 4)],
     ),
 )
-def test_kept_beginnings_change_no_token(bits: int, budget: int, like_gpu: bool, folders: Folders) -> None:
+def test_cached_prefixes_change_no_token(bits: int, budget: int, like_gpu: bool, folders: Folders) -> None:
     folder, submits = folders("llama", 32), requests(bits + budget, 24)
-    expected = mlx_lm_answers(folder, bits, submits)
+    expected = mlx_lm_outputs(folder, bits, submits)
     link = ThreadLink(
-        "kept", make(folder, kv_bits=bits, like_gpu=like_gpu), functools.partial(keeping_scheduler, budget, None)
+        "cached", make(folder, kv_bits=bits, like_gpu=like_gpu), functools.partial(caching_scheduler, budget, None)
     )
     driver = Driver(link)
     driver.start()
     try:
         check(driver.run(*submits), expected)
-        again = [Submit(1000 + submit.request_id, submit.prompt, submit.max_tokens) for submit in submits]
+        again = [Generate(1000 + submit.request_id, submit.prompt, submit.max_tokens) for submit in submits]
         check(driver.run(*again), expected)
         ends = [driver.ends[submit.request_id][0] for submit in again]
     finally:
         driver.stop()
     cached = [end.usage.cached_tokens for end in ends if isinstance(end, Finished)]
-    whole = [(len(submit.prompt) - 1) // BLOCK * BLOCK for submit in submits]
-    assert cached == whole if budget == 1000 else sum(cached) > 0
+    full_blocks = [(len(submit.prompt) - 1) // BLOCK * BLOCK for submit in submits]
+    assert cached == full_blocks if budget == 1000 else sum(cached) > 0
 
 
 @pytest.mark.parametrize("products", [True, False])
 @pytest.mark.parametrize("queries", [1, 5])
 @pytest.mark.parametrize("sinks", [True, False])
-def test_attention_reads_packed_numbers(products: bool, queries: int, sinks: bool) -> None:
-    """Against the plain formula over the numbers that the packed ones stand for."""
+def test_attention_reads_quantised_keys_and_values(products: bool, queries: int, sinks: bool) -> None:
+    """Against plain attention over the dequantised keys and values."""
     cache = QuantizedKVCache(group_size=32, bits=8)
     keys, values = cache.update_and_fetch(mx.random.normal((2, 2, 9, 64)), mx.random.normal((2, 2, 9, 32)))
     asked = mx.random.normal((2, 4, queries, 64))
@@ -176,16 +181,16 @@ def test_attention_reads_packed_numbers(products: bool, queries: int, sinks: boo
     assert mx.allclose(got, expected, atol=1e-5)
 
 
-def test_what_is_kept_is_not_packed_again() -> None:
+def test_a_restored_cache_is_not_quantised_again() -> None:
     keys, values = mx.random.normal((1, 2, 9, 64)), mx.random.normal((1, 2, 9, 32))
     source = QuantizedKVCache(group_size=32, bits=4)
     source.update_and_fetch(keys, values)
     copy = QuantizedKVCache(group_size=32, bits=4)
-    fill(copy, parts_of(source))
+    fill_cache(copy, kv_parts(source))
     assert copy.offset == 9
     for cache in (source, copy):
         cache.update_and_fetch(keys[:, :, :3], values[:, :, :3])
-    for got, expected in zip(parts_of(copy), parts_of(source), strict=True):
+    for got, expected in zip(kv_parts(copy), kv_parts(source), strict=True):
         assert mx.array_equal(got, expected)
 
 
@@ -198,20 +203,20 @@ def halved(folder: Path) -> Path:
 
 
 def bytes_taken(folder: Path, bits: int) -> tuple[int, int]:
-    """What a token takes by the model's facts, and what two rows of 40 tokens really take in their slots."""
+    """Bytes per token as reported by the model's facts, and bytes of two rows of 40 tokens in their slots."""
 
     def measure() -> tuple[int, int]:
         backend = make(folder, unpack=False, kv_bits=bits)()
         try:
             facts = backend.load()
-            submits = [Submit(number, tuple(range(41)), 5) for number in range(2)]
+            submits = [Generate(number, tuple(range(41)), 5) for number in range(2)]
             backend.step(Plan(prefill=tuple(Prefill(submit, 0, 40) for submit in submits)))
             backend.step(Plan(decode=(0, 1)))
             return facts.kv_bytes_per_token, backend.memory_bytes() - facts.weight_bytes
         finally:
             backend.close()
 
-    with ThreadPoolExecutor(1) as pool:  # it ends all streams of the thread it ran on
+    with ThreadPoolExecutor(1) as pool:  # closing ends all streams of its thread
         return pool.submit(measure).result()
 
 
@@ -232,15 +237,17 @@ def test_memory_shrinks_with_the_bits(head: int, group: int, tmp_path: Path) -> 
         ("lfm2", "ArraysCache cannot be quantised"),
         ("falcon_h1", "CacheList cannot be quantised"),
         ("llama4", "ChunkedKVCache cannot be quantised"),
-        ("llama", "its heads have 16 numbers, and only multiples of 32"),
+        ("llama", "its head size is 16, and only multiples of 32"),
     ],
 )
-def test_who_cannot_is_refused_with_a_way_out(family: str, words: str, tiny_model: Callable[[str], Path]) -> None:
+def test_unsupported_models_are_refused_with_a_way_out(
+    family: str, words: str, tiny_model: Callable[[str], Path]
+) -> None:
     refused(make(tiny_model(family), kv_bits=8), words)
 
 
-def test_attention_that_cannot_read_it_is_refused(tmp_path: Path) -> None:
-    """Latent attention keeps plain caches, and multiplies what is in them by itself."""
+def test_attention_that_cannot_read_quantised_keys_is_refused(tmp_path: Path) -> None:
+    """Latent attention has plain KV caches, but computes its own matmuls over them."""
     folder = write_rare(tmp_path, "deepseek_v3", kv_lora_rank=32, qk_rope_head_dim=32)
     refused(make(folder, kv_bits=8), "its attention cannot read quantised keys and values")
 
@@ -250,12 +257,12 @@ def test_without_slots_it_is_refused(folders: Folders) -> None:
 
 
 def refused(backend: Callable[[], MlxGenerationBackend], words: str) -> None:
-    driver = Driver(ThreadLink("refused", backend, functools.partial(keeping_scheduler, 1, None)))
+    driver = Driver(ThreadLink("refused", backend, functools.partial(caching_scheduler, 1, None)))
     driver.link.start_soon(driver.batches.put)
     driver.wait(lambda: driver.stopped)
     assert driver.load_error is not None
     assert words in driver.load_error
-    assert "Leave kv_bits away for this model" in driver.load_error
+    assert "Leave out kv_bits for this model" in driver.load_error
 
 
 def test_groups_fit_keys_and_values() -> None:
@@ -268,7 +275,7 @@ def test_groups_fit_keys_and_values() -> None:
         def __call__(self, tokens: mx.array, cache: list[Any]) -> None:
             cache[0].update_and_fetch(*(mx.zeros((1, 1, 1, size)) for size in self.sizes))
 
-    assert packing_for(Model(128, 64), 8) == KvPacking(8, 64)
-    assert packing_for(Model(192, 96), 4) == KvPacking(4, 32)
-    with pytest.raises(ModelError, match="its heads have 80 and 128 numbers"):
-        packing_for(Model(128, 80), 4)
+    assert choose_quantization(Model(128, 64), 8) == KvQuantization(8, 64)
+    assert choose_quantization(Model(192, 96), 4) == KvQuantization(4, 32)
+    with pytest.raises(ModelError, match="its head size is 80 and 128"):
+        choose_quantization(Model(128, 80), 4)

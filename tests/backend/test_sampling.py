@@ -1,4 +1,4 @@
-"""The vectorised sampler against the plain definition of each setting, and its promise of reproducible rows."""
+"""The vectorised sampler against the definition of each setting, and the reproducibility of each row."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millstream.backend.generation.sampling.logprobs import LogprobProbe
+from millstream.backend.generation.sampling.logprobs import RowLogprobs
 from millstream.backend.generation.sampling.penalties import Penalties
 from millstream.backend.generation.sampling.sampler import Sampler
 from millstream.types import Sampling
@@ -23,23 +23,23 @@ def logits(rows: int, seed: int = 0) -> mx.array:
     return mx.array(np.random.default_rng(seed).normal(0, 2, (rows, VOCAB)).astype(np.float32))
 
 
-def draw(row: Sampling, values: mx.array, positions: range) -> list[int]:
-    """Many draws of one row: the same logits at many positions."""
+def sample(row: Sampling, values: mx.array, positions: range) -> list[int]:
+    """Many samples of one row: the same logits at many positions."""
     count = len(positions)
     sampler = Sampler([row] * count)
     return sampler(mx.broadcast_to(values, (count, VOCAB)), mx.array(list(positions))).tolist()  # type: ignore[return-value]
 
 
 def allowed(row: Sampling, values: np.ndarray) -> set[int]:
-    """The tokens that top-k, top-p and min-p leave, by definition, in float64."""
+    """The tokens that top-k, top-p and min-p allow by definition, computed in float64."""
     scaled = values.astype(np.float64) / row.temperature
     weights = np.exp(scaled - scaled.max())
     weights /= weights.sum()
     order = list(np.argsort(-weights))
-    kept = order[: row.top_k] if row.top_k else order
-    total = weights[kept].sum()
+    in_top_k = order[: row.top_k] if row.top_k else order
+    total = weights[in_top_k].sum()
     nucleus, mass = set(), 0.0
-    for token in kept:
+    for token in in_top_k:
         if mass < row.top_p * total:
             nucleus.add(int(token))
         mass += weights[token]
@@ -64,37 +64,37 @@ def test_temperature_zero_takes_the_best() -> None:
 
 @given(row=ROWS.filter(lambda row: row.temperature > 0 and not row.logit_bias), seed=st.integers(0, 50))
 @settings(max_examples=examples(60), deadline=None)
-def test_only_what_the_settings_leave_is_drawn(row: Sampling, seed: int) -> None:
+def test_only_allowed_tokens_are_sampled(row: Sampling, seed: int) -> None:
     values = logits(1, seed)
-    assert set(draw(row, values, range(300))) <= allowed(row, np.array(values)[0])
+    assert set(sample(row, values, range(300))) <= allowed(row, np.array(values)[0])
 
 
 @given(rows=st.lists(ROWS, min_size=1, max_size=6), seed=st.integers(0, 50))
 @settings(max_examples=examples(60), deadline=None)
-def test_a_row_draws_the_same_alone_and_in_company(rows: list[Sampling], seed: int) -> None:
-    values, positions = logits(len(rows), seed), mx.array([3 * place for place in range(len(rows))])
+def test_a_row_samples_the_same_alone_and_in_a_batch(rows: list[Sampling], seed: int) -> None:
+    values, positions = logits(len(rows), seed), mx.array([3 * index for index in range(len(rows))])
     together = Sampler(rows)(values, positions).tolist()
     alone = [
-        Sampler([row])(values[place : place + 1], positions[place : place + 1]).item() for place, row in enumerate(rows)
+        Sampler([row])(values[index : index + 1], positions[index : index + 1]).item() for index, row in enumerate(rows)
     ]
     assert together == alone
 
 
-def test_draws_follow_the_distribution() -> None:
+def test_samples_follow_the_distribution() -> None:
     values = logits(1)
     expected = np.array(mx.softmax(values / 0.8, axis=-1))[0]
     count = 20000
-    seen = np.bincount(draw(Sampling(temperature=0.8, seed=9), values, range(count)), minlength=VOCAB) / count
+    shares = np.bincount(sample(Sampling(temperature=0.8, seed=9), values, range(count)), minlength=VOCAB) / count
     # Five standard deviations of a binomial share: a wrong sampler is off by far more, a right one almost never.
-    assert np.all(np.abs(seen - expected) < 5 * np.sqrt(expected * (1 - expected) / count) + 1e-4)
+    assert np.all(np.abs(shares - expected) < 5 * np.sqrt(expected * (1 - expected) / count) + 1e-4)
 
 
-def test_seeds_and_positions_change_the_draw() -> None:
+def test_seeds_and_positions_change_the_sample() -> None:
     values = logits(1)
-    first = draw(Sampling(temperature=1.5, seed=1), values, range(50))
-    assert draw(Sampling(temperature=1.5, seed=1), values, range(50)) == first
-    assert draw(Sampling(temperature=1.5, seed=2), values, range(50)) != first
-    assert draw(Sampling(temperature=1.5, seed=1 << 40), values, range(50)) != first
+    first = sample(Sampling(temperature=1.5, seed=1), values, range(50))
+    assert sample(Sampling(temperature=1.5, seed=1), values, range(50)) == first
+    assert sample(Sampling(temperature=1.5, seed=2), values, range(50)) != first
+    assert sample(Sampling(temperature=1.5, seed=1 << 40), values, range(50)) != first
     assert len(set(first)) > 5
 
 
@@ -108,7 +108,7 @@ def test_a_bias_forces_and_forbids() -> None:
     assert tokens[2] == best[2]  # type: ignore[index]
 
 
-def test_penalties_follow_their_definition_and_spare_other_rows() -> None:
+def test_penalties_follow_their_definition_and_change_no_other_row() -> None:
     values = logits(3)
     penalties = Penalties()
     row = Sampling(repetition_penalty=1.5, presence_penalty=0.4, frequency_penalty=0.3)
@@ -123,20 +123,20 @@ def test_penalties_follow_their_definition_and_spare_other_rows() -> None:
     expected[1, 7] -= 2 * 0.3 + 0.4
     expected[1, 9] -= 0.3 + 0.4
     np.testing.assert_allclose(got, expected, rtol=1e-6)
-    np.testing.assert_array_equal(np.array(values), np.array(logits(3)), "the model's own logits must stay as they are")
+    np.testing.assert_array_equal(np.array(values), np.array(logits(3)), "the model's own logits must not change")
 
 
 def test_penalties_move_with_their_rows() -> None:
     penalties = Penalties()
-    for place, prompt in ((0, (1,)), (2, (2,)), (3, (3,))):
-        penalties.add(place, Sampling(repetition_penalty=2.0), prompt, VOCAB)
+    for index, prompt in ((0, (1,)), (2, (2,)), (3, (3,))):
+        penalties.add(index, Sampling(repetition_penalty=2.0), prompt, VOCAB)
     penalties.count(mx.array([10, 11, 12, 13]))
-    penalties.keep([1, 3, 2])
+    penalties.filter([1, 3, 2])
     assert penalties.rows == [2, 1]
     flat = mx.ones((3, VOCAB))
     changed = [set(np.flatnonzero(np.array(row) != 1).tolist()) for row in penalties.apply(flat)]
     assert changed == [set(), {3, 13}, {2, 12}]
-    penalties.keep([0])
+    penalties.filter([0])
     assert penalties.rows == []
     assert np.all(np.array(penalties.apply(flat)) == 1)
 
@@ -145,13 +145,13 @@ def test_penalties_move_with_their_rows() -> None:
 def test_log_probabilities_are_the_models_own(top: int) -> None:
     values = logits(3)
     tokens = mx.array([4, 5, 6])
-    reading = LogprobProbe([None, top, None])(values, tokens)
-    read = reading.read([4, 5, 6])
-    assert list(read) == [1]
+    pending = RowLogprobs([None, top, None])(values, tokens)
+    result = pending.read([4, 5, 6])
+    assert list(result) == [1]
     row = np.array(values)[1].astype(np.float64)
     expected = row - math.log(np.exp(row).sum())
-    assert read[1].token == 5
-    assert read[1].logprob == pytest.approx(expected[5], abs=1e-5)
+    assert result[1].token == 5
+    assert result[1].logprob == pytest.approx(expected[5], abs=1e-5)
     best = np.argsort(-expected)[:top]
-    assert [token for token, _ in read[1].top] == best.tolist()
-    assert [value for _, value in read[1].top] == pytest.approx(expected[best].tolist(), abs=1e-5)
+    assert [token for token, _ in result[1].top] == best.tolist()
+    assert [value for _, value in result[1].top] == pytest.approx(expected[best].tolist(), abs=1e-5)

@@ -1,4 +1,4 @@
-"""Text and images in one churning batch give, token for token, what mlx-vlm gives for each request alone."""
+"""Text and images in one changing batch give, token for token, the output of mlx-vlm for each request alone."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from mlx_vlm.utils import load_model
 
 from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
 from millstream.config import FAST_PATHS
+from millstream.engine.generation.messages import Generate
 from millstream.engine.link import ThreadLink
-from millstream.engine.messages import Cancel, Finished, Submit
+from millstream.engine.messages import Cancel, Finished
 from support.engines import Driver, engine
-from support.prefix_caches import BLOCK, keeping_scheduler
+from support.prefix_caches import BLOCK, caching_scheduler
 from support.tiers import some
 from support.tiny_vision import FAMILIES, Case, reference, write_vision_model
 
 
 def cases(family: str, seed: int, count: int) -> list[Case]:
-    """No image, one or two, some of them the same in several prompts; little and much text around them."""
+    """No image, one or two, some of them shared by several prompts, with little and much text around them."""
     draw = random.Random(seed)
     return [
         Case(
@@ -37,14 +38,16 @@ def cases(family: str, seed: int, count: int) -> list[Case]:
 
 
 @functools.cache
-def whole(folder: Path) -> Any:
+def mlx_vlm_model(folder: Path) -> Any:
     return load_model(folder)
 
 
 def expected(folder: Path, wanted: Sequence[Case]) -> list[list[int]]:
-    answers = [reference(whole(folder), case) for case in wanted]
-    assert len({token for answer in answers for token in answer}) > 8, "the model says too little to tell rows apart"
-    return answers
+    outputs = [reference(mlx_vlm_model(folder), case) for case in wanted]
+    assert len({token for output in outputs for token in output}) > 8, (
+        "the model's outputs are too uniform to tell rows apart"
+    )
+    return outputs
 
 
 def backend(folder: Path, **changes: Any) -> Callable[[], MlxGenerationBackend]:
@@ -55,42 +58,42 @@ def backend(folder: Path, **changes: Any) -> Callable[[], MlxGenerationBackend]:
     "family",
     some(FAMILIES, ["qwen2_5_vl", "qwen3_vl_moe", "gemma3", "gemma4", "idefics3", "llava", "pixtral", "ministral3"]),
 )
-def test_rows_alone_and_in_a_churning_batch(family: str, vision_model: Callable[[str], Path]) -> None:
+def test_rows_alone_and_in_a_changing_batch(family: str, vision_model: Callable[[str], Path]) -> None:
     folder = vision_model(family)
     wanted = cases(family, len(family), 9)
-    answers = expected(folder, wanted)
+    outputs = expected(folder, wanted)
     with engine(backend(folder)) as driver:
         assert driver.facts is not None
         assert (driver.facts.max_rows, driver.facts.notes) == (5, ())
         assert "image" in driver.facts.media
         batch = driver.run(*(case.submit(number) for number, case in enumerate(wanted)))
-        assert batch == answers
+        assert batch == outputs
     with engine(backend(folder), prefill_tokens=200) as driver:
         alone = [driver.run(case.submit(number))[0] for number, case in enumerate(wanted[:4])]
-        assert alone == answers[:4]
+        assert alone == outputs[:4]
 
 
 @pytest.mark.parametrize(
     "family",
     some(["qwen2_5_vl", "qwen3_vl", "idefics3", "pixtral", "gemma3", "gemma4"], ["qwen3_vl", "pixtral", "gemma4"]),
 )
-def test_beginnings_that_are_kept_change_no_token(family: str, vision_model: Callable[[str], Path]) -> None:
-    """Cold, then warm; and every prompt once more with another image in its first image's place."""
+def test_cached_prefixes_change_no_token(family: str, vision_model: Callable[[str], Path]) -> None:
+    """Cold, then warm; then every prompt again with its first image replaced."""
     folder = vision_model(family)
     wanted = [case for case in cases(family, 7, 7) if case.images]
     others = [other_image(case, 1000 * number) for number, case in enumerate(wanted, 1)]
-    driver = Driver(ThreadLink("kept", backend(folder), functools.partial(keeping_scheduler, 1000, None)))
+    driver = Driver(ThreadLink("cached", backend(folder), functools.partial(caching_scheduler, 1000, None)))
     driver.start()
     try:
         for begin, asked in ((0, wanted), (100, wanted), (200, others), (300, others)):
             submits = [case.submit(begin + number) for number, case in enumerate(asked)]
-            assert driver.run(*submits) == [reference(whole(folder), case) for case in asked]
+            assert driver.run(*submits) == [reference(mlx_vlm_model(folder), case) for case in asked]
             cached = [cached_tokens(driver, submit) for submit in submits]
             if begin in (100, 300):
                 most = [(len(case.prompt) - 1) // BLOCK * BLOCK for case in asked]
-                full = [found >= whole_blocks for found, whole_blocks in zip(cached, most, strict=True)]
-                # Where images are read whole, no state is saved inside of one, even if the last border is there.
-                assert any(full) if family == "gemma4" else all(full), "everything that was read once is found"
+                full = [hit >= full_blocks for hit, full_blocks in zip(cached, most, strict=True)]
+                # If a chunk must not split an image, no checkpoint is saved inside one, even at the last block border.
+                assert any(full) if family == "gemma4" else all(full), "all earlier prompts are hits"
             elif begin == 200:
                 assert all(found <= case.starts[0] for found, case in zip(cached, asked, strict=True))
     finally:
@@ -98,7 +101,7 @@ def test_beginnings_that_are_kept_change_no_token(family: str, vision_model: Cal
 
 
 def other_image(case: Case, seed: int) -> Case:
-    """The same tokens, and another image of the same size in the place of the first."""
+    """The same tokens, with the first image replaced by another one of the same size."""
     while True:
         images = [seed, *case.images[1:]]
         other = Case(case.family, case.seed, images, words=case.words, count=case.count)
@@ -107,7 +110,7 @@ def other_image(case: Case, seed: int) -> Case:
         seed += 1
 
 
-def cached_tokens(driver: Driver, submit: Submit) -> int:
+def cached_tokens(driver: Driver, submit: Generate) -> int:
     end = driver.ends[submit.request_id][0]
     assert isinstance(end, Finished)
     return end.usage.cached_tokens
@@ -153,18 +156,18 @@ def test_rows_that_leave_do_not_change_the_others(family: str, vision_model: Cal
 
 
 @pytest.mark.parametrize("family", some(["qwen2_5_vl", "llava"], ["qwen2_5_vl"]))
-def test_one_question_and_many_images(family: str, vision_model: Callable[[str], Path]) -> None:
-    """All in one batch and of one size: each answer is that of its own image."""
+def test_one_prompt_and_many_images(family: str, vision_model: Callable[[str], Path]) -> None:
+    """All in one batch and of one size: each output depends on its own image."""
     folder = vision_model(family)
     drawn = [Case(family, 1, [image], words=5, count=8) for image in range(60)]
     wanted = [case for case in drawn if case.prompt == drawn[0].prompt][:8]
-    answers = [reference(whole(folder), case) for case in wanted]
-    assert len({tuple(answer) for answer in answers}) > 2, "images make no difference here"
+    outputs = [reference(mlx_vlm_model(folder), case) for case in wanted]
+    assert len({tuple(output) for output in outputs}) > 2, "the images make no difference"
     with engine(backend(folder)) as driver:
-        assert driver.run(*(case.submit(number) for number, case in enumerate(wanted))) == answers
+        assert driver.run(*(case.submit(number) for number, case in enumerate(wanted))) == outputs
 
 
-def test_nothing_of_a_request_is_left_on_the_model(vision_model: Callable[[str], Path]) -> None:
+def test_no_state_of_a_request_is_left_on_the_model(vision_model: Callable[[str], Path]) -> None:
     made: list[MlxGenerationBackend] = []
 
     def make() -> MlxGenerationBackend:
@@ -178,8 +181,8 @@ def test_nothing_of_a_request_is_left_on_the_model(vision_model: Callable[[str],
 
 
 @pytest.mark.parametrize("unpack", [True, False])
-def test_a_quantised_model_sees_too(unpack: bool, tmp_path: Path) -> None:
-    """4-bit weights in the file: unpacked for the CPU, and as they are."""
+def test_a_quantised_model_takes_images(unpack: bool, tmp_path: Path) -> None:
+    """4-bit weights in the file: dequantised for the CPU, and as they are."""
     folder = write_vision_model(tmp_path / "packed", "qwen3_vl", bits=4)
     wanted = cases("qwen3_vl", 4, 5)
     with engine(backend(folder, unpack=unpack)) as driver:

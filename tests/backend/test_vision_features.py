@@ -1,4 +1,4 @@
-"""Encoding images: in slices beside running rows, once for each image, and within a budget."""
+"""Encoding images: in slices while rows are decoding, once per image, and within a budget."""
 
 from __future__ import annotations
 
@@ -15,35 +15,37 @@ from mlx_vlm.utils import load_model
 from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
 from millstream.backend.generation.media import tower_attention
 from millstream.backend.generation.media.features import FeatureCache, Features
-from millstream.backend.generation.media.mrope import lay_out, spans_of
-from millstream.engine.generation.backend import Plan, StepResult
+from millstream.backend.generation.media.mrope import grid_spans, mrope_positions
 from millstream.engine.generation.chunk_sizer import ChunkSizer
-from millstream.engine.generation.scheduler import Scheduler
+from millstream.engine.generation.messages import Generate
+from millstream.engine.generation.plan import Plan, StepResult
+from millstream.engine.generation.scheduler import GenerationScheduler
 from millstream.engine.link import ThreadLink
-from millstream.engine.messages import Failed, Finished, Submit
-from millstream.types import Media, ModelFacts
+from millstream.engine.messages import Failed, Finished
+from millstream.model_facts import GenerationFacts
+from millstream.types import Media
 from support.engines import Driver, engine
 from support.tiny_vision import END, START, VIDEO, Case, picture, reference, tensors
 
 
-class Watched(MlxGenerationBackend):
-    """Notes every step, what the features took after it, and every run of the tower."""
+class Recording(MlxGenerationBackend):
+    """Records every step, the bytes of cached features after it, and every run of the tower."""
 
     def __init__(self, settings: GenerationSettings) -> None:
         super().__init__(settings)
         self.steps: list[tuple[Plan, StepResult]] = []
-        self.kept: list[int] = []
-        self.encoded = 0
+        self.cached_bytes: list[int] = []
+        self.tower_runs = 0
 
-    def load(self, *args: Any) -> ModelFacts:
+    def load(self, *args: Any) -> GenerationFacts:
         facts = super().load(*args)
         assert self._encoder is not None
         tower = self._encoder._tower
         run = tower.encode
 
-        def encode(work: Callable[[], Features]) -> Any:
-            self.encoded += 1
-            return run(work)
+        def encode(call: Callable[[], Features]) -> Any:
+            self.tower_runs += 1
+            return run(call)
 
         tower.encode = encode  # type: ignore[method-assign]
         return facts
@@ -52,15 +54,15 @@ class Watched(MlxGenerationBackend):
         result = super().step(plan)
         assert self._encoder is not None
         self.steps.append((plan, result))
-        self.kept.append(self._encoder.nbytes)
+        self.cached_bytes.append(self._encoder.nbytes)
         return result
 
 
-def watched(folder: Path, **changes: Any) -> tuple[list[Watched], Callable[[], Watched]]:
-    made: list[Watched] = []
+def recording(folder: Path, **changes: Any) -> tuple[list[Recording], Callable[[], Recording]]:
+    made: list[Recording] = []
 
-    def make() -> Watched:
-        made.append(Watched(GenerationSettings("folder", folder, max_rows=5, **changes)))
+    def make() -> Recording:
+        made.append(Recording(GenerationSettings("folder", folder, max_rows=5, **changes)))
         return made[0]
 
     return made, make
@@ -70,11 +72,11 @@ def features(size: int) -> Features:
     return Features(mx.zeros((size, 1), dtype=mx.uint8))
 
 
-def test_the_least_recently_used_features_leave_first() -> None:
+def test_the_least_recently_used_features_are_evicted_first() -> None:
     cache = FeatureCache(100)
     for name, size in (("a", 40), ("b", 40), ("c", 101)):
         cache.put(name, features(size))
-    assert cache.get("c") is None, "too large for all of it"
+    assert cache.get("c") is None, "larger than the whole budget"
     assert cache.get("a") is not None
     cache.put("d", features(30))
     assert [cache.get(name) is not None for name in "abd"] == [True, False, True]
@@ -85,49 +87,49 @@ def test_the_least_recently_used_features_leave_first() -> None:
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "idefics3"])
 def test_an_image_is_encoded_once(family: str, vision_model: Callable[[str], Path]) -> None:
-    made, make = watched(vision_model(family))
+    made, make = recording(vision_model(family))
     with engine(make) as driver:
         driver.run(*(Case(family, n, [1], words=3, count=3).submit(n) for n in range(3)))
         driver.run(Case(family, 9, [1, 2, 1], words=3, count=3).submit(9))
-        assert made[0].encoded == 2
+        assert made[0].tower_runs == 2
 
 
 @pytest.mark.parametrize("budget", [0, 8_000])
 def test_features_stay_within_their_budget(budget: int, vision_model: Callable[[str], Path]) -> None:
     folder = vision_model("qwen3_vl")
-    made, make = watched(folder, feature_bytes=budget)
+    made, make = recording(folder, feature_bytes=budget)
     wanted = [Case("qwen3_vl", n, [n, n + 1], words=2, count=4) for n in range(6)]
     model = load_model(folder)
     with engine(make) as driver:
-        answers = driver.run(*(case.submit(number) for number, case in enumerate(wanted)))
-        assert answers == [reference(model, case) for case in wanted]
-        assert max(made[0].kept) <= budget
-        assert made[0].encoded >= 7
+        outputs = driver.run(*(case.submit(number) for number, case in enumerate(wanted)))
+        assert outputs == [reference(model, case) for case in wanted]
+        assert max(made[0].cached_bytes) <= budget
+        assert made[0].tower_runs >= 7
 
 
-def cut_finely(facts: ModelFacts) -> Scheduler:
-    return Scheduler(max_rows=facts.max_rows, prefill_tokens=50, pace=ChunkSizer(most=1, least=1))
+def smallest_chunks(facts: GenerationFacts) -> GenerationScheduler:
+    return GenerationScheduler(max_rows=facts.max_rows, prefill_tokens=50, chunk_sizer=ChunkSizer(most=1, least=1))
 
 
 def test_running_rows_get_a_token_in_every_slice(vision_model: Callable[[str], Path]) -> None:
-    """Layers and attention of a tower are slices; a running row gets a token in each step of that."""
+    """A tower is evaluated by layers and slices of attention; a running row gets a token in each of these steps."""
     large = next(seed for seed in range(100) if len(picture("qwen2_5_vl", seed)[1]) == 16)
-    made, make = watched(vision_model("qwen2_5_vl"))
-    driver = Driver(ThreadLink("slices", make, cut_finely))
+    made, make = recording(vision_model("qwen2_5_vl"))
+    driver = Driver(ThreadLink("slices", make, smallest_chunks))
     driver.start()
     try:
-        driver.post(Submit(1, (5, 6, 7), 200))
+        driver.post(Generate(1, (5, 6, 7), 200))
         driver.wait(lambda: len(driver.tokens.get(1, [])) > 3)
         driver.run(Case("qwen2_5_vl", 3, [large], words=2, count=3).submit(2))
     finally:
         driver.stop()
-    looks = [(plan, result) for plan, result in made[0].steps if plan.encode]
-    assert 10 <= len(looks) <= 60
-    assert [result.encoded for _, result in looks] == [*[((2, 0),)] * (len(looks) - 1), ((2, 1),)]
-    assert all([row.request_id for row in result.rows] == [1] for _, result in looks)
+    encode_steps = [(plan, result) for plan, result in made[0].steps if plan.encode]
+    assert 10 <= len(encode_steps) <= 60
+    assert [result.encoded for _, result in encode_steps] == [*[((2, 0),)] * (len(encode_steps) - 1), ((2, 1),)]
+    assert all([row.request_id for row in result.rows] == [1] for _, result in encode_steps)
 
 
-def test_media_that_do_not_fit_fail_alone(vision_model: Callable[[str], Path]) -> None:
+def test_only_requests_with_mismatched_media_fail(vision_model: Callable[[str], Path]) -> None:
     folder = vision_model("qwen2_5_vl")
     good = Case("qwen2_5_vl", 3, [3], words=2, count=6)
     submit = good.submit(2)
@@ -141,19 +143,19 @@ def test_media_that_do_not_fit_fail_alone(vision_model: Callable[[str], Path]) -
         driver.run(
             good.submit(1),
             *(dataclasses.replace(submit, request_id=number, media=(each,)) for number, each in wrong.items()),
-            Submit(5, (5, 6, 7), 8),
+            Generate(5, (5, 6, 7), 8),
         )
         assert driver.tokens[1] == reference(load_model(folder), good)
         for number in wrong:
             end = driver.ends[number][0]
             assert isinstance(end, Failed) and not end.gone
-            assert "its media do not fit the model" in end.message
+            assert "do not match the model or the prompt" in end.message
         assert isinstance(driver.ends[5][0], Finished)
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
-def test_a_video_is_read_frame_by_frame(family: str, vision_model: Callable[[str], Path]) -> None:
-    """Qwen2.5-VL has its frames side by side, Qwen3-VL has text between them."""
+def test_a_video_has_a_grid_per_frame(family: str, vision_model: Callable[[str], Path]) -> None:
+    """Qwen2.5-VL has consecutive frames, Qwen3-VL has text between them."""
     folder = vision_model(family)
     frames, rows, columns = 3, 4, 6
     each = [VIDEO] * (rows * columns // 4)
@@ -168,50 +170,50 @@ def test_a_video_is_read_frame_by_frame(family: str, vision_model: Callable[[str
     video = Media("video", 3, len(inner), "video", tensors(arrays))
     submit = dataclasses.replace(case.submit(1), media=(video,), contents=((3, "video"),))
     with engine(lambda: MlxGenerationBackend(GenerationSettings("folder", folder, max_rows=5))) as driver:
-        assert driver.run(submit, Submit(2, (5, 6, 7), 8))[0] == reference(load_model(folder), case)
+        assert driver.run(submit, Generate(2, (5, 6, 7), 8))[0] == reference(load_model(folder), case)
 
 
-def test_places_in_three_dimensions() -> None:
-    places, shift = lay_out(9, [(2, (1, 2, 2)), (7, (1, 1, 1))])
-    assert places.tolist() == [
+def test_positions_in_three_dimensions() -> None:
+    positions, rope_delta = mrope_positions(9, [(2, (1, 2, 2)), (7, (1, 1, 1))])
+    assert positions.tolist() == [
         [0, 1, 2, 2, 2, 2, 4, 5, 6],
         [0, 1, 2, 2, 3, 3, 4, 5, 6],
         [0, 1, 2, 3, 2, 3, 4, 5, 6],
     ]
-    assert shift == -2
-    assert spans_of(np.array([4, 5, 8, 9]), (2, 1, 2)) == [(4, (1, 1, 2)), (8, (1, 1, 2))]
-    assert spans_of(np.array([4, 5, 6, 7]), (2, 1, 2)) == [(4, (2, 1, 2))]
+    assert rope_delta == -2
+    assert grid_spans(np.array([4, 5, 8, 9]), (2, 1, 2)) == [(4, (1, 1, 2)), (8, (1, 1, 2))]
+    assert grid_spans(np.array([4, 5, 6, 7]), (2, 1, 2)) == [(4, (2, 1, 2))]
     with pytest.raises(ValueError, match="a grid of 2 x 1 x 2 has 3 tokens"):
-        spans_of(np.array([4, 5, 6]), (2, 1, 2))
+        grid_spans(np.array([4, 5, 6]), (2, 1, 2))
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_attention_in_pieces_is_the_same(masked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tower_attention, "PAIRS", 100)
+def test_sliced_attention_gives_the_same_result(masked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tower_attention, "MAX_PAIRS", 100)
     mx.random.seed(1)
     q, k, v = (mx.random.normal((1, 2, 23, 8)) for _ in range(3))
     mask = mx.random.normal((1, 1, 23, 23)) if masked else None
-    pieces: list[mx.array] = []
-    cut = tower_attention.in_pieces(mx.fast.scaled_dot_product_attention, lambda out, work: pieces.append(out))
+    slices: list[mx.array] = []
+    sliced = tower_attention.in_slices(mx.fast.scaled_dot_product_attention, lambda out, cost: slices.append(out))
     expected = mx.fast.scaled_dot_product_attention(q, k, v, scale=0.3, mask=mask)
-    assert mx.allclose(cut(q, k, v, scale=0.3, mask=mask), expected, atol=1e-6)
-    assert len(pieces) == 12
+    assert mx.allclose(sliced(q, k, v, scale=0.3, mask=mask), expected, atol=1e-6)
+    assert len(slices) == 12
 
 
 @pytest.mark.parametrize(
-    ("family", "found"),
+    ("family", "layers"),
     [("qwen2_5_vl", 3), ("qwen3_vl", 3), ("gemma3", 3), ("idefics3", 3), ("llava", 3), ("pixtral", 3)],
 )
-def test_towers_call_attention_in_pieces(family: str, found: int, vision_model: Callable[[str], Path]) -> None:
-    """Gemma 4's tower imports its attention inside of the call, where it cannot be exchanged."""
-    whole = load_model(vision_model(family))
-    towers = [child for name, child in whole.children().items() if name != "language_model"]
-    assert sum(tower_attention.cut_attention(tower, lambda out, work: None) for tower in towers) == found
+def test_towers_call_sliced_attention(family: str, layers: int, vision_model: Callable[[str], Path]) -> None:
+    """Gemma 4's tower imports its attention inside the call, where it cannot be patched."""
+    vlm = load_model(vision_model(family))
+    towers = [child for name, child in vlm.children().items() if name != "language_model"]
+    assert sum(tower_attention.slice_attention(tower, lambda out, cost: None) for tower in towers) == layers
 
 
-def test_a_model_without_eyes_refuses_media(tiny_model: Callable[[str], Path]) -> None:
-    """Rather than to read the tokens that stand for them."""
+def test_a_text_only_model_refuses_media(tiny_model: Callable[[str], Path]) -> None:
+    """Instead of prefilling the media tokens as text."""
     with engine(lambda: MlxGenerationBackend(GenerationSettings("folder", tiny_model("llama"), max_rows=5))) as driver:
-        driver.run(Case("llava", 1, [1], words=2, count=3).submit(1), Submit(2, (5, 6, 7), 4))
+        driver.run(Case("llava", 1, [1], words=2, count=3).submit(1), Generate(2, (5, 6, 7), 4))
         assert driver.ends[1] == [Failed(1, "this model takes text only")]
         assert len(driver.tokens[2]) == 4

@@ -1,4 +1,4 @@
-"""The rule of the house over a model that sees: all of its towers belong to the owner too."""
+"""Thread ownership of vision models: the towers belong to the owner thread too."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from millstream.backend.weights.materialize import evaluate_all
 from millstream.backend.weights.vision import load_vision
 from support.engines import Run, engine
 from support.tiers import some
-from support.tiny_vision import SOUND, Case, picture
+from support.tiny_vision import AUDIO, Case, picture
 
 FAMILIES = ["qwen3_vl", "gemma4", "gemma4-audio", "pixtral", "llava"]
 
 
-def look(model: object, family: str) -> None:
+def encode(model: object, family: str) -> None:
     arrays, tokens = picture(family, 1)
     given = {name: mx.array(value) for name, value in arrays.items()}
     ids = mx.array([tokens])
@@ -30,55 +30,55 @@ def look(model: object, family: str) -> None:
     )
     mx.eval(out.inputs_embeds)
     if family == "gemma4-audio":
-        sound = mx.zeros((1, 20, 128))
-        heard = model.get_input_embeddings(mx.array([[SOUND] * 5]), input_features=sound)  # type: ignore[attr-defined]
-        mx.eval(heard.inputs_embeds)
+        audio = mx.zeros((1, 20, 128))
+        encoded = model.get_input_embeddings(mx.array([[AUDIO] * 5]), input_features=audio)  # type: ignore[attr-defined]
+        mx.eval(encoded.inputs_embeds)
 
 
 @pytest.mark.parametrize("family", some(FAMILIES, ["qwen3_vl", "gemma4-audio"]))
 def test_a_naive_server_breaks_on_this_machine(
     family: str, vision_model: Callable[[str], Path], two_threads: tuple[Run, Run]
 ) -> None:
-    """The tower is loaded on one thread and run on another: MLX refuses, unless all of it was evaluated."""
+    """A tower loaded on one thread and run on another: MLX raises, unless all of it was evaluated."""
     folder = vision_model(family)
     loader, runner = two_threads
     lazy = loader(lambda: load_vision(folder)[0])
     with pytest.raises(RuntimeError, match="no Stream"):
-        runner(lambda: look(lazy, family))
+        runner(lambda: encode(lazy, family))
 
     def load() -> object:
         model, _ = load_vision(folder)
         evaluate_all(model)
         return model
 
-    whole = loader(load)
-    runner(lambda: look(whole, family))
+    evaluated = loader(load)
+    runner(lambda: encode(evaluated, family))
 
 
 @pytest.mark.parametrize("family", some(FAMILIES, ["qwen3_vl", "gemma4-audio"]))
 def test_images_are_encoded_on_the_thread_that_loaded_the_model(
     family: str, vision_model: Callable[[str], Path]
 ) -> None:
-    seen: dict[str, set[int]] = {}
+    threads: dict[str, set[int]] = {}
     before = threading.active_count()
-    with engine(lambda: Witness(vision_model(family), seen)) as driver:
-        answers = driver.run(*(Case(family, n, [n] * (n % 2), words=3, count=4).submit(n) for n in range(4)))
-    assert all(len(answer) == 4 for answer in answers)
-    assert set(seen) == {"make", "errand", "load", "step", "memory_bytes", "close"}
-    assert len(set().union(*seen.values())) == 1
-    assert threading.get_ident() not in seen["load"]
+    with engine(lambda: Witness(vision_model(family), threads)) as driver:
+        outputs = driver.run(*(Case(family, n, [n] * (n % 2), words=3, count=4).submit(n) for n in range(4)))
+    assert all(len(output) == 4 for output in outputs)
+    assert set(threads) == {"make", "background_task", "load", "step", "memory_bytes", "close"}
+    assert len(set().union(*threads.values())) == 1
+    assert threading.get_ident() not in threads["load"]
     assert threading.active_count() == before, "the owner thread is still there"
 
 
-def test_lives_leave_nothing_behind(vision_model: Callable[[str], Path]) -> None:
+def test_closed_engines_leave_no_threads_and_no_memory(vision_model: Callable[[str], Path]) -> None:
     folder = vision_model("qwen3_vl")
-    answers = set()
+    outputs = set()
     gc.collect()
     threads, memory = threading.active_count(), mx.get_active_memory()
     for _ in range(4):
         with engine(lambda: MlxGenerationBackend(GenerationSettings("folder", folder, max_rows=4))) as driver:
-            answers.add(tuple(driver.run(Case("qwen3_vl", 1, [1, 2], words=3, count=6).submit(1))[0]))
-    assert len(answers) == 1
+            outputs.add(tuple(driver.run(Case("qwen3_vl", 1, [1, 2], words=3, count=6).submit(1))[0]))
+    assert len(outputs) == 1
     assert threading.active_count() == threads
     gc.collect()
     assert mx.get_active_memory() - memory < 2**18

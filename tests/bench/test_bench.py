@@ -1,8 +1,10 @@
-"""The load generator: against our own server, and against one that ends its answers by closing the connection."""
+"""The load generator, against our own server and one that ends responses by closing the connection; the scripts."""
 
 from __future__ import annotations
 
+import ast
 import asyncio
+import importlib
 import json
 import socketserver
 import subprocess
@@ -108,9 +110,21 @@ def test_a_server_that_closes_the_connection_when_it_is_done(cut: bool) -> None:
     assert (seen.errors, seen.tokens) == ((1, 0) if cut else (0, 3))
 
 
+SCRIPTS = Path(__file__).parents[2] / "bench"
+
+
+@pytest.mark.parametrize("script", sorted(SCRIPTS.glob("*.py")), ids=lambda path: path.name)
+def test_what_the_scripts_import_exists(script: Path) -> None:
+    """Most scripts take minutes, so no test runs them: a renamed module or class would go unnoticed."""
+    for node in ast.walk(ast.parse(script.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("millstream"):
+            module = importlib.import_module(node.module)
+            assert [alias.name for alias in node.names if not hasattr(module, alias.name)] == []
+
+
 def test_the_benchmark_of_the_servers_own_cost_runs() -> None:
-    """It has a backend of its own, which must keep up with what an engine asks of one."""
-    script = Path(__file__).parents[2] / "bench" / "server_path.py"
+    """It has its own backend, which must implement the current protocol."""
+    script = SCRIPTS / "server_path.py"
     command = [sys.executable, str(script), "--streams", "2", "--tokens", "40"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Options of media, from the command line and from the file of `--config`."""
+"""Media options, from the command line and from the config file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def parse(*argv: str) -> Settings:
     return settings_of(parser.parse_args(["serve", *argv]), {})
 
 
-def test_the_defaults_are_those_of_the_media_room() -> None:
+def test_the_defaults_are_those_of_media_limits() -> None:
     assert media_limits(parse()) == MediaLimits()
 
 

@@ -1,4 +1,4 @@
-"""From the command line, the file and the environment to settings."""
+"""Settings from the command line, the config file and the environment."""
 
 from __future__ import annotations
 
@@ -13,8 +13,12 @@ import pytest
 from millstream.cli import main, serve
 from millstream.cli.arguments import duration, memory_size, origin
 from millstream.cli.settings import settings_of
-from millstream.config import ModelSpec, Settings
+from millstream.config import FAST_PATH_ALIASES, FAST_PATHS, ModelSpec, Settings
+from millstream.engine.generation.messages import Generate
+from millstream.engine.generation.plan import StepResult
+from millstream.engine.generation.tuning import SchedulerSettings, make_scheduler
 from millstream.errors import ModelError
+from millstream.model_facts import GenerationFacts
 from millstream.server import bind, warn_if_open
 
 
@@ -33,7 +37,7 @@ def write(tmp_path: Path) -> Callable[[str], str]:
     return write
 
 
-def test_nothing_given_is_the_defaults() -> None:
+def test_no_arguments_give_the_defaults() -> None:
     assert parse() == Settings()
 
 
@@ -41,7 +45,7 @@ def test_every_option_arrives() -> None:
     given = parse(
         *("a", "b", "--host", "::1", "--port", "1", "--body-limit", "2", "--max-batch", "3", "--queue", "0"),
         *("--policy", "fail-fast", "--prefill-chunk", "5", "--device", "cpu", "--isolation", "thread", "--no-blas"),
-        *("--no-unpack", "--disable", "fuse", "--disable", "turn", "--grace", "6", "--cache-dir", "c"),
+        *("--no-unpack", "--disable", "fuse", "--disable", "mkl-layout", "--grace", "6", "--cache-dir", "c"),
         *("--memory", "7GB", "--load", "use", "--idle-unload", "8m", "--step-timeout", "9", "--kv-bits", "4"),
         *("--tool-format", "glm", "--reasoning-format", "think"),
         *("--api-key", "k1", "--api-key", "k2", "--cors-origin", "*", "--cors-origin", "http://a"),
@@ -61,7 +65,7 @@ def test_every_option_arrives() -> None:
         isolation="thread",
         blas=False,
         unpack=False,
-        disabled=frozenset({"fuse", "turn"}),
+        disabled=frozenset({"fuse", "mkl-layout"}),
         grace=6.0,
         cache_dir=Path("c"),
         memory=7 * 10**9,
@@ -78,6 +82,22 @@ def test_every_option_arrives() -> None:
         header_timeout=11.0,
         body_timeout=0.0,
     )
+
+
+@pytest.mark.parametrize("old, new", [("turn", "mkl-layout"), ("products", "fused-matmul")])
+def test_old_names_of_fast_paths_still_work(old: str, new: str) -> None:
+    assert FAST_PATH_ALIASES[old] == new
+    assert old not in FAST_PATHS and new in FAST_PATHS
+    assert parse("--disable", old).disabled == {new}
+    assert parse("--disable", old, "--disable", new, "--disable", "fuse").disabled == {new, "fuse"}
+
+
+def test_an_unknown_fast_path_is_refused_with_the_current_names(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse("--disable", "products-of-rows")
+    error = capsys.readouterr().err
+    assert "argument --disable: invalid choice: 'products-of-rows'" in error
+    assert all(name in error for name in FAST_PATHS) and "turn" not in error
 
 
 SERVER = """
@@ -110,7 +130,7 @@ def test_the_file_fills_what_the_command_line_leaves_out(write: Callable[[str], 
     )
 
 
-def test_the_command_line_wins_also_with_a_default(write: Callable[[str], str]) -> None:
+def test_the_command_line_overrides_the_file_also_with_a_default(write: Callable[[str], str]) -> None:
     argv = ["--host", "127.0.0.1", "--port", "8000", "--memory", "1GB", "--load", "start", "--idle-unload", "0"]
     argv += ["--step-timeout", "120", "--isolation", "auto", "--max-batch", "32", "--queue", "256"]
     given = parse("--config", write(SERVER), *argv, "--cors-origin", "http://line")
@@ -128,14 +148,12 @@ def test_models_of_both_are_served(write: Callable[[str], str]) -> None:
 def test_names_may_not_clash_between_them(write: Callable[[str], str], tmp_path: Path, name: str) -> None:
     (tmp_path / name).mkdir()
     config = write('[models.x]\nsource = "org/x"\nalias = "y"')
-    with pytest.raises(
-        ModelError, match=f"the model org/x: the name '{name}' is taken already, by the model .*/{name}"
-    ):
+    with pytest.raises(ModelError, match=f"the model org/x: the name '{name}' is already used by the model .*/{name}"):
         parse(str(tmp_path / name), "--config", config)
 
 
 def test_the_same_model_twice() -> None:
-    with pytest.raises(ModelError, match="the name 'org/x' is taken already"):
+    with pytest.raises(ModelError, match="the name 'org/x' is already used"):
         parse("org/x", "org/x@main")
 
 
@@ -161,7 +179,7 @@ def test_sizes(text: str, size: int) -> None:
     "text", ["", "GB", "0", "0GB", "-1", "1e9", "16G", "16 Gigs", "1,5GB", "9" * 30, "2000TB", "nan"]
 )
 def test_no_sizes(text: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError, match="is not a size of memory: write 16GB, 8GiB, 512MB or"):
+    with pytest.raises(argparse.ArgumentTypeError, match="is not a memory size: use 16GB, 8GiB, 512MB or"):
         memory_size(text)
 
 
@@ -175,13 +193,13 @@ def test_durations(text: str, value: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "m", "-1", "1d", "10 min", "1h30m", "inf", "nan", "1e3", "8761h"])
 def test_no_durations(text: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError, match="is not a time: write 90s, 10m, 2h or a number of seconds"):
+    with pytest.raises(argparse.ArgumentTypeError, match="is not a duration: use 90s, 10m, 2h or a number of seconds"):
         duration(text)
 
 
 @pytest.mark.parametrize("text", ["", "example.com", "http://a.example/", "https://a/b", "http://", "a b://c", "**"])
 def test_no_origins(text: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError, match="is not an origin: write https://"):
+    with pytest.raises(argparse.ArgumentTypeError, match="is not an origin: use https://"):
         origin(text)
     assert [origin(good) for good in ("*", "HTTP://A:1", "tauri://localhost")] == [
         "*",
@@ -193,11 +211,11 @@ def test_no_origins(text: str) -> None:
 @pytest.mark.parametrize(
     "argv, words",
     [
-        (["--memory", "lots"], "argument --memory: 'lots' is not a size of memory"),
-        (["--idle-unload", "soon"], "argument --idle-unload: 'soon' is not a time"),
-        (["--step-timeout", "-1"], "argument --step-timeout: '-1' is not a time"),
+        (["--memory", "lots"], "argument --memory: 'lots' is not a memory size"),
+        (["--idle-unload", "soon"], "argument --idle-unload: 'soon' is not a duration"),
+        (["--step-timeout", "-1"], "argument --step-timeout: '-1' is not a duration"),
         (["--kv-bits", "3"], "argument --kv-bits: invalid choice: 3 (choose from 0, 4, 8)"),
-        (["--kv-bits", "all"], "argument --kv-bits: 'all' is not a whole number"),
+        (["--kv-bits", "all"], "argument --kv-bits: 'all' is not an integer"),
         (["--load", "never"], "argument --load: invalid choice: 'never'"),
         (["--cors-origin", "localhost"], "argument --cors-origin: 'localhost' is not an origin"),
     ],
@@ -229,8 +247,8 @@ def test_keys_of_the_command_line_replace_those_of_the_file(write: Callable[...,
 
 
 @pytest.mark.parametrize("key", ["", "  ", "two words", "tab\tbed", "new\nline", "\udcff"])
-def test_keys_that_no_header_can_carry(write: Callable[..., str], key: str) -> None:
-    words = "the API key is empty" if not key.strip() else "holds a blank or a character that cannot be printed"
+def test_keys_that_a_header_cannot_carry(write: Callable[..., str], key: str) -> None:
+    words = "the API key is empty" if not key.strip() else "contains a space or a character that is not printable"
     with pytest.raises(ModelError, match=f"^--api-key: .*{words}"):
         parse("--api-key", key)
     with pytest.raises(ModelError, match=f"MILLSTREAM_API_KEY: .*{words}"):
@@ -242,7 +260,7 @@ def test_keys_that_no_header_can_carry(write: Callable[..., str], key: str) -> N
 
 
 def test_bad_key_files(write: Callable[..., str], tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="keys holds no API key: write one a line"):
+    with pytest.raises(ModelError, match="keys has no API key: write one per line"):
         parse("--api-key-file", write("# nothing\n \n", "keys"))
     with pytest.raises(ModelError, match=r"cannot read the API keys in .*none: No such file"):
         parse("--api-key-file", str(tmp_path / "none"))
@@ -251,17 +269,22 @@ def test_bad_key_files(write: Callable[..., str], tmp_path: Path) -> None:
     (tmp_path / "latin").write_bytes(b"caf\xe9")
     with pytest.raises(ModelError, match="not UTF-8"):
         parse("--api-key-file", str(tmp_path / "latin"))
-    with pytest.raises(ModelError, match="keys: an API key holds a blank"):
+    with pytest.raises(ModelError, match="keys: an API key contains a space"):
         parse("--api-key-file", write("two words", "keys"))
 
 
-def test_help_shows_the_defaults(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def options(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The help text of each option of `serve`."""
     monkeypatch.setenv("COLUMNS", "300")
     with pytest.raises(SystemExit):
         main(["serve", "--help"])
     text = capsys.readouterr().out.partition("positional arguments:")[2]
-    options = {part.split()[0]: part for part in re.split(r"\n  (?=-)", text)[1:]}
-    shown = {"--host": "127.0.0.1", "--port": "8000", "--max-batch": "32", "--queue": "256", "--memory": "no bound"}
+    return {part.split()[0]: part for part in re.split(r"\n  (?=-)", text)[1:]}
+
+
+def test_help_shows_the_defaults(options: dict[str, str]) -> None:
+    shown = {"--host": "127.0.0.1", "--port": "8000", "--max-batch": "32", "--queue": "256", "--memory": "no limit"}
     shown |= {"--kv-bits": "0"}
     shown |= {"--load": "start", "--idle-unload": "never", "--step-timeout": "120", "--isolation": "auto"}
     shown |= {
@@ -275,6 +298,23 @@ def test_help_shows_the_defaults(capsys: pytest.CaptureFixture[str], monkeypatch
         assert f"(default: {default})" in options[option]
 
 
+@pytest.mark.parametrize("device, where", [("cpu (none)", "on the CPU"), ("gpu (none)", "on a GPU")])
+def test_help_shows_the_chunk_that_the_scheduler_uses(options: dict[str, str], device: str, where: str) -> None:
+    scheduler = make_scheduler(SchedulerSettings(), GenerationFacts(2**20, 2048, 8, 0, "none", device))
+    scheduler.submit(Generate(1, (1, 2), 9))
+    scheduler.advance(scheduler.plan(), StepResult())
+    scheduler.submit(Generate(2, tuple(range(2000)), 9))
+    plan = scheduler.plan()
+    assert plan.decode == (1,)
+    chunk = plan.prefill[0].end - plan.prefill[0].start
+    assert re.search(rf"\(default: .*\b{chunk} {where}\b", options["--prefill-chunk"])
+
+
+def test_help_names_every_fast_path(options: dict[str, str]) -> None:
+    text = " ".join(options["--disable"].split())
+    assert all(f"{name}: {effect}" in text for name, effect in FAST_PATHS.items())
+
+
 @pytest.mark.parametrize(
     "host, keys, warns",
     [
@@ -286,7 +326,7 @@ def test_help_shows_the_defaults(capsys: pytest.CaptureFixture[str], monkeypatch
         ("0.0.0.0", ("key",), False),
     ],
 )
-def test_an_open_server_on_the_network_is_warned_of(
+def test_an_open_server_on_the_network_logs_a_warning(
     caplog: pytest.LogCaptureFixture, host: str, keys: tuple[str, ...], warns: bool
 ) -> None:
     settings = Settings(host=host, port=0, api_keys=keys)

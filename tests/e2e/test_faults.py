@@ -18,9 +18,9 @@ import httpx
 import psutil
 import pytest
 
-from millstream.compose import text_backend
 from millstream.config import Settings
-from millstream.engine.generation.backend import GenerationBackend
+from millstream.engine.generation.plan import GenerationBackend
+from millstream.loading.backends import generation_backend
 from millstream.models.source import ModelSource
 from support.fifo_gate import FarEnd, FifoGate
 from support.guided import children_find_us
@@ -154,7 +154,7 @@ def test_twenty_kills_leave_nothing_behind(pair: tuple[Path, Path], whole: bool)
 
 
 def held_backend(far: FarEnd, source: ModelSource, settings: Settings) -> GenerationBackend:
-    return Gated(text_backend(source, settings), far)
+    return Gated(generation_backend(source, settings), far)
 
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])

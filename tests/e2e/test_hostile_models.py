@@ -33,7 +33,7 @@ CHOSEN = [
     "vision_config.depth 1000000000",
     "template not UTF-8",
     "tokenizer config a FIFO",
-    "weights cut",
+    "weights truncated",
     "config deep",
 ]
 

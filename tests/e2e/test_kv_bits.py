@@ -38,7 +38,7 @@ def test_models_with_and_without_side_by_side(isolation: str, tmp_path: Path) ->
             reserved[card["id"]] = card.get("reserved_bytes")
             if card["id"] == "narrow":
                 assert card["state"] == "failed"
-                assert "kv_bits = 8" in card["error"] and "Leave kv_bits away" in card["error"]
+                assert "kv_bits = 8" in card["error"] and "Leave out kv_bits" in card["error"]
         assert reserved["four"] < reserved["eight"] < reserved["plain"]
         for model in ("eight", "four", "plain"):
             cold, warm = ask(server.url, model).json(), ask(server.url, model).json()
@@ -47,4 +47,4 @@ def test_models_with_and_without_side_by_side(isolation: str, tmp_path: Path) ->
             assert warm["usage"]["prompt_tokens_details"]["cached_tokens"] >= 64
         refused = ask(server.url, "narrow")
         assert refused.status_code == 503
-        assert "its heads have 16 numbers" in refused.json()["error"]["message"]
+        assert "its head size is 16" in refused.json()["error"]["message"]

@@ -17,11 +17,12 @@ import httpx
 import psutil
 import pytest
 
-from millstream.compose import text_backend
 from millstream.config import ModelSpec, Settings
-from millstream.engine.generation.backend import GenerationBackend, Progress, ignore_progress
+from millstream.engine.generation.plan import GenerationBackend
+from millstream.engine.protocols import Progress, ignore_progress
+from millstream.loading.backends import generation_backend
+from millstream.model_facts import GenerationFacts
 from millstream.models.source import ModelSource
-from millstream.types import ModelFacts
 from support.fifo_gate import FarEnd, FifoGate
 from support.guided import children_find_us
 from support.processes import ENGINE, TEMPLATE, children
@@ -128,13 +129,13 @@ class SlowLoad(Wrapped):
         super().__init__(inner)
         self._gate = gate
 
-    def load(self, report: Progress = ignore_progress) -> ModelFacts:
+    def load(self, report: Progress = ignore_progress) -> GenerationFacts:
         self._gate.pass_through()
         return super().load(report)
 
 
 def slow_load(far: FarEnd, source: ModelSource, settings: Settings) -> GenerationBackend:
-    return SlowLoad(text_backend(source, settings), far)
+    return SlowLoad(generation_backend(source, settings), far)
 
 
 @pytest.mark.parametrize("isolation", ISOLATIONS)
@@ -197,7 +198,7 @@ def test_a_process_that_is_stopped_while_it_loads_fails_its_load(
 def broken_backend(source: ModelSource, settings: Settings) -> GenerationBackend:
     if source.path.name == "broken":
         raise IndexError("list index out of range")
-    return text_backend(source, settings)
+    return generation_backend(source, settings)
 
 
 def test_one_of_two_models_fails_by_an_unforeseen_error(servable: Path, tmp_path: Path) -> None:

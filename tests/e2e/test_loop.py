@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from millstream.compose import text_backend
 from millstream.config import Settings
+from millstream.loading.backends import generation_backend
 from millstream.models.source import ModelSource
 from millstream.server import MillServer
 from support.fake import Gate
@@ -55,7 +55,7 @@ def held(servable: Path) -> Iterator[HeldServer]:
     backends: list[Gated] = []
 
     def make(source: ModelSource, settings: Settings) -> Gated:
-        backends.append(Gated(text_backend(source, settings), gate))
+        backends.append(Gated(generation_backend(source, settings), gate))
         return backends[0]
 
     settings = Settings((str(servable),), port=0, max_batch=ROWS, queue=QUEUE, grace=0.0)

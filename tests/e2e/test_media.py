@@ -20,7 +20,7 @@ from PIL import Image
 
 from media.web import Web, running_web
 from millstream.config import Settings
-from millstream.engine.messages import Submit
+from millstream.engine.generation.messages import Generate
 from millstream.models.source import ModelSource
 from support.fake import FakeBackend, Gate
 from support.server import RunningServer, running
@@ -59,7 +59,7 @@ class Bench:
         messages = [*before, {"role": "user", "content": list(parts)}]
         return self.http.post("/v1/chat/completions", json={"messages": messages, "max_tokens": 4, **fields})
 
-    def submits(self) -> list[Submit]:
+    def submits(self) -> list[Generate]:
         return [chunk.request for plan in self.backends[0].plans for chunk in plan.prefill if chunk.start == 0]
 
 
@@ -154,10 +154,10 @@ def test_the_official_clients_example(bench: Bench) -> None:
     [
         ({"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}, "takes text and images only"),
         ({"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}, "takes text and images only"),
-        (image("http://127.0.0.1:9/x.png"), "no public address"),
-        (image("http://169.254.169.254/latest/meta-data"), "no public address"),
+        (image("http://127.0.0.1:9/x.png"), "not a public address"),
+        (image("http://169.254.169.254/latest/meta-data"), "not a public address"),
         (image("/etc/passwd"), "reads no local files"),
-        (image("data:image/png;base64,aGVsbG8="), "no image that can be read; send a PNG, JPEG"),
+        (image("data:image/png;base64,aGVsbG8="), "not in a supported image format; send a PNG, JPEG"),
         (image("data:image/png;base64,%"), "not valid base64"),
         (image("ftp://host/a.png"), "send an http:// or https:// URL or a data URI"),
     ],
@@ -179,7 +179,7 @@ def test_the_models_own_marker_in_a_text_is_text(bench: Bench) -> None:
 def test_the_models_own_marker_where_special_tokens_are_allowed() -> None:
     with Bench(ASSET, allow_special_tokens=True) as bench:
         problem = error(bench.ask(text("What is <image> here?"), image(RED)))
-        assert "Leave '<image>' out of texts" in problem["message"]
+        assert "Remove '<image>' from the text of messages" in problem["message"]
 
 
 def test_a_text_model_takes_no_images(servable: Path) -> None:
@@ -198,7 +198,7 @@ def test_limits_and_permissions_of_the_operator(web: Web, tmp_path: Path) -> Non
         assert bench.ask(image(url), image(f"file://{tmp_path}/a.png")).status_code == 200
         first, second = bench.submits()[0].media
         assert first.digest == second.digest
-        assert "takes 2 (--media-count)" in error(bench.ask(image(url), image(url), image(url)))["message"]
+        assert "takes at most 2 (--media-count)" in error(bench.ask(image(url), image(url), image(url)))["message"]
         assert "--media-pixels" in error(bench.ask(image(BLUE)))["message"]
         assert "--media-timeout" in error(bench.ask(image(web.silent("/slow"))))["message"]
 
@@ -283,7 +283,7 @@ def test_media_of_running_requests_count_until_they_end() -> None:
         assert running.result(30).status_code == 200
         assert bench.ask(image(SMALL)).status_code == 200
         memory = bench.server.call(lambda server: server.mill.service._files._memory)
-        assert (memory.used, memory.kept, memory.waiting) == (0, 0, 0)
+        assert (memory.used, memory.prepared, memory.waiting) == (0, 0, 0)
 
 
 def test_media_that_can_never_fit_are_refused() -> None:
@@ -291,6 +291,6 @@ def test_media_that_can_never_fit_are_refused() -> None:
         assert "--media-memory" in error(bench.ask(image(SMALL), image(SMALL)))["message"]
         assert "--media-memory" in error(bench.ask(image(SMALL), n=2))["message"]
         problem = error(bench.ask(image(SMALL.resize((200, 200)))))
-        assert "to decode this file takes about" in problem["message"]
+        assert "decoding this file takes about" in problem["message"]
         assert problem["param"] == "messages[0].content[0]"
         assert bench.ask(image(SMALL)).status_code == 200

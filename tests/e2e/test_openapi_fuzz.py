@@ -15,6 +15,7 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 from millstream.api.app import create_app
 from millstream.config import ModelSpec, Settings
 from millstream.models.source import ModelSource
+from millstream.service.ports import Services
 from support.scripted import ScriptedBackend
 from support.server import RunningServer, running
 from support.tiers import examples
@@ -35,7 +36,7 @@ CONFIG = {
     "request-timeout": 30,
 }
 service: Any = None
-DOCUMENT = create_app(service, body_limit=2**20, api_keys=(KEY,)).openapi()
+DOCUMENT = create_app(Services(service, service), body_limit=2**20, api_keys=(KEY,)).openapi()
 API = schemathesis.openapi.from_dict(DOCUMENT, config=schemathesis.Config.from_dict(CONFIG))
 
 HI_AND_END = (72, 105, 258)

@@ -14,7 +14,7 @@ import pytest
 import tokenizers
 
 from millstream.config import Settings
-from millstream.engine.messages import Submit
+from millstream.engine.generation.messages import Generate
 from millstream.models.source import ModelSource
 from support.scripted import ScriptedBackend
 from support.server import running
@@ -56,7 +56,7 @@ class Theatre:
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
         self.tokenizer = tokenizer
-        self.says: Callable[[Submit], str] = lambda submit: ""
+        self.says: Callable[[Generate], str] = lambda submit: ""
         self.backend: ScriptedBackend | None = None
         self.client: openai.OpenAI
         self.http: httpx.Client
@@ -65,7 +65,7 @@ class Theatre:
         self.backend = ScriptedBackend(self._script)
         return self.backend
 
-    def _script(self, submit: Submit) -> Sequence[int]:
+    def _script(self, submit: Generate) -> Sequence[int]:
         return self.tokenizer.encode(self.says(submit) + "<|im_end|>").ids
 
     def prompt(self, place: int = -1) -> str:
@@ -247,7 +247,7 @@ def test_thoughts_that_never_end_are_no_content(theatre: Theatre) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_budget_closes_the_thoughts_by_force(theatre: Theatre, stream: bool) -> None:
-    def says(submit: Submit) -> str:
+    def says(submit: Generate) -> str:
         prompt = theatre.tokenizer.decode(submit.prompt, skip_special_tokens=False)
         return "It is fine." if prompt.endswith("</think>\n\n") else "and then " * 50
 

@@ -12,9 +12,9 @@ import pytest
 
 from media.web import running_web
 from millstream.config import Settings
-from support.films import LOSSLESS, animated, film, pictures, sound
 from support.server import running
 from support.tiny_vision import write_servable_qwen
+from support.video_files import LOSSLESS, animated, audio_only, encode_video, pictures
 
 COUNT = 15
 DRAWN = pictures(COUNT)
@@ -70,26 +70,26 @@ def close(one: tuple[int, Any], other: tuple[int, Any]) -> bool:
 
 
 def test_a_file_is_answered_as_the_same_frames_in_an_animated_picture(ask: Asker) -> None:
-    file = ask.answer(uri(film(DRAWN, g="4", **LOSSLESS)))
+    file = ask.answer(uri(encode_video(DRAWN, g="4", **LOSSLESS)))
     assert close(file, ask.answer(uri(animated(DRAWN), "image/png")))
-    assert close(file, ask.answer(uri(film(DRAWN, "mov", **LOSSLESS), "video/quicktime")))
-    turned = film(list(reversed(DRAWN)), **LOSSLESS)
+    assert close(file, ask.answer(uri(encode_video(DRAWN, "mov", **LOSSLESS), "video/quicktime")))
+    turned = encode_video(list(reversed(DRAWN)), **LOSSLESS)
     assert not close(file, ask.answer(uri(turned))), "the model does not look"
 
 
 def test_longer_videos_have_more_places(ask: Asker) -> None:
-    short, long = (ask.answer(uri(film(pictures(count), "webm", codec="libvpx")))[0] for count in (20, 60))
+    short, long = (ask.answer(uri(encode_video(pictures(count), "webm", codec="libvpx")))[0] for count in (20, 60))
     assert long > short
 
 
 def test_a_file_that_is_fetched(ask: Asker) -> None:
-    data = film(DRAWN, **LOSSLESS)
+    data = encode_video(DRAWN, **LOSSLESS)
     with running_web() as web:
         assert close(ask.answer(web.body("/a.mp4", data, kind="video/mp4")), ask.answer(uri(data)))
 
 
 def test_several_at_once(ask: Asker) -> None:
-    sources = [uri(film([image] * 5, **LOSSLESS)) for image in (DRAWN[3], DRAWN[9], DRAWN[3])]
+    sources = [uri(encode_video([image] * 5, **LOSSLESS)) for image in (DRAWN[3], DRAWN[9], DRAWN[3])]
     with ThreadPoolExecutor(3) as pool:
         together = list(pool.map(ask.answer, sources))
     assert close(together[0], together[2])
@@ -97,8 +97,8 @@ def test_several_at_once(ask: Asker) -> None:
 
 
 def test_what_cannot_be_read_is_refused_and_the_server_goes_on(ask: Asker) -> None:
-    whole = film(DRAWN)
+    whole = encode_video(DRAWN)
     assert "damaged" in ask.refusal(uri(whole[: len(whole) // 2]))
-    assert "no stream of pictures" in ask.refusal(uri(sound()))
-    assert "videos are read as MP4, MOV, WebM" in ask.refusal(uri(b"#EXTM3U\n/etc/passwd\n"))
+    assert "no video stream" in ask.refusal(uri(audio_only()))
+    assert "send MP4, MOV, WebM" in ask.refusal(uri(b"#EXTM3U\n/etc/passwd\n"))
     assert ask(uri(whole)).status_code == 200

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from millstream.engine import background as module
-from millstream.engine.background import BackgroundThread, Done
+from millstream.engine.background import BackgroundTask, BackgroundThread, Done
 from millstream.errors import BadRequest, ModelError
 
 WAIT = 10
@@ -21,18 +21,18 @@ class Busy:
         self.order: list[int] = []
         self.begun, self.go = threading.Event(), threading.Event()
         self._told = threading.Semaphore(0)
-        self.errands = BackgroundThread(self._told.release)
-        self.errands.run_soon(0, self._hold)
+        self.background = BackgroundThread(self._told.release)
+        self.background.run_soon(0, BackgroundTask(self._hold))
         assert self.begun.wait(WAIT)
 
     def add(self, number: int, size: int = 0) -> None:
-        self.errands.run_soon(number, lambda: self.order.append(number), size)
+        self.background.run_soon(number, BackgroundTask(lambda: self.order.append(number), size))
 
     def finish(self, count: int) -> list[Done]:
         self.go.set()
         for _ in range(count + 1):
             assert self._told.acquire(timeout=WAIT)
-        return list(self.errands.done())
+        return list(self.background.done())
 
     def _hold(self) -> None:
         self.begun.set()
@@ -44,7 +44,7 @@ def busy() -> Iterator[Busy]:
     made = Busy()
     yield made
     made.go.set()
-    made.errands.close()
+    made.background.close()
 
 
 def test_small_ones_overtake_large_ones(busy: Busy) -> None:
@@ -68,11 +68,11 @@ def test_a_large_one_is_not_overtaken_for_ever(busy: Busy, monkeypatch: pytest.M
     assert busy.order == [2, 1, 3]
 
 
-def test_an_errand_for_a_request_that_has_left_is_not_begun(busy: Busy) -> None:
+def test_a_task_for_a_request_that_has_left_is_not_begun(busy: Busy) -> None:
     for number in (1, 2, 3):
         busy.add(number)
-    busy.errands.cancel(2)
-    busy.errands.cancel(9)
+    busy.background.cancel(2)
+    busy.background.cancel(9)
     assert [done.request_id for done in busy.finish(2)] == [0, 1, 3]
     assert busy.order == [1, 3]
 
@@ -82,7 +82,7 @@ def test_whose_fault_it_was(busy: Busy) -> None:
         raise error
 
     for number, error in enumerate([BadRequest("unfit"), ModelError("no vocabulary"), SystemExit("gone")], 1):
-        busy.errands.run_soon(number, lambda error=error: fail(error), number)  # type: ignore[misc]
+        busy.background.run_soon(number, BackgroundTask(lambda error=error: fail(error), number))  # type: ignore[misc]
     assert busy.finish(3) == [
         Done(0),
         Done(1, "unfit", refused=True),
@@ -94,8 +94,8 @@ def test_whose_fault_it_was(busy: Busy) -> None:
 def test_nothing_is_begun_after_close(busy: Busy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CLOSE_SECONDS", 0.01)
     busy.add(1)
-    busy.errands.close()
+    busy.background.close()
     assert [done.request_id for done in busy.finish(0)] == [0]
     monkeypatch.undo()
-    busy.errands.close()
+    busy.background.close()
     assert busy.order == []

@@ -1,10 +1,12 @@
-"""One suite over both links, thread and process, and over the fake backend and MLX on the CPU, so that the fake cannot
-drift from the real thing."""
+"""What every kind of engine promises, over both links, thread and process.
+
+One suite runs over generation, on the fake backend and on MLX, and over a second kind that knows no tokens: so the fake
+cannot drift from the real thing, and the owner loop, the links and the mailbox know no kind.
+"""
 
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -12,46 +14,36 @@ from typing import Any
 
 import pytest
 
-from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
-from millstream.compose import text_backend
-from millstream.config import Settings
-from millstream.engine.generation.backend import BackendFactory
-from millstream.engine.generation.scheduler import Scheduler
 from millstream.engine.link import ThreadLink
-from millstream.engine.messages import Cancel, Failed, Finished, Shutdown, Submit
+from millstream.engine.messages import Cancel, Failed, Finished, Shutdown
 from millstream.engine.process_link import ProcessLink
 from millstream.errors import EngineGone
-from millstream.models.source import ModelSource
-from millstream.types import FinishReason, TokenLogprob
-from support.engines import Driver, engine, scheduler
-from support.fake import FakeBackend, panic
+from support.digest_kind import CAPACITY, REFUSED, Digest, DigestBackend, DigestScheduler, SetSalt, expected
+from support.engines import Driver, engine
+from support.fake import panic
 from support.fifo_gate import FifoGate
 from support.guided import children_find_us
+from support.kinds import LINKS, Kind, kind_of
 from support.tiers import some
 from support.wrapped import gated
 
-ROWS = 4
-LINKS = {"thread": ThreadLink, "process": ProcessLink}
 
-
-@pytest.fixture(scope="module", params=["fake", "mlx"])
-def make(request: pytest.FixtureRequest, tiny_model: Callable[[str], Path]) -> BackendFactory:
-    if request.param == "fake":
-        return functools.partial(FakeBackend, max_rows=ROWS)
-    return functools.partial(text_backend, ModelSource("tiny", "folder", tiny_model("llama")), Settings(max_batch=ROWS))
+@pytest.fixture(scope="module", params=["fake", "mlx", "digest"])
+def kind(request: pytest.FixtureRequest, tiny_model: Callable[[str], Path]) -> Kind:
+    return kind_of(request.param, tiny_model)
 
 
 @pytest.fixture(scope="module", params=list(LINKS))
-def kind(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """The child has to find the fake backend, too."""
+def link(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """The child has to find the backends of the tests, too."""
     with pytest.MonkeyPatch.context() as patch:
         children_find_us(patch)
         yield LINKS[request.param]
 
 
 @pytest.fixture(scope="module")
-def shared(make: BackendFactory, kind: Any) -> Iterator[Driver]:
-    with engine(make, kind=kind) as running:
+def shared(kind: Kind, link: Any) -> Iterator[Driver]:
+    with engine(kind.backend, kind=link, make_scheduler=kind.scheduler) as running:
         yield running
 
 
@@ -64,141 +56,113 @@ def driver(shared: Driver) -> Driver:
 class Held:
     """An engine that stands still in every step until the gate opens."""
 
-    def __init__(self, make: BackendFactory, kind: Any, folder: Path) -> None:
+    def __init__(self, kind: Kind, link: Any, folder: Path) -> None:
         self.gate = FifoGate(folder)
-        self._make = make
         self.kind = kind
+        self.link = link
 
     def start(self) -> AbstractContextManager[Driver]:
-        return engine(functools.partial(gated, self._make, self.gate.far), kind=self.kind)
+        backend = functools.partial(gated, self.kind.backend, self.gate.far)
+        return engine(backend, kind=self.link, make_scheduler=self.kind.scheduler)
 
 
 @pytest.fixture
-def held(make: BackendFactory, kind: Any, tmp_path: Path) -> Iterator[Held]:
-    held = Held(make, kind, tmp_path / "gate")
+def held(kind: Kind, link: Any, tmp_path: Path) -> Iterator[Held]:
+    held = Held(kind, link, tmp_path / "gate")
     yield held
     held.gate.close()
 
 
 held_in = pytest.mark.parametrize(
-    ("make", "kind"),
+    ("kind", "link"),
     some(
-        [(make, kind) for make in ("fake", "mlx") for kind in LINKS],
-        [("fake", "thread"), ("fake", "process"), ("mlx", "thread")],
+        [(kind, link) for kind in ("fake", "mlx", "digest") for link in LINKS],
+        [("fake", "thread"), ("fake", "process"), ("mlx", "thread"), ("digest", "thread"), ("digest", "process")],
     ),
     indirect=True,
 )
-"""An engine for each test: children with MLX take seconds to start."""
+"""Each of these tests starts an engine of its own, and a child with MLX takes seconds to start."""
 
 
-def finish_reason(driver: Driver, request_id: int) -> FinishReason:
-    end = driver.ends[request_id][0]
-    assert isinstance(end, Finished)
-    return end.reason
+def test_the_model_says_what_it_can_do(driver: Driver) -> None:
+    facts = driver.facts
+    assert facts is not None
+    assert facts.capacity == CAPACITY
+    assert facts.device.startswith("cpu") and facts.summary
+    assert driver.measured.memory_bytes > 0
 
 
-def test_tokens_come_up_to_the_limit(driver: Driver) -> None:
-    [tokens] = driver.run(Submit(1, (1, 2, 3), 10))
-    assert len(tokens) == 10
-    end = driver.ends[1][0]
-    assert isinstance(end, Finished)
-    assert (end.reason, end.usage.prompt_tokens, end.usage.completion_tokens) == (FinishReason.LENGTH, 3, 10)
+def test_the_same_work_twice_gives_the_same_result(driver: Driver, kind: Kind) -> None:
+    driver.complete(kind.work(1, seed=5), kind.work(2, seed=6))
+    driver.complete(kind.work(3, seed=5))
+    first, other, again = (kind.result(driver, number) for number in (1, 2, 3))
+    assert len(first) == 5
+    assert first == again != other
+    assert all(isinstance(ends[0], Finished) for ends in driver.ends.values())
 
 
-def test_the_same_prompt_twice_gives_the_same_tokens(driver: Driver) -> None:
-    first = driver.run(Submit(1, (5, 6, 7), 8))
-    assert driver.run(Submit(2, (5, 6, 7), 8)) == first
-    assert driver.run(Submit(3, (5, 6, 7), 8), Submit(4, (5, 6, 7), 8)) == first * 2
-
-
-def test_a_prompt_that_continues_an_earlier_one(driver: Driver) -> None:
-    """What was said before is not remembered in any way that changes the answer."""
-    [fresh] = driver.run(Submit(1, (5, 6, 7, 8, 9), 6))
-    driver.run(Submit(2, (5, 6, 7), 6))
-    assert driver.run(Submit(3, (5, 6, 7, 8, 9), 6)) == [fresh]
-
-
-def test_a_one_token_prompt_and_a_one_token_answer(driver: Driver) -> None:
-    [long] = driver.run(Submit(1, (42,), 5))
-    [short] = driver.run(Submit(2, (42,), 1))
-    assert len(long) == 5
-    assert short == long[:1]
-    assert finish_reason(driver, 2) is FinishReason.LENGTH
-
-
-def test_a_stop_token_ends_the_answer_before_it(driver: Driver) -> None:
-    [tokens] = driver.run(Submit(1, (3, 1, 4), 20))
-    stop = tokens[4]
-    first = tokens.index(stop)
-    assert driver.run(Submit(2, (3, 1, 4), 20, stop_tokens=frozenset({stop}))) == [tokens[:first]]
-    assert finish_reason(driver, 2) is FinishReason.STOP
-
-
-def test_more_requests_than_rows_are_all_served(driver: Driver) -> None:
-    alone = [driver.run(Submit(100 + number, (number, 1, 2), 6))[0] for number in range(12)]
-    together = driver.run(*(Submit(number, (number, 1, 2), 6) for number in range(12)))
-    assert together == alone
-
-
-def test_logprobs_come_for_the_rows_that_ask_and_no_others(driver: Driver) -> None:
-    driver.run(Submit(1, (1, 2), 4, logprobs=2), Submit(2, (1, 2), 4), Submit(3, (9, 9), 4, logprobs=0))
-    assert driver.logprobs[2] == []
-    for request_id, top in ((1, 2), (3, 0)):
-        entries = driver.logprobs[request_id]
-        assert [entry.token for entry in entries if isinstance(entry, TokenLogprob)] == driver.tokens[request_id]
-        assert all(len(entry.top) == top and entry.logprob <= 0 for entry in entries if isinstance(entry, TokenLogprob))
+def test_more_requests_than_capacity_are_all_served(driver: Driver, kind: Kind) -> None:
+    for number in range(3 * CAPACITY):
+        driver.complete(kind.work(100 + number, seed=number))
+    driver.complete(*(kind.work(number, seed=number) for number in range(3 * CAPACITY)))
+    for number in range(3 * CAPACITY):
+        assert kind.result(driver, number) == kind.result(driver, 100 + number)
 
 
 @held_in
-def test_a_cancel_ends_the_row_before_the_next_step(held: Held) -> None:
+def test_a_cancel_ends_the_request_before_the_next_step(held: Held) -> None:
     with held.start() as driver:
-        driver.post(Submit(1, (1, 2), 400))
-        driver.post(Submit(2, (3, 4), 5))
+        driver.post(held.kind.work(1, steps=400))
+        driver.post(held.kind.work(2, steps=5))
         held.gate.wait_entered()
         driver.post(Cancel(1))
         # A thread has the cancel already; to a process it is on its way, and a few steps may go by.
         driver.wait(lambda: 1 in driver.ends, nudge=held.gate.let_one)
-        assert finish_reason(driver, 1) is FinishReason.CANCELLED
-        assert len(driver.tokens.get(1, [])) <= (0 if held.kind is ThreadLink else 20)
+        assert isinstance(driver.ends[1][0], Finished)
+        assert len(held.kind.result(driver, 1)) <= (1 if held.link is ThreadLink else 20)
         held.gate.open()
         driver.wait_ended(2)
-        assert len(driver.tokens[2]) == 5
+        assert len(held.kind.result(driver, 2)) == 5
 
 
-def test_cancelling_what_is_unknown_or_over_does_nothing(driver: Driver) -> None:
-    driver.run(Submit(1, (1, 2), 2))
+def test_cancelling_what_is_unknown_or_over_does_nothing(driver: Driver, kind: Kind) -> None:
+    driver.complete(kind.work(1, steps=2))
     driver.post(Cancel(1))
     driver.post(Cancel(77))
-    assert len(driver.run(Submit(2, (1, 2), 2))[0]) == 2
+    driver.complete(kind.work(2, steps=2))
+    assert len(kind.result(driver, 2)) == 2
 
 
 def test_a_failed_step_fails_its_requests_and_the_engine_serves_on(held: Held) -> None:
+    work, result = held.kind.work, held.kind.result
     with held.start() as driver:
         held.gate.open()
-        [expected] = driver.run(Submit(1, (1, 2, 3), 5))
+        driver.complete(work(1))
         held.gate.fail_next("the step was told to fail")
-        driver.run(Submit(2, (1, 2, 3), 5))
+        driver.complete(work(2))
         failed = driver.ends[2][0]
         assert isinstance(failed, Failed)
         assert "the step was told to fail" in failed.message
         assert not failed.gone
-        assert driver.run(Submit(3, (1, 2, 3), 5)) == [expected]
+        driver.complete(work(3))
+        assert result(driver, 3) == result(driver, 1) != []
 
 
 @held_in
 def test_shutdown_fails_what_is_left_and_refuses_what_comes(held: Held) -> None:
+    work = held.kind.work
     with held.start() as driver:
-        for number in range(ROWS + 2):
-            driver.post(Submit(number, (1, 2), 400))
+        for number in range(CAPACITY + 2):
+            driver.post(work(number, steps=400))
         held.gate.wait_entered()
         driver.post(Shutdown("closing time"))
-        driver.post(Submit(99, (1, 2), 5))
+        driver.post(work(99))
         held.gate.open()
         driver.stop()
-        ends = [driver.ends[number][0] for number in (*range(ROWS + 2), 99)]
+        ends = [driver.ends[number][0] for number in (*range(CAPACITY + 2), 99)]
         assert all(isinstance(end, Failed) and end.gone and end.message == "closing time" for end in ends)
         with pytest.raises(EngineGone, match="closing time"):
-            driver.post(Submit(100, (1,), 1))
+            driver.post(work(100))
 
 
 @held_in
@@ -207,7 +171,7 @@ def test_an_idle_owner_beats_and_a_step_shows(held: Held) -> None:
         first = driver.link.heartbeat()
         assert first.step == 0 < first.last
         driver.wait(lambda: driver.link.heartbeat().last > first.last, nudge=lambda: None)
-        driver.post(Submit(1, (1, 2), 3))
+        driver.post(held.kind.work(1, steps=3))
         held.gate.wait_entered()
         assert driver.link.heartbeat().step > first.last
         assert not driver.link.stopped()
@@ -216,8 +180,8 @@ def test_an_idle_owner_beats_and_a_step_shows(held: Held) -> None:
         driver.wait(lambda: driver.link.heartbeat().step == 0, nudge=lambda: None)
 
 
-def test_what_a_library_raises_at_load_is_told_and_the_owner_ends(kind: Any) -> None:
-    driver = Driver(kind("x", panic, functools.partial(scheduler, 7)))
+def test_what_a_library_raises_at_load_is_told_and_the_owner_ends(kind: Kind, link: Any) -> None:
+    driver = Driver(link("x", panic, kind.scheduler))
     driver.link.start_soon(driver.batches.put)
     driver.wait(lambda: driver.stopped)
     assert driver.load_error == "Panic: capacity overflow"
@@ -225,17 +189,28 @@ def test_what_a_library_raises_at_load_is_told_and_the_owner_ends(kind: Any) -> 
     assert driver.link.join(10)
 
 
-def test_a_model_that_cannot_be_loaded_is_reported_and_the_thread_ends(tmp_path: Path) -> None:
-    def factory() -> MlxGenerationBackend:
-        return MlxGenerationBackend(GenerationSettings("folder", tmp_path / "nothing", max_rows=1))
+@pytest.mark.parametrize("link_name", list(LINKS))
+def test_a_kind_has_background_tasks_and_commands_of_its_own(link_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    children_find_us(monkeypatch)
+    with engine(DigestBackend, kind=LINKS[link_name], make_scheduler=DigestScheduler) as driver:
+        large = b"x" * 1000
+        driver.complete(Digest(1, large), Digest(2, REFUSED))
+        refused = driver.ends[2][0]
+        assert isinstance(refused, Failed) and refused.refused and "not hashed here" in refused.message
+        driver.post(SetSalt(b"salt"))
+        driver.complete(Digest(3, large, rounds=2))
+        digests = [driver.ends[number][0].digest for number in (1, 3)]  # type: ignore[union-attr]
+        assert digests == [expected(large), expected(b"salt" + large, 2)]
 
-    before = threading.active_count()
-    driver = Driver(ThreadLink("x", factory, lambda _: Scheduler(max_rows=1, prefill_tokens=1)))
-    driver.post(Submit(1, (1,), 1))
-    driver.link.start_soon(driver.batches.put)
-    driver.wait(lambda: driver.stopped)
-    assert driver.load_error is not None
-    assert "nothing" in driver.load_error
-    assert isinstance(driver.ends[1][0], Failed)
-    assert driver.link.join(10)
-    assert threading.active_count() == before
+
+def test_a_process_that_dies_fails_its_requests(kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    children_find_us(monkeypatch)
+    held = Held(kind, ProcessLink, tmp_path / "gate")
+    with held.start() as driver:
+        driver.post(held.kind.work(1, steps=400))
+        held.gate.wait_entered()
+        driver.link.kill("told to")
+        driver.wait(lambda: driver.stopped)
+        end = driver.ends[1][0]
+        assert isinstance(end, Failed) and end.gone and end.message == "told to"
+    held.gate.close()

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from millstream.engine.generation.chunk_sizer import ChunkSizer
-from millstream.engine.generation.scheduler import Scheduler
+from millstream.engine.generation.messages import Generate, Tokens
+from millstream.engine.generation.scheduler import GenerationScheduler
 from millstream.engine.link import ThreadLink
-from millstream.engine.messages import Cancel, Event, Failed, Finished, Shutdown, Submit, Tokens
+from millstream.engine.messages import Cancel, Event, Failed, Finished, Shutdown
 from millstream.errors import EngineGone
 from support.engines import Driver
 from support.fake import FakeBackend, Gate, answer
@@ -26,7 +27,7 @@ class Book:
     """What was accepted and what came of it."""
 
     def __init__(self) -> None:
-        self.accepted: dict[int, Submit] = {}
+        self.accepted: dict[int, Generate] = {}
         self.tokens: dict[int, list[int]] = {}
         self.ended: dict[int, Finished | Failed] = {}
         self.cancelled: set[int] = set()
@@ -60,7 +61,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.book = Book()
-        self.scheduler = Scheduler(max_rows=ROWS, prefill_tokens=6, pace=ChunkSizer(most=3, least=3))
+        self.scheduler = GenerationScheduler(max_rows=ROWS, prefill_tokens=6, chunk_sizer=ChunkSizer(most=3, least=3))
         self.backend = FakeBackend(max_rows=ROWS)
         self.next_id = 0
         self.down = False
@@ -68,7 +69,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.down)
     @rule(prompt=PROMPTS, max_tokens=st.integers(1, 6))
     def submit(self, prompt: tuple[int, ...], max_tokens: int) -> None:
-        submit = Submit(self.next_id, prompt, max_tokens, stop_tokens=frozenset({STOP}))
+        submit = Generate(self.next_id, prompt, max_tokens, stop_tokens=frozenset({STOP}))
         self.next_id += 1
         self.scheduler.submit(submit)
         self.book.accepted[submit.request_id] = submit
@@ -119,7 +120,9 @@ class OwnerMachine(RuleBasedStateMachine):
         self.book = Book()
         self.gate = Gate()
         self.made: list[FakeBackend] = []
-        link = ThreadLink("machine", self._make, lambda facts: Scheduler(max_rows=facts.max_rows, prefill_tokens=4))
+        link = ThreadLink(
+            "machine", self._make, lambda facts: GenerationScheduler(max_rows=facts.max_rows, prefill_tokens=4)
+        )
         self.driver = Driver(link)
         self.driver.start()
         self.next_id = 0
@@ -131,7 +134,7 @@ class OwnerMachine(RuleBasedStateMachine):
 
     @rule(prompt=PROMPTS, max_tokens=st.integers(1, 6))
     def submit(self, prompt: tuple[int, ...], max_tokens: int) -> None:
-        submit = Submit(self.next_id, prompt, max_tokens, stop_tokens=frozenset({STOP}))
+        submit = Generate(self.next_id, prompt, max_tokens, stop_tokens=frozenset({STOP}))
         self.next_id += 1
         try:
             self.driver.post(submit)

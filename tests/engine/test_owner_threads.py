@@ -10,12 +10,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from millstream.compose import text_backend
-from millstream.config import Settings
-from millstream.engine.generation.backend import BackendFactory
+from millstream.engine.generation.messages import Generate
 from millstream.engine.link import ThreadLink
-from millstream.engine.messages import Submit
 from millstream.engine.owner_threads import OwnerThreads
+from millstream.engine.protocols import BackendFactory
+from millstream.loading.backends import generation_backend
+from millstream.loading.settings import EngineSettings
 from millstream.models.source import ModelSource
 from support.engines import Driver, scheduler
 from support.fake import FakeBackend, Gate
@@ -29,7 +29,7 @@ def life(make: BackendFactory, threads: OwnerThreads) -> tuple[int | None, list[
     """The thread's number and the answers of an engine that was started and stopped."""
     driver = link(make, threads)
     driver.start()
-    answers = driver.run(Submit(1, (1, 2, 3), 5), Submit(2, (4, 5), 5))
+    answers = driver.run(Generate(1, (1, 2, 3), 5), Generate(2, (4, 5), 5))
     _, thread = driver.link.where()
     driver.stop()
     assert driver.link.where()[1] is None
@@ -40,7 +40,9 @@ def life(make: BackendFactory, threads: OwnerThreads) -> tuple[int | None, list[
 def make(request: pytest.FixtureRequest, tiny_model: Callable[[str], Path]) -> BackendFactory:
     if request.param == "fake":
         return functools.partial(FakeBackend, max_rows=4)
-    return functools.partial(text_backend, ModelSource("tiny", "folder", tiny_model("llama")), Settings(max_batch=4))
+    return functools.partial(
+        generation_backend, ModelSource("tiny", "folder", tiny_model("llama")), EngineSettings(max_batch=4)
+    )
 
 
 def test_engines_one_after_the_other_share_a_thread_and_answer_alike(make: BackendFactory) -> None:
@@ -90,7 +92,7 @@ def test_a_disowned_thread_is_not_used_again() -> None:
     threads, gate, before = OwnerThreads(), Gate(), threading.active_count()
     hung = link(lambda: FakeBackend(gate=gate), threads)
     hung.start()
-    hung.post(Submit(1, (1, 2), 5))
+    hung.post(Generate(1, (1, 2), 5))
     gate.wait_entered()
     _, thread = hung.link.where()
     hung.link.disown("it hangs")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import pickle
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -11,16 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from millstream.compose import text_backend
-from millstream.config import Settings
-from millstream.engine.generation.backend import BackendFactory
-from millstream.engine.generation.tuning import make_scheduler
-from millstream.engine.messages import Cancel, Failed, Finished, LoadFailed, Stopped, Submit, Tokens
+from millstream.engine.generation.messages import Generate, Generated, Tokens
+from millstream.engine.generation.tuning import SchedulerSettings, make_scheduler
+from millstream.engine.messages import Cancel, Failed, Finished, LoadFailed, Stopped
 from millstream.engine.process_link import ProcessLink
-from millstream.engine.wire import decode_command, decode_events, encode_command, encode_events
+from millstream.engine.protocols import BackendFactory
 from millstream.errors import EngineGone
+from millstream.loading.backends import generation_backend
+from millstream.loading.settings import EngineSettings
+from millstream.model_facts import GenerationFacts
 from millstream.models.source import ModelSource
-from millstream.types import FinishReason, ModelFacts, TokenLogprob, Usage
+from millstream.types import FinishReason, TokenLogprob, Usage
 from support.engines import Driver, engine
 from support.fake import FakeBackend, exit_at_once
 from support.guided import children_find_us
@@ -40,7 +42,7 @@ def pid_of(link: ProcessLink) -> int:
 
 
 def start(backend: BackendFactory) -> tuple[Driver, ProcessLink]:
-    link = ProcessLink("test", backend, functools.partial(make_scheduler, None, None, 0, None))
+    link = ProcessLink("test", backend, functools.partial(make_scheduler, SchedulerSettings()))
     driver = Driver(link)
     driver.start()
     return driver, link
@@ -50,7 +52,9 @@ def start(backend: BackendFactory) -> tuple[Driver, ProcessLink]:
 def backend(request: pytest.FixtureRequest, tiny_model: Callable[[str], Path]) -> BackendFactory:
     if request.param == "fake":
         return functools.partial(FakeBackend, max_rows=4)
-    return functools.partial(text_backend, ModelSource("tiny", "folder", tiny_model("llama")), Settings(max_batch=4))
+    return functools.partial(
+        generation_backend, ModelSource("tiny", "folder", tiny_model("llama")), EngineSettings(max_batch=4)
+    )
 
 
 by_fake = pytest.mark.parametrize("backend", some(["fake", "mlx"], ["fake"]), indirect=True)
@@ -67,7 +71,7 @@ def running(backend: BackendFactory) -> Iterator[tuple[Driver, ProcessLink]]:
 
 def test_it_answers_as_a_thread_does(running: tuple[Driver, ProcessLink], backend: BackendFactory) -> None:
     driver, _ = running
-    submits = [Submit(number, (number, 1, 2), 6, logprobs=2 if number == 3 else None) for number in range(10)]
+    submits = [Generate(number, (number, 1, 2), 6, logprobs=2 if number == 3 else None) for number in range(10)]
     answers = driver.run(*submits)
     with engine(backend) as thread:
         assert thread.run(*submits) == answers
@@ -78,7 +82,7 @@ def test_it_answers_as_a_thread_does(running: tuple[Driver, ProcessLink], backen
 @by_fake
 def test_it_cancels_and_stops(running: tuple[Driver, ProcessLink]) -> None:
     driver, link = running
-    driver.post(Submit(1, (1, 2), 100_000))
+    driver.post(Generate(1, (1, 2), 100_000))
     driver.wait(lambda: 1 in driver.tokens)
     driver.post(Cancel(1))
     driver.wait_ended(1)
@@ -87,21 +91,21 @@ def test_it_cancels_and_stops(running: tuple[Driver, ProcessLink]) -> None:
     assert end.reason is FinishReason.CANCELLED
     driver.stop()
     with pytest.raises(EngineGone):
-        driver.post(Submit(2, (1,), 1))
+        driver.post(Generate(2, (1,), 1))
     assert link.join(1)
 
 
 def test_a_killed_child_ends_its_requests_at_once(running: tuple[Driver, ProcessLink]) -> None:
     driver, link = running
     for number in range(6):
-        driver.post(Submit(number, (1, 2), 100_000))
+        driver.post(Generate(number, (1, 2), 100_000))
     driver.wait(lambda: 0 in driver.tokens)
     os.kill(pid_of(link), signal.SIGKILL)
     driver.wait(lambda: driver.stopped)
     ends = [driver.ends[number][0] for number in range(6)]
     assert all(isinstance(end, Failed) and end.gone and "signal 9" in end.message for end in ends)
     with pytest.raises(EngineGone, match="signal 9"):
-        driver.post(Submit(99, (1,), 1))
+        driver.post(Generate(99, (1,), 1))
 
 
 @by_fake
@@ -109,16 +113,18 @@ def test_sigterm_to_the_group_does_not_end_an_engine(running: tuple[Driver, Proc
     driver, link = running
     os.kill(pid_of(link), signal.SIGTERM)
     os.kill(pid_of(link), signal.SIGINT)
-    assert len(driver.run(Submit(1, (1, 2), 5))[0]) == 5
+    assert len(driver.run(Generate(1, (1, 2), 5))[0]) == 5
 
 
 def test_a_model_that_cannot_be_loaded_is_reported(tmp_path: Path) -> None:
     source = ModelSource("x", "folder", tmp_path / "nothing")
     link = ProcessLink(
-        "x", functools.partial(text_backend, source, Settings()), functools.partial(make_scheduler, None, None, 0, None)
+        "x",
+        functools.partial(generation_backend, source, EngineSettings()),
+        functools.partial(make_scheduler, SchedulerSettings()),
     )
     driver = Driver(link)
-    driver.post(Submit(1, (1,), 1))
+    driver.post(Generate(1, (1,), 1))
     link.start_soon(driver.batches.put)
     driver.wait(lambda: driver.stopped)
     assert "nothing" in (driver.load_error or "")
@@ -127,7 +133,7 @@ def test_a_model_that_cannot_be_loaded_is_reported(tmp_path: Path) -> None:
 
 
 def test_a_child_that_dies_while_loading_is_a_failed_load() -> None:
-    link = ProcessLink("x", exit_at_once, functools.partial(make_scheduler, None, None, 0, None))
+    link = ProcessLink("x", exit_at_once, functools.partial(make_scheduler, SchedulerSettings()))
     driver = Driver(link)
     link.start_soon(driver.batches.put)
     driver.wait(lambda: driver.stopped)
@@ -139,7 +145,7 @@ def test_no_thread_or_child_is_left(backend: BackendFactory) -> None:
     before = threading.active_count()
     for _ in range(3):
         driver, link = start(backend)
-        driver.run(Submit(1, (1, 2), 3))
+        driver.run(Generate(1, (1, 2), 3))
         pid = pid_of(link)
         driver.stop()
         with pytest.raises(ProcessLookupError):
@@ -148,16 +154,16 @@ def test_no_thread_or_child_is_left(backend: BackendFactory) -> None:
 
 
 def test_messages_survive_the_wire() -> None:
-    facts = ModelFacts(1, 2, 3, 4, "float32", "cpu", ("note",))
+    facts = GenerationFacts(1, 2, 3, 4, "float32", "cpu", ("note",))
     events = [
         Tokens(1, (5, 6)),
         Tokens(2, (7,), (TokenLogprob(7, -0.5, ((7, -0.5),)),)),
-        Finished(1, FinishReason.STOP, Usage(3, 4)),
+        Generated(1, FinishReason.STOP, Usage(3, 4)),
         Failed(2, "why", gone=True),
         LoadFailed("no"),
         Stopped(),
     ]
-    assert decode_events(encode_events(events)) == events
-    assert facts == decode_events(encode_events([facts]))[0]  # type: ignore[comparison-overlap, list-item]
-    submit = Submit(1, (1, 2, 3), 4, stop_tokens=frozenset({9}), logprobs=0)
-    assert decode_command(encode_command(submit)) == submit
+    for message in (*events, facts):
+        assert pickle.loads(pickle.dumps(message)) == message
+    submit = Generate(1, (1, 2, 3), 4, stop_tokens=frozenset({9}), logprobs=0)
+    assert pickle.loads(pickle.dumps(submit)) == submit

@@ -1,4 +1,4 @@
-"""Opens one file and prints what came of it, and how much memory that took at its peak. Linux only."""
+"""Opens one media file and prints the result and the peak memory as JSON. Linux only."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ def status(name: str) -> int:
 def main(kind: str, path: str) -> None:
     data, limits = Path(path).read_bytes(), MediaLimits()
     Image.init()
-    found: dict[str, object] = {"refused": None}
+    result: dict[str, object] = {"refused": None}
     Path("/proc/self/clear_refs").write_text("5")
     before = status("VmRSS")
     try:
         if kind == "image":
-            found["said"] = image_bytes(data, limits)
+            result["estimate"] = image_bytes(data, limits)
             image = open_image(data, limits)
-            found |= {"size": image.size, "pixel": image.getpixel((0, 0))}
+            result |= {"size": image.size, "pixel": image.getpixel((0, 0))}
         else:
-            found["said"] = frames_bytes(data, limits)
-            found["frames"] = len(open_frames(data, limits, FrameSampling()).images)
+            result["estimate"] = frames_bytes(data, limits)
+            result["frames"] = len(open_frames(data, limits, FrameSampling()).images)
     except MediaRefused as error:
-        found["refused"] = error.message
-    print(json.dumps(found | {"peak": status("VmHWM") - before}))
+        result["refused"] = error.message
+    print(json.dumps(result | {"peak": status("VmHWM") - before}))
 
 
 main(*sys.argv[1:])

@@ -1,4 +1,4 @@
-"""Only the open internet is public, however an address is written."""
+"""Public and private addresses, in every notation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from millstream.errors import MediaRefused
-from millstream.media.addresses import addresses_of, is_public
+from millstream.media.addresses import checked_addresses, is_public
 
 
 @pytest.mark.parametrize("address", ["8.8.8.8", "1.1.1.1", "2606:4700:4700::1111", "::ffff:8.8.8.8"])
@@ -57,19 +57,19 @@ def test_not_public(address: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "0.0.0.0", "2130706433", "127.1", "0x7f.0.0.1"])
-def test_this_machine_in_all_its_names(host: str) -> None:
+def test_every_name_of_this_machine_is_refused(host: str) -> None:
     try:
         socket.getaddrinfo(host, 80)
     except OSError:
         pytest.skip(f"needs a system that resolves {host}")
-    with pytest.raises(MediaRefused, match=r"no public address.*--allow-private-media"):
-        addresses_of(host, 80, private=False)
+    with pytest.raises(MediaRefused, match=r"not a public address.*--allow-private-media"):
+        checked_addresses(host, 80, allow_private=False)
 
 
-def test_allowed_when_the_operator_says_so() -> None:
-    assert addresses_of("127.0.0.1", 80, private=True) == ["127.0.0.1"]
+def test_private_addresses_are_allowed_by_option() -> None:
+    assert checked_addresses("127.0.0.1", 80, allow_private=True) == ["127.0.0.1"]
 
 
-def test_a_host_that_nobody_knows() -> None:
-    with pytest.raises(MediaRefused, match="is not known"):
-        addresses_of("no-such-host.invalid", 80, private=False)
+def test_an_unknown_host() -> None:
+    with pytest.raises(MediaRefused, match="cannot be resolved"):
+        checked_addresses("no-such-host.invalid", 80, allow_private=False)

@@ -1,4 +1,4 @@
-"""Images are looked at before they are decoded."""
+"""Images: formats, modes, and checks before decoding."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def saved(image: Image.Image, kind: str, **options: object) -> bytes:
 
 
 def bomb(width: int, height: int) -> bytes:
-    """A PNG of a few bytes that says it is huge."""
+    """A PNG of a few bytes whose header declares a huge size."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -54,7 +54,7 @@ def test_transparent_is_white() -> None:
     assert [opened.getpixel((x, 0)) for x in (0, 1)] == [(255, 0, 0), (255, 255, 255)]
 
 
-def test_turned_as_the_camera_was() -> None:
+def test_exif_orientation_is_applied() -> None:
     image = Image.new("RGB", (30, 20))
     exif = image.getexif()
     exif[0x0112] = 6
@@ -62,14 +62,16 @@ def test_turned_as_the_camera_was() -> None:
 
 
 def test_too_many_pixels() -> None:
-    with pytest.raises(MediaRefused, match=r"101 x 100 = 10100 pixels; this server takes 10000 \(--media-pixels\)"):
+    with pytest.raises(
+        MediaRefused, match=r"101 x 100 = 10100 pixels; this server takes at most 10000 \(--media-pixels\)"
+    ):
         open_image(saved(Image.new("RGB", (101, 100)), "PNG"), LIMITS)
     assert open_image(saved(Image.new("RGB", (100, 100)), "PNG"), LIMITS).size == (100, 100)
 
 
 @pytest.mark.parametrize("side", [7_000, 10_000, 60_000])
 def test_bombs(side: int) -> None:
-    """Under Pillow's own bound, where it warns, and where it refuses."""
+    """Below Pillow's own limit, where it warns, and where it refuses."""
     data = bomb(side, side)
     assert len(data) < 200
     with pytest.raises(MediaRefused, match="pixels"):
@@ -87,20 +89,20 @@ def test_bombs(side: int) -> None:
         b"\x89PNG\r\n\x1a\n",
     ],
 )
-def test_no_images(data: bytes) -> None:
-    with pytest.raises(MediaRefused, match="no image that can be read; send a PNG, JPEG"):
+def test_files_that_are_not_images(data: bytes) -> None:
+    with pytest.raises(MediaRefused, match="not in a supported image format; send a PNG, JPEG"):
         open_image(data, LIMITS)
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF"])
-def test_half_an_image(kind: str) -> None:
-    whole = saved(Image.effect_noise((90, 90), 60).convert("RGB"), kind)
-    with pytest.raises(MediaRefused, match=r"damaged|no image"):
-        open_image(whole[: len(whole) // 2], LIMITS)
+def test_a_truncated_image(kind: str) -> None:
+    data = saved(Image.effect_noise((90, 90), 60).convert("RGB"), kind)
+    with pytest.raises(MediaRefused, match=r"damaged|supported image format"):
+        open_image(data[: len(data) // 2], LIMITS)
 
 
-def test_a_bomb_in_a_chunk_of_text() -> None:
-    """Pillow bounds what it unpacks of a PNG's texts."""
+def test_a_bomb_in_a_text_chunk() -> None:
+    """Pillow limits the decompressed size of a PNG's text chunks."""
     data = bomb(10, 10)
     text = b"zTXtx\0\0" + zlib.compress(b"x" * 100_000_000, 9)
     chunk = struct.pack(">I", len(text) - 4) + text + struct.pack(">I", zlib.crc32(text))

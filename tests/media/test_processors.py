@@ -1,4 +1,4 @@
-"""Each processor gives what the family's own one gives: transformers' in Pillow, or mlx-vlm's in numpy."""
+"""Each processor equals the family's reference processor: that of transformers (Pillow) or of mlx-vlm (NumPy)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from PIL import Image
 from millstream.errors import MediaRefused
 from millstream.media.frame_sampling import FrameSampling
 from millstream.media.frames import Frames
-from millstream.media.port import Prepared
+from millstream.media.port import PreparedMedia
 from millstream.media.processors.base import ImageProcessor, ModelFiles
 from millstream.media.processors.loading import FAMILIES
 from millstream.media.processors.qwen_video import QwenVideoProcessor
@@ -25,12 +25,12 @@ def picture(width: int, height: int) -> Image.Image:
     return Image.fromarray(noise)
 
 
-def processor(family: str, looks: dict[str, Any], vision: dict[str, Any], **config: Any) -> ImageProcessor:
+def processor(family: str, settings: dict[str, Any], vision: dict[str, Any], **config: Any) -> ImageProcessor:
     config = {"model_type": family, "image_token_index": 7, "image_token_id": 7, "vision_config": vision, **config}
-    return FAMILIES[family](ModelFiles(config, looks), NAME)
+    return FAMILIES[family](ModelFiles(config, settings), NAME)
 
 
-def equal(prepared: Prepared, **expected: Any) -> None:
+def equal(prepared: PreparedMedia, **expected: Any) -> None:
     assert prepared.tensors.keys() == expected.keys()
     for name, value in expected.items():
         theirs, ours = np.asarray(value), prepared.tensors[name]
@@ -43,26 +43,26 @@ def equal(prepared: Prepared, **expected: Any) -> None:
 def test_llava_over_clip(size: tuple[int, int]) -> None:
     from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
-    looks = {"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}}
+    settings = {"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}}
     vision = {"model_type": "clip_vision_model", "image_size": 56, "patch_size": 14}
     image = picture(*size)
-    prepared = processor("llava", looks, vision).prepare(image)
-    equal(prepared, pixel_values=CLIPImageProcessorPil(**looks)(image)["pixel_values"])
-    assert (prepared.places, prepared.text) == (16, NAME * 16)
-    full = processor("llava", looks, vision, vision_feature_select_strategy="full").prepare(image)
-    assert full.places == 17
+    prepared = processor("llava", settings, vision).prepare(image)
+    equal(prepared, pixel_values=CLIPImageProcessorPil(**settings)(image)["pixel_values"])
+    assert (prepared.feature_tokens, prepared.text) == (16, NAME * 16)
+    full = processor("llava", settings, vision, vision_feature_select_strategy="full").prepare(image)
+    assert full.feature_tokens == 17
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_llava_over_siglip(size: tuple[int, int]) -> None:
     from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
-    looks = {"size": {"height": 60, "width": 60}}
+    settings = {"size": {"height": 60, "width": 60}}
     vision = {"model_type": "siglip_vision_model", "image_size": 60, "patch_size": 10}
     image = picture(*size)
-    prepared = processor("llava", looks, vision, vision_feature_select_strategy="full").prepare(image)
-    equal(prepared, pixel_values=SiglipImageProcessorPil(**looks)(image)["pixel_values"])
-    assert prepared.places == 36
+    prepared = processor("llava", settings, vision, vision_feature_select_strategy="full").prepare(image)
+    equal(prepared, pixel_values=SiglipImageProcessorPil(**settings)(image)["pixel_values"])
+    assert prepared.feature_tokens == 36
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -70,16 +70,16 @@ def test_llava_over_siglip(size: tuple[int, int]) -> None:
 def test_qwen(size: tuple[int, int], bounds: dict[str, int]) -> None:
     from mlx_vlm.models.qwen3_vl.processing_qwen3_vl import Qwen3VLImageProcessor
 
-    looks = {"patch_size": 14, "image_mean": [0.1, 0.2, 0.3], "image_std": [0.5, 0.6, 0.7], **bounds}
+    settings = {"patch_size": 14, "image_mean": [0.1, 0.2, 0.3], "image_std": [0.5, 0.6, 0.7], **bounds}
     image = picture(*size)
-    prepared = processor("qwen2_5_vl", looks, {}).prepare(image)
-    equal(prepared, **Qwen3VLImageProcessor(**looks)([image]))
+    prepared = processor("qwen2_5_vl", settings, {}).prepare(image)
+    equal(prepared, **Qwen3VLImageProcessor(**settings)([image]))
     _, rows, columns = prepared.tensors["image_grid_thw"][0]
-    assert prepared.places == rows * columns // 4
-    assert prepared.text == NAME * prepared.places
+    assert prepared.feature_tokens == rows * columns // 4
+    assert prepared.text == NAME * prepared.feature_tokens
 
 
-def test_qwen_refuses_what_is_too_narrow() -> None:
+def test_qwen_refuses_narrow_images() -> None:
     with pytest.raises(MediaRefused, match="201 x 1 pixels is too narrow"):
         processor("qwen3_vl", {}, {}).prepare(picture(201, 1))
 
@@ -88,10 +88,10 @@ def test_qwen_refuses_what_is_too_narrow() -> None:
 def test_gemma3(size: tuple[int, int]) -> None:
     from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 
-    looks = {"size": {"height": 56, "width": 56}, "resample": 2}
+    settings = {"size": {"height": 56, "width": 56}, "resample": 2}
     image = picture(*size)
-    prepared = processor("gemma3", looks, {"image_size": 56}, mm_tokens_per_image=4).prepare(image)
-    equal(prepared, pixel_values=Gemma3ImageProcessorPil(**looks)(image)["pixel_values"])
+    prepared = processor("gemma3", settings, {"image_size": 56}, mm_tokens_per_image=4).prepare(image)
+    equal(prepared, pixel_values=Gemma3ImageProcessorPil(**settings)(image)["pixel_values"])
     assert prepared.text == f"\n\n<start_of_image>{NAME * 4}<end_of_image>\n\n"
 
 
@@ -99,12 +99,12 @@ def test_gemma3(size: tuple[int, int]) -> None:
 def test_gemma4(size: tuple[int, int]) -> None:
     from mlx_vlm.models.gemma4.processing_gemma4 import Gemma4ImageProcessor
 
-    looks = {"patch_size": 4, "pooling_kernel_size": 3, "max_soft_tokens": 70}
+    settings = {"patch_size": 4, "pooling_kernel_size": 3, "max_soft_tokens": 70}
     image = picture(*size)
-    data, places = Gemma4ImageProcessor(**looks)([image])
-    prepared = processor("gemma4", looks, {}).prepare(image)
+    data, tokens = Gemma4ImageProcessor(**settings)([image])
+    prepared = processor("gemma4", settings, {}).prepare(image)
     equal(prepared, **data)
-    assert prepared.places == places[0]
+    assert prepared.feature_tokens == tokens[0]
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -113,15 +113,15 @@ def test_gemma4(size: tuple[int, int]) -> None:
 def test_idefics3(size: tuple[int, int], split: bool, longest: int) -> None:
     from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 
-    looks = {"size": {"longest_edge": longest}, "max_image_size": {"longest_edge": 28}, "do_image_splitting": split}
+    settings = {"size": {"longest_edge": longest}, "max_image_size": {"longest_edge": 28}, "do_image_splitting": split}
     image = picture(*size)
-    theirs = Idefics3ImageProcessorPil(**looks)(image, return_row_col_info=True)
-    prepared = processor("idefics3", looks, {"patch_size": 7}, scale_factor=2).prepare(image)
+    theirs = Idefics3ImageProcessorPil(**settings)(image, return_row_col_info=True)
+    prepared = processor("idefics3", settings, {"patch_size": 7}, scale_factor=2).prepare(image)
     equal(prepared, pixel_values=theirs["pixel_values"])
-    assert np.asarray(theirs["pixel_attention_mask"]).all(), "a mask that says something would have to be sent"
+    assert np.asarray(theirs["pixel_attention_mask"]).all(), "a mask with zeros would have to be sent"
     rows, columns = theirs["rows"][0][0], theirs["cols"][0][0]
     assert prepared.text == expanded(rows, columns, 4)
-    assert prepared.places == (rows * columns + 1) * 4
+    assert prepared.feature_tokens == (rows * columns + 1) * 4
 
 
 def expanded(rows: int, columns: int, each: int) -> str:
@@ -135,14 +135,14 @@ def expanded(rows: int, columns: int, each: int) -> str:
 def test_pixtral_and_mistral3(size: tuple[int, int], merge: int) -> None:
     from mlx_vlm.models.pixtral.image_processing_pixtral import PixtralImageProcessor
 
-    looks = {"size": {"longest_edge": 256}}
+    settings = {"size": {"longest_edge": 256}}
     image = picture(*size)
-    theirs = PixtralImageProcessor(**looks, patch_size=14 * merge)([image])
-    prepared = processor("mistral3", looks, {"patch_size": 14}, spatial_merge_size=merge).prepare(image)
+    theirs = PixtralImageProcessor(**settings, patch_size=14 * merge)([image])
+    prepared = processor("mistral3", settings, {"patch_size": 14}, spatial_merge_size=merge).prepare(image)
     equal(prepared, pixel_values=theirs["pixel_values"], image_sizes=theirs["image_sizes"])
     height, width = theirs["image_sizes"][0]
     rows, columns = height // (14 * merge), width // (14 * merge)
-    assert prepared.places == rows * columns
+    assert prepared.feature_tokens == rows * columns
     assert prepared.text == "[IMG_BREAK]".join([NAME * columns] * rows) + "[IMG_END]"
 
 
@@ -156,7 +156,7 @@ def test_qwen_videos(family: str, size: tuple[int, int], count: int) -> None:
         _video_group_timestamps,
     )
 
-    looks = {
+    settings = {
         "patch_size": 14,
         "min_pixels": 100_000,
         "max_pixels": 200_000,
@@ -165,25 +165,25 @@ def test_qwen_videos(family: str, size: tuple[int, int], count: int) -> None:
     }
     images = [picture(*size).transpose(Image.Transpose.ROTATE_180) for _ in range(count)]
     tokens = {"video_token_id": 8, "vision_start_token_id": 9, "vision_end_token_id": 10}
-    files = ModelFiles({"model_type": family, "vision_config": {}, **tokens}, looks)
+    files = ModelFiles({"model_type": family, "vision_config": {}, **tokens}, settings)
     prepared = QwenVideoProcessor(files, "<video>", "<a>", "<b>").prepare(
         Frames(images, [number / 2 for number in range(count)])
     )
-    equal(prepared, **Qwen3VLVideoProcessor(**looks)([np.stack([np.asarray(image) for image in images])]))
+    equal(prepared, **Qwen3VLVideoProcessor(**settings)([np.stack([np.asarray(image) for image in images])]))
     groups, rows, columns = prepared.tensors["video_grid_thw"][0]
     each = int(rows * columns) // 4
-    assert prepared.places == each * groups
+    assert prepared.feature_tokens == each * groups
     if family == "qwen3_vl":
         metadata = {"frames_indices": range(count), "fps": 2.0}
         times = _video_group_timestamps(int(groups), 2, 2.0, metadata)
         expected = _timestamped_video_placeholder(times, each, "<a>", "<b>").replace("<|placeholder|>", "<video>")
         assert prepared.text == expected
     else:
-        assert prepared.text == "<video>" * prepared.places
+        assert prepared.text == "<video>" * prepared.feature_tokens
 
 
 @pytest.mark.parametrize(
-    "looks, pace",
+    "settings, sampling",
     [
         ({}, FrameSampling(2.0, 4, 64)),
         ({"fps": 1, "min_frames": 2, "max_frames": 10}, FrameSampling(1.0, 2, 10)),
@@ -191,7 +191,7 @@ def test_qwen_videos(family: str, size: tuple[int, int], count: int) -> None:
         ({"max_frames": 2}, FrameSampling(2.0, 2, 2)),
     ],
 )
-def test_qwen_says_which_frames_it_wants(looks: dict[str, Any], pace: FrameSampling) -> None:
+def test_qwen_frame_sampling(settings: dict[str, Any], sampling: FrameSampling) -> None:
     tokens = {"video_token_id": 8, "vision_start_token_id": 9, "vision_end_token_id": 10}
-    files = ModelFiles({"model_type": "qwen3_vl", "vision_config": {}, **tokens}, {}, {}, {"size": {}, **looks})
-    assert QwenVideoProcessor(files, "<video>", "<a>", "<b>").pace == pace
+    files = ModelFiles({"model_type": "qwen3_vl", "vision_config": {}, **tokens}, {}, {}, {"size": {}, **settings})
+    assert QwenVideoProcessor(files, "<video>", "<a>", "<b>").sampling == sampling

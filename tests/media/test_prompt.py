@@ -1,4 +1,4 @@
-"""Places of media among the tokens of a prompt."""
+"""Placeholders in the prompt, and positions of media among its tokens."""
 
 from __future__ import annotations
 
@@ -6,46 +6,46 @@ import numpy as np
 import pytest
 
 from millstream.errors import BadRequest
-from millstream.media.port import Mark, Prepared
-from millstream.media.prompt import digest_of, expand, placed
+from millstream.media.port import Placeholder, PreparedMedia
+from millstream.media.prompt import expand_placeholders, locate_media, media_digest
 from millstream.types import Kind, Tensor
 
-MARKS: dict[Kind, Mark] = {"image": Mark("<b>", 7), "video": Mark("<v>", 8)}
+PLACEHOLDERS: dict[Kind, Placeholder] = {"image": Placeholder("<b>", 7), "video": Placeholder("<v>", 8)}
 
 
-def image(value: int = 0, places: int = 2, text: str = "<b>##<e>") -> Prepared:
-    return Prepared("image", {"pixel_values": np.full((1, 2), value, np.float32)}, text, places)
+def image(value: int = 0, tokens: int = 2, text: str = "<b>##<e>") -> PreparedMedia:
+    return PreparedMedia("image", {"pixel_values": np.full((1, 2), value, np.float32)}, text, tokens)
 
 
-def video() -> Prepared:
-    return Prepared("video", {"pixel_values_videos": np.zeros((1, 2), np.float32)}, "<v>..", 1)
+def video() -> PreparedMedia:
+    return PreparedMedia("video", {"pixel_values_videos": np.zeros((1, 2), np.float32)}, "<v>..", 1)
 
 
-def test_markers_become_what_the_media_need() -> None:
-    assert expand("a<b>c<v><b>d", MARKS, [image(), video(), image(text="x")]) == "a<b>##<e>c<v>..xd"
+def test_placeholders_are_expanded() -> None:
+    assert expand_placeholders("a<b>c<v><b>d", PLACEHOLDERS, [image(), video(), image(text="x")]) == "a<b>##<e>c<v>..xd"
 
 
 @pytest.mark.parametrize("text", ["none", "<b>", "<b><b><b>", "<b><v>", "<v><b>"])
-def test_markers_that_do_not_fit(text: str) -> None:
-    with pytest.raises(BadRequest, match="out of texts"):
-        expand(text, MARKS, [image(), image()])
+def test_placeholders_that_do_not_match_the_media(text: str) -> None:
+    with pytest.raises(BadRequest, match="from the text of messages"):
+        expand_placeholders(text, PLACEHOLDERS, [image(), image()])
 
 
-def test_places() -> None:
-    first, film, last = placed([1, 7, 7, 2, 8, 3, 7, 5, 5, 7], MARKS, [image(1), video(), image(2)])
+def test_positions() -> None:
+    first, clip, last = locate_media([1, 7, 7, 2, 8, 3, 7, 5, 5, 7], PLACEHOLDERS, [image(1), video(), image(2)])
     assert (first.kind, first.start, first.length) == ("image", 1, 2)
-    assert (film.kind, film.start, film.length) == ("video", 4, 1)
-    assert (last.kind, last.start, last.length) == ("image", 6, 4), "what separates its rows is its own"
+    assert (clip.kind, clip.start, clip.length) == ("video", 4, 1)
+    assert (last.kind, last.start, last.length) == ("image", 6, 4), "the tokens between its rows belong to it"
     assert first.tensors[0][1] == Tensor("float32", (1, 2), np.array([1, 1], np.float32).tobytes())
 
 
 @pytest.mark.parametrize("tokens", [[7], [7, 7, 7], [1], [7, 7, 8]])
-def test_tokens_that_the_client_wrote(tokens: list[int]) -> None:
+def test_special_tokens_in_the_clients_text(tokens: list[int]) -> None:
     with pytest.raises(BadRequest, match="names of special tokens"):
-        placed(tokens, MARKS, [image()])
+        locate_media(tokens, PLACEHOLDERS, [image()])
 
 
-def test_digests_tell_apart_whatever_features_depend_on() -> None:
+def test_digests_differ_in_everything_that_features_depend_on() -> None:
     data = bytes(8)
     same = [("image", [("a", Tensor("float32", (1, 2), data))])] * 2
     other = [
@@ -56,4 +56,4 @@ def test_digests_tell_apart_whatever_features_depend_on() -> None:
         ("image", [("a", Tensor("float32", (1, 2), bytes(7) + b"x"))]),
         ("image", [("a", Tensor("float32", (1, 2), data)), ("b", Tensor("float32", (0,), b""))]),
     ]
-    assert len({digest_of(kind, tensors) for kind, tensors in same + other}) == 1 + len(other)
+    assert len({media_digest(kind, tensors) for kind, tensors in same + other}) == 1 + len(other)

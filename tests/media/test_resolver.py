@@ -1,4 +1,4 @@
-"""Names are looked up within a time, and a resolver that hangs costs no more threads than there are."""
+"""DNS lookups have a time limit, and hanging ones occupy only the resolver's own threads."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from millstream.media.resolver import Resolver
 THREADS = 2
 
 
-class HangingLookUp:
-    """Hangs for every name but one."""
+class HangingLookup:
+    """Hangs for every host but one."""
 
     def __init__(self) -> None:
         self.release = threading.Event()
@@ -33,69 +33,72 @@ class HangingLookUp:
 
 
 @pytest.fixture
-def look_up() -> Iterator[HangingLookUp]:
-    subject = HangingLookUp()
+def lookup() -> Iterator[HangingLookup]:
+    subject = HangingLookup()
     yield subject
     subject.release.set()
 
 
 @pytest.fixture
-def resolver(look_up: HangingLookUp) -> Iterator[Resolver]:
-    pool = ThreadPoolExecutor(THREADS, thread_name_prefix="test-names")
-    yield Resolver(pool, look_up)
-    look_up.release.set()
+def resolver(lookup: HangingLookup) -> Iterator[Resolver]:
+    pool = ThreadPoolExecutor(THREADS, thread_name_prefix="test-dns")
+    yield Resolver(pool, lookup)
+    lookup.release.set()
     pool.shutdown(wait=True)
 
 
-def test_a_fetch_ends_when_its_time_is_over(resolver: Resolver) -> None:
+def test_a_fetch_ends_at_its_timeout(resolver: Resolver) -> None:
     began = time.monotonic()
     with pytest.raises(MediaRefused, match=r"took longer than 0.2 s \(--media-timeout\)"):
-        fetch("http://slow.test/a.png", MediaLimits(seconds=0.2), resolver)
+        fetch("http://slow.test/a.png", MediaLimits(timeout=0.2), resolver)
     assert time.monotonic() - began < 3
     assert resolver.hanging
 
 
-def test_a_name_that_is_found(resolver: Resolver) -> None:
+def test_a_host_that_is_resolved(resolver: Resolver) -> None:
     with running_web() as web:
         web.body("/a", b"here")
-        limits = MediaLimits(seconds=20, private=True)
+        limits = MediaLimits(timeout=20, allow_private=True)
         assert fetch(f"http://quick.test:{web.port}/a", limits, resolver) == b"here"
     assert not resolver.hanging
 
 
-def test_addresses_are_checked_wherever_they_come_from(resolver: Resolver) -> None:
-    with pytest.raises(MediaRefused, match="no public address"):
+def test_resolved_addresses_are_checked(resolver: Resolver) -> None:
+    with pytest.raises(MediaRefused, match="not a public address"):
         fetch("http://quick.test/a", MediaLimits(), resolver)
 
 
-def test_a_redirect_has_what_is_left_of_the_time(resolver: Resolver) -> None:
+def test_a_redirect_shares_the_timeout(resolver: Resolver) -> None:
     with running_web() as web:
         web.redirect("/a", "http://slow.test/b")
         with pytest.raises(MediaRefused, match=r"took longer than 0\.5 s"):
-            fetch(f"http://quick.test:{web.port}/a", MediaLimits(seconds=0.5, private=True), resolver)
+            fetch(f"http://quick.test:{web.port}/a", MediaLimits(timeout=0.5, allow_private=True), resolver)
 
 
-def test_many_that_hang_take_no_more_threads_and_leave_nothing_behind(
-    resolver: Resolver, look_up: HangingLookUp
+def test_many_hanging_lookups_take_no_more_threads_and_leave_nothing_behind(
+    resolver: Resolver, lookup: HangingLookup
 ) -> None:
     for number in range(8):
         with pytest.raises(TimeoutError):
             resolver(f"slow-{number}.test", 80, 0.05)
-    assert len(look_up.asked) == THREADS
-    assert sum(thread.name.startswith("test-names") for thread in threading.enumerate()) == THREADS
-    look_up.release.set()
+    assert len(lookup.asked) == THREADS
+    assert sum(thread.name.startswith("test-dns") for thread in threading.enumerate()) == THREADS
+    lookup.release.set()
     assert resolver("quick.test", 80, 20) == ["127.0.0.1"]
-    # Those whose time was over before they began are never asked about.
-    assert [*look_up.asked] == ["slow-0.test", "slow-1.test", "quick.test"]
+    # Lookups that timed out in the queue are never started.
+    assert [*lookup.asked] == ["slow-0.test", "slow-1.test", "quick.test"]
     until = time.monotonic() + 20
     while resolver.hanging and time.monotonic() < until:
         time.sleep(0.01)
     assert not resolver.hanging
 
 
-def test_what_the_resolver_says_of_a_name_that_is_not_there() -> None:
+def test_an_unknown_host() -> None:
     def unknown(host: str, port: int, seconds: float) -> list[str]:
         raise OSError("no such name")
 
-    with ThreadPoolExecutor(1) as pool, pytest.raises(MediaRefused, match=r"'x.test' .* is not known: no such name"):
+    with (
+        ThreadPoolExecutor(1) as pool,
+        pytest.raises(MediaRefused, match=r"'x.test' .* cannot be resolved: no such name"),
+    ):
         fetch("http://x.test/", MediaLimits(), Resolver(pool, unknown))

@@ -1,4 +1,4 @@
-"""Data URIs, and files below allowed folders."""
+"""Media sources: data URIs, URLs, and files below allowed folders."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from millstream.media.sources import is_local, read_source
 
 DATA = bytes(range(256))
 TEXT = base64.b64encode(DATA).decode()
-LIMITS = MediaLimits(size=1000, private=True)
+LIMITS = MediaLimits(file_bytes=1000, allow_private=True)
 
 
 @pytest.mark.parametrize(
@@ -41,13 +41,13 @@ def test_data_uris(source: str) -> None:
         ("data:image/png;base64,", "is empty"),
         ("data:image/png;base64,$$$$", "not valid base64"),
         ("data:image/png;base64,AAAAA", "not valid base64"),
-        ("data:image/png;base64," + "A" * 4000, "this server takes 1000"),
-        ("data:," + "A" * 4000, "this server takes 1000"),
-        ("data:," + "A" * 1001, "this server takes 1000"),
-        ("ftp://host/x.png", "no media that can be read"),
-        ("x.png", "no media that can be read"),
-        ("javascript:alert(1)", "no media that can be read"),
-        ("", "no media that can be read"),
+        ("data:image/png;base64," + "A" * 4000, "this server takes at most 1000"),
+        ("data:," + "A" * 4000, "this server takes at most 1000"),
+        ("data:," + "A" * 1001, "this server takes at most 1000"),
+        ("ftp://host/x.png", "is not a media source"),
+        ("x.png", "is not a media source"),
+        ("javascript:alert(1)", "is not a media source"),
+        ("", "is not a media source"),
         ("/etc/passwd", "reads no local files"),
         ("file:///etc/passwd", "reads no local files"),
     ],
@@ -85,15 +85,15 @@ def test_files_below_an_allowed_folder(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", ["../secret", "link", "none", "deep", "../allowed-not/x", "..", "a\0b"])
 def test_no_other_files(folder: Path, name: str) -> None:
-    with pytest.raises(MediaRefused, match="no file below a folder that this server reads"):
+    with pytest.raises(MediaRefused, match="is not a file below an allowed folder"):
         read_source(f"{folder}/{name}", MediaLimits(folders=(folder,)))
 
 
 def test_a_file_over_the_limit(folder: Path) -> None:
-    with pytest.raises(MediaRefused, match="this server takes 1000"):
-        read_source(f"{folder}/large", MediaLimits(size=1000, folders=(folder,)))
+    with pytest.raises(MediaRefused, match="this server takes at most 1000"):
+        read_source(f"{folder}/large", MediaLimits(file_bytes=1000, folders=(folder,)))
 
 
-def test_another_machine(folder: Path) -> None:
-    with pytest.raises(MediaRefused, match="names another machine"):
+def test_another_host(folder: Path) -> None:
+    with pytest.raises(MediaRefused, match="names another host"):
         read_source("file://server/share/x", MediaLimits(folders=(folder,)))

@@ -1,4 +1,4 @@
-"""A real HTTP server on this machine that answers as a test wants, and notes who asked for what."""
+"""A local HTTP server with scripted answers, which records the requested paths."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Web:
         self.answers: dict[str, Answer] = {}
         self.asked: list[str] = []
         self.release = threading.Event()
-        """Set when the test is over: whoever is slow may stop."""
+        """Set when the test is over: slow answers end."""
 
     def body(self, path: str, data: bytes, *, kind: str = "image/png", length: bool = True) -> str:
         def answer(request: BaseHTTPRequestHandler) -> None:
@@ -42,7 +42,7 @@ class Web:
         return self.url + path
 
     def drip(self, path: str, piece: bytes, every: float) -> str:
-        """A body that never ends: a piece at a time."""
+        """A body that never ends, sent in pieces."""
 
         def answer(request: BaseHTTPRequestHandler) -> None:
             request.send_response(200)
@@ -70,7 +70,7 @@ def running_web() -> Iterator[Web]:
                 else:
                     answer(self)
             except OSError:
-                self.close_connection = True  # the client has had enough, which is what some tests want
+                self.close_connection = True  # some tests expect the client to hang up
 
         def log_message(self, format: str, *args: object) -> None:
             pass

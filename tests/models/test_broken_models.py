@@ -1,4 +1,4 @@
-"""The corpus of broken model files: each is refused with a reason, soon, and before memory is taken for it."""
+"""The corpus of broken model files: each is refused early, with a reason, and before memory is allocated for it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from millstream.errors import ModelError
 from millstream.models.checks import check_model
-from millstream.models.config_check import Room, check_config
+from millstream.models.config_check import StoredCounts, check_config
 from millstream.models.gguf_file import open_gguf
 from millstream.models.gguf_vocabulary import read_vocabulary
 from millstream.models.source import resolve
@@ -33,16 +33,16 @@ def good_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_gguf(tmp_path_factory.mktemp("good") / "tiny.gguf")
 
 
-def read(path: Path) -> None:
+def open_model(path: Path) -> None:
     """What the server does with a model before it starts an engine."""
     source = resolve(str(path), report=print)
     check_model(source.kind, source.path)
     load_tokenizer(source)
 
 
-def test_what_the_corpus_is_made_of_is_good(good: Path, good_gguf: Path) -> None:
-    read(good)
-    read(good_gguf)
+def test_the_undamaged_models_are_accepted(good: Path, good_gguf: Path) -> None:
+    open_model(good)
+    open_model(good_gguf)
 
 
 @pytest.mark.parametrize("broken", FOLDERS, ids=lambda broken: broken.name)
@@ -50,7 +50,7 @@ def test_a_broken_folder_is_refused_with_a_reason(good: Path, tmp_path: Path, br
     folder = shutil.copytree(good, tmp_path / "broken")
     broken.damage(folder)
     with pytest.raises(ModelError, match=broken.words):
-        read(folder)
+        open_model(folder)
 
 
 @pytest.mark.parametrize("broken", GGUFS, ids=lambda broken: broken.name)
@@ -58,7 +58,7 @@ def test_a_broken_gguf_file_is_refused_with_a_reason(good_gguf: Path, tmp_path: 
     path = Path(shutil.copy(good_gguf, tmp_path / "broken.gguf"))
     broken.damage(path)
     with pytest.raises(ModelError, match=broken.words):
-        read(path)
+        open_model(path)
 
 
 @pytest.mark.parametrize(
@@ -73,12 +73,12 @@ def test_a_broken_gguf_file_is_refused_with_a_reason(good_gguf: Path, tmp_path: 
         ({"tokens": ["a" * 2000]}, "too long"),
     ],
 )
-def test_lists_of_a_vocabulary_fit_each_other(metadata: dict[str, Any], words: str) -> None:
+def test_vocabularies_of_mismatched_lists_are_refused(metadata: dict[str, Any], words: str) -> None:
     with pytest.raises(ModelError, match=words):
         read_vocabulary({f"tokenizer.ggml.{key}": value for key, value in metadata.items()})
 
 
-def test_two_tensors_in_one_place_are_refused(tmp_path: Path) -> None:
+def test_overlapping_tensors_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "some.gguf"
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_tensor("first", np.zeros((4, 32), np.float32))
@@ -88,14 +88,14 @@ def test_two_tensors_in_one_place_are_refused(tmp_path: Path) -> None:
     writer.write_tensors_to_file()
     writer.close()
     data = path.read_bytes()
-    place = data.index(b"other") + len("other") + 4 + 2 * 8 + 4
-    path.write_bytes(data[:place] + bytes(8) + data[place + 8 :])
+    position = data.index(b"other") + len("other") + 4 + 2 * 8 + 4
+    path.write_bytes(data[:position] + bytes(8) + data[position + 8 :])
     with pytest.raises(ModelError, match="overlaps another"):
         open_gguf(path)
 
 
-def test_what_published_configurations_say_is_let_through() -> None:
-    """Lists by layer, infinities, negative token numbers, huge contexts, settings of parts that are not there."""
+def test_values_of_published_configurations_are_accepted() -> None:
+    """Lists per layer, infinities, negative token ids, huge contexts, settings of absent modules."""
     config = {
         "num_hidden_layers": 4,
         "num_key_value_heads": [2, 2, None, 1][:2],
@@ -116,4 +116,4 @@ def test_what_published_configurations_say_is_let_through() -> None:
         "auto_map": {"AutoModel": "own.Model"},
         "quantization": {"group_size": 64, "bits": 4, "model.layers.0.mlp": {"bits": 8, "group_size": 64}},
     }
-    check_config(Path("config.json"), json.loads(json.dumps(config)), Room(tensors=38, largest=4096))
+    check_config(Path("config.json"), json.loads(json.dumps(config)), StoredCounts(tensors=38, largest=4096))

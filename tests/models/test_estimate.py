@@ -1,4 +1,4 @@
-"""Estimates against what the loaded model really takes, and the errors for files that cannot be read."""
+"""Estimates against the memory of the loaded model, and errors for unreadable files."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from mlx_lm.utils import dequantize_model, load_model
 
 from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
 from millstream.errors import ModelError
+from millstream.model_facts import GenerationFacts
 from millstream.models import estimate as module
 from millstream.models.demo import DEMO, user_cache_dir
 from millstream.models.estimate import Estimate, estimate, expected_device
 from millstream.models.source import ModelSource
-from millstream.types import ModelFacts
 from support.rare import RARE, write_rare
 from support.tiers import some
 from support.tiny import FAMILIES, write_model
@@ -53,10 +53,10 @@ def of(
 
 def loaded(
     path: Path, kind: Literal["folder", "gguf"] = "folder", *, unpack: bool = True, kv_bits: int = 0
-) -> ModelFacts:
-    """What the backend says after loading. On a thread of its own: it ends all streams of the thread it ran on."""
+) -> GenerationFacts:
+    """The backend's facts after loading. On a thread of its own: closing it ends all streams of its thread."""
 
-    def facts() -> ModelFacts:
+    def facts() -> GenerationFacts:
         backend = MlxGenerationBackend(GenerationSettings(kind, path, max_rows=1, unpack=unpack, kv_bits=kv_bits))
         try:
             return backend.load()
@@ -68,7 +68,7 @@ def loaded(
 
 
 def cache_bytes(caches: Iterable[Any]) -> int:
-    """What the caches hold of keys and values; states of recurrent layers do not grow and are not counted."""
+    """Bytes of keys and values in the caches; the states of recurrent layers do not grow and are not counted."""
     total = 0
     for cache in caches:
         if isinstance(cache, mlx_cache.CacheList):
@@ -79,25 +79,25 @@ def cache_bytes(caches: Iterable[Any]) -> int:
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, *RARE])
-def test_an_estimate_is_what_the_loaded_model_takes(any_model: Callable[[str], Path], family: str) -> None:
+def test_the_estimate_equals_the_loaded_model(any_model: Callable[[str], Path], family: str) -> None:
     folder = any_model(family)
-    told = of(folder)
+    estimated = of(folder)
     facts = loaded(folder)
-    assert told.weight_bytes == pytest.approx(facts.weight_bytes, rel=0.05)
-    assert (told.context_length or 2**20) == facts.context_length
+    assert estimated.weight_bytes == pytest.approx(facts.weight_bytes, rel=0.05)
+    assert (estimated.context_length or 2**20) == facts.context_length
     model, _ = load_model(folder)
     caches = mlx_cache.make_prompt_cache(model)
     mx.eval(model(mx.array([[1, 2, 3, 4]]), cache=caches))
-    assert told.kv_bytes_per_token == cache_bytes(caches) / 4
+    assert estimated.kv_bytes_per_token == cache_bytes(caches) / 4
 
 
 @pytest.mark.parametrize("kv_bits", [8, 4])
 @pytest.mark.parametrize("head", [32, 64, 96])
 def test_quantised_keys_and_values(tmp_path: Path, head: int, kv_bits: int) -> None:
     folder = write_model(tmp_path, "llama", head_dim=head)
-    told = of(folder, kv_bits=kv_bits).kv_bytes_per_token
-    assert told == loaded(folder, kv_bits=kv_bits).kv_bytes_per_token
-    assert told < of(folder).kv_bytes_per_token / 3
+    estimated = of(folder, kv_bits=kv_bits).kv_bytes_per_token
+    assert estimated == loaded(folder, kv_bits=kv_bits).kv_bytes_per_token
+    assert estimated < of(folder).kv_bytes_per_token / 3
 
 
 def quantised(folder: Path, family: str = "llama", dtype: mx.Dtype = mx.float16) -> Path:
@@ -124,14 +124,14 @@ def quantised(folder: Path, family: str = "llama", dtype: mx.Dtype = mx.float16)
 
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
 @pytest.mark.parametrize("unpack", [True, False])
-def test_a_quantised_folder_unpacked_and_as_it_is(tmp_path: Path, family: str, unpack: bool) -> None:
+def test_a_quantised_folder_dequantised_and_as_stored(tmp_path: Path, family: str, unpack: bool) -> None:
     folder = quantised(tmp_path, family)
-    told = of(folder, unpack=unpack)
-    assert told.weight_bytes == pytest.approx(loaded(folder, unpack=unpack).weight_bytes, rel=0.01)
-    assert told.kv_bytes_per_token == 4 * 2 * 2 * 16 * (4 if unpack else 2)
+    estimated = of(folder, unpack=unpack)
+    assert estimated.weight_bytes == pytest.approx(loaded(folder, unpack=unpack).weight_bytes, rel=0.01)
+    assert estimated.kv_bytes_per_token == 4 * 2 * 2 * 16 * (4 if unpack else 2)
 
 
-def test_cuda_unpacks_to_half_precision_and_metal_not_at_all(tmp_path: Path) -> None:
+def test_cuda_dequantises_to_half_precision_and_metal_not_at_all(tmp_path: Path) -> None:
     folder = quantised(tmp_path)
     model, _ = load_model(folder)
     packed = sum(value.nbytes for _, value in tree_flatten(model.parameters()))
@@ -143,7 +143,7 @@ def test_cuda_unpacks_to_half_precision_and_metal_not_at_all(tmp_path: Path) -> 
     assert of(folder, device="metal").weight_bytes == pytest.approx(packed, rel=0.01)
 
 
-def test_plain_weights_change_on_the_cpu_alone(tmp_path: Path) -> None:
+def test_only_the_cpu_converts_plain_weights(tmp_path: Path) -> None:
     tensors = {"lm_head.weight": ("BF16", (10, 8)), "model.norm.weight": ("F32", (8,))}
     write_zeros(tmp_path, tensors, num_hidden_layers=1, num_attention_heads=2, hidden_size=8)
     assert of(tmp_path).weight_bytes == 88 * 4
@@ -153,18 +153,18 @@ def test_plain_weights_change_on_the_cpu_alone(tmp_path: Path) -> None:
 @pytest.mark.skipif(not DEMO_FILE.is_file(), reason="needs the demo model in the cache (`make serve` fetches it)")
 @pytest.mark.parametrize("unpack", some([True, False], [True]))
 def test_the_demo_model(unpack: bool) -> None:
-    told = of(DEMO_FILE, "gguf", unpack=unpack)
+    estimated = of(DEMO_FILE, "gguf", unpack=unpack)
     facts = loaded(DEMO_FILE, "gguf", unpack=unpack)
-    assert told.weight_bytes == pytest.approx(facts.weight_bytes, rel=0.01)
-    assert told.kv_bytes_per_token == 30 * 2 * 3 * 64 * 4
-    assert told.context_length == facts.context_length
+    assert estimated.weight_bytes == pytest.approx(facts.weight_bytes, rel=0.01)
+    assert estimated.kv_bytes_per_token == 30 * 2 * 3 * 64 * 4
+    assert estimated.context_length == facts.context_length
     assert of(DEMO_FILE, "gguf", kv_bits=8).kv_bytes_per_token == 30 * 2 * 3 * (64 + 2 * 4)
     on_gpu = of(DEMO_FILE, "gguf", "cuda", unpack=unpack)
-    assert on_gpu.kv_bytes_per_token == told.kv_bytes_per_token / 2
+    assert on_gpu.kv_bytes_per_token == estimated.kv_bytes_per_token / 2
     assert of(DEMO_FILE, "gguf", "metal").weight_bytes == of(DEMO_FILE, "gguf", "cuda", unpack=False).weight_bytes
 
 
-def test_what_mlx_lm_leaves_in_the_file_is_not_counted(tmp_path: Path) -> None:
+def test_tensors_that_mlx_lm_does_not_load_are_not_counted(tmp_path: Path) -> None:
     tensors = {
         "language_model.model.embed_tokens.weight": ("F32", (10, 8)),
         "lm_head.weight": ("F32", (10, 8)),
@@ -175,7 +175,7 @@ def test_what_mlx_lm_leaves_in_the_file_is_not_counted(tmp_path: Path) -> None:
     assert of(tmp_path) == Estimate(10 * 8 * 4, 2 * 2 * 8 * 4, 77)
 
 
-def test_weights_packed_by_others(tmp_path: Path) -> None:
+def test_other_quantised_formats(tmp_path: Path) -> None:
     tensors = {"a.qweight": ("I32", (10, 8)), "b.weight": ("F8_E4M3", (10, 8))}
     shape = {"num_hidden_layers": 1, "num_attention_heads": 1, "hidden_size": 1}
     write_zeros(tmp_path, tensors, quantization_config={"bits": 8}, **shape)
@@ -186,29 +186,29 @@ def test_weights_packed_by_others(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        ("", "holds no JSON"),
-        ("{}", "names no num_hidden_layers"),
+        ("", "is not valid JSON"),
+        ("{}", "has no num_hidden_layers"),
         ('{"num_hidden_layers": "four"}', "num_hidden_layers is 'four'"),
         ('{"num_hidden_layers": 4, "layer_types": 7}', "not subscriptable"),
         ('{"num_hidden_layers": 4, "text_config": 7}', "not a mapping"),
-        ('{"num_hidden_layers": 4, "hidden_size": 8}', "names no num_attention_heads"),
+        ('{"num_hidden_layers": 4, "hidden_size": 8}', "has no num_attention_heads"),
     ],
 )
-def test_a_damaged_config_is_named(tmp_path: Path, config: str, reason: str) -> None:
+def test_a_damaged_config(tmp_path: Path, config: str, reason: str) -> None:
     write_zeros(tmp_path, {"lm_head.weight": ("F32", (10, 8))})
     (tmp_path / "config.json").write_text(config)
     with pytest.raises(ModelError, match=rf"config\.json: .*{reason}"):
         of(tmp_path)
 
 
-def test_packed_weights_without_a_group_size_are_named(tmp_path: Path) -> None:
+def test_quantised_weights_without_a_group_size(tmp_path: Path) -> None:
     tensors = {"lm_head.weight": ("U32", (10, 8)), "lm_head.scales": ("BF16", (10, 1))}
     write_zeros(tmp_path, tensors, num_hidden_layers=1, num_attention_heads=1, hidden_size=8)
-    with pytest.raises(ModelError, match=r"lm_head is quantised, and the config names no group_size"):
+    with pytest.raises(ModelError, match=r"lm_head is quantised, but config.json has no group_size"):
         of(tmp_path)
 
 
-def test_a_folder_or_gguf_file_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_folder_or_gguf_file(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"config\.json: cannot be read"):
         of(tmp_path)
     (tmp_path / "config.json").write_text("{}")
@@ -219,7 +219,7 @@ def test_a_folder_or_gguf_file_that_is_not_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("system", "machine", "installed", "asked", "device"),
+    ("system", "machine", "installed", "requested", "device"),
     [
         ("darwin", "arm64", ["mlx", "mlx-metal"], None, "metal"),
         ("darwin", "arm64", ["mlx", "mlx-metal"], "cpu", "cpu"),
@@ -230,10 +230,10 @@ def test_a_folder_or_gguf_file_that_is_not_there(tmp_path: Path) -> None:
         ("linux", "x86_64", ["mlx", "mlx-cuda-12"], "cpu", "cpu"),
     ],
 )
-def test_the_device_is_told_without_mlx(
-    monkeypatch: pytest.MonkeyPatch, system: str, machine: str, installed: list[str], asked: str | None, device: str
+def test_the_expected_device_without_mlx(
+    monkeypatch: pytest.MonkeyPatch, system: str, machine: str, installed: list[str], requested: str | None, device: str
 ) -> None:
     monkeypatch.setattr(module.sys, "platform", system)
     monkeypatch.setattr(module.platform, "machine", lambda: machine)
     monkeypatch.setattr(metadata, "distributions", lambda: [SimpleNamespace(name=name) for name in installed])
-    assert expected_device(asked) == device
+    assert expected_device(requested) == device

@@ -1,4 +1,4 @@
-"""What a configuration alone tells of a model. Against real models it is tested in `test_estimate`."""
+"""KV cache size and context length from configurations alone. `test_estimate` compares them with real models."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HEADS = {"num_hidden_layers": 4, "num_attention_heads": 8, "hidden_size": 64}
         ({"model_type": "mamba"}, 0),
     ],
 )
-def test_what_a_token_leaves_behind_by_the_config_alone(config: dict[str, Any], values: int) -> None:
+def test_kv_values_per_token(config: dict[str, Any], values: int) -> None:
     assert kv_values_per_token(config, {}) == values
 
 
@@ -45,7 +45,7 @@ def test_what_a_token_leaves_behind_by_the_config_alone(config: dict[str, Any], 
         ({}, 32),
     ],
 )
-def test_how_many_quantised_numbers_share_a_scale(config: dict[str, Any], group: int) -> None:
+def test_kv_group_size(config: dict[str, Any], group: int) -> None:
     assert kv_group_size(config) == group
 
 
@@ -57,19 +57,19 @@ def test_the_context_length_may_be_unknown() -> None:
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        ({}, "names no num_hidden_layers"),
+        ({}, "has no num_hidden_layers"),
         ({**HEADS, "num_hidden_layers": "four"}, "num_hidden_layers is 'four'"),
         ({**HEADS, "num_hidden_layers": True}, "num_hidden_layers is True"),
-        ({"num_hidden_layers": 4, "hidden_size": 8}, "names no num_attention_heads"),
-        ({"num_hidden_layers": 4, "num_attention_heads": 8}, "names no hidden_size"),
+        ({"num_hidden_layers": 4, "hidden_size": 8}, "has no num_attention_heads"),
+        ({"num_hidden_layers": 4, "num_attention_heads": 8}, "has no hidden_size"),
     ],
 )
-def test_a_config_that_does_not_tell(config: dict[str, Any], reason: str) -> None:
+def test_a_config_without_the_needed_settings(config: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         kv_values_per_token(config, {})
 
 
-def test_weights_are_believed_before_the_config_but_only_for_layers_that_keep_something() -> None:
+def test_widths_from_weights_take_precedence_but_only_for_layers_with_a_kv_cache() -> None:
     widths = {0: 10, 1: 20, 3: 40, 4: 1000}
     assert kv_values_per_token({"num_hidden_layers": 4}, widths) == 70
     assert kv_values_per_token({"num_hidden_layers": 4, "full_attn_idxs": [1, 3]}, widths) == 60

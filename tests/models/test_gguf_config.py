@@ -1,4 +1,4 @@
-"""The configuration that mlx-lm gets for a GGUF file's metadata."""
+"""The mlx-lm configuration made from a GGUF file's metadata."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from millstream.errors import ModelError
-from millstream.models.gguf_config import end_ids, gguf_config
+from millstream.models.gguf_config import eos_token_ids, gguf_config
 from millstream.models.gguf_file import GgufFile, GgufTensor
-from millstream.models.gguf_names import SERVED, parameter_name
+from millstream.models.gguf_names import ARCHITECTURES, parameter_name
 
 BASE = {
     "block_count": 2,
@@ -33,7 +33,7 @@ def file(
     return GgufFile(Path("some.gguf"), {"general.architecture": architecture} | metadata, made)
 
 
-def test_llama_rotates_neighbours_and_ties_its_embedding() -> None:
+def test_llama_has_traditional_rope_and_tied_embeddings() -> None:
     config = gguf_config(file("llama", {"rope.dimension_count": 16, "rope.freq_base": 5e5}))
     assert config == {
         "model_type": "llama",
@@ -55,11 +55,11 @@ def test_llama_rotates_neighbours_and_ties_its_embedding() -> None:
     }
 
 
-def test_an_output_matrix_unties_the_embedding() -> None:
+def test_an_output_tensor_unties_the_embeddings() -> None:
     assert not gguf_config(file("qwen2", tensors={"output.weight": (96, 64)}))["tie_word_embeddings"]
 
 
-def test_the_size_of_a_head_can_be_its_own() -> None:
+def test_an_explicit_head_size() -> None:
     assert gguf_config(file("qwen3", {"attention.key_length": 32}))["head_dim"] == 32
 
 
@@ -75,11 +75,11 @@ def test_the_size_of_a_head_can_be_its_own() -> None:
         ),
     ],
 )
-def test_rotary_scaling(values: dict[str, Any], scaling: dict[str, Any] | None) -> None:
+def test_rope_scaling(values: dict[str, Any], scaling: dict[str, Any] | None) -> None:
     assert gguf_config(file("qwen2", values))["rope_scaling"] == scaling
 
 
-def test_gemma_has_windows_and_two_rotary_bases() -> None:
+def test_gemma_has_sliding_windows_and_two_rope_bases() -> None:
     values = {"attention.sliding_window": 512, "attention.key_length": 256, "rope.freq_base": 1e6}
     config = gguf_config(file("gemma3", values))
     assert config["model_type"] == "gemma3_text"
@@ -93,12 +93,12 @@ def test_gemma_27b_scales_queries_by_the_width() -> None:
     assert config["query_pre_attn_scalar"] == 16
 
 
-def test_a_list_of_windows_gives_their_period() -> None:
+def test_a_list_of_sliding_windows_gives_their_period() -> None:
     values = {"attention.sliding_window": 8, "attention.sliding_window_pattern": [True, True, False, True, True, False]}
     assert gguf_config(file("gemma3", values))["sliding_window_pattern"] == 3
 
 
-def test_phi_has_factors_for_long_contexts() -> None:
+def test_phi_has_longrope_factors() -> None:
     tensors: dict[str, tuple[int, ...]] = {"rope_factors_long.weight": (6,), "rope_factors_short.weight": (6,)}
     values = {"rope.dimension_count": 12, "rope.scaling.original_context_length": 2048}
     config = gguf_config(file("phi3", values, tensors))
@@ -116,34 +116,34 @@ def test_qwen3_experts() -> None:
 @pytest.mark.parametrize(
     ("made", "words"),
     [
-        (file("mamba"), "'mamba' is not served.*llama, qwen2, qwen3"),
-        (file("llama", {"expert_count": 8}), "mixture of experts"),
-        (file("llama", {"rope.dimension_count": 8}), "rotates 8 of 16"),
+        (file("mamba"), "'mamba' is not supported.*llama, qwen2, qwen3"),
+        (file("llama", {"expert_count": 8}), "mixture-of-experts"),
+        (file("llama", {"rope.dimension_count": 8}), "RoPE rotates 8 of 16"),
         (file("llama", {"attention.head_count_kv": [2, 4]}), "differs between layers"),
         (file("llama", {"block_count": None}), r"no 'llama\.block_count'"),
         (file("qwen2", {"rope.scaling.type": "odd", "rope.scaling.factor": 2.0}), "scaling 'odd'"),
         (GgufFile(Path("some.gguf"), dict(file("llama").metadata), {}), "token_embd"),
     ],
 )
-def test_what_is_not_served_is_said(made: GgufFile, words: str) -> None:
+def test_unsupported_files_are_refused_with_a_reason(made: GgufFile, words: str) -> None:
     with pytest.raises(ModelError, match=words) as caught:
         gguf_config(made)
     assert "some.gguf" in caught.value.message
 
 
-def test_every_usual_end_of_a_turn_ends_an_answer() -> None:
+def test_declared_and_common_end_of_turn_tokens() -> None:
     metadata = {
         "tokenizer.ggml.tokens": ["a", "<|im_end|>", "<|endoftext|>", "</s>", "<|end|>"],
         "tokenizer.ggml.token_type": [1, 3, 3, 3, 1],
         "tokenizer.ggml.eos_token_id": 3,
         "tokenizer.ggml.eot_token_id": 1,
     }
-    assert end_ids(metadata) == {1, 2, 3}
-    assert end_ids({}) == frozenset()
+    assert eos_token_ids(metadata) == {1, 2, 3}
+    assert eos_token_ids({}) == frozenset()
 
 
 def test_tensor_names() -> None:
-    assert set(SERVED) == {"llama", "qwen2", "qwen3", "qwen3moe", "gemma3", "phi3"}
+    assert set(ARCHITECTURES) == {"llama", "qwen2", "qwen3", "qwen3moe", "gemma3", "phi3"}
     assert parameter_name("llama", "blk.11.ffn_norm.weight") == "model.layers.11.post_attention_layernorm.weight"
     assert parameter_name("gemma3", "blk.11.ffn_norm.weight") == "model.layers.11.pre_feedforward_layernorm.weight"
     assert parameter_name("qwen2", "blk.0.attn_q.bias") == "model.layers.0.self_attn.q_proj.bias"

@@ -1,4 +1,4 @@
-"""GGUF files opened, and damaged ones named."""
+"""Opening GGUF files, and the errors for damaged ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.tiers import examples
 
 
 def write(path: Path) -> bytes:
-    """A small file with every kind of value and three kinds of tensors; returns its bytes."""
+    """A small file with every kind of metadata value and three tensor types. Returns its bytes."""
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_block_count(3)
     writer.add_rope_freq_base(10000.0)
@@ -50,7 +50,7 @@ def test_metadata_are_plain_values(sample: Path) -> None:
     assert file.architecture == "llama"
     assert file.hyper("block_count") == 3
     assert file.hyper("missing", 7) == 7
-    wanted = {
+    expected = {
         "flag": True,
         "negative": -5,
         "text": "Grüße",
@@ -58,9 +58,9 @@ def test_metadata_are_plain_values(sample: Path) -> None:
         "numbers": [1, -2, 3],
         "fractions": [0.5, 1.5],
     }
-    found = {key: file.metadata[key] for key in wanted}
-    assert found == wanted
-    assert {key: type(value) for key, value in found.items()} == {key: type(value) for key, value in wanted.items()}
+    found = {key: file.metadata[key] for key in expected}
+    assert found == expected
+    assert {key: type(value) for key, value in found.items()} == {key: type(value) for key, value in expected.items()}
 
 
 def test_tensors_have_their_shape_type_and_values(sample: Path) -> None:
@@ -84,10 +84,10 @@ def test_tensors_have_their_shape_type_and_values(sample: Path) -> None:
         (b"PK\x03\x04 a zip", "not a GGUF file"),
         (b"GGUF\x01\x00\x00\x00", "version 1"),
         (b"GGUF\x00\x00\x00\x03", "big-endian"),
-        (b"GGUF\x03\x00", "cut off"),
+        (b"GGUF\x03\x00", "truncated"),
     ],
 )
-def test_what_is_wrong_is_said(tmp_path: Path, content: bytes, words: str) -> None:
+def test_the_error_says_what_is_wrong(tmp_path: Path, content: bytes, words: str) -> None:
     path = tmp_path / "bad.gguf"
     path.write_bytes(content)
     with pytest.raises(ModelError, match=words) as caught:
@@ -95,7 +95,7 @@ def test_what_is_wrong_is_said(tmp_path: Path, content: bytes, words: str) -> No
     assert str(path) in caught.value.message
 
 
-def test_a_missing_file_is_said(tmp_path: Path) -> None:
+def test_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"nowhere\.gguf: cannot be opened"):
         open_gguf(tmp_path / "nowhere.gguf")
 
@@ -113,12 +113,12 @@ def test_a_part_of_a_split_model_is_refused(tmp_path: Path) -> None:
 
 @settings(max_examples=examples(60), deadline=None)
 @given(st.data())
-def test_a_cut_file_is_named_as_one(sample: Path, data: st.DataObject) -> None:
-    whole = sample.read_bytes()
-    end = data.draw(st.integers(8, len(whole) - 32))
-    path = sample.with_name("cut.gguf")
-    path.write_bytes(whole[:end])
-    with pytest.raises(ModelError, match="cut off"):
+def test_a_truncated_file(sample: Path, data: st.DataObject) -> None:
+    content = sample.read_bytes()
+    end = data.draw(st.integers(8, len(content) - 32))
+    path = sample.with_name("truncated.gguf")
+    path.write_bytes(content[:end])
+    with pytest.raises(ModelError, match="truncated"):
         open_gguf(path)
 
 

@@ -1,4 +1,4 @@
-"""The hub, played by a small server on this machine: downloads, the cache, and every way to be refused."""
+"""Downloads from a local stand-in for the hub: the cache, offline use, and every kind of refusal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from millstream.models.hub import HubModel, download
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 REPO = "mill/stream"
 HALF_GATED = "mill/asks-first"
-"""As most gated models are: everyone sees the repository and its list of files, and not the files."""
+"""As most gated models: the repository and its file list are public, the files are not."""
 FILES = {
     "config.json": b'{"model_type": "llama"}',
     "model.safetensors": b"weights" * 100,
@@ -37,7 +37,7 @@ WANTED = {"config.json", "model.safetensors", "tokenizer.json", "chat_template.j
 
 
 class StandIn(BaseHTTPRequestHandler):
-    """What the client asks a hub for: facts of a repository, its list of files, and the files."""
+    """The hub's endpoints that the client uses: repository info, file list, and files."""
 
     def do_GET(self) -> None:
         self._answer(with_body=True)
@@ -108,42 +108,42 @@ def hub() -> Iterator[Hub]:
 
 
 @pytest.fixture
-def said() -> list[str]:
+def reports() -> list[str]:
     return []
 
 
-def test_downloads_what_a_model_needs_and_nothing_else(hub: Hub, tmp_path: Path, said: list[str]) -> None:
-    folder = download(HubModel(REPO), report=said.append, cache_dir=tmp_path, endpoint=hub.url)
+def test_it_downloads_the_needed_files_only(hub: Hub, tmp_path: Path, reports: list[str]) -> None:
+    folder = download(HubModel(REPO), report=reports.append, cache_dir=tmp_path, endpoint=hub.url)
     assert {path.name for path in folder.iterdir()} == WANTED
     assert (folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
-    assert said == [f"fetching {REPO} from the hub..."]
-    said.clear()
-    assert download(HubModel(REPO), report=said.append, cache_dir=tmp_path, endpoint=hub.url) == folder
-    assert said == []
+    assert reports == [f"downloading {REPO} from the hub..."]
+    reports.clear()
+    assert download(HubModel(REPO), report=reports.append, cache_dir=tmp_path, endpoint=hub.url) == folder
+    assert reports == []
 
 
-def test_without_the_hub_the_cache_serves_and_says_so(hub: Hub, tmp_path: Path, said: list[str]) -> None:
-    folder = download(HubModel(REPO, "v1"), report=said.append, cache_dir=tmp_path, endpoint=hub.url)
+def test_without_the_hub_the_cache_is_used_and_reported(hub: Hub, tmp_path: Path, reports: list[str]) -> None:
+    folder = download(HubModel(REPO, "v1"), report=reports.append, cache_dir=tmp_path, endpoint=hub.url)
     hub.stop()
-    said.clear()
-    assert download(HubModel(REPO, "v1"), report=said.append, cache_dir=tmp_path, endpoint=hub.url) == folder
-    assert len(said) == 1
-    assert "cannot be reached" in said[0]
-    assert "copy in the cache" in said[0]
+    reports.clear()
+    assert download(HubModel(REPO, "v1"), report=reports.append, cache_dir=tmp_path, endpoint=hub.url) == folder
+    assert len(reports) == 1
+    assert "cannot be reached" in reports[0]
+    assert "copy in the cache" in reports[0]
 
 
-def test_without_the_hub_half_a_model_does_not_serve(hub: Hub, tmp_path: Path, said: list[str]) -> None:
-    folder = download(HubModel(REPO), report=said.append, cache_dir=tmp_path, endpoint=hub.url)
+def test_without_the_hub_an_incomplete_snapshot_is_not_used(hub: Hub, tmp_path: Path, reports: list[str]) -> None:
+    folder = download(HubModel(REPO), report=reports.append, cache_dir=tmp_path, endpoint=hub.url)
     hub.stop()
     (folder / "model.safetensors").unlink()
     with pytest.raises(ModelError, match="cannot be reached"):
-        download(HubModel(REPO), report=said.append, cache_dir=tmp_path, endpoint=hub.url)
+        download(HubModel(REPO), report=reports.append, cache_dir=tmp_path, endpoint=hub.url)
 
 
-def test_without_the_hub_and_the_cache_the_network_is_named(hub: Hub, tmp_path: Path, said: list[str]) -> None:
+def test_without_the_hub_and_a_snapshot(hub: Hub, tmp_path: Path, reports: list[str]) -> None:
     hub.stop()
     with pytest.raises(ModelError, match="cannot be reached"):
-        download(HubModel(REPO), report=said.append, cache_dir=tmp_path, endpoint=hub.url)
+        download(HubModel(REPO), report=reports.append, cache_dir=tmp_path, endpoint=hub.url)
 
 
 @pytest.mark.parametrize(
@@ -155,13 +155,13 @@ def test_without_the_hub_and_the_cache_the_network_is_named(hub: Hub, tmp_path: 
         (HubModel("mill/locked"), "401.*HF_TOKEN"),
         (HubModel("mill/private"), "HF_TOKEN"),
         (HubModel("mill/broken"), "501"),
-        (HubModel("mill/two--dashes"), "no hub has a model of this name"),
+        (HubModel("mill/two--dashes"), "not a valid model name on the hub"),
         (HubModel(REPO, "v9"), "no revision 'v9'"),
     ],
 )
-def test_a_refusal_says_why(hub: Hub, tmp_path: Path, said: list[str], model: HubModel, words: str) -> None:
+def test_refusals(hub: Hub, tmp_path: Path, reports: list[str], model: HubModel, words: str) -> None:
     with pytest.raises(ModelError, match=words):
-        download(model, report=said.append, cache_dir=tmp_path, endpoint=hub.url)
+        download(model, report=reports.append, cache_dir=tmp_path, endpoint=hub.url)
 
 
 OFFLINE = """
@@ -176,8 +176,8 @@ except ModelError as error:
 """
 
 
-def test_offline_by_the_environment_nobody_is_asked(hub: Hub, tmp_path: Path, said: list[str]) -> None:
-    folder = download(HubModel(REPO), report=said.append, cache_dir=tmp_path, endpoint=hub.url)
+def test_offline_mode_uses_the_cache_only(hub: Hub, tmp_path: Path, reports: list[str]) -> None:
+    folder = download(HubModel(REPO), report=reports.append, cache_dir=tmp_path, endpoint=hub.url)
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_ENDPOINT": hub.url}
 
     def start(repo: str) -> subprocess.Popen[str]:

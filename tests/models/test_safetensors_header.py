@@ -1,4 +1,4 @@
-"""Headers of safetensors files: which files count, and what a damaged one is told to be."""
+"""Headers of safetensors files: which files count, and the errors for damaged ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_type_shape_and_size_of_each_tensor(tmp_path: Path) -> None:
     assert found["lm_head.weight"].values == 80
 
 
-def test_only_files_that_the_index_names_count(tmp_path: Path) -> None:
+def test_only_files_that_the_index_lists_count(tmp_path: Path) -> None:
     write_zeros(tmp_path, TENSORS)
     alone = folder_tensors(tmp_path)
     (tmp_path / "consolidated.safetensors").write_bytes(b"not of this model")
@@ -44,24 +44,24 @@ def test_only_files_that_the_index_names_count(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"", "cut off"),
-        (b"\x10", "cut off"),
-        (struct.pack("<Q", 2**60), "cut off"),
-        (struct.pack("<Q", 4) + b"{{{{", "holds no JSON"),
-        (struct.pack("<Q", 2) + b"\xff\xff", "holds no JSON"),
-        (struct.pack("<Q", 2) + b"[]", "a JSON object is needed"),
+        (b"", "truncated"),
+        (b"\x10", "truncated"),
+        (struct.pack("<Q", 2**60), "truncated"),
+        (struct.pack("<Q", 4) + b"{{{{", "is not valid JSON"),
+        (struct.pack("<Q", 2) + b"\xff\xff", "is not valid JSON"),
+        (struct.pack("<Q", 2) + b"[]", "must be a JSON object"),
         (struct.pack("<Q", 8) + b'{"a": 1}', "entry for 'a' is damaged"),
     ],
 )
-def test_a_damaged_file_is_named(tmp_path: Path, content: bytes, reason: str) -> None:
+def test_a_damaged_file(tmp_path: Path, content: bytes, reason: str) -> None:
     write_zeros(tmp_path, TENSORS)
     (tmp_path / "model.safetensors").write_bytes(content)
     with pytest.raises(ModelError, match=rf"model\.safetensors: .*{reason}"):
         folder_tensors(tmp_path)
 
 
-def test_a_download_that_was_cut_off_is_named(tmp_path: Path) -> None:
+def test_a_truncated_download(tmp_path: Path) -> None:
     file = write_zeros(tmp_path, TENSORS) / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-1])
-    with pytest.raises(ModelError, match=r"model\.safetensors: cut off: the tensors end at byte"):
+    with pytest.raises(ModelError, match=r"model\.safetensors: truncated: the tensors end at byte"):
         folder_tensors(tmp_path)

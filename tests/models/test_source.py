@@ -1,4 +1,4 @@
-"""What the user types, and the model or the message that comes of it."""
+"""Model arguments, and the model or error that each resolves to."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def quiet(line: str) -> None:
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder of the test's own, and neither hub nor package index."""
+    """A working folder for the test, without access to the hub or a package index."""
 
     def refuse(*args: object, **kwargs: object) -> Path:
-        raise AssertionError("the network was asked")
+        raise AssertionError("the network was used")
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(hub, "download", refuse)
@@ -44,13 +44,13 @@ def test_a_folder(here: Path) -> None:
     assert resolve("models/small", report=quiet) == expected
 
 
-def test_the_folder_one_stands_in_has_a_name(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_working_folder(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = make_folder(here / "small", "config.json", "weights.00.safetensors")
     monkeypatch.chdir(path)
     assert resolve(".", report=quiet) == ModelSource("small", "folder", path)
 
 
-def test_the_home_folder_is_known(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_home_folder_is_expanded(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(here))
     path = make_folder(here / "small", "config.json", "model.safetensors")
     assert resolve("~/small", report=quiet).path == path
@@ -59,14 +59,14 @@ def test_the_home_folder_is_known(here: Path, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("files", "words"),
     [
-        ((), r"no config\.json and no \*\.safetensors.*A model folder holds"),
+        ((), r"no config\.json and no \*\.safetensors.*A model folder has"),
         (("config.json",), r"no \*\.safetensors"),
         (("model.safetensors",), r"no config\.json\."),
         (("config.json", "pytorch_model.bin"), "converted"),
-        (("a.gguf", "b.gguf"), r"give one of them by its path: a\.gguf, b\.gguf"),
+        (("a.gguf", "b.gguf"), r"give the path of one of them: a\.gguf, b\.gguf"),
     ],
 )
-def test_a_folder_that_is_no_model_says_what_is_missing(here: Path, files: tuple[str, ...], words: str) -> None:
+def test_a_folder_that_is_not_a_model(here: Path, files: tuple[str, ...], words: str) -> None:
     path = make_folder(here / "folder", *files)
     with pytest.raises(ModelError, match=words):
         resolve(str(path), report=quiet)
@@ -86,14 +86,14 @@ def test_a_file_of_another_kind_is_refused(here: Path) -> None:
 
 
 @pytest.mark.parametrize("spec", ["./org/name", "/org/name", "~/name", "../org/name", "org/name.gguf", "NAME.GGUF"])
-def test_a_path_that_is_not_there_is_never_looked_up(spec: str) -> None:
+def test_a_missing_path_is_never_searched_on_the_hub(spec: str) -> None:
     with pytest.raises(ModelError, match="no such folder or file"):
         resolve(spec, report=quiet)
 
 
 @pytest.mark.parametrize("spec", ["name", "", "a/b/c", "org/na me", "org/name@", "https://x/y"])
-def test_what_is_nothing_says_what_was_tried(spec: str) -> None:
-    with pytest.raises(ModelError, match=r"no such folder or file: .*a hub id looks like org/name"):
+def test_an_invalid_argument(spec: str) -> None:
+    with pytest.raises(ModelError, match=r"no such folder or file: .*a hub id would look like org/name"):
         resolve(spec, report=quiet)
 
 
@@ -122,17 +122,17 @@ def test_a_hub_id(here: Path, monkeypatch: pytest.MonkeyPatch, spec: str, model:
 def test_a_hub_model_without_weights_is_refused_by_its_id(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = make_folder(here / "snapshot", "config.json")
     monkeypatch.setattr(hub, "download", lambda *args, **kwargs: path)
-    with pytest.raises(ModelError, match=r"the hub's org/name is not a model: it has no \*\.safetensors"):
+    with pytest.raises(ModelError, match=r"the hub's org/name is not a model folder: it has no \*\.safetensors"):
         resolve("org/name", report=quiet)
 
 
-def test_nothing_means_the_demo_model(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_none_means_the_demo_model(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "demo_model", lambda *, report, cache_dir: cache_dir / "demo.gguf")
     expected = ModelSource("smollm2-135m-instruct", "gguf", here / "demo.gguf")
     assert resolve(None, cache_dir=here, report=quiet) == expected
 
 
-def test_the_name_is_known_before_the_model_is_found(here: Path) -> None:
+def test_the_name_is_known_before_the_model_is_resolved(here: Path) -> None:
     make_folder(here / "small", "config.json", "model.safetensors")
     make_folder(here / "files", "small.q4.gguf")
     for spec in ("small", "./small", "files", "files/small.q4.gguf"):

@@ -1,4 +1,4 @@
-"""Nothing from a model folder is executed: what asks for it is refused, or not followed."""
+"""Nothing from a model folder is executed: references to code are refused or not followed."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ AUTO_MAP = {
 
 
 def write_own(folder: Path) -> Path:
-    """Python files that leave a mark if anyone runs them; returns where the mark would be."""
-    mark = folder.parent / "it-was-run"
-    source = f"import pathlib\npathlib.Path({str(mark)!r}).touch()\n"
+    """Python files that create a marker file if they run. Returns the path of the marker."""
+    marker = folder.parent / "it-was-run"
+    source = f"import pathlib\npathlib.Path({str(marker)!r}).touch()\n"
     for name in ("own", "modeling", "tokenization", "processing", "numpy", "mlx", "mlx_lm", "transformers"):
         (folder / f"{name}.py").write_text(source)
-    return mark
+    return marker
 
 
 def change(path: Path, **values: Any) -> None:
@@ -49,21 +49,21 @@ def load_weights(folder: Path) -> None:
     load("folder", folder, current_device(), unpack=True)
 
 
-@pytest.mark.parametrize("place", ["config", "text_config"])
+@pytest.mark.parametrize("section", ["config", "text_config"])
 @pytest.mark.parametrize("kind", ["vision", "text"])
-def test_model_file_is_refused_by_name_by_the_server_and_by_the_loader(tmp_path: Path, kind: str, place: str) -> None:
+def test_model_file_is_refused_by_name_by_the_server_and_by_the_loader(tmp_path: Path, kind: str, section: str) -> None:
     folder = tmp_path / "model"
     if kind == "vision":
         shutil.copytree(SHAPES, folder)
     else:
         write_servable(folder)
-    mark = write_own(folder)
+    marker = write_own(folder)
     inside = json.loads((folder / "config.json").read_text()).get("text_config", {}) | {"model_file": "own.py"}
-    change(folder / "config.json", **({"model_file": "own.py"} if place == "config" else {"text_config": inside}))
+    change(folder / "config.json", **({"model_file": "own.py"} if section == "config" else {"text_config": inside}))
     for work in (check_folder, load_weights):
         with pytest.raises(ModelError, match=r"model_file is 'own\.py'.* never run"):
             work(folder)
-    assert not mark.exists()
+    assert not marker.exists()
 
 
 @pytest.mark.parametrize("kind", ["vision", "text"])
@@ -73,14 +73,14 @@ def test_auto_map_is_not_followed(tmp_path: Path, kind: str) -> None:
         shutil.copytree(SHAPES, folder)
     else:
         write_servable(folder)
-    mark = write_own(folder)
+    marker = write_own(folder)
     for name in ("config", "tokenizer_config", "processor_config", "preprocessor_config"):
         change(folder / f"{name}.json", auto_map=AUTO_MAP)
     change(folder / "tokenizer_config.json", tokenizer_class="OwnTokenizer")
     check_folder(folder)
     load_tokenizer(ModelSource("own", "folder", folder))
     load_weights(folder)
-    assert not mark.exists()
+    assert not marker.exists()
 
 
 def write_sentencepiece(folder: Path) -> None:
@@ -100,15 +100,15 @@ def write_sentencepiece(folder: Path) -> None:
 def test_transformers_builds_a_tokenizer_from_data_alone(tmp_path: Path, named: object) -> None:
     folder = tmp_path / "model"
     write_sentencepiece(folder)
-    mark = write_own(folder)
+    marker = write_own(folder)
     change(folder / "config.json", model_type="llama", auto_map=AUTO_MAP)
     change(folder / "tokenizer_config.json", auto_map=AUTO_MAP, tokenizer_class=named, vocab_file="/etc/passwd")
     tokenizer = load_tokenizer(ModelSource("own", "folder", folder))
     assert tokenizer.decode(tokenizer.encode("the mill")).strip() == "the mill"
-    assert not mark.exists()
+    assert not marker.exists()
 
 
-def test_a_library_is_given_no_code_no_pickles_and_nothing_that_leads_to_them(tmp_path: Path) -> None:
+def test_a_library_gets_no_code_no_pickles_and_no_references_to_them(tmp_path: Path) -> None:
     folder, copy = tmp_path / "model", tmp_path / "copy"
     copy.mkdir()
     folder.mkdir()
@@ -129,14 +129,14 @@ def test_a_library_is_given_no_code_no_pickles_and_nothing_that_leads_to_them(tm
 
 
 @pytest.mark.parametrize("value", [{"manifest": "/etc/passwd"}, {"manifest": "own.json"}])
-def test_weights_that_lie_elsewhere_are_refused(tmp_path: Path, value: object) -> None:
+def test_references_to_other_weight_files_are_refused(tmp_path: Path, value: object) -> None:
     folder = write_servable(tmp_path / "model")
     change(folder / "config.json", text_config={"ple_storage": value})
-    with pytest.raises(ModelError, match="ple_storage is not served"):
+    with pytest.raises(ModelError, match="ple_storage is not supported"):
         check_folder(folder)
 
 
-def test_what_mlx_vlm_would_take_for_another_family_is_refused(tmp_path: Path) -> None:
+def test_a_config_that_mlx_vlm_takes_for_another_family_is_refused(tmp_path: Path) -> None:
     folder = shutil.copytree(SHAPES, tmp_path / "model")
     change(folder / "config.json", architectures=["DFlash2DraftModel"])
     with pytest.raises(ModelError, match="takes this for a 'dflash2'"):

@@ -7,10 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
-from millstream.engine.generation.backend import Plan, StepResult
+from millstream.engine.generation.plan import Plan, StepResult
 from millstream.engine.messages import Failed, Finished
-from millstream.errors import EngineGone, LoadCancelled, ModelError, NoRoom, NotFound
+from millstream.errors import EngineGone, InsufficientMemory, LoadCancelled, ModelError, NotFound
 from millstream.service import managed_model
+from millstream.service.ready_model import ReadyModel
 from support.fake import FakeBackend, Gate
 from support.hubs import Yard, last_of, on_loop
 
@@ -43,7 +44,7 @@ async def test_names_and_aliases() -> None:
     yard.add("org/a", aliases=("gpt-4o", "a"))
     yard.add("b")
     for name in ("org/a", "gpt-4o", "a", ""):
-        async with yard.hub.use(name) as model:
+        async with yard.hub.use(name, ReadyModel) as model:
             assert model.name == "org/a"
     with pytest.raises(NotFound, match="Served: org/a, gpt-4o, a, b"):
         await yard.ask("c")
@@ -111,7 +112,7 @@ async def test_what_cannot_fit_evicts_nobody_and_is_no_failure() -> None:
     yard.add("a", 10)
     yard.add("big", 30)
     await yard.ask("a")
-    with pytest.raises(NoRoom):
+    with pytest.raises(InsufficientMemory):
         await yard.ask("big")
     assert (yard.state("a"), yard.state("big")) == ("ready", "unloaded")
 
@@ -217,7 +218,7 @@ async def test_a_step_that_does_not_return_fails_its_requests_and_the_thread_is_
     yard.backends["a"] = hanging([stuck, free])
     entry = yard.add("a")
     inbox = await yard.begin("a")
-    async with yard.hub.use("a") as model:
+    async with yard.hub.use("a", ReadyModel) as model:
         pass
     end = await last_of(inbox)
     assert isinstance(end, Failed)

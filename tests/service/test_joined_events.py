@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.engine.messages import Failed, Finished, PromptLogprobs, Submit, Tokens
+from millstream.engine.generation.messages import Generate, Generated, PromptLogprobs, Tokens
+from millstream.engine.messages import Failed, RequestEvent
 from millstream.service.generation.choice import Choice
+from millstream.service.generation.merge_tokens import merge_tokens
 from millstream.service.generation.output_parsing import OutputParsing
-from millstream.service.inbox import joined
-from millstream.service.unread_output import RequestEvent
+from millstream.text.chat_format import REASONING, ChatFormat
 from millstream.text.loading import load_tokenizer
-from millstream.text.style import REASONING, Style
 from millstream.text.tokenizer import Tokenizer
 from millstream.text.tool_formats import hermes
 from millstream.types import Delta, FinishReason, TokenLogprob, Usage
@@ -26,13 +26,19 @@ CALL = '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'
 READINGS = {
     "plain": (OutputParsing(), "some text, and some more"),
     "stop": (OutputParsing(stop=("STOP",)), "up to here STOP and no further"),
-    "thoughts": (OutputParsing(style=Style(reasoning=REASONING["think"])), "<think>it is late</think>good night"),
-    "budget": (
-        OutputParsing(style=Style(reasoning=REASONING["think"]), budget=4),
+    "thoughts": (
+        OutputParsing(chat_format=ChatFormat(reasoning=REASONING["think"])),
         "<think>it is late</think>good night",
     ),
-    "one call": (OutputParsing(style=Style(tools=hermes.FORMAT), schemas={"f": {}}, single=True), CALL + " and more"),
-    "calls": (OutputParsing(style=Style(tools=hermes.FORMAT), schemas={"f": {}}), f"well {CALL}{CALL} done"),
+    "budget": (
+        OutputParsing(chat_format=ChatFormat(reasoning=REASONING["think"]), budget=4),
+        "<think>it is late</think>good night",
+    ),
+    "one call": (
+        OutputParsing(chat_format=ChatFormat(tools=hermes.FORMAT), schemas={"f": {}}, single=True),
+        CALL + " and more",
+    ),
+    "calls": (OutputParsing(chat_format=ChatFormat(tools=hermes.FORMAT), schemas={"f": {}}), f"well {CALL}{CALL} done"),
 }
 ENDS: dict[str, FinishReason | None] = {"stop": FinishReason.STOP, "one call": FinishReason.TOOL_CALLS}
 
@@ -45,7 +51,7 @@ def tokenizer() -> Tokenizer:
 
 def read(name: str, events: list[RequestEvent]) -> tuple[object, ...]:
     reading, _ = READINGS[name]
-    choice = Choice(0, Submit(1, (0,), 500), tokenizer(), reading, continues=False)
+    choice = Choice(0, Generate(1, (0,), 500), tokenizer(), reading, continues=False)
     deltas: list[Delta] = []
     for event in events:
         assert isinstance(event, Tokens)
@@ -76,12 +82,12 @@ def test_an_answer_is_the_same_however_its_tokens_wait(name: str, scored: bool, 
         turns.append(single[at : at + cut])
         at += cut
     expected = read(name, single)
-    assert read(name, [event for turn in turns if turn for event in joined(turn)]) == expected
+    assert read(name, [event for turn in turns if turn for event in merge_tokens(turn)]) == expected
     assert expected[-2] == ENDS.get(name)
 
 
 def test_tokens_of_several_requests_keep_to_their_own() -> None:
-    end = Finished(1, FinishReason.LENGTH, Usage(1, 2, 0))
+    end = Generated(1, FinishReason.LENGTH, Usage(1, 2, 0))
     events: list[RequestEvent] = [
         PromptLogprobs(1, ()),
         Tokens(1, (5,)),
@@ -91,4 +97,10 @@ def test_tokens_of_several_requests_keep_to_their_own() -> None:
         Tokens(2, (9,)),
         Failed(2, "broken"),
     ]
-    assert joined(events) == [PromptLogprobs(1, ()), Tokens(1, (5, 7, 8)), Tokens(2, (6, 9)), end, Failed(2, "broken")]
+    assert merge_tokens(events) == [
+        PromptLogprobs(1, ()),
+        Tokens(1, (5, 7, 8)),
+        Tokens(2, (6, 9)),
+        end,
+        Failed(2, "broken"),
+    ]

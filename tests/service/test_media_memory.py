@@ -1,4 +1,4 @@
-"""The budget for media: who waits, who goes first, who is refused, and that nothing stays behind."""
+"""The memory budget for media: order of waiters, refusals, and that everything is freed."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ import pytest
 
 from millstream.errors import EngineBusy, MediaRefused
 from millstream.media.limits import MediaLimits
-from millstream.media.port import Prepared
+from millstream.media.port import PreparedMedia
 from millstream.service.media.files import MediaFiles
-from millstream.service.media.memory import MediaMemory, Share
+from millstream.service.media.memory import MediaMemory, Reservation, WorkLimit
 from millstream.types import Kind, MediaPart
 
 LIMIT = 1000
 
 
 def memory() -> MediaMemory:
-    return MediaMemory(LIMIT, images=2, others=2)
+    return MediaMemory(LIMIT, image_decodes=2, av_decodes=2)
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(asyncio.wait_for(main(), 30))
 
 
-async def asked(budget: MediaMemory, size: int, stage: Any = None) -> asyncio.Task[Share]:
-    task = asyncio.create_task(budget.share(stage or budget.images, size))
+async def reserving(budget: MediaMemory, size: int, work: WorkLimit | None = None) -> asyncio.Task[Reservation]:
+    task = asyncio.create_task(budget.reserve(work or budget.image_decodes, size))
     await asyncio.sleep(0)
     return task
 
@@ -43,10 +43,10 @@ async def settle() -> None:
 def test_first_come_first_served() -> None:
     async def main() -> None:
         budget = memory()
-        first = await (await asked(budget, 600))
-        large, small = await asked(budget, 700), await asked(budget, 100)
+        first = await (await reserving(budget, 600))
+        large, small = await reserving(budget, 700), await reserving(budget, 100)
         await settle()
-        assert not large.done() and not small.done(), "a small one has overtaken"
+        assert not large.done() and not small.done(), "a small one overtook a large one"
         first.drop()
         await settle()
         assert large.done() and small.done()
@@ -57,11 +57,11 @@ def test_first_come_first_served() -> None:
     run(main)
 
 
-def test_two_images_at_once_and_others_beside_them() -> None:
+def test_two_images_at_once_and_videos_besides() -> None:
     async def main() -> None:
         budget = memory()
-        images = [await asked(budget, 1) for _ in range(3)]
-        other = await asked(budget, 1, budget.others)
+        images = [await reserving(budget, 1) for _ in range(3)]
+        other = await reserving(budget, 1, budget.av_decodes)
         await settle()
         assert [task.done() for task in (*images, other)] == [True, True, False, True]
         (await images[0]).drop()
@@ -71,31 +71,31 @@ def test_two_images_at_once_and_others_beside_them() -> None:
     run(main)
 
 
-def test_one_decoder_may_always_run() -> None:
-    """Files and what is kept have taken all: still the next one is decoded, alone, or nothing would ever end."""
+def test_one_decode_may_always_run() -> None:
+    """Files and prepared tensors take the whole budget: the next file is decoded anyway, alone, to avoid a deadlock."""
 
     async def main() -> None:
         budget = memory()
-        file = await (await asked(budget, 500, budget.files))
-        budget.keep(500, 0)
-        first, second = await asked(budget, 900), await asked(budget, 900)
+        file = await (await reserving(budget, 500, budget.fetches))
+        budget.add_prepared(500, 0)
+        first, second = await reserving(budget, 900), await reserving(budget, 900)
         await settle()
         assert first.done() and not second.done()
         (await first).drop()
         (await second).drop()
         file.drop()
-        budget.forget(500)
-        assert (budget.used, budget.kept) == (0, 0)
+        budget.remove_prepared(500)
+        assert (budget.used, budget.prepared) == (0, 0)
 
     run(main)
 
 
-def test_files_wait_for_decoders_and_never_the_other_way_round() -> None:
+def test_fetches_wait_for_decodes_and_never_the_other_way_round() -> None:
     async def main() -> None:
         budget = memory()
-        held = await (await asked(budget, 900, budget.files))
-        later = await asked(budget, 900, budget.files)
-        decoder = await asked(budget, 900)
+        held = await (await reserving(budget, 900, budget.fetches))
+        later = await reserving(budget, 900, budget.fetches)
+        decoder = await reserving(budget, 900)
         await settle()
         assert decoder.done() and not later.done()
         (await decoder).drop()
@@ -106,19 +106,19 @@ def test_files_wait_for_decoders_and_never_the_other_way_round() -> None:
     run(main)
 
 
-def test_what_can_never_be_is_refused() -> None:
+def test_sizes_over_the_whole_budget_are_refused() -> None:
     async def main() -> None:
         budget = memory()
         with pytest.raises(MediaRefused, match="--media-memory"):
-            await budget.share(budget.images, LIMIT + 1)
+            await budget.reserve(budget.image_decodes, LIMIT + 1)
         with pytest.raises(MediaRefused, match="fewer or smaller"):
-            budget.keep(400, 700)
-        budget.keep(700, 0)
+            budget.add_prepared(400, 700)
+        budget.add_prepared(700, 0)
         with pytest.raises(EngineBusy) as refused:
-            budget.keep(400, 0)
+            budget.add_prepared(400, 0)
         assert refused.value.retry_after > 0
         budget.check()
-        budget.keep(300, 700)
+        budget.add_prepared(300, 700)
         with pytest.raises(EngineBusy):
             budget.check()
 
@@ -126,12 +126,12 @@ def test_what_can_never_be_is_refused() -> None:
 
 
 @pytest.mark.parametrize("granted", [False, True])
-def test_who_is_cancelled_while_waiting_leaves_nothing(granted: bool) -> None:
+def test_a_cancelled_waiter_leaves_nothing_behind(granted: bool) -> None:
     async def main() -> None:
         budget = memory()
-        first = await (await asked(budget, 1000))
-        waits, behind = await asked(budget, 800), await asked(budget, 100)
-        if granted:  # in the same turn of the loop: it has its share and does not know it yet
+        first = await (await reserving(budget, 1000))
+        waits, behind = await reserving(budget, 800), await reserving(budget, 100)
+        if granted:  # in the same iteration of the loop: it has its reservation but has not resumed
             first.drop()
         waits.cancel()
         await settle()
@@ -140,16 +140,16 @@ def test_who_is_cancelled_while_waiting_leaves_nothing(granted: bool) -> None:
             assert budget.waiting == 1
             first.drop()
         (await behind).drop()
-        assert (budget.used, budget.waiting, budget.images.running) == (0, 0, 0)
+        assert (budget.used, budget.waiting, budget.image_decodes.running) == (0, 0, 0)
 
     run(main)
 
 
-class Reader:
-    """Takes 300 bytes to decode a file, until `go`, and makes 100 of it."""
+class FakePreprocessor:
+    """Decoding takes 300 bytes, lasts until `go`, and gives tensors of 100 bytes."""
 
     def __init__(self) -> None:
-        self.marks: dict[Kind, Any] = {}
+        self.placeholders: dict[Kind, Any] = {}
         self.entered = threading.Semaphore(0)
         self.go = threading.Event()
         self.most = self.now = 0
@@ -158,7 +158,7 @@ class Reader:
     def decoding_bytes(self, kind: Kind, data: bytes) -> int:
         return 300
 
-    def read(self, kind: Kind, data: bytes) -> Prepared:
+    def preprocess(self, kind: Kind, data: bytes) -> PreparedMedia:
         with self._lock:
             self.now += 1
             self.most = max(self.most, self.now)
@@ -168,74 +168,84 @@ class Reader:
             self.now -= 1
         if data == b"bad":
             raise MediaRefused("bad")
-        return Prepared(kind, {"x": np.zeros(100, np.uint8)}, "", 1)
+        return PreparedMedia(kind, {"x": np.zeros(100, np.uint8)}, "", 1)
 
 
 def parts(*data: str) -> list[MediaPart]:
-    return [MediaPart("image", f"data:,{each}", f"messages[{place}]") for place, each in enumerate(data)]
+    return [MediaPart("image", f"data:,{each}", f"messages[{index}]") for index, each in enumerate(data)]
 
 
 def files_of(budget: MediaMemory, pool: ThreadPoolExecutor) -> MediaFiles:
-    return MediaFiles(MediaLimits(size=50), budget, pool, pool, lambda *_: [])
+    return MediaFiles(MediaLimits(file_bytes=50), budget, pool, pool, lambda *_: [])
 
 
-def test_a_request_holds_what_its_engine_is_given_until_it_ends() -> None:
+def test_a_request_holds_its_prepared_tensors_until_it_ends() -> None:
     async def main() -> None:
         with ThreadPoolExecutor(4) as pool:
-            budget, reader = memory(), Reader()
-            reader.go.set()
-            media = files_of(budget, pool).of_request(2)
-            assert len(await media.prepare(parts("a", "b", "c"), {"image"}, reader)) == 3
+            budget, preprocessor = memory(), FakePreprocessor()
+            preprocessor.go.set()
+            media = files_of(budget, pool).for_request(2)
+            assert len(await media.prepare(parts("a", "b", "c"), {"image"}, preprocessor)) == 3
             await asyncio.sleep(0)
-            assert (budget.used, budget.kept) == (600, 600)
-            assert reader.most <= 2
-            other = files_of(budget, pool).of_request(1)
+            assert (budget.used, budget.prepared) == (600, 600)
+            assert preprocessor.most <= 2
+            other = files_of(budget, pool).for_request(1)
             with pytest.raises(EngineBusy):
-                await other.prepare(parts(*"abcde"), {"image"}, reader)
+                await other.prepare(parts(*"abcde"), {"image"}, preprocessor)
             other.release()
             media.release()
             media.release()
-            await until(lambda: (budget.used, budget.kept) == (0, 0))
+            await until(lambda: (budget.used, budget.prepared) == (0, 0))
 
     run(main)
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Threads give back on their own time."""
+    """Poll: threads release their memory at their own time."""
     while not condition():  # noqa: ASYNC110
         await asyncio.sleep(0.001)
 
 
-def test_a_request_that_leaves_gives_back_when_its_threads_have_ended() -> None:
+def test_a_cancelled_request_frees_memory_when_its_threads_have_ended() -> None:
     async def main() -> None:
         with ThreadPoolExecutor(4) as pool:
-            budget, reader = memory(), Reader()
-            media = files_of(budget, pool).of_request(1)
-            task = asyncio.create_task(media.prepare(parts(*"abcdef"), {"image"}, reader))
-            await until(lambda: reader.now == 2 and budget.waiting == 4)
+            budget, preprocessor = memory(), FakePreprocessor()
+            media = files_of(budget, pool).for_request(1)
+            task = asyncio.create_task(media.prepare(parts(*"abcdef"), {"image"}, preprocessor))
+            await until(lambda: preprocessor.now == 2 and budget.waiting == 4)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
             media.release()
             await settle()
-            assert (budget.waiting, budget.images.running) == (0, 2), "threads still decode: their memory is not free"
+            assert (budget.waiting, budget.image_decodes.running) == (0, 2), (
+                "threads still decode: their memory is in use"
+            )
             assert budget.used >= 600
-            reader.go.set()
-            await until(lambda: (budget.used, budget.kept, budget.images.running, budget.files.running) == (0, 0, 0, 0))
-            assert reader.most == 2, "a file was decoded that nobody wanted any more"
+            preprocessor.go.set()
+            await until(
+                lambda: (
+                    (budget.used, budget.prepared, budget.image_decodes.running, budget.fetches.running) == (0, 0, 0, 0)
+                )
+            )
+            assert preprocessor.most == 2, "a file of the cancelled request was decoded"
 
     run(main)
 
 
-def test_one_bad_file_gives_back_all() -> None:
+def test_one_bad_file_frees_everything() -> None:
     async def main() -> None:
         with ThreadPoolExecutor(4) as pool:
-            budget, reader = memory(), Reader()
-            reader.go.set()
-            media = files_of(budget, pool).of_request(1)
+            budget, preprocessor = memory(), FakePreprocessor()
+            preprocessor.go.set()
+            media = files_of(budget, pool).for_request(1)
             with pytest.raises(MediaRefused, match="messages"):
-                await media.prepare(parts("a", "bad", "c", "d"), {"image"}, reader)
+                await media.prepare(parts("a", "bad", "c", "d"), {"image"}, preprocessor)
             media.release()
-            await until(lambda: (budget.used, budget.kept, budget.images.running, budget.files.running) == (0, 0, 0, 0))
+            await until(
+                lambda: (
+                    (budget.used, budget.prepared, budget.image_decodes.running, budget.fetches.running) == (0, 0, 0, 0)
+                )
+            )
 
     run(main)

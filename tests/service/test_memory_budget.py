@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.errors import EngineBusy, NoRoom
+from millstream.errors import EngineBusy, InsufficientMemory
 from millstream.service.memory_budget import Holder, MemoryBudget, victims
 from support.hubs import on_loop
 
@@ -88,11 +88,11 @@ async def test_the_oldest_idle_ones_leave() -> None:
 async def test_what_can_never_fit_is_refused_before_anything_leaves() -> None:
     others = Others()
     await others.has("idle", 30)
-    with pytest.raises(NoRoom, match="Nothing was unloaded") as refused:
+    with pytest.raises(InsufficientMemory, match="Nothing was unloaded") as refused:
         await others.room.take("x", 101, 101)
     assert refused.value.status == 507
     await others.has("pinned", 60, pinned=True)
-    with pytest.raises(NoRoom, match="pinned hold"):
+    with pytest.raises(InsufficientMemory, match="pinned hold"):
         await others.room.take("x", 50, 50)
     assert others.unloaded == []
 

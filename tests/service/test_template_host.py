@@ -12,7 +12,7 @@ import pytest
 
 from millstream.errors import BadRequest
 from millstream.service.generation.template_host import TemplateHost, job_of
-from millstream.text.conversation import Rendering
+from millstream.text.conversation import TemplateInput
 from millstream.text.template import TemplateSource
 from support import processes
 from support.hubs import on_loop
@@ -42,7 +42,7 @@ async def hosted(source: str, pool: ThreadPoolExecutor) -> AsyncIterator[Templat
 
 
 def job(content: str, **kwargs: object) -> bytes:
-    return job_of(Rendering([[{"role": "user", "content": content}]], kwargs), None)
+    return job_of(TemplateInput([[{"role": "user", "content": content}]], kwargs), None)
 
 
 @pytest.fixture(autouse=True)
@@ -67,13 +67,13 @@ async def test_the_first_variant_that_the_template_takes_counts(pool: ThreadPool
     picky = "{% if messages[0].role != 'user' %}{{ raise_exception('no ' + messages[0].role) }}{% endif %}fine"
     async with hosted(picky, pool) as host:
         tool, user = [{"role": "tool", "content": ""}], [{"role": "user", "content": ""}]
-        assert await host.render(job_of(Rendering([tool, user], {}), None)) == "fine"
+        assert await host.render(job_of(TemplateInput([tool, user], {}), None)) == "fine"
         with pytest.raises(BadRequest, match="no tool"):
-            await host.render(job_of(Rendering([tool, tool], {}), None))
+            await host.render(job_of(TemplateInput([tool, tool], {}), None))
 
 
 @pytest.mark.parametrize(
-    ("source", "words"), [(SPINS, "CPU time"), (GROWS, "more than 1024 MiB"), (LONG, "made 3000004 characters")]
+    ("source", "words"), [(SPINS, "CPU time"), (GROWS, "more than 1024 MiB"), (LONG, "rendered 3000004 characters")]
 )
 @on_loop
 async def test_a_template_that_runs_wild_costs_its_request_alone(

@@ -6,13 +6,14 @@ import asyncio
 
 import pytest
 
-from millstream.engine.messages import Finished, PromptLogprobs, Tokens
+from millstream.engine.generation.messages import Generated, PromptLogprobs, Tokens
+from millstream.engine.messages import EVENT_BYTES, Finished, RequestEvent
 from millstream.errors import OutputUnread
 from millstream.service.inbox import TURN, Inbox
-from millstream.service.unread_output import EVENT_BYTES, SHARES, RequestEvent, UnreadOutput, event_bytes
+from millstream.service.unread_output import SHARES, UnreadOutput
 from millstream.types import FinishReason, TokenLogprob, Usage
 
-END = Finished(1, FinishReason.LENGTH, Usage())
+END = Generated(1, FinishReason.LENGTH, Usage())
 
 
 def tokens(count: int, *, top: int = 0) -> list[RequestEvent]:
@@ -59,10 +60,10 @@ def test_what_is_over_its_share_ends() -> None:
 
 
 def test_log_probabilities_weigh_more() -> None:
-    plain, scored = (event_bytes(tokens(1, top=top)[0]) for top in (0, 20))
+    plain, scored = (tokens(1, top=top)[0].nbytes for top in (0, 20))
     assert scored > 10 * plain
     prompt = PromptLogprobs(1, (TokenLogprob(1, -1.0, ((1, -1.0),) * 20),) * 1000)
-    assert event_bytes(prompt) > 1000 * 20 * 100
+    assert prompt.nbytes > 1000 * 20 * 100
     budget = UnreadOutput(2**20)
     inbox = fill(Inbox(budget), [prompt])
     with pytest.raises(OutputUnread):

@@ -1,4 +1,4 @@
-"""Sounds as WAV files, for requests and for processors."""
+"""Audio samples and WAV files for tests."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 
 
-def tone(hertz: float, seconds: float, rate: int = 16_000, loud: float = 0.5) -> Array:
+def tone(hertz: float, seconds: float, rate: int = 16_000, volume: float = 0.5) -> Array:
     """A tone with some noise, so that no two seconds are the same."""
     times = np.arange(round(seconds * rate)) / rate
     noise = np.random.default_rng(round(hertz)).normal(size=len(times)) * 0.01
-    return (loud * np.sin(2 * np.pi * hertz * times) + noise).astype(np.float32)
+    return (volume * np.sin(2 * np.pi * hertz * times) + noise).astype(np.float32)
 
 
 def wav(samples: Array, rate: int = 16_000, *, bits: int = 16, code: int = 1, extensible: bool = False) -> bytes:
     """`samples`: from -1 to 1, (frames,) or (frames, channels)."""
     channels = 1 if samples.ndim == 1 else samples.shape[1]
-    body = _coded(samples, bits, code)
+    body = _encoded(samples, bits, code)
     align = channels * bits // 8
     form = struct.pack("<HHIIHH", 0xFFFE if extensible else code, channels, rate, rate * align, align, bits)
     if extensible:
@@ -36,19 +36,19 @@ def riff(*chunks: bytes) -> bytes:
 
 
 def chunk(name: bytes, body: bytes, size: int | None = None) -> bytes:
-    """`size`: what the header says, where that is not the truth."""
+    """`size`: a wrong length to write into the header."""
     return struct.pack("<4sI", name, len(body) if size is None else size) + body + b"\0" * (len(body) % 2)
 
 
-def _coded(samples: Array, bits: int, code: int) -> bytes:
+def _encoded(samples: Array, bits: int, code: int) -> bytes:
     if code == 3:
         return samples.astype(f"<f{bits // 8}").tobytes()
     if bits == 8:
         return np.round(samples * 127 + 128).astype(np.uint8).tobytes()
-    whole = np.round(samples.astype(np.float64) * (2 ** (bits - 1) - 1)).astype("<i4")
+    integers = np.round(samples.astype(np.float64) * (2 ** (bits - 1) - 1)).astype("<i4")
     if bits == 24:
-        return whole.reshape(-1, 1).view(np.uint8)[:, :3].tobytes()
-    return whole.astype(f"<i{bits // 8}").tobytes()
+        return integers.reshape(-1, 1).view(np.uint8)[:, :3].tobytes()
+    return integers.astype(f"<i{bits // 8}").tobytes()
 
 
 def audio_part(data: bytes, form: str = "wav") -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Engines over one folder of kept beginnings, each of which answers the same prompts until it is killed."""
+"""Engines over one folder of the disk tier; each serves the same prompts until it is killed."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from millstream.backend.environment import load_blas
 load_blas()
 
 from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend  # noqa: E402
+from millstream.engine.generation.messages import Generate  # noqa: E402
 from millstream.engine.generation.tuning import DiskTierConfig, make_scheduler  # noqa: E402
 from millstream.engine.link import ThreadLink  # noqa: E402
-from millstream.engine.messages import Submit  # noqa: E402
 from support.engines import Driver  # noqa: E402
 from support.forked import fork_for_each, say  # noqa: E402
 
@@ -26,20 +26,20 @@ PROMPTS = 12
 MEMORY, DISK = 1 << 20, 1 << 22
 
 
-def asked(seed: int, first: int = 0) -> list[Submit]:
-    """Prompts of which some begin alike, of the length of some blocks each."""
+def prompts_for(seed: int, first: int = 0) -> list[Generate]:
+    """Prompts of several blocks, some with a shared prefix."""
     draw = random.Random(seed)
     common = [draw.randrange(1, 90) for _ in range(70)]
     prompts = [common[: draw.randrange(70)] + [draw.randrange(1, 90) for _ in range(60)] for _ in range(PROMPTS)]
-    return [Submit(first + number, tuple(prompt), 4) for number, prompt in enumerate(prompts)]
+    return [Generate(first + number, tuple(prompt), 4) for number, prompt in enumerate(prompts)]
 
 
 @contextmanager
-def keeping(folder: Path, disk: Path, memory_bytes: int, disk_bytes: int) -> Iterator[Driver]:
-    """An engine with the tuning of a server, over a folder."""
+def caching_engine(folder: Path, disk: Path, memory_bytes: int, disk_bytes: int) -> Iterator[Driver]:
+    """An engine with a server's tuning and a disk tier."""
     make = functools.partial(MlxGenerationBackend, GenerationSettings("folder", folder, max_rows=4))
     tune = functools.partial(make_scheduler, None, None, memory_bytes, DiskTierConfig(disk, disk_bytes))
-    driver = Driver(ThreadLink("kept", make, tune))
+    driver = Driver(ThreadLink("cached", make, tune))
     driver.start()
     try:
         yield driver
@@ -48,10 +48,10 @@ def keeping(folder: Path, disk: Path, memory_bytes: int, disk_bytes: int) -> Ite
 
 
 def answer_on(folder: Path, disk: Path, seed: int) -> None:
-    with keeping(folder, disk, MEMORY, DISK) as driver:
+    with caching_engine(folder, disk, MEMORY, DISK) as driver:
         say("serves")
         for first in itertools.count(0, 100):
-            say("answers", json.dumps(driver.run(*asked(seed, first=first))))
+            say("answers", json.dumps(driver.run(*prompts_for(seed, first=first))))
 
 
 if __name__ == "__main__":

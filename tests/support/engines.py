@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from millstream.engine.generation.backend import BackendFactory
-from millstream.engine.generation.scheduler import Scheduler
+from millstream.engine.generation.messages import Generate, Tokens
+from millstream.engine.generation.scheduler import GenerationScheduler
 from millstream.engine.link import Link, ThreadLink
 from millstream.engine.messages import (
     Command,
@@ -20,14 +20,15 @@ from millstream.engine.messages import (
     Loaded,
     LoadFailed,
     Measured,
+    Output,
     Shutdown,
     Stopped,
     Submit,
-    Tokens,
 )
 from millstream.engine.process_link import ProcessLink
+from millstream.engine.protocols import BackendFactory, SchedulerFactory
 from millstream.errors import EngineGone
-from millstream.types import ModelFacts
+from millstream.model_facts import GenerationFacts
 
 PATIENCE = 60
 
@@ -41,15 +42,16 @@ class Driver:
     def __init__(self, link: Link) -> None:
         self.link = link
         self.batches: queue.Queue[Sequence[Event]] = queue.Queue()
+        self.outputs: dict[int, list[Output]] = {}
         self.tokens: dict[int, list[int]] = {}
         self.logprobs: dict[int, list[object]] = {}
         self.ends: dict[int, list[Finished | Failed]] = {}
-        self.facts: ModelFacts | None = None
+        self.facts: GenerationFacts | None = None
         self.load_error: str | None = None
         self.measured = Measured(0)
         self.stopped = False
 
-    def start(self) -> ModelFacts:
+    def start(self) -> GenerationFacts:
         self.link.start_soon(self.batches.put)
         self.wait(lambda: self.facts is not None or self.load_error is not None)
         assert self.facts is not None, self.load_error
@@ -58,15 +60,19 @@ class Driver:
     def post(self, command: Command) -> None:
         self.link.post_soon(command)
 
-    def run(self, *submits: Submit) -> list[list[int]]:
+    def complete(self, *submits: Submit) -> None:
+        """Post all and wait for their ends."""
         for submit in submits:
             self.post(submit)
         self.wait_ended(*(submit.request_id for submit in submits))
+
+    def run(self, *submits: Generate) -> list[list[int]]:
+        self.complete(*submits)
         return [self.tokens.get(submit.request_id, []) for submit in submits]
 
     def forget(self) -> None:
         """What ended is over: its numbers may be used again."""
-        self.tokens, self.logprobs, self.ends = {}, {}, {}
+        self.outputs, self.tokens, self.logprobs, self.ends = {}, {}, {}, {}
 
     def wait_ended(self, *request_ids: int) -> None:
         self.wait(lambda: all(request_id in self.ends for request_id in request_ids))
@@ -91,10 +97,12 @@ class Driver:
 
     def _book(self, event: Event) -> None:
         match event:
-            case Tokens():
-                assert event.request_id not in self.ends, "tokens after the end"
-                self.tokens.setdefault(event.request_id, []).extend(event.tokens)
-                self.logprobs.setdefault(event.request_id, []).extend(event.logprobs)
+            case Output():
+                assert event.request_id not in self.ends, "output after the end"
+                self.outputs.setdefault(event.request_id, []).append(event)
+                if isinstance(event, Tokens):
+                    self.tokens.setdefault(event.request_id, []).extend(event.tokens)
+                    self.logprobs.setdefault(event.request_id, []).extend(event.logprobs)
             case Finished() | Failed():
                 self.ends.setdefault(event.request_id, []).append(event)
                 assert len(self.ends[event.request_id]) == 1, "a request ended twice"
@@ -108,15 +116,19 @@ class Driver:
                 self.stopped = True
 
 
-def scheduler(prefill_tokens: int, facts: ModelFacts) -> Scheduler:
-    return Scheduler(max_rows=facts.max_rows, prefill_tokens=prefill_tokens, whole_media=facts.whole_media)
+def scheduler(prefill_tokens: int, facts: GenerationFacts) -> GenerationScheduler:
+    return GenerationScheduler(max_rows=facts.max_rows, prefill_tokens=prefill_tokens, whole_media=facts.whole_media)
 
 
 @contextmanager
 def engine(
-    backend: BackendFactory, *, prefill_tokens: int = 7, kind: type[ThreadLink | ProcessLink] = ThreadLink
+    backend: BackendFactory,
+    *,
+    prefill_tokens: int = 7,
+    kind: type[ThreadLink | ProcessLink] = ThreadLink,
+    make_scheduler: SchedulerFactory | None = None,
 ) -> Iterator[Driver]:
-    driver = Driver(kind("test", backend, functools.partial(scheduler, prefill_tokens)))
+    driver = Driver(kind("test", backend, make_scheduler or functools.partial(scheduler, prefill_tokens)))
     driver.start()
     try:
         yield driver

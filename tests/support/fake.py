@@ -7,14 +7,16 @@ import threading
 from collections.abc import Callable
 
 from millstream.engine.background import BackgroundTask
-from millstream.engine.generation.backend import EncodeMedia, Plan, Progress, RowOutput, StepResult, ignore_progress
-from millstream.engine.messages import Submit
-from millstream.types import ModelFacts, TokenLogprob
+from millstream.engine.generation.messages import Generate
+from millstream.engine.generation.plan import EncodeMedia, Plan, RowOutput, StepResult
+from millstream.engine.protocols import Progress, ignore_progress
+from millstream.model_facts import GenerationFacts
+from millstream.types import TokenLogprob
 
 VOCAB = 97
 
 
-def answer(submit: Submit, count: int) -> list[int]:
+def answer(submit: Generate, count: int) -> list[int]:
     """The tokens that the fake gives: a function of the prompt alone, like a model's at temperature 0."""
     start = sum((place + 1) * token for place, token in enumerate(submit.prompt))
     return [(start + 13 * place) % VOCAB for place in range(count)]
@@ -53,9 +55,9 @@ class FakeBackend:
         self.vocab_size = vocab_size
         self.context_length = context_length
         self.gate = gate
-        self.prompts: dict[int, Submit] = {}
+        self.prompts: dict[int, Generate] = {}
         self.progress: dict[int, int] = {}
-        self.rows: dict[int, tuple[Submit, int]] = {}
+        self.rows: dict[int, tuple[Generate, int]] = {}
         self.looked: dict[int, int] = {}
         self.plans: list[Plan] = []
         self.threads: set[int] = {threading.get_ident()}
@@ -63,11 +65,11 @@ class FakeBackend:
         self.closed = False
         self.on_load: Callable[[], None] = lambda: None
 
-    def load(self, report: Progress = ignore_progress) -> ModelFacts:
+    def load(self, report: Progress = ignore_progress) -> GenerationFacts:
         self._note_thread()
         self.on_load()
         report(1.0)
-        return ModelFacts(
+        return GenerationFacts(
             self.context_length, self.vocab_size, self.max_rows, 0, "none", "cpu (fake)", media=("image", "video")
         )
 
@@ -87,7 +89,7 @@ class FakeBackend:
         assert len(self.rows) + len(self.progress) <= self.max_rows, "more rows than the model has"
         return StepResult(tuple(outputs), encoded=seen)
 
-    def errand(self, request: Submit | None) -> BackgroundTask | None:
+    def background_task(self, request: Generate | None) -> BackgroundTask | None:
         self._note_thread()
         return None
 

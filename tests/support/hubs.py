@@ -8,17 +8,19 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from millstream.config import ModelSpec
-from millstream.engine.generation.backend import BackendFactory
-from millstream.engine.generation.scheduler import Scheduler
+from millstream.engine.generation.messages import Generate
+from millstream.engine.generation.scheduler import GenerationScheduler
 from millstream.engine.link import ThreadLink
-from millstream.engine.messages import Submit
+from millstream.engine.messages import RequestEvent
+from millstream.engine.protocols import BackendFactory
 from millstream.errors import EngineGone
 from millstream.service.admission import Admission
 from millstream.service.engine_client import EngineClient
 from millstream.service.hub import ModelHub
 from millstream.service.inbox import Inbox
-from millstream.service.managed_model import Loading, ManagedModel, ReadyModel
-from millstream.service.unread_output import RequestEvent, UnreadOutput
+from millstream.service.managed_model import Loading, ManagedModel
+from millstream.service.ready_model import ReadyModel
+from millstream.service.unread_output import UnreadOutput
 from support.fake import FakeBackend
 
 PATIENCE = 60
@@ -53,15 +55,15 @@ class Yard:
         self.loads.append(name)
         if self.before_room is not None:
             await self.before_room(name)
-        await loading.make_room(size, size)
+        await loading.reserve(size, size)
         if self.before_load is not None:
             await self.before_load(name)
         link = ThreadLink(
-            name, self.backends.get(name, FakeBackend), lambda _: Scheduler(max_rows=4, prefill_tokens=64)
+            name, self.backends.get(name, FakeBackend), lambda _: GenerationScheduler(max_rows=4, prefill_tokens=64)
         )
         engine = EngineClient(
             link,
-            Admission(rows=4, queue=100, fail_fast=False),
+            Admission(capacity=4, queue=100, fail_fast=False),
             on_progress=loading.progress,
             on_idle=loading.idle,
         )
@@ -70,16 +72,15 @@ class Yard:
         except BaseException:
             await engine.give_up("the load was given up", 5.0)
             raise
-        tokenizer: Any = None
-        return ReadyModel(name, engine, tokenizer, facts, ModelSpec(name))
+        return ReadyModel(name, engine, facts, ModelSpec(name))
 
     async def begin(self, name: str, tokens: int = 3) -> Inbox:
         """A request of a client, posted; as the service does it."""
         while True:
-            async with self.hub.use(name) as model:
+            async with self.hub.use(name, ReadyModel) as model:
                 inbox = Inbox(UnreadOutput(2**20))
                 try:
-                    model.engine.submit([Submit(next(self._numbers), (1, 2, 3), tokens)], inbox)
+                    model.engine.submit([Generate(next(self._numbers), (1, 2, 3), tokens)], inbox)
                 except EngineGone:
                     pass
                 else:

@@ -44,7 +44,7 @@ _WORDS = [f"option number {number}" for number in range(10_000)]
 _MULTIPLE = '{"type": "integer", "multipleOf": 999983}'
 _SLOW = "takes too long to compile"
 _DEEP = "nested too deeply"
-_NOTHING = "no answer can match"
+_NOTHING = "no output can match"
 _COMPLEX = "too complex"
 
 NASTY = [
@@ -60,7 +60,7 @@ NASTY = [
     _schema("100 tools of 20 properties", {"anyOf": [_tool(number) for number in range(100)]}),
     Nasty("a huge multiple", Grammar("json_schema", _MULTIPLE), _SLOW),
     _schema("50 patterns at once", {"allOf": [{"type": "string", "pattern": f"a{{{n},}}"} for n in range(50)]}, _SLOW),
-    _schema("a long constant", {"const": "x" * 60_000}, "too slow to follow"),
+    _schema("a long constant", {"const": "x" * 60_000}, "too slow to enforce"),
     _schema("a billion items", {"type": "array", "items": {"type": "integer"}, "maxItems": 10**9}),
     _schema("a billion characters", {"type": "string", "minLength": 10**9}),
     Nasty("10000 choices", Grammar("lark", "start: T\nT: " + " | ".join(map(json.dumps, _WORDS)))),
@@ -70,12 +70,12 @@ NASTY = [
     Nasty("left recursion", Grammar("lark", 'start: start "a" | "b"')),
     Nasty("ambiguity", Grammar("lark", 'start: start start | "a" | ""')),
     Nasty("doubled rules", Grammar("lark", _doubled("r", 30)), _COMPLEX),
-    Nasty("long terminals", Grammar("lark", _doubled("R", 16)), "too slow to follow"),
+    Nasty("long terminals", Grammar("lark", _doubled("R", 16)), "too slow to enforce"),
     Nasty("brackets", Grammar("lark", "start: " + "(" * 5_000 + '"a"' + ")" * 5_000), "too deeply nested"),
     Nasty("a tool with a token", Grammar("lark", 'start: <[151657]> "<|a|>" /<b>/ <|call|> // <|x|>')),
     Nasty("slow behind a token", Grammar("lark", 'start: <|call|> %json ' + _MULTIPLE), _SLOW),
     Nasty("nested GBNF", Grammar("gbnf", "root ::= " + "(" * 3_000 + '"a"' + ")" * 3_000), "GBNF"),
-    Nasty("groups of an expression", Grammar("regex", "(" * 5_000 + "a" + ")" * 5_000), "cannot be served"),
+    Nasty("groups of an expression", Grammar("regex", "(" * 5_000 + "a" + ")" * 5_000), "cannot be compiled"),
     Nasty("many states", Grammar("regex", ".*a.{200}b")),
     Nasty("repeats of repeats", Grammar("regex", "((((a{1,50}b?){1,50}c?){1,50}d?){1,50})")),
     Nasty("a million letters", Grammar("regex", ".{1,1000000}")),

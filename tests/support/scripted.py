@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from millstream.engine.background import BackgroundTask
-from millstream.engine.generation.backend import Plan, Progress, RowOutput, StepResult, ignore_progress
-from millstream.engine.messages import Submit
-from millstream.types import ModelFacts, TokenLogprob
+from millstream.engine.generation.messages import Generate
+from millstream.engine.generation.plan import Plan, RowOutput, StepResult
+from millstream.engine.protocols import Progress, ignore_progress
+from millstream.model_facts import GenerationFacts
+from millstream.types import TokenLogprob
 
-Script = Callable[[Submit], Sequence[int]]
+Script = Callable[[Generate], Sequence[int]]
 
 
 class ScriptedBackend:
@@ -17,11 +19,11 @@ class ScriptedBackend:
 
     def __init__(self, script: Script, *, vocab: int = 1000, context_length: int = 8192) -> None:
         self._script = script
-        self._facts = ModelFacts(context_length, vocab, 4, 0, "none", "cpu (scripted)")
-        self._rows: dict[int, tuple[Submit, list[int], int]] = {}
-        self.submits: list[Submit] = []
+        self._facts = GenerationFacts(context_length, vocab, 4, 0, "none", "cpu (scripted)")
+        self._rows: dict[int, tuple[Generate, list[int], int]] = {}
+        self.submits: list[Generate] = []
 
-    def load(self, report: Progress = ignore_progress) -> ModelFacts:
+    def load(self, report: Progress = ignore_progress) -> GenerationFacts:
         report(1.0)
         return self._facts
 
@@ -35,7 +37,7 @@ class ScriptedBackend:
                 self._rows[chunk.request.request_id] = (chunk.request, list(self._script(chunk.request)), 0)
         return StepResult(outputs)
 
-    def errand(self, request: Submit | None) -> BackgroundTask | None:
+    def background_task(self, request: Generate | None) -> BackgroundTask | None:
         return None
 
     def memory_bytes(self) -> int:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from millstream.compose import BackendMaker, text_backend
 from millstream.config import Settings
+from millstream.loading.backends import BackendMaker, generation_backend
 from millstream.server import MillServer, bind, serve_on
 
 PATIENCE = 60
@@ -70,8 +70,8 @@ class RunningServer:
 
 
 @contextmanager
-def running(settings: Settings, make_backend: BackendMaker = text_backend) -> Iterator[RunningServer]:
-    if make_backend is not text_backend and settings.isolation == "auto":
+def running(settings: Settings, make_backend: BackendMaker = generation_backend) -> Iterator[RunningServer]:
+    if make_backend is not generation_backend and settings.isolation == "auto":
         # it holds the test's own objects, so it cannot leave this process
         settings = dataclasses.replace(settings, isolation="thread")
     server = RunningServer(settings, make_backend)

@@ -1,4 +1,4 @@
-"""Pictures of shapes on a white ground: what the model in tests/assets/shapes-vlm was taught, and is asked about."""
+"""Images of shapes on white: what the model in tests/assets/shapes-vlm was trained on and is asked about."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HOW_MANY = "How many shapes are there?"
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A shape in parts of the picture: its middle and the radius of the circle around it."""
+    """A shape; its centre and radius are fractions of the image size."""
 
     colour: str
     form: str
@@ -36,7 +36,7 @@ class Shape:
 
 
 def some_shapes(chance: random.Random, count: int) -> list[Shape]:
-    """Shapes that do not touch each other, anywhere in the picture. One alone may be large."""
+    """Shapes at random positions that do not touch. A single one may be large."""
     largest = 0.42 if count == 1 else 0.2
     shapes: list[Shape] = []
     while len(shapes) < count:
@@ -57,7 +57,7 @@ def _shape(chance: random.Random, x: float, y: float, radius: float) -> Shape:
 def draw(
     shapes: list[Shape], width: int = 96, height: int | None = None, *, smooth: bool = True, ground: str = "white"
 ) -> Image.Image:
-    """The picture. `smooth` draws it at twice its size and makes it smaller."""
+    """Render the shapes. `smooth`: antialiased, by drawing at twice the size."""
     height = width if height is None else height
     scale = 2 if smooth else 1
     image = Image.new("RGB", (scale * width, scale * height), ground)

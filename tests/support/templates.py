@@ -5,13 +5,13 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from millstream.text.conversation import Rendering
+from millstream.text.conversation import TemplateInput
 from millstream.text.template import ChatTemplate, TemplateSource
 from millstream.text.template_child import render
 from millstream.text.tokenizer import Tokenizer
 
 
-def rendered(source: TemplateSource | None, rendering: Rendering, markers: dict[str, str] | None = None) -> str:
+def rendered(source: TemplateSource | None, rendering: TemplateInput, markers: dict[str, str] | None = None) -> str:
     assert source is not None
     job: dict[str, Any] = {"variants": rendering.variants, "kwargs": rendering.kwargs, "markers": markers}
     return render(_compiled(source.source, tuple(source.tokens.items())), {**job, "limit": 2**20})
@@ -23,7 +23,7 @@ def _compiled(source: str, tokens: tuple[tuple[str, str], ...]) -> ChatTemplate:
 
 
 def render_chat(tokenizer: Tokenizer, messages: list[dict[str, Any]], **kwargs: object) -> str:
-    return rendered(tokenizer.template, Rendering([messages], kwargs))
+    return rendered(tokenizer.template, TemplateInput([messages], kwargs))
 
 
 def encode_chat(tokenizer: Tokenizer, messages: list[dict[str, Any]], **kwargs: object) -> list[int]:

@@ -1,4 +1,4 @@
-"""Prompts with sounds for tiny models that hear, as our engine takes them and as mlx-vlm does."""
+"""Prompts with audio for tiny audio models: as submits for our engine, and run by mlx-vlm as the reference."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import Any
 
 import numpy as np
 
-from millstream.engine.messages import Submit
-from millstream.media.port import Mark, Prepared
+from millstream.engine.generation.messages import Generate
+from millstream.media.port import Placeholder, PreparedMedia
 from millstream.media.processors.base import ModelFiles
-from millstream.media.processors.gemma_audio import Gemma4SoundProcessor
-from millstream.media.prompt import placed
+from millstream.media.processors.gemma_audio import Gemma4AudioProcessor
+from millstream.media.prompt import locate_media
 from millstream.types import Kind
 from support.audio_files import tone
-from support.tiny_vision import END, FAMILIES, IMAGE, SOUND, START, WORDS, picture
+from support.tiny_vision import AUDIO, END, FAMILIES, IMAGE, START, WORDS, picture
 
-MARKS: dict[Kind, Mark] = {"image": Mark("<image>", IMAGE), "audio": Mark("<sound>", SOUND)}
+PLACEHOLDERS: dict[Kind, Placeholder] = {"image": Placeholder("<image>", IMAGE), "audio": Placeholder("<audio>", AUDIO)}
 
 Asked = int | float
-"""A sound of so many seconds, or the image with this number."""
+"""Audio of so many seconds (float), or the image with this number (int)."""
 
 
-class HeardCase:
-    """A prompt with images and sounds. `seed`: its words; `voice`: what its sounds sound like."""
+class AudioCase:
+    """A prompt with images and audio. `seed` chooses its words, `voice` its tones."""
 
     def __init__(
         self, family: str, seed: int, media: Sequence[Asked], *, words: int, count: int, voice: int = 0
@@ -34,34 +34,34 @@ class HeardCase:
         self.count = count
         self.samples: list[np.ndarray] = []
         self.pictures: list[dict[str, np.ndarray]] = []
-        self._prepared: list[Prepared] = []
-        self._ear = Gemma4SoundProcessor(ModelFiles(FAMILIES[family]), MARKS["audio"].text)
+        self._prepared: list[PreparedMedia] = []
+        self._processor = Gemma4AudioProcessor(ModelFiles(FAMILIES[family]), PLACEHOLDERS["audio"].text)
         tokens: list[int] = []
         for number, asked in enumerate(media):
             tokens += [draw.choice(WORDS) for _ in range(draw.randrange(words + 1))]
             tokens += [START, *self._add(family, asked, 100 * voice + number), END]
         tokens += [draw.choice(WORDS) for _ in range(1 + words)]
         self.prompt = tuple(tokens)
-        self.media = placed(tokens, MARKS, self._prepared)
+        self.media = locate_media(tokens, PLACEHOLDERS, self._prepared)
 
     def _add(self, family: str, asked: Asked, voice: int) -> list[int]:
         if isinstance(asked, int):
             arrays, tokens = picture(family, asked)
             self.pictures.append(arrays)
-            self._prepared.append(Prepared("image", arrays, "", len(tokens)))
+            self._prepared.append(PreparedMedia("image", arrays, "", len(tokens)))
             return tokens
         self.samples.append(tone(200 + 170 * voice, asked))
-        self._prepared.append(self._ear.prepare(self.samples[-1]))
-        return [SOUND] * self._prepared[-1].places
+        self._prepared.append(self._processor.prepare(self.samples[-1]))
+        return [AUDIO] * self._prepared[-1].feature_tokens
 
-    def submit(self, number: int, count: int | None = None) -> Submit:
+    def submit(self, number: int, count: int | None = None) -> Generate:
         contents = tuple((each.start, each.digest) for each in self.media)
-        return Submit(number, self.prompt, count or self.count, contents=contents, media=self.media)
+        return Generate(number, self.prompt, count or self.count, contents=contents, media=self.media)
 
 
 class OneByOne:
-    """An audio tower that hears each sound alone and leaves out what is only padding, as transformers does. mlx-vlm
-    puts the padding of a short sound where a longer one's tokens are."""
+    """An audio tower that encodes each audio file separately and drops padding, as transformers does. mlx-vlm would put
+    the padding of a short file where the tokens of a longer one belong."""
 
     def __init__(self, tower: Any) -> None:
         self._tower = tower
@@ -69,14 +69,14 @@ class OneByOne:
     def __call__(self, features: Any, mask: Any) -> tuple[Any, Any]:
         import mlx.core as mx
 
-        heard = []
+        encoded = []
         for number in range(features.shape[0]):
             length = int((~mask[number]).sum().item())
-            heard.append(self._tower(features[number : number + 1, :length], mask[number : number + 1, :length])[0])
-        return mx.concatenate(heard, axis=1), None
+            encoded.append(self._tower(features[number : number + 1, :length], mask[number : number + 1, :length])[0])
+        return mx.concatenate(encoded, axis=1), None
 
 
-def reference(model: Any, case: HeardCase) -> list[int]:
+def reference(model: Any, case: AudioCase) -> list[int]:
     """mlx-vlm's own extractor and generation, one request at a time."""
     import mlx.core as mx
     from mlx_vlm.generate.ar import generate_step
@@ -86,13 +86,13 @@ def reference(model: Any, case: HeardCase) -> list[int]:
     if case.samples:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            heard = Gemma4AudioFeatureExtractor()(case.samples)
-        given = {name: mx.array(np.stack(arrays)) for name, arrays in heard.items()}
+            extracted = Gemma4AudioFeatureExtractor()(case.samples)
+        given = {name: mx.array(np.stack(arrays)) for name, arrays in extracted.items()}
     pixels = None
     if case.pictures:
         pixels = mx.array(np.concatenate([arrays["pixel_values"] for arrays in case.pictures]))
     tokens = mx.array([case.prompt])
-    # Sounds are not marked (as 3): mlx-vlm would cut the prompt, and tokens of an image would not see each other.
+    # Audio is not marked (as 3): mlx-vlm would cut the prompt, and image tokens would not attend to one another.
     kinds = (tokens == IMAGE).astype(mx.int32)
     mask = mx.ones(tokens.shape, dtype=mx.int32)
     steps = generate_step(

@@ -1,4 +1,4 @@
-"""A tiny llama as one GGUF file, with a byte-level vocabulary: all that the server needs to serve it."""
+"""Writes a tiny Llama as one servable GGUF file, with a byte-level vocabulary."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from tokenizers import pre_tokenizers
 
 from support.tiny import CHAT_TEMPLATE
 
-MARKS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 HIDDEN, LAYERS, HEADS, INNER = 64, 2, 4, 96
 NORMAL, CONTROL = 1, 3
 
 
 def write_gguf(path: Path) -> Path:
-    tokens = sorted(pre_tokenizers.ByteLevel.alphabet()) + MARKS
+    tokens = sorted(pre_tokenizers.ByteLevel.alphabet()) + SPECIAL_TOKENS
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_block_count(LAYERS)
     writer.add_context_length(256)
@@ -29,7 +29,7 @@ def write_gguf(path: Path) -> Path:
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(tokens)
-    writer.add_token_types([CONTROL if token in MARKS else NORMAL for token in tokens])
+    writer.add_token_types([CONTROL if token in SPECIAL_TOKENS else NORMAL for token in tokens])
     writer.add_token_merges(["a b", "t h"])
     writer.add_eos_token_id(len(tokens) - 1)
     writer.add_chat_template(CHAT_TEMPLATE)

@@ -1,5 +1,4 @@
-"""Tiny random float32 models that see, one a family, as model folders; and images for them, as their processors give
-them."""
+"""Tiny random float32 vision models, one per family, as model folders; and images in the form of their processors."""
 
 from __future__ import annotations
 
@@ -11,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from millstream.engine.messages import Submit
+from millstream.engine.generation.messages import Generate
 from millstream.types import Media, Tensor
 from support.tiny import write_tokenizer
 
 VOCAB = 97
-IMAGE, VIDEO, START, BREAK, END, SOUND = 90, 91, 92, 93, 94, 95
-"""Tokens that stand for an image's, a video's or a sound's features, and those around and between them."""
+IMAGE, VIDEO, START, BREAK, END, AUDIO = 90, 91, 92, 93, 94, 95
+"""The media tokens of images, video and audio, and the tokens around and between them."""
 WORDS = range(1, 90)
 
 _TEXT: dict[str, Any] = {
@@ -68,7 +67,7 @@ _GEMMA4_TEXT = {
 _GEMMA4 = {
     **_TOKENS,
     "model_type": "gemma4",
-    "audio_token_id": SOUND,
+    "audio_token_id": AUDIO,
     "hidden_size": 64,
     "vision_config": {
         **_PATCHED,
@@ -157,7 +156,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         },
         "vision_config": {**_PATCHED, "model_type": "siglip_vision_model"},
     },
-    # As the large sizes: tokens of an image attend to each other.
+    # Like the large sizes: tokens of an image attend to each other.
     "gemma4": {
         **_GEMMA4,
         "text_config": {
@@ -167,18 +166,18 @@ FAMILIES: dict[str, dict[str, Any]] = {
             "use_bidirectional_attention": "vision",
         },
     },
-    # As the small sizes: embeddings for each layer, and layers that read what others keep.
+    # Like the small sizes: per-layer embeddings, and layers that share the KV cache of others.
     "gemma4-small": {
         **_GEMMA4,
         "text_config": {**_GEMMA4_TEXT, "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8},
     },
-    # The same with a tower for sounds.
+    # The same with an audio tower.
     "gemma4-audio": {
         **_GEMMA4,
         "text_config": {**_GEMMA4_TEXT, "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8},
         "audio_config": _GEMMA4_AUDIO,
     },
-    # No published size has both: tokens of an image that attend to each other, and sounds.
+    # No published size has both: tokens of an image that attend to each other, and audio.
     "gemma4-audio-blocks": {
         **_GEMMA4,
         "text_config": {
@@ -246,8 +245,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
 def write_vision_model(
     folder: Path, family: str, *, seed: int = 0, bits: int | None = None, config: dict[str, Any] | None = None
 ) -> Path:
-    """Weights are large enough that logits differ clearly between tokens, and between images. `bits`: quantised.
-    `config`: in place of the family's own."""
+    """Write a model whose weights are large enough that logits differ clearly between tokens and between images.
+    `bits`: quantise it. `config`: replaces the family's own."""
     import mlx.core as mx
     import mlx.nn as nn
     from mlx.utils import tree_flatten, tree_map
@@ -284,7 +283,7 @@ _QWEN_TEMPLATE = (
 
 
 def write_servable_qwen(folder: Path, family: str) -> Path:
-    """A tiny Qwen that sees and that the whole server can serve: one token a byte, small frames."""
+    """A tiny Qwen vision model that the server can serve: one token per byte, small frames."""
     import tokenizers
 
     names = ["<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"]
@@ -313,7 +312,7 @@ Arrays = dict[str, np.ndarray]
 
 
 def picture(family: str, seed: int) -> tuple[Arrays, list[int]]:
-    """An image as the family's processor gives it, and the tokens that stand for it."""
+    """An image in the form of the family's processor, and its tokens."""
     draw = np.random.default_rng(seed)
     model = FAMILIES[family]["model_type"]
     if model.startswith("qwen"):
@@ -336,7 +335,7 @@ def picture(family: str, seed: int) -> tuple[Arrays, list[int]]:
 
 
 def joined(family: str, images: Sequence[Arrays]) -> Arrays:
-    """Several images of one prompt, as the processor would have given them together."""
+    """Several images of one prompt, in the form of the processor."""
     model = FAMILIES[family]["model_type"]
     if model in ("idefics3", "smolvlm"):
         return {name: np.concatenate([image[name] for image in images], axis=1) for name in images[0]}
@@ -344,33 +343,33 @@ def joined(family: str, images: Sequence[Arrays]) -> Arrays:
 
 
 class Case:
-    """A prompt with or without images: what our engine takes, and what mlx-vlm takes."""
+    """A prompt with or without images, as input for our engine and for mlx-vlm."""
 
     def __init__(self, family: str, seed: int, images: Sequence[int], words: int, count: int) -> None:
-        """`images`: a seed for each, so that prompts can share them."""
+        """`images`: a seed per image, so that prompts can share them."""
         draw = random.Random(seed)
         self.family = family
         self.seed, self.words, self.count = seed, words, count
         self.pictures = [picture(family, image) for image in images]
         self.images = list(images)
         self.extra: Arrays = {}
-        """What mlx-vlm is given besides."""
+        """Further arguments for mlx-vlm."""
         tokens: list[int] = []
         self.starts: list[int] = []
-        for _, places in self.pictures:
+        for _, image_tokens in self.pictures:
             tokens += [draw.choice(WORDS) for _ in range(draw.randrange(words + 1))] + [START]
             self.starts.append(len(tokens))
-            tokens += [*places, END]
+            tokens += [*image_tokens, END]
         tokens += [draw.choice(WORDS) for _ in range(1 + words)]
         self.prompt = tuple(tokens)
 
-    def submit(self, number: int, count: int | None = None) -> Submit:
+    def submit(self, number: int, count: int | None = None) -> Generate:
         media = tuple(
-            Media("image", start, len(places), f"image {seed}", tensors(arrays))
-            for start, seed, (arrays, places) in zip(self.starts, self.images, self.pictures, strict=True)
+            Media("image", start, len(image_tokens), f"image {seed}", tensors(arrays))
+            for start, seed, (arrays, image_tokens) in zip(self.starts, self.images, self.pictures, strict=True)
         )
         contents = tuple((each.start, each.digest) for each in media)
-        return Submit(number, self.prompt, count or self.count, contents=contents, media=media)
+        return Generate(number, self.prompt, count or self.count, contents=contents, media=media)
 
 
 def tensors(arrays: Arrays) -> tuple[tuple[str, Tensor], ...]:

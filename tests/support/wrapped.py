@@ -5,16 +5,10 @@ from __future__ import annotations
 from typing import Protocol
 
 from millstream.engine.background import BackgroundTask
-from millstream.engine.generation.backend import (
-    BackendFactory,
-    GenerationBackend,
-    Plan,
-    Progress,
-    StepResult,
-    ignore_progress,
-)
-from millstream.engine.messages import Submit
-from millstream.types import ModelFacts
+from millstream.engine.generation.messages import Generate
+from millstream.engine.generation.plan import GenerationBackend, Plan, StepResult
+from millstream.engine.protocols import BackendFactory, Progress, ignore_progress
+from millstream.model_facts import GenerationFacts
 
 
 class GateLike(Protocol):
@@ -30,7 +24,7 @@ class Wrapped:
     def note(self, what: str) -> None:
         """For subclasses."""
 
-    def load(self, report: Progress = ignore_progress) -> ModelFacts:
+    def load(self, report: Progress = ignore_progress) -> GenerationFacts:
         self.note("load")
         return self._inner.load(report)
 
@@ -38,9 +32,9 @@ class Wrapped:
         self.note("step")
         return self._inner.step(plan)
 
-    def errand(self, request: Submit | None) -> BackgroundTask | None:
-        self.note("errand")
-        return self._inner.errand(request)
+    def background_task(self, request: Generate | None) -> BackgroundTask | None:
+        self.note("background_task")
+        return self._inner.background_task(request)
 
     def memory_bytes(self) -> int:
         self.note("memory_bytes")
@@ -64,7 +58,8 @@ class Gated(Wrapped):
         self.fail_next: Exception | None = None
 
     def step(self, plan: Plan) -> StepResult:
-        if plan.prefill or plan.decode:  # what only drops rows comes when it comes
+        works = (plan.prefill or plan.decode) if isinstance(plan, Plan) else plan.run
+        if works:  # a step that only drops rows is not held
             self._gate.pass_through()
             if self.fail_next is not None:
                 error, self.fail_next = self.fail_next, None

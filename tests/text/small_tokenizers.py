@@ -1,4 +1,4 @@
-"""Tokenizers of the two great families, trained in a moment on a few sentences."""
+"""Tokenizers of the common families, trained quickly on a few sentences."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SENTENCES = [
 
 @cache
 def byte_level_json() -> str:
-    """Like GPT-2, Llama 3 and Qwen: every byte has a letter; `<|start|>` is put before a text on demand."""
+    """Byte-level BPE as in GPT-2, Llama 3 and Qwen. `<|start|>` is its BOS token."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -37,7 +37,7 @@ def byte_level_json() -> str:
 
 @cache
 def byte_fallback_json(strip: bool = True) -> str:
-    """Like Llama 2 (`strip`) and Gemma: words begin with a low line, and unknown letters fall back on bytes."""
+    """SentencePiece BPE as in Llama 2 (`strip`) and Gemma: `▁` for spaces, and byte fallback for unknown characters."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     trainer = trainers.BpeTrainer(
         vocab_size=360,
@@ -48,7 +48,7 @@ def byte_fallback_json(strip: bool = True) -> str:
     replace = normalizers.Replace(" ", "▁")
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), replace]) if strip else replace
     tokenizer.train_from_iterator(SENTENCES[:2], trainer)
-    # The trainer marks the byte tokens as special, which in a real file they are not.
+    # The trainer marks the byte tokens as special, but in real files they are not.
     parts = json.loads(tokenizer.to_str())
     parts["added_tokens"] = [token for token in parts["added_tokens"] if token["id"] < 3]
     tokenizer = Tokenizer.from_str(json.dumps(parts))
@@ -67,9 +67,9 @@ def byte_fallback(*, strip: bool = True) -> Tokenizer:
 
 @cache
 def word_piece_json() -> str:
-    """Like BERT: the text of a token depends on its neighbours."""
+    """WordPiece as in BERT: the text of a token depends on its neighbours."""
     words = ["[UNK]", "[CLS]", "mill", "##stream", "water", ",", "##s", "the"]
-    tokenizer = Tokenizer(models.WordPiece({word: place for place, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer = Tokenizer(models.WordPiece({word: index for index, word in enumerate(words)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece(prefix="##")
     tokenizer.add_special_tokens(["[CLS]"])

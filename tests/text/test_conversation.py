@@ -1,4 +1,4 @@
-"""Conversations with tools, for templates that know tools and for those that do not."""
+"""Template input of conversations with tools, for templates with and without tool support."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 from small_tokenizers import byte_level
 
 from millstream.errors import BadRequest
-from millstream.text.conversation import budget_of, rendering, thinking_words
-from millstream.text.style import Style, choose_style
+from millstream.text.chat_format import ChatFormat, detect_chat_format
+from millstream.text.conversation import reasoning_budget, reasoning_kwargs, template_input
 from millstream.text.tokenizer import Tokenizer
 from millstream.types import ChatPrompt, Thinking, ToolUse
 from support.templates import rendered
@@ -25,7 +25,7 @@ CALLED: dict[str, Any] = {
 RESULT = {"role": "tool", "tool_call_id": "call_1", "content": "seen"}
 TALK = (USER, CALLED, RESULT)
 
-KNOWS = (
+WITH_TOOLS = (
     "{% if tools %}{{ tools | length }} tools, as <tool_call>;{% endif %}{% for m in messages %}"
     "{{ m.role }}:{{ m.content }}{% for c in m.tool_calls or [] %}"
     "{{ c.id }} {{ c.function.name }} {{ ARGUMENTS }}{% endfor %}"
@@ -42,102 +42,104 @@ def shown(
     template: str, messages: tuple[dict[str, Any], ...] = TALK, tools: ToolUse | None = USE, **more: object
 ) -> str:
     tokenizer = Tokenizer(byte_level(), chat_template=template)
-    style = choose_style(template, lambda token: False)
-    return rendered(tokenizer.template, rendering(style, ChatPrompt(messages, dict(more)), tools, Thinking(), None))
+    chat_format = detect_chat_format(template, lambda token: False)
+    return rendered(
+        tokenizer.template, template_input(chat_format, ChatPrompt(messages, dict(more)), tools, Thinking(), None)
+    )
 
 
 @pytest.mark.parametrize("arguments", ["c.function.arguments.at", "c.function.arguments + ''"])
-def test_a_template_gets_arguments_as_it_can_take_them(arguments: str) -> None:
-    text = shown(KNOWS.replace("ARGUMENTS", arguments))
+def test_a_template_gets_arguments_as_object_or_string(arguments: str) -> None:
+    text = shown(WITH_TOOLS.replace("ARGUMENTS", arguments))
     found = "it" if arguments.endswith("at") else '{"at": "it"}'
     assert text == f"1 tools, as <tool_call>;user:hi;assistant:call_1 look {found};tool:seen=lookcall_1;"
 
 
-def test_arguments_that_are_no_json_stay_text() -> None:
+def test_arguments_that_are_not_json_stay_text() -> None:
     call = {**CALLED, "tool_calls": [{"id": "x", "function": {"name": "look", "arguments": "{oops"}}]}
-    assert "look {oops" in shown(KNOWS.replace("ARGUMENTS", "c.function.arguments"), (USER, call))
+    assert "look {oops" in shown(WITH_TOOLS.replace("ARGUMENTS", "c.function.arguments"), (USER, call))
 
 
-def test_no_tools_are_shown_where_none_may_be_called() -> None:
-    assert "tools" not in shown(KNOWS.replace("ARGUMENTS", "''"), tools=ToolUse((TOOL,), "none"))
-    assert "tools" not in shown(KNOWS.replace("ARGUMENTS", "''"), tools=None)
+def test_tools_are_left_out_with_tool_choice_none() -> None:
+    assert "tools" not in shown(WITH_TOOLS.replace("ARGUMENTS", "''"), tools=ToolUse((TOOL,), "none"))
+    assert "tools" not in shown(WITH_TOOLS.replace("ARGUMENTS", "''"), tools=None)
 
 
-def test_mistral_gets_ids_of_its_own_length() -> None:
-    text = shown("[TOOL_CALLS]" + KNOWS.replace("ARGUMENTS", "''").replace("<tool_call>", "x"))
+def test_ids_are_converted_for_mistral() -> None:
+    text = shown("[TOOL_CALLS]" + WITH_TOOLS.replace("ARGUMENTS", "''").replace("<tool_call>", "x"))
     made = text.split("assistant:")[1].split(" ")[0]
     assert len(made) == 9 and made.isalnum()
     assert text.endswith(f"tool:seen=look{made};")
 
 
-def test_a_template_without_tools_is_told_in_words() -> None:
+def test_tools_go_into_the_system_message_if_the_template_has_none() -> None:
     text = shown(PLAIN)
     assert text.startswith("system:") and '"name": "look"' in text and "<tool_call>" in text
     assert 'assistant:<tool_call>\n{"name": "look", "arguments": {"at": "it"}}\n</tool_call>;' in text
     assert text.endswith("user:<tool_response>\nseen\n</tool_response>;")
 
 
-def test_the_words_join_a_system_message_that_is_there() -> None:
+def test_tools_are_appended_to_an_existing_system_message() -> None:
     text = shown(PLAIN, ({"role": "system", "content": "Be kind."}, USER))
     assert text.startswith("system:Be kind.\n\n") and text.count("system:") == 1 and '"name": "look"' in text
 
 
-def test_a_template_that_takes_no_system_message_has_them_in_the_first_of_the_user() -> None:
+def test_tools_go_into_the_first_user_message_if_the_template_has_no_system_role() -> None:
     text = shown(STRICT)
     assert text.startswith("user:") and '"name": "look"' in text and text.index("look") < text.index("hi;")
 
 
-def test_what_a_template_refuses_is_said_in_its_words() -> None:
+def test_the_error_carries_the_templates_message() -> None:
     with pytest.raises(BadRequest, match="no system"):
         shown(STRICT, ({"role": "system", "content": "x"}, {"role": "assistant", "content": "y"}))
 
 
-def test_calls_are_written_out_where_the_template_does_not_look_at_them() -> None:
+def test_calls_become_content_if_the_template_does_not_render_them() -> None:
     template = "{{ tools }}<tool_call>" + PLAIN
     assert '{"name": "look", "arguments": {"at": "it"}}' in shown(template)
     assert "tool:seen" in shown(template)
 
 
-def test_what_a_client_says_of_the_template_wins() -> None:
+def test_template_kwargs_of_the_client_take_precedence() -> None:
     template = "{{ enable_thinking }}{{ reasoning_effort }}" + PLAIN
     tokenizer = Tokenizer(byte_level(), chat_template=template)
     prompt = ChatPrompt((USER,), {"enable_thinking": True})
-    style = choose_style(template, lambda token: False)
-    text = rendered(tokenizer.template, rendering(style, prompt, None, Thinking("none"), None))
+    chat_format = detect_chat_format(template, lambda token: False)
+    text = rendered(tokenizer.template, template_input(chat_format, prompt, None, Thinking("none"), None))
     assert text.startswith("Truelow")
 
 
-THINKS = choose_style("<think></think>", lambda token: False)
-TAKES_EFFORT = choose_style("<think></think> reasoning_effort", lambda token: False)
+REASONS = detect_chat_format("<think></think>", lambda token: False)
+TAKES_EFFORT = detect_chat_format("<think></think> reasoning_effort", lambda token: False)
 
 
 @pytest.mark.parametrize(
-    ("style", "thinking", "budget"),
+    ("chat_format", "thinking", "budget"),
     [
-        (Style(), Thinking("low", 5), None),
-        (THINKS, Thinking(), None),
-        (THINKS, Thinking(budget=7), 7),
-        (THINKS, Thinking("low"), 1024),
-        (THINKS, Thinking("none"), 0),
-        (THINKS, Thinking("high"), None),
-        (THINKS, Thinking("high", 9), 9),
+        (ChatFormat(), Thinking("low", 5), None),
+        (REASONS, Thinking(), None),
+        (REASONS, Thinking(budget=7), 7),
+        (REASONS, Thinking("low"), 1024),
+        (REASONS, Thinking("none"), 0),
+        (REASONS, Thinking("high"), None),
+        (REASONS, Thinking("high", 9), 9),
         (TAKES_EFFORT, Thinking("low"), None),
         (TAKES_EFFORT, Thinking("none"), 0),
     ],
 )
-def test_an_effort_is_a_budget_where_the_template_does_not_take_the_word(
-    style: Style, thinking: Thinking, budget: int | None
+def test_effort_becomes_a_budget_if_the_template_has_no_reasoning_effort(
+    chat_format: ChatFormat, thinking: Thinking, budget: int | None
 ) -> None:
-    assert budget_of(style, thinking) == budget
+    assert reasoning_budget(chat_format, thinking) == budget
 
 
-def test_templates_are_told_in_the_words_that_they_know() -> None:
-    def words(template: str, thinking: Thinking) -> dict[str, object]:
-        return thinking_words(choose_style(template, lambda token: False), thinking)
+def test_reasoning_kwargs_are_those_that_the_template_mentions() -> None:
+    def kwargs_for(template: str, thinking: Thinking) -> dict[str, object]:
+        return reasoning_kwargs(detect_chat_format(template, lambda token: False), thinking)
 
-    assert words("enable_thinking", Thinking("none")) == {"enable_thinking": False}
-    assert words("enable_thinking", Thinking("low")) == {"enable_thinking": True}
-    assert words("thinking", Thinking("none")) == {"thinking": False}
-    assert words("reasoning_effort", Thinking("high")) == {"reasoning_effort": "high"}
-    assert words("thinking_budget", Thinking(budget=3))["thinking_budget"] == 3
-    assert words("plain", Thinking("high", 3)) == {}
+    assert kwargs_for("enable_thinking", Thinking("none")) == {"enable_thinking": False}
+    assert kwargs_for("enable_thinking", Thinking("low")) == {"enable_thinking": True}
+    assert kwargs_for("thinking", Thinking("none")) == {"thinking": False}
+    assert kwargs_for("reasoning_effort", Thinking("high")) == {"reasoning_effort": "high"}
+    assert kwargs_for("thinking_budget", Thinking(budget=3))["thinking_budget"] == 3
+    assert kwargs_for("plain", Thinking("high", 3)) == {}

@@ -1,4 +1,4 @@
-"""Tokens to text: the same for every split, whole characters only, special tokens silent."""
+"""Detokenizers: the same text however tokens are batched, whole characters only, special tokens skipped."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from small_tokenizers import SENTENCES, byte_fallback, byte_level, word_piece
 from tokenizers import decoders
 
-from millstream.text.detokenizer import ByteScheme, decoder_settings, read_scheme
+from millstream.text.detokenizer import ByteScheme, byte_scheme, decoder_config
 from millstream.text.tokenizer import Tokenizer
 
 KINDS = {
@@ -27,8 +27,8 @@ def tokenizer_of(kind: str) -> Tokenizer:
 
 
 def split(ids: list[int], cuts: list[int]) -> list[list[int]]:
-    places = sorted(cut % (len(ids) + 1) for cut in cuts)
-    return [ids[a:b] for a, b in zip([0, *places], [*places, len(ids)], strict=True)]
+    positions = sorted(cut % (len(ids) + 1) for cut in cuts)
+    return [ids[a:b] for a, b in zip([0, *positions], [*positions, len(ids)], strict=True)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -82,18 +82,18 @@ def test_a_character_that_stays_incomplete_is_marked_at_the_end(kind: str) -> No
     assert stream.finish() == ""
 
 
-def test_bytes_that_are_no_text_come_out_at_once() -> None:
+def test_invalid_bytes_come_out_at_once() -> None:
     tokenizer = tokenizer_of("level")
     bad = next(token for token in range(tokenizer.vocab_size) if tokenizer.token_bytes(token) == b"\xff")
     assert tokenizer.detokenizer().push([bad] * 100) == "\ufffd" * 100
 
 
-def test_special_tokens_are_silent_and_added_ones_are_not() -> None:
+def test_special_tokens_are_skipped_and_added_ones_are_not() -> None:
     tokenizer, backend = tokenizer_of("level"), byte_level()
     assert tokenizer.detokenizer().push([backend.token_to_id("<|end|>"), backend.token_to_id("<think>")]) == "<think>"
 
 
-def test_the_space_at_the_beginning_belongs_to_a_text_that_continues_another() -> None:
+def test_a_leading_space_stays_if_the_text_continues_another() -> None:
     tokenizer = tokenizer_of("fallback")
     ids = tokenizer.encode("mill")
     assert tokenizer.detokenizer().push(ids) == "mill"
@@ -110,7 +110,7 @@ def test_words_come_with_the_space_before_them() -> None:
 
 
 def scheme(decoder: decoders.Decoder) -> ByteScheme | None:
-    return read_scheme(decoder_settings(decoder.__getstate__()))
+    return byte_scheme(decoder_config(decoder.__getstate__()))
 
 
 def test_decoders_are_read_as_schemes() -> None:
@@ -123,7 +123,7 @@ def test_decoders_are_read_as_schemes() -> None:
 
 
 def test_decoders_that_look_at_neighbours_have_no_scheme() -> None:
-    assert read_scheme(None) is None
+    assert byte_scheme(None) is None
     assert scheme(decoders.WordPiece()) is None
     assert scheme(decoders.BPEDecoder()) is None
     assert scheme(decoders.Sequence([decoders.Strip(" ", 1, 0), decoders.Fuse()])) is None

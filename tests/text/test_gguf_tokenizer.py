@@ -13,12 +13,12 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
 from millstream.errors import ModelError
 from millstream.models.gguf_file import GgufFile
-from millstream.text.gguf_pretokenizers import EXPRESSIONS, WHOLE_WORDS
+from millstream.text.gguf_pretokenizers import IGNORE_MERGES, REGEXES
 from millstream.text.gguf_tokenizer import GgufTokenizer, gguf_tokenizer
 from support.tiers import examples
 
-NORMAL, UNKNOWN, CONTROL, OWN, BYTE = 1, 2, 3, 4, 6
-MARKS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
+SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 TEXT = "the cat sat on the mat, and the rat that sat there ate 12 345 oats; it's Größe 漢字 the end\n\n  of the tale"
 
 
@@ -29,17 +29,19 @@ def build(metadata: dict[str, Any]) -> GgufTokenizer:
 
 
 def trained(pre: str) -> tuple[Tokenizer, list[tuple[str, str]]]:
-    """A byte-level tokenizer learned from `TEXT`, cut as `pre` says, and its merges."""
+    """Returns a byte-level tokenizer trained on `TEXT` with the pre-tokenizer `pre`, and its merges."""
     tokenizer = Tokenizer(models.BPE())
-    cuts = [pre_tokenizers.Split(Regex(expression), "isolated") for expression in EXPRESSIONS[pre]]
+    splits = [pre_tokenizers.Split(Regex(expression), "isolated") for expression in REGEXES[pre]]
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*cuts, byte_level])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*splits, byte_level])
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=320, special_tokens=MARKS, initial_alphabet=alphabet, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=320, special_tokens=SPECIAL_TOKENS, initial_alphabet=alphabet, show_progress=False
+    )
     tokenizer.train_from_iterator([TEXT] * 3, trainer)
     vocabulary = tokenizer.get_vocab()
     ranked = sorted(
-        (token for token in vocabulary if token not in MARKS and len(token) > 1), key=vocabulary.__getitem__
+        (token for token in vocabulary if token not in SPECIAL_TOKENS and len(token) > 1), key=vocabulary.__getitem__
     )
     merges = []
     for token in ranked:
@@ -55,15 +57,15 @@ def trained(pre: str) -> tuple[Tokenizer, list[tuple[str, str]]]:
 
 
 def gpt2(pre: str = "gpt-2", **more: Any) -> tuple[GgufTokenizer, Tokenizer]:
-    reference, merges = trained(pre if pre in EXPRESSIONS else "gpt-2")
+    reference, merges = trained(pre if pre in REGEXES else "gpt-2")
     vocabulary = reference.get_vocab()
     tokens = sorted(vocabulary, key=vocabulary.__getitem__)
-    reference.model = models.BPE(vocabulary, merges, ignore_merges=pre in WHOLE_WORDS)
+    reference.model = models.BPE(vocabulary, merges, ignore_merges=pre in IGNORE_MERGES)
     metadata: dict[str, Any] = {
         "ggml.model": "gpt2",
         "ggml.pre": pre,
         "ggml.tokens": tokens,
-        "ggml.token_type": [CONTROL if token in MARKS else NORMAL for token in tokens],
+        "ggml.token_type": [CONTROL if token in SPECIAL_TOKENS else NORMAL for token in tokens],
         "ggml.merges": [f"{left} {right}" for left, right in merges],
         "ggml.bos_token_id": 1,
         "ggml.eos_token_id": 2,
@@ -74,7 +76,7 @@ def gpt2(pre: str = "gpt-2", **more: Any) -> tuple[GgufTokenizer, Tokenizer]:
 @pytest.mark.parametrize(
     "pre", ["gpt-2", "smollm", "llama-bpe", "qwen2", "deepseek-llm", "gpt-4o", "tekken", "default"]
 )
-def test_byte_level_cuts_and_merges_as_its_family_does(pre: str) -> None:
+def test_byte_level_splits_and_merges_as_its_family_does(pre: str) -> None:
     built, reference = gpt2(pre)
     for text in (TEXT, "", " ", "don't  DON'T\r\n\n 1234567 ½", "\u1f60b naïve"):
         found = built.tokenizer.encode(text, add_special_tokens=False).ids
@@ -94,22 +96,22 @@ def test_byte_level_cuts_and_merges_as_its_family_does(pre: str) -> None:
         ("falcon", ["abc", "123", "4", " 12", "\n"]),
     ],
 )
-def test_how_digits_are_cut(pre: str, pieces: list[str]) -> None:
+def test_how_digits_are_split(pre: str, pieces: list[str]) -> None:
     words: list[str] = ["abc1234 12\n"]
-    for expression in EXPRESSIONS[pre]:
-        cut = pre_tokenizers.Split(Regex(expression), "isolated")
-        words = [piece for word in words for piece, _ in cut.pre_tokenize_str(word)]
+    for expression in REGEXES[pre]:
+        split = pre_tokenizers.Split(Regex(expression), "isolated")
+        words = [piece for word in words for piece, _ in split.pre_tokenize_str(word)]
     assert words == pieces
 
 
-@pytest.mark.parametrize("pre", sorted(EXPRESSIONS))
+@pytest.mark.parametrize("pre", sorted(REGEXES))
 def test_every_expression_compiles_and_loses_nothing(pre: str) -> None:
-    for expression in EXPRESSIONS[pre]:
+    for expression in REGEXES[pre]:
         pieces = pre_tokenizers.Split(Regex(expression), "isolated").pre_tokenize_str(TEXT)
         assert "".join(piece for piece, _ in pieces) == TEXT
 
 
-def test_control_tokens_are_one_id_each_and_can_be_left_out() -> None:
+def test_control_tokens_are_one_id_each_and_can_be_skipped() -> None:
     tokenizer = gpt2()[0].tokenizer
     ids = tokenizer.encode("<|im_start|>the cat<|im_end|>", add_special_tokens=False).ids
     assert (ids[0], ids[-1]) == (1, 2)
@@ -117,7 +119,7 @@ def test_control_tokens_are_one_id_each_and_can_be_left_out() -> None:
     assert tokenizer.decode(ids, skip_special_tokens=False) == "<|im_start|>the cat<|im_end|>"
 
 
-def test_what_the_file_says_around_the_vocabulary() -> None:
+def test_template_special_tokens_and_flags_of_the_file() -> None:
     built, _ = gpt2(chat_template="{{ messages }}", **{"ggml.add_eos_token": True})
     assert built.chat_template == "{{ messages }}"
     assert (built.bos_token, built.eos_token) == ("<|im_start|>", "<|im_end|>")
@@ -126,7 +128,7 @@ def test_what_the_file_says_around_the_vocabulary() -> None:
     assert gpt2("llama-bpe")[0].add_bos
 
 
-def test_an_unknown_way_to_cut_is_noted() -> None:
+def test_an_unknown_pre_tokenizer_is_noted() -> None:
     built, _ = gpt2("brand-new")
     assert len(built.notes) == 1
     assert "'brand-new'" in built.notes[0]
@@ -154,7 +156,7 @@ def spm(**more: Any) -> GgufTokenizer:
         "ggml.model": "llama",
         "ggml.tokens": SPM_TOKENS,
         "ggml.scores": [PIECES.get(token, 0.0) for token in SPM_TOKENS],
-        "ggml.token_type": [UNKNOWN, CONTROL, CONTROL, *[BYTE] * 256, *[NORMAL] * len(PIECES), OWN, CONTROL],
+        "ggml.token_type": [UNKNOWN, CONTROL, CONTROL, *[BYTE] * 256, *[NORMAL] * len(PIECES), USER_DEFINED, CONTROL],
         "ggml.bos_token_id": 1,
         "ggml.eos_token_id": 2,
         "ggml.unknown_token_id": 0,
@@ -163,7 +165,7 @@ def spm(**more: Any) -> GgufTokenizer:
 
 
 def best_first(text: str) -> list[str]:
-    """SentencePiece's own rule, told plainly: join the neighbours whose union scores best, the leftmost first."""
+    """SentencePiece's rule: repeatedly join the neighbours whose union has the best score, the leftmost first."""
     parts = list(text)
     while True:
         pairs = [
@@ -190,47 +192,47 @@ def test_scores_merge_as_sentencepiece_does(text: str) -> None:
 @given(st.text(st.characters(codec="utf-8", exclude_characters="▁"), max_size=20))
 @example(" leading and  double ")
 @example("漢字 and\nbytes 🙂")
-def test_any_text_comes_back(text: str) -> None:
-    # Where a space is put in front, it is put after every marked token too, and stays there. "  " is such a token.
+def test_any_text_round_trips(text: str) -> None:
+    # With a space prefix, every added token is followed by a space that stays. "  " is an added token.
     for built in (PLAIN,) if "  " in text else (PLAIN, PREFIXED):
         ids = built.tokenizer.encode(text, add_special_tokens=False).ids
         assert built.tokenizer.decode(ids, skip_special_tokens=False) == text
 
 
-def test_a_character_without_a_token_is_spelled_in_bytes() -> None:
+def test_a_character_without_a_token_falls_back_to_bytes() -> None:
     assert PLAIN.tokenizer.encode("aé", add_special_tokens=False).tokens == ["a", "<0xC3>", "<0xA9>"]
 
 
-def test_the_space_in_front_comes_and_goes() -> None:
+def test_the_space_prefix() -> None:
     assert PREFIXED.tokenizer.encode("ab", add_special_tokens=False).tokens == ["▁ab"]
     assert PREFIXED.tokenizer.encode("<s>ab", add_special_tokens=False).tokens == ["<s>", "▁ab"]
     assert PREFIXED.add_bos
 
 
-def test_tokens_of_the_user_are_found_first() -> None:
+def test_user_defined_tokens_are_matched_first() -> None:
     assert PLAIN.tokenizer.encode("a  b<mark>", add_special_tokens=False).tokens == ["a", "  ", "b", "<mark>"]
 
 
-def test_merges_in_the_file_are_used_where_it_has_them() -> None:
+def test_merges_in_the_file_are_used() -> None:
     merges = ["a b", "▁ ab", "b c", "not there"]
     built = spm(**{"ggml.model": "gemma4", "ggml.merges": merges})
     assert built.tokenizer.encode("abc abc\n", add_special_tokens=False).tokens == ["ab", "c", "▁ab", "c", "<0x0A>"]
 
 
-def test_a_repeated_token_keeps_the_places_of_the_others() -> None:
+def test_a_repeated_token_does_not_change_other_ids() -> None:
     built = spm(**{"ggml.tokens": [*SPM_TOKENS[:-2], "ab", "<mark>"]})
     assert built.tokenizer.get_vocab_size() == len(SPM_TOKENS)
     assert built.tokenizer.token_to_id("<mark>") == len(SPM_TOKENS) - 1
 
 
 @pytest.mark.parametrize(
-    ("metadata", "words"),
+    ("metadata", "message"),
     [
-        ({"ggml.model": "bert", "ggml.tokens": ["a"]}, "tokenizer 'bert' is not served"),
+        ({"ggml.model": "bert", "ggml.tokens": ["a"]}, "tokenizer type 'bert' is not supported"),
         ({"ggml.model": "gpt2"}, "no vocabulary"),
     ],
 )
-def test_what_is_not_served_is_said(metadata: dict[str, Any], words: str) -> None:
-    with pytest.raises(ModelError, match=words) as caught:
+def test_unsupported_tokenizers_raise(metadata: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message) as caught:
         build(metadata)
     assert "some.gguf" in caught.value.message

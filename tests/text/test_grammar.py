@@ -1,4 +1,4 @@
-"""Grammars as clients send them: what is served, and what is refused by which words."""
+"""Grammars of clients: which are supported, which are refused with which message, and the cache of compiled ones."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from llguidance import LLMatcher, LLParserLimits
 from llguidance.numpy import fill_next_token_bitmask
 
 from millstream.errors import BadRequest, ModelError
-from millstream.text.grammar import MOST_KEPT, MOST_KEPT_BYTES, GrammarCompiler, vocabulary
-from millstream.text.grammar_check import checked
+from millstream.text.grammar import MAX_CACHED, MAX_CACHED_BYTES, GrammarCompiler, vocabulary
+from millstream.text.grammar_check import check_grammar
 from millstream.text.loading import load_tokenizer
 from millstream.text.tokenizer import Tokenizer
 from millstream.types import Grammar
@@ -39,7 +39,7 @@ def schema(**keywords: object) -> Grammar:
 LOOSE = Grammar(
     "json_schema", json.dumps({"x-guidance": {"whitespace_flexible": True}, "type": "array", "items": {"type": "null"}})
 )
-UNSERVED = [
+UNSUPPORTED = [
     ({"type": "array", "contains": {"type": "string"}}, '"contains"'),
     ({"type": "array", "uniqueItems": True}, '"uniqueItems"'),
     ({"type": "object", "propertyNames": {"pattern": "^a"}}, '"propertyNames"'),
@@ -57,34 +57,34 @@ UNSERVED = [
 ]
 
 
-@pytest.mark.parametrize(("keywords", "words"), UNSERVED, ids=[words for _, words in UNSERVED])
-def test_a_schema_that_cannot_be_served_is_refused_by_its_keyword(keywords: dict[str, object], words: str) -> None:
+@pytest.mark.parametrize(("keywords", "message"), UNSUPPORTED, ids=[message for _, message in UNSUPPORTED])
+def test_an_unsupported_schema_is_refused_by_its_keyword(keywords: dict[str, object], message: str) -> None:
     with pytest.raises(BadRequest) as refused:
-        checked(schema(**keywords))
-    assert words in refused.value.message
+        check_grammar(schema(**keywords))
+    assert message in refused.value.message
     assert refused.value.message.startswith("the JSON schema ")
 
 
 @pytest.mark.parametrize(
-    ("grammar", "words"),
+    ("grammar", "message"),
     [
-        (Grammar("regex", "(a"), "the regular expression cannot be served"),
+        (Grammar("regex", "(a"), "the regular expression cannot be compiled"),
         (Grammar("lark", "start: nothing"), "nothing"),
-        (Grammar("lark", "no grammar {"), "the grammar cannot be served"),
+        (Grammar("lark", "no grammar {"), "the grammar cannot be compiled"),
         (Grammar("gbnf", "root ::= nothing"), "nothing"),
         (Grammar("gbnf", 'first ::= "a"'), "root"),
-        (Grammar("gbnf", 'root ::= "a'), "the GBNF grammar cannot be read"),
-        (Grammar("json_schema", "[]"), "the JSON schema cannot be served"),
+        (Grammar("gbnf", 'root ::= "a'), "the GBNF grammar cannot be parsed"),
+        (Grammar("json_schema", "[]"), "the JSON schema cannot be compiled"),
     ],
 )
-def test_other_grammars_are_refused_in_words(grammar: Grammar, words: str) -> None:
+def test_other_grammars_are_refused_with_a_message(grammar: Grammar, message: str) -> None:
     with pytest.raises(BadRequest) as refused:
-        checked(grammar)
-    assert words in refused.value.message
+        check_grammar(grammar)
+    assert message in refused.value.message
 
 
 def accepts(compiler: GrammarCompiler, tokenizer: Tokenizer, grammar: Grammar, text: str) -> bool:
-    """Whether the text is a whole answer."""
+    """True if the text is a complete match."""
     matcher = compiler.matcher(grammar)
     tokens = tokenizer.encode(text, special=False)
     return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
@@ -108,12 +108,12 @@ def accepts(compiler: GrammarCompiler, tokenizer: Tokenizer, grammar: Grammar, t
 def test_what_matches(
     compiler: GrammarCompiler, tokenizer: Tokenizer, grammar: Grammar, right: list[str], wrong: list[str]
 ) -> None:
-    grammar = checked(grammar)
+    grammar = check_grammar(grammar)
     assert [text for text in right if not accepts(compiler, tokenizer, grammar, text)] == []
     assert [text for text in wrong if accepts(compiler, tokenizer, grammar, text)] == []
 
 
-def test_matchers_of_one_grammar_are_strangers(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
+def test_matchers_of_one_grammar_are_independent(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
     first, second = (compiler.matcher(Grammar("regex", "ab")) for _ in range(2))
     assert first.consume_tokens(tokenizer.encode("ab", special=False))
     assert first.is_accepting()
@@ -121,32 +121,32 @@ def test_matchers_of_one_grammar_are_strangers(compiler: GrammarCompiler, tokeni
     assert second.consume_tokens(tokenizer.encode("ab", special=False))
 
 
-def test_only_so_many_compiled_grammars_are_kept(compiler: GrammarCompiler) -> None:
-    for number in range(2 * MOST_KEPT):
+def test_the_cache_is_bounded_by_count(compiler: GrammarCompiler) -> None:
+    for number in range(2 * MAX_CACHED):
         assert isinstance(compiler.matcher(Grammar("regex", f"a{{{number + 1}}}")), LLMatcher)
-    assert len(compiler._kept) == MOST_KEPT
+    assert len(compiler._cache) == MAX_CACHED
 
 
-def test_compiled_grammars_that_are_kept_are_bounded_by_their_size_too(compiler: GrammarCompiler) -> None:
-    large = [Grammar("regex", f"{number}" + "a|" * (MOST_KEPT_BYTES // 8)) for number in range(8)]
+def test_the_cache_is_bounded_by_size(compiler: GrammarCompiler) -> None:
+    large = [Grammar("regex", f"{number}" + "a|" * (MAX_CACHED_BYTES // 8)) for number in range(8)]
     for grammar in large:
         compiler.matcher(grammar)
     assert [compiler.knows(grammar) for grammar in large] == [False] * 5 + [True] * 3
 
 
-def test_what_requests_wait_for_is_kept_longer(compiler: GrammarCompiler) -> None:
-    """An owner that had to compile it would hold up all rows."""
-    waiting = [Grammar("regex", f"a{{{number + 1}}}") for number in range(2 * MOST_KEPT)]
+def test_grammars_that_requests_wait_for_stay_cached_longer(compiler: GrammarCompiler) -> None:
+    """If the owner had to compile it, all rows would wait."""
+    waiting = [Grammar("regex", f"a{{{number + 1}}}") for number in range(2 * MAX_CACHED)]
     for grammar in waiting:
         compiler.prepare(grammar)
     assert all(map(compiler.knows, waiting))
     for grammar in waiting:
         compiler.matcher(grammar)
-    assert len(compiler._kept) == MOST_KEPT
+    assert len(compiler._cache) == MAX_CACHED
 
 
-def test_a_lexer_that_is_full_is_not_handed_on(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Matchers of one grammar share what its lexer has learnt: one that fails would spoil it for all who come later."""
+def test_a_full_lexer_is_not_reused(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Matchers of one grammar share the states of its lexer: one that fails would break all later ones."""
     monkeypatch.setattr("millstream.text.grammar.LIMITS", LLParserLimits(max_lexer_states=1_500, verbose_errors=False))
     compiler = GrammarCompiler(lambda: tokenizer)
     grammar = Grammar("regex", ".*a.{200}b")
@@ -162,12 +162,12 @@ def test_a_lexer_that_is_full_is_not_handed_on(tokenizer: Tokenizer, monkeypatch
 
     first = length(compiler.matcher(grammar))
     assert 0 < first < 2_000
-    assert length(compiler.matcher(grammar)) == 0, "llguidance shares no lexers any more: `forget` can go"
+    assert length(compiler.matcher(grammar)) == 0, "llguidance no longer shares lexers: `forget` can be removed"
     compiler.forget(grammar)
     assert length(compiler.matcher(grammar)) == first
 
 
-def test_a_grammar_that_this_vocabulary_lacks_is_not_compiled_again(compiler: GrammarCompiler) -> None:
+def test_a_rejected_grammar_is_not_compiled_again(compiler: GrammarCompiler) -> None:
     wrong = Grammar("lark", "start: <[299999]>")
     for _ in range(2):
         with pytest.raises(ValueError, match="299999"):
@@ -175,7 +175,7 @@ def test_a_grammar_that_this_vocabulary_lacks_is_not_compiled_again(compiler: Gr
     assert not compiler.knows(wrong)
 
 
-def test_the_vocabulary_is_built_once_and_only_when_it_is_wanted(tokenizer: Tokenizer) -> None:
+def test_the_vocabulary_is_built_once_at_first_use(tokenizer: Tokenizer) -> None:
     loads = []
 
     def load() -> Tokenizer:
@@ -189,21 +189,21 @@ def test_the_vocabulary_is_built_once_and_only_when_it_is_wanted(tokenizer: Toke
     assert loads == [1]
 
 
-def test_answers_end_where_the_server_stops(tokenizer: Tokenizer) -> None:
+def test_eos_tokens_are_those_of_the_tokenizer(tokenizer: Tokenizer) -> None:
     assert set(vocabulary(tokenizer).eos_tokens) == tokenizer.eos_ids
 
 
-def test_a_tokenizer_that_grammars_cannot_use_says_so(tmp_path: Path) -> None:
+def test_an_unsupported_tokenizer_raises(tmp_path: Path) -> None:
     import tokenizers
     from tokenizers import models
 
-    words = Tokenizer(tokenizers.Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a")), eos_ids=[1])
-    with pytest.raises(ModelError, match="cannot be used with grammars"):
-        vocabulary(words)
+    word_level = Tokenizer(tokenizers.Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a")), eos_ids=[1])
+    with pytest.raises(ModelError, match="cannot be used with structured output"):
+        vocabulary(word_level)
 
 
 def walk(matcher: LLMatcher, vocab_size: int, end: int, rng: random.Random, limit: int) -> list[int] | None:
-    """Any tokens that the grammar allows, to its end; None if that is further than the limit."""
+    """Returns random tokens that the grammar allows, to its end; None if there are more than the limit."""
     bits = np.zeros((1, -(-vocab_size // 32)), dtype=np.int32)
     tokens: list[int] = []
     while len(tokens) < limit:
@@ -218,13 +218,13 @@ def walk(matcher: LLMatcher, vocab_size: int, end: int, rng: random.Random, limi
     return None
 
 
-def test_whatever_the_masks_allow_is_valid(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
-    """Random tokens go to corners where no model goes."""
+def test_all_output_that_the_masks_allow_is_valid(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    """Random tokens reach corners that no model reaches."""
     [end] = tokenizer.eos_ids
     ended = 0
     for seed in range(300):
         wanted = random_schema(seed)
-        matcher = compiler.matcher(checked(Grammar("json_schema", json.dumps(wanted))))
+        matcher = compiler.matcher(check_grammar(Grammar("json_schema", json.dumps(wanted))))
         tokens = walk(matcher, tokenizer.vocab_size, end, random.Random(seed), 600)
         if tokens is not None:
             ended += 1

@@ -1,4 +1,4 @@
-"""The scanner against Python's own parser."""
+"""The JSON scanner, compared with Python's own parser."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VALUES = st.recursive(
 
 @given(st.dictionaries(st.text(), VALUES, max_size=4), st.sampled_from([None, 1]), st.booleans(), st.integers(0, 50))
 @settings(max_examples=examples(200), deadline=None)
-def test_an_object_is_read_to_its_end_and_no_further(
+def test_scanning_stops_at_the_end_of_the_object(
     value: dict[str, object], indent: int | None, ascii: bool, cut: int
 ) -> None:
     text = json.dumps(value, indent=indent, ensure_ascii=ascii)
@@ -28,13 +28,13 @@ def test_an_object_is_read_to_its_end_and_no_further(
     first, used = scanner.feed(text[:cut])
     assert (first, used) == (text[:cut], len(text[:cut]))
     second, used = scanner.feed(text[cut:] + "} rest")
-    assert scanner.done and not scanner.broken
+    assert scanner.done and not scanner.invalid
     assert first + second == text and used == len(text[cut:])
 
 
 @given(st.text(alphabet='{}[]":,\\ue+-.0123atrflsn x\n', max_size=24))
 @settings(max_examples=examples(1500), deadline=None)
-def test_what_it_takes_is_json_and_what_it_refuses_is_not(noise: str) -> None:
+def test_agrees_with_json_loads(noise: str) -> None:
     text = "{" + noise
     scanner = JsonScanner()
     given_back, used = scanner.feed(text)
@@ -51,7 +51,7 @@ def test_what_it_takes_is_json_and_what_it_refuses_is_not(noise: str) -> None:
             assert not isinstance(value, dict), (text, used)
 
 
-def test_line_breaks_in_texts_are_escaped() -> None:
+def test_line_breaks_in_strings_are_escaped() -> None:
     assert JsonScanner().feed('{"a": "b\nc\td\x01"}')[0] == '{"a": "b\\nc\\td\\u0001"}'
 
 
@@ -75,8 +75,8 @@ def test_line_breaks_in_texts_are_escaped() -> None:
         '{"a": [1}',
     ],
 )
-def test_the_first_letter_that_cannot_be_json_breaks_it(text: str) -> None:
+def test_scanning_stops_at_the_first_invalid_character(text: str) -> None:
     scanner = JsonScanner()
     _, used = scanner.feed(text)
-    assert scanner.broken and not scanner.done
+    assert scanner.invalid and not scanner.done
     assert used < len(text)

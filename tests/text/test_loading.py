@@ -37,7 +37,7 @@ def test_a_bare_tokenizer_file_is_enough(tmp_path: Path) -> None:
     assert tokenizer.eos_ids == frozenset()
 
 
-def test_ends_come_from_every_file_that_names_one(tmp_path: Path) -> None:
+def test_eos_tokens_come_from_all_files(tmp_path: Path) -> None:
     tokenizer = load(
         tmp_path,
         generation_config__json={"eos_token_id": [7, 8]},
@@ -48,12 +48,12 @@ def test_ends_come_from_every_file_that_names_one(tmp_path: Path) -> None:
     assert tokenizer.eos_token == "<|end|>"
 
 
-def test_missing_ends_are_no_ends(tmp_path: Path) -> None:
+def test_missing_eos_tokens(tmp_path: Path) -> None:
     files = {"generation_config__json": {"eos_token_id": None}, "tokenizer_config__json": {"eos_token": None}}
     assert load(tmp_path, **files).eos_ids == frozenset()
 
 
-def test_special_tokens_reach_the_template_and_settings_go_before_the_map(tmp_path: Path) -> None:
+def test_tokenizer_config_takes_precedence_over_the_special_tokens_map(tmp_path: Path) -> None:
     tokenizer = load(
         tmp_path,
         special_tokens_map__json={"bos_token": "old", "pad_token": "<|end|>", "additional_special_tokens": ["x"]},
@@ -124,7 +124,7 @@ def test_a_sentencepiece_file_alone_is_converted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("add_bos", "add_eos"), [(True, True), (True, False), (False, False)])
-def test_a_gguf_file_says_what_stands_around_a_text(tmp_path: Path, add_bos: bool, add_eos: bool) -> None:
+def test_bos_and_eos_flags_of_a_gguf_file(tmp_path: Path, add_bos: bool, add_eos: bool) -> None:
     path = write_gguf(tmp_path / "small.gguf", add_bos=add_bos, add_eos=add_eos)
     tokenizer = load_tokenizer(ModelSource("small", "gguf", path))
     plain = byte_level().encode(SENTENCES[0], add_special_tokens=False).ids
@@ -144,7 +144,7 @@ def write_gguf(path: Path, *, add_bos: bool, add_eos: bool) -> Path:
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(names)
-    writer.add_token_types([TokenType.CONTROL if place < 2 else TokenType.NORMAL for place in range(len(names))])
+    writer.add_token_types([TokenType.CONTROL if index < 2 else TokenType.NORMAL for index in range(len(names))])
     writer.add_token_merges([" ".join(pair) for pair in model["merges"]])
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(1)

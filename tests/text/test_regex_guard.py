@@ -1,4 +1,4 @@
-"""Regular expressions in a stranger's tokenizer: those of real families pass, those that can run for ever do not."""
+"""Regular expressions of untrusted tokenizers: those of real families pass, catastrophic backtracking is refused."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from tokenizers import Regex, normalizers, pre_tokenizers
 
 from millstream.errors import ModelError
 from millstream.models.source import ModelSource
-from millstream.text.gguf_pretokenizers import EXPRESSIONS
+from millstream.text.gguf_pretokenizers import REGEXES
 from millstream.text.loading import load_tokenizer
-from millstream.text.regex_guard import check_expressions, runs_wild
+from millstream.text.regex_guard import check_regexes, may_backtrack_catastrophically
 
 
-@pytest.mark.parametrize("family", EXPRESSIONS)
-def test_families_pass(family: str) -> None:
-    assert not any(runs_wild(expression) for expression in EXPRESSIONS[family])
+@pytest.mark.parametrize("family", REGEXES)
+def test_regexes_of_real_families_pass(family: str) -> None:
+    assert not any(may_backtrack_catastrophically(expression) for expression in REGEXES[family])
 
 
 @pytest.mark.parametrize(
@@ -33,28 +33,30 @@ def test_families_pass(family: str) -> None:
         r"(a\g<0>?)",
     ],
 )
-def test_what_can_run_for_ever_is_found(expression: str) -> None:
-    assert runs_wild(expression)
+def test_catastrophic_backtracking_is_found(expression: str) -> None:
+    assert may_backtrack_catastrophically(expression)
 
 
 @pytest.mark.parametrize(
     "expression",
     [r"(?i:'s|'t)?", r"[(a+)+]", r"\(a+\)+", r"[^\]+*]+", r"(abc)+", r"\p{L}+\p{N}{1,3}", r"(?:a|b)c+", r"\s+(?!\S)"],
 )
-def test_what_cannot_passes(expression: str) -> None:
-    """An optional group is tried twice at most, and what stands in brackets means itself."""
-    assert not runs_wild(expression)
+def test_harmless_expressions_pass(expression: str) -> None:
+    """An optional group is tried twice at most, and repetition signs in brackets are literal."""
+    assert not may_backtrack_catastrophically(expression)
 
 
-def test_a_tokenizer_with_such_an_expression_is_refused(tmp_path: Path) -> None:
-    wild = Regex(r"(a+)+$")
-    cutting, replacing = byte_level(), byte_level()
-    cutting.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(wild, "isolated"), cutting.pre_tokenizer])
-    replacing.normalizer = normalizers.Replace(wild, "")
-    for tokenizer in (cutting, replacing):
+def test_a_tokenizer_with_a_catastrophic_expression_is_refused(tmp_path: Path) -> None:
+    catastrophic = Regex(r"(a+)+$")
+    splitting, replacing = byte_level(), byte_level()
+    splitting.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(catastrophic, "isolated"), splitting.pre_tokenizer]
+    )
+    replacing.normalizer = normalizers.Replace(catastrophic, "")
+    for tokenizer in (splitting, replacing):
         with pytest.raises(ModelError, match="would never end"):
-            check_expressions(tokenizer)
+            check_regexes(tokenizer)
         tokenizer.save(str(tmp_path / "tokenizer.json"))
         with pytest.raises(ModelError, match="would never end"):
-            load_tokenizer(ModelSource("wild", "folder", tmp_path))
-    check_expressions(byte_level())
+            load_tokenizer(ModelSource("catastrophic", "folder", tmp_path))
+    check_regexes(byte_level())

@@ -1,4 +1,4 @@
-"""Chat templates: rendered as their authors meant, refused with their own words, and boxed in."""
+"""Chat templates: rendering, error messages and the sandbox."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def render(source: str, messages: Sequence[dict[str, object]] = USER, **kwargs: 
     return ChatTemplate(source, TOKENS).render(messages, **kwargs)
 
 
-def test_renders_a_conversation_and_asks_for_an_answer() -> None:
+def test_renders_a_conversation_with_a_generation_prompt() -> None:
     assert render(CHATML) == "<s><|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
 
 
@@ -36,7 +36,7 @@ def test_keywords_reach_the_template() -> None:
     assert render("{{ enable_thinking }} {{ tools }} {{ missing }}", enable_thinking=False) == "False None "
 
 
-def test_no_keyword_of_a_client_takes_the_place_of_the_messages() -> None:
+def test_client_kwargs_cannot_replace_the_messages() -> None:
     assert ChatTemplate("{{ messages[0].content }}", TOKENS).render(USER, messages=[], self=1) == "Hi"
 
 
@@ -65,13 +65,13 @@ def test_content_of_another_shape_is_refused(content: object) -> None:
     assert caught.value.param == "messages"
 
 
-def test_a_picture_for_a_text_model_is_refused_by_its_kind() -> None:
+def test_an_image_for_a_text_model_is_refused() -> None:
     with pytest.raises(BadRequest, match="image_url"):
         plain_text([{"type": "image_url", "image_url": {"url": "x"}}])
 
 
 @pytest.mark.parametrize(
-    ("source", "words"),
+    ("source", "message"),
     [
         ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
         ("{{ messages[0].nothing.deeper }}", "nothing"),
@@ -83,8 +83,8 @@ def test_a_picture_for_a_text_model_is_refused_by_its_kind() -> None:
         ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "recursion"),
     ],
 )
-def test_what_a_template_raises_is_the_clients_to_read(source: str, words: str) -> None:
-    with pytest.raises(BadRequest, match=words) as caught:
+def test_errors_of_a_template_reach_the_client(source: str, message: str) -> None:
+    with pytest.raises(BadRequest, match=message) as caught:
         render(source, [{"role": "user", "content": "Hi", "number": 7}])
     assert caught.value.param == "messages"
 
@@ -94,23 +94,23 @@ def test_json_is_not_escaped_for_html_and_takes_an_indent() -> None:
     assert render("{{ value | tojson(indent=2) }}", value={"a": 1}) == '{\n  "a": 1\n}'
 
 
-def test_loop_controls_the_date_and_the_generation_mark_are_known() -> None:
+def test_loop_controls_strftime_now_and_the_generation_tag() -> None:
     assert render("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}") == "01"
     assert re.fullmatch(r"\d{4}", render("{{ strftime_now('%Y') }}"))
     assert render("a{% generation %}{{ messages[0].content }}{% endgeneration %}b") == "aHib"
 
 
-def test_lines_that_hold_only_a_tag_leave_no_trace() -> None:
+def test_lines_with_only_a_tag_render_nothing() -> None:
     assert render("  {% if true %}\nyes\n  {% endif %}\n") == "yes\n"
 
 
-def test_the_clients_messages_are_left_as_they_are() -> None:
+def test_messages_are_not_modified() -> None:
     message: dict[str, object] = {"role": "user", "content": None}
     render("{{ messages }}", [message])
     assert message == {"role": "user", "content": None}
 
 
 @pytest.mark.parametrize("source", ["{% if %}", "{{ x | no_such_filter }}", "{% nonsense %}"])
-def test_a_template_that_does_not_compile_is_the_models_fault(source: str) -> None:
+def test_a_template_that_does_not_compile_is_a_model_error(source: str) -> None:
     with pytest.raises(ModelError, match="does not compile"):
         ChatTemplate(source, TOKENS)

@@ -1,4 +1,4 @@
-"""The tokenizer: exact bytes, ends, special tokens, and conversations."""
+"""The tokenizer: exact bytes, EOS tokens, special tokens and conversations."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_special_tokens_are_added_on_demand() -> None:
 
 @pytest.mark.parametrize("text", [*SENTENCES, "", " ", "  two  ", "\x00\x7f", "日本🇯🇵"])
 @pytest.mark.parametrize("make", [byte_level, byte_fallback, lambda: byte_fallback(strip=False)])
-def test_text_comes_back_as_it_went_in(make, text: str) -> None:  # type: ignore[no-untyped-def]
+def test_text_round_trips(make, text: str) -> None:  # type: ignore[no-untyped-def]
     tokenizer = Tokenizer(make())
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
@@ -59,7 +59,7 @@ def test_a_saved_truncation_or_padding_does_not_apply() -> None:
     assert tokenizer.decode(tokenizer.encode(SENTENCES[0])) == SENTENCES[0]
 
 
-def test_facts() -> None:
+def test_properties() -> None:
     tokenizer = Tokenizer(byte_level(), eos_ids=[1, 1], notes=["one"])
     assert tokenizer.eos_ids == frozenset({1})
     assert tokenizer.vocab_size == byte_level().get_vocab_size()
@@ -69,20 +69,20 @@ def test_facts() -> None:
 
 @pytest.mark.parametrize("make", [byte_level, byte_fallback, word_piece])
 def test_special_tokens_can_be_shown(make) -> None:  # type: ignore[no-untyped-def]
-    """Some models mark thoughts and calls with special tokens: whoever reads them must see them, and no others."""
+    """Some models mark reasoning and calls with special tokens: the output parser needs those, and no others."""
     backend = make()
-    backend.add_special_tokens(["<|call|>", "<|hush|>"])
+    backend.add_special_tokens(["<|call|>", "<|skip|>"])
     tokenizer = Tokenizer(backend)
-    shown = tokenizer.special_in(("a <|call|> b", "<think>"))
+    shown = tokenizer.special_tokens_in(("a <|call|> b", "<think>"))
     assert shown == {tokenizer.token_id("<|call|>")}
-    ids = tokenizer.encode("the<|call|>the<|hush|>", special=False)
+    ids = tokenizer.encode("the<|call|>the<|skip|>", special=False)
     assert tokenizer.decode(ids).replace(" ", "") == "thethe"
     stream = tokenizer.detokenizer(shown=shown)
     text = "".join(stream.push([token]) for token in ids) + stream.finish()
     assert text.replace(" ", "") == "the<|call|>the"
 
 
-def test_half_a_surrogate_pair_is_the_clients_mistake() -> None:
+def test_an_unpaired_surrogate_is_a_bad_request() -> None:
     with pytest.raises(BadRequest, match="Unicode"):
         Tokenizer(byte_level()).encode("a\ud800b")
 

@@ -1,4 +1,4 @@
-"""Names and addresses of this machine."""
+"""Recognises loopback addresses and host names."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _LOCAL = "localhost"
 
 
 def is_loopback_address(text: str) -> bool:
-    """127.0.0.0/8 and ::1, also as IPv6 writes an IPv4 address (::ffff:127.0.0.1)."""
+    """True for 127.0.0.0/8 and ::1, also in IPv4-mapped form (::ffff:127.0.0.1)."""
     try:
         address = ipaddress.ip_address(text.partition("%")[0])
     except ValueError:
@@ -18,5 +18,5 @@ def is_loopback_address(text: str) -> bool:
 
 
 def is_loopback_name(name: str) -> bool:
-    """A name or address, lower case and without brackets, that leads to the machine which asks."""
+    """True if a host name or address resolves to the client's own machine. Expects lower case and no brackets."""
     return name == _LOCAL or name.endswith(f".{_LOCAL}") or is_loopback_address(name)

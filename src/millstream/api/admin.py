@@ -1,35 +1,36 @@
-"""Admin routes: what changes the server itself is for those with a key, or on this machine."""
+"""Admin routes change the server itself. Without API keys, only clients on this machine may use them."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from millstream.api.addresses import is_loopback_address
 from millstream.errors import AdminNotAllowed
 
-ADMIN = re.compile(r"/v1/models/.+/(?:load|unload|cache/clear)", re.DOTALL)
-"""The paths. Whoever adds an admin route adds it here."""
-
-
-def is_admin(scope: Scope) -> bool:
-    return ADMIN.fullmatch(scope["path"]) is not None and scope["method"] not in ("GET", "HEAD", "OPTIONS")
+_READING = ("GET", "HEAD", "OPTIONS")
 
 
 class LocalAdmin:
-    """For a server without keys: admin routes answer only to peers on this machine."""
+    """For a server without keys: refuses admin routes to clients on other machines. `paths` are the patterns of whole
+    paths of admin routes."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, paths: Sequence[re.Pattern[str]]) -> None:
         self._app = app
+        self._paths = tuple(paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and is_admin(scope) and not _is_local(scope):
+        if scope["type"] == "http" and self._is_admin(scope) and not _is_local(scope):
             raise AdminNotAllowed(
                 "Loading, unloading and clearing caches needs an API key, or a client on the server's own machine. "
                 "Start the server with --api-key to allow it from elsewhere."
             )
         await self._app(scope, receive, send)
+
+    def _is_admin(self, scope: Scope) -> bool:
+        return scope["method"] not in _READING and any(path.fullmatch(scope["path"]) for path in self._paths)
 
 
 def _is_local(scope: Scope) -> bool:

@@ -1,4 +1,4 @@
-"""API keys: who sends none of them gets no further than /health."""
+"""API key authentication: without a valid key, only /health is open."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from millstream.errors import Unauthorized
 
 OPEN_PATH = "/health"
 
-_HOW = "Send the key in a header: 'Authorization: Bearer KEY' or 'x-api-key: KEY'."
+_HINT = "Send the key in a header: 'Authorization: Bearer KEY' or 'x-api-key: KEY'."
 
 
 class ApiKeys:
-    """Lets a request pass that carries one of the keys. Stands before anything that reads a body.
+    """Refuses requests without one of the keys. Runs before any code that reads a body.
 
-    What is neither HTTP nor the server's own start is refused too: a kind of route that comes later starts out closed.
+    It also refuses scopes other than HTTP and lifespan, so a new kind of route is closed by default.
     """
 
     def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
@@ -34,13 +34,13 @@ class ApiKeys:
         if any(self._is_key(key) for key in sent):
             return
         if sent:
-            raise Unauthorized(f"The API key is wrong. {_HOW}")
+            raise Unauthorized(f"The API key is not valid. {_HINT}")
         if any(name == b"authorization" for name, _ in scope["headers"]):
-            raise Unauthorized(f"The Authorization header holds no 'Bearer KEY'. {_HOW}")
-        raise Unauthorized(f"This server wants an API key, and none was sent. {_HOW}")
+            raise Unauthorized(f"The Authorization header has no 'Bearer KEY'. {_HINT}")
+        raise Unauthorized(f"This server requires an API key, and the request has none. {_HINT}")
 
     def _is_key(self, sent: bytes) -> bool:
-        """Compares with every key, also after a match, so that the time taken tells nothing about the keys."""
+        """Compares with every key, even after a match, so that the timing reveals nothing about the keys."""
         found = False
         for key in self._keys:
             found |= hmac.compare_digest(sent, key)
@@ -48,7 +48,7 @@ class ApiKeys:
 
 
 def _is_open(scope: Scope) -> bool:
-    """Browsers send preflights without the headers of the request that they ask about, so without a key."""
+    """True for /health and for CORS preflights: browsers send those without the headers of the request itself."""
     if scope["path"] == OPEN_PATH:
         return True
     names = {name for name, _ in scope["headers"]}
@@ -56,7 +56,7 @@ def _is_open(scope: Scope) -> bool:
 
 
 def _sent_keys(scope: Scope) -> Iterator[bytes]:
-    """Keys in either header: OpenAI's clients always fill Authorization, if need be with something made up."""
+    """Yields the keys of both headers: OpenAI's clients always send Authorization, if need be with a made-up key."""
     for name, value in scope["headers"]:
         if name == b"authorization":
             scheme, _, key = value.strip().partition(b" ")

@@ -1,4 +1,4 @@
-"""Request bodies: held to a size as they arrive, then read as one JSON object."""
+"""Request bodies: their size is limited as they arrive, then they are parsed as one JSON object."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ T = TypeVar("T")
 _Model = TypeVar("_Model", bound=BaseModel)
 
 MAX_DEPTH = 100
-"""Levels of nesting. Far above any request and far below what would exhaust the stack in a template later on."""
+"""Levels of nesting. Far more than any request has, and far fewer than would exhaust the stack in a chat template."""
 SMALL = 65_536
-"""Bytes of a body that is parsed on the event loop: at worst some ten milliseconds."""
+"""Largest body, in bytes, that is parsed on the event loop: at worst some ten milliseconds."""
 IN_FLIGHT = 8
+"""Largest total size of all bodies in memory, as a multiple of the limit of one."""
 
 
 class BodyLimit:
-    """Refuses a body over the limit: from its Content-Length at once, else as soon as a chunk passes the limit.
+    """Refuses a body over the limit: at once if its Content-Length says so, otherwise when a chunk exceeds it.
 
-    The rest of such a body is never kept. The server drops it unread, so the connection can be used again. All bodies
-    of requests that are under way together may take `IN_FLIGHT` times the limit; what comes then is told to wait.
+    The server drops the rest of such a body unread, so the connection can be reused. The bodies of all running requests
+    together may take `IN_FLIGHT` times the limit; beyond that, requests are refused with a 503.
     """
 
     def __init__(self, app: ASGIApp, limit: int) -> None:
@@ -43,33 +44,33 @@ class BodyLimit:
         declared = dict(scope["headers"]).get(b"content-length", b"0")
         if declared.isdigit() and int(declared) > self._limit:
             raise self._too_large()
-        seen = 0
+        received = 0
 
         async def limited() -> Message:
-            nonlocal seen
+            nonlocal received
             message = await receive()
             size = len(message.get("body", b""))
-            seen += size
+            received += size
             self._held += size
-            if seen > self._limit:
+            if received > self._limit:
                 raise self._too_large()
             if self._held > IN_FLIGHT * self._limit:
-                raise Overloaded("The bodies of the requests under way take too much memory. Try again in a moment.")
+                raise Overloaded("The bodies of the running requests take too much memory. Try again in a moment.")
             return message
 
         try:
             await self._app(scope, limited, send)
         finally:
-            self._held -= seen
+            self._held -= received
 
     def _too_large(self) -> TooLarge:
-        return TooLarge(f"The request body is larger than this server takes ({self._limit} bytes; --body-limit).")
+        return TooLarge(f"The request body is larger than this server accepts ({self._limit} bytes; --body-limit).")
 
 
 async def read_body(request: Request, parse: Callable[[dict[str, object]], T]) -> T:
-    """What `parse` makes of the body, a JSON object. Its content type is not looked at: people forget it, and we take
-    nothing else. A large one is parsed on a thread, few at a time."""
-    # Not `request.body()`: that one keeps all of it for as long as the answer takes.
+    """Parses the body as a JSON object and returns the result of `parse`. A large body is parsed on a thread, few at a
+    time. The content type is ignored: people forget it, and JSON is all that we accept."""
+    # Not `request.body()`, which keeps the body in memory until the response has ended.
     raw = b"".join([chunk async for chunk in request.stream()])
     if len(raw) <= SMALL:
         return parse(_object(raw, raw.count(b"[") + raw.count(b"{")))
@@ -81,21 +82,21 @@ def _large_object(raw: bytes) -> dict[str, object]:
 
 
 def _object(raw: bytes, containers: int) -> dict[str, object]:
-    """`containers`: at least as many objects and lists as there are."""
+    """`containers` is an upper bound on the number of objects and lists."""
     if not raw:
         raise BadRequest("The request body is empty; a JSON object was expected.")
     try:
         value = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
-        raise _no_json(raw, error) from error
+        raise _invalid_json(raw, error) from error
     if not isinstance(value, dict):
-        raise BadRequest(f"The request body must be a JSON object, not {_sent(value)}.")
+        raise BadRequest(f"The request body must be a JSON object, not {_quoted(value)}.")
     if containers > MAX_DEPTH and _deeper_than(MAX_DEPTH, value):
         raise BadRequest(f"The request body is nested deeper than {MAX_DEPTH} levels.")
     return value
 
 
-def _no_json(raw: bytes, error: orjson.JSONDecodeError) -> BadRequest:
+def _invalid_json(raw: bytes, error: orjson.JSONDecodeError) -> BadRequest:
     try:
         raw.decode()
     except UnicodeDecodeError as bad:
@@ -104,7 +105,7 @@ def _no_json(raw: bytes, error: orjson.JSONDecodeError) -> BadRequest:
 
 
 def _deeper_than(limit: int, value: object) -> bool:
-    """Level by level and without recursion: the input is hostile here."""
+    """Walks level by level, without recursion, since the input may be hostile."""
     level = [value]
     for _ in range(limit):
         children = [child for node in level for child in _children(node)]
@@ -121,19 +122,19 @@ def _children(node: object) -> Iterable[object]:
 
 
 def validated(model: type[_Model], values: dict[str, object]) -> _Model:
-    """The values as a model, or a `BadRequest` that tells the first problem in words."""
+    """Returns the values as a model. Raises `BadRequest` with a description of the first problem."""
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        raise _in_words(error.errors(include_url=False)[0]) from error
+        raise _described(error.errors(include_url=False)[0]) from error
 
 
-def _in_words(problem: Mapping[str, Any]) -> BadRequest:
+def _described(problem: Mapping[str, Any]) -> BadRequest:
     path = path_of(problem["loc"])
     if problem["type"] == "missing":
         return BadRequest(f"{path} is required.", param=path)
     rule = _RULES.get(problem["type"], "is not valid").format(**problem.get("ctx", {}))
-    return BadRequest(f"{path} {rule}, but {_sent(problem['input'])} was sent.", param=path)
+    return BadRequest(f"{path} {rule}, but {_quoted(problem['input'])} was sent.", param=path)
 
 
 _RULES = {
@@ -149,18 +150,18 @@ _RULES = {
     "less_than": "must be less than {lt}",
     "less_than_equal": "must be at most {le}",
 }
-"""Pydantic's error types that our schemas can raise, in the words of someone who sends JSON."""
+"""Pydantic's error types that our schemas can raise, in terms of JSON."""
 
 
 def path_of(location: tuple[int | str, ...]) -> str:
-    """`("messages", 2, "content")` as `messages[2].content`."""
+    """Formats `("messages", 2, "content")` as `messages[2].content`."""
     path = ""
     for step in location:
         path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else step
     return path
 
 
-def _sent(value: object) -> str:
+def _quoted(value: object) -> str:
     if isinstance(value, str):
         value = value[:60]
     elif isinstance(value, list | dict) and len(value) > 60:

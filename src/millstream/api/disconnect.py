@@ -1,4 +1,4 @@
-"""Noticing that a client has left, also while there is nothing to send to it."""
+"""Detects that a client has disconnected, even while there is nothing to send."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from starlette.types import Receive
 
 
 class ClientLeft(Exception):
-    """The client closed its connection before its answer was complete. Nobody is there to be told."""
+    """The client disconnected before its response was complete, so no response is sent."""
 
 
 class WhileConnected:
-    """Runs a block for as long as the client stays; when it leaves, the block is cancelled and `ClientLeft` raised.
+    """Runs a block while the client is connected. If the client disconnects, cancels the block and raises `ClientLeft`.
 
-    For use once the body has been read: from then on `receive` has only the disconnect to report. A watcher task waits
-    for it and cancels the task of the block, which therefore stops at whatever it awaits (a model being loaded, the
-    next token, a full socket) and runs its `finally`. Leave the block before the last byte is sent: servers report
-    a disconnect after a complete answer too.
+    Use it once the body has been read: from then on `receive` reports nothing but the disconnect. A watcher task waits
+    for it and cancels the task of the block, which stops at whatever it awaits (a model being loaded, the next token,
+    a full socket) and runs its `finally`. Leave the block before the last byte is sent: servers also report a
+    disconnect after a complete response.
     """
 
     def __init__(self, receive: Receive) -> None:
@@ -38,7 +38,7 @@ class WhileConnected:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._watcher.cancel()
-        # As in asyncio.timeout: take our own cancellation back, and turn it into ClientLeft only if it is the sole one.
+        # As in asyncio.timeout: undo our own cancellation, and raise ClientLeft only if there is no other one.
         if self._left and self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
             raise ClientLeft from error
 

@@ -1,26 +1,28 @@
-"""The HTTP edge: the one place where an exception turns into something a client can read."""
+"""The HTTP edge: the one place where an exception turns into a response that the client can read."""
 
 from __future__ import annotations
 
 import logging
 
-import orjson
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from millstream.api.dialect import Dialects
 from millstream.api.disconnect import ClientLeft
-from millstream.api.errors import error_body, error_response, printable
-from millstream.api.sse import EVENT_STREAM, event
+from millstream.api.errors import printable
+from millstream.api.stream import STREAM_ERROR
 from millstream.errors import EngineBusy, MillstreamError, Overloaded
 
 log = logging.getLogger(__name__)
 
 
 class Edge:
-    """Outermost of our middleware. Before the first byte an error is an HTTP answer; in a stream it is an event."""
+    """The outermost of our middleware. Before the first byte, an error is an HTTP response in the dialect of the
+    request. In a stream that has begun, it is the last chunk."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, dialects: Dialects) -> None:
         self._app = app
+        self._dialects = dialects
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -30,28 +32,27 @@ class Edge:
         try:
             await self._app(scope, receive, reply.send)
         except (ClientLeft, ClientDisconnect):
-            log.debug("%s: the client left", _shown(scope))
+            log.debug("%s: the client disconnected", _shown(scope))
         except MillstreamError as error:
-            # Full is no fault, and would flood the log.
+            # A full queue is no fault, and would flood the log.
             if error.status >= 500 and not isinstance(error, EngineBusy | Overloaded):
                 log.warning("%s: %s", _shown(scope), printable(error.message))
-            await self._tell(error, reply, scope, receive)
-        except Exception as error:  # the edge: whatever it was, the client gets an answer and the log a trace
+            await self._send_error(error, reply, scope, receive)
+        except Exception as error:  # the edge: any failure gets a response, and a trace in the log
             log.error("%s failed", _shown(scope), exc_info=error)
-            await self._tell(MillstreamError("The server failed on this request."), reply, scope, receive)
+            await self._send_error(MillstreamError("The server failed on this request."), reply, scope, receive)
 
-    async def _tell(self, error: MillstreamError, reply: Reply, scope: Scope, receive: Receive) -> None:
+    async def _send_error(self, error: MillstreamError, reply: Reply, scope: Scope, receive: Receive) -> None:
         if not reply.started:
-            response = error_response(error)
+            response = self._dialects.of(scope).errors.response(error)
             if any(name == b"expect" for name, _ in scope["headers"]):
-                # Whether the body will still come is now open, so the connection cannot be used again.
+                # The client may or may not send the body now, so the connection cannot be reused.
                 response.headers["connection"] = "close"
             await response(scope, receive, reply.send)
-        elif reply.streams_events and not reply.ended:
-            # No [DONE] follows: clients raise on the error field, and a missing [DONE] says "not complete" to the rest.
-            last = event(orjson.dumps(error_body(error)))
+        elif STREAM_ERROR in scope and not reply.ended:
+            last = scope[STREAM_ERROR](error)
             await reply.send({"type": "http.response.body", "body": last, "more_body": False})
-        # A plain answer that broke off halfway stays incomplete: the server then closes the connection.
+        # Any other response that broke off stays incomplete: the server then closes the connection.
 
 
 def _shown(scope: Scope) -> str:
@@ -59,20 +60,18 @@ def _shown(scope: Scope) -> str:
 
 
 class Reply:
-    """`send`, remembering how far the answer has come."""
+    """Wraps `send` and records how far the response has come."""
 
-    __slots__ = ("_send", "ended", "started", "streams_events")
+    __slots__ = ("_send", "ended", "started")
 
     def __init__(self, send: Send) -> None:
         self._send = send
         self.started = False
         self.ended = False
-        self.streams_events = False
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.started = True
-            self.streams_events = (b"content-type", EVENT_STREAM) in message["headers"]
         elif not message.get("more_body", False):
             self.ended = True
         await self._send(message)

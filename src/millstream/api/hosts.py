@@ -1,4 +1,5 @@
-"""The Host header: a page whose name was rebound to this machine's address still sends its own name."""
+"""Checks the Host header, against DNS rebinding: a page whose host name was rebound to this machine's address still
+sends its own name."""
 
 from __future__ import annotations
 
@@ -15,16 +16,17 @@ _HOST = re.compile(r"(?:\[([0-9a-f:.]{2,45})\]|([^\[\]:/?#@\s]{1,253}))(?::[0-9]
 
 
 def names_to_check(address: str, allowed: Sequence[str]) -> frozenset[str] | None:
-    """The names, besides those of loopback, that a server bound to `address` answers to. None: any."""
+    """Returns the host names, besides loopback names, that a server bound to `address` accepts. None accepts any."""
     if ANY in allowed or not (allowed or is_loopback_address(address)):
         return None
     return frozenset({address.lower(), *(name.lower().strip("[]").rstrip(".") for name in allowed)})
 
 
 class KnownHosts:
-    """Every request names one host, or none in HTTP/1.0. With `names`, it must be one of them or a loopback name.
+    """Requires one Host header per request, or none in HTTP/1.0. With `names`, the host must be one of them or a
+    loopback name.
 
-    What is neither HTTP nor the server's own start is refused: a kind of route that comes later starts out closed.
+    It also refuses scopes other than HTTP and lifespan, so a new kind of route is closed by default.
     """
 
     def __init__(self, app: ASGIApp, names: Iterable[str] | None) -> None:
@@ -51,6 +53,6 @@ class KnownHosts:
         name = (match[1] or match[2].rstrip(".")) if match else ""
         if not is_loopback_name(name) and name not in self._names:
             raise HostNotAllowed(
-                f"This server does not answer for the host {host[:100]!r}. If that is its name, start it with "
+                f"This server does not accept the host {host[:100]!r}. If that is its name, start it with "
                 f"--allowed-host {name[:100] if name else 'NAME'}."
             )

@@ -1,5 +1,7 @@
-"""What a large JSON body may hold, told before it is parsed: the parser keeps the interpreter's lock to its end, and a
-body of tiny values takes a hundred times as long as one of text."""
+"""Counts the values of a large JSON body before it is parsed.
+
+The parser holds the GIL until it is done, and a body of tiny values takes a hundred times as long as one of text.
+"""
 
 from __future__ import annotations
 
@@ -8,36 +10,36 @@ from collections.abc import Iterator
 from millstream.errors import BadRequest
 
 MAX_CONTAINERS = 100_000
-"""Objects and lists. The longest conversations have a few thousand messages, each with a handful."""
+"""Objects and lists. The longest conversations have a few thousand messages, with a handful each."""
 MAX_VALUES = 2_000_000
-"""Separated by commas: numbers are cheap, and a prompt may come as token ids."""
+"""Values, counted by commas. Numbers are cheap, and a prompt may be a list of token ids."""
 
 _SLICE = 262_144
-"""Bytes looked at in one go: other threads run in between."""
+"""Bytes that are scanned at a time, so that other threads can run in between."""
 
 
 def check_counts(raw: bytes) -> int:
-    """How many objects and lists there are. Raises `BadRequest` for too many of anything."""
+    """Returns the number of objects and lists. Raises `BadRequest` if there are too many of them, or of values."""
     containers = values = 0
     for piece in outside_strings(raw):
         containers += piece.count(b"[") + piece.count(b"{")
         values += piece.count(b",")
         if containers > MAX_CONTAINERS:
-            raise BadRequest(f"The request body holds more than {MAX_CONTAINERS} objects and lists.")
+            raise BadRequest(f"The request body has more than {MAX_CONTAINERS} objects and lists.")
         if values > MAX_VALUES:
-            raise BadRequest(f"The request body holds more than {MAX_VALUES} values.")
+            raise BadRequest(f"The request body has more than {MAX_VALUES} values.")
     return containers
 
 
 def outside_strings(raw: bytes) -> Iterator[bytes]:
-    """The parts of a JSON text that are not inside its strings, some at a time."""
+    """Yields the parts of a JSON text that are outside its strings, a slice at a time."""
     inside = 0
     carry = b""
     for start in range(0, len(raw), _SLICE):
         piece = carry + raw[start : start + _SLICE]
         carry = b""
         if (len(piece) - len(piece.rstrip(b"\\"))) % 2:
-            piece, carry = piece[:-1], b"\\"  # it belongs to the character in the next slice
+            piece, carry = piece[:-1], b"\\"  # it escapes the first character of the next slice
         parts = piece.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
         yield b"".join(parts[inside::2])
         inside ^= (len(parts) - 1) % 2

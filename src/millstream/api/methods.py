@@ -1,4 +1,4 @@
-"""Which methods a path takes: `OPTIONS` for every route, and `HEAD` wherever there is `GET`."""
+"""Methods of a path: adds `OPTIONS` to every route, and `HEAD` to every route with `GET`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 
 
 def allowed_methods(routes: Sequence[BaseRoute], scope: Scope) -> list[str]:
-    """What all routes of this path take together, as the `Allow` header lists it. Empty: there is no such path."""
+    """Returns the methods of all routes at this path, as the `Allow` header lists them. Empty for an unknown path."""
     methods = {
         method
         for method in METHODS
@@ -24,9 +24,9 @@ def allowed_methods(routes: Sequence[BaseRoute], scope: Scope) -> list[str]:
 
 
 class Methods:
-    """Answers `OPTIONS` itself, and has `HEAD` served as `GET`: the server leaves the body out.
+    """Responds to `OPTIONS` itself, and passes `HEAD` on as `GET`: the server omits the body.
 
-    Preflights of pages that may call are answered further out, by the CORS middleware.
+    The CORS middleware, further out, responds to preflights of allowed origins.
     """
 
     def __init__(self, app: ASGIApp, routes: Sequence[BaseRoute]) -> None:

@@ -1,5 +1,8 @@
-"""/openapi.json and /docs. The routes read their bodies and render their answers themselves, so FastAPI has to be told
-what they take and give: each route says so with `documented`, and `DocumentedApp` joins it into one document."""
+"""/openapi.json and /docs.
+
+The routes parse their bodies and render their responses themselves, so FastAPI cannot know what they accept and return:
+each route describes it with `documented`, and `DocumentedApp` joins the parts into one document.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from millstream.api.auth import OPEN_PATH
-from millstream.api.error_docs import KEYED, ErrorAnswer, error_references, error_responses
+from millstream.api.dialect import Dialects
+from millstream.api.error_docs import KEYED
 
 _REF = "#/components/schemas/{model}"
 _JSON = "application/json"
@@ -33,59 +37,57 @@ def reference(model: type[BaseModel]) -> dict[str, str]:
 
 
 def documented(
-    answer: type[BaseModel] | Mapping[str, Any],
+    response: type[BaseModel] | Mapping[str, Any],
     description: str,
     *,
-    errors: Iterable[int],
+    errors: Mapping[str, Any],
     body: type[BaseModel] | None = None,
     examples: Mapping[str, Any] | None = None,
-    events: type[BaseModel] | None = None,
+    stream: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The `openapi_extra` of a route: its answer, a model or the content by media type; the statuses of its errors; the
-    body that it takes, with examples; and what a chunk is, if it streams."""
-    content = {_JSON: {"schema": reference(answer)}} if isinstance(answer, type) else dict(answer)
-    if events is not None:
-        content["text/event-stream"] = {"schema": _event(events)}
-    responses = {"200": {"description": description, "content": content}, **error_references(errors)}
-    operation: dict[str, Any] = {"responses": responses}
+    """Returns the `openapi_extra` of a route.
+
+    `response` is the model of its JSON, or the content by media type. `errors` are its error responses, from
+    `ErrorDocs.references`. `body` is the model of the request, with `examples`. `stream` is the content of its streamed
+    form by media type, if it has one.
+    """
+    whole = {_JSON: {"schema": reference(response)}} if isinstance(response, type) else response
+    content = {**whole, **(stream or {})}
+    operation: dict[str, Any] = {"responses": {"200": {"description": description, "content": content}, **errors}}
     if body is not None:
-        taken = {"schema": reference(body), "examples": dict(examples or {})}
-        operation["requestBody"] = {"required": True, "content": {_JSON: taken}}
+        accepted = {"schema": reference(body), "examples": dict(examples or {})}
+        operation["requestBody"] = {"required": True, "content": {_JSON: accepted}}
     return operation
 
 
-def _event(chunk: type[BaseModel]) -> dict[str, Any]:
-    """Of each event, as OpenAPI 3.1 has it."""
-    payload = {"anyOf": [reference(chunk), reference(ErrorAnswer)]}
-    json_text = {"type": "string", "contentMediaType": _JSON, "contentSchema": payload}
-    return {
-        "title": f"{chunk.__name__}Event",
-        "description": (
-            "One server-sent event: a `data:` line and an empty line. Its data is a chunk as JSON, or `[DONE]`, which "
-            "ends every complete stream. A failure after the first event is an event with an `error` field, and no "
-            "`[DONE]` follows. A line that begins with a colon is a comment, sent to keep a silent connection open."
-        ),
-        "type": "object",
-        "required": ["data"],
-        "properties": {"data": {"anyOf": [json_text, {"const": "[DONE]"}]}},
-    }
-
-
 class DocumentedApp(FastAPI):
-    """A FastAPI app whose document holds the models that `documented` refers to. It is made once, at the first request
-    for it. With `keyed`, it says that the API wants a key."""
+    """A FastAPI app whose document holds the models that `documented` refers to. It is built once, at the first request
+    for it.
+
+    `responses` and `tags` are those of routes that belong to no dialect. With `keyed`, the document says that the API
+    needs a key.
+    """
 
     def __init__(
-        self, *, bodies: Iterable[type[BaseModel]], answers: Iterable[type[BaseModel]], keyed: bool, **options: Any
+        self,
+        dialects: Dialects,
+        *,
+        responses: Iterable[type[BaseModel]],
+        tags: Iterable[dict[str, Any]],
+        keyed: bool,
+        **options: Any,
     ) -> None:
+        self._dialects = dialects
+        docs = [dialect.docs for dialect in dialects.all]
         self._models: list[tuple[type[BaseModel], JsonSchemaMode]] = [
-            *((body, "validation") for body in bodies),
-            *((answer, "serialization") for answer in answers),
-            (ErrorAnswer, "serialization"),
+            *((body, "validation") for each in docs for body in each.bodies),
+            *((response, "serialization") for each in docs for response in (*each.responses, each.errors.schema)),
+            *((response, "serialization") for response in responses),
         ]
         self._keyed = keyed
         self._rendered: bytes | None = None
-        super().__init__(generate_unique_id_function=_operation_id, **options)
+        named = {tag["name"]: tag for each in docs for tag in each.tags}
+        super().__init__(generate_unique_id_function=_operation_id, openapi_tags=[*named.values(), *tags], **options)
 
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:
@@ -93,7 +95,7 @@ class DocumentedApp(FastAPI):
         return self.openapi_schema
 
     def setup(self) -> None:
-        """FastAPI would write the document again for each request; the route that is added first counts."""
+        """Adds our route for the document first, so it takes precedence: FastAPI's own renders it for each request."""
         assert self.openapi_url is not None
         self.add_route(self.openapi_url, self._send_document, include_in_schema=False)
         super().setup()
@@ -103,34 +105,36 @@ class DocumentedApp(FastAPI):
             self._rendered = await run_in_threadpool(lambda: orjson.dumps(self.openapi()))
         return Response(self._rendered, media_type=_JSON)
 
-    def _joined(self, page: dict[str, Any]) -> dict[str, Any]:
+    def _joined(self, document: dict[str, Any]) -> dict[str, Any]:
         _, schema = models_json_schema(self._models, ref_template=_REF)
-        page["components"] = {"responses": error_responses()}
-        for path, methods in page["paths"].items():
+        responses: dict[str, Any] = {}
+        for dialect in self._dialects.all:
+            responses |= dialect.docs.errors.responses(keyed=self._keyed)
+        document["components"] = {"responses": responses}
+        for path, methods in document["paths"].items():
             for operation in methods.values():
-                self._mend(operation, is_open=path == OPEN_PATH)
+                self._complete(path, operation)
         if self._keyed:
-            page["components"]["securitySchemes"] = _SECURITY_SCHEMES
-            page["security"] = [{name: []} for name in _SECURITY_SCHEMES]
-        else:
-            del page["components"]["responses"]["Error401"]
-        # FastAPI's own schemas are those of its validation errors, which no route of ours gives.
-        page["components"]["schemas"] = _reachable(page, schema["$defs"])
-        return page
+            document["components"]["securitySchemes"] = _SECURITY_SCHEMES
+            document["security"] = [{name: []} for name in _SECURITY_SCHEMES]
+        # FastAPI's own schemas are those of its validation errors, which no route of ours returns.
+        document["components"]["schemas"] = _reachable(document, schema["$defs"])
+        return document
 
-    def _mend(self, operation: dict[str, Any], *, is_open: bool) -> None:
-        operation["responses"].pop("422", None)
-        if self._keyed and is_open:
+    def _complete(self, path: str, operation: dict[str, Any]) -> None:
+        responses = operation["responses"]
+        responses.pop("422", None)
+        if self._keyed and path == OPEN_PATH:
             operation["security"] = []
         elif self._keyed:
-            operation["responses"] |= error_references(KEYED)
-        operation["responses"] = dict(sorted(operation["responses"].items()))
+            responses |= self._dialects.of_path(path).docs.errors.references(KEYED)
+        operation["responses"] = dict(sorted(responses.items()))
 
 
-def _reachable(page: Mapping[str, Any], schemas: Mapping[str, Any]) -> dict[str, Any]:
-    """The schemas that the page refers to. Pydantic also lists those of fields whose schema we wrote ourselves."""
+def _reachable(document: Mapping[str, Any], schemas: Mapping[str, Any]) -> dict[str, Any]:
+    """The schemas that the document refers to. Pydantic also lists those of fields whose schema we wrote ourselves."""
     found: set[str] = set()
-    new = _names(page)
+    new = _names(document)
     while new:
         found |= new
         new = {name for known in new for name in _names(schemas[known])} - found

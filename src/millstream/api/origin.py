@@ -1,4 +1,5 @@
-"""Pages of other sites: a browser lets them send to a server on this machine, although they cannot read the answer."""
+"""Checks the Origin header: a browser lets any web page send requests to a server on this machine, although the page
+cannot read the response."""
 
 from __future__ import annotations
 
@@ -13,9 +14,10 @@ _READING = ("GET", "HEAD", "OPTIONS")
 
 
 class KnownOrigins:
-    """For a server without keys. What only reads may pass, and so may whoever is no page: those send no Origin.
+    """For a server without keys: refuses requests from web pages of unknown origins, unless they only read. Clients
+    that are no web pages send no Origin and pass.
 
-    Else any page that a person visits could load and unload models here, or keep the machine busy.
+    Without it, any page that a person visits could load and unload models, or keep the machine busy.
     """
 
     def __init__(self, app: ASGIApp, origins: Sequence[str]) -> None:
@@ -33,16 +35,16 @@ class KnownOrigins:
             return
         origin = sent.decode("latin-1").strip().lower()
         own = headers.get(b"host", b"").decode("latin-1").strip().lower()
-        if origin in self._origins or _place(origin) == own:
+        if origin in self._origins or _host_and_port(origin) == own:
             return
         raise Forbidden(
-            f"A page of {origin[:200]!r} may not call this server. If it is yours, start the server with "
+            f"Web pages of {origin[:200]!r} may not call this server. If the page is yours, start the server with "
             "--cors-origin and that origin, or with --api-key."
         )
 
 
-def _place(origin: str) -> str | None:
-    """Host and port, as a browser writes them in `Host`. None for what is no page of a server, such as `null`."""
+def _host_and_port(origin: str) -> str | None:
+    """Returns host and port as in a `Host` header. None if the origin is not that of a web server, such as `null`."""
     try:
         parts = urlsplit(origin)
     except ValueError:

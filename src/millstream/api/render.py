@@ -1,4 +1,4 @@
-"""What an endpoint adds to the common way of answering: how deltas look in its dialect."""
+"""Rendering deltas as bytes: the protocol that each endpoint of a dialect implements, and helpers for it."""
 
 from __future__ import annotations
 
@@ -6,27 +6,40 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from millstream.api.stream import StreamFormat
+from millstream.errors import MillstreamError
 from millstream.types import CallDelta, Delta, FinishReason, PromptToken, TextLogprob, Usage
 
 
 class Renderer(Protocol):
-    """Turns one generation into bytes, either as a stream of events or whole."""
+    """Renders one generation, either as a stream or as a whole. The bytes of a stream are framed already."""
+
+    @property
+    def stream_format(self) -> StreamFormat: ...
+
+    def opening(self, usage: Usage) -> bytes:
+        """What a stream begins with, before any delta. `usage` has the tokens of the prompts."""
+        ...
 
     def chunks(self, batch: Sequence[Delta]) -> bytes:
-        """The events of one batch; empty when there is nothing to show yet."""
+        """The chunks of one batch. Empty if there is nothing to show yet."""
         ...
 
     def ending(self, usage: Usage) -> bytes:
-        """The last events of a stream that went well."""
+        """The end of a stream that went well."""
+        ...
+
+    def failure(self, error: MillstreamError) -> bytes:
+        """The end of a stream that failed after its headers were sent."""
         ...
 
     def whole(self, choices: Sequence[Delta], usage: Usage) -> bytes:
-        """The JSON answer, from one delta a choice in the order of their indices."""
+        """The JSON response, from one delta per choice in the order of their indices."""
         ...
 
 
 RendererFactory = Callable[[str], Renderer]
-"""Makes the renderer once it is known which model answers."""
+"""Makes the renderer once the name of the model is known."""
 
 
 @dataclass(slots=True)
@@ -37,10 +50,11 @@ class _Pieces:
     prompt: tuple[PromptToken, ...] = ()
     reasoning: list[str] = field(default_factory=list)
     calls: list[CallDelta] = field(default_factory=list)
+    stop_string: str | None = None
 
 
 def joined_calls(pieces: Sequence[CallDelta]) -> tuple[CallDelta, ...]:
-    """One for each call that these pieces belong to."""
+    """Joins the pieces of tool calls, one result per call."""
     calls: dict[int, CallDelta] = {}
     for piece in pieces:
         known = calls.get(piece.index, CallDelta(piece.index))
@@ -55,7 +69,7 @@ def joined_calls(pieces: Sequence[CallDelta]) -> tuple[CallDelta, ...]:
 
 
 class Merger:
-    """Collects deltas and gives back one for each choice."""
+    """Collects deltas and merges those of each choice into one."""
 
     def __init__(self) -> None:
         self._choices: dict[int, _Pieces] = {}
@@ -69,6 +83,7 @@ class Merger:
             pieces.finish_reason = delta.finish_reason or pieces.finish_reason
             pieces.reasoning.append(delta.reasoning)
             pieces.calls.extend(delta.calls)
+            pieces.stop_string = delta.stop_string or pieces.stop_string
 
     def deltas(self) -> list[Delta]:
         return [
@@ -80,13 +95,14 @@ class Merger:
                 pieces.prompt,
                 "".join(pieces.reasoning),
                 joined_calls(pieces.calls),
+                pieces.stop_string,
             )
             for index, pieces in sorted(self._choices.items())
         ]
 
 
 def merged(batch: Sequence[Delta]) -> Sequence[Delta]:
-    """At most one delta a choice: tokens that came in one step are one chunk on the wire."""
+    """Returns at most one delta per choice, so tokens that arrive together are one chunk on the wire."""
     if len(batch) < 2 or len({delta.index for delta in batch}) == len(batch):
         return batch
     merger = Merger()

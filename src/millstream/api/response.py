@@ -1,8 +1,9 @@
-"""One way of answering for every endpoint, streamed or whole; an endpoint differs only by its renderer."""
+"""Responses to generation requests, streamed or whole. Endpoints differ only by their renderer."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from anyio import to_thread
 from starlette.responses import Response
@@ -11,20 +12,20 @@ from starlette.types import Receive, Scope, Send
 from millstream.api.disconnect import WhileConnected
 from millstream.api.errors import JSON_TYPE
 from millstream.api.render import Merger, Renderer, RendererFactory
-from millstream.api.sse import EventStream
+from millstream.api.stream import STREAM_ERROR, Stream
 from millstream.api.writer import Writer
-from millstream.service.ports import Generation, TextService
+from millstream.service.ports import Generation, GenerationService, Services
 from millstream.types import Delta, GenerationRequest
 
 MANY_LOGPROBS = 1_000
-"""Places with log-probabilities that are rendered on the event loop: with 20 of the likeliest each, some 20 ms."""
+"""Positions with log-probabilities that are rendered on the event loop: with 20 top tokens each, some 20 ms."""
 
 
 class GenerationResponse(Response):
-    """A whole answer. The generation starts, runs and ends in here, so no path leaves one running behind."""
+    """A whole response. The generation starts, runs and ends in here, so no code path leaves one running."""
 
     def __init__(
-        self, service: TextService, request: GenerationRequest, renderer: RendererFactory, *, write_timeout: float
+        self, service: GenerationService, request: GenerationRequest, renderer: RendererFactory, *, write_timeout: float
     ) -> None:
         super().__init__()
         self._write_timeout = write_timeout
@@ -44,7 +45,7 @@ class GenerationResponse(Response):
             await writer.body(body, more=False)
 
     async def _start(self) -> Generation:
-        """Once. The request is let go: it may hold megabytes of media, and its answer may take long."""
+        """Call once. Drops the request: it may hold megabytes of media, and the generation may take long."""
         request, self._request = self._request, None
         assert request is not None
         return await self._service.start(request)
@@ -54,17 +55,17 @@ class GenerationResponse(Response):
         async for batch in generation:
             merger.add(batch)
         deltas = merger.deltas()
-        if _is_much(deltas):
+        if _is_large(deltas):
             return await to_thread.run_sync(renderer.whole, deltas, generation.usage)
         return renderer.whole(deltas, generation.usage)
 
 
 class StreamedResponse(GenerationResponse):
-    """The same as events. An error of `start` is still a plain HTTP error: nothing has been sent before it returns."""
+    """A streamed response. Nothing is sent before `start` returns, so its errors are plain HTTP errors."""
 
     def __init__(
         self,
-        service: TextService,
+        service: GenerationService,
         request: GenerationRequest,
         renderer: RendererFactory,
         *,
@@ -76,38 +77,49 @@ class StreamedResponse(GenerationResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with Writer(send, self._write_timeout) as writer:
-            stream = EventStream(writer, ping_seconds=self._ping_seconds)
             async with WhileConnected(receive):
                 generation = await self._start()
                 try:
-                    ending = await self._pour(generation, self._renderer(generation.model), stream)
+                    renderer = self._renderer(generation.model)
+                    scope[STREAM_ERROR] = renderer.failure
+                    stream = Stream(writer, renderer.stream_format, ping_seconds=self._ping_seconds)
+                    ending = await self._send_chunks(generation, renderer, stream)
                 finally:
                     generation.cancel("stalled" if writer.stalled else "cancelled")
             await stream.finish(ending)
 
-    async def _pour(self, generation: Generation, renderer: Renderer, stream: EventStream) -> bytes:
+    async def _send_chunks(self, generation: Generation, renderer: Renderer, stream: Stream) -> bytes:
+        """Returns the end of the stream, still to be sent."""
         async with stream:
+            if opening := renderer.opening(generation.usage):
+                await stream.write(opening)
             async for batch in generation:
-                much = _is_much(batch)
-                if events := await to_thread.run_sync(renderer.chunks, batch) if much else renderer.chunks(batch):
-                    await stream.write(events)
+                large = _is_large(batch)
+                if chunks := await to_thread.run_sync(renderer.chunks, batch) if large else renderer.chunks(batch):
+                    await stream.write(chunks)
         return renderer.ending(generation.usage)
 
 
-def _is_much(deltas: Sequence[Delta]) -> bool:
-    """So much to write that a thread should do it: log-probabilities of a long prompt or answer."""
+def _is_large(deltas: Sequence[Delta]) -> bool:
+    """True if a thread should render them: log-probabilities of a long prompt or completion."""
     return any(len(delta.logprobs) > MANY_LOGPROBS or len(delta.prompt) > MANY_LOGPROBS for delta in deltas)
 
 
-def respond(
-    service: TextService,
-    request: GenerationRequest,
-    renderer: RendererFactory,
-    *,
-    stream: bool,
-    ping_seconds: float,
-    write_timeout: float,
-) -> GenerationResponse:
-    if stream:
-        return StreamedResponse(service, request, renderer, ping_seconds=ping_seconds, write_timeout=write_timeout)
-    return GenerationResponse(service, request, renderer, write_timeout=write_timeout)
+@dataclass(frozen=True, slots=True)
+class Responder:
+    """Makes the response to a generation request of any dialect."""
+
+    services: Services
+    ping_seconds: float
+    write_timeout: float
+
+    def respond(self, request: GenerationRequest, renderer: RendererFactory, *, stream: bool) -> GenerationResponse:
+        if not stream:
+            return GenerationResponse(self.services.generation, request, renderer, write_timeout=self.write_timeout)
+        return StreamedResponse(
+            self.services.generation,
+            request,
+            renderer,
+            ping_seconds=self.ping_seconds,
+            write_timeout=self.write_timeout,
+        )

@@ -1,4 +1,4 @@
-"""Writes to a client that may have stopped reading: in pieces, and not for ever."""
+"""Writes a response in pieces, and gives up on a client that has stopped reading."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from millstream.api.disconnect import ClientLeft
 log = logging.getLogger(__name__)
 
 PIECE = 64 * 1024
-"""Bytes a write. The server holds back a write while so much of those before it is not taken: a body in one piece would
-never be held back, and stay in memory for as long as its client likes."""
-LOOKS = 4
-"""How often in the time that a client has is looked after it."""
+"""Bytes per write. The server delays a write while that many bytes of earlier ones are unsent. A body in one piece
+would never be delayed, and would stay in memory for as long as its client likes."""
+CHECKS = 4
+"""How often a client is checked within its timeout."""
 
 
 class ClientStalled(ClientLeft):
-    """The client is there, and takes nothing. Nobody is there to be told: that would wait as well."""
+    """The client is connected but reads nothing. No error is sent: that write would wait as well."""
 
 
 class Writer:
-    """A `send` for answers. Within `async with`, a write that waits for `seconds` while nothing is taken cancels the
-    block, and `ClientStalled` is raised. 0 seconds: never.
+    """Wraps `send`. Within `async with`, a write that makes no progress for `seconds` cancels the block and raises
+    `ClientStalled`. 0 seconds disables this.
 
-    A timer looks now and then: one for each write would cost every token.
+    One timer checks periodically: a timer per write would cost time on every token.
     """
 
     def __init__(self, send: Send, seconds: float) -> None:
@@ -38,8 +38,8 @@ class Writer:
         self._deadline = asyncio.timeout(None)
         self._pending = 0
         self._done = 0
-        self._seen = (0, 0.0)
-        """How many writes were done, and since when there were not more."""
+        self._progress = (0, 0.0)
+        """The number of writes that were done at the last check, and when it last changed."""
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -49,7 +49,7 @@ class Writer:
     async def __aenter__(self) -> Self:
         await self._deadline.__aenter__()
         if self._seconds:
-            self._look()
+            self._check()
         return self
 
     async def __aexit__(
@@ -59,9 +59,9 @@ class Writer:
             self._timer.cancel()
         try:
             await self._deadline.__aexit__(kind, error, trace)
-        except TimeoutError as late:
-            log.info("a client took nothing for %g s (--write-timeout): its request ends", self._seconds)
-            raise ClientStalled from late
+        except TimeoutError as timeout:
+            log.info("a client read nothing for %g s (--write-timeout): its request is cancelled", self._seconds)
+            raise ClientStalled from timeout
 
     async def start(self, headers: Sequence[tuple[bytes, bytes]]) -> None:
         await self._write({"type": "http.response.start", "status": 200, "headers": headers})
@@ -79,13 +79,13 @@ class Writer:
         self._pending -= 1
         self._done += 1
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         loop = asyncio.get_running_loop()
         now = loop.time()
-        done, since = self._seen
+        done, since = self._progress
         if not self._pending or self._done != done:
-            self._seen = (self._done, now)
+            self._progress = (self._done, now)
         elif now - since >= self._seconds:
             self._deadline.reschedule(now)
             return
-        self._timer = loop.call_later(self._seconds / LOOKS, self._look)
+        self._timer = loop.call_later(self._seconds / CHECKS, self._check)

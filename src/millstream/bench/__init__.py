@@ -1,1 +1,1 @@
-"""A load generator for any OpenAI-compatible server: ours or a peer's. Knows nothing of the rest of Millstream."""
+"""A load generator for any OpenAI-compatible server. It uses HTTP only and no other part of Millstream."""

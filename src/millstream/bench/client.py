@@ -1,4 +1,4 @@
-"""One streamed request over a plain socket. The load must cost less than the server it measures."""
+"""Send one streaming request over a plain socket: the client must use less CPU than the server it measures."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ LIMIT = 2**20
 
 @dataclass(slots=True)
 class Sample:
-    """What one request saw, in seconds of one monotonic clock."""
+    """Measurements of one request, in seconds of a monotonic clock."""
 
     started: float
     arrivals: list[float] = field(default_factory=list)
-    """When each piece of text came."""
+    """When each chunk of text arrived."""
     ended: float = 0.0
     tokens: int = 0
     error: str | None = None
@@ -34,7 +34,7 @@ class Sample:
 
 
 class _Reader:
-    """Takes the parser's callbacks, cuts the body into events and notes when each piece of text came."""
+    """Receives the HTTP parser's callbacks, splits the body into events and records when text arrived."""
 
     def __init__(self, sample: Sample) -> None:
         self._sample = sample
@@ -57,7 +57,7 @@ class _Reader:
         self.complete = True
 
     def tokens(self) -> int:
-        """The server's own count; without one, the pieces that came."""
+        """The token count in `usage`, or the number of chunks if the server sent none."""
         return len(self._sample.arrivals) if self._usage is None else self._usage
 
     def start_of_body(self) -> str:
@@ -82,7 +82,7 @@ def _text(choice: dict[str, object]) -> object:
 
 
 async def stream(url: SplitResult, path: str, body: dict[str, object]) -> Sample:
-    """Send one request and read its stream to the end. Whatever goes wrong is in the sample, not raised."""
+    """Send one request and read its stream to the end. Errors are stored in the sample, not raised."""
     sample = Sample(time.perf_counter())
     try:
         await _exchange(url, request_bytes(url, path, body), sample)
@@ -96,20 +96,20 @@ async def _exchange(url: SplitResult, request: bytes, sample: Sample) -> None:
     reader, writer = await asyncio.open_connection(url.hostname, url.port, limit=LIMIT)
     try:
         writer.write(request)
-        taken = _Reader(sample)
-        parser = httptools.HttpResponseParser(taken)
-        while not taken.complete:
+        body = _Reader(sample)
+        parser = httptools.HttpResponseParser(body)
+        while not body.complete:
             data = await reader.read(LIMIT)
-            if not data:  # an HTTP/1.0 server says in this way that an answer is complete
-                if not taken.done:
+            if not data:  # how an HTTP/1.0 server ends a response
+                if not body.done:
                     sample.error = sample.error or "the server closed the connection"
                 break
             parser.feed_data(data)
-        sample.tokens = taken.tokens()
+        sample.tokens = body.tokens()
         if parser.get_status_code() != 200:
-            sample.error = f"{parser.get_status_code()}: {taken.start_of_body()}"
+            sample.error = f"{parser.get_status_code()}: {body.start_of_body()}"
         elif sample.error is None and not sample.arrivals:
-            sample.error = f"no text came: {taken.start_of_body()}"
+            sample.error = f"no text received: {body.start_of_body()}"
     finally:
         writer.close()
 
@@ -122,7 +122,7 @@ def request_bytes(url: SplitResult, path: str, body: dict[str, object] | None) -
 
 
 async def ping(url: SplitResult, path: str = "/health") -> float | None:
-    """Seconds for a plain GET on a new connection; None if it failed."""
+    """Seconds of a GET on a new connection. Returns None if it failed."""
     started = time.perf_counter()
     try:
         reader, writer = await asyncio.open_connection(url.hostname, url.port)

@@ -1,4 +1,4 @@
-"""A load: how many streams, how long prompts and answers are, and when requests arrive."""
+"""Generate load: concurrent streams, prompt and output lengths, arrival times."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WORDS = (
     *("wind", "sail", "gear", "axle", "rope", "bell", "gate", "bridge", "boat", "fish", "reed", "heron", "frost"),
     *("thaw", "flood", "spring", "dam", "pond", "sluice", "race", "weir", "bank", "willow", "alder", "moss", "owl"),
 )
-HEALTH_EVERY = 0.1
+HEALTH_INTERVAL = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +25,11 @@ class Load:
     api: str = "chat"
     prompt_words: int = 100
     shared_words: int = 0
-    """Words that every prompt begins with."""
+    """Words in the prefix that all prompts share."""
     output_tokens: int = 128
     requests_per_stream: int = 2
     rate: float | None = None
-    """Requests a second, at random times. None: each stream sends its next request when the last one has ended."""
+    """Requests per second, as a Poisson process. None: each stream sends a request when its previous one has ended."""
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int = 0
@@ -52,7 +52,7 @@ def words(rng: random.Random, count: int) -> str:
 
 
 def request_body(load: Load, number: int) -> dict[str, object]:
-    """The request with this number: the same in every run, different from every other."""
+    """The body of request `number`: the same in every run, different from all other requests."""
     shared = words(random.Random(load.seed), load.shared_words)
     own = words(random.Random(load.seed * 1_000_003 + number + 1), load.prompt_words)
     text = f"{shared} {number} {own}".strip()
@@ -73,7 +73,7 @@ def request_body(load: Load, number: int) -> dict[str, object]:
 
 
 async def run(load: Load, streams: int, done: Callable[[], None], *, first_number: int = 0) -> Result:
-    """One level: `streams` at once. `done` is called after each request."""
+    """Run one level of `streams` concurrent streams. `done` is called after each request."""
     path = "/v1/chat/completions" if load.api == "chat" else "/v1/completions"
     total = streams * load.requests_per_stream
     samples: list[Sample] = []
@@ -98,7 +98,7 @@ async def run(load: Load, streams: int, done: Callable[[], None], *, first_numbe
 
 
 async def _arrive(rate: float, seed: int, numbers: list[int], one: Callable[[int], Awaitable[None]]) -> None:
-    """A Poisson process: exponential gaps, whatever the server does."""
+    """Send requests as a Poisson process: exponential gaps, independent of the server."""
     rng = random.Random(seed)
     tasks = []
     for number in numbers:
@@ -107,7 +107,8 @@ async def _arrive(rate: float, seed: int, numbers: list[int], one: Callable[[int
     await asyncio.gather(*tasks)
 
 
-async def watch_health(target: SplitResult, seen: list[float | None]) -> None:
+async def watch_health(target: SplitResult, latencies: list[float | None]) -> None:
+    """Append the latency of `/health`, or None if it failed, until cancelled."""
     while True:
-        seen.append(await ping(target))
-        await asyncio.sleep(HEALTH_EVERY)
+        latencies.append(await ping(target))
+        await asyncio.sleep(HEALTH_INTERVAL)

@@ -1,4 +1,4 @@
-"""Figures as a picture. Needs matplotlib: the extra `bench`."""
+"""Plot the results. Needs matplotlib (extra `bench`)."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from millstream.bench.report import Figures
 from millstream.errors import MillstreamError
 
 PANELS = (
-    ("tokens a second", "tokens_per_second"),
-    ("first token, median, ms", "first_p50"),
-    ("gap between tokens, p99, ms", "gap_p99"),
+    ("tokens per second", "tokens_per_second"),
+    ("time to first token, p50, ms", "first_p50"),
+    ("inter-token latency, p99, ms", "gap_p99"),
 )
 
 
 def save_plot(path: Path, servers: Mapping[str, Sequence[Figures]]) -> None:
-    """One line a server in each panel, over the number of streams."""
+    """One panel per metric, one line per server, over the number of streams. Raises if matplotlib is missing."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise MillstreamError("a plot needs matplotlib: pip install 'millstream[bench]'") from error
-    picture = Figure(figsize=(12, 3.8), layout="constrained")
-    for place, (heading, name) in enumerate(PANELS):
-        axes = picture.add_subplot(1, len(PANELS), place + 1)
+    figure = Figure(figsize=(12, 3.8), layout="constrained")
+    for index, (heading, name) in enumerate(PANELS, 1):
+        axes = figure.add_subplot(1, len(PANELS), index)
         for server, levels in servers.items():
             points = [(level.streams, _value(level, name)) for level in levels]
             known = [(streams, value) for streams, value in points if value is not None]
@@ -34,7 +34,7 @@ def save_plot(path: Path, servers: Mapping[str, Sequence[Figures]]) -> None:
         axes.minorticks_off()
         axes.grid(alpha=0.3)
         axes.legend()
-    picture.savefig(path, dpi=110)
+    figure.savefig(path, dpi=110)
 
 
 def _value(level: Figures, name: str) -> float | None:

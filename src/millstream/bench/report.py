@@ -1,4 +1,4 @@
-"""Figures of a level, as a table for people and as JSON for programs."""
+"""Summarise a level: a table for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from millstream.bench.load import Result
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Times in milliseconds. Percentiles are None where nothing was seen."""
+    """Results of one level. Latencies are in milliseconds; percentiles are None without samples."""
 
     streams: int
     requests: int
@@ -35,7 +35,7 @@ class Figures:
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
-    """The nearest-rank percentile in milliseconds."""
+    """The nearest-rank percentile of seconds, in milliseconds. Returns None if there are no values."""
     if not values:
         return None
     ordered = sorted(values)
@@ -71,15 +71,15 @@ def figures(result: Result) -> Figures:
 
 
 def table(title: str, levels: Sequence[Figures]) -> Table:
-    made = Table(title=title, title_justify="left")
+    result = Table(title=title, title_justify="left")
     for heading in ("streams", "tokens/s", "first p50", "first p99", "gap p50", "gap p99", "health p99", "errors"):
-        made.add_column(heading, justify="right")
+        result.add_column(heading, justify="right")
     for level in levels:
         times = (level.first_p50, level.first_p99, level.gap_p50, level.gap_p99, level.health_p99)
-        made.add_row(
+        result.add_row(
             str(level.streams), f"{level.tokens_per_second:,.1f}", *map(milliseconds, times), str(level.errors)
         )
-    return made
+    return result
 
 
 def milliseconds(value: float | None) -> str:

@@ -1,4 +1,4 @@
-"""The command line: argv to Settings, one file a command."""
+"""The command line: one module per command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`millstream bench`: measure any OpenAI-compatible server."""
+"""`millstream bench`: measure any OpenAI-compatible server under load."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from millstream.errors import MillstreamError
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "bench",
-        help="measure a server",
-        description="Drive an OpenAI-compatible server with concurrent streams and print what they saw.",
+        help="measure a server under load",
+        description="Send concurrent streams to an OpenAI-compatible server and print throughput and latency.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.set_defaults(run=run_command)
-    parser.add_argument("url", nargs="?", default="http://127.0.0.1:8000", help="where the server listens")
-    parser.add_argument("--model", default="", help="the model to ask for; empty: the server's own choice")
-    parser.add_argument("--api", choices=("chat", "completions"), default="chat", help="the endpoint to use")
-    parser.add_argument("--levels", type=_levels, default=(1, 4, 16), help="streams at once, as in 1,4,16")
-    parser.add_argument("--requests", type=positive, default=2, help="requests of each stream")
-    parser.add_argument("--prompt-words", type=positive, default=100, help="words of each prompt")
-    parser.add_argument("--shared-words", type=natural, default=0, help="words that all prompts begin with")
-    parser.add_argument("--output-tokens", type=positive, default=128, help="longest answer")
-    parser.add_argument("--rate", type=float, default=None, help="requests a second at random times")
-    parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--top-p", type=float, default=1.0)
-    parser.add_argument("--seed", type=natural, default=0, help="of the prompts")
-    parser.add_argument("--ignore-eos", action="store_true", help="ask for answers of full length")
-    parser.add_argument("--no-warmup", action="store_true", help="count the first requests too")
-    parser.add_argument("--title", default="", help="heading of the table")
-    parser.add_argument("--json", type=Path, default=None, help="write the figures to this file")
-    parser.add_argument("--plot", type=Path, default=None, help="write a picture (PNG) to this file")
+    parser.add_argument("url", nargs="?", default="http://127.0.0.1:8000", help="URL of the server")
+    parser.add_argument("--model", default="", help="model to request; empty: the server's default")
+    parser.add_argument("--api", choices=("chat", "completions"), default="chat", help="endpoint to use")
+    parser.add_argument("--levels", type=_levels, default=(1, 4, 16), help="numbers of concurrent streams, e.g. 1,4,16")
+    parser.add_argument("--requests", type=positive, default=2, help="requests per stream")
+    parser.add_argument("--prompt-words", type=positive, default=100, help="words per prompt")
+    parser.add_argument("--shared-words", type=natural, default=0, help="words in the prefix that all prompts share")
+    parser.add_argument("--output-tokens", type=positive, default=128, help="max_tokens of each request")
+    parser.add_argument("--rate", type=float, default=None, help="requests per second, as a Poisson process")
+    parser.add_argument("--temperature", type=float, default=0.0, help="sampling temperature")
+    parser.add_argument("--top-p", type=float, default=1.0, help="nucleus sampling")
+    parser.add_argument("--seed", type=natural, default=0, help="seed of the random prompts")
+    parser.add_argument("--ignore-eos", action="store_true", help="generate max_tokens tokens per request")
+    parser.add_argument("--no-warmup", action="store_true", help="do not send unmeasured requests first")
+    parser.add_argument("--title", default="", help="title of the table")
+    parser.add_argument("--json", type=Path, default=None, help="write the results to this file")
+    parser.add_argument("--plot", type=Path, default=None, help="write a plot (PNG) to this file")
 
 
 def run_command(arguments: argparse.Namespace) -> int:
@@ -65,7 +65,7 @@ def run_command(arguments: argparse.Namespace) -> int:
     Console(width=110).print(table(title, levels))
     for level in levels:
         if level.first_error is not None:
-            print(f"{level.errors} errors at {level.streams} streams; the first: {level.first_error}", file=sys.stderr)
+            print(f"{level.errors} errors at {level.streams} streams, first: {level.first_error}", file=sys.stderr)
     try:
         if arguments.json is not None:
             save_json(arguments.json, title, levels)
@@ -78,7 +78,7 @@ def run_command(arguments: argparse.Namespace) -> int:
 
 
 async def measure(load: Load, levels: tuple[int, ...], *, warmup: bool) -> list[Figures]:
-    """Each level in turn, with other prompts than the levels before it. The warm-up's figures are thrown away."""
+    """Measure each level in turn, each with prompts of its own. Warm-up requests are not counted."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     measured = []
     number = 10_000_000

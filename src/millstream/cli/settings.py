@@ -1,4 +1,4 @@
-"""From arguments, the file of `--config` and the environment to `Settings`. The command line wins over the file."""
+"""Build `Settings` from arguments, the config file and the environment. The command line overrides the file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from millstream.cli.models_file import ConfigFile, read_config, refuse_clashes
+from millstream.cli.config_file import ConfigFile, read_config, reject_duplicates
 from millstream.config import Settings
 from millstream.errors import ModelError
 from millstream.models.source import name_of
@@ -19,7 +19,7 @@ _FIELDS = {field.name for field in dataclasses.fields(Settings)}
 
 
 def settings_of(arguments: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> Settings:
-    """`arguments` has options under the names of `Settings`' fields, and only those that were given."""
+    """`arguments` holds only the options that were given, named like the fields of `Settings`."""
     file = ConfigFile() if arguments.config is None else read_config(arguments.config)
     given = {name: value for name, value in vars(arguments).items() if name in _FIELDS}
     given |= {
@@ -36,7 +36,7 @@ def settings_of(arguments: argparse.Namespace, environment: Mapping[str, str] = 
         given["allowed_hosts"] = tuple(arguments.allowed_host)
     from_file = {name: value for name, value in file.server.items() if name in _FIELDS}
     settings = Settings(**(from_file | given))
-    refuse_clashes(_names(settings))
+    reject_duplicates(_names(settings))
     return settings
 
 
@@ -48,8 +48,8 @@ def _names(settings: Settings) -> Iterable[tuple[str, str]]:
 
 
 def _api_keys(arguments: argparse.Namespace, file: ConfigFile, environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Keys of the command line replace those of the file: nobody should find that an old key still opens. The key of
-    the environment counts beside either."""
+    """Keys on the command line replace those of the file, so that an old key does not stay valid by accident. The key
+    in the environment is accepted in addition."""
     if arguments.api_key or arguments.api_key_file:
         keys = [_checked(key, "--api-key") for key in arguments.api_key]
         key_file = arguments.api_key_file
@@ -59,12 +59,12 @@ def _api_keys(arguments: argparse.Namespace, file: ConfigFile, environment: Mapp
     if key_file is not None:
         keys += _keys_in(key_file.expanduser())
     if KEY_VARIABLE in environment:
-        keys.append(_checked(environment[KEY_VARIABLE], f"the environment's {KEY_VARIABLE}"))
+        keys.append(_checked(environment[KEY_VARIABLE], f"environment variable {KEY_VARIABLE}"))
     return tuple(dict.fromkeys(keys))
 
 
 def _keys_in(file: Path) -> list[str]:
-    """One a line; blank lines and lines that begin with # are skipped."""
+    """One key per line. Blank lines and lines that start with # are ignored."""
     try:
         lines = [line.strip() for line in file.read_text(encoding="utf-8-sig").splitlines()]
     except OSError as error:
@@ -73,15 +73,15 @@ def _keys_in(file: Path) -> list[str]:
         raise ModelError(f"cannot read the API keys in {file}: it is not UTF-8 text") from error
     keys = [_checked(line, str(file)) for line in lines if line and not line.startswith("#")]
     if not keys:
-        raise ModelError(f"{file} holds no API key: write one a line")
+        raise ModelError(f"{file} has no API key: write one per line")
     return keys
 
 
 def _checked(key: str, where: str) -> str:
-    """The key without blanks around it, which no header could carry. Errors never repeat the key."""
+    """The key without surrounding whitespace, which a header cannot carry. Errors never repeat the key."""
     key = key.strip()
     if not key:
-        raise ModelError(f"{where}: the API key is empty. Give one, or leave the option out to serve without keys")
+        raise ModelError(f"{where}: the API key is empty. Set a key, or leave the option out to serve without keys")
     if " " in key or not key.isprintable():
-        raise ModelError(f"{where}: an API key holds a blank or a character that cannot be printed")
+        raise ModelError(f"{where}: an API key contains a space or a character that is not printable")
     return key

@@ -8,17 +8,17 @@ import pickle
 import signal
 import sys
 import threading
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 
 from millstream.engine.heartbeat import shared_heartbeat
 from millstream.engine.mailbox import Mailbox
-from millstream.engine.messages import Shutdown
+from millstream.engine.messages import Event, Shutdown
 from millstream.engine.owner import OwnerLoop
-from millstream.engine.wire import decode_command, encode_events
 from millstream.errors import EngineGone
 
 ORPHAN_PATIENCE = 10.0
-"""Seconds that an engine without a parent gets to end its step and free its model."""
+"""Seconds for an engine without a parent to complete its step and free its model."""
 
 
 def main(descriptor: int, heartbeat: int) -> None:
@@ -31,9 +31,9 @@ def main(descriptor: int, heartbeat: int) -> None:
     mailbox = Mailbox()
     threading.Thread(target=_read, args=(connection, mailbox), name="commands", daemon=True).start()
 
-    def emit(events: object) -> None:
+    def emit(events: Sequence[Event]) -> None:
         try:
-            connection.send_bytes(encode_events(events))  # type: ignore[arg-type]
+            connection.send_bytes(pickle.dumps(events, pickle.HIGHEST_PROTOCOL))
         except OSError:
             logging.getLogger(__name__).debug("the parent is gone")
 
@@ -43,15 +43,15 @@ def main(descriptor: int, heartbeat: int) -> None:
 def _read(connection: Connection, mailbox: Mailbox) -> None:
     try:
         while True:
-            mailbox.post_soon(decode_command(connection.recv_bytes()))
+            mailbox.post_soon(pickle.loads(connection.recv_bytes()))
     except EngineGone:
-        return  # the owner is ending; nobody waits for what still comes
+        return  # the owner is ending; later commands are not needed
     except (EOFError, OSError):
         _orphaned(mailbox)
 
 
 def _orphaned(mailbox: Mailbox) -> None:
-    """The parent is gone: end, and if the owner hangs in a step, end anyway."""
+    """The parent is gone: shut down, and exit even if the owner hangs in a step."""
     try:
         mailbox.post_soon(Shutdown("the server is gone"))
     except EngineGone:

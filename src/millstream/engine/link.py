@@ -1,16 +1,16 @@
-"""Links carry messages to an engine. `thread` is here; other kinds pass the same conformance tests."""
+"""Links carry messages to an engine: the protocol, and the link to a thread. See `process_link` for a process."""
 
 from __future__ import annotations
 
 import os
 from typing import Protocol
 
-from millstream.engine.generation.backend import BackendFactory
 from millstream.engine.heartbeat import Beat, Heartbeat
 from millstream.engine.mailbox import Mailbox
 from millstream.engine.messages import Command, Shutdown
-from millstream.engine.owner import OwnerLoop, SchedulerFactory, Sink
+from millstream.engine.owner import OwnerLoop, Sink
 from millstream.engine.owner_threads import OwnerThreads, Run
+from millstream.engine.protocols import BackendFactory, SchedulerFactory
 from millstream.errors import EngineGone
 
 
@@ -24,15 +24,15 @@ class Link(Protocol):
         ...
 
     def join(self, timeout: float) -> bool:
-        """Wait for the owner to be gone; true if it is. For the end of a server, never on the event loop."""
+        """Wait until the owner is gone; returns True if it is. Never called on the event loop."""
         ...
 
     def disown(self, reason: str) -> None:
-        """Take no more, and end the owner as far as that is possible while it hangs. Does not wait."""
+        """Accept no more commands, and end a hanging owner as far as possible. Does not wait."""
         ...
 
     def kill(self, reason: str) -> None:
-        """End a process at once; nothing in it is worth saving. Does nothing to a thread. Does not wait."""
+        """End a process at once. Does nothing to a thread. Does not wait."""
         ...
 
     def heartbeat(self) -> Beat:
@@ -40,11 +40,11 @@ class Link(Protocol):
         ...
 
     def stopped(self) -> bool:
-        """Whether a signal or a debugger has stopped the owner's process, as far as the system tells."""
+        """True if a signal or a debugger has stopped the owner's process, as far as the system tells."""
         ...
 
     def where(self) -> tuple[int | None, int | None]:
-        """The owner's process and its thread, by the numbers that the system's tools show."""
+        """The ids of the owner's process and thread, as system tools show them."""
         ...
 
 
@@ -54,7 +54,7 @@ class ThreadLink:
     def __init__(
         self, name: str, backend: BackendFactory, scheduler: SchedulerFactory, threads: OwnerThreads | None = None
     ) -> None:
-        """`threads` are shared with other links; without them the thread ends with its engine."""
+        """`threads` are shared with other links; without them, the thread ends with its engine."""
         self._mailbox = Mailbox()
         self._name = name
         self._backend = backend
@@ -74,7 +74,7 @@ class ThreadLink:
         return self._run is None or self._run.join(timeout)
 
     def disown(self, reason: str) -> None:
-        """A thread cannot be ended from outside: should its step return one day, it frees its model and goes."""
+        """A thread cannot be ended from outside: if its step returns, it frees its model and stops."""
         if self._run is not None:
             self._run.disowned = True
         try:

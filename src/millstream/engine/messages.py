@@ -1,4 +1,7 @@
-"""What crosses the border of an engine: frozen, plain data. Imperative in, past tense out.
+"""Messages between an engine and its server: frozen, plain data. Commands go in, events come out.
+
+This module holds what every kind of engine understands. A kind adds its own: a subclass of `Submit` with the work that
+it does, subclasses of `Output` for partial results, and a subclass of `Finished` for the end of a request.
 
 No array is ever in a message, so the same messages cross a thread or a process.
 """
@@ -6,121 +9,122 @@ No array is ever in a message, so the same messages cross a thread or a process.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from millstream.types import FinishReason, Grammar, Media, ModelFacts, Sampling, TokenLogprob, Usage
+from millstream.model_facts import ModelFacts
 
 
 @dataclass(frozen=True, slots=True)
-class Submit:
-    """Generate. Accepted by the mailbox means that exactly one `Finished` or `Failed` follows."""
+class Command:
+    """What an engine is asked to do. A kind's own commands reach its scheduler (`Scheduler.handle`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submit(Command):
+    """Start a request. If the mailbox accepts it, exactly one `Finished` or `Failed` follows."""
 
     request_id: int
-    prompt: tuple[int, ...]
-    max_tokens: int
-    """0: only read the prompt."""
-    sampling: Sampling = Sampling()
-    stop_tokens: frozenset[int] = frozenset()
-    logprobs: int | None = None
-    contents: tuple[tuple[int, str], ...] = ()
-    """What stands at places of the prompt besides tokens: (place, hash of an image or a sound)."""
-    media: tuple[Media, ...] = ()
-    grammar: Grammar | None = None
-    prompt_logprobs: int | None = None
-    """As `logprobs`, of the prompt's tokens but the first: they come in `PromptLogprobs` events before any `Tokens`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Cancel:
+class Cancel(Command):
     """Drop a request before the next step. Unknown or ended ids are ignored: the race is normal."""
 
     request_id: int
 
 
 @dataclass(frozen=True, slots=True)
-class Shutdown:
-    """End what is left with `Failed`, free the model on the owner, then stop."""
+class Shutdown(Command):
+    """Fail what is left, free the model on the owner, then stop."""
 
     reason: str = "the server is shutting down"
 
 
 @dataclass(frozen=True, slots=True)
-class ClearPrefixCache:
-    """Free all beginnings of prompts that are kept."""
+class Wake(Command):
+    """Sent by the engine's own threads: a background task or a disk read has completed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wake:
-    """From the engine's own threads: something that it waits for has come."""
-
-
-Command = Submit | Cancel | ClearPrefixCache | Shutdown | Wake
+class Event:
+    """What an engine reports."""
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
-    request_id: int
-    tokens: tuple[int, ...]
-    logprobs: tuple[TokenLogprob, ...] = ()
+class RequestEvent(Event):
+    """News of one request."""
 
-
-@dataclass(frozen=True, slots=True)
-class PromptLogprobs:
-    """The next tokens of a prompt, for a request that wants their log-probabilities."""
+    may_be_large: ClassVar[bool] = False
+    """True if one such event may take much memory by itself."""
 
     request_id: int
-    logprobs: tuple[TokenLogprob, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Roughly the memory that it takes while it waits for a reader."""
+        return EVENT_BYTES
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
-    request_id: int
-    reason: FinishReason
-    usage: Usage
+class Output(RequestEvent):
+    """A partial result of a request that goes on."""
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
-    request_id: int
+class Finished(RequestEvent):
+    """The request is complete."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed(RequestEvent):
+    """The request has failed."""
+
     message: str
     gone: bool = False
-    """True when the engine itself is going, false when only this step failed."""
+    """True if the engine itself is going, false if only this step failed."""
     refused: bool = False
-    """True when what the client sent cannot be served: a grammar that no answer can follow."""
+    """True if the client's input is at fault, such as a grammar that no output can follow."""
 
 
 @dataclass(frozen=True, slots=True)
-class Loading:
+class Loading(Event):
     """How much of the model is in memory, from 0 to 1."""
 
     progress: float
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class Loaded(Event):
+    """The model is ready."""
+
     facts: ModelFacts
 
 
 @dataclass(frozen=True, slots=True)
-class LoadFailed:
+class LoadFailed(Event):
+    """The model cannot be loaded."""
+
     message: str
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """What the engine's arrays take now: weights, keys and values; and, of that, what is kept of earlier prompts, and
-    what of them is on disk."""
+class Measured(Event):
+    """The memory of the engine's arrays now."""
 
     memory_bytes: int
     cache_bytes: int = 0
+    """Of these, the bytes of caches that outlive requests."""
     disk_bytes: int = 0
+    """The bytes of such caches on disk."""
 
 
 @dataclass(frozen=True, slots=True)
-class Stopped:
-    """The last event: model, caches and stream are gone."""
+class Stopped(Event):
+    """The last event: the model, its caches and its stream are gone."""
 
     cause: str | None = None
-    """Why, if nobody asked for it."""
+    """The reason if the engine stopped by itself, else None."""
 
 
-Event = Tokens | PromptLogprobs | Finished | Failed | Loading | Loaded | LoadFailed | Measured | Stopped
+EVENT_BYTES = 160
+"""The memory of a small event in Python."""

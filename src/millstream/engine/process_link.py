@@ -1,4 +1,7 @@
-"""A link to an engine in a child process. Its crash costs its own requests, and it shares no interpreter with HTTP."""
+"""A link to an engine in a child process.
+
+A crash there costs only its own requests, and the engine does not share an interpreter with HTTP.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +15,21 @@ import sys
 import threading
 from multiprocessing.connection import Connection
 
-from millstream.engine.generation.backend import BackendFactory
+from millstream.engine.child_environment import engine_environment
 from millstream.engine.heartbeat import Beat, Heartbeat, shared_file, shared_heartbeat
 from millstream.engine.messages import Command, Event, Failed, Finished, Loaded, LoadFailed, Shutdown, Stopped, Submit
-from millstream.engine.owner import SchedulerFactory, Sink
-from millstream.engine.wire import decode_events, encode_command
+from millstream.engine.owner import Sink
+from millstream.engine.protocols import BackendFactory, SchedulerFactory
 from millstream.errors import EngineGone
 
 log = logging.getLogger(__name__)
 
 
 class ProcessLink:
-    """Both factories must be picklable: they are called in the child.
+    """Both factories must be picklable: the child calls them. They carry an engine's own settings and nothing else.
 
-    Two threads serve the pipe, so that neither the event loop nor a slow child ever waits for the other. What was
-    submitted and has not ended is remembered here: if the child dies, its requests are failed from this side.
+    Two threads serve the pipe, so that neither the event loop nor a slow child ever waits for the other. This side
+    remembers requests in flight: if the child dies, it fails them.
     """
 
     def __init__(self, name: str, backend: BackendFactory, scheduler: SchedulerFactory) -> None:
@@ -37,12 +40,12 @@ class ProcessLink:
         self._open: set[int] = set()
         self._gone: str | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._verdict: str | None = None
-        self._last_words: str | None = None
+        self._kill_reason: str | None = None
+        self._shutdown_reason: str | None = None
         self._heartbeat = Heartbeat()
 
     def where(self) -> tuple[int | None, int | None]:
-        """The child's main thread is the owner; on Linux it has the number of its process."""
+        """The child's main thread is the owner; on Linux it has the id of its process."""
         pid = None if self._process is None or self._process.returncode is not None else self._process.pid
         return pid, pid
 
@@ -50,7 +53,7 @@ class ProcessLink:
         return self._heartbeat.read()
 
     def stopped(self) -> bool:
-        """Asks the system without reaping the child, which is for `Popen` to do. macOS cannot be asked that way."""
+        """Asks the system without reaping the child, which `Popen` does. Not available on macOS."""
         if sys.platform != "linux" or self._process is None or self._process.returncode is not None:
             return False
         try:
@@ -60,8 +63,8 @@ class ProcessLink:
         return found is not None
 
     def disown(self, reason: str) -> None:
-        """Ends the child whatever it does; its requests are then failed as those of any child that died."""
-        self._verdict = reason
+        """Kills the child; its requests then fail like those of any child that died."""
+        self._kill_reason = reason
         if self._process is not None:
             self._process.kill()
 
@@ -72,25 +75,25 @@ class ProcessLink:
         ours, theirs = multiprocessing.Pipe()
         with shared_file() as memory:
             descriptors = [theirs.fileno(), memory.fileno()]
-            # -P: whoever serves the folder that he is in would else run a numpy.py that lies in it
+            # -P: without it, a numpy.py in the current folder would be imported
             command = [sys.executable, "-P", "-m", "millstream.engine.child", *map(str, descriptors)]
-            self._process = subprocess.Popen(command, pass_fds=descriptors)
+            self._process = subprocess.Popen(command, pass_fds=descriptors, env=engine_environment())
             self._heartbeat = shared_heartbeat(memory.fileno())
         theirs.close()
-        log.info("%s: its engine is process %d", self._name, self._process.pid)
+        log.info("%s: engine process %d", self._name, self._process.pid)
         for target, arguments in ((self._write, (ours,)), (self._read, (ours, sink))):
             threading.Thread(target=target, args=arguments, name=f"link-{self._name}", daemon=True).start()
 
     def post_soon(self, command: Command) -> None:
-        # The lock makes "is it gone?" and "remember it" one act: a request is refused here or ended by `_bury`.
+        # One lock for "is it gone?" and "remember it": a request is either refused here or failed by `_bury`.
         with self._lock:
             if self._gone is not None:
                 raise EngineGone(self._gone)
             if isinstance(command, Submit):
                 self._open.add(command.request_id)
             elif isinstance(command, Shutdown):
-                self._last_words = self._last_words or command.reason
-            self._outgoing.put(encode_command(command))
+                self._shutdown_reason = self._shutdown_reason or command.reason
+            self._outgoing.put(pickle.dumps(command, pickle.HIGHEST_PROTOCOL))
 
     def join(self, timeout: float) -> bool:
         if self._process is None:
@@ -114,12 +117,12 @@ class ProcessLink:
         stopped = loaded = False
         try:
             while not stopped:
-                events = decode_events(connection.recv_bytes())
+                events: list[Event] = pickle.loads(connection.recv_bytes())
                 self._book(events)
                 stopped = any(isinstance(event, Stopped) for event in events)
                 loaded = loaded or any(isinstance(event, Loaded | LoadFailed) for event in events)
                 if stopped:
-                    events = [*self._bury(self._last_words or "the engine stopped"), *events]
+                    events = [*self._bury(self._shutdown_reason or "the engine stopped"), *events]
                 sink(events)
         except (EOFError, OSError):
             reason = self._cause_of_death()
@@ -135,7 +138,7 @@ class ProcessLink:
             self._open.difference_update(event.request_id for event in events if isinstance(event, Finished | Failed))
 
     def _bury(self, reason: str) -> list[Event]:
-        """Take no more, and fail what is left."""
+        """Accept no more commands, and fail requests in flight."""
         with self._lock:
             self._gone = reason
             left, self._open = self._open, set()
@@ -145,4 +148,4 @@ class ProcessLink:
         assert self._process is not None
         code = self._process.wait()
         how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-        return self._verdict or f"the engine's process {how}"
+        return self._kill_reason or f"the engine's process {how}"

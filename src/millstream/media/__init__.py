@@ -1,1 +1,4 @@
-"""Images, sounds and videos of requests: fetched, checked and brought into the form that a model takes. No MLX."""
+"""Fetches, checks, decodes and preprocesses the images, audio and videos of requests. No MLX.
+
+Code here runs on worker threads, never on the event loop: it may block on sockets, child processes and futures.
+"""

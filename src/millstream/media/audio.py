@@ -1,4 +1,4 @@
-"""Opens a sound that nobody has looked at yet: as one channel, at the rate that a model hears."""
+"""Opens an untrusted audio file as mono samples at the model's sample rate."""
 
 from __future__ import annotations
 
@@ -7,58 +7,66 @@ import math
 import numpy as np
 
 from millstream.errors import MediaRefused
-from millstream.media.audio_file import coded, decode_sound
+from millstream.media.audio_file import audio_container, decode_audio
 from millstream.media.limits import MediaLimits
 from millstream.media.wav import Samples, open_wav
 
-FADE = 0.05
-"""The share of the band, at its upper end, that is turned down: a band that ends at once would ring for long."""
-SAMPLE_BYTES = 40
-"""Memory for each sample while a sound is resampled: doubles, and their spectrum."""
-FASTEST_MODEL = 16_000
-"""Samples a second: no model that is served hears more."""
-QUIET = 0.05
-"""Seconds of silence behind a sound while it is resampled. What rings at its ends falls there, and not into it."""
+ROLLOFF = 0.05
+"""Fraction of the band, at its upper end, that the low-pass filter fades out: a sharp cutoff would ring for long."""
+BYTES_PER_SAMPLE = 40
+"""Memory per sample while resampling: doubles, and their spectrum."""
+MAX_MODEL_RATE = 16_000
+"""Samples per second: no supported model takes more."""
+PADDING_SECONDS = 0.05
+"""Silence appended while resampling, so that ringing at the ends falls there and not into the audio."""
 
 
-def open_sound(data: bytes, limits: MediaLimits, *, rate: int, most: float) -> Samples:
-    """`rate`: samples a second that the model takes. `most`: seconds that it takes. Raises `MediaRefused`."""
-    if (container := coded(data)) is not None:
-        longest = min(limits.sound, most)
-        samples = decode_sound(data, container, limits, rate=rate, seconds=longest)
-        _check(len(samples) / rate, f"over {longest:g} s", limits, most)  # no more of it was decoded
+def open_audio(data: bytes, limits: MediaLimits, *, rate: int, max_seconds: float) -> Samples:
+    """`rate`: the model's samples per second. `max_seconds`: the longest audio that the model takes. Raises
+    `MediaRefused`."""
+    if (container := audio_container(data)) is not None:
+        longest = min(limits.audio_seconds, max_seconds)
+        samples = decode_audio(data, container, limits, rate=rate, seconds=longest)
+        _check_length(len(samples) / rate, f"over {longest:g} s", limits, max_seconds)  # decoding stopped there
         return samples
     wav = open_wav(data)
-    _check(wav.seconds, f"{wav.seconds:.2f} s", limits, most)  # first: a slow rate would become many samples
-    return resampled(wav.mono(), wav.rate, rate)
+    # Checked before decoding: resampling audio of a low rate would give many samples.
+    _check_length(wav.seconds, f"{wav.seconds:.2f} s", limits, max_seconds)
+    return resample(wav.mono(), wav.rate, rate)
 
 
-def sound_bytes(data: bytes, limits: MediaLimits) -> int:
-    """What `open_sound` takes, at most: samples are few for the bytes of a coded file, and many for those of a WAV."""
-    if coded(data) is not None:
-        return int(limits.sound * FASTEST_MODEL) * SAMPLE_BYTES
+def audio_bytes(data: bytes, limits: MediaLimits) -> int:
+    """Peak memory of `open_audio`, at most. A compressed file is bounded by its allowed length, a WAV by its size."""
+    if audio_container(data) is not None:
+        return int(limits.audio_seconds * MAX_MODEL_RATE) * BYTES_PER_SAMPLE
     wav = open_wav(data)
-    return len(wav.body) * 8 // wav.bits * SAMPLE_BYTES
+    return len(wav.body) * 8 // wav.bits * BYTES_PER_SAMPLE
 
 
-def _check(seconds: float, length: str, limits: MediaLimits, most: float) -> None:
-    if seconds > limits.sound:
-        raise MediaRefused(f"a sound is {length} long; this server takes {limits.sound:g} s (--media-seconds)")
-    if seconds > most:
-        raise MediaRefused(f"a sound is {length} long; this model hears {most:g} s at a time. Send it in several parts")
+def _check_length(seconds: float, length: str, limits: MediaLimits, max_seconds: float) -> None:
+    if seconds > limits.audio_seconds:
+        raise MediaRefused(
+            f"the audio is {length} long; this server takes at most {limits.audio_seconds:g} s (--media-seconds)"
+        )
+    if seconds > max_seconds:
+        raise MediaRefused(
+            f"the audio is {length} long; this model takes at most {max_seconds:g} s per file. Split it into parts"
+        )
 
 
-def resampled(samples: Samples, rate: int, wanted: int) -> Samples:
-    """The same sound with `wanted` samples a second in place of `rate`. Its spectrum is cut, or has nothing added, so
-    that no tone becomes another one."""
-    if rate == wanted:
+def resample(samples: Samples, rate: int, target_rate: int) -> Samples:
+    """Convert from `rate` to `target_rate` in the frequency domain: the spectrum is truncated or zero-padded, so
+    nothing aliases."""
+    if rate == target_rate:
         return samples
-    shared = math.gcd(rate, wanted)
-    before, after = rate // shared, wanted // shared
-    # A whole number of spans in which both have whole numbers of samples.
-    spans = math.ceil((len(samples) + QUIET * rate) / before)
-    spectrum = np.fft.rfft(samples.astype(np.float64), n=spans * before)[: spans * min(before, after) // 2 + 1]
-    edge = np.linspace(0, 1 / FADE, len(spectrum)) - (1 / FADE - 1)
-    spectrum *= 0.5 + 0.5 * np.cos(np.pi * np.maximum(edge, 0))
-    made = np.fft.irfft(spectrum, n=spans * after)[: math.ceil(len(samples) * after / before)]
-    return (made * (after / before)).astype(np.float32)
+    divisor = math.gcd(rate, target_rate)
+    source_unit, target_unit = rate // divisor, target_rate // divisor
+    # A unit is the shortest span with a whole number of samples at both rates.
+    units = math.ceil((len(samples) + PADDING_SECONDS * rate) / source_unit)
+    bins = units * min(source_unit, target_unit) // 2 + 1
+    spectrum = np.fft.rfft(samples.astype(np.float64), n=units * source_unit)[:bins]
+    rolloff = np.linspace(0, 1 / ROLLOFF, len(spectrum)) - (1 / ROLLOFF - 1)
+    spectrum *= 0.5 + 0.5 * np.cos(np.pi * np.maximum(rolloff, 0))
+    length = math.ceil(len(samples) * target_unit / source_unit)
+    resampled = np.fft.irfft(spectrum, n=units * target_unit)[:length]
+    return (resampled * (target_unit / source_unit)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Opens a file with PyAV, closed against everything else. Only in the child process: see `decoder`."""
+"""Opens a media file with PyAV from memory, without access to other files or the network. Child process only."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
     from av.container import InputContainer
 
 THREADS = 2
-# Nothing but the bytes that are here may be opened, whatever the file says.
-_CLOSED = {"protocol_whitelist": "none", "enable_drefs": "0", "max_streams": "64"}
-# Titles may be in any encoding. PyAV 19 takes that as it is; before, it had to be told.
-_TITLES: dict[str, Any] = {"metadata_errors": "replace"} if int(av.__version__.split(".")[0]) < 19 else {}
+# A file may name others to open (playlists, external tracks): FFmpeg must not follow.
+_ISOLATED = {"protocol_whitelist": "none", "enable_drefs": "0", "max_streams": "64"}
+# Metadata may be in any encoding. PyAV 19 accepts that by default; older versions need the option.
+_METADATA: dict[str, Any] = {"metadata_errors": "replace"} if int(av.__version__.split(".")[0]) < 19 else {}
 
 
 @contextmanager
-def open_closed(data: bytes, container: str, what: str) -> Iterator[InputContainer]:
-    """`container`: FFmpeg's name of the reader. What FFmpeg finds wrong, here or later, is `MediaRefused`."""
+def open_isolated(data: bytes, container: str, label: str) -> Iterator[InputContainer]:
+    """`container`: the name of FFmpeg's demuxer. Turns FFmpeg's errors, also later ones, into `MediaRefused`."""
     try:
-        with av.open(io.BytesIO(data), "r", container, _CLOSED, io_open=_closed, **_TITLES) as file:
+        with av.open(io.BytesIO(data), "r", container, _ISOLATED, io_open=_refuse_open, **_METADATA) as file:
             yield file
     except av.FFmpegError as error:
-        raise MediaRefused(f"this {what} is damaged: {error.strerror}. Send the file whole, as it was made") from error
+        raise MediaRefused(f"this {label} is damaged: {error.strerror}. Send the complete original file") from error
 
 
-def _closed(url: str, *_: Any) -> None:
-    raise MediaRefused("a file refers to other files or hosts; send one that holds everything itself")
+def _refuse_open(url: str, *_: Any) -> None:
+    raise MediaRefused("the file refers to other files or hosts; send one that is self-contained")

@@ -1,5 +1,8 @@
-"""Decodes a file in a child process. FFmpeg is a million lines of C that read what a stranger wrote: a crash, a hang or
-a greedy header ends the child, and the request gets a refusal. The child is waited for on threads for slow hosts."""
+"""Decodes a video or compressed audio file in a child process.
+
+FFmpeg is a million lines of C that parse untrusted input: a crash, a hang or a header that asks for too much memory
+ends the child, and the request is refused. Callers run on the network threads: they block until the child ends.
+"""
 
 from __future__ import annotations
 
@@ -14,37 +17,41 @@ from millstream import sandbox
 from millstream.errors import MediaRefused
 from millstream.media.limits import MediaLimits
 
+REENCODE = {"video": "Re-encode it as MP4/H.264", "audio": "Re-encode it as WAV or MP3"}
+
 
 def in_child(
-    order: Mapping[str, object], data: bytes, limits: MediaLimits, what: str, without: str
+    job: Mapping[str, object], data: bytes, limits: MediaLimits, label: str, alternative: str
 ) -> tuple[dict[str, Any], memoryview]:
-    """What `decoder_child` makes of a file: a head and bytes. `without`: what can be read without PyAV, for people.
-    Raises `MediaRefused`."""
+    """Run `decoder_child` on a file. Returns its JSON header and the bytes that follow. `label` names the file in
+    errors; `alternative` says which formats need no PyAV. Raises `MediaRefused`."""
     if importlib.util.find_spec("av") is None:
         raise MediaRefused(
-            f"this server cannot decode this {what}: PyAV is not installed (pip install 'millstream[video]'). {without}"
+            f"this server cannot decode this {label}: PyAV is not installed (pip install 'millstream[video]'). "
+            f"{alternative}"
         )
-    whole = {**order, "pixels": limits.pixels, "seconds": limits.seconds}
-    command = sandbox.command("millstream.media.decoder_child", json.dumps(whole))
+    argument = json.dumps({**job, "pixels": limits.pixels, "seconds": limits.timeout})
+    command = sandbox.command("millstream.media.decoder_child", argument)
     try:
         child = subprocess.run(
-            command, input=data, capture_output=True, timeout=limits.seconds, check=False, env=sandbox.environment()
+            command, input=data, capture_output=True, timeout=limits.timeout, check=False, env=sandbox.environment()
         )
     except subprocess.TimeoutExpired as error:
         raise MediaRefused(
-            f"a {what} took longer than {limits.seconds:g} s to decode (--media-timeout). Send a shorter or smaller one"
+            f"decoding this {label} took longer than {limits.timeout:g} s (--media-timeout). "
+            "Send a shorter or smaller one"
         ) from error
     if child.returncode:
-        raise MediaRefused(f"a {what} cannot be decoded: {_end_of(child)}. Write it anew, in a usual format")
+        raise MediaRefused(f"this {label} cannot be decoded: {_failure(child)}. {REENCODE[str(job['kind'])]}")
     end = child.stdout.index(b"\n")
-    said: dict[str, Any] = json.loads(child.stdout[:end])
-    if "refused" in said:
-        raise MediaRefused(said["refused"])
-    return said, memoryview(child.stdout)[end + 1 :]
+    header: dict[str, Any] = json.loads(child.stdout[:end])
+    if "refused" in header:
+        raise MediaRefused(header["refused"])
+    return header, memoryview(child.stdout)[end + 1 :]
 
 
-def _end_of(child: subprocess.CompletedProcess[bytes]) -> str:
+def _failure(child: subprocess.CompletedProcess[bytes]) -> str:
     if child.returncode < 0:
-        return f"its decoder was ended by {signal.Signals(-child.returncode).name}"
+        return f"the decoder was killed by {signal.Signals(-child.returncode).name}"
     lines = child.stderr.decode(errors="replace").strip().splitlines()
-    return f"its decoder failed ({lines[-1][:200] if lines else child.returncode})"
+    return f"the decoder failed ({lines[-1][:200] if lines else child.returncode})"

@@ -1,4 +1,7 @@
-"""The child that decodes one file: it is on its input, what to look for is an argument, what is found its output."""
+"""The child process that decodes one media file: the file on stdin, the job as a JSON argument, the result on stdout.
+
+The result is a line of JSON, then raw frames or samples.
+"""
 
 from __future__ import annotations
 
@@ -13,35 +16,35 @@ from millstream.media import audio_decoding, video_decoding
 from millstream.media.container import THREADS
 from millstream.media.frame_sampling import FrameSampling
 
-MEMORY = 768 * 2**20
-"""Of addresses: the interpreter, libraries and the file itself."""
-A_PIXEL = 16
-"""Bytes of memory for each pixel that a frame may have: the frames that a decoder refers to."""
+BASE_MEMORY = 768 * 2**20
+"""Address space for the interpreter, the libraries and the file itself."""
+BYTES_PER_PIXEL = 16
+"""Memory per pixel that a frame may have: a decoder holds several reference frames."""
 
 
 def main(argument: str) -> None:
-    order = json.loads(argument)
-    # Who started this child ends it when its time is over. Should that one be gone, the system does.
-    cpu_seconds = math.ceil(order["seconds"] * THREADS) + 1
-    sandbox.limit(memory=MEMORY + A_PIXEL * order["pixels"], cpu_seconds=cpu_seconds)
+    job = json.loads(argument)
+    # The parent kills this child at its timeout. If the parent is gone, the CPU limit ends it.
+    cpu_seconds = math.ceil(job["seconds"] * THREADS) + 1
+    sandbox.limit(memory=BASE_MEMORY + BYTES_PER_PIXEL * job["pixels"], cpu_seconds=cpu_seconds)
     try:
-        head, bodies = (_audio if order["kind"] == "audio" else _video)(sys.stdin.buffer.read(), order)
+        header, bodies = (_audio if job["kind"] == "audio" else _video)(sys.stdin.buffer.read(), job)
     except MediaRefused as error:
-        head, bodies = {"refused": error.message}, []
-    sys.stdout.buffer.write(json.dumps(head).encode() + b"\n")
+        header, bodies = {"refused": error.message}, []
+    sys.stdout.buffer.write(json.dumps(header).encode() + b"\n")
     for body in bodies:
         sys.stdout.buffer.write(body)
 
 
-def _video(data: bytes, order: dict[str, Any]) -> tuple[dict[str, object], list[bytes]]:
-    frames = video_decoding.decode(data, order["container"], order["pixels"], FrameSampling(**order["sampling"]))
+def _video(data: bytes, job: dict[str, Any]) -> tuple[dict[str, object], list[bytes]]:
+    frames = video_decoding.decode(data, job["container"], job["pixels"], FrameSampling(**job["sampling"]))
     sizes = [frame.pixels.shape[1::-1] for frame in frames]
-    head: dict[str, object] = {"sizes": sizes, "seconds": [frame.second for frame in frames]}
-    return head, [frame.pixels.tobytes() for frame in frames]
+    header: dict[str, object] = {"sizes": sizes, "seconds": [frame.second for frame in frames]}
+    return header, [frame.pixels.tobytes() for frame in frames]
 
 
-def _audio(data: bytes, order: dict[str, Any]) -> tuple[dict[str, object], list[bytes]]:
-    samples = audio_decoding.decode(data, order["container"], order["rate"], order["longest"])
+def _audio(data: bytes, job: dict[str, Any]) -> tuple[dict[str, object], list[bytes]]:
+    samples = audio_decoding.decode(data, job["container"], job["rate"], job["longest"])
     return {}, [samples.tobytes()]
 
 

@@ -1,4 +1,4 @@
-"""Which frames of a video are looked at. Imports no library for pictures: the child that decodes needs none."""
+"""Selects which frames of a video to decode. Imports no image library: the decoder child needs none."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class FrameSampling:
-    a_second: float = 2.0
-    fewest: int = 4
-    most: int = 64
+    fps: float = 2.0
+    min_frames: int = 4
+    max_frames: int = 64
 
 
-def chosen(ends: list[float], pace: FrameSampling) -> list[int]:
-    """Which frames to look at, from when each of them ends: at even times, each at most once."""
-    count = max(1, min(len(ends), pace.most, max(pace.fewest, round(ends[-1] * pace.a_second))))
-    times = [ends[-1] * number / count for number in range(count)]
-    return sorted({min(bisect_right(ends, time + 1e-9), len(ends) - 1) for time in times})
+def sample_frames(end_times: list[float], sampling: FrameSampling) -> list[int]:
+    """Indices of the frames to use, evenly spaced in time and without repeats. `end_times`: when each frame ends."""
+    wanted = max(sampling.min_frames, round(end_times[-1] * sampling.fps))
+    count = max(1, min(len(end_times), sampling.max_frames, wanted))
+    times = [end_times[-1] * number / count for number in range(count)]
+    return sorted({min(bisect_right(end_times, time + 1e-9), len(end_times) - 1) for time in times})

@@ -1,4 +1,4 @@
-"""Opens a video as frames: Pillow reads animated pictures here, a child process decodes files of video."""
+"""Opens a video as frames: Pillow decodes animated images here, a child process decodes video files."""
 
 from __future__ import annotations
 
@@ -9,68 +9,70 @@ from itertools import accumulate
 from PIL import Image, ImageSequence
 
 from millstream.errors import MediaRefused
-from millstream.media.frame_sampling import FrameSampling, chosen
+from millstream.media.frame_sampling import FrameSampling, sample_frames
 from millstream.media.images import as_rgb, check_size, decoding, pixel_bytes
 from millstream.media.limits import MediaLimits
-from millstream.media.video_file import container_of, decode_video
+from millstream.media.video_file import decode_video, video_container
 
 FORMATS = ("GIF", "WEBP", "PNG")
-WANTED = "videos are read as MP4, MOV, WebM or Matroska, and as animated GIF, WEBP or PNG"
-WORK = 2
-"""All frames of an animated picture together may have so many times the pixels of one image: each is decoded, and kept
-until it is known which are wanted."""
-MOST = 5_000
-"""Frames of an animated picture. A file of 20 MB can hold a million of one pixel each."""
+ACCEPTED = "send MP4, MOV, WebM or Matroska, or an animated GIF, WEBP or PNG"
+ANIMATION_PIXELS = 2
+"""Limit on the pixels of all frames of an animated image, as a multiple of the limit for one image: every frame is
+decoded and held until the sampled ones are known."""
+MAX_ANIMATION_FRAMES = 5_000
+"""A file of 20 MB can hold a million frames of one pixel each."""
 VIDEO_PIXEL_BYTES = 10
-"""Of the pixels that all frames of a video may have together: three as the child sends them, four as an image, and a
+"""Memory per pixel of all frames of a video together: three bytes as the child sends them, four as an image, and a
 share for the child."""
-USUAL = 100
-"""Milliseconds of a frame that does not say."""
+DEFAULT_FRAME_MS = 100
+"""Duration of a frame that does not state one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frames:
     images: list[Image.Image]
     seconds: list[float]
-    """When each is shown."""
+    """When each frame is shown."""
 
 
-def open_frames(data: bytes, limits: MediaLimits, pace: FrameSampling) -> Frames:
+def open_frames(data: bytes, limits: MediaLimits, sampling: FrameSampling) -> Frames:
     """Raises `MediaRefused`."""
-    container = container_of(data)
+    container = video_container(data)
     if container is not None:
-        return Frames(*decode_video(data, container, limits, pace))
-    return _open_pictures(data, limits, pace)
+        return Frames(*decode_video(data, container, limits, sampling))
+    return _open_animation(data, limits, sampling)
 
 
 def frames_bytes(data: bytes, limits: MediaLimits) -> int:
-    """What `open_frames` takes, at most. How many frames there are is known only once they are decoded."""
-    if container_of(data) is not None:
+    """Peak memory of `open_frames`, at most: the number of frames is known only after decoding."""
+    if video_container(data) is not None:
         return limits.pixels * VIDEO_PIXEL_BYTES
-    with decoding("video", WANTED):
-        film = Image.open(io.BytesIO(data), formats=FORMATS)
-        check_size(film, limits)
-        still = not film.is_animated  # type: ignore[attr-defined]
-        frames = film.width * film.height if still else WORK * limits.pixels
-        return 4 * frames + pixel_bytes(film) * film.width * film.height
+    with decoding("video", ACCEPTED):
+        animation = Image.open(io.BytesIO(data), formats=FORMATS)
+        check_size(animation, limits)
+        frame_pixels = animation.width * animation.height
+        animated = animation.is_animated  # type: ignore[attr-defined]
+        all_pixels = ANIMATION_PIXELS * limits.pixels if animated else frame_pixels
+        return 4 * all_pixels + pixel_bytes(animation) * frame_pixels
 
 
-def _open_pictures(data: bytes, limits: MediaLimits, pace: FrameSampling) -> Frames:
-    with decoding("video", WANTED):
-        film = Image.open(io.BytesIO(data), formats=FORMATS)
-        check_size(film, limits)
-        most = min(MOST, WORK * limits.pixels // (film.width * film.height))
-        images, spans = [], []
-        for number, frame in enumerate(ImageSequence.Iterator(film)):
-            if number == most:
+def _open_animation(data: bytes, limits: MediaLimits, sampling: FrameSampling) -> Frames:
+    with decoding("video", ACCEPTED):
+        animation = Image.open(io.BytesIO(data), formats=FORMATS)
+        check_size(animation, limits)
+        width, height = animation.size
+        max_frames = min(MAX_ANIMATION_FRAMES, ANIMATION_PIXELS * limits.pixels // (width * height))
+        images, durations = [], []
+        for number, frame in enumerate(ImageSequence.Iterator(animation)):
+            if number == max_frames:
                 raise MediaRefused(
-                    f"a video has more than {most} frames of {film.width} x {film.height}: this server takes {MOST} "
-                    f"frames, and {WORK} times the pixels of the largest image (--media-pixels) in all. Send a shorter "
-                    "or smaller one"
+                    f"the animation has more than {max_frames} frames of {width} x {height}: this server takes "
+                    f"{MAX_ANIMATION_FRAMES} frames, and {ANIMATION_PIXELS} times the pixels of the largest image "
+                    "(--media-pixels) in total. Send a shorter or smaller one, or a video file"
                 )
-            seen = as_rgb(frame)
-            images.append(frame.copy() if seen is frame else seen)
-            spans.append(float(frame.info.get("duration") or USUAL) / 1000)
-    ends = list(accumulate(spans))
-    wanted = chosen(ends, pace)
-    return Frames([images[number] for number in wanted], [ends[number] - spans[number] for number in wanted])
+            rgb = as_rgb(frame)
+            images.append(frame.copy() if rgb is frame else rgb)
+            durations.append(float(frame.info.get("duration") or DEFAULT_FRAME_MS) / 1000)
+    end_times = list(accumulate(durations))
+    sampled = sample_frames(end_times, sampling)
+    return Frames([images[index] for index in sampled], [end_times[index] - durations[index] for index in sampled])

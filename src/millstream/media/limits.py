@@ -1,4 +1,4 @@
-"""How much media a request may bring, and where it may come from."""
+"""Limits on the media of a request: sizes, counts, times, and where files may come from."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class MediaLimits:
-    size: int = 20 * 2**20
-    """Bytes of one file."""
+    file_bytes: int = 20 * 2**20
+    """Size of one file."""
     pixels: int = 40_000_000
-    """Width times height of one image; of one frame of a video, and of all frames of it that are kept together."""
+    """Width times height of one image or video frame; also of all sampled frames of a video together."""
     count: int = 16
-    """Files of one request."""
-    seconds: float = 10.0
-    """For all of one fetch: names, redirects and body; and again for the decoding of one file of video."""
+    """Files per request."""
+    timeout: float = 10.0
+    """Seconds for one whole fetch (DNS, redirects and body), and again for decoding one video or audio file."""
     folders: tuple[Path, ...] = ()
-    """Local files are read below these alone."""
-    private: bool = False
-    """Whether addresses that are not public may be fetched from."""
-    sound: float = 300.0
-    """Seconds of one sound. A model may take less."""
+    """Local files are read only below these."""
+    allow_private: bool = False
+    """True if files may be fetched from addresses that are not public."""
+    audio_seconds: float = 300.0
+    """Length of one audio file. A model may take less."""

@@ -1,4 +1,5 @@
-"""What the service needs of a model's media, as a protocol. Imports no image library: a text model needs none."""
+"""The protocol between the service and a model's media preprocessing. Imports no image library: a text model needs
+none."""
 
 from __future__ import annotations
 
@@ -12,39 +13,39 @@ from millstream.types import Kind
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    """One image, sound or video, ready for its model."""
+class PreparedMedia:
+    """One image, audio file or video, preprocessed for its model."""
 
     kind: Kind
     tensors: dict[str, npt.NDArray[Any]]
     text: str
-    """What stands in the prompt where the template has written the marker."""
-    places: int
-    """How many of the tokens in `text` are places for features."""
+    """Replaces the placeholder that the chat template wrote."""
+    feature_tokens: int
+    """How many of the tokens of `text` are replaced by features."""
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
-    """How a kind of media is written in prompts."""
+class Placeholder:
+    """How a kind of media appears in prompts."""
 
     text: str
-    """What the template writes for one."""
+    """What the chat template writes for one file."""
     token_id: int
-    """The token that features stand at."""
+    """The token whose embedding is replaced by features."""
 
 
 class MediaPreprocessor(Protocol):
-    """Makes of a file what a model takes. Called on the CPU pool, from several threads."""
+    """Turns a media file into tensors for a model. Called from several worker threads; both methods may block."""
 
     @property
-    def marks(self) -> Mapping[Kind, Mark]:
-        """The kinds that the model takes."""
+    def placeholders(self) -> Mapping[Kind, Placeholder]:
+        """By kind: the kinds of media that the model takes."""
         ...
 
     def decoding_bytes(self, kind: Kind, data: bytes) -> int:
-        """What `read` takes at its peak, about, from the file's header. Raises `MediaRefused`."""
+        """Estimated peak memory of `preprocess`, from the file's header. Raises `MediaRefused`."""
         ...
 
-    def read(self, kind: Kind, data: bytes) -> Prepared:
+    def preprocess(self, kind: Kind, data: bytes) -> PreparedMedia:
         """Raises `MediaRefused`."""
         ...

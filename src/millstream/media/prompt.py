@@ -1,4 +1,4 @@
-"""Where media stand in a prompt: the template's markers become the tokens that the processor asks for."""
+"""Puts media into a prompt: expands the chat template's placeholders and locates each file's tokens."""
 
 from __future__ import annotations
 
@@ -9,55 +9,58 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from millstream.errors import BadRequest
-from millstream.media.port import Mark, Prepared
+from millstream.media.port import Placeholder, PreparedMedia
 from millstream.types import Kind, Media, Tensor
 
-Marks = Mapping[Kind, Mark]
+Placeholders = Mapping[Kind, Placeholder]
 
 
-def expand(text: str, marks: Marks, media: Sequence[Prepared]) -> str:
-    """The rendered prompt with each marker replaced by what its image or video needs."""
-    names = {mark.text: kind for kind, mark in marks.items()}
-    pieces = re.split("(" + "|".join(map(re.escape, names)) + ")", text)
-    found = [names[marker] for marker in pieces[1::2]]
+def expand_placeholders(text: str, placeholders: Placeholders, media: Sequence[PreparedMedia]) -> str:
+    """The rendered prompt, with each placeholder replaced by its media file's `text`."""
+    kinds = {placeholder.text: kind for kind, placeholder in placeholders.items()}
+    pieces = re.split("(" + "|".join(map(re.escape, kinds)) + ")", text)
+    found = [kinds[placeholder] for placeholder in pieces[1::2]]
     if found != [each.kind for each in media]:
         raise BadRequest(
-            f"the prompt has places for {len(found)} media and the request has {len(media)}, or in another order. "
-            f"Leave {' and '.join(map(repr, names))} out of texts: the model's template writes them",
+            f"the rendered prompt has {len(found)} media placeholders and the request has {len(media)} media files, or "
+            f"their kinds differ in order. Remove {' and '.join(map(repr, kinds))} from the text of messages: the chat "
+            "template writes the placeholders",
             param="messages",
         )
     pieces[1::2] = [each.text for each in media]
     return "".join(pieces)
 
 
-def placed(tokens: Sequence[int], marks: Marks, media: Sequence[Prepared]) -> tuple[Media, ...]:
-    """The media with their places among the tokens of the expanded prompt."""
-    line = np.asarray(tokens)
-    places = {kind: np.flatnonzero(line == mark.token_id) for kind, mark in marks.items()}
-    for kind, found in places.items():
-        wanted = sum(each.places for each in media if each.kind == kind)
-        if len(found) != wanted:
+def locate_media(
+    tokens: Sequence[int], placeholders: Placeholders, media: Sequence[PreparedMedia]
+) -> tuple[Media, ...]:
+    """The media with their positions among the tokens of the expanded prompt."""
+    token_ids = np.asarray(tokens)
+    positions = {kind: np.flatnonzero(token_ids == each.token_id) for kind, each in placeholders.items()}
+    for kind, found in positions.items():
+        expected = sum(each.feature_tokens for each in media if each.kind == kind)
+        if len(found) != expected:
             raise BadRequest(
-                f"the prompt has {len(found)} of the model's own {kind} tokens where {wanted} are needed. Leave the "
-                "names of special tokens out of texts",
+                f"the prompt has {len(found)} of the model's {kind} tokens; its media need {expected}. Remove the "
+                "names of special tokens from the text of messages",
                 param="messages",
             )
-    made = []
+    located = []
     for each in media:
-        own, places[each.kind] = np.split(places[each.kind], [each.places])
+        own, positions[each.kind] = np.split(positions[each.kind], [each.feature_tokens])
         tensors = tuple((name, _tensor(array)) for name, array in each.tensors.items())
         start, length = int(own[0]), int(own[-1] - own[0]) + 1
-        made.append(Media(each.kind, start, length, digest_of(each.kind, tensors), tensors))
-    return tuple(made)
+        located.append(Media(each.kind, start, length, media_digest(each.kind, tensors), tensors))
+    return tuple(located)
 
 
-def digest_of(kind: str, tensors: Sequence[tuple[str, Tensor]]) -> str:
-    """A hash of all that an image's features depend on."""
-    seen = hashlib.sha256(kind.encode())
+def media_digest(kind: str, tensors: Sequence[tuple[str, Tensor]]) -> str:
+    """A hash of everything that the features of a media file depend on."""
+    digest = hashlib.sha256(kind.encode())
     for name, tensor in tensors:
-        seen.update(f"\0{name}\0{tensor.dtype}\0{tensor.shape}\0".encode())
-        seen.update(tensor.data)
-    return seen.hexdigest()
+        digest.update(f"\0{name}\0{tensor.dtype}\0{tensor.shape}\0".encode())
+        digest.update(tensor.data)
+    return digest.hexdigest()
 
 
 def _tensor(array: np.ndarray) -> Tensor:

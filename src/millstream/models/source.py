@@ -1,4 +1,4 @@
-"""From what the user typed to a model on this machine: a folder, a GGUF file, a hub id, or nothing (the demo)."""
+"""Resolves a model argument to files on this machine: a folder, a GGUF file, a hub id, or None for the demo model."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Report = Callable[[str], None]
 _HUB_ID = re.compile(r"(?P<repo>[\w-][\w.-]*/[\w-][\w.-]*)(@(?P<revision>[\w./-]+))?", re.ASCII)
 _PATH_STARTS = ("/", "./", "../", "~", ".\\", "..\\")
 _GGUF_MAGIC = b"GGUF"
-_RIGHT_FOLDER = "A model folder holds config.json, one or more *.safetensors, and the tokenizer's files"
+_EXPECTED_FOLDER = "A model folder has config.json, one or more *.safetensors files, and the tokenizer's files"
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A model that is on this machine: the name to serve it under, and where it lies."""
+    """A model on this machine: the name to serve it under, and its path."""
 
     name: str
     kind: Literal["folder", "gguf"]
@@ -29,7 +29,7 @@ class ModelSource:
 
 
 def name_of(spec: str | None) -> str:
-    """The name that `resolve` will give the model, told at once and without a fetch; `spec` itself if it is nothing."""
+    """The name that `resolve` will give the model, without a download. Returns `spec` itself if it names no model."""
     if spec is None:
         return DEMO.name
     path = Path(spec).expanduser()
@@ -43,9 +43,9 @@ def name_of(spec: str | None) -> str:
 
 
 def resolve(spec: str | None, *, cache_dir: Path | None = None, report: Report) -> ModelSource:
-    """Find the model that `spec` means, fetching it if need be. Raises `ModelError` with what was tried.
+    """Find the model and download it if needed. Raises `ModelError` with what was tried.
 
-    `cache_dir` moves everything that is fetched; by default the hub's models go to the hub's usual cache.
+    `cache_dir` is the folder for downloads; by default hub models go to the hub client's own cache.
     """
     if spec is None:
         return ModelSource(DEMO.name, "gguf", demo_model(report=report, cache_dir=cache_dir))
@@ -57,22 +57,22 @@ def resolve(spec: str | None, *, cache_dir: Path | None = None, report: Report) 
     if _is_path(spec):
         raise ModelError(f"no such folder or file: {spec}")
     if (hub_id := _HUB_ID.fullmatch(spec)) is None:
-        raise ModelError(f"no such folder or file: {spec}; and a hub id looks like org/name")
-    from millstream.models import hub  # slow to import, and most models are here already
+        raise ModelError(f"no such folder or file: {spec}; a hub id would look like org/name")
+    from millstream.models import hub  # slow to import, and most models are local
 
     model = hub.HubModel(hub_id["repo"], hub_id["revision"])
     path = hub.download(model, report=report, cache_dir=cache_dir and cache_dir / "hub")
-    _check_folder(path, f"the hub's {model}")
+    _require_files(path, f"the hub's {model}")
     return ModelSource(model.repo, "folder", path)
 
 
 def _is_path(spec: str) -> bool:
-    """Looks like a path, so it never means a model on the hub."""
+    """True if `spec` looks like a path, so that it cannot be a hub id."""
     return spec.startswith(_PATH_STARTS) or spec in (".", "..") or spec.lower().endswith(".gguf")
 
 
 def _only_gguf(folder: Path) -> Path | None:
-    """The model of a folder that is no model folder itself and holds one GGUF file."""
+    """The GGUF file of a folder that has exactly one and no config.json. Returns None otherwise."""
     files = [] if (folder / "config.json").is_file() else list(folder.glob("*.gguf"))
     return files[0] if len(files) == 1 else None
 
@@ -83,12 +83,12 @@ def _folder(path: Path) -> ModelSource:
         return _gguf(file)
     names = sorted(file.name for file in path.glob("*.gguf"))
     if names and not (path / "config.json").is_file():
-        raise ModelError(f"{path} holds several GGUF files; give one of them by its path: {', '.join(names)}")
-    _check_folder(path, str(path))
+        raise ModelError(f"{path} has several GGUF files; give the path of one of them: {', '.join(names)}")
+    _require_files(path, str(path))
     return ModelSource(path.name, "folder", path)
 
 
-def _check_folder(path: Path, title: str) -> None:
+def _require_files(path: Path, title: str) -> None:
     missing = [] if (path / "config.json").is_file() else ["config.json"]
     if not any(path.glob("*.safetensors")):
         missing.append("*.safetensors")
@@ -97,7 +97,7 @@ def _check_folder(path: Path, title: str) -> None:
     hint = ""
     if any(path.glob("*.bin")) or any(path.glob("*.pth")):
         hint = ". PyTorch weights must be converted first, for example with mlx_lm.convert"
-    raise ModelError(f"{title} is not a model: it has no {' and no '.join(missing)}. {_RIGHT_FOLDER}{hint}")
+    raise ModelError(f"{title} is not a model folder: it has no {' and no '.join(missing)}. {_EXPECTED_FOLDER}{hint}")
 
 
 def _gguf(path: Path) -> ModelSource:

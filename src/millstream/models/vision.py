@@ -1,4 +1,4 @@
-"""Which models take images, told by their configuration. No MLX."""
+"""Recognises vision-language models by their configuration. No MLX."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ FAMILIES = frozenset({
     "qwen3_vl_moe",
     "smolvlm",
 })  # fmt: skip
-"""Whose images, positions and masks are understood. Other models are served as text, where mlx-lm can."""
+"""Families whose images, positions and masks are supported. Other models are served as text models if mlx-lm can."""
 
-_LANGUAGES = {"llava": ("llama", "qwen2"), "mistral3": ("mistral", "ministral3")}
-"""Families whose language model may be of several kinds, and those that are understood."""
+_LANGUAGE_MODELS = {"llava": ("llama", "qwen2"), "mistral3": ("mistral", "ministral3")}
+"""Families with several kinds of language model, and the supported kinds."""
 
 
-def sees(config: Mapping[str, Any]) -> bool:
-    """Whether a configuration is one of a model that takes images, of a family that is understood."""
+def is_vision_model(config: Mapping[str, Any]) -> bool:
+    """True if the model takes images and its family is supported."""
     family, text = config.get("model_type"), config.get("text_config")
     if family not in FAMILIES or not isinstance(config.get("vision_config"), dict):
         return False
     language = text.get("model_type") if isinstance(text, dict) else None
-    return family not in _LANGUAGES or language is None or language in _LANGUAGES[family]
+    return family not in _LANGUAGE_MODELS or language is None or language in _LANGUAGE_MODELS[family]
 
 
-def can_load() -> bool:
-    """mlx-vlm comes with the extra `vision`."""
+def has_mlx_vlm() -> bool:
+    """True if mlx-vlm is installed; the extra `vision` brings it."""
     return importlib.util.find_spec("mlx_vlm") is not None

@@ -1,4 +1,4 @@
-"""Who may enter an engine. A full one says so at once, with numbers."""
+"""Admission to an engine: counts its requests, and refuses at once, with numbers, when it is full."""
 
 from __future__ import annotations
 
@@ -8,48 +8,51 @@ from collections.abc import Sequence
 from millstream.errors import BadRequest, EngineBusy
 
 NAMED = 3
-"""Active requests that a refusal names; of more it tells the number."""
+"""Active requests that a refusal lists; the rest are counted."""
 
 
 class Admission:
-    """Knows the requests that an engine has accepted and not yet ended.
+    """The requests that an engine has accepted and that have not ended.
 
-    A place is given back only when the engine says that the request has ended, so a cancelled row's place is not
-    reused while it may still be in the batch.
+    A request counts until the engine reports its end, so that the capacity of a cancelled one is not reused while the
+    engine may still compute it.
     """
 
-    def __init__(self, *, rows: int, queue: int, fail_fast: bool) -> None:
-        self._rows = rows
+    def __init__(self, *, capacity: int, queue: int, fail_fast: bool, unit: str = "answers", param: str = "n") -> None:
+        """`capacity`: requests that run at the same time. `unit` and `param` name what a client asked too many of."""
+        self._capacity = capacity
+        self._unit = unit
+        self._param = param
         self._queue = 0 if fail_fast else queue
-        self._held: dict[int, float] = {}
-        """Since when each is here, in the order in which they get rows."""
+        self._accepted: dict[int, float] = {}
+        """When each was accepted, in the order in which they run."""
 
     @property
     def active(self) -> int:
-        return min(len(self._held), self._rows)
+        return min(len(self._accepted), self._capacity)
 
     @property
     def waiting(self) -> int:
-        return len(self._held) - self.active
+        return len(self._accepted) - self.active
 
-    def set_rows(self, rows: int) -> None:
-        """The engine knows how many rows it can run only once its model is loaded."""
-        self._rows = rows
+    def set_capacity(self, capacity: int) -> None:
+        """The engine knows its capacity only once its model is loaded."""
+        self._capacity = capacity
 
     def check(self, count: int) -> None:
-        """Raise what `admit` would raise for so many requests, and take nothing."""
-        limit = self._rows + self._queue
+        """Raises what `admit` would raise for so many requests, and accepts none."""
+        limit = self._capacity + self._queue
         if count > limit:
             raise BadRequest(
-                f"this request needs {count} answers at once; this server takes at most {limit} "
-                f"({self._rows} rows and {self._queue} waiting). Ask for fewer.",
-                param="n",
+                f"this request needs {count} {self._unit} at once; this server takes at most {limit} "
+                f"({self._capacity} running and {self._queue} waiting). Ask for fewer.",
+                param=self._param,
             )
-        if len(self._held) + count > limit:
-            # A guess that grows with the line: about a second for each full batch ahead.
-            retry_after = 1 + self.waiting // self._rows
+        if len(self._accepted) + count > limit:
+            # An estimate that grows with the queue: about a second for each full batch ahead.
+            retry_after = 1 + self.waiting // self._capacity
             raise EngineBusy(
-                f"the engine is full: {self.active} active ({self._names()}), {self.waiting} waiting. "
+                f"the engine is full: {self.active} active ({self._describe_active()}), {self.waiting} waiting. "
                 f"Try again in {retry_after} s.",
                 active=self.active,
                 waiting=self.waiting,
@@ -59,18 +62,18 @@ class Admission:
     def admit(self, request_ids: Sequence[int]) -> None:
         self.check(len(request_ids))
         now = time.monotonic()
-        self._held |= dict.fromkeys(request_ids, now)
+        self._accepted |= dict.fromkeys(request_ids, now)
 
     def carry_on(self, request_id: int) -> None:
-        """For a request that follows one which is just being cancelled: for a moment both hold a place."""
-        self._held[request_id] = time.monotonic()
+        """Accept a request that continues one which is being cancelled: for a moment both count."""
+        self._accepted[request_id] = time.monotonic()
 
     def release(self, request_id: int) -> None:
-        del self._held[request_id]
+        del self._accepted[request_id]
 
-    def _names(self) -> str:
+    def _describe_active(self) -> str:
         now = time.monotonic()
-        running = list(self._held.items())[: self.active]
+        running = list(self._accepted.items())[: self.active]
         named = [f"request {number} for {now - since:.1f} s" for number, since in running[:NAMED]]
         more = len(running) - len(named)
         return ", ".join([*named, f"{more} more"] if more else named)

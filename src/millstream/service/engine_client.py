@@ -1,4 +1,4 @@
-"""The asyncio face of an engine: posts commands, and sorts the events that come back by request."""
+"""The asyncio side of an engine: posts commands, and routes events to the inboxes of their requests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from millstream.engine.link import Link
 from millstream.engine.messages import (
     Cancel,
-    ClearPrefixCache,
+    Command,
     Event,
     Failed,
     Finished,
@@ -17,28 +17,27 @@ from millstream.engine.messages import (
     LoadFailed,
     Loading,
     Measured,
-    PromptLogprobs,
+    Output,
     Shutdown,
     Stopped,
     Submit,
-    Tokens,
 )
 from millstream.errors import EngineGone, ModelError
+from millstream.model_facts import ModelFacts
 from millstream.service.admission import Admission
 from millstream.service.inbox import Inbox
-from millstream.types import ModelFacts
 
 log = logging.getLogger(__name__)
 
 GIVE_UP_SECONDS = 1.0
-"""That an engine has to end by itself when its load is given up. What loads holds nothing worth saving."""
+"""Seconds for an engine to end by itself when its load is given up. A load holds nothing worth saving."""
 
-LOOK_EVERY, STOPPED_LOOKS = 1.0, 10
-"""While a model loads: a process that a signal has stopped is looked at this often, and then killed."""
+CHECK_EVERY, STOPPED_CHECKS = 1.0, 10
+"""While a model loads: a process that a signal has stopped is killed after this many checks."""
 
 
 class EngineClient:
-    """All methods run on the event loop, and none of them waits for a step."""
+    """All methods run on the event loop, and none waits for a step."""
 
     def __init__(
         self,
@@ -48,14 +47,14 @@ class EngineClient:
         on_progress: Callable[[float], None] = lambda done: None,
         on_idle: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_progress` is told how far a load is, `on_idle` whenever the last request has left."""
+        """`on_progress` gets the progress of the load; `on_idle` is called whenever the last request has ended."""
         self.link = link
         self.admission = admission
         self.memory_bytes = self.cache_bytes = self.disk_bytes = 0
         self.answered = False
-        """Whether it has ended a request well."""
+        """True once a request has finished."""
         self.cause: str | None = None
-        """Why it is gone, if nobody asked for it."""
+        """The reason if it stopped by itself."""
         self._on_progress = on_progress
         self._on_idle = on_idle
         self._inboxes: dict[int, Inbox] = {}
@@ -73,33 +72,33 @@ class EngineClient:
 
     @property
     def gone(self) -> bool:
-        """The engine has ended, by order or by a crash."""
+        """True if the engine has stopped, by request or by a crash."""
         return self._stopped.is_set()
 
     async def wait_gone(self) -> str | None:
-        """Returns when the engine has ended: None if by order, else why."""
+        """Returns when the engine has stopped: None if it was asked to, else the reason."""
         await self._stopped.wait()
         return self.cause
 
     async def load(self) -> ModelFacts:
-        """Start the engine and wait for its model. Raises `ModelError`."""
+        """Start the engine and wait for its model. Raises `ModelError` if it cannot be loaded."""
         try:
             self.link.start_soon(self._sink())
         except BaseException:
-            self._stopped.set()  # there is nothing that could end
+            self._stopped.set()  # nothing was started
             raise
-        looks = 0
+        checks = 0
         while not self._loaded.done():
-            await asyncio.wait([self._loaded], timeout=LOOK_EVERY)
-            looks = looks + 1 if self.link.stopped() else 0
-            if looks == STOPPED_LOOKS:
+            await asyncio.wait([self._loaded], timeout=CHECK_EVERY)
+            checks = checks + 1 if self.link.stopped() else 0
+            if checks == STOPPED_CHECKS:
                 self.link.kill("the engine's process was stopped by a signal while it loaded the model")
         facts = self._loaded.result()
-        self.admission.set_rows(facts.max_rows)
+        self.admission.set_capacity(facts.capacity)
         return facts
 
     async def give_up(self, reason: str, patience: float) -> None:
-        """End an engine whose load has failed or is not wanted: a process is killed if it does not end by itself."""
+        """Stop an engine whose load failed or is no longer wanted. A process that does not end is killed."""
         self._post_if_open(Shutdown(reason))
         if not await self._stops_within(min(GIVE_UP_SECONDS, patience)):
             self.link.kill(reason)
@@ -121,7 +120,7 @@ class EngineClient:
                 raise
 
     def replace(self, request_id: int, submit: Submit, inbox: Inbox) -> None:
-        """Cancel a request and post one that goes on in its place, which needs no admission."""
+        """Cancel a request and post one that continues it, which needs no admission."""
         self.cancel([request_id])
         self.admission.carry_on(submit.request_id)
         self._inboxes[submit.request_id] = inbox
@@ -133,21 +132,21 @@ class EngineClient:
             raise
 
     def cancel(self, request_ids: Sequence[int]) -> None:
-        """Ask for these to be dropped before the next step; an engine that is gone has dropped them already."""
+        """Drop these requests before the next step. An engine that is gone has dropped them already."""
         for request_id in request_ids:
             if request_id in self._inboxes:
                 self._post_if_open(Cancel(request_id))
 
-    def forget(self) -> None:
-        """Free the beginnings of prompts that are kept; one that is gone keeps none."""
-        self._post_if_open(ClearPrefixCache())
+    def post(self, command: Command) -> None:
+        """Post a command of the engine's kind. Ignored if the engine is gone."""
+        self._post_if_open(command)
 
     async def drained(self) -> None:
         """Returns when no request is left."""
         await self._idle.wait()
 
     async def stop(self, reason: str, patience: float) -> bool:
-        """End the engine; true if it freed its model within `patience` seconds, false if it hangs in a step."""
+        """Stop the engine. Returns True if it freed its model within `patience` seconds, False if it hangs."""
         if self._disowned:
             return False
         self._post_if_open(Shutdown(reason))
@@ -163,7 +162,7 @@ class EngineClient:
         return True
 
     def disown(self, reason: str) -> None:
-        """The engine hangs: fail its requests now, listen to it no more, and end it as far as its link can."""
+        """The engine hangs: fail its requests now, ignore its events, and end it as far as its link can."""
         if self.gone:
             return
         self.cause = reason
@@ -177,8 +176,8 @@ class EngineClient:
             try:
                 self._loop.call_soon_threadsafe(self._receive, events)
             except RuntimeError:
-                # The loop is closed: the server has gone without waiting for a hung engine. Nobody is left to tell.
-                log.warning("%d events came after the end of the server", len(events))
+                # The loop is closed: the server has stopped without waiting for a hung engine.
+                log.warning("%d engine events came after the server stopped", len(events))
 
         return deliver
 
@@ -188,7 +187,7 @@ class EngineClient:
         was_busy = self.busy
         for event in events:
             match event:
-                case Tokens() | PromptLogprobs():
+                case Output():
                     self._inboxes[event.request_id].push(event)
                 case Finished() | Failed():
                     self.answered = self.answered or isinstance(event, Finished)
@@ -218,18 +217,18 @@ class EngineClient:
                 self._stopped.set()
 
     def _fail_load(self, why: str) -> None:
-        """Does nothing after the load: whoever waits for it is told once."""
+        """Does nothing once the load has ended."""
         if not self._loaded.done():
             self._loaded.set_exception(ModelError(why))
 
-    def _post_if_open(self, command: Cancel | ClearPrefixCache | Shutdown) -> None:
+    def _post_if_open(self, command: Command) -> None:
         try:
             self.link.post_soon(command)
         except EngineGone:
-            log.debug("the engine is gone; %s is not needed", command)
+            log.debug("the engine is gone: %s is not needed", command)
 
     def _abandon(self, submits: Sequence[Submit], posted: int) -> None:
-        """The engine closed while `submits` were being posted: those already posted will be failed by it."""
+        """The engine closed while `submits` were being posted: it fails those that were posted."""
         for submit in submits[posted:]:
             self.admission.release(submit.request_id)
             self._inboxes.pop(submit.request_id, None)
@@ -238,6 +237,6 @@ class EngineClient:
 
 
 def _seen(loaded: asyncio.Future[ModelFacts]) -> None:
-    """Nobody waits for a load that was given up; asyncio would complain that its error was never looked at."""
+    """Nothing awaits a load that was given up; asyncio would log that its error was never retrieved."""
     if not loaded.cancelled():
         loaded.exception()

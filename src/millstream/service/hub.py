@@ -1,4 +1,4 @@
-"""The models of this server: found by name or alias, loaded when wanted, unloaded when idle or in the way."""
+"""The models of this server, of every kind: found by name or alias, loaded on demand, unloaded when idle."""
 
 from __future__ import annotations
 
@@ -7,15 +7,19 @@ import logging
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import TypeVar
 
 from millstream.config import ModelSpec
-from millstream.errors import EngineGone, ModelError, NotFound
-from millstream.service.managed_model import ManagedModel, ModelState, Opener, ReadyModel, report_defect
+from millstream.errors import EngineGone, ModelError, NotFound, WrongModelKind
+from millstream.model_facts import ModelCard
+from millstream.service.managed_model import ManagedModel, ModelState, Opener, report_defect
 from millstream.service.memory_budget import MemoryBudget
+from millstream.service.ready_model import ReadyModel
 from millstream.service.watchdog import Watchdog
-from millstream.types import ModelCard
 
 log = logging.getLogger(__name__)
+
+ModelT = TypeVar("ModelT", bound=ReadyModel)
 
 
 class ModelHub:
@@ -67,13 +71,20 @@ class ModelHub:
         return card_of(self._find(name))
 
     @asynccontextmanager
-    async def use(self, name: str) -> AsyncIterator[ReadyModel]:
-        """The model, kept from being unloaded until the request that wants it has been posted or has failed."""
+    async def use(self, name: str, kind: type[ModelT]) -> AsyncIterator[ModelT]:
+        """The model, loaded if need be. It is not unloaded until the block ends: until its request has been posted or
+        has failed. Raises `WrongModelKind` for a model of another kind."""
         if self._closing is not None:
             raise EngineGone(self._closing, retry_after=None)
         entry = self._find(name)
         with entry.lease():
-            yield await entry.ready()
+            model = await entry.ready()
+            if not isinstance(model, kind):
+                raise WrongModelKind(
+                    f"{entry.name!r} is a model for {model.kind}, and this request needs one for {kind.kind}.",
+                    param="model",
+                )
+            yield model
 
     async def load(self, name: str) -> ModelCard:
         """Returns once it is loaded. A model that had failed gets another chance."""
@@ -89,10 +100,10 @@ class ModelHub:
         return card_of(entry)
 
     def clear_cache(self, name: str) -> ModelCard:
-        """Beginnings of prompts are kept no longer. A model that is not loaded keeps none."""
+        """Drop what the model caches between requests. A model that is not loaded caches nothing."""
         entry = self._find(name)
         if entry.model is not None:
-            entry.model.engine.forget()
+            entry.model.clear_cache()
         return card_of(entry)
 
     async def settled(self) -> list[str]:
@@ -169,10 +180,8 @@ def card_of(entry: ManagedModel) -> ModelCard:
         prefix_cache_bytes=engine.cache_bytes if engine else 0,
         prefix_cache_disk_bytes=engine.disk_bytes if engine else 0,
         reserved_bytes=entry.holder.size or None,
-        kv_bytes_per_token=model.facts.kv_bytes_per_token if model else None,
         active=engine.admission.active if engine else 0,
         waiting=engine.admission.waiting if engine else 0,
-        max_batch=model.facts.max_rows if model else None,
-        context_length=model.facts.context_length if model else None,
         restarts=entry.restarts,
+        **(model.card_fields() if model else {}),
     )

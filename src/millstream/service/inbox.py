@@ -1,31 +1,34 @@
-"""Where the events of one client's request wait for the task that reads them."""
+"""The inbox of a client's request: events wait here for the task that reads them."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import chain
 
-from millstream.engine.messages import PromptLogprobs, Tokens
+from millstream.engine.messages import RequestEvent
 from millstream.errors import OutputUnread
-from millstream.service.unread_output import RequestEvent, UnreadOutput, event_bytes
+from millstream.service.unread_output import UnreadOutput
 
 TURN = 32
 """The most events that a reader takes at once."""
 
+Merge = Callable[[Sequence[RequestEvent]], list[RequestEvent]]
+"""Joins events that wait together, where one costs the reader less than many."""
+
 
 class Inbox:
-    """The events of one client's request, which may be several of the engine's. Read by one task.
+    """The events of one client's request, which may be several requests to the engine. Read by one task.
 
-    Only full turns are counted as unread: a reader that keeps up never has one waiting, and costs nothing.
+    Only full turns count as unread: a reader that keeps up never has one waiting, so counting costs it nothing.
     """
 
-    def __init__(self, budget: UnreadOutput) -> None:
+    def __init__(self, budget: UnreadOutput, merge: Merge = list) -> None:
+        self._merge = merge
         self.unread = 0
-        """Bytes, about, of the full turns."""
+        """Roughly the bytes of the full turns."""
         self._turns: deque[tuple[list[RequestEvent], int]] = deque()
-        """Those that are full, and their bytes."""
+        """Full turns, each with its bytes."""
         self._events: list[RequestEvent] = []
         """The turn that is being filled."""
         self._arrived: asyncio.Future[None] | None = None
@@ -35,7 +38,7 @@ class Inbox:
         budget.open(self)
 
     def on_overflow(self, call: Callable[[], None]) -> None:
-        """Call when so much waits here that the request is ended."""
+        """Call if so much is unread that the request ends."""
         self._on_overflow = call
 
     def push(self, event: RequestEvent) -> None:
@@ -45,12 +48,12 @@ class Inbox:
         events.append(event)
         if self._arrived is not None and not self._arrived.done():
             self._arrived.set_result(None)
-        if len(events) == TURN or type(event) is PromptLogprobs:  # one of these may be large by itself
+        if len(events) == TURN or event.may_be_large:
             self._turn_over()
 
     async def take(self) -> list[RequestEvent]:
-        """What has come; waits until there is something. A slow reader gets several steps at once, but not so many
-        that others wait long for their turn of the event loop. Raises `OutputUnread` if it was too slow."""
+        """The next events; waits for the first. A slow reader gets several steps at once, but not so many that it
+        holds the event loop for long. Raises `OutputUnread` if it was too slow."""
         if self._events or self._turns:
             await asyncio.sleep(0)
         while not (self._events or self._turns):
@@ -66,10 +69,10 @@ class Inbox:
             self._count(-size)
         else:
             events, self._events = self._events, []
-        return events if len(events) == 1 else joined(events)
+        return events if len(events) == 1 else self._merge(events)
 
     def end(self, error: OutputUnread) -> None:
-        """See `unread.Unread`."""
+        """See `unread_output.Unread`."""
         self._error = error
         self.close()
         self._turns.clear()
@@ -79,7 +82,7 @@ class Inbox:
         self._on_overflow()
 
     def close(self) -> None:
-        """Nobody will read any more: what is here, and what may still come, counts no longer. Safe more than once."""
+        """The reader has left: events here and still to come no longer count. Safe to call twice."""
         if self._budget is not None:
             self._count(-self.unread)
             self._budget.close(self)
@@ -87,7 +90,7 @@ class Inbox:
 
     def _turn_over(self) -> None:
         events, self._events = self._events, []
-        size = sum(map(event_bytes, events))
+        size = sum(event.nbytes for event in events)
         self._turns.append((events, size))
         self._count(size)
         if self._budget is not None:
@@ -97,26 +100,3 @@ class Inbox:
         if self._budget is not None:
             self.unread += size
             self._budget.total += size
-
-
-def joined(events: Sequence[RequestEvent]) -> list[RequestEvent]:
-    """The tokens of a request that wait together as one event: to read many at once costs little more than one."""
-    found: list[RequestEvent] = []
-    runs: dict[int, list[Tokens]] = {}
-    whole: list[tuple[int, list[Tokens]]] = []
-    for event in events:
-        if not isinstance(event, Tokens):
-            runs.pop(event.request_id, None)
-            found.append(event)
-        elif event.request_id in runs:
-            runs[event.request_id].append(event)
-        else:
-            runs[event.request_id] = [event]
-            whole.append((len(found), runs[event.request_id]))
-            found.append(event)
-    for place, run in whole:
-        if len(run) > 1:
-            tokens = chain.from_iterable(event.tokens for event in run)
-            logprobs = chain.from_iterable(event.logprobs for event in run)
-            found[place] = Tokens(run[0].request_id, tuple(tokens), tuple(logprobs))
-    return found

@@ -7,22 +7,15 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
 from millstream.config import ModelSpec
 from millstream.engine.owner import describe
 from millstream.errors import EngineGone, LoadCancelled, MillstreamError, ModelError
-from millstream.media.port import MediaPreprocessor
-from millstream.service.engine_client import EngineClient
-from millstream.service.generation.template_host import TemplateHost
 from millstream.service.memory_budget import Holder, MemoryBudget
 from millstream.service.model_change import ModelChange
-from millstream.text.control_tokens import ControlTokens
-from millstream.text.style import PLAIN, Style
-from millstream.text.tokenizer import Tokenizer
-from millstream.types import ModelFacts
+from millstream.service.ready_model import ReadyModel
 
 log = logging.getLogger(__name__)
 
@@ -42,34 +35,12 @@ class ModelState(StrEnum):
     STOPPED = "stopped"
 
 
-@dataclass(frozen=True, slots=True)
-class ReadyModel:
-    """All that a request needs of a model."""
-
-    name: str
-    engine: EngineClient
-    tokenizer: Tokenizer
-    facts: ModelFacts
-    spec: ModelSpec
-    style: Style = PLAIN
-    reader: MediaPreprocessor | None = None
-    """For the images of a model that takes them."""
-    template: TemplateHost | None = None
-    control: ControlTokens | None = None
-    """What must not be taken for control in messages; None where clients may write control tokens."""
-
-    @property
-    def kinds(self) -> frozenset[str]:
-        """Of media: what can be prepared and what the engine has a tower for. A folder may name one and lack it."""
-        return frozenset(self.facts.media).intersection(self.reader.marks if self.reader is not None else ())
-
-
 class Loading(Protocol):
     """What an opener is given to do its work."""
 
     def progress(self, done: float) -> None: ...
 
-    async def make_room(self, least: int, want: int) -> int:
+    async def reserve(self, least: int, want: int) -> int:
         """Reserve memory for the model: see `MemoryBudget.take`."""
         ...
 
@@ -197,7 +168,7 @@ class ManagedModel:
     def progress(self, done: float) -> None:
         self.done = done
 
-    async def make_room(self, least: int, want: int) -> int:
+    async def reserve(self, least: int, want: int) -> int:
         return await self._room.take(self.name, least, want)
 
     def idle(self) -> None:

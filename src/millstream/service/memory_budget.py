@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from millstream.errors import EngineBusy, NoRoom
+from millstream.errors import EngineBusy, InsufficientMemory
 
 PATIENCE = 60.0
 """Seconds that a load waits for models in use to become idle."""
@@ -64,7 +64,7 @@ class MemoryBudget:
     async def take(self, name: str, least: int, want: int) -> int:
         """Reserve between `least` and `want` bytes, unloading others if need be; how many it is.
 
-        Raises `NoRoom` before anything is unloaded if it can never fit, and `EngineBusy` if too much is in use.
+        Raises `InsufficientMemory` before anything is unloaded if it can never fit, `EngineBusy` if too much is in use.
         """
         if self.total is None:
             return want
@@ -123,7 +123,7 @@ class MemoryBudget:
             why += (
                 f", of which {', '.join(holder.name for holder in pinned)} hold {gib(self.total - available)} for good"
             )
-        raise NoRoom(f"the model {name!r} needs at least {gib(least)}; {why}. Nothing was unloaded for it.")
+        raise InsufficientMemory(f"the model {name!r} needs at least {gib(least)}; {why}. Nothing was unloaded for it.")
 
 
 def gib(size: int) -> str:

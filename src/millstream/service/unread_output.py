@@ -1,45 +1,31 @@
-"""A budget for output that waits for clients to read it, over all requests."""
+"""A budget for output that clients have not read yet, over all requests."""
 
 from __future__ import annotations
 
 import logging
 from typing import Protocol
 
-from millstream.engine.messages import Failed, Finished, PromptLogprobs, Tokens
 from millstream.errors import OutputUnread
 
 log = logging.getLogger(__name__)
 
-RequestEvent = PromptLogprobs | Tokens | Finished | Failed
-
 SHARES = 32
-"""All requests together may leave so many times unread what one may."""
-EVENT_BYTES, LOGPROB_BYTES, OPTION_BYTES = 160, 160, 120
-"""What Python takes for an event, for the log-probability of a token, and for each of the likeliest tokens there."""
-
-
-def event_bytes(event: RequestEvent) -> int:
-    """About what an event takes while it waits."""
-    if isinstance(event, (Tokens, PromptLogprobs)) and event.logprobs:
-        # A prompt may have no options at its first token; all others have the same number.
-        each = LOGPROB_BYTES + OPTION_BYTES * len(event.logprobs[-1].top)
-        return EVENT_BYTES + len(event.logprobs) * each
-    return EVENT_BYTES
+"""All requests together may leave this many times the limit of one request unread."""
 
 
 class Unread(Protocol):
-    """Output of one request that waits."""
+    """The unread output of one request."""
 
     @property
     def unread(self) -> int: ...
 
     def end(self, error: OutputUnread) -> None:
-        """Drop what waits and take no more; whoever reads gets the error."""
+        """Drop unread output and accept no more; the reader gets the error."""
         ...
 
 
 class UnreadOutput:
-    """`each`: bytes of one request. What is over it ends; what is over the total ends the one that has left most."""
+    """Ends a request that leaves more than `each` bytes unread, and the worst one if all together leave too much."""
 
     def __init__(self, each: int) -> None:
         self.each = each
@@ -54,7 +40,7 @@ class UnreadOutput:
         self._waiting.discard(request)
 
     def relieve(self, request: Unread) -> None:
-        """Called when more of a request waits: if that is too much, one ends."""
+        """Called when a request has more unread output: ends one request if that is too much."""
         if request.unread > self.each:
             self._end(request, f"over {_mib(self.each)} of the answer waited to be read")
         elif self.total > self.limit:

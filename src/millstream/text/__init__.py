@@ -1,0 +1,1 @@
+"""Text in and out of models: tokenizers, chat templates, tool calls, reasoning, stop strings, grammars. No MLX."""

@@ -1,4 +1,4 @@
-"""A conversation as a model's template wants it: tools, calls, results, and how much to think."""
+"""Converts a conversation to the input of a model's chat template: messages, tools, calls and reasoning effort."""
 
 from __future__ import annotations
 
@@ -9,123 +9,139 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from millstream.text.chat_format import ChatFormat
 from millstream.text.control_tokens import ControlTokens
-from millstream.text.style import Style
 from millstream.text.template import Message
 from millstream.text.tool_formats.format import ToolFormat
 from millstream.text.tool_formats.registry import FALLBACK
-from millstream.text.tool_prompt import merged_system, told, with_written_calls
+from millstream.text.tool_prompt import merged_system, with_calls_as_text, with_tool_prompt
 from millstream.types import ChatPrompt, Thinking, ToolUse
 
-BUDGETS = {"none": 0, "minimal": 256, "low": 1024, "medium": 4096}
-"""Tokens of thought for an effort, where the template does not take the word itself. Higher efforts have no bound."""
+EFFORT_BUDGETS = {"none": 0, "minimal": 256, "low": 1024, "medium": 4096}
+"""Reasoning tokens per effort, for templates without a `reasoning_effort`. Higher efforts have no limit."""
 
 _MISTRAL_ID = re.compile(r"[a-zA-Z0-9]{9}")
 
 
-def calling_format(style: Style) -> ToolFormat:
-    """The format of a model's calls, its own or the one that it is told."""
-    return style.tools if style.tools is not None else FALLBACK
+def tool_format_of(chat_format: ChatFormat) -> ToolFormat:
+    """Returns the model's own tool-call format, or the fallback that the tool prompt describes."""
+    return chat_format.tools if chat_format.tools is not None else FALLBACK
 
 
-def knows_tools(style: Style) -> bool:
-    """Whether the model's own template and format serve tools."""
-    return style.shows_tools and style.tools is not None
+def has_native_tools(chat_format: ChatFormat) -> bool:
+    """True if the model has a tool-call format and its template renders tools."""
+    return chat_format.template_has_tools and chat_format.tools is not None
 
 
-def budget_of(style: Style, thinking: Thinking) -> int | None:
-    """Tokens that a model may think; None for no bound."""
-    if style.reasoning is None:
+def reasoning_budget(chat_format: ChatFormat, thinking: Thinking) -> int | None:
+    """Returns how many tokens the reasoning may take; None for no limit."""
+    if chat_format.reasoning is None:
         return None
     if thinking.budget is not None:
         return thinking.budget
-    if thinking.effort is None or (style.takes("reasoning_effort") and thinking.effort != "none"):
+    if thinking.effort is None or (chat_format.mentions("reasoning_effort") and thinking.effort != "none"):
         return None
-    return BUDGETS.get(thinking.effort)
+    return EFFORT_BUDGETS.get(thinking.effort)
 
 
 @dataclass(frozen=True, slots=True)
-class Rendering:
-    """What a chat template is given. Templates differ in what they take: the first variant that it renders counts."""
+class TemplateInput:
+    """The input of a chat template.
+
+    Templates differ in what they accept, so there are several variants of the messages. The first that renders counts.
+    """
 
     variants: Sequence[Sequence[Message]]
     kwargs: Mapping[str, object]
-    guarded: bool = False
-    """Whether names of control tokens may have been broken: see `ControlTokens`."""
+    escaped: bool = False
+    """True if names of control tokens may have been escaped: see `ControlTokens`."""
 
 
-def rendering(
-    style: Style, prompt: ChatPrompt, tools: ToolUse | None, thinking: Thinking, control: ControlTokens | None
-) -> Rendering:
-    """A conversation as its template takes it. `control`: what must not be taken for control in a client's text."""
+def template_input(
+    chat_format: ChatFormat,
+    prompt: ChatPrompt,
+    tools: ToolUse | None,
+    thinking: Thinking,
+    control: ControlTokens | None,
+) -> TemplateInput:
+    """Returns the template input of a conversation. `control` escapes control tokens in the client's text."""
     messages: Sequence[Message] = [_without_media(message) for message in prompt.messages]
-    wanted: Sequence[dict[str, Any]] = tools.tools if tools is not None and tools.choice != "none" else ()
-    given: Mapping[str, object] = prompt.template_kwargs
-    guarded = False
+    offered: Sequence[dict[str, Any]] = tools.tools if tools is not None and tools.choice != "none" else ()
+    client_kwargs: Mapping[str, object] = prompt.template_kwargs
+    escaped = False
     if control is not None:
-        guarded, (messages, wanted, given) = control.guard(messages, wanted, given)
-    kwargs = {**thinking_words(style, thinking), **given}
-    if wanted and knows_tools(style):
-        kwargs["tools"] = list(wanted)
-    return Rendering(_variants(style, messages, wanted), kwargs, guarded)
+        escaped, (messages, offered, client_kwargs) = control.escape(messages, offered, client_kwargs)
+    kwargs = {**reasoning_kwargs(chat_format, thinking), **client_kwargs}
+    if offered and has_native_tools(chat_format):
+        kwargs["tools"] = list(offered)
+    return TemplateInput(_variants(chat_format, messages, offered), kwargs, escaped)
 
 
 def _without_media(message: Message) -> Message:
-    """What media are is none of a template's business."""
+    """Removes the media themselves: a template needs only their types."""
     content = message.get("content")
     if not isinstance(content, list):
         return message
     return {**message, "content": [{key: part[key] for key in ("type", "text") if key in part} for part in content]}
 
 
-def thinking_words(style: Style, thinking: Thinking) -> dict[str, object]:
-    """What templates call it. A word that the template does not know is left out: the budget does the work."""
-    words: dict[str, object] = {}
+def reasoning_kwargs(chat_format: ChatFormat, thinking: Thinking) -> dict[str, object]:
+    """Returns the template variables that control reasoning.
+
+    Variables that the template does not mention are left out. Then only the token budget applies.
+    """
+    kwargs: dict[str, object] = {}
     if thinking.effort is not None:
-        name = "enable_thinking" if style.takes("enable_thinking") else "thinking"
-        if style.takes(name):
-            words[name] = thinking.effort != "none"
-        if style.takes("reasoning_effort"):
-            words["reasoning_effort"] = "low" if thinking.effort in ("none", "minimal") else thinking.effort
-    if thinking.budget is not None and style.takes("thinking_budget"):
-        words["thinking_budget"] = thinking.budget
-    return words
+        name = "enable_thinking" if chat_format.mentions("enable_thinking") else "thinking"
+        if chat_format.mentions(name):
+            kwargs[name] = thinking.effort != "none"
+        if chat_format.mentions("reasoning_effort"):
+            kwargs["reasoning_effort"] = "low" if thinking.effort in ("none", "minimal") else thinking.effort
+    if thinking.budget is not None and chat_format.mentions("thinking_budget"):
+        kwargs["thinking_budget"] = thinking.budget
+    return kwargs
 
 
-def _variants(style: Style, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[Sequence[Message]]:
+def _variants(
+    chat_format: ChatFormat, messages: Sequence[Message], tools: Sequence[dict[str, Any]]
+) -> list[Sequence[Message]]:
     with_calls = any("tool_calls" in message or message["role"] == "tool" for message in messages)
     if not tools and not with_calls:
         return [messages]
-    read = _named_results([_read(message, style) for message in messages])
-    written = calling_format(style).written
-    if knows_tools(style) and not style.takes("tool_calls"):
-        return [[with_written_calls(message, written) for message in read]]
-    if knows_tools(style):
-        # Most templates want arguments as an object. Some join them to a string.
-        return [read, [_unread(message) for message in read]]
-    plain = told(read, written, tools)
+    parsed = _named_results([_with_argument_objects(message, chat_format) for message in messages])
+    syntax = tool_format_of(chat_format).syntax
+    if has_native_tools(chat_format) and not chat_format.mentions("tool_calls"):
+        return [[with_calls_as_text(message, syntax) for message in parsed]]
+    if has_native_tools(chat_format):
+        # Most templates expect arguments as an object, some as a string.
+        return [parsed, [_with_argument_strings(message) for message in parsed]]
+    plain = with_tool_prompt(parsed, syntax, tools)
     merged = merged_system(plain)
     return [plain] if merged is None else [plain, merged]
 
 
-def _read(message: Message, style: Style) -> Message:
-    """Arguments as objects, ids as the template wants them."""
+def _with_argument_objects(message: Message, chat_format: ChatFormat) -> Message:
+    """Parses the arguments of calls, and converts ids to the form that the template expects."""
     changed: dict[str, Any] = dict(message)
-    form = style.tools
+    tool_format = chat_format.tools
     if isinstance(calls := message.get("tool_calls"), list):
         changed["tool_calls"] = [
-            {**call, "id": _id(call.get("id"), form), "function": {**call["function"], "arguments": _object(call)}}
+            {
+                **call,
+                "id": _call_id(call.get("id"), tool_format),
+                "function": {**call["function"], "arguments": _arguments_object(call)},
+            }
             for call in calls
         ]
-        thoughts = message.get("reasoning_content")
-        if thoughts and not message.get("content") and form is not None and form.name == "harmony":
-            changed["thinking"] = thoughts
+        reasoning = message.get("reasoning_content")
+        if reasoning and not message.get("content") and tool_format is not None and tool_format.name == "harmony":
+            changed["thinking"] = reasoning
     if "tool_call_id" in message:
-        changed["tool_call_id"] = _id(message["tool_call_id"], form)
+        changed["tool_call_id"] = _call_id(message["tool_call_id"], tool_format)
     return changed
 
 
-def _object(call: dict[str, Any]) -> object:
+def _arguments_object(call: dict[str, Any]) -> object:
     arguments = call["function"]["arguments"]
     try:
         value = json.loads(arguments)
@@ -134,20 +150,20 @@ def _object(call: dict[str, Any]) -> object:
     return value if isinstance(value, dict) else arguments
 
 
-def _unread(message: Message) -> Message:
+def _with_argument_strings(message: Message) -> Message:
     if not isinstance(calls := message.get("tool_calls"), list):
         return message
-    return {**message, "tool_calls": [{**call, "function": _with_string(call["function"])} for call in calls]}
+    return {**message, "tool_calls": [{**call, "function": _with_argument_string(call["function"])} for call in calls]}
 
 
-def _with_string(function: dict[str, Any]) -> dict[str, Any]:
+def _with_argument_string(function: dict[str, Any]) -> dict[str, Any]:
     arguments = function["arguments"]
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     return {**function, "arguments": text}
 
 
 def _named_results(messages: Sequence[Message]) -> list[Message]:
-    """Results say which call they belong to by its id; some templates ask for the function's name."""
+    """Adds the function's name to tool results: clients send only the call's id, but some templates need the name."""
     names: dict[object, str] = {}
     found: list[Message] = []
     for message in messages:
@@ -158,8 +174,10 @@ def _named_results(messages: Sequence[Message]) -> list[Message]:
     return found
 
 
-def _id(given: object, form: ToolFormat | None) -> object:
-    """Mistral's templates refuse ids of any other length: one from another server becomes one of theirs."""
-    if form is None or form.ids != "mistral" or not isinstance(given, str) or _MISTRAL_ID.fullmatch(given):
-        return given
-    return hashlib.sha256(given.encode()).hexdigest()[:9]
+def _call_id(call_id: object, tool_format: ToolFormat | None) -> object:
+    """Returns the id in the form that the template accepts: Mistral's refuse ids that are not 9 letters and digits."""
+    if tool_format is None or tool_format.id_format != "mistral" or not isinstance(call_id, str):
+        return call_id
+    if _MISTRAL_ID.fullmatch(call_id):
+        return call_id
+    return hashlib.sha256(call_id.encode()).hexdigest()[:9]

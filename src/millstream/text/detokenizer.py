@@ -1,8 +1,8 @@
-"""From tokens to text as they come: never half a character, and the same text for every split.
+"""Streaming detokenizers: whole characters only, and the same text however the tokens are batched.
 
-Most tokenizers write text in pieces of bytes, so the way back is a table of bytes and an incremental UTF-8 decoder.
-The streaming decoder of `tokenizers` decodes a window again at each token, and a run of bytes that never become a
-character makes its window grow without end. The window below is bounded, and only for decoders that have no bytes.
+Most tokenizers map tokens to bytes, so decoding is a table of bytes and an incremental UTF-8 decoder. The streaming
+decoder of `tokenizers` decodes a window again for each token, and a run of bytes that never forms a character makes the
+window grow without limit. The window here is bounded, and only used for decoders that do not map tokens to bytes.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from typing import Any, Protocol
 
 _BYTE_NAME = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _REPLACEMENT = "\ufffd"
-_LONGEST_WAIT = 16
-"""Tokens that may stay unreadable before the window emits them as they are; a character has at most four bytes."""
+_MAX_PENDING = 16
+"""Tokens that may stay undecodable before the window emits U+FFFD; a character has at most four bytes."""
 
 
 class Detokenizer(Protocol):
-    """Text of one stream of tokens. Special tokens are silent."""
+    """Decodes one stream of tokens. Special tokens are skipped."""
 
     def push(self, tokens: Sequence[int]) -> str:
-        """The text that these tokens complete."""
+        """Returns the text that these tokens complete."""
         ...
 
     def finish(self) -> str:
-        """What is left: U+FFFD for a character that never got all its bytes."""
+        """Returns the rest: U+FFFD for an incomplete character."""
         ...
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """The letters that byte-level tokenizers write bytes with: printable Latin-1 as it is, others from U+0100 on."""
+    """Returns the characters by which byte-level tokenizers write bytes: printable Latin-1, then U+0100 and up."""
     plain = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in plain]
-    return {chr(byte): byte for byte in plain} | {chr(0x100 + place): byte for place, byte in enumerate(others)}
+    return {chr(byte): byte for byte in plain} | {chr(0x100 + index): byte for index, byte in enumerate(others)}
 
 
 _ALPHABET = _byte_alphabet()
@@ -44,26 +44,26 @@ _ALPHABET = _byte_alphabet()
 
 @dataclass(frozen=True, slots=True)
 class ByteScheme:
-    """How a decoder reads the name of one token as bytes, without looking at its neighbours."""
+    """How a decoder maps the name of one token to bytes, independently of its neighbours."""
 
     byte_level: bool = False
     byte_fallback: bool = False
     replacements: tuple[tuple[str, str], ...] = ()
     strip: int = 0
-    """Spaces that the decoder takes off the beginning of a text."""
+    """Spaces that the decoder strips from the start of a text."""
 
     def piece(self, name: str) -> bytes:
         if self.byte_fallback and (byte := _BYTE_NAME.fullmatch(name)):
             return bytes([int(byte[1], 16)])
         for old, new in self.replacements:
             name = name.replace(old, new)
-        if self.byte_level and all(letter in _ALPHABET for letter in name):
-            return bytes([_ALPHABET[letter] for letter in name])
+        if self.byte_level and all(char in _ALPHABET for char in name):
+            return bytes([_ALPHABET[char] for char in name])
         return name.encode()
 
 
-def read_scheme(decoder: Mapping[str, Any] | None) -> ByteScheme | None:
-    """The scheme of a decoder, given as in a tokenizer.json; None if it needs more than one token at a time."""
+def byte_scheme(decoder: Mapping[str, Any] | None) -> ByteScheme | None:
+    """Returns the scheme of a decoder, described as in tokenizer.json. None if it looks at neighbouring tokens."""
     if decoder is None:
         return None
     steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
@@ -80,8 +80,8 @@ def read_scheme(decoder: Mapping[str, Any] | None) -> ByteScheme | None:
                 fused = True
             case {"type": "Replace", "pattern": {"String": str(old)}, "content": str(new)}:
                 replacements.append((old, new))
-            case {"type": "Metaspace", "replacement": str(mark), **rest}:
-                replacements.append((mark, " "))
+            case {"type": "Metaspace", "replacement": str(symbol), **rest}:
+                replacements.append((symbol, " "))
                 strip = 0 if rest.get("prepend_scheme", "always") == "never" else 1
             case {"type": "Strip", "content": " ", "start": int(start), "stop": 0} if fused:
                 strip = start
@@ -90,14 +90,14 @@ def read_scheme(decoder: Mapping[str, Any] | None) -> ByteScheme | None:
     return ByteScheme(byte_level, byte_fallback, tuple(replacements), strip)
 
 
-def decoder_settings(state: bytes) -> Mapping[str, Any] | None:
-    """A `tokenizers` decoder as in a tokenizer.json, from the state that it pickles."""
-    settings = json.loads(state)
-    return settings if isinstance(settings, dict) else None
+def decoder_config(state: bytes) -> Mapping[str, Any] | None:
+    """Returns a `tokenizers` decoder as tokenizer.json describes it, from its pickled state."""
+    config = json.loads(state)
+    return config if isinstance(config, dict) else None
 
 
 class ByteDetokenizer:
-    """Joins bytes and lets whole characters out. `strip` spaces at the beginning of the text are left away."""
+    """Joins the bytes of tokens and emits whole characters. Removes up to `strip` spaces at the start of the text."""
 
     __slots__ = ("_pieces", "_rest", "_strip")
 
@@ -121,42 +121,42 @@ class ByteDetokenizer:
         return text
 
     def _stripped(self, text: str) -> str:
-        kept = text.lstrip(" ")
-        gone = min(self._strip, len(text) - len(kept))
-        self._strip = 0 if kept else self._strip - gone
-        return text[gone:]
+        rest = text.lstrip(" ")
+        removed = min(self._strip, len(text) - len(rest))
+        self._strip = 0 if rest else self._strip - removed
+        return text[removed:]
 
 
 class WindowDetokenizer:
-    """Asks the tokenizer for the text of the last tokens with and without the new ones, and takes the difference."""
+    """Decodes the last tokens with and without the new ones, and emits the difference."""
 
-    __slots__ = ("_decode", "_open", "_settled", "_settled_text")
+    __slots__ = ("_context", "_context_text", "_decode", "_pending")
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
         self._decode = decode
-        self._settled: list[int] = []
-        self._settled_text = ""
-        self._open: list[int] = []
+        self._context: list[int] = []
+        self._context_text = ""
+        self._pending: list[int] = []
 
     def push(self, tokens: Sequence[int]) -> str:
-        # One token at a time: the text must not depend on how the tokens were split.
+        # One token at a time, so that the text does not depend on how the tokens are batched.
         return "".join([self._step(token) for token in tokens])
 
     def finish(self) -> str:
-        return self._settle(self._decode(self._settled + self._open))
+        return self._take(self._decode(self._context + self._pending))
 
     def _step(self, token: int) -> str:
-        self._open.append(token)
-        text = self._decode(self._settled + self._open)
-        if text.endswith(_REPLACEMENT) and len(self._open) < _LONGEST_WAIT:
+        self._pending.append(token)
+        text = self._decode(self._context + self._pending)
+        if text.endswith(_REPLACEMENT) and len(self._pending) < _MAX_PENDING:
             return ""
-        return self._settle(text)
+        return self._take(text)
 
-    def _settle(self, text: str) -> str:
-        new = text[len(self._settled_text) :]
-        # Silent tokens tell nothing of what stands before the next word: the last ones that spoke stay the context.
+    def _take(self, text: str) -> str:
+        new = text[len(self._context_text) :]
+        # Tokens without text do not tell whether a space precedes the next word: the last with text stay the context.
         if new:
-            self._settled = self._open
-            self._settled_text = self._decode(self._settled)
-        self._open = []
+            self._context = self._pending
+            self._context_text = self._decode(self._context)
+        self._pending = []
         return new

@@ -1,4 +1,4 @@
-"""From text to token ids, without encoding what is far too long."""
+"""Encodes text to token ids. Text that is far too long is refused before all of it is encoded."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ import tokenizers
 from millstream.errors import BadRequest, ContextOverflow
 
 _SLICE = 65_536
-"""Characters of a long text that are encoded at once to count its tokens."""
-_USUAL_LENGTH = 8
-"""Characters a token, more than almost any text has. A text of more than this for each token of the limit is counted
-in slices first: to encode 31 MB whole takes 43 s and 5 GB."""
+"""Characters per slice when the tokens of a long text are counted."""
+_CHARS_PER_TOKEN = 8
+"""More characters per token than almost any text has. A text that is longer than this times the limit is counted in
+slices first: encoding 31 MB at once takes 43 s and 5 GB."""
 _SLACK = 16
-"""Tokens that a slice may have more than its text has within the whole."""
+"""How many more tokens a slice may have than the same characters have within the whole text."""
 
 
 def encode(backend: tokenizers.Tokenizer, text: str, *, special: bool, limit: int | None = None) -> list[int]:
-    """Raises `ContextOverflow` for a text of far more than `limit` tokens."""
-    if limit is not None and len(text) > max(_SLICE, _USUAL_LENGTH * limit):
+    """Returns the token ids. Raises `ContextOverflow` if the text has far more than `limit` tokens."""
+    if limit is not None and len(text) > max(_SLICE, _CHARS_PER_TOKEN * limit):
         _check_length(backend, text, limit)
     try:
-        # As a batch of one: `encode` keeps the interpreter lock to its end, a batch gives it up.
+        # A batch of one: `encode` holds the GIL until it returns, `encode_batch_fast` releases it.
         (encoding,) = backend.encode_batch_fast([text], add_special_tokens=special)
     except TypeError as error:
-        raise BadRequest("the text is not valid Unicode: it holds half of a surrogate pair") from error
+        raise BadRequest("the text is not valid Unicode: it contains an unpaired surrogate") from error
     return encoding.ids
 
 
@@ -33,6 +33,6 @@ def _check_length(backend: tokenizers.Tokenizer, text: str, limit: int) -> None:
         count += len(encode(backend, text[start : start + _SLICE], special=False)) - _SLACK
         if count > limit:
             raise ContextOverflow(
-                f"the prompt has {len(text)} characters and far more than {limit} tokens, which is this model's "
-                "context. Shorten it."
+                f"the prompt is too long: its {len(text)} characters are far more than {limit} tokens, the context of "
+                "this model. Shorten it."
             )

@@ -1,6 +1,7 @@
-"""How each family cuts text into words before byte-level BPE. A GGUF file only names the way (`tokenizer.ggml.pre`).
+"""Pre-tokenizers of byte-level BPE families. A GGUF file only names its pre-tokenizer (`tokenizer.ggml.pre`).
 
-A way is a list of expressions. Each cuts what the ones before it left; what matches and what lies between both stay.
+A pre-tokenizer is a sequence of regular expressions. Each splits the pieces of the one before it; matches and the text
+between them are both kept.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ _GPT4O = (
 )
 _DIGITS = (r"\p{N}", _GPT2)
 _HAN = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
-# The letters of the scripts that have capitals, as DeepSeek's first models listed them. In escapes: some are
-# characters that Unicode normalisation, in an editor for one, replaces by others.
+# Letters of the scripts that have upper case, as DeepSeek's first models list them. Written as escapes, because Unicode
+# normalisation, for example in an editor, would replace some of them.
 _DEEPSEEK_LETTERS = (
     "A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af"
     "\u0370-\u0373\u0376\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1\u03a3-\u03f5"
@@ -55,7 +56,7 @@ _DEEPSEEK_V3 = (
 
 GPT2 = (_GPT2,)
 
-_WAYS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
+_PRE_TOKENIZERS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("gpt-2", "phi-2", "mpt", "olmo", "jais", "exaone4", "mellum", "trillion", "granite-docling", "gigachat"), GPT2),
     (("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"), _DIGITS),
     (
@@ -74,10 +75,10 @@ _WAYS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("default",), (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")),
 )
 
-EXPRESSIONS = {name: way for names, way in _WAYS for name in names}
-"""The expressions of every `tokenizer.ggml.pre` that is known."""
+REGEXES = {name: regexes for names, regexes in _PRE_TOKENIZERS for name in names}
+"""The regular expressions of each known `tokenizer.ggml.pre`."""
 
-WHOLE_WORDS = frozenset(
+IGNORE_MERGES = frozenset(
     {"llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "lfm2", "midm-2.0", "tekken"}
 )
-"""The ways under which a word that is a token stays one, even where no merges lead to it. They also begin with BOS."""
+"""Pre-tokenizers with which a word that is a token stays one token even if no merges lead to it. They also add BOS."""

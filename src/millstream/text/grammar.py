@@ -1,4 +1,7 @@
-"""Grammars compiled for a model's vocabulary, in its engine. They were checked before: see `grammar_check`."""
+"""Compiles grammars for a model's vocabulary, and caches them. Runs in the engine.
+
+The server has checked each grammar before: see `grammar_check`.
+"""
 
 from __future__ import annotations
 
@@ -11,115 +14,121 @@ from llguidance import LLMatcher, LLTokenizer
 
 from millstream.errors import ModelError
 from millstream.models.source import ModelSource
-from millstream.text.grammar_source import LIMITS, first_line, in_words, source_of
+from millstream.text.grammar_source import LIMITS, explain_error, first_line, llguidance_source
 from millstream.text.loading import load_tokenizer
 from millstream.text.tokenizer import Tokenizer
 from millstream.types import Grammar
 
-MOST_KEPT = 32
-"""Compiled grammars that a model keeps: agents send the same few with every request."""
-MOST_KEPT_BYTES = 262_144
-"""Of their sources: a compiled grammar takes up to 200 bytes for each."""
-WAITING_SHARE = 8
-"""How many times as much is kept while requests may wait for a row with it."""
+MAX_CACHED = 32
+"""Compiled grammars in a model's cache: agents send the same few with every request."""
+MAX_CACHED_BYTES = 262_144
+"""Bytes of their sources. A compiled grammar takes up to 200 bytes per byte of source."""
+WAITING_FACTOR = 8
+"""The cache may hold this many times as much while requests wait for a row with their grammar."""
 WAITING_SECONDS = 120.0
+"""How long a prepared grammar counts as waited for."""
 
 
 def vocabulary(tokenizer: Tokenizer) -> LLTokenizer:
-    """The tokenizer as llguidance wants it: its tokens as a tree of bytes, and where an answer ends."""
-    ends = sorted(token for token in tokenizer.eos_ids if token < tokenizer.vocab_size)
+    """Returns the tokenizer in llguidance's form: a trie of token bytes, and the EOS tokens.
+
+    Raises `ModelError` if llguidance does not support the tokenizer.
+    """
+    eos_tokens = sorted(token for token in tokenizer.eos_ids if token < tokenizer.vocab_size)
     try:
-        return LLTokenizer(tokenizer.as_json(), eos_token=ends)
+        return LLTokenizer(tokenizer.as_json(), eos_token=eos_tokens)
     except ValueError as error:
-        raise ModelError(f"this model's tokenizer cannot be used with grammars: {error}") from error
+        raise ModelError(f"this model's tokenizer cannot be used with structured output: {error}") from error
 
 
-class _Kept(NamedTuple):
+class _CachedGrammar(NamedTuple):
     matcher: LLMatcher
-    wanted_until: float
-    """On the monotonic clock: a request may wait for a row with it."""
+    needed_until: float
+    """Monotonic time until which a request may be waiting for a row with it."""
 
 
 class GrammarCompiler:
-    """Matchers for one model. Its vocabulary is built when it is first wanted, and if that fails, it fails for good.
+    """Compiles grammars for one model. The vocabulary is built at first use; if that fails, every later use fails, too.
 
-    One thread may `prepare` while another takes matchers, once the vocabulary is there: what both do to the table at
-    once costs a second compilation at most. Matchers of one grammar share what its lexer has learnt, and the limit on
-    that too: once one of them fails, the grammar must be compiled anew (`forget`).
+    Once the vocabulary is built, one thread may `prepare` while another takes matchers: if both change the cache at the
+    same time, the worst outcome is a second compilation. Matchers of one grammar share their lexer's states and the
+    limit on them: once one of them fails, the grammar must be compiled again (`forget`).
     """
 
     def __init__(self, load: Callable[[], Tokenizer]) -> None:
         self._load = load
         self._vocabulary: LLTokenizer | None = None
-        self._failure: str | None = None
-        self._kept: OrderedDict[Grammar, _Kept] = OrderedDict()
-        self._unfit: OrderedDict[Grammar, str] = OrderedDict()
+        self._load_error: str | None = None
+        self._cache: OrderedDict[Grammar, _CachedGrammar] = OrderedDict()
+        self._rejected: OrderedDict[Grammar, str] = OrderedDict()
 
     @property
     def vocab_size(self) -> int:
-        return self._ready().vocab_size
+        return self._loaded_vocabulary().vocab_size
 
     def knows(self, grammar: Grammar) -> bool:
-        return grammar in self._kept
+        """True if the grammar is compiled and cached."""
+        return grammar in self._cache
 
     def prepare(self, grammar: Grammar | None = None) -> None:
-        """Build the vocabulary, and compile a grammar. Raises as `matcher` does."""
-        self._ready()
+        """Builds the vocabulary and compiles a grammar ahead of its use. Raises as `matcher` does."""
+        self._loaded_vocabulary()
         if grammar is not None:
-            self._compiled(grammar, wanted_until=time.monotonic() + WAITING_SECONDS)
+            self._compiled(grammar, needed_until=time.monotonic() + WAITING_SECONDS)
 
     def matcher(self, grammar: Grammar) -> LLMatcher:
-        """A fresh one. Raises `ValueError` for a grammar that cannot be compiled, `ModelError` if none can be."""
-        return self._compiled(grammar, wanted_until=0.0).deep_copy()
+        """Returns a new matcher. Raises `ValueError` if the grammar does not compile, `ModelError` if none can."""
+        return self._compiled(grammar, needed_until=0.0).deep_copy()
 
     def forget(self, grammar: Grammar) -> None:
-        """Compile it anew for the next who asks."""
-        self._kept.pop(grammar, None)
+        """Drops a grammar from the cache, so that its next use compiles it again."""
+        self._cache.pop(grammar, None)
 
-    def _compiled(self, grammar: Grammar, wanted_until: float) -> LLMatcher:
-        kept = self._kept.get(grammar)
-        matcher = self._compile(grammar) if kept is None else kept.matcher
-        self._kept[grammar] = _Kept(matcher, wanted_until)
-        self._kept.move_to_end(grammar)
+    def _compiled(self, grammar: Grammar, needed_until: float) -> LLMatcher:
+        cached = self._cache.get(grammar)
+        matcher = self._compile(grammar) if cached is None else cached.matcher
+        self._cache[grammar] = _CachedGrammar(matcher, needed_until)
+        self._cache.move_to_end(grammar)
         self._evict()
         return matcher
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
-        if grammar in self._unfit:
-            raise ValueError(self._unfit[grammar])
-        made = LLMatcher(self._ready(), source_of(grammar), log_level=0, limits=LIMITS)
-        first = made.deep_copy()
+        if grammar in self._rejected:
+            raise ValueError(self._rejected[grammar])
+        matcher = LLMatcher(self._loaded_vocabulary(), llguidance_source(grammar), log_level=0, limits=LIMITS)
+        first = matcher.deep_copy()
         if not first.is_error():
-            first.compute_bitmask()  # what it learns serves the rows, and what fails here fails before there is one
+            first.compute_bitmask()  # fills the shared lexer, and finds errors before the request has a row
         if first.is_error():
-            self._unfit[grammar] = in_words(grammar, first_line(first.get_error()))
-            if len(self._unfit) > MOST_KEPT:
-                self._unfit.popitem(last=False)
-            raise ValueError(self._unfit[grammar])
-        return made
+            self._rejected[grammar] = explain_error(grammar, first_line(first.get_error()))
+            if len(self._rejected) > MAX_CACHED:
+                self._rejected.popitem(last=False)
+            raise ValueError(self._rejected[grammar])
+        return matcher
 
     def _evict(self) -> None:
-        """The least recently used goes. One that a request waits for is spared for a while: the owner would have to
-        compile it, and all rows would wait."""
-        size = sum(len(grammar.source) for grammar in self._kept)
-        for grammar, kept in list(self._kept.items())[:-1]:
-            spared = WAITING_SHARE if kept.wanted_until > time.monotonic() else 1
-            if len(self._kept) <= spared * MOST_KEPT and size <= spared * MOST_KEPT_BYTES:
+        """Evicts the least recently used grammars. Those that a request waits for stay for a while: otherwise the owner
+        would have to compile them, and all rows would wait."""
+        size = sum(len(grammar.source) for grammar in self._cache)
+        for grammar, cached in list(self._cache.items())[:-1]:
+            factor = WAITING_FACTOR if cached.needed_until > time.monotonic() else 1
+            if len(self._cache) <= factor * MAX_CACHED and size <= factor * MAX_CACHED_BYTES:
                 return
-            self._kept.pop(grammar, None)
+            self._cache.pop(grammar, None)
             size -= len(grammar.source)
 
-    def _ready(self) -> LLTokenizer:
-        if self._failure is not None:
-            raise ModelError(self._failure)
+    def _loaded_vocabulary(self) -> LLTokenizer:
+        if self._load_error is not None:
+            raise ModelError(self._load_error)
         if self._vocabulary is None:
             try:
                 self._vocabulary = vocabulary(self._load())
             except ModelError as error:
-                self._failure = error.message
+                self._load_error = error.message
                 raise
         return self._vocabulary
 
 
 def compiler_of(source: ModelSource) -> GrammarCompiler:
+    """Returns the compiler of a local model. It loads the tokenizer at first use."""
     return GrammarCompiler(lambda: load_tokenizer(source))

@@ -1,7 +1,8 @@
-"""The child that checks grammars, one after the other: a line of JSON in, a line of JSON out.
+"""Child process that checks grammars, one at a time: one line of JSON in, one line of JSON out.
 
-Each job is done by a fork of it, which may end in any way: by a signal when it has used up its CPU time, its stack or
-its memory, or on SIGUSR1 to the child when nobody waits for it any more. A fork takes 2 ms, a new child 200.
+Each job runs in a fork of the child, which may end in any way: a signal kills it when it exceeds its CPU time, stack or
+memory, and the child kills it on SIGUSR1, when no request needs the result any more. A fork takes 2 ms, a new child
+200 ms.
 """
 
 from __future__ import annotations
@@ -16,31 +17,33 @@ from typing import Any, NoReturn
 
 from millstream import sandbox
 from millstream.errors import BadRequest
-from millstream.text.grammar_check import checked
+from millstream.text.grammar_check import check_grammar
 from millstream.types import Grammar
 
 NICE = 5
-"""Rows that run and the server's loop go before."""
+"""Running rows and the server's event loop have priority."""
 MEMORY = 1 << 30
-"""Of addresses."""
+"""Bytes of address space."""
 STACK = 2 << 20
-"""Less than an engine's thread has, so that what passes here passes there."""
+"""Bytes, less than an engine's thread has: a grammar that compiles here compiles there, too."""
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which ends this child
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which stops this child
     os.nice(NICE)
     sandbox.limit(memory=MEMORY, stack=STACK)
-    jobs = Jobs()
+    jobs = JobRunner()
     signal.signal(signal.SIGUSR1, jobs.stop)
-    checked(Grammar("regex", "a"))  # what is built at the first use is built for all forks
+    check_grammar(Grammar("regex", "a"))  # builds what all forks share
     gc.freeze()
     _write(b"{}")  # ready
     for line in sys.stdin.buffer:
         _write(jobs.run(json.loads(line)))
 
 
-class Jobs:
+class JobRunner:
+    """Runs each job in a fork."""
+
     def __init__(self) -> None:
         self._fork: int | None = None
 
@@ -59,14 +62,14 @@ class Jobs:
         return reply if code == 0 else json.dumps({"code": code}).encode()
 
     def stop(self, *_: object) -> None:
-        """A handler of signals: it runs while `run` waits."""
+        """Signal handler that kills the current fork. It runs while `run` waits for it."""
         if self._fork is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._fork, signal.SIGKILL)
 
 
 def _work(job: dict[str, Any], writing: int) -> NoReturn:
-    """In the fork."""
+    """Runs the job in the fork, and exits."""
     code = 1
     try:
         signal.signal(signal.SIGUSR1, signal.SIG_DFL)
@@ -82,11 +85,11 @@ def _work(job: dict[str, Any], writing: int) -> NoReturn:
 
 def _check(grammar: Grammar) -> dict[str, str]:
     try:
-        fit = checked(grammar)
+        accepted = check_grammar(grammar)
     except BadRequest as error:
         return {"refused": error.message}
-    # Most are as they were sent, and need not be sent back.
-    return {} if fit is grammar else {"kind": fit.kind, "source": fit.source}
+    # Most grammars are unchanged and need not be sent back.
+    return {} if accepted is grammar else {"kind": accepted.kind, "source": accepted.source}
 
 
 def _write(reply: bytes) -> None:

@@ -1,4 +1,7 @@
-"""Grammars as llguidance takes them, and what it says of them, in words for clients. Used by a child: few imports."""
+"""Converts grammars to llguidance's form, and its error messages to messages for clients.
+
+The grammar child imports this, so it has few imports.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +12,21 @@ from llguidance import LLMatcher, LLParserLimits
 from millstream.types import Grammar
 
 COMPACT = {"whitespace_flexible": False, "key_separator": ": ?", "item_separator": ", ?"}
-"""White space between the parts of JSON: one space where people write one. A small model that may write as much as it
-likes can go on until its limit. A schema's own `x-guidance` goes before this."""
+"""White space in JSON: at most one space after `:` and `,`. If any amount were allowed, a small model could write white
+space until its token limit. A schema's own `x-guidance` overrides this."""
 
 MAX_ITEMS = 5_000
-"""Alternatives that may be open at one place: an object with 1,000 optional properties has 4,000."""
+"""Parser items at one position: an object with 1,000 optional properties has 4,000."""
 
 LIMITS = LLParserLimits(max_items_in_row=MAX_ITEMS, max_lexer_states=100_000, verbose_errors=False)
-"""Of a check and of a row. llguidance's own limits for a step (lexer fuel, items) stay: about 20 ms."""
+"""Limits for checks and for rows. llguidance's own limits per step (lexer fuel, items) stay: about 20 ms."""
 
-_UNSERVED_KEYS = re.compile(r"Unimplemented keys: \[(.*)\]")
+_UNSUPPORTED_KEYS = re.compile(r"Unimplemented keys: \[(.*)\]")
 _TITLES = {"json_schema": "the JSON schema", "regex": "the regular expression", "lark": "the grammar"}
 
 
-def source_of(grammar: Grammar) -> str:
-    """Raises `ValueError` for a schema that is no JSON, or nested too deeply."""
+def llguidance_source(grammar: Grammar) -> str:
+    """Returns the grammar in llguidance's form. Raises `ValueError` if a schema is not JSON or nested too deeply."""
     match grammar.kind:
         case "json_schema":
             return LLMatcher.grammar_from_json_schema(grammar.source, defaults=COMPACT)  # type: ignore[arg-type]
@@ -34,35 +37,41 @@ def source_of(grammar: Grammar) -> str:
 
 
 def title_of(grammar: Grammar) -> str:
+    """Returns what error messages call the grammar."""
     return _TITLES.get(grammar.kind, "the grammar")
 
 
-def in_words(grammar: Grammar, message: str) -> str:
-    """What llguidance says of a grammar, for the client who sent it."""
+def explain_error(grammar: Grammar, message: str) -> str:
+    """Returns llguidance's error message about a grammar in words for the client who sent it."""
     title = title_of(grammar)
-    if found := _UNSERVED_KEYS.search(message):
-        return f"{title} uses {found[1]}, which this server cannot enforce. Leave it out, or say it in another way."
+    if found := _UNSUPPORTED_KEYS.search(message):
+        return f"{title} uses {found[1]}, which this server cannot enforce. Leave it out, or express it in another way."
     if message.startswith("Unknown format:"):
-        return f'{title} uses "format" with{message.removeprefix("Unknown format:")}, which this server cannot enforce.'
+        name = message.removeprefix("Unknown format:").strip()
+        return f'{title} uses "format" with {name}, which this server cannot enforce. Leave it out, or use "pattern".'
     if message.startswith("oneOf"):
-        return f'{title} uses "oneOf" with options that may both match; use "anyOf" if that is no harm.'
+        return f'{title} uses "oneOf" with options that may both match. Use "anyOf" if both may match.'
     if grammar.kind == "json_schema" and message.startswith("regex parse error"):
-        return f'{title} has a "pattern" that cannot be served: {message}'
+        return f'{title} has a "pattern" that is not supported: {message}'
     if message.startswith("NoExtension"):
         return (
-            f"no answer can match {title}: it refers only to itself (as {{'$ref': '#'}} does), or its parts exclude "
+            f"no output can match {title}: it refers only to itself (as {{'$ref': '#'}} does), or its parts exclude "
             "each other."
         )
     if message.startswith(("Parser Error: Current row", "parser error: Too many items")):
-        return f"{title} is too complex: more than {MAX_ITEMS} alternatives are open at one place. Make it smaller."
-    return f"{title} cannot be served: {_shortened(message)}"
+        return (
+            f"{title} is too complex: more than {MAX_ITEMS} alternatives are possible at one position. Make it smaller."
+        )
+    return f"{title} cannot be compiled: {_shortened(message)}"
 
 
 def first_line(message: str) -> str:
-    """llguidance adds lines of state to what it says."""
+    """Returns the first line of an error message: llguidance appends lines of internal state."""
     return message.strip().split("\n", 1)[0]
 
 
-def _shortened(message: str, most: int = 600) -> str:
-    """It quotes what it could not read, which may be long."""
-    return message if len(message) <= most else f"{message[: most // 2]} … {message[-most // 2 :]}"
+def _shortened(message: str, max_length: int = 600) -> str:
+    """Cuts out the middle of a long message: llguidance quotes the grammar in it."""
+    if len(message) <= max_length:
+        return message
+    return f"{message[: max_length // 2]} … {message[-max_length // 2 :]}"

@@ -1,138 +1,142 @@
-"""Follows a JSON object as it comes, letter by letter: where it ends, and whether it is one at all."""
+"""Incremental JSON scanner: tells where a streamed JSON object ends, and whether it is valid.
+
+Tool calls are streamed before they are complete, so their arguments are checked character by character.
+"""
 
 from __future__ import annotations
 
 import re
 
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
-_NUMBER_LETTERS = frozenset("+-.0123456789eE")
-_WORDS = {"t": "true", "f": "false", "n": "null"}
+_NUMBER_CHARS = frozenset("+-.0123456789eE")
+_LITERALS = {"t": "true", "f": "false", "n": "null"}
 _SPACE = frozenset(" \t\r\n")
 _ESCAPES = frozenset('"\\/bfnrt')
 _HEX = frozenset("0123456789abcdefABCDEF")
 
 
 class JsonScanner:
-    """Reads one object. What it gives back is strict JSON: a line break inside a string, which models like to write
-    as it is, comes out escaped. After the end, or after the first letter that cannot be JSON, it reads no further.
+    """Scans one object. It stops at the object's end (`done`) or at the first invalid character (`invalid`).
+
+    The output is strict JSON: a raw line break inside a string, which models often write, is escaped.
     """
 
-    __slots__ = ("_expect", "_stack", "_word", "broken", "done")
+    __slots__ = ("_expect", "_stack", "_token", "done", "invalid")
 
     def __init__(self) -> None:
         self.done = False
-        self.broken = False
+        self.invalid = False
         self._stack: list[str] = []
         self._expect = "start"
-        self._word = ""
+        self._token = ""
 
     def feed(self, text: str) -> tuple[str, int]:
-        """The JSON of what was read, and how many letters of `text` that were."""
+        """Returns the JSON of the characters that were consumed, and how many of `text` were."""
         out: list[str] = []
-        place = 0
-        while place < len(text) and not self.done and not self.broken:
-            letter = text[place]
-            written = self._string(letter) if self._expect in ("string", "key string") else self._step(letter)
-            if written is None:
-                continue  # the same letter again: it ended a number
-            if not self.broken:
-                out.append(written)
-                place += 1
-        return "".join(out), place
+        position = 0
+        while position < len(text) and not self.done and not self.invalid:
+            char = text[position]
+            output = self._string(char) if self._expect in ("string", "key string") else self._step(char)
+            if output is None:
+                continue  # the character ended a number: scan it again
+            if not self.invalid:
+                out.append(output)
+                position += 1
+        return "".join(out), position
 
-    def _step(self, letter: str) -> str | None:
+    def _step(self, char: str) -> str | None:
         match self._expect:
             case "number":
-                return self._number(letter)
-            case "word":
-                return self._spell(letter)
+                return self._number(char)
+            case "literal":
+                return self._literal(char)
             case "escape" | "key escape":
-                return self._escape(letter)
+                return self._escape(char)
             case "hex" | "key hex":
-                return self._hex(letter)
-        if letter not in _SPACE:
-            self._structure(letter)
+                return self._hex(char)
+        if char not in _SPACE:
+            self._structure(char)
         elif self._expect == "start":
-            self.broken = True
-        return letter
+            self.invalid = True
+        return char
 
-    def _structure(self, letter: str) -> None:
+    def _structure(self, char: str) -> None:
         expect = self._expect
-        if letter == "{" and expect in ("start", "value", "first item"):
+        if char == "{" and expect in ("start", "value", "first item"):
             self._stack.append("}")
             self._expect = "first key"
         elif expect == "start":
-            self.broken = True
-        elif letter == '"' and expect in ("first key", "key"):
+            self.invalid = True
+        elif char == '"' and expect in ("first key", "key"):
             self._expect = "key string"
-        elif letter == ":" and expect == "colon":
+        elif char == ":" and expect == "colon":
             self._expect = "value"
-        elif letter == "," and expect == "after":
+        elif char == "," and expect == "after":
             self._expect = "key" if self._stack[-1] == "}" else "value"
-        elif letter == self._stack[-1] and expect in ("after", "first key" if letter == "}" else "first item"):
+        elif char == self._stack[-1] and expect in ("after", "first key" if char == "}" else "first item"):
             self._stack.pop()
             self._expect = "after"
             self.done = not self._stack
         elif expect in ("value", "first item"):
-            self._begin_value(letter)
+            self._start_value(char)
         else:
-            self.broken = True
+            self.invalid = True
 
-    def _begin_value(self, letter: str) -> None:
-        if letter == "[":
+    def _start_value(self, char: str) -> None:
+        if char == "[":
             self._stack.append("]")
             self._expect = "first item"
-        elif letter == '"':
+        elif char == '"':
             self._expect = "string"
-        elif letter in _WORDS:
-            self._expect, self._word = "word", _WORDS[letter][1:]
-        elif letter == "-" or (letter.isdecimal() and letter.isascii()):
-            self._expect, self._word = "number", letter
+        elif char in _LITERALS:
+            self._expect, self._token = "literal", _LITERALS[char][1:]
+        elif char == "-" or (char.isdecimal() and char.isascii()):
+            self._expect, self._token = "number", char
         else:
-            self.broken = True
+            self.invalid = True
 
-    def _string(self, letter: str) -> str:
+    def _string(self, char: str) -> str:
         key = self._expect == "key string"
-        if letter == '"':
+        if char == '"':
             self._expect = "colon" if key else "after"
-        elif letter == "\\":
+        elif char == "\\":
             self._expect = "key escape" if key else "escape"
-        elif letter < " ":
-            return {"\n": "\\n", "\r": "\\r", "\t": "\\t"}.get(letter, f"\\u{ord(letter):04x}")
-        return letter
+        elif char < " ":
+            return {"\n": "\\n", "\r": "\\r", "\t": "\\t"}.get(char, f"\\u{ord(char):04x}")
+        return char
 
-    def _escape(self, letter: str) -> str:
+    def _escape(self, char: str) -> str:
         key = "key " if self._expect.startswith("key") else ""
-        if letter == "u":
-            self._expect, self._word = f"{key}hex", ""
-        elif letter in _ESCAPES:
+        if char == "u":
+            self._expect, self._token = f"{key}hex", ""
+        elif char in _ESCAPES:
             self._expect = f"{key}string"
         else:
-            self.broken = True
-        return letter
+            self.invalid = True
+        return char
 
-    def _hex(self, letter: str) -> str:
-        self._word += letter
-        if letter not in _HEX:
-            self.broken = True
-        elif len(self._word) == 4:
+    def _hex(self, char: str) -> str:
+        self._token += char
+        if char not in _HEX:
+            self.invalid = True
+        elif len(self._token) == 4:
             self._expect = "key string" if self._expect.startswith("key") else "string"
-        return letter
+        return char
 
-    def _spell(self, letter: str) -> str:
-        if not self._word.startswith(letter):
-            self.broken = True
-        self._word = self._word[1:]
-        if not self._word:
+    def _literal(self, char: str) -> str:
+        if not self._token.startswith(char):
+            self.invalid = True
+        self._token = self._token[1:]
+        if not self._token:
             self._expect = "after"
-        return letter
+        return char
 
-    def _number(self, letter: str) -> str | None:
-        if letter in _NUMBER_LETTERS:
-            self._word += letter
-            return letter
-        if not _NUMBER.fullmatch(self._word):
-            self.broken = True
-            return letter
+    def _number(self, char: str) -> str | None:
+        if char in _NUMBER_CHARS:
+            self._token += char
+            return char
+        if not _NUMBER.fullmatch(self._token):
+            self.invalid = True
+            return char
         self._expect = "after"
         return None

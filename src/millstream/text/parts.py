@@ -1,4 +1,4 @@
-"""The parts of a model's text, and a call that is told while it is still being written. Pure."""
+"""The typed parts of a model's output, and tool calls that are streamed while the model writes them."""
 
 from __future__ import annotations
 
@@ -8,47 +8,50 @@ from enum import Enum, auto
 from millstream.text.json_scan import JsonScanner
 
 
-class Kind(Enum):
+class PartKind(Enum):
     CONTENT = auto()
     REASONING = auto()
     CALL = auto()
-    """A call begins; the text is the function's name."""
+    """A tool call begins. The text is the function's name."""
     ARGUMENTS = auto()
-    """The next piece of its arguments, as JSON."""
+    """The next piece of the call's arguments, as JSON."""
     VOID = auto()
-    """The call that began last came to nothing: its whole text follows as content."""
+    """The last call that began is invalid and must be discarded. Its whole source follows as content."""
     MARKUP = auto()
-    """Markers and blanks around them, which no client sees."""
+    """Markers and the white space around them, which clients do not see."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """`text` is for the client, `source` is what the model wrote for it. All sources, less those of void calls,
-    are the whole text."""
+    """`text` is for the client, `source` is what the model wrote.
 
-    kind: Kind
+    The sources of all parts, except those of void calls, join to the complete output.
+    """
+
+    kind: PartKind
     text: str
     source: str
 
 
 class StreamedCall:
-    """A call whose arguments are JSON, from its head on."""
+    """A tool call with JSON arguments that is still being written. `head` is its source up to the arguments."""
 
     def __init__(self, head: str, name: str) -> None:
         self._name = name.strip().removeprefix("functions.")
         self.head = head
         self._scanner = JsonScanner()
-        self._read: list[str] = []
-        self._untold = ""
-        self._pending = ""
-        self.told = False
+        self._consumed: list[str] = []
+        self._new_source = ""
+        self._new_arguments = ""
+        self.emitted = False
+        """True once its first part was emitted."""
 
     def feed(self, text: str) -> int:
-        """Read on; how much of the text belongs to the call."""
+        """Consumes more text. Returns how many characters belong to the call."""
         arguments, used = self._scanner.feed(text)
-        self._read.append(text[:used])
-        self._untold += text[:used]
-        self._pending += arguments
+        self._consumed.append(text[:used])
+        self._new_source += text[:used]
+        self._new_arguments += arguments
         return used
 
     @property
@@ -56,27 +59,27 @@ class StreamedCall:
         return self._scanner.done
 
     @property
-    def broken(self) -> bool:
-        return self._scanner.broken
+    def invalid(self) -> bool:
+        return self._scanner.invalid
 
     @property
     def source(self) -> str:
-        return self.head + "".join(self._read)
+        return self.head + "".join(self._consumed)
 
     @property
-    def tellable(self) -> bool:
-        """A brace alone could be the beginning of something else than JSON: `{'city'`."""
-        return self.told or self._pending.rstrip() != "{"
+    def can_emit(self) -> bool:
+        """False after a brace alone, which need not be JSON: `{'city'`."""
+        return self.emitted or self._new_arguments.rstrip() != "{"
 
-    def tell(self) -> list[Part]:
-        """What is new of it."""
+    def take_parts(self) -> list[Part]:
+        """Returns the parts that are new since the last call."""
         parts: list[Part] = []
-        if not self.tellable:
+        if not self.can_emit:
             return parts
-        if not self.told:
-            parts.append(Part(Kind.CALL, self._name, self.head))
-            self.told = True
-        if self._untold:
-            parts.append(Part(Kind.ARGUMENTS, self._pending, self._untold))
-        self._untold = self._pending = ""
+        if not self.emitted:
+            parts.append(Part(PartKind.CALL, self._name, self.head))
+            self.emitted = True
+        if self._new_source:
+            parts.append(Part(PartKind.ARGUMENTS, self._new_arguments, self._new_source))
+        self._new_source = self._new_arguments = ""
         return parts

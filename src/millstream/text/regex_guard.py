@@ -1,5 +1,7 @@
-"""Finds regular expressions of a tokenizer that could run for ever: a backtracking engine runs them, on any text that a
-client sends, and nothing can stop it."""
+"""Rejects tokenizers whose regular expressions may backtrack catastrophically (ReDoS).
+
+A backtracking engine runs them on any text that a client sends, and it cannot be interrupted.
+"""
 
 from __future__ import annotations
 
@@ -12,76 +14,77 @@ import tokenizers
 
 from millstream.errors import ModelError
 
-_PIECES = re.compile(
+_TOKENS = re.compile(
     r"""(?P<escape>\\(?:[pP]\{[^}]*\}|x\{[^}]*\}|.))|(?P<open>\()|(?P<close>\))|(?P<either>\|)
     |(?P<repeat>[*+]|\{\d*,\d*\}|\{\d+\})|(?P<other>.)""",
     re.VERBOSE | re.DOTALL,
 )
-_CALLS = re.compile(r"\\g<|\\k<|\\[1-9]|\(\?R\)|\(\?&")
-"""Groups that are called again, and what they have matched: no tokenizer needs them."""
+_BACKREFERENCES = re.compile(r"\\g<|\\k<|\\[1-9]|\(\?R\)|\(\?&")
+"""Backreferences and calls of groups, which no tokenizer needs."""
 
 
-def check_expressions(backend: tokenizers.Tokenizer) -> None:
-    """Raises `ModelError` for a tokenizer with an expression that repeats a group of repetitions or of choices."""
+def check_regexes(backend: tokenizers.Tokenizer) -> None:
+    """Raises `ModelError` if an expression of the tokenizer may backtrack catastrophically."""
     for part in (backend.normalizer, backend.pre_tokenizer):
         if part is None:
             continue
-        for expression in _expressions(json.loads(part.__getstate__())):
-            if runs_wild(expression):
+        for expression in _regexes(json.loads(part.__getstate__())):
+            if may_backtrack_catastrophically(expression):
                 raise ModelError(
-                    f"the tokenizer cuts text by the expression {expression[:200]!r}, which repeats a group of "
-                    "repetitions or choices: on some texts it would never end"
+                    f"the tokenizer uses the regular expression {expression[:200]!r}, which repeats a group of "
+                    "repetitions or alternatives: on some texts it would never end. Such a tokenizer is not supported"
                 )
 
 
-def runs_wild(expression: str) -> bool:
-    if _CALLS.search(expression):
+def may_backtrack_catastrophically(expression: str) -> bool:
+    """True if the expression repeats a group that contains a repetition or alternatives, or has backreferences."""
+    if _BACKREFERENCES.search(expression):
         return True
     groups = [False]
-    """For each open group, whether there is a repetition or a choice in it."""
+    """For each open group, whether it contains a repetition or alternatives."""
     closed = False
-    """Whether the last piece closed a group of that kind."""
-    for piece in _PIECES.finditer(_without_classes(expression)):
-        kind = piece.lastgroup
+    """True if the last token closed such a group."""
+    for token in _TOKENS.finditer(_without_classes(expression)):
+        kind = token.lastgroup
         if kind == "repeat" and closed:
             return True
-        wild = groups.pop() if kind == "close" and len(groups) > 1 else False
-        closed = kind == "close" and wild
+        ambiguous = groups.pop() if kind == "close" and len(groups) > 1 else False
+        closed = kind == "close" and ambiguous
         if kind == "open":
             groups.append(False)
-        elif kind in ("repeat", "either") or wild:
+        elif kind in ("repeat", "either") or ambiguous:
             groups[-1] = True
     return False
 
 
 def _without_classes(expression: str) -> str:
-    """With a letter for each set of characters: what stands in brackets means itself."""
+    """Replaces each character class by one character: repetition signs in brackets are literal."""
     out: list[str] = []
-    depth = place = 0
-    while place < len(expression):
-        letter = expression[place]
-        if letter == "\\":
-            out += [] if depth else [expression[place : place + 2]]
-            place += 2
+    depth = position = 0
+    while position < len(expression):
+        char = expression[position]
+        if char == "\\":
+            out += [] if depth else [expression[position : position + 2]]
+            position += 2
             continue
-        if letter == "[":
+        if char == "[":
             out += [] if depth else ["x"]
             depth += 1
-        elif letter == "]" and depth:
+        elif char == "]" and depth:
             depth -= 1
         elif not depth:
-            out.append(letter)
-        place += 1
+            out.append(char)
+        position += 1
     return "".join(out)
 
 
-def _expressions(value: Any) -> Iterator[str]:
+def _regexes(value: Any) -> Iterator[str]:
     if isinstance(value, dict):
         for key, each in value.items():
             if key == "Regex" and isinstance(each, str):
                 yield each
             else:
-                yield from _expressions(each)
+                yield from _regexes(each)
     elif isinstance(value, list):
         for each in value:
-            yield from _expressions(each)
+            yield from _regexes(each)

@@ -1,6 +1,6 @@
-"""Chat templates: the Jinja source that a model ships, run in a sandbox because nobody here has read it.
+"""Chat templates: Jinja source that ships with a model, rendered in Jinja's sandbox because it is untrusted.
 
-Only `template_child` compiles and renders one: see there why.
+Only `template_child` compiles and renders templates: see there for the reason.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ Message = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True)
 class TemplateSource:
-    """A template that nobody has compiled yet, and the names of special tokens that it may use (`bos_token`, ...)."""
+    """An uncompiled template, and the special tokens that it may use by name (`bos_token`, ...)."""
 
     source: str
     tokens: Mapping[str, str]
 
 
-# What running a template can raise: its own complaint, or Python's about an operation on the client's values.
-_FAILURES = (
+# What rendering can raise: an error of the template itself, or of Python for an operation on the client's values.
+_RENDER_ERRORS = (
     TemplateError,
     TypeError,
     ValueError,
@@ -42,7 +42,7 @@ _FAILURES = (
 
 
 class _GenerationTag(Extension):
-    """Training marks the model's own words with `{% generation %}`. For a server the mark means nothing."""
+    """Ignores `{% generation %}`, which marks the assistant's text for training."""
 
     tags = {"generation"}  # noqa: RUF012 - Jinja declares it so
 
@@ -66,7 +66,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja's own filter escapes for HTML, which a model has never seen."""
+    """Replaces Jinja's filter, which escapes for HTML: models were not trained on that."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -81,7 +81,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 def plain_text(content: object) -> str:
-    """A message's content as one string: parts of text are joined, nothing is the empty string."""
+    """Returns a message's content as one string. Raises `BadRequest` if it has parts that are not text."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -96,13 +96,18 @@ def _part_text(part: object) -> str:
         case {"type": "text", "text": str(text)} | str(text):
             return text
         case {"type": str(kind)} if kind != "text":
-            raise BadRequest(f"this model reads text only, and a message has a part of type '{kind}'", param="messages")
+            raise BadRequest(
+                f"this model accepts text only, but a message has a part of type '{kind}'. Remove it", param="messages"
+            )
         case _:
-            raise BadRequest('a text part looks like {"type": "text", "text": "..."}', param="messages")
+            raise BadRequest('a text part must look like {"type": "text", "text": "..."}', param="messages")
 
 
 class ChatTemplate:
-    """A compiled template. `tokens` are the names of special tokens that templates may use (`bos_token`, ...)."""
+    """A compiled template. `tokens` are the special tokens that it may use by name (`bos_token`, ...).
+
+    Raises `ModelError` if the source does not compile.
+    """
 
     def __init__(self, source: str, tokens: Mapping[str, str]) -> None:
         try:
@@ -112,21 +117,20 @@ class ChatTemplate:
         except (TemplateError, RecursionError) as error:
             raise ModelError(f"the model's chat template does not compile: {error}") from error
         self._tokens = dict(tokens)
-        # Some vision models' templates look for parts and write nothing of a string.
-        self._parts_only = not self._reads(_PROBE, _PROBE) and self._reads([_text_part(_PROBE)], _PROBE)
+        # Templates of some vision models expect a list of parts and render nothing for a string.
+        self._parts_only = not self._renders(_PROBE, _PROBE) and self._renders([_text_part(_PROBE)], _PROBE)
 
     def render(self, messages: Sequence[Message], /, **kwargs: object) -> str:
-        """The prompt. Asks for the assistant's turn unless `add_generation_prompt` is given as false."""
+        """Returns the prompt. It opens the assistant's turn unless `add_generation_prompt` is false."""
         return self._render([self._with_text(message) for message in messages], kwargs)
 
     def render_media(self, messages: Sequence[Message], markers: Mapping[str, str], /, **kwargs: object) -> str:
-        """The prompt of messages with images and other media in them: the marker of its kind stands wherever there is
-        one."""
+        """Returns the prompt of messages with images, audio or video. Each of them becomes the marker of its kind."""
         kinds = {str(part["type"]) for message in messages if _is_list(message) for part in _parts(message)} - {"text"}
-        if all(kind in markers and self._writes(kind, markers[kind]) for kind in kinds or {"image"}):
+        if all(kind in markers and self._renders_media(kind, markers[kind]) for kind in kinds or {"image"}):
             fitted = [_with_parts(message) if _is_list(message) else self._with_text(message) for message in messages]
         else:
-            fitted = [{**message, "content": _marked(message.get("content"), markers)} for message in messages]
+            fitted = [{**message, "content": _with_markers(message.get("content"), markers)} for message in messages]
         return self._render(fitted, kwargs)
 
     def _with_text(self, message: Message) -> Message:
@@ -137,20 +141,20 @@ class ChatTemplate:
         values = {"tools": None, "documents": None, "add_generation_prompt": True, **self._tokens, **kwargs}
         try:
             return self._template.render({**values, "messages": messages})
-        except _FAILURES as error:
-            raise BadRequest(f"the model's chat template refused the messages: {error}", param="messages") from error
+        except _RENDER_ERRORS as error:
+            raise BadRequest(f"the model's chat template rejected the messages: {error}", param="messages") from error
 
-    def _writes(self, kind: str, marker: str) -> bool:
-        """Whether a part of this kind becomes its marker."""
-        return self._reads([{"type": kind}, _text_part(_PROBE)], marker, _PROBE)
+    def _renders_media(self, kind: str, marker: str) -> bool:
+        """True if the template renders a part of this kind as its marker."""
+        return self._renders([{"type": kind}, _text_part(_PROBE)], marker, _PROBE)
 
-    def _reads(self, content: object, *signs: str) -> bool:
-        """Whether a message with this content gives a prompt with these signs in it, and no Python object."""
+    def _renders(self, content: object, *expected: str) -> bool:
+        """True if a message with this content renders to the expected strings, without a printed Python object."""
         try:
             text = self._render([{"role": "user", "content": content}], {})
         except BadRequest:
             return False
-        return all(sign in text for sign in signs) and "'type'" not in text
+        return all(each in text for each in expected) and "'type'" not in text
 
 
 _PROBE = "a text to look for"
@@ -165,7 +169,7 @@ def _is_list(message: Message) -> bool:
 
 
 def _with_parts(message: Message) -> Message:
-    """Parts as templates know them: what the media are is none of their business."""
+    """Removes the media themselves: a template needs only their types."""
     parts = [part if part.get("type") == "text" else {"type": part["type"]} for part in _parts(message)]
     return {**message, "content": parts}
 
@@ -176,8 +180,8 @@ def _parts(message: Message) -> list[dict[str, object]]:
     return parts
 
 
-def _marked(content: object, markers: Mapping[str, str]) -> str:
-    """For templates that know only strings."""
+def _with_markers(content: object, markers: Mapping[str, str]) -> str:
+    """Joins the parts to one string, for templates that expect strings."""
     if not isinstance(content, list):
         return plain_text(content)
     return "".join(f"{markers[part['type']]}\n" if part["type"] in markers else plain_text([part]) for part in content)

@@ -1,11 +1,11 @@
-"""The process that runs a model's chat template: `python -m millstream.text.template_child`, one for each model.
+"""Child process that renders a model's chat template: `python -m millstream.text.template_child`, one per model.
 
-A template is a stranger's program. Jinja's sandbox keeps it from files and objects, but not from looping for ever or
-from multiplying a string until memory is gone. Here it may try both: the system ends what takes too much CPU time, and
-refuses what takes too much memory.
+A template is an untrusted program. Jinja's sandbox denies it files and objects, but does not stop endless loops or
+strings that grow until memory is exhausted. Here the kernel limits both: a signal ends the process when it exceeds its
+CPU time, and allocations beyond the memory limit fail.
 
-Frames on a socket at descriptor 0: four bytes of length, then JSON from the parent and a verdict from the child: one
-byte, then text.
+Frames on the socket at file descriptor 0: four bytes of length, then the payload. The parent sends JSON; the child
+answers with one byte of status, then text.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from millstream.text.template import ChatTemplate
 LENGTH = Struct(">I")
 RENDERED, REFUSED = b"+", b"-"
 MEMORY = 2**30
-"""Bytes of address space: the interpreter takes some 50 MB of it, a prompt of 32 MB some 200."""
+"""Bytes of address space. The interpreter takes about 50 MB, a prompt of 32 MB about 200."""
 CPU_SECONDS = 5.0
-"""For one prompt, or for compiling the template. A real one takes milliseconds."""
+"""Per prompt, and for compiling the template. Real templates take milliseconds."""
 
 
 def main() -> None:
@@ -33,8 +33,8 @@ def main() -> None:
     with socket.socket(fileno=0) as link:
         template: ChatTemplate | None = None
         while (job := _receive(link)) is not None:
-            # CPU time, so that a busy machine does not count. Nobody handles the signal, so it ends this process,
-            # also inside of a single operation on a huge string.
+            # CPU time, so that a busy machine does not count. The signal is not handled, so it ends the process even
+            # inside a single operation on a huge string.
             signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
             try:
                 if template is None:
@@ -45,30 +45,32 @@ def main() -> None:
             except MillstreamError as error:
                 _send(link, REFUSED, error.message)
             except MemoryError:
-                _send(link, REFUSED, f"the model's chat template needs more than {MEMORY >> 20} MiB here")
+                _send(link, REFUSED, f"the model's chat template needs more than {MEMORY >> 20} MiB of memory for this")
             signal.setitimer(signal.ITIMER_PROF, 0)
             job = text = None  # type: ignore[assignment]
 
 
 def render(template: ChatTemplate, job: dict[str, Any]) -> str:
-    """The prompt. Templates differ in what they take, so several variants of the messages are tried in turn; what is
-    raised is the complaint about the first."""
-    refused: BadRequest | None = None
+    """Returns the prompt. Templates differ in what they accept, so the variants of the messages are tried in turn.
+
+    Raises the error of the first variant if none renders, and `BadRequest` if the prompt is too long.
+    """
+    first_error: BadRequest | None = None
     for messages in job["variants"]:
         try:
             text = _render(template, messages, job)
         except BadRequest as error:
-            refused = refused or error
+            first_error = first_error or error
             continue
         if len(text) > job["limit"]:
             raise BadRequest(
-                f"the model's chat template made {len(text)} characters of this conversation; "
-                f"at most {job['limit']} are taken",
+                f"the prompt is too long: the model's chat template rendered {len(text)} characters; "
+                f"the limit is {job['limit']}. Shorten the conversation",
                 param="messages",
             )
         return text
-    assert refused is not None
-    raise refused
+    assert first_error is not None
+    raise first_error
 
 
 def _render(template: ChatTemplate, messages: list[dict[str, Any]], job: dict[str, Any]) -> str:
@@ -77,30 +79,30 @@ def _render(template: ChatTemplate, messages: list[dict[str, Any]], job: dict[st
     return template.render_media(messages, job["markers"], **job["kwargs"])
 
 
-def _send(link: socket.socket, verdict: bytes, text: str) -> None:
-    data = verdict + text.encode("utf-8", "surrogatepass")
+def _send(link: socket.socket, status: bytes, text: str) -> None:
+    data = status + text.encode("utf-8", "surrogatepass")
     link.sendall(LENGTH.pack(len(data)) + data)
 
 
 def _receive(link: socket.socket) -> dict[str, Any] | None:
-    """The next job; None when the parent has closed its end."""
-    head = _exactly(link, LENGTH.size)
+    """Returns the next job, or None if the parent has closed the socket."""
+    head = _receive_exactly(link, LENGTH.size)
     if head is None:
         return None
-    body = _exactly(link, LENGTH.unpack(head)[0])
+    body = _receive_exactly(link, LENGTH.unpack(head)[0])
     if body is None:
         return None
     job: dict[str, Any] = json.loads(body)
     return job
 
 
-def _exactly(link: socket.socket, size: int) -> bytes | None:
+def _receive_exactly(link: socket.socket, size: int) -> bytes | None:
     data = bytearray()
     while len(data) < size:
-        piece = link.recv(min(size - len(data), 1 << 20))
-        if not piece:
+        chunk = link.recv(min(size - len(data), 1 << 20))
+        if not chunk:
             return None
-        data += piece
+        data += chunk
     return bytes(data)
 
 

@@ -51,7 +51,9 @@ def run(pace: ChunkSizer, cost: Callable[[int], float], *, step: float, parts: i
         found.append(pace.chunk)
         for part in range(parts):
             tokens = found[-1] if not part else 0
-            pace.observe(rows=4, prompt_tokens=tokens, seconds=step + cost(found[-1]) / parts, reading=part < parts - 1)
+            pace.observe(
+                rows=4, prompt_tokens=tokens, seconds=step + cost(found[-1]) / parts, prefilling=part < parts - 1
+            )
     return found
 
 
@@ -62,7 +64,7 @@ def test_a_chunk_that_is_computed_in_parts_may_be_longer() -> None:
 
 
 def test_what_a_chunk_may_add_in_any_case() -> None:
-    assert run(ChunkSizer(most=512, least=64, free=0.006), lambda tokens: tokens * 5e-6, step=0.002)[-1] == 512
+    assert run(ChunkSizer(most=512, least=64, free_seconds=0.006), lambda tokens: tokens * 5e-6, step=0.002)[-1] == 512
     assert run(ChunkSizer(most=512, least=64), lambda tokens: tokens * 5e-6, step=0.002)[-1] <= 256
 
 
@@ -83,8 +85,8 @@ def test_whatever_it_is_told_a_chunk_is_one_of_few_lengths(steps: list[tuple[int
     pace = ChunkSizer(most=16, least=2)
     for number, (rows, tokens, seconds, reading) in enumerate(steps):
         if number % 7 == 6:
-            pace.disturbed()
-        pace.observe(rows=rows, prompt_tokens=tokens, seconds=seconds, reading=reading)
+            pace.skip_steps()
+        pace.observe(rows=rows, prompt_tokens=tokens, seconds=seconds, prefilling=reading)
         assert pace.chunk in (2, 4, 8, 16)
         assert pace.limit(10_000) == pace.chunk
 

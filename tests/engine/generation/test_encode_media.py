@@ -7,20 +7,21 @@ import dataclasses
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millstream.engine.generation.backend import EncodeMedia, Plan, Prefill, RowFailure, RowOutput, StepResult
 from millstream.engine.generation.chunk_sizer import ChunkSizer
-from millstream.engine.generation.scheduler import Scheduler
-from millstream.engine.messages import Failed, Finished, Submit
-from millstream.engine.prefix_cache.cache import PrefixCache
+from millstream.engine.generation.messages import Generate
+from millstream.engine.generation.plan import EncodeMedia, Plan, Prefill, RowFailure, RowOutput, StepResult
+from millstream.engine.generation.scheduler import GenerationScheduler
+from millstream.engine.messages import Failed, Finished
+from millstream.engine.prefix_cache.blocks import BlockPrefixCache
 from millstream.engine.prefix_cache.index import PrefixIndex
 from millstream.types import Media
 from support.tiers import examples
 
 
-def submit(number: int, length: int, *media: tuple[int, int], max_tokens: int = 3) -> Submit:
+def submit(number: int, length: int, *media: tuple[int, int], max_tokens: int = 3) -> Generate:
     seen = tuple(Media("image", start, size, f"image {number} {start}") for start, size in media)
     contents = tuple((each.start, each.digest) for each in seen)
-    return Submit(number, tuple(range(length)), max_tokens, media=seen, contents=contents)
+    return Generate(number, tuple(range(length)), max_tokens, media=seen, contents=contents)
 
 
 def spans(plan: Plan) -> list[tuple[int, int, int]]:
@@ -28,7 +29,7 @@ def spans(plan: Plan) -> list[tuple[int, int, int]]:
 
 
 def test_a_prompt_is_read_up_to_what_is_not_encoded() -> None:
-    subject = Scheduler(max_rows=2, prefill_tokens=10)
+    subject = GenerationScheduler(max_rows=2, prefill_tokens=10)
     request = submit(1, 20, (4, 3), (9, 2))
     subject.submit(request)
     plan = subject.plan()
@@ -45,7 +46,7 @@ def test_a_prompt_is_read_up_to_what_is_not_encoded() -> None:
 
 
 def test_a_prompt_that_begins_with_an_image_gets_its_row_at_once() -> None:
-    subject = Scheduler(max_rows=2, prefill_tokens=10)
+    subject = GenerationScheduler(max_rows=2, prefill_tokens=10)
     request = submit(1, 8, (0, 3))
     subject.submit(request)
     plan = subject.plan()
@@ -55,7 +56,7 @@ def test_a_prompt_that_begins_with_an_image_gets_its_row_at_once() -> None:
 
 
 def test_one_look_a_step_and_others_go_on() -> None:
-    subject = Scheduler(max_rows=4, prefill_tokens=50, pace=ChunkSizer(most=6, least=2))
+    subject = GenerationScheduler(max_rows=4, prefill_tokens=50, chunk_sizer=ChunkSizer(most=6, least=2))
     subject.submit(submit(1, 1, max_tokens=100))
     subject.advance(subject.plan(), StepResult())
     subject.submit(submit(2, 10, (1, 4)))
@@ -74,7 +75,7 @@ def test_one_look_a_step_and_others_go_on() -> None:
 
 
 def test_media_that_cannot_be_encoded_end_their_request_alone() -> None:
-    subject = Scheduler(max_rows=2, prefill_tokens=10)
+    subject = GenerationScheduler(max_rows=2, prefill_tokens=10)
     subject.submit(submit(1, 9, (1, 4)))
     subject.submit(submit(2, 1, max_tokens=1))
     events = subject.advance(subject.plan(), StepResult(failed=(RowFailure(1, "it is torn"),)))
@@ -86,13 +87,13 @@ def test_media_that_cannot_be_encoded_end_their_request_alone() -> None:
 
 
 def test_what_is_kept_needs_no_look() -> None:
-    keeper = PrefixCache(PrefixIndex(block=4, block_bytes=1, budget=100))
-    subject = Scheduler(max_rows=2, prefill_tokens=50, keeper=keeper)
+    keeper = BlockPrefixCache(PrefixIndex(block=4, block_bytes=1, budget=100))
+    subject = GenerationScheduler(max_rows=2, prefill_tokens=50, prefix_cache=keeper)
     first = submit(1, 20, (2, 4), max_tokens=1)
     subject.submit(first)
     for result in (StepResult(encoded=((1, 1),)), StepResult(), StepResult((RowOutput(1, (5,)),)), StepResult()):
         subject.advance(subject.plan(), result)
-    again = Submit(2, first.prompt, 1, media=first.media, contents=first.contents)
+    again = Generate(2, first.prompt, 1, media=first.media, contents=first.contents)
     subject.submit(again)
     plan = subject.plan()
     assert spans(plan) == [(2, 16, 19)]
@@ -100,13 +101,13 @@ def test_what_is_kept_needs_no_look() -> None:
 
 
 def test_an_image_of_which_only_a_part_is_kept_is_encoded_again() -> None:
-    keeper = PrefixCache(PrefixIndex(block=4, block_bytes=1, budget=1))
-    subject = Scheduler(max_rows=2, prefill_tokens=50, keeper=keeper, whole_media=True)
+    keeper = BlockPrefixCache(PrefixIndex(block=4, block_bytes=1, budget=1))
+    subject = GenerationScheduler(max_rows=2, prefill_tokens=50, prefix_cache=keeper, whole_media=True)
     first = submit(1, 20, (2, 9), max_tokens=1)
     subject.submit(first)
     for result in (StepResult(encoded=((1, 1),)), StepResult(), StepResult((RowOutput(1, (5,)),)), StepResult()):
         subject.advance(subject.plan(), result)
-    subject.submit(Submit(2, first.prompt, 1, media=first.media, contents=first.contents))
+    subject.submit(Generate(2, first.prompt, 1, media=first.media, contents=first.contents))
     plan = subject.plan()
     assert (spans(plan), [look.first for look in plan.encode]) == ([(2, 4, 4)], [0])
     subject.advance(plan, StepResult(encoded=((2, 1),)))
@@ -115,7 +116,7 @@ def test_an_image_of_which_only_a_part_is_kept_is_encoded_again() -> None:
 
 def test_a_sound_may_be_cut_where_images_stay_whole() -> None:
     """Its tokens do not see those behind them."""
-    subject = Scheduler(max_rows=1, prefill_tokens=6, whole_media=True)
+    subject = GenerationScheduler(max_rows=1, prefill_tokens=6, whole_media=True)
     request = submit(1, 30, (2, 20))
     sound = dataclasses.replace(request.media[0], kind="audio")
     subject.submit(dataclasses.replace(request, media=(sound,)))
@@ -138,7 +139,7 @@ def test_every_prompt_is_read_once_and_in_order(data: st.DataObject) -> None:
         media.append((start, data.draw(st.integers(1, 9))))
         place = sum(media[-1])
     length = place + data.draw(st.integers(1, 8))
-    subject = Scheduler(max_rows=1, prefill_tokens=budget, whole_media=whole)
+    subject = GenerationScheduler(max_rows=1, prefill_tokens=budget, whole_media=whole)
     subject.submit(submit(1, length, *media))
     done = seen = 0
     for _ in range(200):

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import pytest
 
-from millstream.engine.generation.backend import ChunkLogprobs, Plan, Prefill, RowFailure, RowOutput, StepResult
 from millstream.engine.generation.chunk_sizer import ChunkSizer
+from millstream.engine.generation.messages import Generate, Generated, PromptLogprobs, Tokens
+from millstream.engine.generation.plan import ChunkLogprobs, Plan, Prefill, RowFailure, RowOutput, StepResult
 from millstream.engine.generation.request import MOVES, IllegalMove, Request, State
-from millstream.engine.generation.scheduler import Scheduler
-from millstream.engine.messages import Failed, Finished, PromptLogprobs, Submit, Tokens
+from millstream.engine.generation.scheduler import GenerationScheduler
+from millstream.engine.messages import Failed, Finished
 from millstream.types import FinishReason, TokenLogprob, Usage
 
 
-def scheduler(*, rows: int = 2, budget: int = 4) -> Scheduler:
-    return Scheduler(max_rows=rows, prefill_tokens=budget)
+def scheduler(*, rows: int = 2, budget: int = 4) -> GenerationScheduler:
+    return GenerationScheduler(max_rows=rows, prefill_tokens=budget)
 
 
-def submit(number: int, length: int = 3, max_tokens: int = 5, stops: frozenset[int] = frozenset()) -> Submit:
-    return Submit(number, tuple(range(length)), max_tokens, stop_tokens=stops)
+def submit(number: int, length: int = 3, max_tokens: int = 5, stops: frozenset[int] = frozenset()) -> Generate:
+    return Generate(number, tuple(range(length)), max_tokens, stop_tokens=stops)
 
 
-def step(subject: Scheduler, **outputs: tuple[int, ...]) -> tuple[Plan, list[object]]:
+def step(subject: GenerationScheduler, **outputs: tuple[int, ...]) -> tuple[Plan, list[object]]:
     """Plan and book a step whose rows `r1`, `r2` … put out these tokens."""
     plan = subject.plan()
     rows = tuple(RowOutput(int(name[1:]), tokens) for name, tokens in outputs.items())
@@ -58,7 +59,7 @@ def test_the_budget_is_shared_oldest_first() -> None:
 
 
 def test_a_long_prompt_beside_running_rows_is_cut_finely_and_leaves_room_for_short_ones() -> None:
-    subject = Scheduler(max_rows=4, prefill_tokens=10, pace=ChunkSizer(most=3, least=3))
+    subject = GenerationScheduler(max_rows=4, prefill_tokens=10, chunk_sizer=ChunkSizer(most=3, least=3))
     subject.submit(submit(1, length=1, max_tokens=100))
     step(subject)
     for number, length in ((2, 50), (3, 3), (4, 40)):
@@ -87,7 +88,7 @@ def test_a_stop_token_ends_the_row_and_is_counted_but_not_shown() -> None:
     subject.submit(submit(1, stops=frozenset({7})))
     step(subject)
     _, events = step(subject, r1=(5, 7, 8))
-    assert events == [Tokens(1, (5,)), Finished(1, FinishReason.STOP, Usage(3, 2))]
+    assert events == [Tokens(1, (5,)), Generated(1, FinishReason.STOP, Usage(3, 2))]
 
 
 def test_the_limit_ends_the_row() -> None:
@@ -95,7 +96,7 @@ def test_the_limit_ends_the_row() -> None:
     subject.submit(submit(1, max_tokens=2))
     step(subject)
     _, events = step(subject, r1=(5, 6, 8))
-    assert events == [Tokens(1, (5, 6)), Finished(1, FinishReason.LENGTH, Usage(3, 2))]
+    assert events == [Tokens(1, (5, 6)), Generated(1, FinishReason.LENGTH, Usage(3, 2))]
 
 
 @pytest.mark.parametrize("steps", [0, 1, 3])
@@ -104,7 +105,7 @@ def test_a_cancelled_request_ends_once_and_its_row_is_dropped_first(steps: int) 
     subject.submit(submit(1, length=3))
     for _ in range(steps):
         step(subject)
-    assert subject.cancel(1) == [Finished(1, FinishReason.CANCELLED, Usage(3, 0))]
+    assert subject.cancel(1) == [Generated(1, FinishReason.CANCELLED, Usage(3, 0))]
     assert subject.cancel(1) == []
     assert subject.plan().drop == ((1,) if steps else ())
     assert subject.idle
@@ -177,7 +178,7 @@ def test_a_prompt_that_is_only_read_ends_when_its_last_chunk_is_computed() -> No
     subject.submit(submit(2, length=5, max_tokens=0))
     plan = subject.plan()
     assert subject.advance(plan, StepResult(prefilling=True)) == []
-    assert [type(event) for event in subject.advance(subject.plan(), StepResult())] == [Finished]
+    assert [type(event) for event in subject.advance(subject.plan(), StepResult())] == [Generated]
 
 
 def test_a_failed_step_fails_its_requests_and_no_others() -> None:
@@ -236,12 +237,12 @@ def test_a_row_that_cannot_go_on_fails_alone_after_what_it_gave() -> None:
 
 def test_a_request_without_an_answer_ends_with_its_prompt() -> None:
     subject = scheduler(budget=4)
-    subject.submit(Submit(1, tuple(range(7)), 0, prompt_logprobs=0))
+    subject.submit(Generate(1, tuple(range(7)), 0, prompt_logprobs=0))
     scores = [tuple(TokenLogprob(token, -1.0) for token in tokens) for tokens in ((1, 2, 3, 4), (5, 6))]
     events = []
     for part in scores:
         events += subject.advance(subject.plan(), StepResult(prompt_logprobs=(ChunkLogprobs(1, part),)))
-    finished = Finished(1, FinishReason.LENGTH, Usage(7, 0))
+    finished = Generated(1, FinishReason.LENGTH, Usage(7, 0))
     assert events == [PromptLogprobs(1, scores[0]), PromptLogprobs(1, scores[1]), finished]
     assert step(subject)[0] == Plan(drop=(1,))
     assert subject.idle

@@ -7,12 +7,12 @@ import dataclasses
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.compose import footprint
 from millstream.engine.generation.tuning import limit_context, prefix_cache_share
+from millstream.loading.memory import footprint
+from millstream.model_facts import LEAST_TOKENS, GenerationFacts, PrefixSizes
 from millstream.models.estimate import Estimate
-from millstream.types import LEAST_TOKENS, ModelFacts, PrefixSizes
 
-FACTS = ModelFacts(
+FACTS = GenerationFacts(
     8192, 1000, 8, 10_000_000, "float32", "cpu (test)", prefix_sizes=PrefixSizes(1000), kv_bytes_per_token=1000
 )
 

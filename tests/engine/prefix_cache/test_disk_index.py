@@ -49,7 +49,7 @@ class Index(RuleBasedStateMachine):
             return
         spared = self.lineage(word[:first])
         room = BUDGET - sum(self.files[file][2] for file in spared)
-        leaving = self.index.make_room(size, word[:first])
+        leaving = self.index.evict_for(size, word[:first])
         if size > room:
             assert leaving is None
             return
@@ -127,7 +127,7 @@ def test_a_shared_beginning_outlives_the_tails_that_stand_on_it() -> None:
     index = DiskIndex(10)
     index.add(["s", "sy"], "system", 4, "")
     for number in range(20):
-        assert index.make_room(3, "sy") is not None
+        assert index.evict_for(3, "sy") is not None
         index.add([f"sy{number}"], f"tail-{number}", 3, "sy")
     assert index.match(["s", "sy", "sy19"]) == (Piece("system", 0, 2, 2), Piece("tail-19", 0, 1, 1))
     assert index.match(["s", "sy", "sy0"]) == (Piece("system", 0, 2, 2),)
@@ -136,8 +136,8 @@ def test_a_shared_beginning_outlives_the_tails_that_stand_on_it() -> None:
 def test_a_beginning_does_not_leave_for_its_own_continuation() -> None:
     index = DiskIndex(10)
     index.add(["a"], "one", 6, "")
-    assert index.make_room(5, "a") is None
-    assert index.make_room(5) == ["one"]
+    assert index.evict_for(5, "a") is None
+    assert index.evict_for(5) == ["one"]
 
 
 def test_a_chain_leaves_from_its_end() -> None:
@@ -145,7 +145,7 @@ def test_a_chain_leaves_from_its_end() -> None:
     for word in ("a", "aa", "aaa"):
         index.add([word], word, 1, word[:-1])
     index.touch(piece.name for piece in index.match(["a", "aa", "aaa"]))
-    assert [index.make_room(1 + number) for number in range(3)] == [["aaa"], ["aa"], ["a"]]
+    assert [index.evict_for(1 + number) for number in range(3)] == [["aaa"], ["aa"], ["a"]]
 
 
 def test_a_lost_beginning_hides_what_stands_on_it_until_it_is_back() -> None:

@@ -1,4 +1,4 @@
-"""What a shelf finds, and how much work that is for the owner."""
+"""What the disk tier matches, and how much work that is for the owner."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Sequence
 
 import pytest
 
-from millstream.engine.generation.backend import Prefill
-from millstream.engine.generation.request import Request
-from millstream.engine.messages import Submit
 from millstream.engine.prefix_cache import block_hash as block_hashing
 from millstream.engine.prefix_cache.block_hash import block_hash, block_hashes, root_hash
-from millstream.engine.prefix_cache.cache import CHECKPOINT_EVERY, CheckpointPrefixCache, PrefixCache
+from millstream.engine.prefix_cache.blocks import BlockPrefixCache
+from millstream.engine.prefix_cache.checkpoints import CHECKPOINT_EVERY, CheckpointPrefixCache
 from millstream.engine.prefix_cache.disk import tier as tiers
 from millstream.engine.prefix_cache.disk.index import DiskIndex, Piece
 from millstream.engine.prefix_cache.disk.store import DiskStats
 from millstream.engine.prefix_cache.disk.tier import ASKED_AT_ONCE, CHECKPOINT_MARK, DiskTier
 from millstream.engine.prefix_cache.index import Contents, PrefixIndex
+from millstream.engine.prefix_cache.orders import SavePrefix
+from millstream.engine.prefix_cache.prompt import CachedPrompt
 
 BLOCK = 16
 STAMP = "a model"
@@ -61,7 +61,7 @@ class CountingStore:
         keys = block_hashes(root_hash(STAMP), tokens, contents, BLOCK)
         self.index.add(keys, f"blocks {len(tokens)}", 1, root_hash(STAMP))
 
-    def add_state(self, tokens: Sequence[int], contents: Contents = ()) -> None:
+    def add_checkpoint(self, tokens: Sequence[int], contents: Contents = ()) -> None:
         start = (len(tokens) - 1) // BLOCK * BLOCK
         before = [(place, name) for place, name in contents if place < start]
         inside = [(place - start, name) for place, name in contents if start <= place < len(tokens)]
@@ -83,50 +83,44 @@ class Hashes:
         return block_hash(parent, tokens, contents)
 
 
-def keeper(store: CountingStore, *, states: bool) -> PrefixCache:
-    index = PrefixIndex(block=BLOCK, block_bytes=1, budget=2**40, from_states=states)
-    shelf = DiskTier(store, STAMP, BLOCK)
-    return CheckpointPrefixCache(index, lambda tokens: 1, shelf) if states else PrefixCache(index, shelf)
+def prefix_cache(store: CountingStore, *, states: bool) -> BlockPrefixCache:
+    index = PrefixIndex(block=BLOCK, block_bytes=1, budget=2**40, from_checkpoints=states)
+    tier = DiskTier(store, STAMP, BLOCK)
+    return CheckpointPrefixCache(index, lambda tokens: 1, tier) if states else BlockPrefixCache(index, tier)
 
 
 def prompt(length: int) -> tuple[int, ...]:
     return tuple(number * 7919 % 50021 for number in range(length))
 
 
-def read_all(keeping: PrefixCache, request: Request) -> int:
-    """Read a prompt chunk by chunk, and end it; how many states and runs of blocks are to be written."""
-    keeping.begin(request)
-    request.prefilled = 0
-    tickets = 0
-    for stop in sorted({*request.stops, request.prefill_end}):
-        chunk = Prefill(request.submit, request.prefilled, stop)
-        orders = keeping.orders([chunk], {request.request_id: request})
-        keeps = [each.save for each in orders.prefill] + list(orders.keep)
-        tickets += sum((keep.ticket is not None) + (keep.checkpoint_ticket is not None) for keep in keeps if keep)
-        keeping.was_read(request, chunk)
-        request.prefilled = stop
-    keeping.joined(request)
-    joining = keeping.orders([], {request.request_id: request})
-    request.reported = list(range(40))
-    orders = keeping.orders([], {request.request_id: request})
-    keeping.ended(request)
-    for order in (joining, orders, keeping.orders([], {})):
-        tickets += sum((keep.ticket is not None) + (keep.checkpoint_ticket is not None) for keep in order.keep)
-    return tickets
+def exports(orders: list[SavePrefix | None]) -> int:
+    return sum((o.export_id is not None) + (o.checkpoint_export_id is not None) for o in orders if o is not None)
+
+
+def prefill_all(cache: BlockPrefixCache, prompt: CachedPrompt) -> int:
+    """Prefill a prompt chunk by chunk and end its row; how many checkpoints and runs of blocks are to be written."""
+    cache.match(prompt)
+    count = 0
+    for end in sorted({*prompt.checkpoints, len(prompt.tokens) - 1}):
+        count += exports([cache.save_chunk(prompt, end), *cache.orders().save])
+    cache.joined(prompt)
+    orders = [*cache.orders().save, *cache.orders().save]
+    cache.ended(prompt, list(range(40)))
+    return count + exports([*orders, *cache.orders().save])
 
 
 @pytest.mark.parametrize("states", [True, False])
 def test_a_block_is_hashed_once_a_request(monkeypatch: pytest.MonkeyPatch, states: bool) -> None:
     hashes, store = Hashes(monkeypatch), CountingStore()
-    keeping = keeper(store, states=states)
+    cache = prefix_cache(store, states=states)
     length = 8 * CHECKPOINT_EVERY
-    request = Request(Submit(1, prompt(length), 100))
-    assert keeping.look_on_disk(request) is None
-    tickets = read_all(keeping, request)
-    assert tickets == (2 * len({*request.stops}) + 2 if states else 2)
+    cached = CachedPrompt(1, prompt(length))
+    assert cache.match_on_disk(cached) is None
+    written = prefill_all(cache, cached)
+    assert written == (2 * len({*cached.checkpoints}) + 2 if states else 2)
     blocks = (length + 40) // BLOCK
-    assert hashes.count <= blocks + tickets + BLOCK, "some were hashed twice"
-    assert store.asked <= tickets + 2
+    assert hashes.count <= blocks + written + BLOCK, "some were hashed twice"
+    assert store.asked <= written + 2
 
 
 @pytest.mark.parametrize("contents", [(), ((3, "cat"), (40, "dog"), (700, "dog"))])
@@ -138,10 +132,10 @@ def test_the_furthest_state_is_found(ends: tuple[int, ...], contents: Contents) 
     assert 1600 // BLOCK > ASKED_AT_ONCE
     store.add_blocks(tokens[:1600], contents)
     for end in ends:
-        store.add_state(tokens[:end], contents)
-    find = keeper(store, states=True).look_on_disk(Request(Submit(1, tokens, 1, contents=tuple(contents))))
-    assert find is not None and find.state is not None
-    assert (find.tokens, find.state.name) == (max(ends), f"state {max(ends)}")
+        store.add_checkpoint(tokens[:end], contents)
+    find = prefix_cache(store, states=True).match_on_disk(CachedPrompt(1, tokens, tuple(contents)))
+    assert find is not None and find.checkpoint is not None
+    assert (find.tokens, find.checkpoint.name) == (max(ends), f"state {max(ends)}")
     assert [piece.name for _, piece in find.blocks] == ["blocks 1600"]
 
 
@@ -150,7 +144,7 @@ def test_blocks_of_another_image_are_not_found() -> None:
     tokens = prompt(400)
     store.add_blocks(tokens[:320], [(5, "cat")])
     find = [
-        keeper(store, states=False).look_on_disk(Request(Submit(1, tokens, 1, contents=((5, name),))))
+        prefix_cache(store, states=False).match_on_disk(CachedPrompt(1, tokens, ((5, name),)))
         for name in ("cat", "dog")
     ]
     assert find[0] is not None and find[0].tokens == 320

@@ -83,7 +83,7 @@ class States(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.index = PrefixIndex(block=BLOCK, block_bytes=4, budget=self.BUDGET, from_states=True)
+        self.index = PrefixIndex(block=BLOCK, block_bytes=4, budget=self.BUDGET, from_checkpoints=True)
         self.blocks: dict[int, tuple[object, ...]] = {}
         self.states: dict[int, tuple[object, ...]] = {}
         self.hits: list[Hit] = []
@@ -98,12 +98,12 @@ class States(RuleBasedStateMachine):
         kept = self.index.insert(tokens, media, 10 if save else None)
         for number, handle in enumerate(kept.handles, kept.first):
             self.blocks[handle] = Index.meaning(tokens, media, (number + 1) * BLOCK)
-        if kept.state is not None:
+        if kept.checkpoint is not None:
             assert save
-            self.states[kept.state] = Index.meaning(tokens, media, len(tokens))
+            self.states[kept.checkpoint] = Index.meaning(tokens, media, len(tokens))
         self.forget(kept.evicted)
-        if fails and kept.state is not None:
-            self.forget([kept.state, *self.index.remove([kept.state])])
+        if fails and kept.checkpoint is not None:
+            self.forget([kept.checkpoint, *self.index.remove([kept.checkpoint])])
 
     @rule(tokens=prompts, media=contents)
     def look(self, tokens: tuple[int, ...], media: list[tuple[int, str]]) -> None:
@@ -113,10 +113,10 @@ class States(RuleBasedStateMachine):
         for number, handle in enumerate(hit.handles, 1):
             assert self.blocks[handle] == Index.meaning(tokens, media, number * BLOCK), "a handle of something else"
         assert hit.shared <= len(tokens)
-        if hit.state is None:
+        if hit.checkpoint is None:
             assert hit.tokens == 0 and not hit.handles
         else:
-            assert self.states[hit.state] == Index.meaning(tokens, media, hit.tokens)
+            assert self.states[hit.checkpoint] == Index.meaning(tokens, media, hit.tokens)
             assert len(hit.handles) == hit.tokens // BLOCK
         kept = set(self.states.values())
         longer = [end for end in range(hit.tokens + 1, len(tokens) + 1) if Index.meaning(tokens, media, end) in kept]
@@ -140,7 +140,8 @@ class States(RuleBasedStateMachine):
         assert len(self.blocks) + len(self.states) == len(self.index)
         assert 4 * len(self.blocks) + 10 * len(self.states) == self.index.nbytes <= self.BUDGET
         assert all(handle in self.blocks for hit in self.hits for handle in hit.handles), "one in use was evicted"
-        assert all(hit.state is None or hit.state in self.states for hit in self.hits), "one in use was evicted"
+        used = [hit.checkpoint for hit in self.hits if hit.checkpoint is not None]
+        assert all(handle in self.states for handle in used), "one in use was evicted"
 
 
 TestStates = States.TestCase

@@ -1,4 +1,4 @@
-"""Each format over its corpus: the same parts however the text is cut, broken calls as text, and nothing lost."""
+"""Each format over its corpus: the same parts however the text is cut, invalid calls as content, nothing lost."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tool_examples import SCHEMAS, Example
 
-from millstream.text.output import Message, Output
-from millstream.text.parts import Kind, Part
-from millstream.text.style import REASONING, Style
+from millstream.text.chat_format import REASONING, ChatFormat
+from millstream.text.output_parser import Message, OutputParser
+from millstream.text.parts import Part, PartKind
 from millstream.text.tool_formats.registry import FORMATS
 from support.tiers import examples
 
@@ -37,32 +37,32 @@ CORPUS: dict[str, Sequence[Example]] = {
     "granite": json_formats.GRANITE,
     "nemotron": json_formats.NEMOTRON,
 }
-CASES = [(name, place) for name, examples in CORPUS.items() for place in range(len(examples))]
+CASES = [(name, index) for name, examples in CORPUS.items() for index in range(len(examples))]
 
 
-def style(name: str) -> Style:
+def chat_format(name: str) -> ChatFormat:
     form = FORMATS[name]
-    return Style(form, form.reasoning or REASONING["think"])
+    return ChatFormat(form, form.reasoning or REASONING["think"])
 
 
-def read(name: str, pieces: Sequence[str], thinking: bool = False) -> tuple[Message, list[Part]]:
-    output = Output(style(name), SCHEMAS, thinking=thinking)
+def parse(name: str, pieces: Sequence[str], in_reasoning: bool = False) -> tuple[Message, list[Part]]:
+    output = OutputParser(chat_format(name), SCHEMAS, in_reasoning=in_reasoning)
     parts = [part for piece in pieces for part in output.push(piece)] + output.finish()
     message = Message()
     message.add(parts)
     return message, parts
 
 
-def accounted(parts: Sequence[Part]) -> str:
-    """The sources of all parts, less those of calls that came to nothing."""
-    kept: list[Part] = []
+def joined_sources(parts: Sequence[Part]) -> str:
+    """Returns the sources of all parts, except those of void calls."""
+    counted: list[Part] = []
     for part in parts:
-        if part.kind is Kind.VOID:
-            while kept.pop().kind is not Kind.CALL:
+        if part.kind is PartKind.VOID:
+            while counted.pop().kind is not PartKind.CALL:
                 pass
         else:
-            kept.append(part)
-    return "".join(part.source for part in kept)
+            counted.append(part)
+    return "".join(part.source for part in counted)
 
 
 def test_every_format_has_a_corpus() -> None:
@@ -71,28 +71,28 @@ def test_every_format_has_a_corpus() -> None:
     assert all(len({example.text for example in examples}) == len(examples) for examples in CORPUS.values())
 
 
-@pytest.mark.parametrize(("name", "place"), CASES)
-def test_an_example_cut_anywhere(name: str, place: int) -> None:
-    example = CORPUS[name][place]
+@pytest.mark.parametrize(("name", "index"), CASES)
+def test_an_example_cut_anywhere(name: str, index: int) -> None:
+    example = CORPUS[name][index]
     text = example.text
-    whole, parts = read(name, [text], example.thinking)
+    whole, parts = parse(name, [text], example.in_reasoning)
     assert [(call, json.loads(arguments)) for call, arguments in whole.calls] == list(example.calls)
     assert (whole.content, whole.reasoning) == (example.content, example.reasoning)
-    assert accounted(parts) == text
-    letters, parts = read(name, list(text), example.thinking)
-    assert letters == whole
-    assert accounted(parts) == text
+    assert joined_sources(parts) == text
+    by_character, parts = parse(name, list(text), example.in_reasoning)
+    assert by_character == whole
+    assert joined_sources(parts) == text
     for cut in range(1, len(text)):
-        assert read(name, [text[:cut], text[cut:]], example.thinking)[0] == whole, (text[:cut], text[cut:])
+        assert parse(name, [text[:cut], text[cut:]], example.in_reasoning)[0] == whole, (text[:cut], text[cut:])
 
 
-@pytest.mark.parametrize(("name", "place"), CASES)
-def test_an_example_that_ends_too_early_loses_nothing(name: str, place: int) -> None:
-    example = CORPUS[name][place]
+@pytest.mark.parametrize(("name", "index"), CASES)
+def test_an_example_that_ends_too_early_loses_nothing(name: str, index: int) -> None:
+    example = CORPUS[name][index]
     for end in range(len(example.text)):
         text = example.text[:end]
-        message, parts = read(name, [text], example.thinking)
-        assert accounted(parts) == text
+        message, parts = parse(name, [text], example.in_reasoning)
+        assert joined_sources(parts) == text
         for _, arguments in message.calls:
             assert isinstance(json.loads(arguments), dict)
 
@@ -101,28 +101,28 @@ def test_an_example_that_ends_too_early_loses_nothing(name: str, place: int) -> 
 @settings(max_examples=examples(60), deadline=None)
 @given(data=st.data())
 def test_random_chunks_of_random_examples(name: str, data: st.DataObject) -> None:
-    """Examples one after another, too: what the first leaves behind must not depend on the cuts either."""
+    """Several examples in a row, too: the state after the first must not depend on the cuts either."""
     chosen = data.draw(st.lists(st.sampled_from(CORPUS[name]), min_size=1, max_size=3))
     text = data.draw(st.sampled_from(["", "\n", " and "])).join(example.text for example in chosen)
     text = text[: data.draw(st.integers(0, len(text)))] if data.draw(st.booleans()) else text
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=12)))
     pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    whole, parts = read(name, [text], chosen[0].thinking)
-    assert accounted(parts) == text
-    message, parts = read(name, pieces, chosen[0].thinking)
+    whole, parts = parse(name, [text], chosen[0].in_reasoning)
+    assert joined_sources(parts) == text
+    message, parts = parse(name, pieces, chosen[0].in_reasoning)
     assert message == whole
-    assert accounted(parts) == text
+    assert joined_sources(parts) == text
 
 
 @pytest.mark.parametrize("name", CORPUS)
 @settings(max_examples=examples(80), deadline=None)
 @given(data=st.data())
-def test_noise_made_of_a_formats_own_signs(name: str, data: st.DataObject) -> None:
-    """Never an exception, never a letter lost, never another result for another cut."""
-    signs = [*style(name).markers, "{", "}", '"', "'", ":", ",", "[", "]", "name", "arguments", "get_weather", " ", "x"]
-    text = "".join(data.draw(st.lists(st.sampled_from(signs), max_size=24)))
-    whole, parts = read(name, [text])
-    assert accounted(parts) == text
-    letters, parts = read(name, list(text))
-    assert letters == whole
-    assert accounted(parts) == text
+def test_noise_made_of_a_formats_own_markers(name: str, data: st.DataObject) -> None:
+    """Never an exception, never a lost character, never another result for another cut."""
+    pieces = [*chat_format(name).markers, *"{}\"':,[] x", "name", "arguments", "get_weather"]
+    text = "".join(data.draw(st.lists(st.sampled_from(pieces), max_size=24)))
+    whole, parts = parse(name, [text])
+    assert joined_sources(parts) == text
+    by_character, parts = parse(name, list(text))
+    assert by_character == whole
+    assert joined_sources(parts) == text

@@ -1,13 +1,13 @@
-"""Which format a model gets, from what its template shows and what its vocabulary holds."""
+"""Detection of the chat format from a model's template and vocabulary."""
 
 from __future__ import annotations
 
 import pytest
 
 from millstream.errors import ModelError
-from millstream.text.style import REASONING, choose_style
+from millstream.text.chat_format import REASONING, detect_chat_format
 
-SHOWN = [
+TEMPLATES = [
     ('<tool_call>{"name": 1, "arguments": 2}</tool_call> <think> </think>', "hermes", "think"),
     ("<tool_call><function=f><parameter=a>", "qwen3-coder", "none"),
     ("<tool_call>f<arg_key>a</arg_key> '<think>' '</think>'", "glm", "think"),
@@ -30,9 +30,9 @@ SHOWN = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("template", "tools", "reasoning"), SHOWN)
-def test_a_template_shows_its_format(template: str, tools: str, reasoning: str) -> None:
-    assert choose_style(template, lambda token: False).names == (tools, reasoning)
+@pytest.mark.parametrize(("template", "tools", "reasoning"), TEMPLATES)
+def test_formats_are_detected_from_the_template(template: str, tools: str, reasoning: str) -> None:
+    assert detect_chat_format(template, lambda token: False).names == (tools, reasoning)
 
 
 @pytest.mark.parametrize(
@@ -46,19 +46,19 @@ def test_a_template_shows_its_format(template: str, tools: str, reasoning: str) 
         (set(), "none", "none"),
     ],
 )
-def test_or_the_vocabulary_tells(tokens: set[str], tools: str, reasoning: str) -> None:
-    assert choose_style(None, tokens.__contains__).names == (tools, reasoning)
+def test_formats_are_detected_from_the_vocabulary(tokens: set[str], tools: str, reasoning: str) -> None:
+    assert detect_chat_format(None, tokens.__contains__).names == (tools, reasoning)
 
 
-def test_the_user_has_the_last_word() -> None:
+def test_explicit_formats_take_precedence() -> None:
     template = "<tool_call> <think> </think>"
-    assert choose_style(template, lambda token: False, "llama", "none").names == ("llama", "none")
-    assert choose_style(template, lambda token: False, "none", "mistral").names == ("none", "mistral")
-    with pytest.raises(ModelError, match=r"no tool format 'nope'\. Known are: auto, none, harmony"):
-        choose_style(template, lambda token: False, "nope")
+    assert detect_chat_format(template, lambda token: False, "llama", "none").names == ("llama", "none")
+    assert detect_chat_format(template, lambda token: False, "none", "mistral").names == ("none", "mistral")
+    with pytest.raises(ModelError, match=r"no tool format 'nope'\. Use one of: auto, none, harmony"):
+        detect_chat_format(template, lambda token: False, "nope")
     with pytest.raises(ModelError, match="no reasoning format"):
-        choose_style(template, lambda token: False, "auto", "nope")
+        detect_chat_format(template, lambda token: False, "auto", "nope")
 
 
-def test_marks_have_names_of_their_own() -> None:
+def test_reasoning_formats_are_distinct() -> None:
     assert len(set(REASONING.values())) == len(REASONING)

@@ -1,4 +1,4 @@
-"""Grammars of calls: llguidance takes them, and whatever it lets through is read as calls that fit their schemas."""
+"""Grammars of forced calls: llguidance accepts them, and all text that they allow parses to valid calls."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import tokenizers
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 from tokenizers import decoders, models, pre_tokenizers
 
-from millstream.text.output import Message, Output
-from millstream.text.style import REASONING, Style
+from millstream.text.chat_format import REASONING, ChatFormat
+from millstream.text.output_parser import Message, OutputParser
 from millstream.text.tool_formats.registry import FORMATS
-from millstream.text.tool_grammar import MOST_CALLS, tool_grammar
+from millstream.text.tool_grammar import MAX_CALLS, tool_grammar
 from millstream.text.tool_prompt import write_calls
 from millstream.types import ToolUse
 
@@ -39,22 +39,22 @@ USE = ToolUse((WEATHER, NOW), "required")
 INNER = ["<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<think>", "</think>"]
 
 
-def style(name: str) -> Style:
+def chat_format(name: str) -> ChatFormat:
     form = FORMATS[name]
-    return Style(form, form.reasoning or REASONING["think"])
+    return ChatFormat(form, form.reasoning or REASONING["think"])
 
 
 @cache
 def vocabulary(name: str, special: bool) -> tuple[tokenizers.Tokenizer, llguidance.LLTokenizer]:
-    """A token a byte, and with `special` one for each marker."""
+    """Returns a vocabulary with one token per byte, and with `special` one per marker."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     made = tokenizers.Tokenizer(models.BPE({letter: number for number, letter in enumerate(alphabet)}, []))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
     form = FORMATS[name]
-    marks = [mark for block in form.blocks for mark in (block.start, *block.ends)] + [*form.inner, *INNER]
-    whole = {mark for mark in marks if mark[0] in "<[" and mark[-1] in ">]" and " " not in mark}
-    made.add_special_tokens(["<|endoftext|>", *sorted(whole if special else ())])
+    markers = [marker for block in form.blocks for marker in (block.start, *block.ends)] + [*form.inner_markers, *INNER]
+    single_tokens = {marker for marker in markers if marker[0] in "<[" and marker[-1] in ">]" and " " not in marker}
+    made.add_special_tokens(["<|endoftext|>", *sorted(single_tokens if special else ())])
     return made, llguidance.LLTokenizer(made.to_str(), eos_token=END)
 
 
@@ -74,9 +74,9 @@ def accepts(name: str, special: bool, text: str, use: ToolUse = USE, **more: obj
 
 
 def walk(name: str, special: bool, seed: int) -> str | None:
-    """A text that the grammar lets through, drawn at random; None if it did not come to an end."""
+    """Returns a random text that the grammar allows; None if it did not end."""
     made, tokens = vocabulary(name, special)
-    subject = matcher(name, special, reasoning=style(name).reasoning)
+    subject = matcher(name, special, reasoning=chat_format(name).reasoning)
     draw = random.Random(seed)
     mask = allocate_token_bitmask(1, tokens.vocab_size)
     ids: list[int] = []
@@ -95,45 +95,45 @@ def walk(name: str, special: bool, seed: int) -> str | None:
 @pytest.mark.parametrize("special", [True, False])
 @pytest.mark.parametrize("name", FORMATS)
 def test_calls_as_the_format_writes_them_are_accepted(name: str, special: bool) -> None:
-    written = FORMATS[name].written
+    syntax = FORMATS[name].syntax
     weather = ("get_weather", {"city": "Oslo", "unit": "celsius"})
     full = ("get_weather", {"city": "São Paulo, BR", "days": 3, "unit": "fahrenheit", "place": {"north": 1.5}})
     for calls in ([weather], [full], [("now", {})]):
-        assert accepts(name, special, write_calls(written, calls)), write_calls(written, calls)
-    two = write_calls(written, [weather, ("now", {})])
-    assert accepts(name, special, two) == written.many
+        assert accepts(name, special, write_calls(syntax, calls)), write_calls(syntax, calls)
+    two = write_calls(syntax, [weather, ("now", {})])
+    assert accepts(name, special, two) == syntax.many
     assert not accepts(name, special, two, ToolUse(USE.tools, "required", parallel=False))
-    assert not accepts(name, special, write_calls(written, [("now", {})] * (MOST_CALLS + 1)))
+    assert not accepts(name, special, write_calls(syntax, [("now", {})] * (MAX_CALLS + 1)))
     named = ToolUse(USE.tools, "required", "now")
-    assert accepts(name, special, write_calls(written, [("now", {})]), named)
-    assert not accepts(name, special, write_calls(written, [weather]), named)
-    assert not accepts(name, special, write_calls(written, [("get_weather", {"city": "Oslo"})])), "unit is missing"
-    assert not accepts(name, special, write_calls(written, [("get_weather", {"city": "x", "unit": "kelvin"})]))
+    assert accepts(name, special, write_calls(syntax, [("now", {})]), named)
+    assert not accepts(name, special, write_calls(syntax, [weather]), named)
+    assert not accepts(name, special, write_calls(syntax, [("get_weather", {"city": "Oslo"})])), "unit is missing"
+    assert not accepts(name, special, write_calls(syntax, [("get_weather", {"city": "x", "unit": "kelvin"})]))
     assert not accepts(name, special, "I would rather talk.")
 
 
 @pytest.mark.parametrize("special", [True, False])
 @pytest.mark.parametrize("name", FORMATS)
-def test_thoughts_may_come_before(name: str, special: bool) -> None:
-    marks = style(name).reasoning
-    assert marks is not None
-    call = write_calls(FORMATS[name].written, [("now", {})])
-    thought = f"Hm.\nYes.{marks.closes[0]}{marks.after}"
-    assert accepts(name, special, f"{marks.opens[0]}{thought}\n\n{call}", reasoning=marks)
-    assert accepts(name, special, call, reasoning=marks)
-    assert accepts(name, special, thought + call, reasoning=marks, thinking=True)
-    assert not accepts(name, special, call, reasoning=marks, thinking=True)
+def test_reasoning_may_precede_the_calls(name: str, special: bool) -> None:
+    markers = chat_format(name).reasoning
+    assert markers is not None
+    call = write_calls(FORMATS[name].syntax, [("now", {})])
+    reasoning = f"Hm.\nYes.{markers.closes[0]}{markers.after}"
+    assert accepts(name, special, f"{markers.opens[0]}{reasoning}\n\n{call}", reasoning=markers)
+    assert accepts(name, special, call, reasoning=markers)
+    assert accepts(name, special, reasoning + call, reasoning=markers, in_reasoning=True)
+    assert not accepts(name, special, call, reasoning=markers, in_reasoning=True)
 
 
 @pytest.mark.parametrize("special", [True, False])
 @pytest.mark.parametrize("name", FORMATS)
-def test_what_it_lets_through_is_read_as_valid_calls(name: str, special: bool, whole: bool) -> None:
+def test_all_text_that_it_allows_parses_to_valid_calls(name: str, special: bool, whole: bool) -> None:
     schemas = USE.schemas
     for seed in range(8 if whole else 3):
         text = walk(name, special, seed)
         if text is None:
             continue
-        output = Output(style(name), schemas)
+        output = OutputParser(chat_format(name), schemas)
         message = Message()
         message.add(output.push(text))
         message.add(output.finish())

@@ -1,4 +1,4 @@
-"""What every example of the corpus shares: some tools, and what a text must become."""
+"""Tools and expected results that all examples of the corpus share."""
 
 # ruff: noqa: E501
 
@@ -52,16 +52,16 @@ class Example:
     calls: tuple[Call, ...] = ()
     content: str = ""
     reasoning: str = ""
-    thinking: bool = False
-    """The prompt had opened the thoughts."""
+    in_reasoning: bool = False
+    """True if the prompt has opened the reasoning."""
 
 
-def good(text: str, *calls: Call, content: str = "", reasoning: str = "", thinking: bool = False) -> Example:
-    return Example(text, calls, content, reasoning, thinking)
+def good(text: str, *calls: Call, content: str = "", reasoning: str = "", in_reasoning: bool = False) -> Example:
+    return Example(text, calls, content, reasoning, in_reasoning)
 
 
 def broken(text: str) -> Example:
-    """Comes back as it is."""
+    """A text without a valid call, which becomes content unchanged."""
     return Example(text, content=text)
 
 

@@ -1,1 +1,1 @@
-"""HTTP/1.1 for strangers: uvicorn's protocol with limits on size, time and number."""
+"""HTTP/1.1 for untrusted clients: uvicorn's protocol with limits on size, time and number of connections."""

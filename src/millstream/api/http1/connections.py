@@ -1,4 +1,4 @@
-"""All connections of a server: how many there may be, which of them must go first, and who has taken too long."""
+"""All connections of a server: enforces their number and their timeouts, and chooses which to close first."""
 
 from __future__ import annotations
 
@@ -14,45 +14,46 @@ from millstream.api.http1.limits import HttpLimits
 log = logging.getLogger(__name__)
 
 LOG_EVERY = 10.0
-SLOWEST = 2
-"""Ticks that a late one counts for. The rest was our own delay, and no client pays for it."""
+"""Seconds between two warnings in the log."""
+MAX_TICKS = 2
+"""Most ticks that a late tick counts for. The rest was our own delay, which no client should pay for."""
 
 
 class Phase(Enum):
     IDLE = "idle"
-    """No request: nothing has come yet, the headers are not complete, or the last answer is."""
+    """No request: nothing was received yet, the headers are incomplete, or the last response is complete."""
     RECEIVING = "receiving"
-    """The headers are here, the body is not."""
+    """The headers are complete, the body is not."""
     SERVING = "serving"
-    """A request is here and its answer is not complete."""
+    """The request is complete, its response is not."""
     LEAVING = "leaving"
-    """Refused: the client has a moment to read why."""
+    """Refused: the client has a moment to read the error."""
 
 
 class Connection(Protocol):
-    def overdue(self) -> None:
-        """Look at the clock, and end what has taken too long."""
+    def check_timeouts(self) -> None:
+        """Check the clock, and refuse or close what has taken too long."""
         ...
 
     def drop(self) -> None:
-        """Close now."""
+        """Close the connection now."""
         ...
 
 
 class Connections:
-    """Keeps every connection in the phase it is in, the longest there first."""
+    """Tracks the phase of every connection. In each phase, the connection that entered it first comes first."""
 
     def __init__(self, limits: HttpLimits, *, open_files: Callable[[], int | None] = lambda: None) -> None:
         self.clock = 0.0
-        """Seconds in which the event loop was able to read. Stands still while there is no connection."""
+        """Seconds during which the event loop was able to read. Stops while there is no connection."""
         self._limits = limits
         self._open_files = open_files
         self._phases: dict[Phase, dict[Connection, None]] = {phase: {} for phase in Phase}
         self._phase_of: dict[Connection, Phase] = {}
         self._ticking: asyncio.TimerHandle | None = None
         self._ticked = 0.0
-        self._news = {"refused": 0, "closed": 0}
-        self._told = -LOG_EVERY
+        self._counts = {"refused": 0, "closed": 0}
+        self._logged = -LOG_EVERY
 
     @property
     def cap(self) -> int:
@@ -62,7 +63,7 @@ class Connections:
         return len(self._phases[phase])
 
     def join(self, connection: Connection) -> bool:
-        """Let a new connection in, if need be in place of one that has no request. False: there is no room."""
+        """Admit a new connection, if necessary in place of one that has no request. False if the cap is reached."""
         self._enter(connection, Phase.IDLE)
         if self._ticking is None:
             self._schedule()
@@ -72,13 +73,13 @@ class Connections:
         for phase in (Phase.IDLE, Phase.RECEIVING):
             if next(iter(self._phases[phase]), connection) is not connection:
                 self._drop_first(phase)
-                self._tell("closed", cap)
+                self._log("closed", cap)
                 return True
-        self._tell("refused", cap)
+        self._log("refused", cap)
         return False
 
     def move(self, connection: Connection, phase: Phase) -> None:
-        """Does nothing for a connection that has left."""
+        """Does nothing for a connection that has been closed."""
         if connection in self._phase_of:
             del self._phases[self._phase_of[connection]][connection]
             self._enter(connection, phase)
@@ -106,23 +107,23 @@ class Connections:
 
     def _tick(self) -> None:
         passed = time.monotonic() - self._ticked
-        self.clock += min(passed, SLOWEST * self._limits.tick)
+        self.clock += min(passed, MAX_TICKS * self._limits.tick)
         for connection in list(self._phase_of):
-            connection.overdue()
+            connection.check_timeouts()
         self._ticking = None
         if self._phase_of:
             self._schedule()
 
-    def _tell(self, what: str, cap: int) -> None:
-        """Once in a while, with how often it has happened since."""
-        self._news[what] += 1
+    def _log(self, event: str, cap: int) -> None:
+        """Log at most one warning per `LOG_EVERY` seconds, with the counts since the last one."""
+        self._counts[event] += 1
         now = time.monotonic()
-        if now - self._told < LOG_EVERY:
+        if now - self._logged < LOG_EVERY:
             return
-        self._told = now
+        self._logged = now
         log.warning(
             "all %d connections are in use (--max-connections %d, open files %s): %d refused, %d idle ones closed",
-            cap, self._limits.connections, self._open_files() or "unlimited", self._news["refused"],
-            self._news["closed"],
+            cap, self._limits.connections, self._open_files() or "unlimited", self._counts["refused"],
+            self._counts["closed"],
         )  # fmt: skip
-        self._news = dict.fromkeys(self._news, 0)
+        self._counts = dict.fromkeys(self._counts, 0)

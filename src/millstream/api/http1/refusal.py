@@ -1,23 +1,21 @@
-"""Answers for requests that never reach the application: OpenAI's error shape, as bytes on the wire."""
+"""Error responses for requests that never reach the application, as bytes on the wire."""
 
 from __future__ import annotations
 
 from http import HTTPStatus
 
-import orjson
-
-from millstream.api.errors import JSON_TYPE, error_body, error_headers
+from millstream.api.errors import ErrorFormat
 from millstream.errors import MillstreamError
 
 
-def refusal(error: MillstreamError) -> bytes:
-    """A whole response that ends its connection."""
-    body = orjson.dumps(error_body(error))
+def refusal(error: MillstreamError, form: ErrorFormat) -> bytes:
+    """Returns a complete response, which closes its connection."""
+    body = form.body(error)
     headers = {
-        "content-type": JSON_TYPE,
+        "content-type": form.media_type,
         "content-length": str(len(body)),
         "connection": "close",
-        **error_headers(error),
+        **form.headers(error),
     }
     lines = [f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]

@@ -1,4 +1,4 @@
-"""What the two text dialects have in common on the wire."""
+"""Fields and framing that chat completions and text completions share on the wire."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from types import MappingProxyType
 import orjson
 
 from millstream import __version__
-from millstream.api.sse import DONE, event
+from millstream.api.openai.errors import error_body
+from millstream.api.sse import event
+from millstream.errors import MillstreamError
 from millstream.types import FinishReason, PromptToken, Usage
 
+DONE = event(b"[DONE]")
 FINGERPRINT = f"millstream-{__version__}"
 LEAST_LOGPROB = -9999.0
-"""Stands for minus infinity, which JSON does not have; it is OpenAI's value for it."""
+"""Stands for minus infinity, which JSON does not have. OpenAI uses the same value."""
 
 FINISH = {
     FinishReason.STOP: "stop",
@@ -36,24 +39,29 @@ def usage_fields(usage: Usage) -> dict[str, object]:
 
 
 def finite(logprob: float | None) -> float | None:
-    """None for the first token of a prompt, of which nothing can be said."""
+    """Returns None for the first token of a prompt, which has no log-probability."""
     return None if logprob is None else max(logprob, LEAST_LOGPROB)
 
 
 def prompt_fields(prompt: Sequence[PromptToken]) -> list[dict[str, object] | None]:
-    """Log-probabilities of a prompt as vLLM writes them: by token id, the token itself first."""
+    """Log-probabilities of a prompt in vLLM's form: by token id, the prompt's own token first."""
     return [
         {
             str(token): {"logprob": finite(logprob), "rank": rank, "decoded_token": text}
-            for token, text, logprob, rank in place.options
+            for token, text, logprob, rank in position.options
         }
         or None
-        for place in prompt
+        for position in prompt
     ]
 
 
+def failure_event(error: MillstreamError) -> bytes:
+    """No [DONE] follows: clients raise on the error field, and to others a missing [DONE] says "incomplete"."""
+    return event(error_body(error))
+
+
 class Frame:
-    """The fields around the choices: the same in every chunk, so they are rendered once and copied from then on."""
+    """The fields around the choices. They are the same in every chunk, so they are rendered once and then copied."""
 
     def __init__(self, prefix: str, model: str, *, include_usage: bool) -> None:
         self._fields = {
@@ -64,11 +72,11 @@ class Frame:
         }
         self._include_usage = include_usage
 
-    def opening(self, kind: str) -> bytes:
+    def head(self, kind: str) -> bytes:
         """A chunk up to the index of its one choice."""
         return b"data: " + orjson.dumps({"object": kind} | self._fields)[:-1] + b',"choices":[{"index":'
 
-    def closing(self) -> bytes:
+    def tail(self) -> bytes:
         """A chunk from the end of its choice on."""
         return b'}],"usage":null}\n\n' if self._include_usage else b"}]}\n\n"
 

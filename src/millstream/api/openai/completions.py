@@ -9,40 +9,32 @@ from starlette.responses import Response
 
 from millstream.api.body import read_body
 from millstream.api.error_docs import SERVICE
-from millstream.api.openai import examples
+from millstream.api.openai import docs, examples
 from millstream.api.openai.render_completion import CompletionRenderer
 from millstream.api.openai.requests import completion_request
 from millstream.api.openai.response_schema import Completion, CompletionChunk
 from millstream.api.openai.schema import CompletionRequest
 from millstream.api.openapi import documented
-from millstream.api.response import GenerationResponse, respond
-from millstream.service.ports import TextService
+from millstream.api.response import GenerationResponse, Responder
 
 _DOCS = documented(
     Completion,
-    "The continuations: whole, or with `stream` as server-sent events.",
-    errors=SERVICE,
+    "The completions: whole, or with `stream` as server-sent events.",
+    errors=docs.ERRORS.references(SERVICE),
     body=CompletionRequest,
     examples=examples.COMPLETION,
-    events=CompletionChunk,
+    stream=docs.event_stream(CompletionChunk),
 )
 
 
-def routes(service: TextService, *, ping_seconds: float, write_timeout: float) -> APIRouter:
+def routes(responder: Responder) -> APIRouter:
     router = APIRouter(prefix="/v1", tags=["text"], default_response_class=Response)
 
     @router.post("/completions", summary="Continue a text", openapi_extra=_DOCS)
     async def completions(request: Request) -> GenerationResponse:
-        asked, generation = await read_body(request, completion_request)
-        usage = asked.stream_options.include_usage
-        renderer = partial(CompletionRenderer, include_usage=usage, logprobs=asked.logprobs)
-        return respond(
-            service,
-            generation,
-            renderer,
-            stream=asked.stream,
-            ping_seconds=ping_seconds,
-            write_timeout=write_timeout,
-        )
+        parsed, generation = await read_body(request, completion_request)
+        usage = parsed.stream_options.include_usage
+        renderer = partial(CompletionRenderer, include_usage=usage, logprobs=parsed.logprobs)
+        return responder.respond(generation, renderer, stream=parsed.stream)
 
     return router

@@ -1,4 +1,4 @@
-"""Example requests for /docs. The tests send each of them."""
+"""Example requests for /docs. The tests send all of them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CHAT: dict[str, Any] = {
         },
     },
     "stream": {
-        "summary": "Streamed, with a count of the tokens at the end",
+        "summary": "Streamed, with token counts at the end",
         "value": {
             "messages": _user("Count to ten."),
             "max_tokens": 64,
@@ -43,7 +43,7 @@ CHAT: dict[str, Any] = {
         },
     },
     "schema": {
-        "summary": "An answer that is JSON of a schema",
+        "summary": "Structured output: JSON that matches a schema",
         "value": {
             "messages": _user("Name a river and its length in km."),
             "max_tokens": 64,
@@ -62,11 +62,11 @@ CHAT: dict[str, Any] = {
         },
     },
     "tools": {
-        "summary": "With a function that the model may call",
+        "summary": "With a tool that the model may call",
         "value": {"messages": _user("How is the weather in Bern?"), "max_tokens": 64, "tools": [_WEATHER]},
     },
     "image": {
-        "summary": "With an image, for models that see",
+        "summary": "With an image, for vision models",
         "value": {
             "messages": _user(
                 [
@@ -85,7 +85,7 @@ COMPLETION: dict[str, Any] = {
         "value": {"prompt": "A mill stands by the", "max_tokens": 16, "temperature": 0.7, "stop": ["\n"]},
     },
     "several": {
-        "summary": "Two answers to each of two texts, with log-probabilities",
+        "summary": "Two completions for each of two prompts, with log-probabilities",
         "value": {"prompt": ["Once upon", "The river"], "max_tokens": 8, "n": 2, "logprobs": 2},
     },
     "stream": {"summary": "Streamed", "value": {"prompt": "One, two,", "max_tokens": 16, "stream": True}},

@@ -1,4 +1,4 @@
-"""What an answer must match, in the forms that clients send it: OpenAI's, vLLM's and llama.cpp's."""
+"""Structured output: parses the constraint on the output in OpenAI's, vLLM's and llama.cpp's forms."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from millstream.types import Grammar
 ANY_OBJECT = Grammar("json_schema", '{"type":"object"}')
 
 
-def read_response_format(value: object) -> Grammar | None:
+def parse_response_format(value: object) -> Grammar | None:
     name = "response_format"
     kind = value.get("type") if isinstance(value, dict) else None
     if not isinstance(value, dict) or kind not in ("text", "json_object", "json_schema"):
@@ -28,12 +28,12 @@ def read_response_format(value: object) -> Grammar | None:
     inner = value.get("json_schema")
     if not isinstance(inner, dict):
         raise BadRequest(f"{name}.json_schema must be an object with a schema.", param=f"{name}.json_schema")
-    # Enforced whether `strict` or not: a schema is no hint here.
+    # Enforced with or without `strict`: a schema is more than a hint here.
     return _schema(inner["schema"], f"{name}.json_schema.schema") if inner.get("schema") is not None else ANY_OBJECT
 
 
 def _schema(value: object, name: str) -> Grammar:
-    """An object, or its text."""
+    """Accepts a schema as an object or as JSON text."""
     if isinstance(value, str):
         try:
             value = orjson.loads(value)
@@ -42,7 +42,7 @@ def _schema(value: object, name: str) -> Grammar:
     if value is True:
         value = {}
     if not isinstance(value, dict):
-        raise BadRequest(f"{name} must be a JSON schema: an object.", param=name)
+        raise BadRequest(f"{name} must be a JSON schema, which is an object.", param=name)
     check_schema(value, name)
     return Grammar("json_schema", _bounded(orjson.dumps(value).decode(), name))
 
@@ -51,8 +51,8 @@ def _regex(value: object, name: str) -> Grammar:
     return Grammar("regex", _text(value, name))
 
 
-def _written(value: object, name: str) -> Grammar:
-    """Lark's form, or llama.cpp's GBNF, which writes its rules with ::=."""
+def _grammar(value: object, name: str) -> Grammar:
+    """Lark syntax, or llama.cpp's GBNF, which writes rules with ::=."""
     source = _text(value, name)
     return Grammar("gbnf" if "::=" in source else "lark", source)
 
@@ -60,9 +60,8 @@ def _written(value: object, name: str) -> Grammar:
 def _choice(value: object, name: str) -> Grammar:
     texts = value if isinstance(value, list) else []
     if not 0 < len(texts) <= MAX_CHOICES or not all(isinstance(text, str) and text for text in texts):
-        wanted = f"a list of 1 to {MAX_CHOICES} non-empty strings"
-        raise BadRequest(f"{name} must be {wanted}.", param=name)
-    # One terminal: the lexer takes thousands of strings in its stride, and the parser would look at each by itself.
+        raise BadRequest(f"{name} must be a list of 1 to {MAX_CHOICES} non-empty strings.", param=name)
+    # One terminal: the lexer handles thousands of strings with ease, while the parser would try them one by one.
     return Grammar("lark", _bounded("start: CHOICE\nCHOICE: " + " | ".join(map(json.dumps, texts)), name))
 
 
@@ -83,19 +82,19 @@ def _bounded(source: str, name: str) -> str:
     return source
 
 
-_Reader = Callable[[object, str], Grammar | None]
+_Parser = Callable[[object, str], Grammar | None]
 
-_OPTIONS: Mapping[str, _Reader] = {
+_OPTIONS: Mapping[str, _Parser] = {
     "json": _schema,
     "json_object": _any_object,
     "regex": _regex,
     "choice": _choice,
-    "grammar": _written,
+    "grammar": _grammar,
 }
 
 
-def read_structured_outputs(value: object) -> Grammar | None:
-    """vLLM's object: exactly one kind of constraint."""
+def parse_structured_outputs(value: object) -> Grammar | None:
+    """vLLM's object, with exactly one kind of constraint."""
     name = "structured_outputs"
     if not isinstance(value, dict):
         raise BadRequest(f"{name} must be an object with one of {', '.join(_OPTIONS)}.", param=name)
@@ -103,33 +102,33 @@ def read_structured_outputs(value: object) -> Grammar | None:
     for key in given:
         if key not in _OPTIONS:
             known = ", ".join(_OPTIONS)
-            raise UnsupportedParameter(f"{name}.{key} is not served; {known} are.", param=f"{name}.{key}")
+            raise UnsupportedParameter(f"{name}.{key} is not supported. Supported are {known}.", param=f"{name}.{key}")
     return only({f"{name}.{key}": _OPTIONS[key](option, f"{name}.{key}") for key, option in given.items()})
 
 
-def only(asked: Mapping[str, Grammar | None]) -> Grammar | None:
-    """The one grammar that is asked for, if any."""
-    given = {name: grammar for name, grammar in asked.items() if grammar is not None}
+def only(requested: Mapping[str, Grammar | None]) -> Grammar | None:
+    """Returns the requested grammar, if any. Raises `BadRequest` if there are several."""
+    given = {name: grammar for name, grammar in requested.items() if grammar is not None}
     if len(given) > 1:
         first, second = list(given)[:2]
-        raise BadRequest(f"{first} and {second} cannot be combined: an answer has one form.", param=second)
+        raise BadRequest(f"{first} and {second} cannot be combined. Send one of them.", param=second)
     return next(iter(given.values()), None)
 
 
-def _by_itself(kind: str) -> PlainValidator:
-    """Reads a parameter that is a constraint of this kind."""
+def _parameter(kind: str) -> PlainValidator:
+    """Parses a parameter that is a constraint of this kind."""
 
-    def read(value: object, info: ValidationInfo) -> Grammar | None:
+    def parse(value: object, info: ValidationInfo) -> Grammar | None:
         return None if value == "" else _OPTIONS[kind](value, info.field_name or kind)
 
-    return PlainValidator(read)
+    return PlainValidator(parse)
 
 
 _TEXT: dict[str, Any] = {"type": "string"}
 _OBJECT: dict[str, Any] = {"type": "object"}
 _NOT_GIVEN: dict[str, Any] = {"enum": [None, False]}
 _KINDS: dict[str, Any] = {
-    "json": {"anyOf": [_OBJECT, _TEXT, {"const": True}], "description": "A JSON schema, or its text."},
+    "json": {"anyOf": [_OBJECT, _TEXT, {"const": True}], "description": "A JSON schema, as an object or as text."},
     "json_object": {"type": "boolean"},
     "regex": _TEXT,
     "choice": {
@@ -173,38 +172,38 @@ _FORMAT = {
     ]
 }
 _NO_CHOICE: dict[str, Any] = {"const": ""}
-ResponseFormat = Annotated[Grammar | None, PlainValidator(read_response_format), WithJsonSchema(_FORMAT)]
-StructuredOutputs = Annotated[Grammar | None, PlainValidator(read_structured_outputs), WithJsonSchema(_STRUCTURED)]
-Schema = Annotated[Grammar | None, _by_itself("json"), WithJsonSchema(_KINDS["json"])]
-Regex = Annotated[Grammar | None, _by_itself("regex"), WithJsonSchema(_TEXT)]
-Choice = Annotated[Grammar | None, _by_itself("choice"), WithJsonSchema({"anyOf": [_KINDS["choice"], _NO_CHOICE]})]
-Written = Annotated[Grammar | None, _by_itself("grammar"), WithJsonSchema(_TEXT)]
+ResponseFormat = Annotated[Grammar | None, PlainValidator(parse_response_format), WithJsonSchema(_FORMAT)]
+StructuredOutputs = Annotated[Grammar | None, PlainValidator(parse_structured_outputs), WithJsonSchema(_STRUCTURED)]
+Schema = Annotated[Grammar | None, _parameter("json"), WithJsonSchema(_KINDS["json"])]
+Regex = Annotated[Grammar | None, _parameter("regex"), WithJsonSchema(_TEXT)]
+Choice = Annotated[Grammar | None, _parameter("choice"), WithJsonSchema({"anyOf": [_KINDS["choice"], _NO_CHOICE]})]
+GrammarText = Annotated[Grammar | None, _parameter("grammar"), WithJsonSchema(_TEXT)]
 
 
-class FormRequest(BaseModel):
-    """The form that an answer must have, under every name that it goes by."""
+class StructuredRequest(BaseModel):
+    """The constraint on the output, under every parameter name in use."""
 
     model_config = ConfigDict(strict=True, use_attribute_docstrings=True)
 
     response_format: ResponseFormat = None
-    """What the answer must be: text, any JSON object, or JSON of a schema."""
+    """Structured output: text, any JSON object, or JSON that matches a schema."""
     structured_outputs: StructuredOutputs = None
-    """The same and more, as vLLM has it: one of json, json_object, regex, choice and grammar."""
+    """Structured output in vLLM's form: one of json, json_object, regex, choice and grammar."""
     guided_json: Schema = None
-    """The answer is JSON of this schema."""
+    """The output is JSON that matches this schema."""
     guided_regex: Regex = None
-    """The answer matches this regular expression."""
+    """The output matches this regular expression."""
     guided_choice: Choice = None
-    """The answer is one of these strings."""
-    guided_grammar: Written = None
-    """The answer matches this grammar, written in Lark's or in llama.cpp's form."""
+    """The output is one of these strings."""
+    guided_grammar: GrammarText = None
+    """The output matches this grammar, in Lark syntax or llama.cpp's GBNF."""
     json_schema: Schema = None
-    """llama.cpp's name of guided_json."""
-    grammar: Written = None
-    """llama.cpp's name of guided_grammar."""
+    """llama.cpp's name for guided_json."""
+    grammar: GrammarText = None
+    """llama.cpp's name for guided_grammar."""
 
-    def form(self) -> Grammar | None:
-        """The one that is asked for, if any."""
+    def output_grammar(self) -> Grammar | None:
+        """Returns the requested constraint, if any."""
         return only(
             {
                 "response_format": self.response_format,

@@ -1,15 +1,15 @@
-"""What the routes about models answer, for /openapi.json."""
+"""Response models of the routes about models, for /openapi.json."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from millstream.api.answer_schema import AnswerSchema
+from millstream.api.response_schema import ResponseSchema
 from millstream.api.system_schema import State
 
 
-class Model(AnswerSchema):
-    """A model of this server: OpenAI's four fields, and what an operator wants to know."""
+class Model(ResponseSchema):
+    """A model of this server: OpenAI's four fields, and more for operators."""
 
     id: str
     """The name that requests use."""
@@ -19,42 +19,42 @@ class Model(AnswerSchema):
     owned_by: Literal["millstream"]
     state: State
     progress: float | None
-    """How much of it is loaded, from 0 to 1, while it loads."""
+    """The loaded fraction, from 0 to 1, while the model loads."""
     error: str | None
     """Why it failed."""
     aliases: list[str]
     """Other names that requests may use."""
     isolation: Literal["thread", "process"]
-    """Where its engine runs: on a thread of the server, or in a process of its own."""
+    """Where its engine runs: on a thread of the server, or in its own process."""
     pid: int | None
-    """The process of its engine."""
+    """The process id of its engine."""
     thread: int | None
-    """The thread of its engine."""
+    """The thread id of its engine."""
     pinned: bool
-    """It is never unloaded to make room, nor when it is idle."""
+    """If true, it is never unloaded to free memory or because it is idle."""
     memory_bytes: int
-    """Memory that it takes."""
+    """Memory in use."""
     prefix_cache_bytes: int
-    """What of that is its prefix cache."""
+    """The part of `memory_bytes` that is its prefix cache."""
     prefix_cache_disk_bytes: int
-    """The prefix cache on disk."""
+    """Size of the prefix cache's disk tier."""
     reserved_bytes: int | None
-    """What it holds of the server's memory budget, if there is one."""
+    """Its reservation in the server's memory budget, if there is one."""
     kv_bytes_per_token: int | None
-    """Keys and values of one token."""
+    """KV cache size per token."""
     active: int
-    """Requests that it is answering."""
+    """Running requests."""
     waiting: int
-    """Requests in its queue."""
+    """Queued requests."""
     max_batch: int | None
-    """The most requests that it answers at once."""
+    """Maximum number of requests that run at once."""
     context_length: int | None
-    """Tokens of a prompt and its answer together."""
+    """Maximum number of tokens of a prompt and its completion together."""
     restarts: int
-    """How often its engine ended unasked and was started again."""
+    """How often its engine ended unexpectedly and was restarted."""
 
 
-class ModelList(AnswerSchema):
+class ModelList(ResponseSchema):
     """All models of this server, loaded or not."""
 
     object: Literal["list"]

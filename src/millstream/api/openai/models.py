@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 from fastapi import APIRouter, Path
@@ -10,15 +11,19 @@ from starlette.responses import Response
 
 from millstream.api.error_docs import ANY_REQUEST, SERVICE
 from millstream.api.errors import json_response
+from millstream.api.openai.docs import ERRORS
 from millstream.api.openai.model_schema import Model, ModelList
 from millstream.api.openapi import documented
 from millstream.errors import NotFound
-from millstream.service.ports import TextService
-from millstream.types import ModelCard
+from millstream.model_facts import ModelCard
+from millstream.service.ports import ModelService
+
+ADMIN_PATH = re.compile(r"/v1/models/.+/(?:load|unload|cache/clear)", re.DOTALL)
+"""The routes below that change the server. Extend it with every route of that kind."""
 
 
 class ModelIdConvertor(Convertor[str]):
-    """An id in a path. Ids of hub models contain a slash, and no id ends like an action: so each URL has one route."""
+    """Matches a model id in a path. Ids may contain a slash but never end like an action, so each URL has one route."""
 
     regex = "(?:(?!/(?:load|unload|cache/clear)$).)+"
 
@@ -34,46 +39,46 @@ register_url_convertor("model_id", ModelIdConvertor())
 ModelId = Annotated[
     str,
     Path(
-        description="The model's id or one of its aliases. A slash in it may be sent as it is or as %2F.",
+        description="The model's id or one of its aliases. A slash may be sent as such or as %2F.",
         json_schema_extra={"minLength": 1},
         examples=["millstream-demo", "mlx-community/Qwen3-4B-4bit"],
     ),
 ]
 
-_LIST = documented(ModelList, "All models, loaded or not.", errors=ANY_REQUEST)
-_ONE = documented(Model, "The model.", errors=ANY_REQUEST | {404})
-_CHANGED = documented(Model, "The model as it is now.", errors=SERVICE)
+_LIST = documented(ModelList, "All models, loaded or not.", errors=ERRORS.references(ANY_REQUEST))
+_ONE = documented(Model, "The model.", errors=ERRORS.references(ANY_REQUEST | {404}))
+_CHANGED = documented(Model, "The model in its new state.", errors=ERRORS.references(SERVICE))
 
 
-def routes(service: TextService) -> APIRouter:
+def routes(service: ModelService) -> APIRouter:
     router = APIRouter(prefix="/v1", tags=["models"], default_response_class=Response)
 
-    @router.get("/models", summary="The models that this server answers with", openapi_extra=_LIST)
+    @router.get("/models", summary="List the models", openapi_extra=_LIST)
     async def models() -> Response:
         return json_response({"object": "list", "data": [_fields(card) for card in service.models()]})
 
-    @router.get("/models/{model:model_id}", summary="One of these models", openapi_extra=_ONE)
+    @router.get("/models/{model:model_id}", summary="Describe one model", openapi_extra=_ONE)
     async def model(model: ModelId) -> Response:
         for card in service.models():
             if model == card.name or model in card.aliases:
                 return json_response(_fields(card))
-        raise NotFound(f"There is no model {model[:200]!r} here. /v1/models lists those there are.", param="model")
+        raise NotFound(f"There is no model {model[:200]!r} on this server. /v1/models lists its models.", param="model")
 
     @router.post(
-        "/models/{model:model_id}/load", summary="Load a model now and answer when it is loaded", openapi_extra=_CHANGED
+        "/models/{model:model_id}/load", summary="Load a model, and respond when it is loaded", openapi_extra=_CHANGED
     )
     async def load(model: ModelId) -> Response:
         return json_response(_fields(await service.load(model)))
 
     @router.post(
         "/models/{model:model_id}/unload",
-        summary="Free a model; it is loaded again when it is used",
+        summary="Unload a model; it is loaded again on its next use",
         openapi_extra=_CHANGED,
     )
     async def unload(model: ModelId) -> Response:
         return json_response(_fields(await service.unload(model)))
 
-    @router.post("/models/{model:model_id}/cache/clear", summary="Empty a model's prefix cache", openapi_extra=_CHANGED)
+    @router.post("/models/{model:model_id}/cache/clear", summary="Clear a model's prefix cache", openapi_extra=_CHANGED)
     async def clear_cache(model: ModelId) -> Response:
         return json_response(_fields(service.clear_cache(model)))
 
@@ -81,7 +86,7 @@ def routes(service: TextService) -> APIRouter:
 
 
 def _fields(card: ModelCard) -> dict[str, object]:
-    """OpenAI's four fields, and what an operator wants to know."""
+    """OpenAI's four fields, and more for operators."""
     return {
         "id": card.name,
         "object": "model",

@@ -1,7 +1,7 @@
-"""Names that a request may carry and this server does not serve: refused, unless the value asks for nothing.
+"""Parameters that this server does not support: refused, unless their value has no effect.
 
-Serving a request while dropping a part of it that has a meaning would be a wrong answer with status 200. But many
-clients send every field with its neutral value, and those must work.
+Ignoring a parameter that has a meaning would be a wrong result with status 200. But many clients send every field with
+its neutral value, and those must work.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from millstream.errors import UnknownParameter, UnsupportedParameter
 
 Neutrals = Mapping[str, tuple[object, ...]]
 
-UNSERVED: Neutrals = {
+UNSUPPORTED: Neutrals = {
     # OpenAI's own
     "functions": ([],),
     "function_call": ("none", "auto"),
@@ -27,7 +27,7 @@ UNSERVED: Neutrals = {
     "echo": (False,),
     "best_of": (1,),
     "suffix": ("",),
-    # what other servers add
+    # added by other servers
     "guided_decoding_backend": (),
     "guided_whitespace_pattern": (),
     "reasoning": (),
@@ -64,40 +64,41 @@ UNSERVED: Neutrals = {
     "num_draft_tokens": (),
     "mm_processor_kwargs": (),
 }
-"""Each name with the values, besides null, that change nothing."""
+"""Each name with the values, besides null, that have no effect."""
 
-UNSERVED_STREAM_OPTIONS: Neutrals = {
+UNSUPPORTED_STREAM_OPTIONS: Neutrals = {
     "include_obfuscation": (False,),
     "continuous_usage_stats": (False,),
 }
 
 
-LONGEST = 64
-"""Characters of an unknown name that an error repeats. Ours are shorter."""
+MAX_QUOTED = 64
+"""Characters of an unknown name that an error quotes. Names of ours are shorter."""
 
 
-def served(
-    values: Mapping[str, object], known: Collection[str], unserved: Neutrals, *, within: str = ""
+def supported(
+    values: Mapping[str, object], known: Collection[str], unsupported: Neutrals, *, prefix: str = ""
 ) -> dict[str, object]:
-    """The values that this server acts on. Null means "not given", as in OpenAI's API, so nulls go as well."""
+    """Returns the supported parameters. Raises on others, unless their value is neutral. Null means "not given", as in
+    OpenAI's API, so nulls are left out."""
     for name, value in values.items():
         if name in known:
             continue
-        if name not in unserved:
-            raise _unknown(name, known, within)
-        if value is not None and not any(_same(value, neutral) for neutral in unserved[name]):
-            raise UnsupportedParameter(f"{within}{name} is not supported by this server.", param=within + name)
+        if name not in unsupported:
+            raise _unknown(name, known, prefix)
+        if value is not None and not any(_same(value, neutral) for neutral in unsupported[name]):
+            raise UnsupportedParameter(f"{prefix}{name} is not supported by this server.", param=prefix + name)
     return {name: value for name, value in values.items() if name in known and value is not None}
 
 
 def _same(value: object, neutral: object) -> bool:
-    """Equality as JSON has it: true is not 1."""
+    """Equality as in JSON: true is not 1."""
     return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
 
 
-def _unknown(name: str, known: Collection[str], within: str) -> UnknownParameter:
-    if len(name) > LONGEST:  # to compare it would take time that grows with its length, and no name is like it
-        name = f"{name[:LONGEST]}…"
+def _unknown(name: str, known: Collection[str], prefix: str) -> UnknownParameter:
+    if len(name) > MAX_QUOTED:  # comparing takes time that grows with the length, and no name of ours is that long
+        name = f"{name[:MAX_QUOTED]}…"
     close = difflib.get_close_matches(name, known, n=1)
-    hint = f" Did you mean {within}{close[0]}?" if close else ""
-    return UnknownParameter(f"{within}{name} is not a parameter of this endpoint.{hint}", param=within + name)
+    hint = f" Did you mean {prefix}{close[0]}?" if close else ""
+    return UnknownParameter(f"{prefix}{name} is not a parameter of this endpoint.{hint}", param=prefix + name)

@@ -1,4 +1,4 @@
-"""The parts of a message: text, images, sound and video. What they name is fetched later, by the service."""
+"""Parses the parts of a message: text, images, audio and video. The service fetches their URLs later."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ AUDIO_FORMATS = ("wav", "mp3")
 _DETAIL = ("auto", "low", "high")
 
 
-def read_parts(parts: list[object], path: str) -> Content:
-    """One string where all parts are text: it is what they mean, and many templates cannot read a list. Otherwise the
-    parts as `ChatPrompt` has them."""
-    read = [_part(part, f"{path}[{place}]") for place, part in enumerate(parts)]
-    texts = [part["text"] for part in read if part["type"] == "text"]
-    return "".join(map(str, texts)) if len(texts) == len(read) else read
+def parse_parts(parts: list[object], path: str) -> Content:
+    """Returns one string if all parts are text, since many chat templates accept no list. Otherwise the parts in the
+    form of `ChatPrompt`."""
+    parsed = [_part(part, f"{path}[{index}]") for index, part in enumerate(parts)]
+    texts = [part["text"] for part in parsed if part["type"] == "text"]
+    return "".join(map(str, texts)) if len(texts) == len(parsed) else parsed
 
 
 def _part(part: object, path: str) -> dict[str, object]:
     kind = part.get("type") if isinstance(part, dict) else None
     if isinstance(part, dict) and isinstance(kind, str):
-        if kind in _READERS:
-            media = _READERS[kind](part, path)
+        if kind in _PARSERS:
+            media = _PARSERS[kind](part, path)
             return {"type": media.kind, "media": media}
-        if kind in _UNSERVED:
-            raise UnsupportedParameter(f"{path} is of type {kind}; {_UNSERVED[kind]}.", param=path)
+        if kind in _UNSUPPORTED:
+            raise UnsupportedParameter(f"{path} has the type {kind}; {_UNSUPPORTED[kind]}.", param=path)
     text = part.get("text") if isinstance(part, dict) else None
     if kind != "text" or not isinstance(text, str):
         raise BadRequest(
@@ -56,56 +56,56 @@ def _video(part: dict[str, object], path: str) -> MediaPart:
 
 def _audio(part: dict[str, object], path: str) -> MediaPart:
     value = part.get("input_audio")
-    sound = value if isinstance(value, dict) else {}
-    data, form = sound.get("data"), sound.get("format")
-    if not isinstance(data, str) or form not in AUDIO_FORMATS:
+    audio = value if isinstance(value, dict) else {}
+    data, file_format = audio.get("data"), audio.get("format")
+    if not isinstance(data, str) or file_format not in AUDIO_FORMATS:
         raise BadRequest(
-            f'{path}.input_audio must be {{"data": "...", "format": "wav"}}, with the file in base64; formats are '
-            f"{' and '.join(AUDIO_FORMATS)}.",
+            f'{path}.input_audio must be {{"data": "...", "format": "wav"}}, with the file in base64. The format is '
+            f"{' or '.join(AUDIO_FORMATS)}.",
             param=f"{path}.input_audio",
         )
-    return MediaPart("audio", f"data:audio/{form};base64,{data}", path)
+    return MediaPart("audio", f"data:audio/{file_format};base64,{data}", path)
 
 
 def _url(value: object, path: str) -> str:
-    """OpenAI's object with a `url`; a plain string is taken too, since many clients send one."""
+    """Accepts OpenAI's object with a `url`, and a plain string, since many clients send one."""
     url = value.get("url") if isinstance(value, dict) else value
     if not isinstance(url, str) or not url:
         raise BadRequest(f'{path} must be {{"url": "..."}}: an http(s) URL or a data URI.', param=path)
     return url
 
 
-_READERS: dict[str, Callable[[dict[str, object], str], MediaPart]] = {
+_PARSERS: dict[str, Callable[[dict[str, object], str], MediaPart]] = {
     "image_url": _image,
     "input_audio": _audio,
     "video_url": _video,
 }
-_UNSERVED = {
-    "input_image": "images come as image_url here",
-    "image": "images come as image_url here",
-    "audio_url": "sound comes as input_audio here",
-    "video": "videos come as video_url here",
-    "file": "files are not served",
+_UNSUPPORTED = {
+    "input_image": "send images as image_url",
+    "image": "send images as image_url",
+    "audio_url": "send audio as input_audio",
+    "video": "send videos as video_url",
+    "file": "files are not supported",
 }
 
 _STRING = {"type": "string"}
-_PLACE = {"type": "string", "minLength": 1, "description": "A data URI, an http(s) URL or a file that may be read."}
+_SOURCE = {"type": "string", "minLength": 1, "description": "A data URI, an http(s) URL or an allowed file."}
 
 
-def _place_schema(**more: object) -> dict[str, Any]:
-    return {"anyOf": [{"type": "object", "required": ["url"], "properties": {"url": _PLACE, **more}}, _PLACE]}
+def _source_schema(**more: object) -> dict[str, Any]:
+    return {"anyOf": [{"type": "object", "required": ["url"], "properties": {"url": _SOURCE, **more}}, _SOURCE]}
 
 
-_SOUND = {
+_AUDIO = {
     "type": "object",
     "required": ["data", "format"],
     "properties": {"data": {"type": "string", "description": "Base64."}, "format": {"enum": list(AUDIO_FORMATS)}},
 }
 _PARTS = [
     ("text", _STRING),
-    ("image_url", _place_schema(detail={"enum": [None, *_DETAIL]})),
-    ("video_url", _place_schema()),
-    ("input_audio", _SOUND),
+    ("image_url", _source_schema(detail={"enum": [None, *_DETAIL]})),
+    ("video_url", _source_schema()),
+    ("input_audio", _AUDIO),
 ]
 PART_SCHEMA: dict[str, Any] = {
     "anyOf": [

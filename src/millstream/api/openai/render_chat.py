@@ -1,4 +1,4 @@
-"""/v1/chat/completions on the wire."""
+"""Renders chat completions: a JSON object, or chunks as server-sent events."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 import orjson
 
-from millstream.api.openai.chunk import FINISH, Frame, finite, prompt_fields
+from millstream.api.openai.chunk import FINISH, Frame, failure_event, finite, prompt_fields
 from millstream.api.render import joined_calls, merged
+from millstream.api.sse import EVENT_STREAM
+from millstream.errors import MillstreamError
 from millstream.types import CallDelta, Delta, TextLogprob, Usage
 
 _CHUNK = "chat.completion.chunk"
@@ -15,13 +17,18 @@ _WHOLE = "chat.completion"
 
 
 class ChatRenderer:
+    stream_format = EVENT_STREAM
+
     def __init__(self, model: str, *, include_usage: bool, logprobs: bool) -> None:
         self._frame = Frame("chatcmpl-", model, include_usage=include_usage)
         self._logprobs = logprobs
-        self._opening = self._frame.opening(_CHUNK)
-        self._closing = self._frame.closing()
-        self._plain = b'},"logprobs":null,"finish_reason":null' + self._closing
-        self._spoken: set[int] = set()
+        self._head = self._frame.head(_CHUNK)
+        self._tail = self._frame.tail()
+        self._plain = b'},"logprobs":null,"finish_reason":null' + self._tail
+        self._begun: set[int] = set()
+
+    def opening(self, usage: Usage) -> bytes:
+        return b""
 
     def chunks(self, batch: Sequence[Delta]) -> bytes:
         parts: list[bytes] = []
@@ -31,28 +38,31 @@ class ChatRenderer:
 
     def _add(self, delta: Delta, parts: list[bytes]) -> None:
         index = b"%d" % delta.index
-        if delta.index not in self._spoken:
-            self._spoken.add(delta.index)
-            parts += (self._opening, index, b',"delta":{"role":"assistant","content":""', self._plain)
+        if delta.index not in self._begun:
+            self._begun.add(delta.index)
+            parts += (self._head, index, b',"delta":{"role":"assistant","content":""', self._plain)
         if delta.reasoning:
-            thoughts = orjson.dumps(delta.reasoning)
-            parts += (self._opening, index, b',"delta":{"reasoning_content":', thoughts, self._plain)
+            reasoning = orjson.dumps(delta.reasoning)
+            parts += (self._head, index, b',"delta":{"reasoning_content":', reasoning, self._plain)
         if delta.logprobs and self._logprobs:
             logprobs = orjson.dumps(_logprobs(delta.logprobs))
-            parts += (self._opening, index, b',"delta":{"content":', orjson.dumps(delta.text))
-            parts += (b'},"logprobs":', logprobs, b',"finish_reason":null', self._closing)
+            parts += (self._head, index, b',"delta":{"content":', orjson.dumps(delta.text))
+            parts += (b'},"logprobs":', logprobs, b',"finish_reason":null', self._tail)
         elif delta.text:
-            parts += (self._opening, index, b',"delta":{"content":', orjson.dumps(delta.text), self._plain)
+            parts += (self._head, index, b',"delta":{"content":', orjson.dumps(delta.text), self._plain)
         for call in joined_calls(delta.calls):
             if call.id or call.arguments:
                 pieces = orjson.dumps([_call_piece(call)])
-                parts += (self._opening, index, b',"delta":{"tool_calls":', pieces, self._plain)
+                parts += (self._head, index, b',"delta":{"tool_calls":', pieces, self._plain)
         if delta.finish_reason is not None:
             reason = orjson.dumps(FINISH[delta.finish_reason])
-            parts += (self._opening, index, b',"delta":{},"logprobs":null,"finish_reason":', reason, self._closing)
+            parts += (self._head, index, b',"delta":{},"logprobs":null,"finish_reason":', reason, self._tail)
 
     def ending(self, usage: Usage) -> bytes:
         return self._frame.ending(_CHUNK, usage)
+
+    def failure(self, error: MillstreamError) -> bytes:
+        return failure_event(error)
 
     def whole(self, choices: Sequence[Delta], usage: Usage) -> bytes:
         more = {"prompt_logprobs": prompt_fields(choices[0].prompt)} if choices[0].prompt else {}
@@ -83,7 +93,7 @@ def _call(call: CallDelta) -> dict[str, object]:
 
 
 def _call_piece(call: CallDelta) -> dict[str, object]:
-    """The first piece says which function, those that follow are more of its arguments."""
+    """The first piece of a call names the function; the others continue its arguments."""
     if call.id:
         return {"index": call.index} | _call(call)
     return {"index": call.index, "function": {"arguments": call.arguments}}
@@ -91,11 +101,11 @@ def _call_piece(call: CallDelta) -> dict[str, object]:
 
 def _logprobs(tokens: Sequence[TextLogprob]) -> dict[str, object]:
     content = [
-        _entry(token.text, token.data, token.logprob) | {"top_logprobs": [_entry(*other) for other in token.top]}
+        _token(token.text, token.data, token.logprob) | {"top_logprobs": [_token(*other) for other in token.top]}
         for token in tokens
     ]
     return {"content": content, "refusal": None}
 
 
-def _entry(text: str, data: bytes, logprob: float | None) -> dict[str, object]:
+def _token(text: str, data: bytes, logprob: float | None) -> dict[str, object]:
     return {"token": text, "logprob": finite(logprob), "bytes": list(data)}

@@ -1,4 +1,4 @@
-"""/v1/completions on the wire."""
+"""Renders text completions: a JSON object, or chunks as server-sent events."""
 
 from __future__ import annotations
 
@@ -6,21 +6,28 @@ from collections.abc import Sequence
 
 import orjson
 
-from millstream.api.openai.chunk import FINISH, Frame, finite, prompt_fields
+from millstream.api.openai.chunk import FINISH, Frame, failure_event, finite, prompt_fields
 from millstream.api.render import merged
+from millstream.api.sse import EVENT_STREAM
+from millstream.errors import MillstreamError
 from millstream.types import Delta, TextLogprob, Usage
 
 _KIND = "text_completion"
 
 
 class CompletionRenderer:
+    stream_format = EVENT_STREAM
+
     def __init__(self, model: str, *, include_usage: bool, logprobs: int | None) -> None:
         self._frame = Frame("cmpl-", model, include_usage=include_usage)
         self._logprobs = logprobs
-        self._opening = self._frame.opening(_KIND)
-        self._closing = self._frame.closing()
-        self._plain = b',"logprobs":null,"finish_reason":null' + self._closing
+        self._head = self._frame.head(_KIND)
+        self._tail = self._frame.tail()
+        self._plain = b',"logprobs":null,"finish_reason":null' + self._tail
         self._offsets: dict[int, int] = {}
+
+    def opening(self, usage: Usage) -> bytes:
+        return b""
 
     def chunks(self, batch: Sequence[Delta]) -> bytes:
         parts: list[bytes] = []
@@ -32,16 +39,19 @@ class CompletionRenderer:
         logprobs = self._legacy(delta)
         if not (delta.text or delta.finish_reason or logprobs):
             return
-        parts += (self._opening, b"%d" % delta.index, b',"text":', orjson.dumps(delta.text))
+        parts += (self._head, b"%d" % delta.index, b',"text":', orjson.dumps(delta.text))
         if delta.finish_reason is None and logprobs is None:
             parts.append(self._plain)
         else:
             reason = FINISH[delta.finish_reason] if delta.finish_reason else None
             parts += (b',"logprobs":', orjson.dumps(logprobs), b',"finish_reason":', orjson.dumps(reason))
-            parts.append(self._closing)
+            parts.append(self._tail)
 
     def ending(self, usage: Usage) -> bytes:
         return self._frame.ending(_KIND, usage)
+
+    def failure(self, error: MillstreamError) -> bytes:
+        return failure_event(error)
 
     def whole(self, choices: Sequence[Delta], usage: Usage) -> bytes:
         return self._frame.whole(_KIND, [self._choice(choice) for choice in choices], usage)
@@ -56,7 +66,7 @@ class CompletionRenderer:
         }
 
     def _legacy(self, delta: Delta) -> dict[str, object] | None:
-        """Parallel lists, as this endpoint has always had them. Offsets count on through the chunks of a choice."""
+        """The legacy form: parallel lists. Offsets continue through the chunks of a choice."""
         if self._logprobs is None or not delta.logprobs:
             return None
         offset = self._offsets.get(delta.index, 0)
@@ -80,5 +90,6 @@ def _top(token: TextLogprob) -> dict[str, float | None] | None:
 
 
 def _name(text: str, data: bytes) -> str:
-    """Tokens are keys here, so a part of a character gets its bytes for a name: as text all such parts look alike."""
+    """Names a token by its text, or by its bytes if it is part of a character: tokens are keys here, and as text all
+    such parts look alike."""
     return text if text.encode() == data else "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)

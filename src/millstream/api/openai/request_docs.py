@@ -1,6 +1,6 @@
-"""JSON schemas of request fields that are read by functions of ours, and what holds for all fields of a body.
+"""JSON schemas of request fields that our own functions parse, and rules for all fields of a body.
 
-A schema here says what the reader of its field takes: schemathesis holds the two against each other.
+A schema here must match its parser: schemathesis tests one against the other.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from typing import Any
 
 from millstream.api.openai.fields import MAX_BIAS, MAX_BIASES, MAX_PROMPTS, MAX_STOP_LENGTH, MAX_STOPS
 from millstream.api.openai.messages import ROLES
-from millstream.api.openai.params import UNSERVED, UNSERVED_STREAM_OPTIONS, Neutrals
+from millstream.api.openai.params import UNSUPPORTED, UNSUPPORTED_STREAM_OPTIONS, Neutrals
 from millstream.api.openai.parts import PART_SCHEMA
-from millstream.api.openai.tools import MAX_TOOLS, NAME_PATTERN, WORDS
+from millstream.api.openai.tools import CHOICES, MAX_TOOLS, NAME_PATTERN
 
 Schema = dict[str, Any]
 
@@ -54,7 +54,7 @@ _CALL: Schema = {
             "required": ["name"],
             "properties": {
                 "name": _TEXT,
-                "arguments": {"anyOf": [_TEXT, _OBJECT], "description": "A JSON object, as text or as it is."},
+                "arguments": {"anyOf": [_TEXT, _OBJECT], "description": "A JSON object, or its text."},
             },
         },
     },
@@ -72,24 +72,25 @@ def _message(title: str, roles: list[str], content: Schema, *required: str) -> S
             "content": content,
             "name": nullable(_TEXT),
             "tool_calls": nullable({"type": "array", "items": _CALL}),
-            "tool_call_id": nullable(_TEXT) | {"description": "With the role tool: the call that this answers."},
-            "reasoning_content": nullable(_TEXT) | {"description": "The model's own, sent back to it."},
+            "tool_call_id": nullable(_TEXT)
+            | {"description": "With the role tool: the id of the call that this is the result of."},
+            "reasoning_content": nullable(_TEXT) | {"description": "The model's reasoning, sent back to it."},
             "annotations": {"description": "Ignored."},
         },
         "additionalProperties": {
-            "description": "No other field is served. Empty ones are let pass, so that an answer can be sent back.",
+            "description": "No other field is supported. Empty ones are accepted, so that a message can be sent back.",
             "enum": [None, []],
         },
     }
 
 
-_OTHERS = [role for role in ROLES if role != "assistant"]
+_OTHER_ROLES = [role for role in ROLES if role != "assistant"]
 MESSAGES: Schema = {
     "type": "array",
     "minItems": 1,
     "items": {
         "anyOf": [
-            _message("Message", _OTHERS, _CONTENT, "content"),
+            _message("Message", _OTHER_ROLES, _CONTENT, "content"),
             _message("AssistantMessage", ["assistant"], nullable(_CONTENT)),
         ]
     },
@@ -116,7 +117,9 @@ _TOOL: Schema = {
                 "name": {"type": "string", "pattern": f"^{NAME_PATTERN}$"},
                 "description": nullable(_TEXT),
                 "parameters": nullable(_PARAMETERS),
-                "strict": {"description": "Arguments follow their schema if a call must come, strict or not."},
+                "strict": {
+                    "description": "If a call is required, its arguments match their schema with or without strict."
+                },
             },
         },
     },
@@ -124,7 +127,7 @@ _TOOL: Schema = {
 TOOLS: Schema = {"type": "array", "items": _TOOL, "maxItems": MAX_TOOLS}
 TOOL_CHOICE: Schema = {
     "anyOf": [
-        {"enum": list(WORDS)},
+        {"enum": list(CHOICES)},
         {
             "type": "object",
             "required": ["type", "function"],
@@ -138,24 +141,24 @@ TOOL_CHOICE: Schema = {
 
 
 def complete_request(schema: Schema) -> None:
-    """For bodies: null stands for "not given", and no other names are taken than those that ask for nothing."""
-    _complete(schema, UNSERVED)
+    """Completes the schema of a body: null means "not given", and unsupported parameters accept neutral values only."""
+    _complete(schema, UNSUPPORTED)
 
 
 def complete_stream_options(schema: Schema) -> None:
-    _complete(schema, UNSERVED_STREAM_OPTIONS)
+    _complete(schema, UNSUPPORTED_STREAM_OPTIONS)
 
 
-def _complete(schema: Schema, unserved: Neutrals) -> None:
+def _complete(schema: Schema, unsupported: Neutrals) -> None:
     properties, required = schema["properties"], schema.get("required", ())
     for name, field in properties.items():
         if name not in required:
             properties[name] = _optional(field)
-    for name, neutrals in unserved.items():
+    for name, neutrals in unsupported.items():
         if name not in properties:
             properties[name] = {
                 "enum": [None, *neutrals],
-                "description": "Not served. Only values that ask for nothing are taken.",
+                "description": "Not supported. Only values without effect are accepted.",
             }
     schema["additionalProperties"] = False
 

@@ -1,26 +1,26 @@
-"""What the text endpoints answer, whole and as chunks of a stream, for /openapi.json."""
+"""Response models of the text endpoints, whole and as chunks of a stream, for /openapi.json."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from millstream.api.answer_schema import ABSENT, AnswerSchema
+from millstream.api.response_schema import ABSENT, ResponseSchema
 
 Finish = Literal["stop", "length", "tool_calls"]
 
 
-class CachedTokens(AnswerSchema):
+class CachedTokens(ResponseSchema):
     cached_tokens: int
     """Tokens of the prompt that were found in the prefix cache."""
 
 
-class ReasoningTokens(AnswerSchema):
+class ReasoningTokens(ResponseSchema):
     reasoning_tokens: int
-    """Tokens that the model wrote before its answer, as reasoning."""
+    """Tokens of the model's reasoning."""
 
 
-class Usage(AnswerSchema):
-    """Tokens of all prompts and choices of a request."""
+class Usage(ResponseSchema):
+    """Token counts over all prompts and choices of a request."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -29,7 +29,7 @@ class Usage(AnswerSchema):
     completion_tokens_details: ReasoningTokens
 
 
-class _Frame(AnswerSchema):
+class _Frame(ResponseSchema):
     """The fields around the choices."""
 
     id: str
@@ -37,100 +37,100 @@ class _Frame(AnswerSchema):
     created: int
     """Seconds since 1970."""
     model: str
-    """The model that answered."""
+    """The model that generated the text."""
     system_fingerprint: str
     """The version of the server."""
 
 
-class PromptLogprob(AnswerSchema):
+class PromptLogprob(ResponseSchema):
     logprob: float
     rank: int
-    """1 for the likeliest token at its place."""
+    """1 for the most likely token at its position."""
     decoded_token: str
 
 
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
-"""For each token of the prompt, by token id: the token itself first, then the likeliest. Null for the first."""
+"""For each token of the prompt, by token id: the token itself, then the most likely ones. Null for the first."""
 
 
-class TopLogprob(AnswerSchema):
+class TopLogprob(ResponseSchema):
     token: str
     logprob: float
     """-9999 stands for minus infinity."""
     bytes: list[int]
-    """The token as UTF-8: a token may be a part of a character."""
+    """The bytes of the token in UTF-8: a token may be part of a character."""
 
 
 class TokenLogprob(TopLogprob):
     top_logprobs: list[TopLogprob]
-    """The likeliest tokens at this place, as many as asked for."""
+    """The most likely tokens at this position, as many as requested."""
 
 
-class ChatLogprobs(AnswerSchema):
+class ChatLogprobs(ResponseSchema):
     content: list[TokenLogprob]
     refusal: None
 
 
-class CalledFunction(AnswerSchema):
+class CalledFunction(ResponseSchema):
     name: str
     arguments: str
     """A JSON object, as text."""
 
 
-class ToolCall(AnswerSchema):
+class ToolCall(ResponseSchema):
     id: str
-    """What the message with the function's result names in tool_call_id."""
+    """Send it as tool_call_id in the message with the function's result."""
     type: Literal["function"]
     function: CalledFunction
 
 
-class ChatMessage(AnswerSchema):
+class ChatMessage(ResponseSchema):
     role: Literal["assistant"]
     content: str | None
-    """Null if there are only calls of tools."""
+    """Null if there are only tool calls."""
     refusal: None
     reasoning_content: str = ABSENT
-    """What the model wrote before its answer, if it reasons."""
+    """The model's reasoning, if any."""
     tool_calls: list[ToolCall] = ABSENT
 
 
-class ChatChoice(AnswerSchema):
+class ChatChoice(ResponseSchema):
     index: int
     message: ChatMessage
     logprobs: ChatLogprobs | None
-    """Null unless logprobs were asked for."""
+    """Null unless logprobs was set."""
     finish_reason: Finish
-    """stop: the model ended it, or a stop string. length: the token limit. tool_calls: the model calls tools."""
+    """stop: the end of text or a stop string. length: the token limit. tool_calls: the model calls tools."""
 
 
 class ChatCompletion(_Frame):
-    """The answer to a conversation."""
+    """The completion of a conversation."""
 
     object: Literal["chat.completion"]
     choices: list[ChatChoice]
     usage: Usage
     prompt_logprobs: PromptLogprobs = ABSENT
-    """If prompt_logprobs was set. For each token of the prompt, by token id: the token itself first, then the
-    likeliest. Null for the first token."""
+    """Present if prompt_logprobs was set. For each token of the prompt, by token id: the token itself, then the most
+    likely ones. Null for the first token."""
 
 
-class FunctionPiece(AnswerSchema):
+class FunctionPiece(ResponseSchema):
     name: str = ABSENT
     arguments: str
 
 
-class ToolCallPiece(AnswerSchema):
-    """The first piece of a call has an id, a type and a name; those that follow are more of its arguments."""
+class ToolCallPiece(ResponseSchema):
+    """The first piece of a call has an id, a type and a name. The others continue its arguments."""
 
     index: int
-    """Which call of the answer this belongs to."""
+    """The number of the call in the message."""
     id: str = ABSENT
     type: Literal["function"] = ABSENT
     function: FunctionPiece
 
 
-class ChatDelta(AnswerSchema):
-    """What is new. Empty in the last chunk of a choice."""
+class ChatDelta(ResponseSchema):
+    """The new part of the message. Empty in the last chunk of a choice."""
 
     role: Literal["assistant"] = ABSENT
     content: str = ABSENT
@@ -138,7 +138,7 @@ class ChatDelta(AnswerSchema):
     tool_calls: list[ToolCallPiece] = ABSENT
 
 
-class ChatChunkChoice(AnswerSchema):
+class ChatChunkChoice(ResponseSchema):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None
@@ -147,62 +147,62 @@ class ChatChunkChoice(AnswerSchema):
 
 
 class ChatCompletionChunk(_Frame):
-    """A piece of a streamed answer."""
+    """A chunk of a streamed completion."""
 
     object: Literal["chat.completion.chunk"]
     choices: list[ChatChunkChoice]
-    """One choice; none in the chunk that counts the tokens."""
+    """One choice; none in the chunk with the token counts."""
     usage: Usage | None = ABSENT
     """With stream_options.include_usage: null in all chunks but the last, which has no choices."""
 
 
-class CompletionLogprobs(AnswerSchema):
-    """Parallel lists, one item a token."""
+class CompletionLogprobs(ResponseSchema):
+    """Parallel lists with one item per token."""
 
     tokens: list[str]
-    """A token that is a part of a character is written as its bytes, such as `bytes:\\xf0\\x9f`."""
+    """A token that is part of a character is shown by its bytes, such as `bytes:\\xf0\\x9f`."""
     token_logprobs: list[float | None]
     """Null for the first token of a prompt (echo)."""
     top_logprobs: list[dict[str, float] | None] | None
-    """The likeliest tokens at each place; null if none were asked for."""
+    """The most likely tokens at each position; null if none were requested."""
     text_offset: list[int]
-    """Where the token begins in the text, in characters."""
+    """Offset of the token in the text, in characters."""
 
 
-class CompletionChoice(AnswerSchema):
+class CompletionChoice(ResponseSchema):
     index: int
     """Choices of the first prompt come first."""
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: Literal["stop", "length"]
-    """stop: the model ended it, or a stop string. length: the token limit."""
+    """stop: the end of text or a stop string. length: the token limit."""
     prompt_logprobs: PromptLogprobs = ABSENT
-    """If prompt_logprobs was set. For each token of the prompt, by token id: the token itself first, then the
-    likeliest. Null for the first token."""
+    """Present if prompt_logprobs was set. For each token of the prompt, by token id: the token itself, then the most
+    likely ones. Null for the first token."""
 
 
 class Completion(_Frame):
-    """The continuation of a text, or of several."""
+    """The completions of one or more prompts."""
 
     object: Literal["text_completion"]
     choices: list[CompletionChoice]
     usage: Usage
 
 
-class CompletionChunkChoice(AnswerSchema):
+class CompletionChunkChoice(ResponseSchema):
     index: int
     text: str
-    """What is new."""
+    """The new text."""
     logprobs: CompletionLogprobs | None
     finish_reason: Literal["stop", "length"] | None
     """Null in all but the last chunk of a choice."""
 
 
 class CompletionChunk(_Frame):
-    """A piece of a streamed continuation."""
+    """A chunk of a streamed completion."""
 
     object: Literal["text_completion"]
     choices: list[CompletionChunkChoice]
-    """One choice; none in the chunk that counts the tokens."""
+    """One choice; none in the chunk with the token counts."""
     usage: Usage | None = ABSENT
     """With stream_options.include_usage: null in all chunks but the last, which has no choices."""

@@ -1,4 +1,4 @@
-"""The request bodies of OpenAI's text endpoints. Numbers are strict: a string is no number, and neither is true."""
+"""Request models of OpenAI's text endpoints. Numbers are strict: neither a string nor true is a number."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
 
 from millstream.api.openai import request_docs as docs
-from millstream.api.openai.fields import read_logit_bias, read_prompts, read_stop
-from millstream.api.openai.grammars import FormRequest
-from millstream.api.openai.messages import Message, read_messages
-from millstream.api.openai.tools import Tools, read_tools
+from millstream.api.openai.fields import parse_logit_bias, parse_prompts, parse_stop
+from millstream.api.openai.grammars import StructuredRequest
+from millstream.api.openai.messages import Message, parse_messages
+from millstream.api.openai.tools import Tools, parse_tools
 from millstream.types import Prompt, Sampling
 
 _INT32 = 2**31 - 1
 _INT64 = 2**63
 
-Messages = Annotated[tuple[Message, ...], PlainValidator(read_messages), WithJsonSchema(docs.MESSAGES)]
-Prompts = Annotated[tuple[Prompt, ...], PlainValidator(read_prompts), WithJsonSchema(docs.PROMPTS)]
-Stop = Annotated[tuple[str, ...], PlainValidator(read_stop), WithJsonSchema(docs.STOP)]
-LogitBias = Annotated[tuple[tuple[int, float], ...], PlainValidator(read_logit_bias), WithJsonSchema(docs.BIAS)]
-ToolList = Annotated[Tools, PlainValidator(read_tools), WithJsonSchema(docs.TOOLS)]
+Messages = Annotated[tuple[Message, ...], PlainValidator(parse_messages), WithJsonSchema(docs.MESSAGES)]
+Prompts = Annotated[tuple[Prompt, ...], PlainValidator(parse_prompts), WithJsonSchema(docs.PROMPTS)]
+Stop = Annotated[tuple[str, ...], PlainValidator(parse_stop), WithJsonSchema(docs.STOP)]
+LogitBias = Annotated[tuple[tuple[int, float], ...], PlainValidator(parse_logit_bias), WithJsonSchema(docs.BIAS)]
+ToolList = Annotated[Tools, PlainValidator(parse_tools), WithJsonSchema(docs.TOOLS)]
 ToolChoice = Annotated[object, WithJsonSchema(docs.TOOL_CHOICE)]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
@@ -28,57 +28,57 @@ Limit = Annotated[int, Field(ge=1, le=_INT32)]
 
 
 class StreamOptions(BaseModel):
-    """How a stream is written."""
+    """Options of a stream."""
 
     model_config = ConfigDict(
         strict=True, use_attribute_docstrings=True, json_schema_extra=docs.complete_stream_options
     )
 
     include_usage: bool = False
-    """End the stream with a chunk that counts the tokens."""
+    """End the stream with a chunk that has the token counts."""
 
 
-class TextRequest(FormRequest):
-    """What both endpoints take. An optional parameter that is null counts as not given."""
+class TextRequest(StructuredRequest):
+    """Parameters of both endpoints. An optional parameter that is null counts as not given."""
 
     model_config = ConfigDict(strict=True, use_attribute_docstrings=True, json_schema_extra=docs.complete_request)
 
     model: str = ""
-    """The model that answers, as listed by /v1/models. Left out: the server's first."""
+    """The model's id or alias, as listed by /v1/models. Default: the server's first model."""
     temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
-    """0 picks the likeliest token every time; higher is more varied."""
+    """0 always picks the most likely token; higher values are more varied."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Pick among the likeliest tokens that together reach this probability."""
+    """Sample from the most likely tokens that together reach this probability."""
     top_k: Annotated[int, Field(ge=-1, le=_INT32)] = 0
-    """Pick among this many of the likeliest tokens. 0 or -1: no such limit."""
+    """Sample from this many of the most likely tokens. 0 or -1 disables it."""
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Leave out tokens less likely than this share of the likeliest one's probability."""
+    """Exclude tokens whose probability is below this fraction of the most likely token's."""
     seed: Annotated[int, Field(ge=-_INT64, lt=_INT64)] | None = None
-    """The same seed and parameters sample the same tokens. Left out: different every time."""
+    """The same seed and parameters sample the same tokens. Default: a random seed."""
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] = 1.0
-    """Over 1: tokens that stand in the text already become less likely, by division."""
+    """Above 1: tokens that are in the prompt or the output already become less likely, by division."""
     presence_penalty: Penalty = 0.0
-    """Over 0: tokens that were generated already become less likely, once."""
+    """Above 0: tokens that were generated before become less likely, by a fixed amount."""
     frequency_penalty: Penalty = 0.0
-    """Over 0: tokens that were generated already become less likely, each time again."""
+    """Above 0: tokens that were generated before become less likely, with each occurrence."""
     logit_bias: LogitBias = ()
-    """Added to the logits of tokens, by token id: -100 forbids one, 100 all but demands it."""
+    """Added to the logits of tokens, by token id: -100 bans a token, 100 all but forces it."""
     max_tokens: Limit | None = None
-    """At most this many tokens an answer."""
+    """Maximum number of tokens per completion."""
     max_completion_tokens: Limit | None = None
     """The newer name of max_tokens."""
     stop: Stop = ()
-    """Ends an answer where one of these strings would begin."""
+    """Stop strings: the completion ends before the first of them."""
     ignore_eos: bool = False
-    """Go on past the model's own end of text, up to the token limit."""
+    """Continue past the end-of-text token, up to the token limit."""
     n: Annotated[int, Field(ge=1, le=128)] = 1
-    """How many answers to each prompt."""
+    """Number of completions per prompt."""
     stream: bool = False
-    """Send the answer as server-sent events while it is written."""
+    """Send the completion as server-sent events while it is generated."""
     stream_options: StreamOptions = StreamOptions()
-    """Of use with stream alone."""
+    """Options of a stream. They have no effect without stream."""
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    """Return the log-probability of each token of the prompt, and of this many of the likeliest. Not with stream."""
+    """Return the log-probability of each token of the prompt, and this many top tokens. Not with stream."""
     user: str | None = None
     """Accepted; has no effect."""
     metadata: dict[str, object] | None = None
@@ -86,7 +86,7 @@ class TextRequest(FormRequest):
     safety_identifier: str | None = None
     """Accepted; has no effect."""
     prompt_cache_key: str | None = None
-    """Accepted; has no effect: prompts that begin alike are found without a key."""
+    """Accepted; has no effect: the prefix cache finds shared prefixes without a key."""
     prompt_cache_retention: str | None = None
     """Accepted; has no effect."""
     service_tier: str | None = None
@@ -107,38 +107,39 @@ class TextRequest(FormRequest):
 
 
 class ChatRequest(TextRequest):
-    """A conversation to be continued."""
+    """A conversation to continue."""
 
     messages: Messages
     """The conversation so far: system, developer, user, assistant and tool messages."""
     logprobs: bool = False
-    """Return the log-probability of each token of the answer."""
+    """Return the log-probability of each token of the completion."""
     top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
-    """And of this many of the likeliest tokens at each place. Needs logprobs."""
+    """Also return this many of the most likely tokens at each position. Needs logprobs."""
     chat_template_kwargs: dict[str, object] = Field(default_factory=dict)
-    """Handed to the model's chat template, for example {"enable_thinking": false}."""
+    """Passed to the model's chat template, for example {"enable_thinking": false}."""
     tools: ToolList = ()
     """Functions that the model may call."""
     tool_choice: ToolChoice = None
-    """none: call nothing. auto: as the model likes. required: some function. Or the one that must be called."""
+    """none: no call. auto: the model decides. required: at least one call. Or the function that must be called."""
     parallel_tool_calls: bool | None = None
-    """False: at most one call an answer."""
+    """False: at most one call per completion."""
     reasoning_effort: Effort | None = None
-    """How much to think before the answer. none: not at all, where the model allows that."""
+    """How much to reason before the final output. none: no reasoning, where the model allows that."""
     thinking_budget: Annotated[int, Field(ge=0, le=_INT32)] | None = None
-    """At most this many tokens of thought; then the model must answer."""
+    """Maximum number of reasoning tokens; after that, the reasoning is closed by force."""
 
 
 class CompletionRequest(TextRequest):
-    """A text to be continued."""
+    """A text to continue."""
 
     prompt: Prompts
-    """The text, or its token ids; or a list of such prompts, which are answered side by side."""
+    """The text, or its token ids; or a list of such prompts, which run in parallel."""
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    """Return the log-probability of each token, and of this many of the likeliest at each place."""
+    """Return the log-probability of each token, and this many of the most likely tokens at each position."""
     max_tokens: Annotated[int, Field(ge=0, le=_INT32)] | None = None
-    """At most this many tokens an answer. 0 with echo or prompt_logprobs: only look at the prompt."""
+    """Maximum number of tokens per completion. 0 needs echo or prompt_logprobs: only the prompt is evaluated."""
     echo: bool = False
-    """Begin each answer with its prompt, and its log-probabilities if there are any."""
+    """Begin each completion with its prompt, and with the log-probabilities of the prompt if logprobs is set."""
     best_of: Annotated[int, Field(ge=1, le=128)] | None = None
-    """Write this many answers to each prompt, and return the n whose tokens are likeliest. Not with stream."""
+    """Generate this many completions per prompt, and return the n with the highest log-probability per token. Not with
+    stream."""

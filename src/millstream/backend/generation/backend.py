@@ -12,31 +12,24 @@ import mlx.core as mx
 
 from millstream.backend.device import current_device
 from millstream.backend.generation.batch import Batch, Launched
-from millstream.backend.generation.caches.batch_caches import new_row
+from millstream.backend.generation.caches.batch_caches import new_row_caches
 from millstream.backend.generation.layout import GenerationSettings, Layout
-from millstream.backend.generation.prefill.deferred import PARTS, DeferredChunks
+from millstream.backend.generation.prefill.deferred import STEPS_PER_CHUNK, DeferredChunks
 from millstream.backend.generation.prefill.prefiller import Prefiller
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
-from millstream.backend.generation.sampling.guides import preparing
+from millstream.backend.generation.sampling.guides import prepare_grammar
 from millstream.backend.generation.warmup import warm_up
 from millstream.backend.weights.identity import identity_of
 from millstream.backend.weights.loading import load
 from millstream.backend.weights.materialize import evaluate_all
 from millstream.engine.background import BackgroundTask
-from millstream.engine.generation.backend import (
-    Plan,
-    Prefill,
-    Progress,
-    RowFailure,
-    RowOutput,
-    SavePrefix,
-    StepResult,
-    ignore_progress,
-)
-from millstream.engine.messages import Submit
+from millstream.engine.generation.messages import Generate
+from millstream.engine.generation.plan import Plan, Prefill, RowFailure, RowOutput, StepResult
 from millstream.engine.ownership import OwnerGuard, at_thread_end
+from millstream.engine.prefix_cache.orders import SavePrefix
+from millstream.engine.protocols import Progress, ignore_progress
 from millstream.errors import ModelError
-from millstream.types import ModelFacts
+from millstream.model_facts import GenerationFacts
 
 if TYPE_CHECKING:
     from millstream.backend.generation.media.encoder import Encoded, MediaEncoder
@@ -70,10 +63,10 @@ class MlxGenerationBackend:
         self._weight_bytes = 0
         self._kept = PrefixStore()
         on_cpu = self._device.is_cpu and not settings.like_gpu
-        self._deferred = DeferredChunks(parts=1 if on_cpu else PARTS, in_turn=on_cpu)
+        self._deferred = DeferredChunks(steps_per_chunk=1 if on_cpu else STEPS_PER_CHUNK, wait_for_previous=on_cpu)
         self._encoder: MediaEncoder | None = None
 
-    def load(self, report: Progress = ignore_progress) -> ModelFacts:
+    def load(self, report: Progress = ignore_progress) -> GenerationFacts:
         """Owner only. Load, evaluate all, choose how rows share a batch, and warm up."""
         self._guard.check("load")
         settings = self._settings
@@ -97,7 +90,7 @@ class MlxGenerationBackend:
             notes.append(f"keys and values in {packing.bits} bits, in groups of {packing.group_size}")
         self.reset()
         token_bytes, keeps = layout.probe()
-        facts = ModelFacts(
+        facts = GenerationFacts(
             context_length=loaded.context_length,
             vocab_size=loaded.vocab_size,
             max_rows=max_rows,
@@ -122,7 +115,7 @@ class MlxGenerationBackend:
         if self._batch is None or self._prompts is None:
             raise ModelError("the model is not loaded")
         batch, prompts = self._batch, self._prompts
-        if loaded := [array for order in plan.restore for array in self._kept.load(order)]:
+        if loaded := [array for order in plan.restore for array in self._kept.restore(order)]:
             mx.eval(loaded)
         unsaved = self._keep(batch, plan.save)
         if plan.drop:
@@ -134,34 +127,34 @@ class MlxGenerationBackend:
         if joining:
             batch.join(*prompts.take(joining))
             if self._encoder is not None:
-                self._encoder.read_through(joining)
+                self._encoder.release_features(joining)
         launched, rows, failed = self._decode(batch)
         read, seen, unfit = self._read_prompts(plan, prompts)
         unsaved += [
             handle for chunk in plan.prefill if chunk.request.request_id in unfit for handle in chunk.saved_handles
         ]
-        self._deferred.evaluate(read, beside=launched is not None, whole=not plan.may_span_steps)
-        self._kept.forget(plan.evict)
+        self._deferred.evaluate(read, has_running_rows=launched is not None, complete_now=not plan.may_span_steps)
+        self._kept.evict(plan.evict)
         self._trim(beside=launched is not None, busy=bool(plan.prefill or plan.save or joining))
         rows = self._read(batch) if rows is None else rows
         self._pending = launched
         return StepResult(
             tuple(rows),
             failed=(*failed, *(RowFailure(*each) for each in unfit.items())),
-            prompt_logprobs=tuple(prompts.scores()),
+            prompt_logprobs=tuple(prompts.take_logprobs()),
             encoded=seen,
             unsaved=tuple(unsaved),
-            exported=tuple(self._kept.spool.advance()),
-            exporting=bool(self._kept.spool),
+            exported=tuple(self._kept.exports.advance()),
+            exporting=bool(self._kept.exports),
             prefilling=bool(self._deferred),
         )
 
-    def errand(self, request: Submit | None) -> BackgroundTask | None:
+    def background_task(self, request: Generate | None) -> BackgroundTask | None:
         """Owner only. Grammars are prepared by another thread, and the vocabulary for them while the model loads."""
-        self._guard.check("errand")
+        self._guard.check("background_task")
         if request is None:
-            return None if "warmup" in self._settings.disabled else preparing(self._settings.grammars, None)
-        return None if request.grammar is None else preparing(self._settings.grammars, request.grammar)
+            return None if "warmup" in self._settings.disabled else prepare_grammar(self._settings.grammars, None)
+        return None if request.grammar is None else prepare_grammar(self._settings.grammars, request.grammar)
 
     def memory_bytes(self) -> int:
         """Owner only. Weights, and the keys and values of rows and of prompts that are being read."""
@@ -210,7 +203,7 @@ class MlxGenerationBackend:
         """Read the plan's chunks and look at its media: what to evaluate, what was seen, and whose media do not fit."""
         if self._encoder is not None:
             return self._encoder.step(plan, prompts)
-        return prompts.read(plan.prefill), (), {look.request.request_id: TEXT_ONLY for look in plan.encode}
+        return prompts.prefill(plan.prefill), (), {look.request.request_id: TEXT_ONLY for look in plan.encode}
 
     def _read(self, batch: Batch) -> list[RowOutput]:
         """What the last step gave the rows that are still there. Waits for it."""
@@ -234,16 +227,16 @@ class MlxGenerationBackend:
         """Free what nobody wants of what is kept. Beside rows, in a step that has little else to do, unless it waits in
         several places."""
         if not beside:
-            while self._kept.loose:
-                mx.eval(self._kept.trim())
-        elif self._kept.loose > (1 if busy else 0):
-            mx.async_eval(self._kept.trim())  # type: ignore[no-untyped-call]
+            while self._kept.compactable:
+                mx.eval(self._kept.compact())
+        elif self._kept.compactable > (1 if busy else 0):
+            mx.async_eval(self._kept.compact())  # type: ignore[no-untyped-call]
 
     def _try_two_rows(self) -> None:
         """Of unequal length, and of tokens that mean something, as the first ones of a vocabulary may not."""
         assert self._layout is not None, "nothing is loaded"
         words = [self._layout.vocab_size // part for part in (2, 3, 5, 7)]
-        short, long = Submit(0, (words[0],), 1), Submit(1, tuple(words[1:]), 1)
+        short, long = Generate(0, (words[0],), 1), Generate(1, tuple(words[1:]), 1)
         self.reset()
         self.step(Plan(prefill=(Prefill(short, 0, 0), Prefill(long, 0, 2))))
         self.step(Plan(decode=(0, 1)))
@@ -253,11 +246,11 @@ class MlxGenerationBackend:
         """How far the logits of two rows together are from those of each alone, relative to their size."""
         assert self._layout is not None, "nothing is loaded"
         prompts = [tuple(self._layout.vocab_size // (2 + place) for place in range(length)) for length in (1, 9)]
-        alone = [self._model(mx.array([prompt]), cache=new_row(self._model))[0, -1] for prompt in prompts]
+        alone = [self._model(mx.array([prompt]), cache=new_row_caches(self._model))[0, -1] for prompt in prompts]
         self.reset()
         assert self._batch is not None and self._prompts is not None
-        submits = [Submit(number, prompt, 1) for number, prompt in enumerate(prompts)]
-        mx.eval(self._prompts.read([Prefill(submit, 0, len(submit.prompt) - 1) for submit in submits]))
+        submits = [Generate(number, prompt, 1) for number, prompt in enumerate(prompts)]
+        mx.eval(self._prompts.prefill([Prefill(submit, 0, len(submit.prompt) - 1) for submit in submits]))
         self._batch.join(*self._prompts.take([0, 1]))
         together = self._batch.forward()
         far = [_apart(one, other) for one, other in zip(alone, together, strict=False)]
@@ -268,7 +261,7 @@ class MlxGenerationBackend:
         blas = f", {self._settings.blas}" if self._settings.blas and self._device.is_cpu else ""
         return f"{self._device.kind} ({self._device.name}){blas}"
 
-    def _warm_up(self, facts: ModelFacts) -> None:
+    def _warm_up(self, facts: GenerationFacts) -> None:
         """On the CPU nothing is compiled, so there is nothing to warm."""
         if self._device.is_cpu or "warmup" in self._settings.disabled:
             return

@@ -9,16 +9,17 @@ import mlx.core as mx
 
 from millstream.backend.generation.caches.batch_caches import BatchCaches
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
-from millstream.backend.generation.sampling.guides import Compiler, Guides, Mask
-from millstream.backend.generation.sampling.logprobs import LogprobProbe, LogprobReading
+from millstream.backend.generation.sampling.guides import Compiler, GrammarGuides, TokenMask
+from millstream.backend.generation.sampling.logprobs import PendingLogprobs, RowLogprobs
 from millstream.backend.generation.sampling.penalties import Penalties, wants_penalties
 from millstream.backend.generation.sampling.sampler import Sampler
-from millstream.engine.generation.backend import RowFailure, RowOutput, SavePrefix
-from millstream.engine.messages import Submit
+from millstream.engine.generation.messages import Generate
+from millstream.engine.generation.plan import RowFailure, RowOutput
+from millstream.engine.prefix_cache.orders import SavePrefix
 from millstream.types import Sampling
 
 Forward = Callable[..., mx.array]
-Shift = Callable[[Submit], int]
+Shift = Callable[[Generate], int]
 
 VACANT = Sampling()
 """How a place without a row samples: greedily, which costs least. Nobody reads it."""
@@ -27,7 +28,7 @@ VACANT = Sampling()
 class Launched:
     """A decode step on its way through the device."""
 
-    def __init__(self, ids: tuple[int | None, ...], tokens: mx.array, logprobs: LogprobReading | None) -> None:
+    def __init__(self, ids: tuple[int | None, ...], tokens: mx.array, logprobs: PendingLogprobs | None) -> None:
         self._ids = ids
         self._tokens = tokens
         self._logprobs = logprobs
@@ -63,20 +64,20 @@ class Batch:
         self._forward = forward
         self._kernel = kernel
         self._vocab_size = vocab_size
-        self._rows: list[Submit | None] = []
+        self._rows: list[Generate | None] = []
         self._caches = caches
         self._penalties = Penalties()
-        self._guides = Guides(compiler, vocab_size)
+        self._guides = GrammarGuides(compiler, vocab_size)
         self._inputs = mx.zeros((0,), dtype=mx.int32)
         self._positions = mx.zeros((0,), dtype=mx.int32)
         self._sampler = Sampler(())
-        self._probe = LogprobProbe(())
+        self._probe = RowLogprobs(())
         self.ids: set[int] = set()
         self._launches = 0
         self._joined: dict[int, int] = {}
         """How many launches there had been when a row joined."""
 
-    def join(self, submits: Sequence[Submit], joining: Sequence[Any]) -> None:
+    def join(self, submits: Sequence[Generate], joining: Sequence[Any]) -> None:
         """Rows whose prompt is read but for its last token. `joining` is what the caches take, in the same order."""
         if not submits:
             return
@@ -104,11 +105,11 @@ class Batch:
         keep = [place for place, row in enumerate(self._rows) if row is not None and row.request_id not in ids]
         living = set(keep)
         rows = [row if place in living else None for place, row in enumerate(self._rows)]
-        layout = self._caches.keep(keep)
+        layout = self._caches.filter(keep)
         if layout != list(range(len(rows))):
             moved = mx.array(layout, dtype=mx.int32)
             self._inputs, self._positions = self._inputs[moved], self._positions[moved]
-        self._penalties.keep([place if place in living else -1 for place in layout])
+        self._penalties.filter([place if place in living else -1 for place in layout])
         self._rows = [rows[place] if place >= 0 else None for place in layout]
         for request_id in ids & self.ids:
             del self._joined[request_id]
@@ -116,7 +117,7 @@ class Batch:
 
     def save(self, order: SavePrefix, kept: PrefixStore) -> list[mx.array] | None:
         """Have `kept` hold what `order` says of a row. To be evaluated; None if the row is at another place."""
-        if order.state is not None and self._tokens_read(order.request_id) != order.tokens:
+        if order.checkpoint is not None and self._tokens_read(order.request_id) != order.tokens:
             return None
         return self._caches.save(self._ids.index(order.request_id), order, kept)
 
@@ -143,19 +144,19 @@ class Batch:
         self._caches.end_step()
         return logits
 
-    def guide(self, rows: Sequence[RowOutput]) -> tuple[Mask | None, list[RowFailure]]:
+    def guide(self, rows: Sequence[RowOutput]) -> tuple[TokenMask | None, list[RowFailure]]:
         """What rows with a grammar may take now, after what was read of the last step; and who cannot go on."""
         places = {row.request_id: place for place, row in enumerate(self._rows) if row is not None}
-        return self._guides.follow(rows, places)
+        return self._guides.advance(rows, places)
 
-    def launch(self, logits: mx.array, mask: Mask | None = None) -> Launched:
+    def launch(self, logits: mx.array, mask: TokenMask | None = None) -> Launched:
         """The second half. Returns without waiting: the step's tokens feed the next one on the device."""
         shaped = self._penalties.apply(logits)
         if mask is None:
             tokens = self._sampler(shaped, self._positions)
         else:
             shaped = mask.apply(shaped)
-            tokens = mask.hold(shaped, self._sampler(shaped, self._positions))
+            tokens = mask.replace_forbidden(shaped, self._sampler(shaped, self._positions))
         self._penalties.count(tokens)
         reading = self._probe(logits, tokens) if self._probe else None
         self._inputs = tokens
@@ -167,8 +168,8 @@ class Batch:
         """What depends on who is here, built once per change and not per step."""
         if self._shift is not None:
             shifts = [0 if row is None else self._shift(row) for row in self._rows]
-            self._shifts = {"shifts": mx.array(shifts, dtype=mx.int32)} if any(shifts) else {}
+            self._shifts = {"rope_deltas": mx.array(shifts, dtype=mx.int32)} if any(shifts) else {}
         self._ids = tuple(None if row is None else row.request_id for row in self._rows)
         self.ids = {row.request_id for row in self._rows if row is not None}
         self._sampler = Sampler([VACANT if row is None else row.sampling for row in self._rows], kernel=self._kernel)
-        self._probe = LogprobProbe([None if row is None else row.logprobs for row in self._rows])
+        self._probe = RowLogprobs([None if row is None else row.logprobs for row in self._rows])

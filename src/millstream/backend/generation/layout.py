@@ -18,19 +18,25 @@ from millstream.backend.generation.caches.batch_caches import (
     MergedCaches,
     RowCaches,
     bytes_per_token,
-    new_row,
-    states,
+    cache_arrays,
+    new_row_caches,
     unbatchable,
 )
-from millstream.backend.generation.caches.quantized import KvPacking, QuantizedSlotLayer, packing_for, refusal, row_of
-from millstream.backend.generation.caches.slots import SlotCaches, all_plain
-from millstream.backend.generation.caches.widths import SlotPolicy, exact, full_width, powers_of_two, row_width
+from millstream.backend.generation.caches.quantized import (
+    KvQuantization,
+    QuantizedSlotLayer,
+    choose_quantization,
+    new_prompt_caches,
+    unsupported,
+)
+from millstream.backend.generation.caches.slots import SlotCaches, fits_slots
+from millstream.backend.generation.caches.widths import SlotPolicy, cublas_width, exact, kernel_width, powers_of_two
 from millstream.backend.generation.layers.attention import adopt_attention, attention, kernel_attention
 from millstream.backend.generation.layers.fused_blocks import fuse_blocks
 from millstream.backend.generation.layers.packed_attention import Attention, packed_attention, products_fit
 from millstream.backend.generation.prefill.prefiller import BatchPrefiller, Prefiller, SinglePrefiller
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
-from millstream.backend.generation.prefix_store.cache_state import leaves, prefix_sizes
+from millstream.backend.generation.prefix_store.cache_state import leaf_caches, prefix_sizes
 from millstream.backend.generation.sampling.guides import Compiler
 from millstream.backend.kernels.small_matmul import known_here
 from millstream.backend.kernels.write_rows import write_rows
@@ -40,7 +46,7 @@ from millstream.backend.layers.fused_matmul import BY_KERNELS, BY_MLX
 from millstream.backend.layers.patch_layers import callers_of, patch_function
 from millstream.backend.layers.projections import fuse_projections
 from millstream.errors import ModelError
-from millstream.types import PrefixSizes
+from millstream.model_facts import PrefixSizes
 
 if TYPE_CHECKING:
     from millstream.backend.generation.media.encoder import MediaEncoder
@@ -97,14 +103,14 @@ class Layout:
         self._made: SlotCaches | None = None
         """The slots of the batch that was made last."""
         self._attention: Attention = scaled_dot_product_attention
-        self.packing: KvPacking | None = None
+        self.packing: KvQuantization | None = None
 
     def enabled(self, fast_path: str) -> bool:
         return fast_path not in self._settings.disabled
 
     def shape_layers(self) -> None:
         """Put layers into the form that runs fastest here. Before they are evaluated."""
-        turn = self._device.is_cpu and pays_here() and self.enabled("turn")
+        turn = self._device.is_cpu and pays_here() and self.enabled("mkl-layout")
         if self.enabled("fuse"):
             fuse_projections(self._model, mkl_layer if turn else lambda layer: layer)
         if turn:
@@ -121,15 +127,15 @@ class Layout:
         if self._settings.kv_bits:
             self._pack(self._settings.kv_bits, try_two_rows)
             return None
-        caches = new_row(self._model)
+        caches = new_row_caches(self._model)
         obstacle = unbatchable(caches)
         if obstacle is not None:
             return obstacle
-        self._slots = self.enabled("slots") and all_plain(caches)
+        self._slots = self.enabled("slots") and fits_slots(caches)
         if self._slots and (self._on_cuda or self._settings.like_gpu):
             attend = kernel_attention if self._on_cuda else attention
             if adopt_attention(self._model, attend) == len(caches):
-                self._width = row_width if self._adopt_rows(attend) else full_width
+                self._width = kernel_width if self._adopt_rows(attend) else cublas_width
         trouble = self._settled(caches, try_two_rows, disagreement)
         if trouble:
             self._slots = False
@@ -147,32 +153,36 @@ class Layout:
             self.vocab_size,
             kernel=self._on_cuda,
             compiler=self._settings.grammars,
-            shift=encoder.shift if encoder is not None and self._model.positional else None,
+            shift=encoder.rope_delta if encoder is not None and self._model.uses_mrope else None,
         )
-        see = encoder.read if encoder is not None else None
+        see = encoder.prefill if encoder is not None else None
         if not self._slots:
-            return make(MergedCaches()), SinglePrefiller(self._model, kept, see=see)
-        layers = len(new_row(self._model))
+            return make(MergedCaches()), SinglePrefiller(self._model, kept, prefill_media=see)
+        layers = len(new_row_caches(self._model))
         on_cpu = self._device.is_cpu and not self._settings.like_gpu
         policy = exact if on_cpu else powers_of_two
         if self.packing is not None:
             layer = functools.partial(QuantizedSlotLayer, self.packing)
-            reader = BatchPrefiller(self._model, layers, fill=None, kept=kept, packing=self.packing)
+            reader = BatchPrefiller(
+                self._model, layers, min_length_ratio=None, prefix_store=kept, quantization=self.packing
+            )
             return make(SlotCaches(layers, policy, layer=layer)), reader
         # Padding is computed like everything else: almost for nothing on a GPU, for real on the CPU.
         groups = self.enabled("group-prefill") and self._mask_dims == 4
         fill = (0.75 if on_cpu else 0.5) if groups else None
         place = write_rows if self.in_place else None
-        caches = SlotCaches(layers, policy, width=self._width, place=place, mask_dims=self._mask_dims)
+        caches = SlotCaches(layers, policy, width=self._width, write_rows=place, mask_dims=self._mask_dims)
         self._made = caches
         padded = (self._on_cuda or self._settings.like_gpu) and see is None
-        return make(caches), BatchPrefiller(self._model, layers, fill=fill, kept=kept, see=see, padded=padded)
+        return make(caches), BatchPrefiller(
+            self._model, layers, min_length_ratio=fill, prefix_store=kept, prefill_media=see, pad_chunks=padded
+        )
 
     def probe(self) -> tuple[int, PrefixSizes | None]:
         """What a token takes in the caches, and what it takes to keep it, measured on one."""
-        caches = row_of(self._model, self.packing)
+        caches = new_prompt_caches(self._model, self.packing)
         self._model(mx.zeros((1, 1), dtype=mx.int32), cache=caches)
-        mx.eval(states(caches))
+        mx.eval(cache_arrays(caches))
         return bytes_per_token(caches), prefix_sizes(caches)
 
     @property
@@ -182,7 +192,7 @@ class Layout:
 
     def _adopt_rows(self, attend: Attention) -> bool:
         """Products of few rows by kernels; off CUDA by what these stand for, so that the CPU can test it."""
-        if not self.enabled("products") or (self._on_cuda and not known_here()):
+        if not self.enabled("fused-matmul") or (self._on_cuda and not known_here()):
             return False
         return fuse_blocks(self._model, BY_KERNELS if self._on_cuda else BY_MLX, attend) > 0
 
@@ -193,16 +203,16 @@ class Layout:
     def _pack(self, bits: int, try_two_rows: Callable[[], None]) -> None:
         """Quantised keys and values: only over slots, and with attention that knows how to read them."""
         if self._encoder is not None:
-            raise refusal(bits, "it takes images, and quantised keys and values are for text models")
-        self.packing = packing_for(self._model, bits)
+            raise unsupported(bits, "it takes images, and quantised keys and values are for text models")
+        self.packing = choose_quantization(self._model, bits)
         if not self.enabled("slots"):
-            raise refusal(bits, "it needs slots, and --disable slots leaves them out")
+            raise unsupported(bits, "it needs slots, and --disable slots leaves them out")
         self._slots = True
         products = products_fit(self._device.kind) and not self._settings.like_gpu
         reads = packed_attention(self._attention, products=products)
         patch_function(self._model, "scaled_dot_product_attention", reads)
         if trouble := self._trouble(try_two_rows):
-            raise refusal(bits, f"its attention cannot read quantised keys and values ({trouble})")
+            raise unsupported(bits, f"its attention cannot read quantised keys and values ({trouble})")
 
     def _settled(
         self, caches: RowCaches, try_two_rows: Callable[[], None], disagreement: Callable[[], float]
@@ -213,7 +223,7 @@ class Layout:
             self._width = None
             log.info("this model decodes without our attention: %s", trouble)
             trouble = self._trouble(try_two_rows)
-        attending = sum(hasattr(leaf, "keys") for leaf in leaves(caches))
+        attending = sum(hasattr(leaf, "keys") for leaf in leaf_caches(caches))
         if len(callers_of(self._model, "scaled_dot_product_attention")) >= attending:
             return trouble
         # Attention of its own making: masks may mean something else there (Gemma 2 has scores of five dimensions), and

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from millstream.backend.generation.caches.widths import CHUNKS
-from millstream.engine.generation.backend import GenerationBackend
-from millstream.engine.generation.scheduler import Scheduler
+from millstream.backend.generation.caches.widths import CHUNK_LENGTHS
+from millstream.engine.generation.messages import Generate
+from millstream.engine.generation.plan import GenerationBackend
+from millstream.engine.generation.scheduler import GenerationScheduler
 from millstream.engine.generation.tuning import PREFILL
-from millstream.engine.messages import Submit
 from millstream.types import Sampling
 
 KINDS = (
@@ -30,25 +30,25 @@ def warm_up(backend: GenerationBackend, *, max_rows: int, vocab_size: int, conte
     """Rows of every kind join, decode beside a prompt, and leave at different times; then one runs alone; then prompts
     of every usual length are read; then rows run beside a long prompt that is cut."""
 
-    def submit(number: int, length: int, tokens: int) -> Submit:
+    def submit(number: int, length: int, tokens: int) -> Generate:
         length = max(1, min(length, context_length - 20))
         prompt = tuple((number + place) % vocab_size for place in range(length))
         logprobs = 5 if number % 5 == 0 else None
-        return Submit(number, prompt, tokens, KINDS[number % len(KINDS)], logprobs=logprobs)
+        return Generate(number, prompt, tokens, KINDS[number % len(KINDS)], logprobs=logprobs)
 
     count = max(2 * len(KINDS), min(2 * max_rows, 64))
     mixed = [submit(number, LENGTHS[number % len(LENGTHS)], 3 + number % 9) for number in range(count)]
-    _run(backend, Scheduler(max_rows=max_rows, prefill_tokens=128), mixed)
+    _run(backend, GenerationScheduler(max_rows=max_rows, prefill_tokens=128), mixed)
     _, chunk, _ = PREFILL["gpu"]
-    for length in CHUNKS:
+    for length in CHUNK_LENGTHS:
         if length <= chunk:
-            _run(backend, Scheduler(max_rows=max_rows, prefill_tokens=chunk), [submit(0, length, 2)])
+            _run(backend, GenerationScheduler(max_rows=max_rows, prefill_tokens=chunk), [submit(0, length, 2)])
     beside = [submit(0, 130, 40), submit(1, 120, 40), submit(2, LONG, 4)]
-    _run(backend, Scheduler(max_rows=max_rows, prefill_tokens=chunk), beside)
+    _run(backend, GenerationScheduler(max_rows=max_rows, prefill_tokens=chunk), beside)
     backend.reset()
 
 
-def _run(backend: GenerationBackend, scheduler: Scheduler, submits: Sequence[Submit]) -> None:
+def _run(backend: GenerationBackend, scheduler: GenerationScheduler, submits: Sequence[Generate]) -> None:
     for submit in submits:
         scheduler.submit(submit)
     while not scheduler.idle:

@@ -19,7 +19,7 @@ from millstream.backend.weights.vision import load_vision
 from millstream.errors import ModelError
 from millstream.models.checks import check_folder
 from millstream.models.geometry import context_length
-from millstream.models.vision import can_load, sees
+from millstream.models.vision import has_mlx_vlm, is_vision_model
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ def load(kind: Literal["folder", "gguf"], path: Path, device: Device, *, unpack:
     dtype = UNPACKED.get(device.kind) if unpack else None
     if kind == "gguf":
         model, config, notes = _load_gguf(path, device, dtype)
-    elif (seeing := sees(check_folder(path))) and can_load():
+    elif (seeing := is_vision_model(check_folder(path))) and has_mlx_vlm():
         return _load_seeing(path, device, dtype)
     else:
         model, config = _load_folder(path)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import mlx.core as mx
 
-from millstream.engine.generation.backend import Progress, ignore_progress
+from millstream.engine.protocols import Progress, ignore_progress
 
 
 def reachable_arrays(root: object) -> Iterator[mx.array]:

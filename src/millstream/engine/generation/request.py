@@ -1,27 +1,40 @@
-"""A request inside an engine: its states, and the only moves between them."""
+"""A request inside a generation engine: its states, and the only moves between them."""
 
 from __future__ import annotations
 
 from enum import Enum, auto
 
-from millstream.engine.messages import Submit
-from millstream.engine.prefix_cache.block_hash import BlockHashes
-from millstream.engine.prefix_cache.index import Hit
+from millstream.engine.generation.messages import Generate
+from millstream.engine.prefix_cache.prompt import CachedPrompt
 from millstream.types import Usage
 
 
 class State(Enum):
+    HELD = auto()
+    """Outside the queue: its background task is not done."""
+    FETCHING = auto()
+    """Outside the queue: its prefix is being read from disk."""
     WAITING = auto()
+    """In the queue."""
     PREFILLING = auto()
+    """Has a row; chunks of its prompt are planned."""
+    COMPLETING = auto()
+    """Has a row; its last chunk is still being computed."""
     RUNNING = auto()
+    """Has a row in the batch and decodes."""
     FINISHED = auto()
     FAILED = auto()
 
 
+_ENDS = frozenset({State.FINISHED, State.FAILED})
+
 MOVES: dict[State, frozenset[State]] = {
-    State.WAITING: frozenset({State.PREFILLING, State.FINISHED, State.FAILED}),
-    State.PREFILLING: frozenset({State.RUNNING, State.FINISHED, State.FAILED}),
-    State.RUNNING: frozenset({State.FINISHED, State.FAILED}),
+    State.HELD: frozenset({State.FETCHING, State.WAITING}) | _ENDS,
+    State.FETCHING: frozenset({State.WAITING}) | _ENDS,
+    State.WAITING: frozenset({State.PREFILLING}) | _ENDS,
+    State.PREFILLING: frozenset({State.COMPLETING}) | _ENDS,
+    State.COMPLETING: frozenset({State.RUNNING}) | _ENDS,
+    State.RUNNING: _ENDS,
     State.FINISHED: frozenset(),
     State.FAILED: frozenset(),
 }
@@ -32,24 +45,24 @@ class IllegalMove(RuntimeError):
 
 
 class Request:
-    """What the scheduler knows of one `Submit`."""
+    """What the scheduler knows of one `Generate`."""
 
-    __slots__ = ("chain", "generated", "hit", "prefilled", "reported", "seen", "state", "stops", "submit")
+    __slots__ = ("encoded", "generated", "prefilled", "prefix", "state", "submit", "tokens")
 
-    def __init__(self, submit: Submit) -> None:
+    def __init__(self, submit: Generate) -> None:
         self.submit = submit
-        self.state = State.WAITING
+        self.state = State.HELD
         self.prefilled = 0
-        self.seen = 0
-        """How many of its media may be read: encoded, or kept with the beginning of the prompt."""
+        """Tokens of its prompt that are computed, or restored from the prefix cache."""
+        self.encoded = 0
+        """Media, counted from the first, that are encoded or part of the cached prefix."""
         self.generated = 0
-        self.reported: list[int] = []
-        """What its row gave, where beginnings are kept: the answer, and what ended it."""
-        self.stops: tuple[int, ...] = ()
-        """Places of its prompt where a chunk must end, because the state is saved there."""
-        self.hit = Hit()
-        self.chain: BlockHashes | None = None
-        """The names of its blocks on disk, as far as they were needed."""
+        """Tokens that count as its output."""
+        self.tokens: list[int] = []
+        """All tokens that its row gave, including what ended it."""
+        self.prefix = CachedPrompt(
+            submit.request_id, submit.prompt, submit.contents, bypass=submit.prompt_logprobs is not None
+        )
 
     @property
     def request_id(self) -> int:
@@ -62,32 +75,32 @@ class Request:
 
     @property
     def most_tokens(self) -> int:
-        """What its row may come to hold."""
+        """The most tokens that its row may come to hold."""
         return len(self.submit.prompt) + self.submit.max_tokens
 
     @property
     def usage(self) -> Usage:
-        return Usage(len(self.submit.prompt), self.generated, self.hit.tokens)
+        return Usage(len(self.submit.prompt), self.generated, self.prefix.hit.tokens)
 
     @property
-    def unseen(self) -> int | None:
-        """The number of the next of its media that must be encoded."""
+    def next_media(self) -> int | None:
+        """The number of the next of its media that must be encoded, if any."""
         media = self.submit.media
-        while self.seen < len(media) and media[self.seen].start + media[self.seen].length <= self.prefilled:
-            self.seen += 1
-        return self.seen if self.seen < len(media) else None
+        while self.encoded < len(media) and media[self.encoded].start + media[self.encoded].length <= self.prefilled:
+            self.encoded += 1
+        return self.encoded if self.encoded < len(media) else None
 
-    def reach(self, end: int, *, whole: bool) -> int:
-        """How far a chunk may go that would go to `end`: not into media that are not encoded, and with `whole` not to a
-        place inside of one, because there its tokens attend to each other."""
-        unseen = self.unseen
+    def chunk_end(self, end: int, *, whole_media: bool) -> int:
+        """How far a chunk may go that would go to `end`: not into media that are not encoded. With `whole_media` it
+        does not end inside an image either, because there its tokens attend to each other."""
+        unencoded = self.next_media
         for number, media in enumerate(self.submit.media):
             beyond = media.start + media.length
             if beyond <= self.prefilled:
                 continue
-            if unseen is not None and number >= unseen:
+            if unencoded is not None and number >= unencoded:
                 return min(end, max(self.prefilled, media.start))
-            if whole and media.kind != "audio" and media.start < end < beyond:
+            if whole_media and media.kind != "audio" and media.start < end < beyond:
                 return media.start if media.start > self.prefilled else min(beyond, self.prefill_end)
         return end
 

@@ -1,4 +1,7 @@
-"""Who runs in the next step. A pure object: no thread, clock, MLX or I/O, so every interleaving can be tested."""
+"""Decides which requests run in the next step.
+
+Pure: no thread, clock, MLX or I/O, so that every interleaving can be tested.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,22 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
-from millstream.engine.generation.backend import EncodeMedia, Plan, Prefill, RestorePrefix, RowOutput, StepResult
 from millstream.engine.generation.chunk_sizer import ChunkSizer
+from millstream.engine.generation.messages import ClearPrefixCache, Generate, Generated, PromptLogprobs, Tokens
+from millstream.engine.generation.plan import EncodeMedia, Plan, Prefill, RowOutput, StepResult
 from millstream.engine.generation.request import Request, State
-from millstream.engine.messages import Event, Failed, Finished, PromptLogprobs, Submit, Tokens
-from millstream.engine.prefix_cache.cache import PrefixCache
+from millstream.engine.messages import Command, Event, Failed, Finished
+from millstream.engine.prefix_cache.cache import NullPrefixCache, PrefixCache
+from millstream.engine.prefix_cache.orders import RestorePrefix
 from millstream.types import FinishReason
 
 
-class Scheduler:
+class GenerationScheduler:
     """Keeps requests in order, cuts prompts into chunks, and turns a step's result into events.
 
-    At most `max_rows` requests hold a row (prefilling or running). A step spends at most `prefill_tokens` on prompts,
-    oldest first. Beside running rows, one prompt gets at most `pace.chunk` of it: many short prompts may share a
-    step, but a long one is cut finely, so that the rows keep their pace.
+    At most `max_rows` requests hold a row. A step prefills at most `prefill_tokens`, oldest request first. While rows
+    decode, one prompt gets at most `chunk_sizer.chunk` of it: many short prompts may share a step, but a long one is
+    cut finely, so that running streams keep their pace.
     """
 
     def __init__(
@@ -27,140 +32,121 @@ class Scheduler:
         *,
         max_rows: int,
         prefill_tokens: int,
-        pace: ChunkSizer | None = None,
+        chunk_sizer: ChunkSizer | None = None,
         kv_tokens: int | None = None,
-        keeper: PrefixCache | None = None,
+        prefix_cache: PrefixCache | None = None,
         whole_media: bool = False,
     ) -> None:
-        """`kv_tokens`: how many tokens fit into memory. A batch is a rectangle, so its longest row counts for all.
-        `keeper`: keeps beginnings of prompts. `whole_media`: no chunk may end inside an image."""
+        """`kv_tokens`: tokens that fit into memory. A batch is a rectangle, so its longest row counts for all rows.
+        `whole_media`: no chunk may end inside an image."""
         if max_rows < 1 or prefill_tokens < 1:
             raise ValueError("max_rows and prefill_tokens must be at least 1")
         self._max_rows = max_rows
         self._prefill_tokens = prefill_tokens
         self._kv_tokens = kv_tokens
-        self._keeper = keeper
+        self._cache = prefix_cache or NullPrefixCache()
         self._whole_media = whole_media
-        self._pace = pace or ChunkSizer(most=prefill_tokens, least=prefill_tokens)
+        self._chunk_sizer = chunk_sizer or ChunkSizer(most=prefill_tokens, least=prefill_tokens)
         self._requests: dict[int, Request] = {}
+        """All that have not ended. Those in no queue below are held or fetching."""
         self._waiting: deque[Request] = deque()
         self._prefilling: list[Request] = []
-        self._late: list[Request] = []
-        """Whose last chunk is still being computed."""
+        """Those prefilling or completing."""
         self._running: dict[int, Request] = {}
         self._drop: list[int] = []
-        self._held: dict[int, Request] = {}
-        self._fetching: dict[int, Request] = {}
-        self._load: list[RestorePrefix] = []
-        self._storing = self._reading = False
+        self._restore: list[RestorePrefix] = []
+        self._exporting = self._chunk_pending = False
 
     @property
     def idle(self) -> bool:
-        """Nothing to plan: the owner may sleep until mail comes."""
-        orders = self._keeper is not None and self._keeper.has_orders
-        elsewhere = len(self._fetching) + len(self._held)
-        return not (len(self._requests) > elsewhere or self._drop or self._load or self._storing or orders)
+        """True if there is nothing to plan: the owner may sleep until mail comes."""
+        requests = self._waiting or self._prefilling or self._running
+        return not (requests or self._drop or self._restore or self._exporting or self._cache.has_orders)
 
-    def submit(self, submit: Submit, *, held: bool = False) -> None:
-        """`held`: outside the queue, until `release` or `refuse`."""
+    def submit(self, submit: Generate, *, held: bool = False) -> None:
+        """With `held`, the request stays outside the queue until `release` or `refuse`."""
         if submit.request_id in self._requests:
             raise ValueError(f"request {submit.request_id} was submitted twice")
         request = Request(submit)
         self._requests[submit.request_id] = request
-        if held:
-            self._held[submit.request_id] = request
-        else:
+        if not held:
             self._enqueue(request)
 
     def release(self, request_id: int) -> None:
-        """What a held request waited for is done. One that has left meanwhile is not missed."""
-        if (request := self._held.pop(request_id, None)) is not None:
+        """The background task of a held request is done. Ignores requests that have ended."""
+        if (request := self._in_state(request_id, State.HELD)) is not None:
             self._enqueue(request)
 
     def refuse(self, request_id: int, message: str, *, refused: bool = False) -> list[Event]:
-        """What a held request waited for cannot be done. `refused`: because of what the client sent."""
-        request = self._held.get(request_id)
+        """The background task of a held request failed. `refused`: because of the client's input."""
+        request = self._in_state(request_id, State.HELD)
         return [] if request is None else [self._fail(request, message, refused=refused)]
 
     def collect(self) -> None:
-        """Take in what was fetched from disk. Those who waited for it go first: they have waited."""
-        keeper = self._keeper
-        if keeper is None or keeper.shelf is None:
-            return
-        for arrival in keeper.shelf.arrivals():
-            request = self._fetching.pop(arrival.request_id, None)
+        """Take in prefixes that were read from disk. Their requests go to the front of the queue: they have waited."""
+        for fetched in self._cache.fetched():
+            request = self._in_state(fetched.request_id, State.FETCHING)
             if request is not None:
-                self._load += keeper.take_in(request, arrival)
+                self._restore += self._cache.restore(request.prefix, fetched)
+                request.move(State.WAITING)
                 self._waiting.appendleft(request)
 
     def cancel(self, request_id: int) -> list[Event]:
-        """Ends the request now; its row is dropped at the start of the next plan."""
+        """Ends the request now; the next plan drops its row."""
         request = self._requests.get(request_id)
         return [] if request is None else [self._finish(request, FinishReason.CANCELLED)]
 
-    def forget(self) -> None:
-        """Keep nothing of what was read so far; from the next plan on."""
-        if self._keeper is not None:
-            self._keeper.forget()
+    def handle(self, command: Command) -> list[Event]:
+        """`ClearPrefixCache` takes effect with the next plan."""
+        if not isinstance(command, ClearPrefixCache):
+            raise TypeError(f"a generation engine does not know {command!r}")
+        self._cache.clear()
+        return []
 
     def cache_bytes(self) -> tuple[int, int]:
-        """What is kept of earlier prompts, in memory and on disk."""
-        if self._keeper is None:
-            return 0, 0
-        return self._keeper.nbytes, 0 if self._keeper.shelf is None else self._keeper.shelf.stats().bytes
+        """The bytes of the prefix cache, in memory and on disk."""
+        return self._cache.nbytes()
 
     def close(self) -> None:
-        """The engine is going: finish what is being written to disk."""
-        if self._keeper is not None and self._keeper.shelf is not None:
-            self._keeper.shelf.close()
+        """The engine is going: complete writes to disk."""
+        self._cache.close()
 
     def wake_by(self, wake: Callable[[], None]) -> None:
         """`wake` is called, on any thread, when there is something to `collect`."""
-        if self._keeper is not None and self._keeper.shelf is not None:
-            self._keeper.shelf.wake = wake
+        self._cache.wake_by(wake)
 
     def plan(self) -> Plan:
+        """The next step."""
         self.collect()
-        load, self._load = tuple(self._load), []
+        restore, self._restore = tuple(self._restore), []
         drop, self._drop = tuple(self._drop), []
         decode = tuple(self._running)
-        prefill = () if self._reading and self._running else tuple(self._chunks())
-        look = self._look()
-        if self._keeper is None:
-            return Plan(drop=drop, prefill=prefill, decode=decode, encode=look)
-        orders = self._keeper.orders(prefill, self._requests)
+        prefill = () if self._chunk_pending and self._running else tuple(map(self._with_save, self._chunks()))
+        encode = self._encode()
+        orders = self._cache.orders()
         return Plan(
-            restore=load,
-            save=tuple(orders.keep),
-            evict=tuple(orders.forget),
+            restore=restore,
+            save=tuple(orders.save),
+            evict=tuple(orders.evict),
             drop=drop,
-            prefill=tuple(orders.prefill),
+            prefill=prefill,
             decode=decode,
-            encode=look,
+            encode=encode,
         )
 
     def advance(self, plan: Plan, result: StepResult, seconds: float = 0.0) -> list[Event]:
-        """Book a step that succeeded, and how long it took if that is known."""
-        read = sum(chunk.end - chunk.start for chunk in plan.prefill)
-        if plan.encode:
-            self._pace.disturbed()
-        self._pace.observe(rows=len(plan.decode), prompt_tokens=read, seconds=seconds, reading=result.prefilling)
-        events: list[Event] = [PromptLogprobs(scores.request_id, scores.logprobs) for scores in result.prompt_logprobs]
+        """Book a step that succeeded. `seconds`: its duration, if known."""
+        self._observe(plan, result, seconds)
+        events: list[Event] = [PromptLogprobs(chunk.request_id, chunk.logprobs) for chunk in result.prompt_logprobs]
         for chunk in plan.prefill:
-            request = self._requests[chunk.request.request_id]
-            request.prefilled = chunk.end
-            if self._keeper is not None:
-                self._keeper.was_read(request, chunk)
-            if chunk.joins:
-                self._late.append(request)
+            self._book_chunk(self._requests[chunk.request.request_id], chunk)
         if not result.prefilling:
-            events += self._join_late()
+            events += self._join_batch()
         for request_id, count in result.encoded:
-            self._requests[request_id].seen = count
-        self._storing, self._reading = result.exporting, result.prefilling
-        if self._keeper is not None:
-            self._keeper.lost(result.unsaved)
-            self._keeper.stored(result.exported)
+            self._requests[request_id].encoded = count
+        self._exporting, self._chunk_pending = result.exporting, result.prefilling
+        self._cache.unsaved(result.unsaved)
+        self._cache.exported(result.exported)
         for row in result.rows:
             running = self._running.get(row.request_id)
             if running is not None:
@@ -170,44 +156,35 @@ class Scheduler:
                 events.append(self._fail(failing, failure.message, refused=failure.refused))
         return events
 
-    def _join_late(self) -> list[Event]:
-        """Whose prompts are read join the batch, unless they are to do no more."""
-        late, self._late = self._late, []
-        for request in late:
-            request.move(State.RUNNING)
-            self._prefilling.remove(request)
-            self._running[request.request_id] = request
-            if self._keeper is not None:
-                self._keeper.joined(request)
-        return [self._finish(request, FinishReason.LENGTH) for request in late if not request.submit.max_tokens]
-
     def fail(self, message: str) -> list[Event]:
-        """Book a step that raised: everyone who has a row fails, and the backend forgets all rows by itself."""
+        """Book a step that raised: every request with a row fails, and the backend drops all rows by itself."""
         events: list[Event] = [self._fail(request, message) for request in [*self._running.values(), *self._prefilling]]
         self._drop.clear()
-        self._load.clear()
-        self._storing = self._reading = False
-        if self._keeper is not None:
-            self._keeper.clear()
+        self._restore.clear()
+        self._exporting = self._chunk_pending = False
+        self._cache.reset()
         return events
 
     def fail_all(self, message: str) -> list[Event]:
-        """The engine is going: tell everyone."""
+        """The engine is going: fail every request."""
         return [self._fail(request, message, gone=True) for request in list(self._requests.values())]
 
+    def _in_state(self, request_id: int, state: State) -> Request | None:
+        request = self._requests.get(request_id)
+        return request if request is not None and request.state is state else None
+
     def _enqueue(self, request: Request) -> None:
-        keeper = self._keeper
-        if keeper is not None and keeper.shelf is not None and (find := keeper.look_on_disk(request)) is not None:
-            self._fetching[request.request_id] = request
-            keeper.shelf.fetch_soon(request.request_id, find)
+        if self._cache.fetch_soon(request.prefix):
+            request.move(State.FETCHING)
         else:
+            request.move(State.WAITING)
             self._waiting.append(request)
 
     def _chunks(self) -> Iterator[Prefill]:
-        """Spend the budget, oldest first. A request gets a row only together with its first chunk."""
+        """Spend the token budget, oldest request first. A request gets a row only together with its first chunk."""
         budget = self._prefill_tokens
         for request in self._prefilling:
-            if budget > 0 and request not in self._late:
+            if budget > 0 and request.state is State.PREFILLING:
                 chunk = self._chunk(request, budget)
                 if chunk.end > chunk.start or chunk.joins:
                     yield chunk
@@ -216,13 +193,16 @@ class Scheduler:
             request = self._waiting.popleft()
             request.move(State.PREFILLING)
             self._prefilling.append(request)
-            if self._keeper is not None:
-                self._keeper.begin(request)
+            hit = self._cache.match(request.prefix)
+            request.prefilled = hit.tokens
             chunk = self._chunk(request, budget)
-            hit = request.hit
-            yield replace(chunk, reuse=hit.handles, reuse_checkpoint=hit.state) if hit.tokens else chunk
-            # A one-token prompt has nothing to prefill and still costs its row a place in the step.
+            yield replace(chunk, reuse=hit.handles, reuse_checkpoint=hit.checkpoint) if hit.tokens else chunk
+            # A one-token prompt has nothing to prefill, and its row still costs something in this step.
             budget -= max(1, chunk.end - chunk.start)
+
+    def _with_save(self, chunk: Prefill) -> Prefill:
+        save = self._cache.save_chunk(self._requests[chunk.request.request_id].prefix, chunk.end)
+        return chunk if save is None else replace(chunk, save=save)
 
     def _has_room(self, request: Request) -> bool:
         rows = len(self._prefilling) + len(self._running)
@@ -234,47 +214,72 @@ class Scheduler:
     def _chunk(self, request: Request, budget: int) -> Prefill:
         start = request.prefilled
         if self._running:
-            budget = min(budget, self._pace.limit(request.prefill_end - start))
-        stop = next((place for place in request.stops if place > start), request.prefill_end)
+            budget = min(budget, self._chunk_sizer.limit(request.prefill_end - start))
+        checkpoints = request.prefix.checkpoints
+        stop = next((position for position in checkpoints if position > start), request.prefill_end)
         end = min(stop, start + budget)
-        return Prefill(
-            request.submit, start, request.reach(end, whole=self._whole_media) if request.submit.media else end
+        if request.submit.media:
+            end = request.chunk_end(end, whole_media=self._whole_media)
+        return Prefill(request.submit, start, end)
+
+    def _encode(self) -> tuple[EncodeMedia, ...]:
+        """Media of the oldest request that waits for them: one request per step, and for as long as a chunk takes if
+        rows are decoding."""
+        for request in self._prefilling:
+            if request.submit.media and (first := request.next_media) is not None:
+                tokens = self._chunk_sizer.chunk if self._running else self._prefill_tokens
+                return (EncodeMedia(request.submit, first, tokens),)
+        return ()
+
+    def _observe(self, plan: Plan, result: StepResult, seconds: float) -> None:
+        tokens = sum(chunk.end - chunk.start for chunk in plan.prefill)
+        if plan.encode:
+            self._chunk_sizer.skip_steps()
+        self._chunk_sizer.observe(
+            rows=len(plan.decode), prompt_tokens=tokens, seconds=seconds, prefilling=result.prefilling
         )
 
-    def _look(self) -> tuple[EncodeMedia, ...]:
-        """The oldest request that waits for its media; one a step, beside running rows for as long as a chunk takes."""
-        for request in self._prefilling:
-            if request.submit.media and (first := request.unseen) is not None:
-                return (
-                    EncodeMedia(request.submit, first, self._pace.chunk if self._running else self._prefill_tokens),
-                )
-        return ()
+    def _book_chunk(self, request: Request, chunk: Prefill) -> None:
+        request.prefilled = chunk.end
+        if chunk.reuse or chunk.reuse_checkpoint is not None:
+            self._cache.release(request.prefix)
+        if chunk.joins:
+            request.move(State.COMPLETING)
+
+    def _join_batch(self) -> list[Event]:
+        """Requests whose prompts are complete join the batch, unless they want no token."""
+        joining = [request for request in self._prefilling if request.state is State.COMPLETING]
+        for request in joining:
+            request.move(State.RUNNING)
+            self._prefilling.remove(request)
+            self._running[request.request_id] = request
+            self._cache.joined(request.prefix)
+        return [self._finish(request, FinishReason.LENGTH) for request in joining if not request.submit.max_tokens]
 
     def _accept(self, request: Request, row: RowOutput) -> Iterable[Event]:
         """Cut a row's output at the first stop token or at the limit."""
         submit = request.submit
-        kept = 0
+        count = 0
         reason: FinishReason | None = None
         for token in row.tokens:
             request.generated += 1
             if token in submit.stop_tokens:
                 reason = FinishReason.STOP
                 break
-            kept += 1
+            count += 1
             if request.generated >= submit.max_tokens:
                 reason = FinishReason.LENGTH
                 break
-        if self._keeper is not None:
-            request.reported += row.tokens
-        if kept:
-            yield Tokens(submit.request_id, row.tokens[:kept], row.logprobs[:kept])
+        request.tokens += row.tokens
+        if count:
+            yield Tokens(submit.request_id, row.tokens[:count], row.logprobs[:count])
         if reason is not None:
             yield self._finish(request, reason)
 
     def _finish(self, request: Request, reason: FinishReason) -> Finished:
         self._remove(request)
         request.move(State.FINISHED)
-        return Finished(request.request_id, reason, request.usage)
+        return Generated(request.request_id, reason, request.usage)
 
     def _fail(self, request: Request, message: str, *, gone: bool = False, refused: bool = False) -> Failed:
         self._remove(request)
@@ -282,17 +287,15 @@ class Scheduler:
         return Failed(request.request_id, message, gone, refused)
 
     def _remove(self, request: Request) -> None:
+        """From every queue; a row is dropped by the next plan."""
         del self._requests[request.request_id]
-        if request.state is State.WAITING:
-            outside = self._held if request.request_id in self._held else self._fetching
-            if outside.pop(request.request_id, None) is None:
+        match request.state:
+            case State.WAITING:
                 self._waiting.remove(request)
-        elif request.state is State.PREFILLING:
-            self._prefilling.remove(request)
-            self._late = [late for late in self._late if late is not request]
-            self._drop.append(request.request_id)
-        else:
-            del self._running[request.request_id]
-            self._drop.append(request.request_id)
-            if self._keeper is not None:
-                self._keeper.ended(request)
+            case State.PREFILLING | State.COMPLETING:
+                self._prefilling.remove(request)
+                self._drop.append(request.request_id)
+            case State.RUNNING:
+                del self._running[request.request_id]
+                self._drop.append(request.request_id)
+                self._cache.ended(request.prefix, request.tokens)

@@ -1,10 +1,10 @@
-"""Which beginnings of prompts are kept. A pure index from tokens to handles; the backend holds what they stand for.
+"""The index of the prefix cache: a tree of KV blocks, from tokens to handles. LRU eviction within a byte budget. Pure.
 
-Tokens are cut into blocks, and blocks form a tree: a beginning that many prompts share is there once. What else changes
-keys and values (an image, a sound) is part of the block at whose place it stands, and so of all blocks after it.
+Tokens are cut into blocks, and blocks form a tree: a prefix that many prompts share is there once. Media in a prompt
+also change keys and values, so their hashes are part of the block where they stand, and thereby of all later blocks.
 
-Full attention can go on from any block. A window or a recurrent state cannot be cut: such models go on from a state
-that was saved at some place. A state hangs on the last whole block before its place, by the tokens that follow it.
+Full attention can continue from any block. A sliding window or a recurrent state cannot be cut: such models continue
+from a checkpoint, which hangs on the last whole block before its position, by the tokens that follow that block.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 Contents = Sequence[tuple[int, str]]
-"""What stands at a place of a prompt besides its token: (place, hash)."""
+"""Media in a prompt: (position, hash)."""
 
 _Key = tuple[tuple[int, ...], tuple[tuple[int, str], ...]]
 
@@ -27,46 +27,48 @@ class _Node:
     key: _Key
     size: int = 0
     children: dict[_Key, _Node] = field(default_factory=dict)
-    states: dict[_Key, _Node] = field(default_factory=dict)
+    checkpoints: dict[_Key, _Node] = field(default_factory=dict)
     users: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """The kept beginning of a prompt. Whoever has it must `release` it: until then it is not evicted."""
+    """The cached prefix of a prompt. It is not evicted until it is released."""
 
     tokens: int = 0
     handles: tuple[int, ...] = ()
-    state: int | None = None
+    checkpoint: int | None = None
     shared: int = 0
-    """How many tokens begin like something that was read before, whether or not one can go on from there."""
+    """Tokens that match a cached prefix, whether or not generation can continue from there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Inserted:
-    """What an insertion asks of the backend: keep blocks `first` and on under `handles`, then forget `evicted`."""
+    """What an insertion asks of the backend: save blocks `first` and on under `handles`, then evict `evicted`."""
 
     first: int = 0
     handles: tuple[int, ...] = ()
     evicted: tuple[int, ...] = ()
-    state: int | None = None
+    checkpoint: int | None = None
 
 
 class PrefixIndex:
-    """`block` tokens to a block of `block_bytes`; all together at most `budget` bytes. The least recently used leave.
+    """Blocks of `block` tokens and `block_bytes` each, at most `budget` bytes in all. Evicts the least recently used.
 
-    A touched chain is made recent from its end to its beginning, so a block is never more recent than what it stands
-    on: the oldest node that nobody uses is a leaf.
+    A touched chain is made recent from its end to its start, so a block is never more recent than its parent: the
+    oldest unused node is a leaf.
     """
 
-    def __init__(self, *, block: int, block_bytes: int, budget: int, least: int = 1, from_states: bool = False) -> None:
-        """`least`: how many blocks there must be to keep, for it to be worth the copy. `from_states`: prompts can go
-        on from saved states only."""
+    def __init__(
+        self, *, block: int, block_bytes: int, budget: int, least: int = 1, from_checkpoints: bool = False
+    ) -> None:
+        """`least`: new blocks that make a save worth its copy. `from_checkpoints`: prompts continue from checkpoints
+        only."""
         if block < 1 or block_bytes < 1:
             raise ValueError("a block has at least one token and one byte")
         self.block = block
         self.least = least
-        self.from_states = from_states
+        self.from_checkpoints = from_checkpoints
         self.nbytes = 0
         self._block_bytes = block_bytes
         self._budget = budget
@@ -78,21 +80,21 @@ class PrefixIndex:
         return len(self._recent)
 
     def match(self, tokens: Sequence[int], contents: Contents = ()) -> Hit:
-        """The longest kept beginning of `tokens` that one can go on from."""
+        """The longest cached prefix of `tokens` that generation can continue from."""
         chain = self._walk(tokens, contents)
         shared = len(chain) * self.block
-        state = None
-        if self.from_states:
-            chain, state = self._last_state(chain, tokens, contents)
-        used = chain if state is None else [*chain, state]
+        checkpoint = None
+        if self.from_checkpoints:
+            chain, checkpoint = self._last_checkpoint(chain, tokens, contents)
+        used = chain if checkpoint is None else [*chain, checkpoint]
         for node in used:
             node.users += 1
         self._touch(used)
-        end = len(chain) * self.block + (0 if state is None else len(state.key[0]))
-        return Hit(end, tuple(node.handle for node in chain), None if state is None else state.handle, shared)
+        end = len(chain) * self.block + (0 if checkpoint is None else len(checkpoint.key[0]))
+        return Hit(end, tuple(node.handle for node in chain), None if checkpoint is None else checkpoint.handle, shared)
 
     def release(self, hit: Hit) -> None:
-        for handle in hit.handles if hit.state is None else (*hit.handles, hit.state):
+        for handle in hit.handles if hit.checkpoint is None else (*hit.handles, hit.checkpoint):
             if (node := self._recent.get(handle)) is not None:
                 node.users -= 1
 
@@ -100,15 +102,15 @@ class PrefixIndex:
         self,
         tokens: Sequence[int],
         contents: Contents = (),
-        state_bytes: int | None = None,
+        checkpoint_bytes: int | None = None,
         *,
         least: int | None = None,
     ) -> Inserted:
-        """Keep all whole blocks of `tokens`, as far as the budget goes, and then a state at their very end if its size
-        is given. Without `least` new blocks nothing is kept, unless there is a state to keep."""
+        """Insert all whole blocks of `tokens`, as far as the budget allows, and a checkpoint at their end if its size
+        is given. With fewer than `least` new blocks nothing is inserted, unless there is a checkpoint."""
         chain = self._walk(tokens, contents)
         first, whole = len(chain), len(tokens) // self.block
-        if state_bytes is None and whole - first < (self.least if least is None else least):
+        if checkpoint_bytes is None and whole - first < (self.least if least is None else least):
             self._touch(chain)
             return Inserted(first)
         evicted: list[int] = []
@@ -120,32 +122,32 @@ class PrefixIndex:
                 break
             chain.append(added)
         fresh = tuple(node.handle for node in chain[first:])
-        state = None
-        if state_bytes is not None and len(chain) == whole:
-            state = self._add_state(chain, self._key(tokens, contents, whole), state_bytes, evicted)
+        checkpoint = None
+        if checkpoint_bytes is not None and len(chain) == whole:
+            checkpoint = self._add_checkpoint(chain, self._key(tokens, contents, whole), checkpoint_bytes, evicted)
         for node in chain:
             node.users -= 1
         self._touch(chain)
-        return Inserted(first, fresh, tuple(evicted), state)
+        return Inserted(first, fresh, tuple(evicted), checkpoint)
 
     def remove(self, handles: Iterable[int]) -> list[int]:
-        """The backend does not have these; what stands on them goes too. The handles that are left to forget."""
+        """Remove nodes that the backend does not have, with their descendants. Returns the handles left to evict."""
         missing = set(handles)
         gone: list[int] = []
         for handle in missing:
             if (node := self._recent.get(handle)) is not None:
-                below = [each.handle for each in _family(node)]
+                below = [each.handle for each in _subtree(node)]
                 for each in below:
                     self._unlink(self._recent[each])
                 gone += below
         return [handle for handle in gone if handle not in missing]
 
     def clear(self) -> tuple[int, ...]:
-        """Forget everything; the handles that were there."""
+        """Remove everything. Returns the handles that were there."""
         handles = tuple(self._recent)
         self._recent.clear()
         self._root.children.clear()
-        self._root.states.clear()
+        self._root.checkpoints.clear()
         self.nbytes = 0
         return handles
 
@@ -160,20 +162,20 @@ class PrefixIndex:
             at = found
         return chain
 
-    def _last_state(
+    def _last_checkpoint(
         self, chain: list[_Node], tokens: Sequence[int], contents: Contents
     ) -> tuple[list[_Node], _Node | None]:
-        """The furthest state along the chain, and the chain up to it."""
+        """The furthest checkpoint along the chain, and the chain up to it."""
         for depth in range(len(chain), -1, -1):
             node = chain[depth - 1] if depth else self._root
             start = depth * self.block
             fitting = [
-                state
-                for (tail, _), state in node.states.items()
-                if state.key == self._part(tokens, contents, start, start + len(tail))
+                checkpoint
+                for (tail, _), checkpoint in node.checkpoints.items()
+                if checkpoint.key == self._part(tokens, contents, start, start + len(tail))
             ]
             if fitting:
-                return chain[:depth], max(fitting, key=lambda state: len(state.key[0]))
+                return chain[:depth], max(fitting, key=lambda checkpoint: len(checkpoint.key[0]))
         return [], None
 
     def _key(self, tokens: Sequence[int], contents: Contents, number: int) -> _Key:
@@ -183,12 +185,14 @@ class PrefixIndex:
     def _part(tokens: Sequence[int], contents: Contents, start: int, end: int) -> _Key:
         if not contents:
             return tuple(tokens[start:end]), ()
-        inside = tuple((place - start, name) for place, name in contents if start <= place < min(end, len(tokens)))
+        inside = tuple(
+            (position - start, name) for position, name in contents if start <= position < min(end, len(tokens))
+        )
         return tuple(tokens[start:end]), inside
 
     def _add(self, chain: Sequence[_Node], key: _Key, evicted: list[int]) -> _Node | None:
-        """One more block at the end of a chain, in use until the caller is done; None if there is no room."""
-        if not self._make_room(self._block_bytes, evicted):
+        """Append a block to a chain, in use until the caller is done. Returns None if the budget is full."""
+        if not self._evict_for(self._block_bytes, evicted):
             return None
         parent = chain[-1] if chain else self._root
         node = _Node(next(self._numbers), parent, key, self._block_bytes, users=1)
@@ -196,16 +200,16 @@ class PrefixIndex:
         self._register(node)
         return node
 
-    def _add_state(self, chain: Sequence[_Node], key: _Key, size: int, evicted: list[int]) -> int | None:
-        """None if it is there already, or does not fit."""
+    def _add_checkpoint(self, chain: Sequence[_Node], key: _Key, size: int, evicted: list[int]) -> int | None:
+        """Returns None if it is there already or does not fit."""
         parent = chain[-1] if chain else self._root
-        if (known := parent.states.get(key)) is not None:
+        if (known := parent.checkpoints.get(key)) is not None:
             self._touch([known])
             return None
-        if not self._make_room(size, evicted):
+        if not self._evict_for(size, evicted):
             return None
         node = _Node(next(self._numbers), parent, key, size)
-        parent.states[key] = node
+        parent.checkpoints[key] = node
         self._register(node)
         return node.handle
 
@@ -217,8 +221,8 @@ class PrefixIndex:
         for node in reversed(chain):
             self._recent.move_to_end(node.handle)
 
-    def _make_room(self, size: int, evicted: list[int]) -> bool:
-        """Evict until `size` fits. If it never can, nothing more than needed to see that has gone."""
+    def _evict_for(self, size: int, evicted: list[int]) -> bool:
+        """Evict until `size` fits. Returns False if it cannot."""
         if size > self._budget:
             return False
         while self.nbytes + size > self._budget:
@@ -233,14 +237,14 @@ class PrefixIndex:
         assert node.parent is not None, "the root is not in the list"
         del self._recent[node.handle]
         self.nbytes -= node.size
-        siblings = node.parent.states if node.parent.states.get(node.key) is node else node.parent.children
+        siblings = node.parent.checkpoints if node.parent.checkpoints.get(node.key) is node else node.parent.children
         del siblings[node.key]
 
 
-def _family(node: _Node) -> list[_Node]:
-    """What stands on a node, and the node, which comes last."""
+def _subtree(node: _Node) -> list[_Node]:
+    """A node and its descendants, the node last."""
     found, unseen = [], [node]
     while unseen:
         found.append(unseen.pop())
-        unseen += [*found[-1].states.values(), *found[-1].children.values()]
+        unseen += [*found[-1].checkpoints.values(), *found[-1].children.values()]
     return found[::-1]

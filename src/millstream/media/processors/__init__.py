@@ -1,1 +1,1 @@
-"""Processors of images and other media: one small file a family, in numpy and Pillow."""
+"""Image, video and audio processors, one small module per model family, in NumPy and Pillow."""

@@ -1,4 +1,4 @@
-"""What every family's image processor gives, and the work on pixels that they share."""
+"""Protocols of the media processors, the settings they read from a model folder, and their shared pixel operations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from PIL import Image
 from millstream.errors import ModelError
 from millstream.media.frame_sampling import FrameSampling
 from millstream.media.frames import Frames
-from millstream.media.port import Mark, Prepared
+from millstream.media.port import Placeholder, PreparedMedia
 from millstream.media.wav import Samples
 
 Pixels = npt.NDArray[np.float32]
@@ -23,68 +23,62 @@ Settings = dict[str, Any]
 
 class ImageProcessor(Protocol):
     @property
-    def marker(self) -> str:
-        """What the template writes for an image."""
-        ...
+    def placeholder(self) -> Placeholder: ...
 
-    @property
-    def token_id(self) -> int:
-        """The token that features stand at."""
-        ...
-
-    def prepare(self, image: Image.Image) -> Prepared: ...
+    def prepare(self, image: Image.Image) -> PreparedMedia: ...
 
 
 class VideoProcessor(Protocol):
     @property
-    def mark(self) -> Mark: ...
+    def placeholder(self) -> Placeholder: ...
 
     @property
-    def pace(self) -> FrameSampling:
-        """Which frames the model is to see."""
+    def sampling(self) -> FrameSampling:
+        """Which frames the model takes."""
         ...
 
-    def prepare(self, video: Frames) -> Prepared: ...
+    def prepare(self, video: Frames) -> PreparedMedia: ...
 
 
-class SoundProcessor(Protocol):
+class AudioProcessor(Protocol):
     @property
-    def mark(self) -> Mark: ...
+    def placeholder(self) -> Placeholder: ...
 
     @property
     def rate(self) -> int:
-        """Samples a second that it takes."""
+        """Samples per second of its input."""
         ...
 
     @property
-    def seconds(self) -> float:
-        """The longest sound that it takes."""
+    def max_seconds(self) -> float:
+        """The longest audio that it takes."""
         ...
 
-    def prepare(self, samples: Samples) -> Prepared: ...
+    def prepare(self, samples: Samples) -> PreparedMedia: ...
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """What a model's folder says about images and other media."""
+    """The media settings of a model folder."""
 
     config: Settings
-    looks: Settings = field(default_factory=dict)
-    """The image processor's settings."""
-    words: Settings = field(default_factory=dict)
-    """The tokenizer's settings, with the names of special tokens."""
-    video_looks: Settings = field(default_factory=dict)
-    """The video processor's settings, where it has its own."""
-    sounds: Settings = field(default_factory=dict)
-    """The settings of what is made of sounds, and how many tokens they take."""
+    image: Settings = field(default_factory=dict)
+    """Of the image processor."""
+    tokenizer: Settings = field(default_factory=dict)
+    """tokenizer_config.json, with the names of special tokens."""
+    video: Settings = field(default_factory=dict)
+    """Of the video processor, if the model has settings of its own for it."""
+    audio: Settings = field(default_factory=dict)
+    """Of the audio feature extractor, and how many tokens audio takes."""
 
     @classmethod
     def read(cls, folder: Path) -> ModelFiles:
-        whole = _read(folder / "processor_config.json")
-        looks = _read(folder / "preprocessor_config.json") | _inside(whole, "image_processor")
-        videos = _read(folder / "video_preprocessor_config.json")
-        sounds = {name: whole[name] for name in _SOUND_LENGTHS if name in whole} | _inside(whole, "feature_extractor")
-        return cls(_read(folder / "config.json"), looks, _read(folder / "tokenizer_config.json"), videos, sounds)
+        processor = _read(folder / "processor_config.json")
+        image = _read(folder / "preprocessor_config.json") | _section(processor, "image_processor")
+        video = _read(folder / "video_preprocessor_config.json")
+        audio = {name: processor[name] for name in _AUDIO_LENGTHS if name in processor}
+        audio |= _section(processor, "feature_extractor")
+        return cls(_read(folder / "config.json"), image, _read(folder / "tokenizer_config.json"), video, audio)
 
     @property
     def vision(self) -> Settings:
@@ -92,18 +86,20 @@ class ModelFiles:
         assert isinstance(vision, dict)
         return vision
 
-    def id_of(self, *names: str) -> int:
-        """The first of these that the configuration has."""
+    def token_id(self, *names: str) -> int:
+        """The value of the first of these keys that config.json has. Raises `ModelError` if it has none."""
         for name in names:
             if isinstance(value := self.config.get(name), int):
                 return value
-        raise ModelError(f"the model's config.json has none of {', '.join(names)}: media cannot be placed")
+        raise ModelError(
+            f"the model's config.json has none of {', '.join(names)}; one is needed to locate media in prompts"
+        )
 
 
-_SOUND_LENGTHS = ("audio_seq_length", "audio_ms_per_token")
+_AUDIO_LENGTHS = ("audio_seq_length", "audio_ms_per_token")
 
 
-def _inside(settings: Settings, name: str) -> Settings:
+def _section(settings: Settings, name: str) -> Settings:
     value = settings.get(name)
     return value if isinstance(value, dict) else {}
 
@@ -119,8 +115,8 @@ def _read(path: Path) -> Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Finish:
-    """The last step of all processors: from 8-bit pixels to numbers around zero, channels first."""
+class Normalizer:
+    """Rescales and normalizes 8-bit pixels, channels first: the last step of every image processor."""
 
     factor: float
     mean: tuple[float, ...]
@@ -128,37 +124,36 @@ class Finish:
 
     @classmethod
     def read(
-        cls, looks: Settings, *, mean: tuple[float, ...], std: tuple[float, ...], normalize: bool = True
-    ) -> Finish:
-        factor = float(looks.get("rescale_factor") or 1 / 255) if looks.get("do_rescale", True) else 1.0
-        if not looks.get("do_normalize", normalize):
+        cls, settings: Settings, *, mean: tuple[float, ...], std: tuple[float, ...], normalize: bool = True
+    ) -> Normalizer:
+        factor = float(settings.get("rescale_factor") or 1 / 255) if settings.get("do_rescale", True) else 1.0
+        if not settings.get("do_normalize", normalize):
             return cls(factor, (0.0,) * 3, (1.0,) * 3)
-        return cls(factor, tuple(looks.get("image_mean") or mean), tuple(looks.get("image_std") or std))
+        return cls(factor, tuple(settings.get("image_mean") or mean), tuple(settings.get("image_std") or std))
 
     def __call__(self, image: Image.Image) -> Pixels:
         pixels: Pixels = np.array(np.asarray(image).transpose(2, 0, 1), np.float32, order="C")
         mean, std = (np.asarray(values, np.float32)[:, None, None] for values in (self.mean, self.std))
-        pixels *= np.float32(self.factor)  # in place: an image of a model may have tens of megabytes
+        pixels *= np.float32(self.factor)  # in place: the array may have tens of megabytes
         pixels -= mean
         pixels /= std
         return pixels
 
 
-HALVES = ((0.5,) * 3, (0.5,) * 3)
-"""Mean and deviation that most towers were trained with."""
-CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
+IMAGENET_STANDARD = ((0.5,) * 3, (0.5,) * 3)
+"""Mean and standard deviation; most vision towers were trained with these."""
+OPENAI_CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
+
+MAX_INTERMEDIATE_PIXELS = 2**24
+"""Of the image between the two passes of a resize."""
 
 
-LARGE = 2**24
-"""Pixels of an image on its way from one size to another."""
+def resampling_filter(settings: Settings, default: Image.Resampling) -> Image.Resampling:
+    return Image.Resampling(settings["resample"]) if isinstance(settings.get("resample"), int) else default
 
 
-def filter_of(looks: Settings, default: Image.Resampling) -> Image.Resampling:
-    return Image.Resampling(looks["resample"]) if isinstance(looks.get("resample"), int) else default
-
-
-def resized(image: Image.Image, height: int, width: int, way: Image.Resampling) -> Image.Image:
-    if width > image.width and width * image.height > LARGE:
-        # Pillow stretches lines first, all of them, and then squeezes columns. That may take gigabytes on the way.
-        image = image.resize((image.width, height), way)
-    return image if image.size == (width, height) else image.resize((width, height), way)
+def resize(image: Image.Image, height: int, width: int, resampling: Image.Resampling) -> Image.Image:
+    if width > image.width and width * image.height > MAX_INTERMEDIATE_PIXELS:
+        # Pillow resizes horizontally first: widening every row before rows are dropped may take gigabytes.
+        image = image.resize((image.width, height), resampling)
+    return image if image.size == (width, height) else image.resize((width, height), resampling)

@@ -54,4 +54,5 @@ def _joined(first: Delta, second: Delta) -> Delta:
         first.logprobs + second.logprobs,
         second.finish_reason,
         first.prompt or second.prompt,
+        stop_string=second.stop_string,
     )

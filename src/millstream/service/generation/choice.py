@@ -6,10 +6,10 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from millstream.engine.messages import Submit
+from millstream.engine.generation.messages import Generate
 from millstream.service.generation.output_parsing import OutputParsing
 from millstream.service.generation.prompt_echo import PromptEcho, describe
-from millstream.text.parts import Kind, Part
+from millstream.text.parts import Part, PartKind
 from millstream.text.tokenizer import Tokenizer
 from millstream.types import CallDelta, Delta, FinishReason, TextLogprob, TokenLogprob
 
@@ -20,7 +20,7 @@ class Choice:
     def __init__(
         self,
         index: int,
-        submit: Submit,
+        submit: Generate,
         tokenizer: Tokenizer,
         reading: OutputParsing,
         *,
@@ -40,7 +40,7 @@ class Choice:
         self._reading = reading
         self._detokenizer = tokenizer.detokenizer(continues=continues, shown=reading.shown)
         self._output = reading.output()
-        self._one_by_one = reading.style is not None and reading.style.reasoning is not None
+        self._one_by_one = reading.chat_format is not None and reading.chat_format.reasoning is not None
         self._written: list[int] = []
         self._before = 0
         """Tokens of requests that came before the engine's present one."""
@@ -88,10 +88,10 @@ class Choice:
         parts: list[Part] = []
         for place, token in enumerate(tokens):
             piece = self._detokenizer.push((token,))
-            thought = self._output.thinking
+            thought = self._output.in_reasoning
             parts += self._output.push(piece)
             self.completion_tokens += 1
-            self.reasoning_tokens += thought or self._output.thinking
+            self.reasoning_tokens += thought or self._output.in_reasoning
             self._decoded += len(piece)
             if logprobs:
                 self._held.append((self._decoded, describe(self._tokenizer, logprobs[place])))
@@ -99,14 +99,14 @@ class Choice:
                 self._scored += 1
             if self._reading.budget is not None:
                 self._written.append(token)
-                if self._output.thinking and self.reasoning_tokens >= self._reading.budget:
+                if self._output.in_reasoning and self.reasoning_tokens >= self._reading.budget:
                     self.over_budget = True
                     break
             if self._output.ended:
                 break
         return parts
 
-    def close_thoughts(self, request_id: int, context_length: int) -> Submit | None:
+    def close_thoughts(self, request_id: int, context_length: int) -> Generate | None:
         """The request that goes on after them; None if there is no room for another token."""
         self.over_budget = False
         prompt = (*self.submit.prompt, *self._written, *self._reading.closing)
@@ -155,22 +155,30 @@ class Choice:
         for part in parts:
             self._emitted += len(part.source)
             match part.kind:
-                case Kind.CONTENT:
+                case PartKind.CONTENT:
                     content.append(part.text)
-                case Kind.REASONING:
+                case PartKind.REASONING:
                     thoughts.append(part.text)
-                case Kind.CALL:
+                case PartKind.CALL:
                     calls.append(CallDelta(self._calls, self._reading.call_id(part.text, self._calls), part.text))
                     self._calls += 1
-                case Kind.ARGUMENTS:
+                case PartKind.ARGUMENTS:
                     calls.append(CallDelta(self._calls - 1, arguments=part.text))
-                case Kind.VOID:
+                case PartKind.VOID:
                     calls.append(CallDelta(self._calls - 1, void=True))
         shown = self._settled()
         text, reasoning = "".join(content), "".join(thoughts)
         if not (text or reasoning or calls or shown) and self.finish_reason is None:
             return None
-        delta = Delta(self.index, text, shown, self.finish_reason, reasoning=reasoning, calls=tuple(calls))
+        delta = Delta(
+            self.index,
+            text,
+            shown,
+            self.finish_reason,
+            reasoning=reasoning,
+            calls=tuple(calls),
+            stop_string=self._output.stop_string,
+        )
         opening, self._opening = self._opening, None
         return delta if opening is None else opening.before(delta)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 
-from millstream.engine.messages import Failed, Finished, PromptLogprobs, Tokens
+from millstream.engine.generation.messages import Generated, PromptLogprobs, Tokens
+from millstream.engine.messages import Failed, RequestEvent
 from millstream.errors import BadRequest, EngineGone, StepFailed
 from millstream.service.engine_client import EngineClient
 from millstream.service.generation.choice import Choice
+from millstream.service.generation.metrics import RequestTimer
 from millstream.service.inbox import Inbox
-from millstream.service.metrics import RequestTimer
-from millstream.service.unread_output import RequestEvent
 from millstream.types import Delta, FinishReason, Usage
 
 
@@ -71,9 +71,10 @@ class TextGeneration:
         choice = self._choices[event.request_id]
         if choice.request_id != event.request_id:
             # Its thoughts were closed by force, and another request goes on with it.
-            if isinstance(event, Finished):
+            if isinstance(event, Generated):
                 self._cached += event.usage.cached_tokens
             return []
+        deltas: list[Delta | None] = []
         match event:
             case Tokens():
                 deltas = [choice.push(event.tokens, event.logprobs)]
@@ -84,7 +85,7 @@ class TextGeneration:
             case PromptLogprobs():
                 choice.prompted(event.logprobs)
                 return []
-            case Finished():
+            case Generated():
                 self._cached += 0 if choice.continued else event.usage.cached_tokens
                 deltas = [choice.finish(event.reason, event.usage.completion_tokens)]
             case Failed():

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from functools import partial
 
 from millstream.errors import BadRequest, ContextOverflow
-from millstream.media.port import Prepared
-from millstream.media.prompt import expand, placed
+from millstream.media.port import PreparedMedia
+from millstream.media.prompt import expand_placeholders, locate_media
 from millstream.service.generation.grammar_checks import GrammarChecks
+from millstream.service.generation.model import GenerationModel
 from millstream.service.generation.template_host import job_of
-from millstream.service.managed_model import ReadyModel
 from millstream.service.media.files import RequestMedia
-from millstream.text.conversation import rendering
+from millstream.text.conversation import template_input
 from millstream.types import ChatPrompt, GenerationRequest, Grammar, Media, Prompt, TextPrompt, TokenPrompt
 
 LEAST_CHARACTERS = 4 * 2**20
@@ -40,7 +40,7 @@ class PreparedPrompt:
 
 
 async def prepare(
-    pool: Executor, files: RequestMedia, model: ReadyModel, request: GenerationRequest
+    pool: Executor, files: RequestMedia, model: GenerationModel, request: GenerationRequest
 ) -> list[PreparedPrompt]:
     """The tokens and images of each prompt. Raises `BadRequest` for what the model cannot take."""
     prompts = await asyncio.gather(*(_prepare(pool, files, model, prompt, request) for prompt in request.prompts))
@@ -55,7 +55,7 @@ async def prepare(
     return list(prompts)
 
 
-async def prepare_grammar(checks: GrammarChecks, model: ReadyModel, request: GenerationRequest) -> Grammar | None:
+async def prepare_grammar(checks: GrammarChecks, model: GenerationModel, request: GenerationRequest) -> Grammar | None:
     """What the answers must match, as an engine takes it. Raises `BadRequest` for what cannot be served."""
     if request.grammar is None:
         return None
@@ -65,33 +65,35 @@ async def prepare_grammar(checks: GrammarChecks, model: ReadyModel, request: Gen
 
 
 async def _prepare(
-    pool: Executor, files: RequestMedia, model: ReadyModel, prompt: Prompt, request: GenerationRequest
+    pool: Executor, files: RequestMedia, model: GenerationModel, prompt: Prompt, request: GenerationRequest
 ) -> PreparedPrompt:
     loop = asyncio.get_running_loop()
     if not isinstance(prompt, ChatPrompt):
         return PreparedPrompt(await loop.run_in_executor(pool, _encode, model, prompt))
     if prompt.media and request.prompt_logprobs is not None:
         raise BadRequest("prompt_logprobs is not served for prompts with media", param="prompt_logprobs")
-    images = await files.prepare(prompt.media, model.kinds, model.reader) if prompt.media else ()
+    images = await files.prepare(prompt.media, model.kinds, model.preprocessor) if prompt.media else ()
     small = not request.tools and not _exceeds(SMALL, prompt.messages, prompt.template_kwargs)
     work = partial(_job, model, prompt, request)
-    job, guarded = work() if small else await loop.run_in_executor(pool, work)
+    job, escaped = work() if small else await loop.run_in_executor(pool, work)
     assert model.template is not None
     text = await model.template.render(job)
-    return await loop.run_in_executor(pool, _encode_chat, model, text, images, guarded)
+    return await loop.run_in_executor(pool, _encode_chat, model, text, images, escaped)
 
 
-def _job(model: ReadyModel, prompt: ChatPrompt, request: GenerationRequest) -> tuple[bytes, bool]:
-    """What the template's process is sent, and whether names of control tokens were broken."""
+def _job(model: GenerationModel, prompt: ChatPrompt, request: GenerationRequest) -> tuple[bytes, bool]:
+    """What the template's process is sent, and whether names of control tokens were escaped."""
     limit = max(LEAST_CHARACTERS, CHARACTERS_A_TOKEN * model.facts.context_length)
     if _exceeds(limit, prompt.messages, prompt.template_kwargs):
         raise ContextOverflow(
             f"the conversation is too long: this model's context is {model.facts.context_length} tokens, and at most "
             f"{limit} characters are looked at. Shorten it."
         )
-    rendered = rendering(model.style, prompt, request.tools, request.thinking, model.control)
-    markers = {kind: mark.text for kind, mark in model.reader.marks.items()} if prompt.media and model.reader else None
-    return job_of(rendered, markers), rendered.guarded
+    rendered = template_input(model.chat_format, prompt, request.tools, request.thinking, model.control)
+    markers = None
+    if prompt.media and model.preprocessor:
+        markers = {kind: each.text for kind, each in model.preprocessor.placeholders.items()}
+    return job_of(rendered, markers), rendered.escaped
 
 
 def _exceeds(most: int, *values: object) -> bool:
@@ -108,20 +110,20 @@ def _exceeds(most: int, *values: object) -> bool:
     return left < 0
 
 
-def _encode_chat(model: ReadyModel, text: str, images: Sequence[Prepared], guarded: bool) -> PreparedPrompt:
+def _encode_chat(model: GenerationModel, text: str, images: Sequence[PreparedMedia], escaped: bool) -> PreparedPrompt:
     """A template writes all special tokens itself; none are added."""
-    marks = model.reader.marks if images and model.reader else {}
+    placeholders = model.preprocessor.placeholders if images and model.preprocessor else {}
     if images:
-        text = expand(text, marks, images)
+        text = expand_placeholders(text, placeholders, images)
     limit = model.facts.context_length
-    if guarded and model.control is not None:
+    if escaped and model.control is not None:
         tokens = tuple(model.control.encode(text, limit=limit))
     else:
         tokens = tuple(model.tokenizer.encode(text, special=False, limit=limit))
-    return PreparedPrompt(tokens, placed(tokens, marks, images) if images else ())
+    return PreparedPrompt(tokens, locate_media(tokens, placeholders, images) if images else ())
 
 
-def _encode(model: ReadyModel, prompt: TextPrompt | TokenPrompt) -> tuple[int, ...]:
+def _encode(model: GenerationModel, prompt: TextPrompt | TokenPrompt) -> tuple[int, ...]:
     if isinstance(prompt, TextPrompt):
         return tuple(model.tokenizer.encode(prompt.text, limit=model.facts.context_length))
     return _checked(prompt.tokens, model.facts.vocab_size)
@@ -134,7 +136,7 @@ def _checked(tokens: tuple[int, ...], vocab_size: int) -> tuple[int, ...]:
     return tokens
 
 
-def _check_length(model: ReadyModel, prompt: PreparedPrompt, place: int | None) -> None:
+def _check_length(model: GenerationModel, prompt: PreparedPrompt, place: int | None) -> None:
     which = "the prompt" if place is None else f"prompt {place}"
     if not prompt.tokens:
         raise BadRequest(f"{which} is empty: this model needs at least one token", param="prompt")
@@ -148,13 +150,15 @@ def _check_length(model: ReadyModel, prompt: PreparedPrompt, place: int | None) 
     _check_embedded(model, prompt, which)
 
 
-def _check_embedded(model: ReadyModel, prompt: PreparedPrompt, which: str) -> None:
+def _check_embedded(model: GenerationModel, prompt: PreparedPrompt, which: str) -> None:
     """A tokenizer may have tokens that its model has no embedding for, and MLX reads whatever lies behind the last one:
     far enough behind, that ends the process. Places of media are filled with something else."""
     most = model.facts.vocab_size
     if max(prompt.tokens) < most:
         return
-    filled = {mark.token_id for mark in model.reader.marks.values()} if prompt.media and model.reader else frozenset()
+    filled: set[int] = set()
+    if prompt.media and model.preprocessor:
+        filled = {each.token_id for each in model.preprocessor.placeholders.values()}
     outside = next((token for token in prompt.tokens if token >= most and token not in filled), None)
     if outside is not None:
         name = model.tokenizer.token_bytes(outside).decode(errors="replace")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from millstream.service.managed_model import ReadyModel
+from millstream.service.generation.model import GenerationModel
 from millstream.text.tokenizer import Tokenizer
 from millstream.types import Delta, GenerationRequest, PromptToken, TextLogprob, TextPrompt, TokenLogprob
 
@@ -31,7 +31,7 @@ class PromptEcho:
 
     @classmethod
     def of(
-        cls, request: GenerationRequest, place: int, prompt: tuple[int, ...], model: ReadyModel
+        cls, request: GenerationRequest, place: int, prompt: tuple[int, ...], model: GenerationModel
     ) -> PromptEcho | None:
         """For an answer to the request's prompt number `place`. None if it begins with nothing but itself."""
         if not request.echo and request.prompt_logprobs is None:

@@ -1,4 +1,4 @@
-"""The service as the dialects see it: see `ports.TextService`."""
+"""The generation use case: from a request of any dialect to a running generation. See `ports.GenerationService`."""
 
 from __future__ import annotations
 
@@ -12,28 +12,29 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from millstream.config import ModelSpec
-from millstream.engine.messages import Submit
+from millstream.engine.generation.messages import Generate
 from millstream.errors import EngineBusy, EngineGone
 from millstream.service.generation.best_of import BestOf
 from millstream.service.generation.choice import Choice
 from millstream.service.generation.generation import TextGeneration
 from millstream.service.generation.grammar_checks import GrammarChecks
+from millstream.service.generation.merge_tokens import merge_tokens
+from millstream.service.generation.metrics import GenerationMetrics, RequestTimer
+from millstream.service.generation.model import GenerationModel
 from millstream.service.generation.output_parsing import OutputParsing, check_parsings, plan_parsings
 from millstream.service.generation.prepare import PreparedPrompt, prepare, prepare_grammar
 from millstream.service.generation.prompt_echo import PromptEcho, prompt_logprobs
 from millstream.service.hub import ModelHub
 from millstream.service.inbox import Inbox
-from millstream.service.managed_model import ReadyModel
 from millstream.service.media.files import MediaFiles, RequestMedia
-from millstream.service.metrics import Metrics, RequestTimer
 from millstream.service.ports import Generation
 from millstream.service.unread_output import UnreadOutput
-from millstream.types import ChatPrompt, GenerationRequest, ModelCard
+from millstream.types import ChatPrompt, GenerationRequest
 
 log = logging.getLogger(__name__)
 
 
-class MillstreamService:
+class TextGenerator:
     def __init__(
         self,
         hub: ModelHub,
@@ -41,7 +42,7 @@ class MillstreamService:
         files: MediaFiles,
         grammars: GrammarChecks,
         unread: UnreadOutput,
-        metrics: Metrics,
+        metrics: GenerationMetrics,
     ) -> None:
         self._hub = hub
         self._pool = pool
@@ -51,47 +52,29 @@ class MillstreamService:
         self._metrics = metrics
         self._ids = itertools.count(1)
 
-    def models(self) -> Sequence[ModelCard]:
-        return self._hub.cards()
-
-    def healthy(self) -> dict[str, str]:
-        return {card.name: card.state for card in self._hub.cards()}
-
-    def render_metrics(self) -> tuple[bytes, str]:
-        return self._metrics.render()
-
-    async def load(self, name: str) -> ModelCard:
-        return await self._hub.load(name)
-
-    async def unload(self, name: str) -> ModelCard:
-        return await self._hub.unload(name)
-
-    def clear_cache(self, name: str) -> ModelCard:
-        return self._hub.clear_cache(name)
-
     async def start(self, request: GenerationRequest) -> Generation:
         while True:
-            async with self._hub.use(request.model) as model:
+            async with self._hub.use(request.model, GenerationModel) as model:
                 try:
                     return await self._start_on(model, with_defaults(request, model.spec))
                 except EngineGone:
-                    log.debug("%s: its engine ended before it took the request", model.name)
-            # Nothing of the request has run. Once the hub knows, it has another engine for it or says why not.
+                    log.debug("%s: the engine ended before it took the request", model.name)
+            # Nothing of the request has run. Once the hub knows, it restarts the engine or says why not.
             await model.engine.wait_gone()
 
-    async def _start_on(self, model: ReadyModel, request: GenerationRequest) -> Generation:
+    async def _start_on(self, model: GenerationModel, request: GenerationRequest) -> Generation:
         tries = request.best_of or request.n
         with self._counting_refusals(model):
             # Before images are fetched and prompts prepared for nothing.
             model.engine.admission.check(len(request.prompts) * tries)
-            media = self._files.of_request(tries)
+            media = self._files.for_request(tries)
             try:
                 return await self._begin(model, request, media)
             except BaseException:
                 media.release()
                 raise
 
-    async def _begin(self, model: ReadyModel, request: GenerationRequest, media: RequestMedia) -> Generation:
+    async def _begin(self, model: GenerationModel, request: GenerationRequest, media: RequestMedia) -> Generation:
         timer = RequestTimer(self._metrics, model.name)
         prompts = await prepare(self._pool, media, model, request)
         request = replace(request, grammar=await prepare_grammar(self._grammars, model, request))
@@ -107,7 +90,7 @@ class MillstreamService:
             Choice(index, submit, model.tokenizer, reading, continues=continues, opening=opening)
             for index, ((submit, reading), opening) in enumerate(zip(planned, openings, strict=True))
         ]
-        inbox = Inbox(self._unread)
+        inbox = Inbox(self._unread, merge_tokens)
         model.engine.submit(submits, inbox)
         generation = TextGeneration(
             model.name,
@@ -123,7 +106,7 @@ class MillstreamService:
         return generation if request.best_of is None else BestOf(generation, choices, request)
 
     async def _openings(
-        self, model: ReadyModel, request: GenerationRequest, prompts: Sequence[tuple[int, tuple[int, ...]]]
+        self, model: GenerationModel, request: GenerationRequest, prompts: Sequence[tuple[int, tuple[int, ...]]]
     ) -> list[PromptEcho | None]:
         """What answers say of their prompts. On the pool: a prompt that came as tokens is turned into text for it."""
         if not request.echo and request.prompt_logprobs is None:
@@ -132,16 +115,16 @@ class MillstreamService:
         return await asyncio.get_running_loop().run_in_executor(self._pool, made)
 
     @contextmanager
-    def _counting_refusals(self, model: ReadyModel) -> Iterator[None]:
+    def _counting_refusals(self, model: GenerationModel) -> Iterator[None]:
         try:
             yield
         except EngineBusy as error:
-            self._metrics.rejected.labels(model.name, error.code).inc()
+            self._metrics.common.rejected.labels(model.name, error.code).inc()
             raise
 
     async def _plan(
-        self, model: ReadyModel, request: GenerationRequest, prompts: Sequence[PreparedPrompt]
-    ) -> list[tuple[Submit, OutputParsing]]:
+        self, model: GenerationModel, request: GenerationRequest, prompts: Sequence[PreparedPrompt]
+    ) -> list[tuple[Generate, OutputParsing]]:
         """What is asked of the engine, and how each answer is read. Schemas of tools go into a grammar, on the pool."""
         tokens = [prompt.tokens for prompt in prompts]
         if request.tools is None:
@@ -158,13 +141,13 @@ class MillstreamService:
         ]
 
     def _submits(
-        self, model: ReadyModel, request: GenerationRequest, prompt: PreparedPrompt, reading: OutputParsing
-    ) -> list[Submit]:
+        self, model: GenerationModel, request: GenerationRequest, prompt: PreparedPrompt, reading: OutputParsing
+    ) -> list[Generate]:
         """One engine request for each answer. Answers to one prompt differ by their seed."""
         room = model.facts.context_length - len(prompt.tokens)
         seed = request.sampling.seed if request.seeded else secrets.randbits(32)
         return [
-            Submit(
+            Generate(
                 request_id=next(self._ids),
                 prompt=prompt.tokens,
                 max_tokens=room if request.max_tokens is None else min(request.max_tokens, room),

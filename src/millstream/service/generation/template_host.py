@@ -16,7 +16,7 @@ import orjson
 
 from millstream import sandbox
 from millstream.errors import BadRequest
-from millstream.text.conversation import Rendering
+from millstream.text.conversation import TemplateInput
 from millstream.text.template import TemplateSource
 from millstream.text.template_child import CPU_SECONDS, LENGTH, RENDERED
 from millstream.types import Kind
@@ -102,14 +102,14 @@ class TemplateHost:
         return child
 
 
-def job_of(rendering: Rendering, markers: Mapping[Kind, str] | None) -> bytes:
+def job_of(rendering: TemplateInput, markers: Mapping[Kind, str] | None) -> bytes:
     """What a child is sent. `markers`: for a conversation with media, what stands for each kind."""
     parts = {"variants": rendering.variants, "kwargs": rendering.kwargs, "markers": markers}
     try:
         size = len(orjson.dumps(parts))
         return orjson.dumps({**parts, "limit": GROWTH * size + ALLOWANCE})
     except TypeError as error:
-        raise BadRequest("the text is not valid Unicode: it holds half of a surrogate pair") from error
+        raise BadRequest("the text is not valid Unicode: it contains an unpaired surrogate") from error
 
 
 class _Died(Exception):

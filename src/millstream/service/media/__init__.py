@@ -1,1 +1,1 @@
-"""Media of requests: fetched, decoded, and held within a memory budget."""
+"""Fetches and preprocesses the media of requests without blocking the event loop, within a memory budget."""

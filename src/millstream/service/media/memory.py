@@ -1,8 +1,8 @@
-"""A budget of memory for the media of all requests: files as they came, decoding, and what engines are given.
+"""The memory budget for the media of all requests: fetched files, decoding, and prepared tensors.
 
-Files and decoders wait for their share, first come, first served. What is ready for an engine never waits: when it does
-not fit, its request is refused. So nobody who holds memory waits for others who do, but for decoders, and one decoder
-may always run.
+Fetches and decodes wait for a reservation, first come, first served. Prepared tensors never wait: if they do not fit,
+their request is refused. So nothing that holds memory waits for others that do, except for a decode, and one decode may
+always run: there is no deadlock.
 """
 
 from __future__ import annotations
@@ -16,69 +16,70 @@ from typing import Self
 from millstream.errors import EngineBusy, MediaRefused
 
 RETRY_AFTER = 2
-"""Seconds. A guess: how long an engine has an image depends on the length of its answer."""
+"""Seconds. A guess: how long an engine holds an image depends on the length of its output."""
 
 
 @dataclass(slots=True)
-class Stage:
-    """A kind of work. `most`: how many at once, whatever they take."""
+class WorkLimit:
+    """How much work of a kind may run at once, regardless of its memory. `limit` is None if there is no limit."""
 
-    most: int | None = None
+    limit: int | None = None
     running: int = 0
 
     @property
     def full(self) -> bool:
-        return self.most is not None and self.running >= self.most
+        return self.limit is not None and self.running >= self.limit
 
 
 @dataclass(slots=True, eq=False)
-class _Waiting:
-    stage: Stage
+class _Waiter:
+    work: WorkLimit
     size: int
     granted: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
 class MediaMemory:
-    """All methods run on the event loop. The total is at most `limit`, and one file and its decoding."""
+    """All methods run on the event loop. The total is at most `limit` plus one file and its decoding."""
 
-    def __init__(self, limit: int, *, images: int, others: int) -> None:
-        """`images`, `others`: how many may be decoded at once."""
+    def __init__(self, limit: int, *, image_decodes: int, av_decodes: int) -> None:
+        """`image_decodes`, `av_decodes`: how many images, and videos or audio files, may be decoded at once."""
         self.limit = limit
         self.used = 0
-        self.kept = 0
-        """Of what is used, what engines are given."""
-        self.files, self.images, self.others = Stage(), Stage(images), Stage(others)
-        self._decoders: deque[_Waiting] = deque()
-        self._arriving: deque[_Waiting] = deque()
+        self.prepared = 0
+        """The part of `used` that is tensors sent to engines."""
+        self.fetches, self.image_decodes, self.av_decodes = WorkLimit(), WorkLimit(image_decodes), WorkLimit(av_decodes)
+        self._decode_queue: deque[_Waiter] = deque()
+        self._fetch_queue: deque[_Waiter] = deque()
 
     @property
     def waiting(self) -> int:
-        return len(self._decoders) + len(self._arriving)
+        return len(self._decode_queue) + len(self._fetch_queue)
 
-    async def share(self, stage: Stage, size: int) -> Share:
-        """Wait for so many bytes. To be dropped when the work is done. Raises `MediaRefused` for what can never be."""
+    async def reserve(self, work: WorkLimit, size: int) -> Reservation:
+        """Wait for `size` bytes. Drop the reservation when the work is done. Raises `MediaRefused` if `size` is over
+        the whole budget."""
         if size > self.limit:
             raise MediaRefused(
-                f"to decode this file takes about {_mib(size)}; this server has {_mib(self.limit)} for media "
+                f"decoding this file takes about {_mib(size)}; this server has {_mib(self.limit)} for media "
                 "(--media-memory). Send a smaller one"
             )
-        line = self._arriving if stage is self.files else self._decoders
-        place = _Waiting(stage, size)
-        line.append(place)
+        queue = self._fetch_queue if work is self.fetches else self._decode_queue
+        waiter = _Waiter(work, size)
+        queue.append(waiter)
         self._grant()
         try:
-            await place.granted
+            await waiter.granted
         except asyncio.CancelledError:
-            if place.granted.done() and not place.granted.cancelled():
-                self.give_back(stage, size)
+            if waiter.granted.done() and not waiter.granted.cancelled():
+                self.release(work, size)
             else:
-                line.remove(place)
+                queue.remove(waiter)
                 self._grant()
             raise
-        return Share(self, stage, size)
+        return Reservation(self, work, size)
 
-    def give_back(self, stage: Stage, size: int) -> None:
-        stage.running -= 1
+    def release(self, work: WorkLimit, size: int) -> None:
+        work.running -= 1
         self.free(size)
 
     def free(self, size: int) -> None:
@@ -86,63 +87,66 @@ class MediaMemory:
         self._grant()
 
     def check(self) -> None:
-        """Refuse a request before anything is fetched for it that could not be kept."""
-        if self.kept >= self.limit:
+        """Before anything is fetched for a request: raises `EngineBusy` if its tensors could not be held."""
+        if self.prepared >= self.limit:
             raise self._busy()
 
-    def keep(self, size: int, already: int) -> None:
-        """Count what an engine is given. `already`: what is kept for the same request. Raises if it does not fit."""
+    def add_prepared(self, size: int, already: int) -> None:
+        """Count tensors that an engine is sent. `already`: bytes counted for the same request. Raises `MediaRefused` if
+        the request is over the whole budget, `EngineBusy` if it does not fit now."""
         if already + size > self.limit:
             raise MediaRefused(
                 f"the media of this request take {_mib(already + size)} once they are prepared; this server has "
-                f"{_mib(self.limit)} for media (--media-memory). Send fewer or smaller ones, or ask for fewer answers",
+                f"{_mib(self.limit)} for media (--media-memory). Send fewer or smaller files, or ask for fewer choices",
                 param="messages",
             )
-        if self.kept + size > self.limit:
+        if self.prepared + size > self.limit:
             raise self._busy()
-        self.kept += size
+        self.prepared += size
         self.used += size
 
-    def forget(self, size: int) -> None:
-        self.kept -= size
+    def remove_prepared(self, size: int) -> None:
+        self.prepared -= size
         self.free(size)
 
     def _busy(self) -> EngineBusy:
         return EngineBusy(
-            f"the media of other requests take {_mib(self.kept)} of {_mib(self.limit)} (--media-memory). Try again in "
-            f"{RETRY_AFTER} s.",
-            active=self.images.running + self.others.running,
+            f"the media of other requests take {_mib(self.prepared)} of {_mib(self.limit)} (--media-memory). Try again "
+            f"in {RETRY_AFTER} s.",
+            active=self.image_decodes.running + self.av_decodes.running,
             waiting=self.waiting,
             retry_after=RETRY_AFTER,
         )
 
     def _grant(self) -> None:
-        """Decoders first: they end, and free what waits for them. Who lacks memory is overtaken by none of its line."""
-        for place in list(self._decoders):
-            if place.stage.full:
+        """Decodes go first: when they end, they free memory that fetches wait for. A waiter that lacks memory blocks
+        those behind it in its queue, so that small ones cannot starve it."""
+        for waiter in list(self._decode_queue):
+            if waiter.work.full:
                 continue
-            alone = not (self.images.running or self.others.running)
-            if not alone and self.used + place.size > self.limit:
+            decoding = self.image_decodes.running or self.av_decodes.running
+            if decoding and self.used + waiter.size > self.limit:
                 return
-            self._enter(self._decoders, place)
-        for place in list(self._arriving):
-            if self.files.running and self.used + place.size > self.limit:
+            self._start(self._decode_queue, waiter)
+        for waiter in list(self._fetch_queue):
+            if self.fetches.running and self.used + waiter.size > self.limit:
                 return
-            self._enter(self._arriving, place)
+            self._start(self._fetch_queue, waiter)
 
-    def _enter(self, line: deque[_Waiting], place: _Waiting) -> None:
-        line.remove(place)
-        place.stage.running += 1
-        self.used += place.size
-        place.granted.set_result(None)
+    def _start(self, queue: deque[_Waiter], waiter: _Waiter) -> None:
+        queue.remove(waiter)
+        waiter.work.running += 1
+        self.used += waiter.size
+        waiter.granted.set_result(None)
 
 
-class Share:
-    """Some of the memory. It is free when nobody holds it: neither who asked for it nor a thread that works there."""
+class Reservation:
+    """Bytes of the budget, freed when the last holder drops them: the task that reserved them, or a thread that works
+    there."""
 
-    def __init__(self, memory: MediaMemory, stage: Stage, size: int) -> None:
+    def __init__(self, memory: MediaMemory, work: WorkLimit, size: int) -> None:
         self._memory = memory
-        self._stage = stage
+        self._work = work
         self._size = size
         self._holders = 1
 
@@ -157,7 +161,7 @@ class Share:
     def drop(self) -> None:
         self._holders -= 1
         if not self._holders:
-            self._memory.give_back(self._stage, self._size)
+            self._memory.release(self._work, self._size)
 
     def __enter__(self) -> Self:
         return self

@@ -1,1 +1,1 @@
-"""How models write calls of functions: one small file a format, and a registry that chooses among them."""
+"""Tool-call formats: one module per format, and a registry that detects which one a model uses."""

@@ -1,4 +1,7 @@
-"""What a tool format is: markers, patterns and a parser. The state machine in `text/output.py` does the rest."""
+"""Data types of tool-call formats: markers, patterns, syntax and a parse function.
+
+A format module only declares these. `text/splitter.py` runs the streaming state machine for all formats.
+"""
 
 from __future__ import annotations
 
@@ -8,90 +11,95 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Schemas = Mapping[str, Mapping[str, Any]]
-"""The JSON schema of each function's parameters, by its name."""
+"""JSON schema of each function's parameters, by function name."""
 
-GLUE = re.compile(r'(?:[\s,;\[\]{}`]|"id"\s*:\s*"[^"]*")*')
-"""What may stand between calls and means nothing."""
+SEPARATORS = re.compile(r'(?:[\s,;\[\]{}`]|"id"\s*:\s*"[^"]*")*')
+"""Text that may appear between two calls and carries no meaning."""
 
 
 class NotACall(ValueError):
-    """The text between two markers is no call; it goes to the client as text."""
+    """The text between two markers is not a tool call, so it goes to the client as content."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
+    """A parsed tool call."""
+
     name: str
     arguments: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class ReasoningMarks:
-    """What stands around a model's thoughts. The first of each is what templates and this server write."""
+class ReasoningMarkers:
+    """The markers around a model's reasoning. Chat templates and this server write the first of each."""
 
     opens: tuple[str, ...]
     closes: tuple[str, ...]
     after: str = ""
-    """What a model writes next, before it answers."""
+    """Text that the model writes between its reasoning and its answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A stretch of text with one or more calls. No ends: it goes on to the end of the answer."""
+    """A section of the output that holds one or more calls. Without `ends`, it extends to the end of the output."""
 
     start: str
     ends: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Keyed:
-    """Arguments one by one, each between its own marks. `{key}` stands for the name."""
+class KeyedArguments:
+    """Syntax of arguments that are written one by one. `{key}` is replaced by the argument's name."""
 
     before: str
     after: str
     between: str = ""
     quote: str = ""
-    """Around texts. Empty: a text stands as it is, up to `after`."""
+    """The quote around strings. If empty, a string is written without quotes, up to `after`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
-    """How a model writes calls: the pattern of grammars that force a call. `{name}` stands for the function's."""
+class CallSyntax:
+    """How a model writes calls. Grammars that force a call are built from it. `{name}` is the function's name."""
 
     before: str
     after: str
     opening: str = ""
     between: str = ""
     closing: str = ""
-    arguments: Keyed | None = None
-    """None: a JSON object."""
+    arguments: KeyedArguments | None = None
+    """None if the arguments are a JSON object."""
     many: bool = True
-    """Whether an answer may hold more than one call."""
+    """True if one answer may hold several calls."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """`parse` reads a whole block, its markers included, and raises `NotACall`. `head` begins a call, up to arguments
-    that are a JSON object: they can be streamed. Its group `name` is the function's."""
+    """A tool-call format.
+
+    `parse` parses a complete block, markers included, and raises `NotACall`. `head` matches the start of a call whose
+    arguments are a JSON object, so that they can be streamed. Its first non-empty group is the function's name.
+    """
 
     name: str
     blocks: tuple[Block, ...]
     parse: Callable[[str, Schemas], list[ToolCall]]
-    written: Written
-    signs: tuple[tuple[str, ...], ...]
-    """A template that holds all strings of one of these groups is of this format."""
-    tokens: tuple[str, ...] = ()
-    """Or a vocabulary that holds all of these, where the template says nothing."""
+    syntax: CallSyntax
+    template_hints: tuple[tuple[str, ...], ...]
+    """A chat template uses this format if it contains all strings of one of these groups."""
+    token_hints: tuple[str, ...] = ()
+    """If the template decides nothing, a vocabulary with all of these tokens means this format."""
     head: re.Pattern[str] | None = None
-    glue: re.Pattern[str] = GLUE
+    separators: re.Pattern[str] = SEPARATORS
     bare: re.Pattern[str] | None = None
-    """A call without any marker: an answer that begins so is read as a block. Its name must be a known one."""
-    silent: tuple[str, ...] = ()
-    """Markers that mean nothing to a client."""
-    inner: tuple[str, ...] = ()
-    """Further special tokens that `parse` and `head` must see."""
-    stops: tuple[str, ...] = ()
-    """Tokens that end an answer, whatever the model's files say."""
-    reasoning: ReasoningMarks | None = None
-    """Marks of its own for thoughts."""
-    ids: Literal["call", "mistral", "kimi"] = "call"
-    """How ids of calls must look, for templates that check it."""
+    """Start of a call without markers. An answer that matches is parsed as a block if it names a known function."""
+    hidden_markers: tuple[str, ...] = ()
+    """Markers that are removed from the output."""
+    inner_markers: tuple[str, ...] = ()
+    """More special tokens that the detokenizer must keep for `parse` and `head`."""
+    stop_tokens: tuple[str, ...] = ()
+    """Tokens that end an answer, in addition to those that the model's files name."""
+    reasoning: ReasoningMarkers | None = None
+    """The format's own reasoning markers, if it has any."""
+    id_format: Literal["call", "mistral", "kimi"] = "call"
+    """The form of tool-call ids, for chat templates that validate them."""

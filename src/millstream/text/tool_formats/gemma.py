@@ -1,9 +1,9 @@
-"""Gemma 4 and FunctionGemma: bare keys, and marks of their own around texts.
+"""Tool-call formats of Gemma 4 and FunctionGemma: bare keys, and special tokens as string quotes.
 
 <|tool_call>call:get_weather{city:<|"|>Oslo<|"|>}<tool_call|>
 <start_function_call>call:get_weather{city:<escape>Oslo<escape>}<end_function_call>
 
-Quantised models write other quotes as well: {city:'Oslo'}.
+Quantised models also write ordinary quotes: {city:'Oslo'}.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ import re
 
 from millstream.text.tool_formats.format import (
     Block,
-    Keyed,
+    CallSyntax,
+    KeyedArguments,
     NotACall,
-    ReasoningMarks,
+    ReasoningMarkers,
     Schemas,
     ToolCall,
     ToolFormat,
-    Written,
 )
-from millstream.text.tool_formats.json_calls import inside, read_calls
-from millstream.text.tool_formats.relaxed import RelaxedReader
-from millstream.text.tool_formats.values import checked, typed_value
+from millstream.text.tool_formats.json_calls import parse_json_calls, strip_markers
+from millstream.text.tool_formats.lenient_json import LenientJsonReader
+from millstream.text.tool_formats.values import make_call, typed_value
 
 START, END, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 FUNCTION_START, FUNCTION_END, ESCAPE = "<start_function_call>", "<end_function_call>", "<escape>"
@@ -31,25 +31,25 @@ _NAME = re.compile(r"[\s,;]*(?:call:)?\s*([\w.-]+)\s*(?=\{)")
 
 
 def parse(source: str, schemas: Schemas) -> list[ToolCall]:
-    body = inside(source, [START, FUNCTION_START], [END, FUNCTION_END])
+    body = strip_markers(source, [START, FUNCTION_START], [END, FUNCTION_END])
     if body.startswith(("{", "[")):
-        return read_calls(body)
+        return parse_json_calls(body)
     calls: list[ToolCall] = []
-    place = 0
-    while place < len(body):
-        name = _NAME.match(body, place)
+    position = 0
+    while position < len(body):
+        name = _NAME.match(body, position)
         if name is None:
-            raise NotACall("no name before the arguments")
-        reader = RelaxedReader(body, name.end(), (QUOTE, ESCAPE))
-        calls.append(_fitted(name[1], reader.object(), schemas))
-        place = reader.place if body[reader.place :].strip() else len(body)
+            raise NotACall("expected a function name before the arguments")
+        reader = LenientJsonReader(body, name.end(), (QUOTE, ESCAPE))
+        calls.append(_convert(name[1], reader.object(), schemas))
+        position = reader.position if body[reader.position :].strip() else len(body)
     if not calls:
-        raise NotACall("nothing between the markers")
+        raise NotACall("the block is empty")
     return calls
 
 
-def _fitted(name: str, arguments: dict[str, object], schemas: Schemas) -> ToolCall:
-    """A number where the schema wants a text was written without quotes: it is a text."""
+def _convert(name: str, arguments: dict[str, object], schemas: Schemas) -> ToolCall:
+    """Converts arguments to the schema's types: models leave out the quotes around strings that look like numbers."""
     properties = schemas.get(name, {}).get("properties")
     known = properties if isinstance(properties, dict) else {}
     for key, value in arguments.items():
@@ -59,31 +59,33 @@ def _fitted(name: str, arguments: dict[str, object], schemas: Schemas) -> ToolCa
             arguments[key] = typed_value(value, schema)
         elif wanted == "string" and isinstance(value, int | float) and not isinstance(value, bool):
             arguments[key] = str(value)
-    return checked(name, arguments)
+    return make_call(name, arguments)
 
 
 GEMMA_4 = ToolFormat(
     name="gemma",
     blocks=(Block(START, (END,)),),
     parse=parse,
-    inner=(QUOTE,),
-    stops=("<|tool_response>",),
-    reasoning=ReasoningMarks(("<|channel>thought",), ("<channel|>",)),
-    written=Written(f"{START}call:{{name}}{{", f"}}{END}", arguments=Keyed("{key}:", "", between=",", quote=QUOTE)),
-    signs=((START, QUOTE), (START, "<tool_call|>")),
-    tokens=(START, END),
+    inner_markers=(QUOTE,),
+    stop_tokens=("<|tool_response>",),
+    reasoning=ReasoningMarkers(("<|channel>thought",), ("<channel|>",)),
+    syntax=CallSyntax(
+        f"{START}call:{{name}}{{", f"}}{END}", arguments=KeyedArguments("{key}:", "", between=",", quote=QUOTE)
+    ),
+    template_hints=((START, QUOTE), (START, "<tool_call|>")),
+    token_hints=(START, END),
 )
 FUNCTION_GEMMA = ToolFormat(
     name="functiongemma",
     blocks=(Block(FUNCTION_START, (FUNCTION_END,)),),
     parse=parse,
-    inner=(ESCAPE,),
-    stops=("<start_function_response>",),
-    written=Written(
+    inner_markers=(ESCAPE,),
+    stop_tokens=("<start_function_response>",),
+    syntax=CallSyntax(
         f"{FUNCTION_START}call:{{name}}{{",
         f"}}{FUNCTION_END}",
-        arguments=Keyed("{key}:", "", between=",", quote=ESCAPE),
+        arguments=KeyedArguments("{key}:", "", between=",", quote=ESCAPE),
     ),
-    signs=((FUNCTION_START,),),
-    tokens=(FUNCTION_START, FUNCTION_END),
+    template_hints=((FUNCTION_START,),),
+    token_hints=(FUNCTION_START, FUNCTION_END),
 )

@@ -1,4 +1,4 @@
-"""gpt-oss: an answer is a row of messages, each in a channel: thoughts, calls, the final words.
+"""Tool-call format of gpt-oss (Harmony): a sequence of messages, each in a channel: reasoning, calls, final answer.
 
 <|channel|>analysis<|message|>They want the weather.<|end|><|start|>assistant<|channel|>commentary
 to=functions.get_weather <|constrain|>json<|message|>{"city": "Oslo"}<|call|>
@@ -8,9 +8,17 @@ from __future__ import annotations
 
 import re
 
-from millstream.text.tool_formats.format import Block, NotACall, ReasoningMarks, Schemas, ToolCall, ToolFormat, Written
-from millstream.text.tool_formats.relaxed import RelaxedReader
-from millstream.text.tool_formats.values import checked
+from millstream.text.tool_formats.format import (
+    Block,
+    CallSyntax,
+    NotACall,
+    ReasoningMarkers,
+    Schemas,
+    ToolCall,
+    ToolFormat,
+)
+from millstream.text.tool_formats.lenient_json import LenientJsonReader
+from millstream.text.tool_formats.values import make_call
 
 CALL, END, RETURN, MESSAGE = "<|call|>", "<|end|>", "<|return|>", "<|message|>"
 _ENDS = (CALL, END, RETURN)
@@ -25,13 +33,13 @@ _MESSAGE = re.compile(rf"{_HEAD}(.*?)(?:<\|call\|>|<\|end\|>|<\|return\|>|$)", r
 def parse(source: str, schemas: Schemas) -> list[ToolCall]:
     found = _MESSAGE.fullmatch(source.strip())
     if found is None:
-        raise NotACall("not a message to a function")
+        raise NotACall("expected a message to a function")
     if not found[2].strip():
-        return [checked(found[1], {})]
-    reader = RelaxedReader(found[2])
+        return [make_call(found[1], {})]
+    reader = LenientJsonReader(found[2])
     arguments = reader.object()
     reader.end()
-    return [checked(found[1], arguments)]
+    return [make_call(found[1], arguments)]
 
 
 FORMAT = ToolFormat(
@@ -44,17 +52,17 @@ FORMAT = ToolFormat(
     ),
     parse=parse,
     head=re.compile(rf"{_HEAD}(?=\{{)"),
-    glue=re.compile(r"\s*"),
-    silent=(
+    separators=re.compile(r"\s*"),
+    hidden_markers=(
         "<|start|>assistant",
         "<|channel|>final<|message|>",
         "<|channel|>final <|constrain|>json<|message|>",
         "<|channel|>commentary<|message|>",
         *_ENDS,
     ),
-    stops=(CALL, RETURN),
-    reasoning=ReasoningMarks(("<|channel|>analysis<|message|>",), (END, CALL, RETURN), "<|start|>assistant"),
-    written=Written(f"<|channel|>commentary to=functions.{{name}} <|constrain|>json{MESSAGE}", "", many=False),
-    signs=(("<|channel|>", "<|message|>", "commentary"),),
-    tokens=("<|channel|>", "<|constrain|>"),
+    stop_tokens=(CALL, RETURN),
+    reasoning=ReasoningMarkers(("<|channel|>analysis<|message|>",), (END, CALL, RETURN), "<|start|>assistant"),
+    syntax=CallSyntax(f"<|channel|>commentary to=functions.{{name}} <|constrain|>json{MESSAGE}", "", many=False),
+    template_hints=(("<|channel|>", "<|message|>", "commentary"),),
+    token_hints=("<|channel|>", "<|constrain|>"),
 )

@@ -1,4 +1,4 @@
-"""What the formats share that write a call as a JSON object."""
+"""Helpers shared by the formats that write a call as a JSON object."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import re
 from collections.abc import Callable, Sequence
 
 from millstream.text.tool_formats.format import NotACall, ToolCall
-from millstream.text.tool_formats.relaxed import RelaxedReader
-from millstream.text.tool_formats.values import calls_of, checked, load_json
+from millstream.text.tool_formats.lenient_json import LenientJsonReader
+from millstream.text.tool_formats.values import make_call, parse_json, to_calls
 
-NAMED = r'\{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
-"""The beginning of a call, up to its arguments."""
+CALL_HEAD = r'\{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
+"""Start of a call, up to its arguments."""
 
 
-def inside(source: str, starts: Sequence[str], ends: Sequence[str]) -> str:
-    """A block without its markers."""
+def strip_markers(source: str, starts: Sequence[str], ends: Sequence[str]) -> str:
+    """Returns a block without its markers."""
     body = source.strip()
     for start in starts:
         body = body.removeprefix(start)
@@ -23,26 +23,28 @@ def inside(source: str, starts: Sequence[str], ends: Sequence[str]) -> str:
     return body.strip()
 
 
-def calls_in(body: str, pattern: re.Pattern[str], read: Callable[[str], str] = str) -> list[ToolCall]:
-    """Calls of which `pattern` finds name and arguments, one after the other and with nothing between them. `read`
-    takes away what stands around the arguments."""
+def parse_matches(body: str, pattern: re.Pattern[str], unwrap: Callable[[str], str] = str) -> list[ToolCall]:
+    """Parses calls whose name and arguments are the two groups of `pattern`.
+
+    `unwrap` removes what surrounds the arguments. Raises `NotACall` if there is any text between the calls.
+    """
     calls = []
     for found in pattern.finditer(body):
-        reader = RelaxedReader(read(found[2]))
+        reader = LenientJsonReader(unwrap(found[2]))
         arguments = reader.object()
         reader.end()
-        calls.append(checked(found[1], arguments))
+        calls.append(make_call(found[1], arguments))
     if not calls or pattern.sub("", body).strip():
-        raise NotACall("text beside the calls")
+        raise NotACall("text outside of the calls")
     return calls
 
 
-def read_calls(body: str) -> list[ToolCall]:
-    """JSON, or what was meant to be: single quotes, bare keys, one object after another."""
+def parse_json_calls(body: str) -> list[ToolCall]:
+    """Parses calls in JSON, or in what models write for JSON: single quotes, bare keys, several objects in a row."""
     try:
-        return calls_of(load_json(body))
+        return to_calls(parse_json(body))
     except NotACall:
-        reader = RelaxedReader(body.rstrip("; \n"))
-        calls = calls_of(reader.value())
+        reader = LenientJsonReader(body.rstrip("; \n"))
+        calls = to_calls(reader.value())
         reader.end()
         return calls

@@ -1,4 +1,4 @@
-"""Kimi K2.
+"""Tool-call format of Kimi K2: an id with the function's name, and JSON arguments.
 
 <|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{"city": "Oslo"}
 <|tool_call_end|><|tool_calls_section_end|>
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 
-from millstream.text.tool_formats.format import Block, Schemas, ToolCall, ToolFormat, Written
-from millstream.text.tool_formats.json_calls import calls_in, inside
+from millstream.text.tool_formats.format import Block, CallSyntax, Schemas, ToolCall, ToolFormat
+from millstream.text.tool_formats.json_calls import parse_matches, strip_markers
 
 START, END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 CALL, CALL_END, ARGUMENTS = "<|tool_call_begin|>", "<|tool_call_end|>", "<|tool_call_argument_begin|>"
@@ -19,7 +19,7 @@ _CALL = re.compile(rf"{_NAME}(.*?){re.escape(CALL_END)}", re.DOTALL)
 
 
 def parse(source: str, schemas: Schemas) -> list[ToolCall]:
-    return calls_in(inside(source, [START], [END]), _CALL)
+    return parse_matches(strip_markers(source, [START], [END]), _CALL)
 
 
 FORMAT = ToolFormat(
@@ -27,11 +27,11 @@ FORMAT = ToolFormat(
     blocks=(Block(START, (END,)), Block(CALL, (CALL_END,))),
     parse=parse,
     head=re.compile(rf"\s*(?:{re.escape(START)})?\s*{_NAME}(?=\{{)"),
-    glue=re.compile(rf"(?:\s|{re.escape(CALL_END)})*"),
-    inner=(ARGUMENTS,),
-    silent=(END,),
-    ids="kimi",
-    written=Written(f"{CALL}functions.{{name}}:0{ARGUMENTS}", CALL_END, opening=START, closing=END, many=False),
-    signs=((START,),),
-    tokens=(START, ARGUMENTS),
+    separators=re.compile(rf"(?:\s|{re.escape(CALL_END)})*"),
+    inner_markers=(ARGUMENTS,),
+    hidden_markers=(END,),
+    id_format="kimi",
+    syntax=CallSyntax(f"{CALL}functions.{{name}}:0{ARGUMENTS}", CALL_END, opening=START, closing=END, many=False),
+    template_hints=((START,),),
+    token_hints=(START, ARGUMENTS),
 )

@@ -1,4 +1,4 @@
-"""MiniMax M2.
+"""Tool-call format of MiniMax M2: XML with names in attributes.
 
 <minimax:tool_call>
 <invoke name="get_weather">
@@ -9,29 +9,29 @@
 
 from __future__ import annotations
 
-from millstream.text.tool_formats.format import Block, Keyed, Schemas, ToolCall, ToolFormat, Written
-from millstream.text.tool_formats.invoke import InvokeReader
-from millstream.text.tool_formats.json_calls import inside
+from millstream.text.tool_formats.format import Block, CallSyntax, KeyedArguments, Schemas, ToolCall, ToolFormat
+from millstream.text.tool_formats.invoke import InvokeParser
+from millstream.text.tool_formats.json_calls import strip_markers
 
 START, END = "<minimax:tool_call>", "</minimax:tool_call>"
-_READER = InvokeReader()
+_PARSER = InvokeParser()
 
 
 def parse(source: str, schemas: Schemas) -> list[ToolCall]:
-    return _READER.read(inside(source, [START], [END]), schemas)
+    return _PARSER.parse(strip_markers(source, [START], [END]), schemas)
 
 
 FORMAT = ToolFormat(
     name="minimax",
     blocks=(Block(START, (END,)),),
     parse=parse,
-    written=Written(
+    syntax=CallSyntax(
         '<invoke name="{name}">\n',
         "</invoke>\n",
         opening=f"{START}\n",
         closing=END,
-        arguments=Keyed('<parameter name="{key}">', "</parameter>\n"),
+        arguments=KeyedArguments('<parameter name="{key}">', "</parameter>\n"),
     ),
-    signs=((START,),),
-    tokens=(START, END),
+    template_hints=((START,),),
+    token_hints=(START, END),
 )

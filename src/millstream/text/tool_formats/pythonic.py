@@ -1,4 +1,4 @@
-"""Llama 3.2 and 4, LFM2: a Python list of calls, with or without markers around it.
+"""Tool-call formats of Llama 3.2 and 4 and LFM2: a Python list of calls, with or without markers.
 
 [get_weather(city="Oslo"), get_time(zone="CET")]
 <|tool_call_start|>[get_weather(city="Oslo")]<|tool_call_end|>
@@ -11,31 +11,40 @@ import dataclasses
 import re
 from typing import Any
 
-from millstream.text.tool_formats.format import Block, Keyed, NotACall, Schemas, ToolCall, ToolFormat, Written
-from millstream.text.tool_formats.json_calls import inside, read_calls
+from millstream.text.tool_formats.format import (
+    Block,
+    CallSyntax,
+    KeyedArguments,
+    NotACall,
+    Schemas,
+    ToolCall,
+    ToolFormat,
+)
+from millstream.text.tool_formats.json_calls import parse_json_calls, strip_markers
 
 STARTS = ("<|tool_call_start|>", "<|python_start|>")
 ENDS = ("<|tool_call_end|>", "<|python_end|>")
-_JSON_WORDS = {"true": True, "false": False, "null": None}
-_LONGEST = 100_000
+_JSON_LITERALS = {"true": True, "false": False, "null": None}
+_MAX_LENGTH = 100_000
+"""Characters that are parsed. The rest is cut off."""
 
 
 def parse(source: str, schemas: Schemas) -> list[ToolCall]:
-    body = inside(source, STARTS, ENDS)
+    body = strip_markers(source, STARTS, ENDS)
     if body.startswith(("{", "[{")):
-        return read_calls(body)
-    calls = read_python(body if body.startswith("[") else f"[{body}]")
+        return parse_json_calls(body)
+    calls = parse_python_calls(body if body.startswith("[") else f"[{body}]")
     if schemas and not source.lstrip().startswith(STARTS) and any(call.name not in schemas for call in calls):
-        raise NotACall("a list of other things")
+        raise NotACall("the list names no known function")
     return calls
 
 
-def read_python(text: str) -> list[ToolCall]:
-    """A list of calls with named arguments, read as Python's own grammar has it and never run."""
+def parse_python_calls(text: str) -> list[ToolCall]:
+    """Parses a list of calls with keyword arguments, using Python's own parser. Nothing is executed."""
     try:
-        tree = ast.parse(text[:_LONGEST], mode="eval").body
+        tree = ast.parse(text[:_MAX_LENGTH], mode="eval").body
         if not isinstance(tree, ast.List) or not tree.elts:
-            raise NotACall("not a list of calls")
+            raise NotACall("expected a list of calls")
         return [_call(item) for item in tree.elts]
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise NotACall(str(error)) from error
@@ -43,10 +52,10 @@ def read_python(text: str) -> list[ToolCall]:
 
 def _call(node: ast.expr) -> ToolCall:
     if not isinstance(node, ast.Call) or node.args:
-        raise NotACall("not a call with named arguments")
+        raise NotACall("expected a call with keyword arguments only")
     values = {keyword.arg: _value(keyword.value) for keyword in node.keywords if keyword.arg is not None}
     if len(values) != len(node.keywords):
-        raise NotACall("not a call with named arguments")
+        raise NotACall("expected a call with keyword arguments only")
     return ToolCall(_name(node.func), values)
 
 
@@ -57,15 +66,15 @@ def _name(node: ast.expr) -> str:
         case ast.Attribute():
             return f"{_name(node.value)}.{node.attr}"
         case _:
-            raise NotACall("not a name")
+            raise NotACall("expected a function name")
 
 
 def _value(node: ast.expr) -> Any:
     match node:
         case ast.Constant() if node.value is None or isinstance(node.value, str | int | float):
             return node.value
-        case ast.Name() if node.id in _JSON_WORDS:
-            return _JSON_WORDS[node.id]
+        case ast.Name() if node.id in _JSON_LITERALS:
+            return _JSON_LITERALS[node.id]
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
             return -number
         case ast.List() | ast.Tuple():
@@ -73,13 +82,13 @@ def _value(node: ast.expr) -> Any:
         case ast.Dict():
             return {_key(key): _value(value) for key, value in zip(node.keys, node.values, strict=True)}
         case _:
-            raise NotACall("not a plain value")
+            raise NotACall("expected a literal value")
 
 
 def _key(node: ast.expr | None) -> str:
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
-    raise NotACall("a key that is no text")
+    raise NotACall("keys must be strings")
 
 
 FORMAT = ToolFormat(
@@ -87,16 +96,21 @@ FORMAT = ToolFormat(
     blocks=tuple(Block(start, (end,)) for start, end in zip(STARTS, ENDS, strict=True)),
     parse=parse,
     bare=re.compile(r"\s*\[\s*([A-Za-z_][\w.]*)\("),
-    written=Written(
-        "{name}(", ")", opening="[", between=", ", closing="]", arguments=Keyed("{key}=", "", between=", ", quote='"')
+    syntax=CallSyntax(
+        "{name}(",
+        ")",
+        opening="[",
+        between=", ",
+        closing="]",
+        arguments=KeyedArguments("{key}=", "", between=", ", quote='"'),
     ),
-    signs=(("<|python_start|>",), ("func_name1(params_name1",)),
-    tokens=("<|python_start|>", "<|python_end|>"),
+    template_hints=(("<|python_start|>",), ("func_name1(params_name1",)),
+    token_hints=("<|python_start|>", "<|python_end|>"),
 )
 LFM2 = dataclasses.replace(
     FORMAT,
     name="lfm2",
-    written=dataclasses.replace(FORMAT.written, opening=f"{STARTS[0]}[", closing=f"]{ENDS[0]}"),
-    signs=((STARTS[0],), ("<|tool_list_start|>",)),
-    tokens=(STARTS[0], ENDS[0]),
+    syntax=dataclasses.replace(FORMAT.syntax, opening=f"{STARTS[0]}[", closing=f"]{ENDS[0]}"),
+    template_hints=((STARTS[0],), ("<|tool_list_start|>",)),
+    token_hints=(STARTS[0], ENDS[0]),
 )

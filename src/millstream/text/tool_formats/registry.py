@@ -1,4 +1,4 @@
-"""Which format a model writes its calls in."""
+"""Registry of tool-call formats, and detection of the one that a model uses."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ _ORDERED = (
     pythonic.FORMAT,
     llama.FORMAT,
 )
-"""Special ones first: a template of Qwen3-Coder shows Hermes' tags as well."""
+"""In order of detection, special formats first: a Qwen3-Coder template contains the tags of Hermes, too."""
 
 FORMATS: Mapping[str, ToolFormat] = {each.name: each for each in _ORDERED}
 FALLBACK = hermes.FORMAT
-"""For models that were never shown a format: it is the commonest."""
+"""For models without a format of their own: the most common one."""
 
 
-def tool_format(template: str, has_token: Callable[[str], bool]) -> ToolFormat | None:
-    """The format that a chat template shows, or that the vocabulary was made for; None if neither tells."""
+def detect_tool_format(template: str, has_token: Callable[[str], bool]) -> ToolFormat | None:
+    """Detects the format from the chat template, then from the vocabulary. Returns None if neither decides."""
     for each in _ORDERED:
-        if any(all(sign in template for sign in signs) for signs in each.signs):
+        if any(all(hint in template for hint in group) for group in each.template_hints):
             return each
     for each in _ORDERED:
-        if each.tokens and all(has_token(token) for token in each.tokens):
+        if each.token_hints and all(has_token(token) for token in each.token_hints):
             return each
     return None

@@ -1,4 +1,4 @@
-"""Arguments that a format writes without types, read by the function's JSON schema."""
+"""Argument values: JSON that models write, and untyped text that is converted by the function's JSON schema."""
 
 from __future__ import annotations
 
@@ -9,129 +9,131 @@ from typing import Any
 
 from millstream.text.tool_formats.format import NotACall, Schemas, ToolCall
 
-_WORDS = {"true": True, "false": False}
-_NOTHING = frozenset({"null", "none", "nil"})
+_BOOLEANS = {"true": True, "false": False}
+_NULLS = frozenset({"null", "none", "nil"})
 
 
-def finite(text: str) -> float:
-    """A number. One that is too large for a float is the largest: JSON has no infinity."""
+def finite_float(text: str) -> float:
+    """Parses a float and clamps it to the largest finite one: JSON has no infinity."""
     return max(-sys.float_info.max, min(sys.float_info.max, float(text)))
 
 
-def load_json(text: str) -> Any:
-    """JSON, with line breaks in strings allowed. Raises `NotACall`."""
+def parse_json(text: str) -> Any:
+    """Parses JSON and allows line breaks in strings. Raises `NotACall` if the text is not JSON."""
     try:
-        return json.loads(text, strict=False, parse_float=finite, parse_constant=_refuse)
+        return json.loads(text, strict=False, parse_float=finite_float, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
         raise NotACall(str(error)) from error
 
 
-def call_of(value: object) -> ToolCall:
-    """A call from the object that most JSON formats write: a name, and arguments under one of two names."""
+def to_call(value: object) -> ToolCall:
+    """Converts the object that most JSON formats write: a name, and `arguments` or `parameters`."""
     if not isinstance(value, Mapping):
-        raise NotACall("a call is an object")
+        raise NotACall("a call must be a JSON object")
     function = value.get("function")
     if isinstance(function, Mapping):
         value = function
     name = value.get("name", function)
     arguments = value.get("arguments", value.get("parameters"))
     if isinstance(arguments, str):
-        arguments = load_json(arguments)
-    return checked(name, {} if arguments is None else arguments)
+        arguments = parse_json(arguments)
+    return make_call(name, {} if arguments is None else arguments)
 
 
-def calls_of(value: object) -> list[ToolCall]:
-    """One call, or a list of them that is not empty."""
+def to_calls(value: object) -> list[ToolCall]:
+    """Converts one call, or a non-empty list of calls."""
     items = value if isinstance(value, list) else [value]
     if not items:
-        raise NotACall("an empty list of calls")
-    return [call_of(item) for item in items]
+        raise NotACall("the list of calls is empty")
+    return [to_call(item) for item in items]
 
 
-def checked(name: object, arguments: object) -> ToolCall:
+def make_call(name: object, arguments: object) -> ToolCall:
+    """Builds a call. Raises `NotACall` if the name is no string or the arguments are no object."""
     if not isinstance(name, str) or not name.strip():
-        raise NotACall("a call without a name")
+        raise NotACall("a call must have a name")
     if not isinstance(arguments, Mapping):
-        raise NotACall("arguments are an object")
+        raise NotACall("the arguments must be an object")
     return ToolCall(name.strip().removeprefix("functions."), arguments)
 
 
-def typed(name: str, raw: Mapping[str, str], schemas: Schemas) -> ToolCall:
-    """A call whose values are all texts so far."""
+def typed_call(name: str, raw: Mapping[str, str], schemas: Schemas) -> ToolCall:
+    """Builds a call from untyped argument values, converted by the function's schema."""
     schema = schemas.get(name.strip(), {})
     properties = schema.get("properties")
     known = properties if isinstance(properties, Mapping) else {}
     values = {key: typed_value(text, known.get(key), closed=bool(known)) for key, text in raw.items()}
-    return checked(name, values)
+    return make_call(name, values)
 
 
 def typed_value(text: str, schema: object, *, closed: bool = True) -> Any:
-    """`text` as the schema wants it. A value that does not fit stays text: the client sees what the model wrote.
+    """Converts `text` to the type that the schema asks for. A value that does not fit stays a string, so the client
+    sees what the model wrote.
 
-    Where nothing is known of it, only what cannot be a text is read as something else.
+    `closed`: the function's schema lists its parameters. Then a parameter that it does not list becomes an object or
+    a list if it is one, and stays a string otherwise.
     """
-    kinds = _kinds(schema)
-    plain = text.strip()
-    if not kinds:
-        return _loose(text, plain, closed=closed)
-    if "null" in kinds and plain.lower() in _NOTHING:
+    types = _types(schema)
+    stripped = text.strip()
+    if not types:
+        return _value_without_schema(text, stripped, closed=closed)
+    if "null" in types and stripped.lower() in _NULLS:
         return None
-    if "boolean" in kinds and plain.lower() in _WORDS:
-        return _WORDS[plain.lower()]
-    if kinds & {"integer", "number"} and (number := _number(plain, whole="number" not in kinds)) is not None:
+    if "boolean" in types and stripped.lower() in _BOOLEANS:
+        return _BOOLEANS[stripped.lower()]
+    if types & {"integer", "number"} and (number := _number(stripped, integer="number" not in types)) is not None:
         return number
-    if kinds & {"object", "array"}:
-        found = _loaded(plain)
-        if isinstance(found, dict if "array" not in kinds else list if "object" not in kinds else (dict, list)):
+    if types & {"object", "array"}:
+        found = _json_or_none(stripped)
+        if isinstance(found, dict if "array" not in types else list if "object" not in types else (dict, list)):
             return found
     return text
 
 
-def _kinds(schema: object) -> set[str]:
+def _types(schema: object) -> set[str]:
     if not isinstance(schema, Mapping):
         return set()
-    kinds: set[str] = set()
+    types: set[str] = set()
     match schema.get("type"):
         case str(one):
-            kinds.add(one.lower())
+            types.add(one.lower())
         case list(several):
-            kinds.update(str(kind).lower() for kind in several)
+            types.update(str(each).lower() for each in several)
     for name in ("anyOf", "oneOf", "allOf"):
         branches = schema.get(name)
         if isinstance(branches, list):
-            kinds.update(*(_kinds(branch) for branch in branches))
+            types.update(*(_types(branch) for branch in branches))
     choices = schema.get("enum", [schema["const"]] if "const" in schema else [])
-    if not kinds and isinstance(choices, list):
-        kinds.update(_kind(choice) for choice in choices)
-    return kinds
+    if not types and isinstance(choices, list):
+        types.update(_type_of(choice) for choice in choices)
+    return types
 
 
-def _kind(value: object) -> str:
+def _type_of(value: object) -> str:
     names = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
     return names.get(type(value), "null")
 
 
-def _number(text: str, *, whole: bool) -> int | float | None:
-    value = _loaded(text)
+def _number(text: str, *, integer: bool) -> int | float | None:
+    value = _json_or_none(text)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    if isinstance(value, float) and value.is_integer() and whole:
+    if isinstance(value, float) and value.is_integer() and integer:
         return int(value)
-    return None if whole and isinstance(value, float) else value
+    return None if integer and isinstance(value, float) else value
 
 
-def _loose(text: str, plain: str, *, closed: bool) -> Any:
-    """A value that no schema speaks of: with others spoken of, objects and lists only; else any JSON."""
-    value = _loaded(plain)
+def _value_without_schema(text: str, stripped: str, *, closed: bool) -> Any:
+    value = _json_or_none(stripped)
     if isinstance(value, dict | list) or (not closed and value is not None and not isinstance(value, str)):
         return value
     return text
 
 
-def _loaded(text: str) -> Any:
-    """JSON, or None for anything else; also for numbers that JSON does not have."""
+def _json_or_none(text: str) -> Any:
+    """Parses JSON. Returns None if the text is not JSON; NaN and Infinity are not."""
     try:
-        return json.loads(text, strict=False, parse_float=finite, parse_constant=_refuse)
+        return json.loads(text, strict=False, parse_float=finite_float, parse_constant=_refuse)
     except (ValueError, RecursionError):
         return None
 

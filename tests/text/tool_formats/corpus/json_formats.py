@@ -1,4 +1,4 @@
-"""Formats whose arguments are JSON: the same arguments in each one's clothes, and each one's own ways to go wrong."""
+"""Corpus of formats whose arguments are JSON: the same arguments in each syntax, and the mistakes of each format."""
 
 # ruff: noqa: E501
 
@@ -9,12 +9,12 @@ from tool_examples import JSON_ARGUMENTS, Example, broken, good, weather
 OSLO, ROME = '{"city": "Oslo"}', '{"city": "Rome"}'
 
 
-def _dressed(before: str, after: str) -> list[Example]:
+def _wrapped(before: str, after: str) -> list[Example]:
     return [good(before.replace("NAME", name) + text + after, (name, value)) for name, text, value in JSON_ARGUMENTS]
 
 
 HERMES = [
-    *_dressed('<tool_call>\n{"name": "NAME", "arguments": ', "}\n</tool_call>"),
+    *_wrapped('<tool_call>\n{"name": "NAME", "arguments": ', "}\n</tool_call>"),
     good(
         f'<think>\nThey want two cities.\n</think>\n\nI will look.\n<tool_call>\n{{"name": "get_weather", "arguments": {OSLO}}}\n</tool_call>\n<tool_call>\n{{"name": "get_weather", "arguments": {ROME}}}\n</tool_call>',
         weather("Oslo"),
@@ -22,7 +22,7 @@ HERMES = [
         content="I will look.",
         reasoning="They want two cities.",
     ),
-    good(f'Hm.</think><tool_call>{{"name": "get_weather", "arguments": {OSLO}}}</tool_call>', weather("Oslo"), reasoning="Hm.", thinking=True),
+    good(f'Hm.</think><tool_call>{{"name": "get_weather", "arguments": {OSLO}}}</tool_call>', weather("Oslo"), reasoning="Hm.", in_reasoning=True),
     good(f'<tool_call>\n{{"name": "get_weather", "arguments": {OSLO}}}', weather("Oslo")),
     good(f'<tool_call>\n{{"name": "get_weather", "arguments": {OSLO}\n</tool_call>', weather("Oslo")),
     good(f'<tool_call>\n{{"name": "get_weather", "arguments": {OSLO}}}\n<tool_call>\n{{"name": "get_weather", "arguments": {ROME}}}\n</tool_call>', weather("Oslo"), weather("Rome")),
@@ -52,10 +52,10 @@ HERMES = [
 _LIST = '{"name": "NAME", "arguments": '
 
 NEMOTRON = [
-    *_dressed(f"<TOOLCALL>[{_LIST}", "}]</TOOLCALL>"),
+    *_wrapped(f"<TOOLCALL>[{_LIST}", "}]</TOOLCALL>"),
     good(f'<TOOLCALL>[{{"name": "get_weather", "arguments": {OSLO}}}, {{"name": "get_weather", "arguments": {ROME}}}]</TOOLCALL>', weather("Oslo"), weather("Rome")),
     good(f'<think>\nWeather.\n</think>\n\n<TOOLCALL>[{{"name": "get_weather", "arguments": {OSLO}}}]</TOOLCALL>\n', weather("Oslo"), reasoning="Weather."),
-    good(f'Weather.\n</think>\n\nOne moment. <TOOLCALL>[{{"name": "get_weather", "arguments": {OSLO}}}]</TOOLCALL>', weather("Oslo"), reasoning="Weather.", content="One moment.", thinking=True),
+    good(f'Weather.\n</think>\n\nOne moment. <TOOLCALL>[{{"name": "get_weather", "arguments": {OSLO}}}]</TOOLCALL>', weather("Oslo"), reasoning="Weather.", content="One moment.", in_reasoning=True),
     good(f'<TOOLCALL>{{"name": "get_weather", "arguments": {OSLO}}}</TOOLCALL>', weather("Oslo")),
     good(f'<TOOLCALL>[{{"name": "get_weather", "arguments": {OSLO}}}]', weather("Oslo")),
     good("<TOOLCALL>[{'name': 'get_weather', 'arguments': {'city': 'Oslo'}}]</TOOLCALL>", weather("Oslo")),
@@ -68,7 +68,7 @@ NEMOTRON = [
 ]  # fmt: skip
 
 GRANITE = [
-    *_dressed(f"<|tool_call|>[{_LIST}", "}]"),
+    *_wrapped(f"<|tool_call|>[{_LIST}", "}]"),
     good(f'<|tool_call|>[{{"name": "get_weather", "arguments": {OSLO}}}, {{"name": "get_weather", "arguments": {ROME}}}]', weather("Oslo"), weather("Rome")),
     good(f'<think>Weather.</think>\n<|tool_call|>[{{"name": "get_weather", "arguments": {OSLO}}}]', weather("Oslo"), reasoning="Weather."),
     good(f'<|tool_call|> {{"name": "get_weather", "arguments": {OSLO}}}', weather("Oslo")),
@@ -83,7 +83,7 @@ GRANITE = [
 ]  # fmt: skip
 
 MISTRAL = [
-    *_dressed("[TOOL_CALLS]NAME[ARGS]", ""),
+    *_wrapped("[TOOL_CALLS]NAME[ARGS]", ""),
     good(f"[TOOL_CALLS]get_weather[ARGS]{OSLO}[TOOL_CALLS]get_weather[ARGS]{ROME}", weather("Oslo"), weather("Rome")),
     good(f"[TOOL_CALLS]get_weather[ARGS]{OSLO}get_weather[ARGS]{ROME}", weather("Oslo"), weather("Rome")),
     good(f"[TOOL_CALLS]get_weather[CALL_ID]a1b2c3d4e[ARGS]{OSLO}", weather("Oslo")),
@@ -103,8 +103,8 @@ MISTRAL = [
 ]  # fmt: skip
 
 MISTRAL_JSON = [
-    *_dressed(f"[TOOL_CALLS] [{_LIST}", "}]"),
-    *_dressed(f"[TOOL_CALLS][{_LIST}", ', "id": "a1b2c3d4e"}]'),
+    *_wrapped(f"[TOOL_CALLS] [{_LIST}", "}]"),
+    *_wrapped(f"[TOOL_CALLS][{_LIST}", ', "id": "a1b2c3d4e"}]'),
     broken('[TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Os'),
     broken("[TOOL_CALLS] [{}]"),
     broken("[TOOL_CALLS] nothing"),
@@ -114,7 +114,7 @@ KIMI_CALL = "<|tool_call_begin|>functions.get_weather:%d<|tool_call_argument_beg
 KIMI_BEGIN, KIMI_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 
 KIMI = [
-    *_dressed(f"{KIMI_BEGIN}<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>", f"<|tool_call_end|>{KIMI_END}"),
+    *_wrapped(f"{KIMI_BEGIN}<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>", f"<|tool_call_end|>{KIMI_END}"),
     good(KIMI_BEGIN + KIMI_CALL % (0, OSLO) + KIMI_CALL % (1, ROME) + KIMI_END, weather("Oslo"), weather("Rome")),
     good("<think>Weather.</think>I look." + KIMI_BEGIN + KIMI_CALL % (0, OSLO) + KIMI_END, weather("Oslo"), content="I look.", reasoning="Weather."),
     good(KIMI_CALL % (0, OSLO), weather("Oslo")),
@@ -138,7 +138,7 @@ _V3_OSLO = V3.replace("NAME", "get_weather") + OSLO + V3_END
 _V31_OSLO = V31.replace("NAME", "get_weather") + OSLO + V31_END
 
 DEEPSEEK_V3 = [
-    *_dressed(DEEP_BEGIN + V3, V3_END + DEEP_END),
+    *_wrapped(DEEP_BEGIN + V3, V3_END + DEEP_END),
     good(DEEP_BEGIN + _V3_OSLO + "\n" + _V3_OSLO.replace("Oslo", "Rome") + DEEP_END, weather("Oslo"), weather("Rome")),
     good("<think>\nWeather.\n</think>\n\n" + DEEP_BEGIN + _V3_OSLO + DEEP_END, weather("Oslo"), reasoning="Weather."),
     good(DEEP_BEGIN + _V3_OSLO, weather("Oslo")),
@@ -150,9 +150,9 @@ DEEPSEEK_V3 = [
 ]
 
 DEEPSEEK_V31 = [
-    *_dressed(DEEP_BEGIN + V31, V31_END + DEEP_END),
+    *_wrapped(DEEP_BEGIN + V31, V31_END + DEEP_END),
     good(DEEP_BEGIN + _V31_OSLO + _V31_OSLO.replace("Oslo", "Rome") + DEEP_END, weather("Oslo"), weather("Rome")),
-    good("Weather.</think>One moment." + DEEP_BEGIN + _V31_OSLO + DEEP_END, weather("Oslo"), reasoning="Weather.", content="One moment.", thinking=True),
+    good("Weather.</think>One moment." + DEEP_BEGIN + _V31_OSLO + DEEP_END, weather("Oslo"), reasoning="Weather.", content="One moment.", in_reasoning=True),
     good(DEEP_BEGIN + _V31_OSLO, weather("Oslo")),
     good(DEEP_BEGIN + V31.replace("NAME", "get_weather") + "{city: 'Oslo'}" + V31_END + DEEP_END, weather("Oslo")),
     broken(DEEP_BEGIN + V31.replace("NAME", "get_weather") + '{"city": '),
@@ -162,19 +162,19 @@ DEEPSEEK_V31 = [
 ]  # fmt: skip
 
 _COMMENTARY = "<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>"
-_THOUGHT = "<|channel|>analysis<|message|>Weather.<|end|><|start|>assistant"
+_REASONING = "<|channel|>analysis<|message|>Weather.<|end|><|start|>assistant"
 
 HARMONY = [
-    *_dressed(_COMMENTARY, "<|call|>"),
-    good(_THOUGHT + _COMMENTARY.replace("NAME", "get_weather") + OSLO + "<|call|>", weather("Oslo"), reasoning="Weather."),
-    good(_THOUGHT + _COMMENTARY.replace("NAME", "get_weather") + OSLO, weather("Oslo"), reasoning="Weather."),
-    good(f"{_THOUGHT} to=functions.get_weather<|channel|>commentary json<|message|>{OSLO}<|call|>", weather("Oslo"), reasoning="Weather."),
+    *_wrapped(_COMMENTARY, "<|call|>"),
+    good(_REASONING + _COMMENTARY.replace("NAME", "get_weather") + OSLO + "<|call|>", weather("Oslo"), reasoning="Weather."),
+    good(_REASONING + _COMMENTARY.replace("NAME", "get_weather") + OSLO, weather("Oslo"), reasoning="Weather."),
+    good(f"{_REASONING} to=functions.get_weather<|channel|>commentary json<|message|>{OSLO}<|call|>", weather("Oslo"), reasoning="Weather."),
     good(f" to=functions.get_weather<|channel|>commentary <|constrain|>json<|message|>{OSLO}<|call|>", weather("Oslo")),
-    good(f"{_THOUGHT}<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>commentary to=functions.get_weather<|message|>{OSLO}<|call|>", weather("Oslo"), content="I look.", reasoning="Weather."),
+    good(f"{_REASONING}<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>commentary to=functions.get_weather<|message|>{OSLO}<|call|>", weather("Oslo"), content="I look.", reasoning="Weather."),
     good(f"<|channel|>commentary to=functions.get_weather json<|message|>{OSLO}<|call|><|start|>assistant<|channel|>commentary to=functions.get_weather json<|message|>{ROME}<|call|>", weather("Oslo"), weather("Rome")),
     good("<|channel|>commentary to=functions.now<|message|><|call|>", ("now", {})),
     good("<|channel|>commentary to=functions.get_weather<|message|>{'city': 'Oslo'}<|call|>", weather("Oslo")),
-    good(f"{_THOUGHT}<|channel|>final<|message|>It is fine.<|return|>", content="It is fine.", reasoning="Weather."),
+    good(f"{_REASONING}<|channel|>final<|message|>It is fine.<|return|>", content="It is fine.", reasoning="Weather."),
     good("<|channel|>analysis<|message|>One.<|end|><|start|>assistant<|channel|>analysis<|message|>Two.<|end|><|start|>assistant<|channel|>final<|message|>Three.", content="Three.", reasoning="One.Two."),
     good('<|channel|>final <|constrain|>json<|message|>{"a": 1}', content='{"a": 1}'),
     good("<|channel|>analysis<|message|>cut short", reasoning="cut short"),
@@ -186,7 +186,7 @@ HARMONY = [
 ]  # fmt: skip
 
 LLAMA = [
-    *_dressed('{"name": "NAME", "parameters": ', "}"),
+    *_wrapped('{"name": "NAME", "parameters": ', "}"),
     good(f'<|python_tag|>{{"name": "get_weather", "parameters": {OSLO}}}', weather("Oslo")),
     good(f'<|python_tag|>{{"type": "function", "name": "get_weather", "parameters": {OSLO}}}', weather("Oslo")),
     good(f'{{"name": "get_weather", "parameters": {OSLO}}}; {{"name": "get_weather", "parameters": {ROME}}}', weather("Oslo"), weather("Rome")),

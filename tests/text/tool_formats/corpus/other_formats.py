@@ -1,4 +1,4 @@
-"""Formats whose arguments are not JSON: tags, Python, Gemma's marks."""
+"""Corpus of formats whose arguments are not JSON: tags, Python, Gemma's quotes."""
 
 # ruff: noqa: E501
 
@@ -55,7 +55,7 @@ GLM = [
     good(_glm("set_light", ("on", "true"), ("level", "7"), ("room", "hall")), ("set_light", {"on": True, "level": 7, "room": "hall"})),
     good(_glm("write_file", ("path", "a.sh"), ("text", "#!/bin/sh\necho '<b>' > out\n")), ("write_file", {"path": "a.sh", "text": "#!/bin/sh\necho '<b>' > out\n"})),
     good(_glm("other", ("n", "1.5"), ("s", "abc"), ("o", '{"a": [1]}')), ("other", {"n": 1.5, "s": "abc", "o": {"a": [1]}})),
-    good("Weather.</think>I look." + _glm("get_weather", ("city", "Oslo")), weather("Oslo"), content="I look.", reasoning="Weather.", thinking=True),
+    good("Weather.</think>I look." + _glm("get_weather", ("city", "Oslo")), weather("Oslo"), content="I look.", reasoning="Weather.", in_reasoning=True),
     good("<think>Weather.</think>\n" + _glm("get_weather", ("city", "Oslo")), weather("Oslo"), reasoning="Weather."),
     good(_glm("get_weather", ("city", "Oslo")) + "\n" + _glm("get_weather", ("city", "Rome")), weather("Oslo"), weather("Rome")),
     good('<tool_call>{"name": "get_weather", "arguments": {"city": "Oslo"}}</tool_call>', weather("Oslo")),
@@ -87,7 +87,7 @@ MINIMAX = [
     good(_minimax(_invoke("write_file", ("path", "x"), ("text", "a > b\n\"c\" & 'd'"))), ("write_file", {"path": "x", "text": "a > b\n\"c\" & 'd'"})),
     good(_minimax(_invoke("write_file", ("path", "x.html"), ("text", "<i>1</i>"))), ("write_file", {"path": "x.html", "text": "<i>1</i>"})),
     good(_minimax(_invoke("other", ("n", "3"))), ("other", {"n": 3})),
-    good("Weather.\n</think>\n\nI look.\n" + _minimax(_invoke("get_weather", ("city", "Oslo"))), weather("Oslo"), content="I look.", reasoning="Weather.", thinking=True),
+    good("Weather.\n</think>\n\nI look.\n" + _minimax(_invoke("get_weather", ("city", "Oslo"))), weather("Oslo"), content="I look.", reasoning="Weather.", in_reasoning=True),
     good("<think>\nWeather.\n</think>\n" + _minimax(_invoke("get_weather", ("city", "Oslo"))), weather("Oslo"), reasoning="Weather."),
     good("<minimax:tool_call><invoke name='get_weather'><parameter name='city'>Oslo</parameter></invoke></minimax:tool_call>", weather("Oslo")),
     good(_minimax(_invoke("get_weather", ("city", "Oslo"))).removesuffix("</minimax:tool_call>"), weather("Oslo")),
@@ -115,7 +115,7 @@ DEEPSEEK_V32 = [
     good(_dsml(_invoke("search", ("query", "q"), ("tags", '["a", "b"]'), tag=_D)), ("search", {"query": "q", "tags": ["a", "b"]})),
     good(_dsml(_invoke("set_light", ("on", "true"), ("level", "1"), tag=_D)), ("set_light", {"on": True, "level": 1})),
     good(_dsml(_invoke("write_file", ("path", "a"), ("text", "x\n<y>\n"), tag=_D)), ("write_file", {"path": "a", "text": "x\n<y>\n"})),
-    good("Weather.</think>\n\n" + _dsml(_invoke("get_weather", ("city", "Oslo"), tag=_D)), weather("Oslo"), reasoning="Weather.", thinking=True),
+    good("Weather.</think>\n\n" + _dsml(_invoke("get_weather", ("city", "Oslo"), tag=_D)), weather("Oslo"), reasoning="Weather.", in_reasoning=True),
     good("I look.\n\n" + _dsml(_invoke("get_weather", ("city", "Oslo"), tag=_D)), weather("Oslo"), content="I look."),
     good(_dsml(_invoke("get_weather", ("city", "Oslo"), tag=_D)).removesuffix(f"</{_D}function_calls>"), weather("Oslo")),
     broken(_dsml()),

@@ -1,1 +1,1 @@
-"""Keys and values of the rows that decode together, and of prompts that are being read."""
+"""The KV caches of the batch, and of prompts in prefill."""

@@ -9,34 +9,34 @@ import mlx.core as mx
 from mlx_lm.models import cache as mlx_cache
 
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
-from millstream.engine.generation.backend import SavePrefix
+from millstream.engine.prefix_cache.orders import SavePrefix
 
 RowCaches = list[Any]
-"""One mlx-lm cache a layer, for one row."""
+"""One mlx-lm cache per layer, for one row."""
 
 Joining = TypeVar("Joining", contravariant=True)
 
 
 class BatchCaches(Protocol[Joining]):
-    """What a batch runs on. Rows have places; some places may be vacant and run all the same."""
+    """The caches that a batch decodes on. A row has an index in the batch; vacant indices run too."""
 
     layers: list[Any]
 
     @property
     def size(self) -> int:
-        """How many rows a forward pass has, vacant ones too."""
+        """How many rows a forward pass has, including vacant ones."""
         ...
 
     def join(self, rows: Sequence[Joining]) -> list[int]:
-        """Take rows in; their places, in order."""
+        """Add rows. Returns their indices, in order."""
         ...
 
-    def keep(self, places: list[int]) -> list[int]:
-        """Let go of all other rows. Returns the new layout: which place each one was, -1 for a fresh one."""
+    def filter(self, indices: list[int]) -> list[int]:
+        """Drop all other rows. Returns the new layout: the previous index of each row, -1 for a fresh one."""
         ...
 
-    def save(self, place: int, order: SavePrefix, kept: PrefixStore) -> list[mx.array]:
-        """Have `kept` hold what `order` says of the row at a place. To be evaluated."""
+    def save(self, index: int, order: SavePrefix, store: PrefixStore) -> list[mx.array]:
+        """Save a prefix of the row at `index`. Evaluate the arrays it returns."""
         ...
 
     @property
@@ -47,27 +47,27 @@ class BatchCaches(Protocol[Joining]):
     def end_step(self) -> None: ...
 
 
-def new_row(model: Any) -> RowCaches:
+def new_row_caches(model: Any) -> RowCaches:
     caches: RowCaches = mlx_cache.make_prompt_cache(model)
     return caches
 
 
 def unbatchable(caches: Sequence[Any]) -> str | None:
-    """Why rows with such caches cannot share a batch: the class that cannot. None if all can."""
+    """Returns the first cache class that cannot be batched, or None if all of them can."""
     for cache in caches:
         if isinstance(cache, mlx_cache.CacheList):
-            reason = unbatchable(cache.caches)
+            name = unbatchable(cache.caches)
         elif isinstance(cache, mlx_cache.RotatingKVCache) and cache.keep:
-            reason = "RotatingKVCache with kept tokens"
+            name = "RotatingKVCache with keep > 0"
         else:
-            reason = None if hasattr(cache, "merge") else type(cache).__name__
-        if reason is not None:
-            return reason
+            name = None if hasattr(cache, "merge") else type(cache).__name__
+        if name is not None:
+            return name
     return None
 
 
-def states(caches: Sequence[Any]) -> list[mx.array]:
-    """The arrays to evaluate so that a cache is no longer lazy, in the layers' order."""
+def cache_arrays(caches: Sequence[Any]) -> list[mx.array]:
+    """The arrays of the caches, in layer order: once they are evaluated, no cache is lazy."""
     found: list[mx.array] = []
     stack: list[Any] = [cache.state for cache in reversed(caches)]
     while stack:
@@ -80,23 +80,23 @@ def states(caches: Sequence[Any]) -> list[mx.array]:
 
 
 def bytes_per_token(caches: Sequence[Any]) -> int:
-    """What one more token takes in caches that have read something. A window counts like full attention, although it
-    stops to grow; a recurrent state does not grow at all."""
-    found = 0
+    """Bytes per token, measured on caches that hold at least one token. A sliding window counts like full attention,
+    although it stops growing; a recurrent state does not grow at all."""
+    total = 0
     for cache in caches:
         if isinstance(cache, mlx_cache.CacheList):
-            found += bytes_per_token(cache.caches)
+            total += bytes_per_token(cache.caches)
         elif isinstance(cache, mlx_cache.QuantizedKVCache):
-            found += sum(part.nbytes // part.shape[2] for part in (*cache.keys, *cache.values))
+            total += sum(part.nbytes // part.shape[2] for part in (*cache.keys, *cache.values))
         elif isinstance(keys := getattr(cache, "keys", None), mx.array) and keys.ndim == 4:
-            found += (keys.nbytes + cache.values.nbytes) // keys.shape[2]
-    return found
+            total += (keys.nbytes + cache.values.nbytes) // keys.shape[2]
+    return total
 
 
 class MergedCaches:
-    """mlx-lm's own batch caches, for every kind that can batch: sliding window, recurrent, hybrid.
+    """mlx-lm's own batch caches, for every class that can be batched: sliding window, recurrent, hybrid.
 
-    One row alone runs on its own plain caches, which need no mask; two or more run on the merged, left-padded ones.
+    A single row runs on its own unbatched caches, which need no mask; several run on merged, left-padded ones.
     """
 
     def __init__(self) -> None:
@@ -104,43 +104,42 @@ class MergedCaches:
         self.size = 0
 
     def join(self, rows: Sequence[RowCaches]) -> list[int]:
-        """Append rows. All that join in one step are merged first, so that the batch is copied once."""
+        """Append rows. Those that join in one step are merged first, so that the batch is copied only once."""
         if self.size <= 1:
-            alone = [self.layers] if self.size else []
-            everyone = [*alone, *rows]
-            self.layers = everyone[0] if len(everyone) == 1 else _merge(everyone)
+            all_rows = [*([self.layers] if self.size else []), *rows]
+            self.layers = all_rows[0] if len(all_rows) == 1 else _merge(all_rows)
         else:
             for layer, joining in zip(self.layers, _merge(rows), strict=True):
                 layer.extend(joining)
         self.size += len(rows)
         return list(range(self.size - len(rows), self.size))
 
-    def keep(self, places: list[int]) -> list[int]:
-        """The batch now consists of its rows at `places`, in that order."""
-        if not places:
+    def filter(self, indices: list[int]) -> list[int]:
+        """Reduce the batch to its rows at `indices`, in that order."""
+        if not indices:
             self.layers = []
-        elif self.size > 1 and len(places) == 1:
-            self.layers = [layer.extract(places[0]) for layer in self.layers]
+        elif self.size > 1 and len(indices) == 1:
+            self.layers = [layer.extract(indices[0]) for layer in self.layers]
         elif self.size > 1:
-            chosen = mx.array(places, dtype=mx.int32)
+            chosen = mx.array(indices, dtype=mx.int32)
             for layer in self.layers:
                 layer.filter(chosen)
-        self.size = len(places)
-        return places
+        self.size = len(indices)
+        return indices
 
-    def save(self, place: int, order: SavePrefix, kept: PrefixStore) -> list[mx.array]:
-        row = [layer.extract(place) for layer in self.layers] if self.size > 1 else self.layers
-        return kept.keep_row(order, row)
+    def save(self, index: int, order: SavePrefix, store: PrefixStore) -> list[mx.array]:
+        row = [layer.extract(index) for layer in self.layers] if self.size > 1 else self.layers
+        return store.save_row(order, row)
 
     @property
     def nbytes(self) -> int:
-        return sum(array.nbytes for array in states(self.layers)) if self.layers else 0
+        return sum(array.nbytes for array in cache_arrays(self.layers)) if self.layers else 0
 
     def begin_step(self) -> None:
-        """Nothing to prepare: these caches keep their own count."""
+        """Nothing to prepare: these caches track their own offsets."""
 
     def end_step(self) -> None:
-        """Nothing to book."""
+        """Nothing to advance."""
 
 
 def _merge(rows: Sequence[RowCaches]) -> list[Any]:

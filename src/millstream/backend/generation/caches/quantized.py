@@ -1,7 +1,7 @@
-"""Keys and values in 8 or 4 bits: of a row that reads its prompt, of the rows over slots, and of what is kept.
+"""Quantised KV cache, 8 or 4 bits: for prompts in prefill, for slots and for the prefix cache.
 
-A token's keys and values are packed when they are written, and attention reads nothing but packed ones, from the first
-token on. So a row gives the same tokens alone, in company, in chunks of any length and continued from what was kept.
+Keys and values are quantised when they are written, and attention reads only quantised ones, from the first token on.
+So a row gives the same tokens alone, in a batch, with chunks of any length and continued from the prefix cache.
 """
 
 from __future__ import annotations
@@ -12,62 +12,62 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models import cache as mlx_cache
 
-from millstream.backend.generation.caches.batch_caches import RowCaches, new_row
+from millstream.backend.generation.caches.batch_caches import RowCaches, new_row_caches
 from millstream.backend.generation.caches.slots import SlotCaches, SlotLayer
 from millstream.errors import ModelError
 
-GROUPS = (64, 32)
-"""Numbers that share a scale and a bias: as many as the size of a head can be cut into."""
+GROUP_SIZES = (64, 32)
+"""How many elements may share a scale and a bias, best first. The head size must be a multiple."""
 
 
 @dataclass(frozen=True, slots=True)
-class KvPacking:
+class KvQuantization:
     bits: int
     group_size: int
 
 
-def packing_for(model: Any, bits: int) -> KvPacking:
-    """Read one token to see the heads. Raises `ModelError` for a model whose caches cannot be quantised."""
-    caches = new_row(model)
+def choose_quantization(model: Any, bits: int) -> KvQuantization:
+    """Run one token to find the head sizes. Raises `ModelError` if the model's caches cannot be quantised."""
+    caches = new_row_caches(model)
     for cache in caches:
         if type(cache) is not mlx_cache.KVCache:
-            raise refusal(bits, f"{type(cache).__name__} cannot be quantised, only KVCache (full attention) can")
+            raise unsupported(bits, f"{type(cache).__name__} cannot be quantised, only KVCache (full attention) can")
     model(mx.zeros((1, 1), dtype=mx.int32), cache=caches)
     sizes = sorted({part.shape[-1] for cache in caches for part in (cache.keys, cache.values)})
-    for group_size in GROUPS:
+    for group_size in GROUP_SIZES:
         if all(size % group_size == 0 for size in sizes):
-            return KvPacking(bits, group_size)
-    named = " and ".join(str(size) for size in sizes)
-    raise refusal(bits, f"its heads have {named} numbers, and only multiples of {GROUPS[-1]} can be quantised")
+            return KvQuantization(bits, group_size)
+    listed = " and ".join(str(size) for size in sizes)
+    raise unsupported(bits, f"its head size is {listed}, and only multiples of {GROUP_SIZES[-1]} can be quantised")
 
 
-def refusal(bits: int, reason: str) -> ModelError:
+def unsupported(bits: int, reason: str) -> ModelError:
     return ModelError(
         f"kv_bits = {bits} does not work for this model: {reason}. "
-        "Leave kv_bits away for this model, or set it to 0 in its table of the --config file"
+        "Leave out kv_bits for this model, or set it to 0 in the model's table of the --config file"
     )
 
 
-def row_of(model: Any, packing: KvPacking | None) -> RowCaches:
-    """Caches for one row; with a packing, of a model that `packing_for` had nothing against."""
-    caches = new_row(model)
-    if packing is None:
+def new_prompt_caches(model: Any, quantization: KvQuantization | None) -> RowCaches:
+    """Empty caches for one row, quantised if `choose_quantization` returned a quantisation for the model."""
+    caches = new_row_caches(model)
+    if quantization is None:
         return caches
-    return [mlx_cache.QuantizedKVCache(group_size=packing.group_size, bits=packing.bits) for _ in caches]
+    return [mlx_cache.QuantizedKVCache(group_size=quantization.group_size, bits=quantization.bits) for _ in caches]
 
 
 class QuantizedSlotLayer(SlotLayer):
-    """mlx-lm's attention knows by `bits` and `group_size` that keys and values are triples of packed numbers, scales
-    and biases."""
+    """One layer of quantised slots. mlx-lm's attention tells by `bits` and `group_size` that keys and values are
+    triples of packed weights, scales and biases."""
 
-    def __init__(self, packing: KvPacking, slots: SlotCaches) -> None:
+    def __init__(self, quantization: KvQuantization, slots: SlotCaches) -> None:
         super().__init__(slots)
-        self.bits = packing.bits
-        self.group_size = packing.group_size
+        self.bits = quantization.bits
+        self.group_size = quantization.group_size
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
-        parts = self.put((*self._packed(keys), *self._packed(values)))
+        parts = self.write_column((*self._quantize(keys), *self._quantize(values)))
         return parts[:3], parts[3:]
 
-    def _packed(self, numbers: mx.array) -> tuple[mx.array, ...]:
-        return tuple(mx.quantize(numbers, group_size=self.group_size, bits=self.bits))
+    def _quantize(self, array: mx.array) -> tuple[mx.array, ...]:
+        return tuple(mx.quantize(array, group_size=self.group_size, bits=self.bits))

@@ -1,9 +1,9 @@
-"""Key-value slots: rows join and leave a batch without copying it.
+"""KV cache slots: rows join and leave a batch without copying it.
 
-Each layer has a buffer (slots, heads, columns, size) for every part of what it keeps. All rows write the same column
-`end` in a step, so a step's write is one contiguous update; a row's own tokens are the columns `left[slot]` to `end`. A
-row that joins is written right-justified into a vacant slot, and one that leaves only vacates it. The buffers are
-copied when they must grow, and when the columns are used up: then whatever no living row needs is left behind.
+Each layer has one buffer (slots, heads, columns, size) per part of its KV cache. All rows write the same column `end`
+in a step, so the write of a step is one contiguous update; a row's tokens are the columns from `starts[slot]` to `end`.
+A row that joins is written right-justified into a vacant slot, and a row that leaves only vacates its slot. The buffers
+are copied when they must grow and when their columns are used up; the copy drops columns that no row needs.
 """
 
 from __future__ import annotations
@@ -17,24 +17,25 @@ from mlx_lm.models.cache import KVCache
 
 from millstream.backend.generation.caches.widths import SlotPolicy, exact
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
-from millstream.engine.generation.backend import SavePrefix
+from millstream.backend.generation.prefix_store.cache_state import kv_parts
+from millstream.engine.prefix_cache.orders import SavePrefix
 
-STEP = 256
-"""Columns are allotted in steps, so that buffers are copied rarely and shapes repeat."""
+COLUMN_STEP = 256
+"""Columns are allocated in multiples, so that buffers are copied rarely and shapes repeat."""
 
-Place = Callable[[mx.array, mx.array, Sequence[int], int], mx.array]
-"""Writes rows into a buffer at these slots, from this column on, in place; what it gives is to be evaluated."""
+WriteRows = Callable[[mx.array, mx.array, Sequence[int], int], mx.array]
+"""Writes rows into a buffer in place, at these slots and from this column on. Evaluate the array it returns."""
 
 Parts = tuple[mx.array, ...]
-"""What a layer keeps, tokens on axis 2: keys and values; quantised, the packed numbers, scales and biases of each."""
+"""The KV cache of a layer, tokens on axis 2: keys and values, or the packed weights, scales and biases of each."""
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
-    """Rows that join together: their parts, layer by layer, right-justified, `pads[row]` columns of padding."""
+class JoiningRows:
+    """Rows that join together: their parts per layer, right-justified, and the padding columns of each row."""
 
     layers: list[Parts]
-    pads: tuple[int, ...]
+    left_padding: tuple[int, ...]
 
     @property
     def columns(self) -> int:
@@ -45,32 +46,27 @@ class Block:
         return [part for parts in self.layers for part in parts]
 
     @property
-    def rows(self) -> int:
-        return len(self.pads)
+    def count(self) -> int:
+        return len(self.left_padding)
 
 
-def block_of(caches: Sequence[Any]) -> Block:
-    """One row that was read into caches of its own."""
-    return Block([parts_of(cache) for cache in caches] if caches[0].keys is not None else [], (0,))
+def joining_row(caches: Sequence[Any]) -> JoiningRows:
+    """One row that was prefilled into caches of its own."""
+    return JoiningRows([kv_parts(cache) for cache in caches] if caches[0].keys is not None else [], (0,))
 
 
-def parts_of(cache: Any) -> Parts:
-    keys, values = cache.keys_and_values()
-    return (keys, values) if isinstance(keys, mx.array) else (*keys, *values)
-
-
-def all_plain(caches: Sequence[Any]) -> bool:
-    """Slots hold full attention only; a subclass may keep something else."""
+def fits_slots(caches: Sequence[Any]) -> bool:
+    """Whether all caches are plain KV caches. Slots hold full attention only; a subclass may hold something else."""
     return all(type(cache) is KVCache for cache in caches)
 
 
 class SlotLayer:
-    """One layer's view of the slots, as mlx-lm's attention layers expect a cache to be."""
+    """One layer's view of the slots, with the interface that mlx-lm's attention layers expect of a cache."""
 
     def __init__(self, slots: SlotCaches) -> None:
         self.slots = slots
         self.parts: list[mx.array] = []
-        self._new: Parts | None = None
+        self._new_column: Parts | None = None
 
     @property
     def offset(self) -> mx.array:
@@ -78,39 +74,42 @@ class SlotLayer:
         return self.slots.offset
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> mx.array | None:
-        assert N == 1 and window_size is None, "slots decode one token a row, over full attention"
+        assert N == 1 and window_size is None, "slots decode one token per row, with full attention"
         return self.slots.mask
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
-        if self.slots.late:
-            self.provide((keys, values))
-            self._new = (keys, values)
+        if self.slots.attention_writes:
+            self.allocate((keys, values))
+            self._new_column = (keys, values)
             return keys, values
-        keys, values = self.put((keys, values))
+        keys, values = self.write_column((keys, values))
         return keys, values
 
-    def take_new(self) -> Parts | None:
-        """The step's column, if attention is to write it."""
-        new, self._new = self._new, None
-        return new
+    def take_new_column(self) -> Parts | None:
+        """The column of this step, if attention has to write it."""
+        column, self._new_column = self._new_column, None
+        return column
 
-    def put(self, column: Parts) -> Parts:
-        """Write a step's column of every part; what attention reads of each."""
-        self.provide(column)
+    def write_column(self, column: Parts) -> Parts:
+        """Write the column of this step. Returns the parts that attention reads."""
+        self.allocate(column)
         count, first, end = self.slots.count, self.slots.first, self.slots.end
         for part, new in zip(self.parts, column, strict=True):
             part[..., end : end + 1, :] = new[:count]
         return tuple(part if self.slots.ragged else part[..., first : end + 1, :] for part in self.parts)
 
-    def provide(self, like: Parts) -> None:
-        """Have buffers for such parts."""
-        self.parts = self.parts or [self.slots.blank(part) for part in like]
+    def allocate(self, like: Parts) -> None:
+        """Allocate buffers for parts like these, unless there are some."""
+        self.parts = self.parts or [self.slots.new_buffer(part) for part in like]
 
 
 class SlotCaches:
-    """The caches of a batch. Owner only. With a `width` the layers call our attention, so a pass has that many rows
-    for so many slots, unequal rows need no mask, and a step's column is written by attention. With a `place`, rows that
-    join are written in place. `mask_dims`: as many as the scores of the model's attention have."""
+    """The caches of a batch. Owner only.
+
+    `width`: given if the layers call our attention; returns the rows per forward pass for a number of slots. Rows of
+    unequal length then need no mask, and attention writes the column of a step. `write_rows`: writes joining rows in
+    place. `mask_dims`: the dimensions of the model's attention scores.
+    """
 
     def __init__(
         self,
@@ -118,90 +117,92 @@ class SlotCaches:
         policy: SlotPolicy,
         *,
         width: SlotPolicy | None = None,
-        place: Place | None = None,
+        write_rows: WriteRows | None = None,
         mask_dims: int = 4,
         layer: Callable[[SlotCaches], SlotLayer] = SlotLayer,
     ) -> None:
         self.layers = [layer(self) for _ in range(layer_count)]
         self._policy = policy
         self._width = width
-        self._place = place
+        self._write_rows = write_rows
         self._ones = (1,) * (mask_dims - 2)
-        self._lefts: list[int | None] = []
+        self._starts: list[int | None] = []
         """The first column of each slot's row; None for a vacant slot."""
         self._columns = 0
         self.end = 0
         self.first = 0
+        """The first column that any row uses."""
         self.ragged = False
+        """Whether attention reads whole buffers and finds each row's columns by `starts`."""
         self.mask: mx.array | None = None
-        self.left = self.offset = self.end_array = mx.zeros((0,), dtype=mx.int32)
+        self.starts = self.offset = self.end_array = mx.zeros((0,), dtype=mx.int32)
 
     @property
-    def late(self) -> bool:
-        """Whether attention writes a step's column."""
+    def attention_writes(self) -> bool:
+        """Whether attention, rather than `update_and_fetch`, writes the column of a step."""
         return self._width is not None
 
     @property
     def count(self) -> int:
         """How many slots there are."""
-        return len(self._lefts)
+        return len(self._starts)
 
     @property
     def size(self) -> int:
         """How many rows a forward pass has."""
         return self.count if self._width is None else self._width(self.count)
 
-    def join(self, blocks: Sequence[Block]) -> list[int]:
-        """Put the rows into vacant slots; their places, in order."""
-        rows = sum(block.rows for block in blocks) + sum(left is not None for left in self._lefts)
-        longest = max(block.columns for block in blocks)
+    def join(self, joining: Sequence[JoiningRows]) -> list[int]:
+        """Write the rows into vacant slots. Returns their slots, in order."""
+        rows = sum(each.count for each in joining) + sum(start is not None for start in self._starts)
+        longest = max(each.columns for each in joining)
         if rows > self.count or longest > self.end or self.end >= self._columns:
             self._rebuild(list(range(self.count)), self.count if rows <= self.count else self._policy(rows), longest)
-        vacant = [place for place, left in enumerate(self._lefts) if left is None]
-        places: list[int] = []
-        for block in blocks:
-            chosen = vacant[len(places) : len(places) + block.rows]
-            self._write(block, chosen)
-            places += chosen
-        self._settle()
-        return places
+        vacant = [slot for slot, start in enumerate(self._starts) if start is None]
+        slots: list[int] = []
+        for each in joining:
+            chosen = vacant[len(slots) : len(slots) + each.count]
+            self._write(each, chosen)
+            slots += chosen
+        self._update_starts()
+        return slots
 
-    def keep(self, places: list[int]) -> list[int]:
-        """Vacate all other slots. Returns the new layout: which slot each one was, -1 for a fresh one."""
-        living = set(places)
-        self._lefts = [left if place in living else None for place, left in enumerate(self._lefts)]
-        wanted = self._policy(len(places)) if places else 0
+    def filter(self, slots: list[int]) -> list[int]:
+        """Vacate all other slots. Returns the new layout: the previous index of each slot, -1 for a fresh one."""
+        occupied = set(slots)
+        self._starts = [start if slot in occupied else None for slot, start in enumerate(self._starts)]
+        wanted = self._policy(len(slots)) if slots else 0
         layout = list(range(self.size))
         if self._policy is exact or wanted * 4 <= self.count:
-            self._rebuild(places, wanted)
-            layout = [*places, *[-1] * (self.size - len(places))]
-        self._settle()
+            self._rebuild(slots, wanted)
+            layout = [*slots, *[-1] * (self.size - len(slots))]
+        self._update_starts()
         return layout
 
-    def save(self, place: int, order: SavePrefix, kept: PrefixStore) -> list[mx.array]:
-        """Have `kept` hold blocks of the row in a slot. To be evaluated at once: a copy that is still lazy would make
-        the next step copy all slots."""
-        left = self._lefts[place]
-        assert left is not None, "a vacant slot holds nothing"
-        start = left + order.first * order.block
+    def save(self, slot: int, order: SavePrefix, store: PrefixStore) -> list[mx.array]:
+        """Save KV blocks of the row in a slot. Evaluate the arrays it returns at once: a copy that is still lazy would
+        make the next step copy all slots."""
+        row_start = self._starts[slot]
+        assert row_start is not None, "the slot is vacant"
+        start = row_start + order.first * order.block
         columns = slice(start, start + len(order.handles) * order.block)
-        cut = [
-            tuple(self._apart(part[place : place + 1, :, columns]) for part in layer.parts)
+        layers = [
+            tuple(self._detach(part[slot : slot + 1, :, columns]) for part in layer.parts)
             for layer in self.layers
             if layer.parts
         ]
-        return kept.keep(order.handles, cut, order.ticket)
+        return store.save(order.handles, layers, order.export_id)
 
-    def _apart(self, part: mx.array) -> mx.array:
-        """Copied for sure, if slots are written in place: `contiguous` shares memory where it is nearly all needed."""
-        return part if self._place is None else part * 1
+    def _detach(self, part: mx.array) -> mx.array:
+        """Force a copy if slots are written in place: `contiguous` shares a buffer that is nearly all needed."""
+        return part if self._write_rows is None else part * 1
 
     def has_holes(self) -> bool:
-        """Whether a column of a row, but for its last, is empty in all buffers: then kernels wrote to copies."""
+        """Whether any column of a row, except its last, is zero in all buffers: then kernels wrote to copies."""
         parts = [part for layer in self.layers for part in layer.parts]
-        for place, left in enumerate(self._lefts):
-            if left is not None and left < self.end - 1:
-                filled = [mx.any(part[place, :, left : self.end - 1] != 0, axis=(0, 2)) for part in parts]
+        for slot, start in enumerate(self._starts):
+            if start is not None and start < self.end - 1:
+                filled = [mx.any(part[slot, :, start : self.end - 1] != 0, axis=(0, 2)) for part in parts]
                 if not mx.all(mx.any(mx.stack(filled), axis=0)).item():
                     return True
         return False
@@ -211,74 +212,76 @@ class SlotCaches:
         return sum(part.nbytes for layer in self.layers for part in layer.parts)
 
     def begin_step(self) -> None:
-        """Make room for the next column, and set what all layers share in this step."""
+        """Ensure there is a next column, and set what all layers share in this step."""
         if self.end >= self._columns:
             self._rebuild(list(range(self.count)), self.count)
-            self._settle()
+            self._update_starts()
         self.end_array = mx.array([self.end], dtype=mx.int32)
-        self.offset = self.end_array - self.left
-        self.mask = self._mask(self.first, self.end + 1) if self._uneven and not self.ragged else None
+        self.offset = self.end_array - self.starts
+        self.mask = self._mask(self.first, self.end + 1) if self._needs_mask and not self.ragged else None
 
     def end_step(self) -> None:
         self.end += 1
 
-    def whole_mask(self) -> mx.array:
-        """For layers that got whole buffers and cannot use the kernel."""
+    def full_mask(self) -> mx.array:
+        """A mask over whole buffers, for ragged rows whose attention cannot use the kernel."""
         return self._mask(0, self._columns) & (mx.arange(self._columns) <= self.end)
 
-    def blank(self, like: mx.array) -> mx.array:
+    def new_buffer(self, like: mx.array) -> mx.array:
         return mx.zeros((self.count, like.shape[1], self._columns, like.shape[3]), dtype=like.dtype)
 
-    def _settle(self) -> None:
-        """What depends on who is here. Rows that all begin at column 0 need no mask, and vacant ones join them."""
-        living = [left for left in self._lefts if left is not None]
-        self._uneven = any(living)
-        self.ragged = self._width is not None and (self._uneven or self.size > self.count)
-        self.first = min(living, default=0)
-        vacant = self.end if self._uneven else 0
-        lefts = [vacant if left is None else left for left in self._lefts]
-        self.left = mx.array([*lefts, *[vacant] * (self.size - self.count)], dtype=mx.int32)
+    def _update_starts(self) -> None:
+        """Update what depends on which rows are here. If all rows start at column 0, vacant slots do as well, and no
+        mask is needed."""
+        occupied = [start for start in self._starts if start is not None]
+        self._needs_mask = any(occupied)
+        self.ragged = self._width is not None and (self._needs_mask or self.size > self.count)
+        self.first = min(occupied, default=0)
+        vacant = self.end if self._needs_mask else 0
+        starts = [vacant if start is None else start for start in self._starts]
+        self.starts = mx.array([*starts, *[vacant] * (self.size - self.count)], dtype=mx.int32)
 
-    def _mask(self, first: int, beyond: int) -> mx.array:
-        seen = mx.arange(first, beyond) >= self.left[: self.count, None]
-        return seen.reshape(self.count, *self._ones, beyond - first)
+    def _mask(self, first: int, stop: int) -> mx.array:
+        visible = mx.arange(first, stop) >= self.starts[: self.count, None]
+        return visible.reshape(self.count, *self._ones, stop - first)
 
-    def _write(self, block: Block, places: list[int]) -> None:
-        start = self.end - block.columns
-        for place, pad in zip(places, block.pads, strict=True):
-            self._lefts[place] = start + pad
-        if not block.layers:
+    def _write(self, joining: JoiningRows, slots: list[int]) -> None:
+        start = self.end - joining.columns
+        for slot, padding in zip(slots, joining.left_padding, strict=True):
+            self._starts[slot] = start + padding
+        if not joining.layers:
             return
-        if self._place is not None:
+        if self._write_rows is not None:
             written = []
-            for layer, parts in zip(self.layers, block.layers, strict=True):
-                layer.provide(parts)
-                written += [self._place(part, new, places, start) for part, new in zip(layer.parts, parts, strict=True)]
+            for layer, parts in zip(self.layers, joining.layers, strict=True):
+                layer.allocate(parts)
+                pairs = zip(layer.parts, parts, strict=True)
+                written += [self._write_rows(part, new, slots, start) for part, new in pairs]
             mx.async_eval(written)  # type: ignore[no-untyped-call]
             return
-        run = places == list(range(places[0], places[0] + len(places)))
-        rows: Any = slice(places[0], places[-1] + 1) if run else mx.array(places, dtype=mx.int32)
-        for layer, parts in zip(self.layers, block.layers, strict=True):
-            layer.provide(parts)
+        consecutive = slots == list(range(slots[0], slots[0] + len(slots)))
+        rows: Any = slice(slots[0], slots[-1] + 1) if consecutive else mx.array(slots, dtype=mx.int32)
+        for layer, parts in zip(self.layers, joining.layers, strict=True):
+            layer.allocate(parts)
             for part, new in zip(layer.parts, parts, strict=True):
                 part[rows, :, start : self.end] = new
 
-    def _rebuild(self, places: list[int], size: int, room_for: int = 0) -> None:
-        """Copy the slots at `places` into `size` fresh ones, as far left as the longest row or `room_for` allow."""
-        lefts = [self._lefts[place] for place in places]
-        longest = max((self.end - left for left in lefts if left is not None), default=0)
-        end = max(longest, room_for)
-        columns = -(-(end + STEP // 2) // STEP) * STEP if size else 0
-        chosen = None if places == list(range(self.count)) else mx.array(places, dtype=mx.int32)
+    def _rebuild(self, slots: list[int], size: int, min_end: int = 0) -> None:
+        """Copy these slots into `size` fresh ones, as far left as the longest row and `min_end` allow."""
+        starts = [self._starts[slot] for slot in slots]
+        longest = max((self.end - start for start in starts if start is not None), default=0)
+        end = max(longest, min_end)
+        columns = -(-(end + COLUMN_STEP // 2) // COLUMN_STEP) * COLUMN_STEP if size else 0
+        chosen = None if slots == list(range(self.count)) else mx.array(slots, dtype=mx.int32)
 
         def moved(old: mx.array) -> mx.array:
-            kept = old[..., self.end - longest : self.end, :]
+            used = old[..., self.end - longest : self.end, :]
             new = mx.zeros((size, old.shape[1], columns, old.shape[3]), dtype=old.dtype)
-            new[: len(places), :, end - longest : end] = kept if chosen is None else kept[chosen]
+            new[: len(slots), :, end - longest : end] = used if chosen is None else used[chosen]
             return new
 
         for layer in self.layers:
             layer.parts = [moved(part) for part in layer.parts] if longest else []
         shift = end - self.end
-        self._lefts = [None if left is None else left + shift for left in lefts] + [None] * (size - len(places))
+        self._starts = [None if start is None else start + shift for start in starts] + [None] * (size - len(slots))
         self.end, self._columns = end, columns

@@ -1,4 +1,4 @@
-"""How many slots a batch keeps, how many rows a pass over them has, and how many tokens one over a prompt."""
+"""Sizes that a step is padded to: slots per batch, rows per forward pass, tokens per prefill chunk."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Callable
 from millstream.backend.kernels.small_matmul import WIDTHS
 
 SlotPolicy = Callable[[int], int]
-"""How many slots to keep for so many rows, or rows for so many slots."""
+"""Returns how many slots to allocate for some rows, or how many rows a forward pass has for some slots."""
 
-FULL = 64
-CHUNKS = (64, 128, 256, 512, 1024, 2048)
-"""Lengths of a chunk that come again and again."""
-PADDED = 512
+CUBLAS_ROWS = 64
+CHUNK_LENGTHS = (64, 128, 256, 512, 1024, 2048)
+"""The usual lengths of a prefill chunk: padding goes up to one of the first four, warm-up runs all that fit."""
+MAX_PADDED_CHUNK = 512
 
 
 def exact(rows: int) -> int:
-    """For the CPU, where a vacant row costs as much as a living one."""
+    """For the CPU, where a vacant row costs as much as a decoding one."""
     return rows
 
 
@@ -25,18 +25,18 @@ def powers_of_two(rows: int) -> int:
     return 1 << max(0, rows - 1).bit_length()
 
 
-def full_width(slots: int) -> int:
-    """How many rows a forward pass gets from cuBLAS, whose products of 2 to 32 rows take longer than those of 64 (H200:
-    a step of 5.1 ms against 4.0). Rows beyond the slots have no keys and values, so they cost no memory."""
-    return FULL if 1 < slots < FULL else slots
+def cublas_width(slots: int) -> int:
+    """Rows per forward pass for cuBLAS, whose matmuls of 2 to 32 rows take longer than those of 64 (H200: 5.1 ms per
+    step against 4.0). The rows beyond the slots have no keys and values, so they cost no memory."""
+    return CUBLAS_ROWS if 1 < slots < CUBLAS_ROWS else slots
 
 
-def row_width(slots: int) -> int:
-    """The same for our own products: a width that they are compiled for."""
+def kernel_width(slots: int) -> int:
+    """Rows per forward pass for our own matmuls: a width that they are compiled for."""
     return next((width for width in WIDTHS if slots <= width), slots) if slots else 0
 
 
-def chunk_length(tokens: int) -> int:
-    """How many tokens to read where there are so many: on CUDA the first chunk of a length costs the host 9 ms more
-    than the second (H200), and up to 512 tokens the device reads padding almost for nothing."""
-    return next(length for length in CHUNKS if tokens <= length) if tokens <= PADDED else tokens
+def padded_chunk_length(tokens: int) -> int:
+    """The length that a chunk is padded to. On CUDA the first chunk of a length costs the host 9 ms more than the
+    second (H200), and up to 512 tokens the device computes padding almost for free."""
+    return next(length for length in CHUNK_LENGTHS if tokens <= length) if tokens <= MAX_PADDED_CHUNK else tokens

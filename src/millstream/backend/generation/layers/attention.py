@@ -29,7 +29,7 @@ def attention(
 ) -> mx.array:
     """What the models call in place of mlx-lm's function of the same signature, where there are no kernels of ours."""
     if isinstance(cache, SlotLayer) and (new := _new(cache, keys, values, mask)) is not None:
-        keys, values = cache.put(new)
+        keys, values = cache.write_column(new)
     if isinstance(cache, SlotLayer) and cache.slots.ragged:
         return _over_slots(queries, keys, values, cache, scale, sinks)
     out: mx.array = base.scaled_dot_product_attention(queries, keys, values, cache, scale, mask, sinks)
@@ -50,19 +50,19 @@ def kernel_attention(
         slots = cache.slots
         if decode_fits(queries, keys, values) and (new := _new(cache, keys, values, mask)) is not None:
             (keys, values), fresh = cache.parts, (new[0], new[1])
-            return ragged_attention(queries, keys, values, slots.left, slots.end_array, fresh, slots.end + 1, scale)
+            return ragged_attention(queries, keys, values, slots.starts, slots.end_array, fresh, slots.end + 1, scale)
     elif sinks is None and prefill_fits(queries, keys, values):
         if type(cache) is KVCache and isinstance(mask, str) and mask == "causal":
             return prefill_attention(queries, keys, values, scale, None)
-        if isinstance(cache, PaddedCache) and mask is not None and mask is cache.pads.mask:
-            return prefill_attention(queries, keys, values, scale, cache.pads.left)
+        if isinstance(cache, PaddedCache) and mask is not None and mask is cache.padding.mask:
+            return prefill_attention(queries, keys, values, scale, cache.padding.left)
     return attention(queries, keys, values, cache, scale, mask, sinks)
 
 
 def _new(cache: SlotLayer, keys: mx.array, values: mx.array, mask: Any) -> Parts | None:
     """The step's column, if it is for us to write. It is read with all that the slots hold, so a layer must not have
     made something else of it, nor a mask of its own, as those do that keep latent vectors."""
-    new = cache.take_new()
+    new = cache.take_new_column()
     if new is not None and (keys is not new[0] or values is not new[1] or mask is not None):
         raise ValueError("its layers do not pass on to attention what the cache gave them")
     return new
@@ -74,7 +74,7 @@ def _over_slots(
     """Whole buffers, masked; rows that have no slot get zeros."""
     slots = cache.slots
     inside = queries[: slots.count]
-    out: mx.array = base.scaled_dot_product_attention(inside, keys, values, cache, scale, slots.whole_mask(), sinks)
+    out: mx.array = base.scaled_dot_product_attention(inside, keys, values, cache, scale, slots.full_mask(), sinks)
     beyond = queries.shape[0] - slots.count
     return mx.concatenate([out, mx.zeros((beyond, *out.shape[1:]), dtype=out.dtype)]) if beyond else out
 

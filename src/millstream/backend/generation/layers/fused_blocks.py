@@ -20,7 +20,7 @@ from mlx_lm.models.cache import KVCache
 from mlx_lm.models.rope_utils import Llama3RoPE
 
 from millstream.backend.generation.caches.slots import SlotLayer
-from millstream.backend.generation.caches.widths import CHUNKS
+from millstream.backend.generation.caches.widths import CHUNK_LENGTHS
 from millstream.backend.kernels.small_matmul import WIDTHS
 from millstream.backend.layers import cpu_linear as cpu_layers
 from millstream.backend.layers.fused_matmul import (
@@ -65,7 +65,7 @@ def _few(x: mx.array, weight: mx.array) -> bool:
 
 def _chunk(x: mx.array, weight: mx.array) -> bool:
     """Whether x is a piece of one prompt whose length comes again and again: each is compiled once."""
-    return x.shape[0] == 1 and x.shape[1] in CHUNKS and x.dtype == weight.dtype
+    return x.shape[0] == 1 and x.shape[1] in CHUNK_LENGTHS and x.dtype == weight.dtype
 
 
 _row_product = mx.compile(BY_KERNELS.matmul)

@@ -1,1 +1,1 @@
-"""Media on their way into a model."""
+"""Images, video and audio: encoding them to features, and prefilling prompts that contain them."""

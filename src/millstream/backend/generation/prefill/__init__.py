@@ -1,1 +1,1 @@
-"""Reading prompts, chunk by chunk, before their rows join the batch."""
+"""Prefill: prompts run chunk by chunk into caches of their own, before their rows join the batch."""

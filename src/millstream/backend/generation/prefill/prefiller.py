@@ -1,4 +1,4 @@
-"""Reading prompts into caches, before their rows join the batch."""
+"""Prefills prompts into caches of their own, one by one or in padded groups, before their rows join the batch."""
 
 from __future__ import annotations
 
@@ -7,32 +7,35 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 
-from millstream.backend.generation.caches.batch_caches import RowCaches, states
-from millstream.backend.generation.caches.prompt_caches import PaddedCache, Pads, grow_as_usual, make_room
-from millstream.backend.generation.caches.quantized import KvPacking, row_of
-from millstream.backend.generation.caches.slots import Block, block_of, parts_of
-from millstream.backend.generation.caches.widths import PADDED, chunk_length
-from millstream.backend.generation.prefill.logprobs import score, scored
+from millstream.backend.generation.caches.batch_caches import RowCaches, cache_arrays
+from millstream.backend.generation.caches.prompt_caches import PaddedCache, Padding, preallocate, reset_growth
+from millstream.backend.generation.caches.quantized import KvQuantization, new_prompt_caches
+from millstream.backend.generation.caches.slots import JoiningRows, joining_row
+from millstream.backend.generation.caches.widths import MAX_PADDED_CHUNK, padded_chunk_length
+from millstream.backend.generation.prefill.logprobs import prefill_with_logprobs, wants_logprobs
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
-from millstream.engine.generation.backend import ChunkLogprobs, Prefill
-from millstream.engine.messages import Submit
+from millstream.backend.generation.prefix_store.cache_state import kv_parts
+from millstream.engine.generation.messages import Generate
+from millstream.engine.generation.plan import ChunkLogprobs, Prefill
 
-See = Callable[[Submit, int, int, RowCaches], None]
+PrefillMedia = Callable[[Generate, int, int, RowCaches], None]
+"""Prefills `prompt[start:end]` of a request with media into its caches."""
 
 
 class Prefiller(Protocol):
-    """Owner only. Reads chunks; hands rows over in the form that its batch takes."""
+    """Owner only. Prefills chunks, and hands over complete rows in the form that the batch's caches take."""
 
-    def read(self, chunks: Sequence[Prefill]) -> list[mx.array]:
-        """Run the chunks. What is returned must be evaluated; logits are computed only for `scores`."""
+    def prefill(self, chunks: Sequence[Prefill]) -> list[mx.array]:
+        """Run the chunks. Evaluate the arrays it returns. Computes no logits, except for prompt log-probabilities."""
         ...
 
-    def scores(self) -> list[ChunkLogprobs]:
-        """Of chunks since the last call, for the requests that want them."""
+    def take_logprobs(self) -> list[ChunkLogprobs]:
+        """Returns the prompt log-probabilities of chunks since the last call, for requests that asked for them."""
         ...
 
-    def take(self, ids: Iterable[int]) -> tuple[list[Submit], list[Any]]:
-        """Rows whose prompts are read: their requests, and what the batch's caches take, in the same order."""
+    def take(self, ids: Iterable[int]) -> tuple[list[Generate], list[Any]]:
+        """Remove rows whose prefill is complete. Returns their requests, and in the same order what the batch's caches
+        take."""
         ...
 
     def drop(self, ids: Iterable[int]) -> None: ...
@@ -44,68 +47,68 @@ class Prefiller(Protocol):
 
 
 class SinglePrefiller:
-    """Each prompt by itself, into mlx-lm's caches for one row: works for every kind, and company changes nothing."""
+    """Prefills each prompt by itself into mlx-lm's caches for one row. Works for every cache class, and other prompts
+    never change a result."""
 
     def __init__(
         self,
         model: Any,
-        kept: PrefixStore,
-        packing: KvPacking | None = None,
-        see: See | None = None,
-        padded: bool = False,
+        prefix_store: PrefixStore,
+        quantization: KvQuantization | None = None,
+        prefill_media: PrefillMedia | None = None,
+        pad_chunks: bool = False,
     ) -> None:
-        """`see`: reads chunks of prompts with media. `padded`: read chunks of usual lengths, with padding
-        behind them; for caches that can be cut only."""
+        """`pad_chunks`: pad chunks at their end to one of a few lengths. Only for caches that can be trimmed."""
         self._model = model
-        self._padded = padded
-        self._packing = packing
-        self._see = see
-        self._kept = kept
-        self._rows: dict[int, tuple[Submit, RowCaches]] = {}
-        self._scores: list[ChunkLogprobs] = []
+        self._pad_chunks = pad_chunks
+        self._quantization = quantization
+        self._prefill_media = prefill_media
+        self._prefix_store = prefix_store
+        self._rows: dict[int, tuple[Generate, RowCaches]] = {}
+        self._logprobs: list[ChunkLogprobs] = []
 
-    def read(self, chunks: Sequence[Prefill]) -> list[mx.array]:
+    def prefill(self, chunks: Sequence[Prefill]) -> list[mx.array]:
         arrays: list[mx.array] = []
         for chunk in chunks:
             submit = chunk.request
             if submit.request_id not in self._rows:
-                self._rows[submit.request_id] = (submit, self._begin(chunk))
+                self._rows[submit.request_id] = (submit, self._new_caches(chunk))
             _, caches = self._rows[submit.request_id]
             if chunk.end > chunk.start:
                 self._run(chunk, caches)
-                arrays.extend(states(caches))
+                arrays.extend(cache_arrays(caches))
             if chunk.save is not None:
-                arrays.extend(self._kept.keep_row(chunk.save, caches))
+                arrays.extend(self._prefix_store.save_row(chunk.save, caches))
         return arrays
 
     def _run(self, chunk: Prefill, caches: RowCaches) -> None:
         submit = chunk.request
-        if submit.media and self._see is not None:
-            self._see(submit, chunk.start, chunk.end, caches)
-        elif scored(chunk):
-            self._scores.append(score(self._model, caches, chunk))
+        if submit.media and self._prefill_media is not None:
+            self._prefill_media(submit, chunk.start, chunk.end, caches)
+        elif wants_logprobs(chunk):
+            self._logprobs.append(prefill_with_logprobs(self._model, caches, chunk))
         else:
             tokens = submit.prompt[chunk.start : chunk.end]
-            padding = chunk_length(len(tokens)) - len(tokens) if self._padded else 0
+            padding = padded_chunk_length(len(tokens)) - len(tokens) if self._pad_chunks else 0
             self._model(mx.array([[*tokens, *[0] * padding]], dtype=mx.int32), cache=caches)
             for cache in caches if padding else ():
                 cache.trim(padding)
 
-    def scores(self) -> list[ChunkLogprobs]:
-        found, self._scores = self._scores, []
+    def take_logprobs(self) -> list[ChunkLogprobs]:
+        found, self._logprobs = self._logprobs, []
         return found
 
-    def _begin(self, chunk: Prefill) -> RowCaches:
-        caches = row_of(self._model, self._packing)
-        make_room(caches, len(chunk.request.prompt) + (PADDED if self._padded else 0))
+    def _new_caches(self, chunk: Prefill) -> RowCaches:
+        caches = new_prompt_caches(self._model, self._quantization)
+        preallocate(caches, len(chunk.request.prompt) + (MAX_PADDED_CHUNK if self._pad_chunks else 0))
         if chunk.start:
-            self._kept.restore(chunk.reuse, chunk.reuse_checkpoint, caches)
+            self._prefix_store.fill_caches(chunk.reuse, chunk.reuse_checkpoint, caches)
         return caches
 
-    def take(self, ids: Iterable[int]) -> tuple[list[Submit], list[RowCaches]]:
+    def take(self, ids: Iterable[int]) -> tuple[list[Generate], list[RowCaches]]:
         rows = [self._rows.pop(request_id) for request_id in ids if request_id in self._rows]
         for _, caches in rows:
-            grow_as_usual(caches)
+            reset_growth(caches)
         return [submit for submit, _ in rows], [caches for _, caches in rows]
 
     def drop(self, ids: Iterable[int]) -> None:
@@ -117,60 +120,62 @@ class SinglePrefiller:
 
     @property
     def nbytes(self) -> int:
-        return sum(array.nbytes for _, caches in self._rows.values() for array in states(caches))
+        return sum(array.nbytes for _, caches in self._rows.values() for array in cache_arrays(caches))
 
 
 class BatchPrefiller:
-    """For slots. Whole prompts of like length share one left-padded forward pass; others are read one by one."""
+    """For slots. Complete prompts of similar length share one left-padded forward pass; others run one by one."""
 
     def __init__(
         self,
         model: Any,
         layer_count: int,
         *,
-        fill: float | None,
-        kept: PrefixStore,
-        packing: KvPacking | None = None,
-        see: See | None = None,
-        padded: bool = False,
+        min_length_ratio: float | None,
+        prefix_store: PrefixStore,
+        quantization: KvQuantization | None = None,
+        prefill_media: PrefillMedia | None = None,
+        pad_chunks: bool = False,
     ) -> None:
-        """`fill`: how long the shortest prompt of a group must be beside the longest. None: no groups."""
+        """`min_length_ratio`: of the shortest prompt in a group to the longest one. None: no groups."""
         self._model = model
         self._layer_count = layer_count
-        self._fill = fill
-        self._single = SinglePrefiller(model, kept, packing, see, padded)
+        self._min_length_ratio = min_length_ratio
+        self._single = SinglePrefiller(model, prefix_store, quantization, prefill_media, pad_chunks)
         self._groups: list[_Group] = []
 
-    def read(self, chunks: Sequence[Prefill]) -> list[mx.array]:
-        whole = [chunk for chunk in chunks if not chunk.start and chunk.joins and chunk.end and _is_plain(chunk)]
-        groups = [] if self._fill is None else [group for group in alike(whole, self._fill) if len(group) > 1]
+    def prefill(self, chunks: Sequence[Prefill]) -> list[mx.array]:
+        complete = [chunk for chunk in chunks if not chunk.start and chunk.joins and chunk.end and _can_share(chunk)]
+        groups: list[list[Prefill]] = []
+        if self._min_length_ratio is not None:
+            groups = [group for group in group_by_length(complete, self._min_length_ratio) if len(group) > 1]
         grouped = {id(chunk) for group in groups for chunk in group}
-        arrays = self._single.read([chunk for chunk in chunks if id(chunk) not in grouped])
+        arrays = self._single.prefill([chunk for chunk in chunks if id(chunk) not in grouped])
         for chunks_of_group in groups:
             group = _Group(self._model, self._layer_count, [chunk.request for chunk in chunks_of_group])
             self._groups.append(group)
-            arrays += group.block.arrays
+            arrays += group.rows.arrays
         return arrays
 
-    def scores(self) -> list[ChunkLogprobs]:
-        return self._single.scores()
+    def take_logprobs(self) -> list[ChunkLogprobs]:
+        return self._single.take_logprobs()
 
-    def take(self, ids: Iterable[int]) -> tuple[list[Submit], list[Block]]:
+    def take(self, ids: Iterable[int]) -> tuple[list[Generate], list[JoiningRows]]:
         wanted = set(ids)
-        submits, rows = self._single.take(wanted)
-        blocks = [block_of(caches) for caches in rows]
+        submits, single = self._single.take(wanted)
+        joining = [joining_row(caches) for caches in single]
         for group in self._groups:
-            members, block = group.take(wanted)
+            members, rows = group.take(wanted)
             if members:
                 submits += members
-                blocks.append(block)
-        self._forget(wanted)
-        return submits, blocks
+                joining.append(rows)
+        self._discard(wanted)
+        return submits, joining
 
     def drop(self, ids: Iterable[int]) -> None:
-        gone = set(ids)
-        self._single.drop(gone)
-        self._forget(gone)
+        dropped = set(ids)
+        self._single.drop(dropped)
+        self._discard(dropped)
 
     def clear(self) -> None:
         self._single.clear()
@@ -178,59 +183,60 @@ class BatchPrefiller:
 
     @property
     def nbytes(self) -> int:
-        return self._single.nbytes + sum(array.nbytes for group in self._groups for array in group.block.arrays)
+        return self._single.nbytes + sum(array.nbytes for group in self._groups for array in group.rows.arrays)
 
-    def _forget(self, ids: set[int]) -> None:
+    def _discard(self, ids: set[int]) -> None:
         for group in self._groups:
-            group.forget(ids)
+            group.discard(ids)
         self._groups = [group for group in self._groups if group.members]
 
 
 class _Group:
-    """Prompts that were read together. Its rows usually join together too; if not, they are picked out."""
+    """Prompts that were prefilled together. Their rows usually join together too; otherwise they are gathered."""
 
-    def __init__(self, model: Any, layer_count: int, submits: Sequence[Submit]) -> None:
+    def __init__(self, model: Any, layer_count: int, submits: Sequence[Generate]) -> None:
         lengths = [len(submit.prompt) - 1 for submit in submits]
         longest = max(lengths)
-        pads = tuple(longest - length for length in lengths)
-        shared = Pads(pads)
-        caches = [PaddedCache(pads, shared) for _ in range(layer_count)]
-        padded = [[0] * pad + list(submit.prompt[:-1]) for pad, submit in zip(pads, submits, strict=True)]
+        left_padding = tuple(longest - length for length in lengths)
+        shared = Padding(left_padding)
+        caches = [PaddedCache(left_padding, shared) for _ in range(layer_count)]
+        padded = [[0] * pad + list(submit.prompt[:-1]) for pad, submit in zip(left_padding, submits, strict=True)]
         model(mx.array(padded, dtype=mx.int32), cache=caches)
-        self.block = Block([parts_of(cache) for cache in caches], pads)
-        self.members: list[Submit | None] = list(submits)
+        self.rows = JoiningRows([kv_parts(cache) for cache in caches], left_padding)
+        self.members: list[Generate | None] = list(submits)
 
-    def take(self, wanted: set[int]) -> tuple[list[Submit], Block]:
-        chosen = [place for place, member in enumerate(self.members) if member and member.request_id in wanted]
-        members = [member for member in (self.members[place] for place in chosen) if member is not None]
+    def take(self, wanted: set[int]) -> tuple[list[Generate], JoiningRows]:
+        chosen = [index for index, member in enumerate(self.members) if member and member.request_id in wanted]
+        members = [member for member in (self.members[index] for index in chosen) if member is not None]
         if len(chosen) == len(self.members):
-            return members, self.block
-        rows = mx.array(chosen, dtype=mx.int32)
-        pads = tuple(self.block.pads[place] for place in chosen)
+            return members, self.rows
+        indices = mx.array(chosen, dtype=mx.int32)
+        left_padding = tuple(self.rows.left_padding[index] for index in chosen)
         if not chosen:
-            return [], Block([], ())
-        return members, Block([tuple(part[rows] for part in parts) for parts in self.block.layers], pads)
+            return [], JoiningRows([], ())
+        layers = [tuple(part[indices] for part in parts) for parts in self.rows.layers]
+        return members, JoiningRows(layers, left_padding)
 
-    def forget(self, ids: set[int]) -> None:
+    def discard(self, ids: set[int]) -> None:
         self.members = [None if member and member.request_id in ids else member for member in self.members]
         if not any(self.members):
             self.members = []
 
 
-def alike(chunks: Sequence[Prefill], fill: float) -> list[list[Prefill]]:
-    """Cut the chunks, longest first, into groups whose members are at least `fill` as long as their longest."""
+def group_by_length(chunks: Sequence[Prefill], min_length_ratio: float) -> list[list[Prefill]]:
+    """Group the chunks, longest first, so that none is shorter than `min_length_ratio` of its group's longest."""
     groups: list[list[Prefill]] = []
     for chunk in sorted(chunks, key=_length, reverse=True):
-        if groups and _length(chunk) >= fill * _length(groups[-1][0]):
+        if groups and _length(chunk) >= min_length_ratio * _length(groups[-1][0]):
             groups[-1].append(chunk)
         else:
             groups.append([chunk])
     return groups
 
 
-def _is_plain(chunk: Prefill) -> bool:
-    """Whether it may share a pass with others."""
-    return not chunk.request.media and not scored(chunk)
+def _can_share(chunk: Prefill) -> bool:
+    """Whether the chunk may share a forward pass with others."""
+    return not chunk.request.media and not wants_logprobs(chunk)
 
 
 def _length(chunk: Prefill) -> int:

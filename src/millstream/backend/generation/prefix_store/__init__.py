@@ -1,1 +1,1 @@
-"""What is kept of rows for later prompts, and how it travels to a disk and back."""
+"""The arrays behind the prefix cache: saved KV blocks and checkpoints, and their export to disk and back."""

@@ -1,7 +1,8 @@
-"""Keys, values and states that are kept for later prompts. Owner only.
+"""KV blocks and checkpoints that the prefix cache saves, and their way back into a row's caches. Owner only.
 
-Blocks that were kept together lie together, a run, so that keeping a prompt is one copy a layer however many blocks it
-has. The index forgets a run from its end, because what stands on a block goes before it: then the run is cut shorter.
+Blocks that are saved together share one array per layer and part, a run: saving a prompt is one copy per layer, however
+many blocks it has. The index evicts a run from its end, because a block is evicted only after those that extend it; the
+rest of the run is then compacted.
 """
 
 from __future__ import annotations
@@ -12,7 +13,14 @@ from typing import Any
 
 import mlx.core as mx
 
-from millstream.backend.generation.prefix_store.cache_state import fill, is_plain, leaves, parts_of, restore, save
+from millstream.backend.generation.prefix_store.cache_state import (
+    fill_cache,
+    is_sliceable,
+    kv_parts,
+    leaf_caches,
+    restore_state,
+    save_state,
+)
 from millstream.backend.generation.prefix_store.export_queue import ExportQueue
 from millstream.backend.generation.prefix_store.serialize import (
     Checkpoint,
@@ -23,13 +31,16 @@ from millstream.backend.generation.prefix_store.serialize import (
     unpack_checkpoint,
     unpack_layers,
 )
-from millstream.engine.generation.backend import RestorePrefix, SavePrefix
+from millstream.engine.prefix_cache.orders import RestorePrefix, SavePrefix
 
 
 @dataclass(slots=True, eq=False)
 class BlockRun:
+    """Consecutive KV blocks in shared arrays. `blocks` counts those that are not evicted."""
+
     layers: Layers
     block: int
+    """Tokens per block."""
     blocks: int
 
     @property
@@ -38,79 +49,87 @@ class BlockRun:
 
 
 class PrefixStore:
+    """Saved blocks and checkpoints by handle. The prefix cache of the engine decides what is saved and evicted."""
+
     def __init__(self) -> None:
-        self._places: dict[int, tuple[BlockRun, int]] = {}
+        self._blocks: dict[int, tuple[BlockRun, int]] = {}
         self._checkpoints: dict[int, Checkpoint] = {}
-        self._loose: dict[int, BlockRun] = {}
-        self.spool = ExportQueue()
+        self._partly_evicted: dict[int, BlockRun] = {}
+        self.exports = ExportQueue()
         self.nbytes = 0
 
-    def keep(self, handles: Sequence[int], layers: Layers, ticket: int | None = None) -> list[mx.array]:
-        """The tokens of `layers`, cut evenly among the handles. Copied, so that the buffers they are cut from are free;
-        what is returned must be evaluated before the next step writes to those."""
+    def save(self, handles: Sequence[int], layers: Layers, export_id: int | None = None) -> list[mx.array]:
+        """Save the tokens of `layers`, split evenly among the handles, as copies that free the source buffers.
+
+        Returns the copies. Evaluate them before the next step writes to the source buffers.
+        """
         block = layers[0][0].shape[2] // len(handles) if layers else 0
         run = BlockRun([tuple(mx.contiguous(part) for part in parts) for parts in layers], block, len(handles))
         for number, handle in enumerate(handles):
-            self._places[handle] = (run, number)
+            self._blocks[handle] = (run, number)
         self.nbytes += run.nbytes
-        if ticket is not None:
-            self.spool.add(ticket, name_layers(run.layers))
+        if export_id is not None:
+            self.exports.add(export_id, name_layers(run.layers))
         return _arrays(run)
 
-    def load(self, order: RestorePrefix) -> list[mx.array]:
-        """Keep again what was handed out before. Evaluate what is returned."""
-        if order.state is not None:
-            return self._hold(order.state, unpack_checkpoint(order.tensors, order.extra), None)
+    def restore(self, order: RestorePrefix) -> list[mx.array]:
+        """Save exported blocks or an exported checkpoint under new handles. Evaluate the arrays it returns."""
+        if order.checkpoint is not None:
+            return self._add_checkpoint(order.checkpoint, unpack_checkpoint(order.tensors, order.extra), None)
         start, stop = order.first * order.block, (order.first + len(order.handles)) * order.block
-        return self.keep(order.handles, [_span(parts, start, stop) for parts in unpack_layers(order.tensors)])
+        return self.save(order.handles, [_slice_tokens(parts, start, stop) for parts in unpack_layers(order.tensors)])
 
-    def keep_row(self, order: SavePrefix, caches: Sequence[Any]) -> list[mx.array]:
-        """What `order` says, of a row that has read exactly so many tokens. Evaluate what is returned."""
-        plain = [parts_of(leaf) for leaf in leaves(caches) if is_plain(leaf) and leaf.keys is not None]
+    def save_row(self, order: SavePrefix, caches: Sequence[Any]) -> list[mx.array]:
+        """Save blocks and a checkpoint from the caches of a row that holds exactly `order.tokens` tokens. Evaluate the
+        arrays it returns."""
+        sliceable = [kv_parts(leaf) for leaf in leaf_caches(caches) if is_sliceable(leaf) and leaf.keys is not None]
         start = order.first * order.block
         stop = start + len(order.handles) * order.block
         arrays = []
         if order.handles:
-            arrays += self.keep(order.handles, [_span(parts, start, stop) for parts in plain], order.ticket)
-        if order.state is not None:
+            layers = [_slice_tokens(parts, start, stop) for parts in sliceable]
+            arrays += self.save(order.handles, layers, order.export_id)
+        if order.checkpoint is not None:
             border = order.tokens // order.block * order.block
-            tail = [_span(parts, border, order.tokens) for parts in plain] if border < order.tokens else []
-            states = [save(leaf) for leaf in leaves(caches) if not is_plain(leaf)]
+            tail = [_slice_tokens(parts, border, order.tokens) for parts in sliceable] if border < order.tokens else []
+            states = [save_state(leaf) for leaf in leaf_caches(caches) if not is_sliceable(leaf)]
             checkpoint = Checkpoint(states, [tuple(mx.contiguous(part) for part in parts) for parts in tail])
-            arrays += self._hold(order.state, checkpoint, order.checkpoint_ticket)
+            arrays += self._add_checkpoint(order.checkpoint, checkpoint, order.checkpoint_export_id)
         return arrays
 
-    def _hold(self, handle: int, checkpoint: Checkpoint, ticket: int | None) -> list[mx.array]:
+    def _add_checkpoint(self, handle: int, checkpoint: Checkpoint, export_id: int | None) -> list[mx.array]:
         self._checkpoints[handle] = checkpoint
         self.nbytes += checkpoint.nbytes
-        if ticket is not None:
-            self.spool.add(ticket, *pack_checkpoint(checkpoint))
+        if export_id is not None:
+            self.exports.add(export_id, *pack_checkpoint(checkpoint))
         return checkpoint.arrays
 
-    def forget(self, handles: Iterable[int]) -> None:
-        """A run of which nothing is left is freed here, one of which something is left by `trim`."""
+    def evict(self, handles: Iterable[int]) -> None:
+        """Evict blocks and checkpoints. A run without blocks is freed here; a shortened one is left to `compact`."""
         for handle in handles:
             if (checkpoint := self._checkpoints.pop(handle, None)) is not None:
                 self.nbytes -= checkpoint.nbytes
                 continue
-            run, number = self._places.pop(handle)
+            run, number = self._blocks.pop(handle)
             run.blocks = min(run.blocks, number)
             if run.blocks:
-                self._loose[id(run)] = run
+                self._partly_evicted[id(run)] = run
             else:
-                self._loose.pop(id(run), None)
+                self._partly_evicted.pop(id(run), None)
                 self.nbytes -= run.nbytes
                 run.layers = []
 
     @property
-    def loose(self) -> int:
-        """How many runs hold more than is wanted of them."""
-        return len(self._loose)
+    def compactable(self) -> int:
+        """How many runs still hold the memory of evicted blocks."""
+        return len(self._partly_evicted)
 
-    def trim(self) -> list[mx.array]:
-        """Cut the first of them: a copy into memory of a new size, which takes a GPU's host milliseconds. Evaluate what
-        is returned."""
-        run = self._loose.pop(next(iter(self._loose)))
+    def compact(self) -> list[mx.array]:
+        """Compact the oldest partly evicted run. Evaluate the arrays it returns.
+
+        This copies into memory of a new size, which costs a GPU's host milliseconds.
+        """
+        run = self._partly_evicted.pop(next(iter(self._partly_evicted)))
         self.nbytes -= run.nbytes
         tokens = run.blocks * run.block
         run.layers = [tuple(mx.contiguous(part[:, :, :tokens]) for part in parts) for parts in run.layers]
@@ -118,41 +137,43 @@ class PrefixStore:
         return _arrays(run)
 
     def clear(self) -> None:
-        self._places.clear()
+        self._blocks.clear()
         self._checkpoints.clear()
-        self._loose.clear()
-        self.spool.clear()
+        self._partly_evicted.clear()
+        self.exports.clear()
         self.nbytes = 0
 
-    def restore(self, handles: Sequence[int], state: int | None, caches: Sequence[Any]) -> None:
-        """Put blocks, one after the other, and then a state, into fresh caches."""
-        pieces = self._pieces(handles)
-        checkpoint = None if state is None else self._checkpoints[state]
+    def fill_caches(self, handles: Sequence[int], checkpoint_handle: int | None, caches: Sequence[Any]) -> None:
+        """Fill fresh caches with these blocks in order, then with the checkpoint, if any."""
+        spans = self._spans(handles)
+        checkpoint = None if checkpoint_handle is None else self._checkpoints[checkpoint_handle]
         states = iter(checkpoint.states if checkpoint else ())
-        number = 0
-        for leaf in leaves(caches):
-            if not is_plain(leaf):
-                restore(leaf, next(states))
+        layer = 0
+        for leaf in leaf_caches(caches):
+            if not is_sliceable(leaf):
+                restore_state(leaf, next(states))
                 continue
-            spans = [_span(run.layers[number], start * run.block, stop * run.block) for run, start, stop in pieces]
-            spans += [checkpoint.tail[number]] if checkpoint and checkpoint.tail else []
-            if spans:
-                fill(leaf, [mx.concatenate(list(parts), axis=2) for parts in zip(*spans, strict=True)])
-            number += 1
+            pieces = [
+                _slice_tokens(run.layers[layer], start * run.block, stop * run.block) for run, start, stop in spans
+            ]
+            pieces += [checkpoint.tail[layer]] if checkpoint and checkpoint.tail else []
+            if pieces:
+                fill_cache(leaf, [mx.concatenate(list(parts), axis=2) for parts in zip(*pieces, strict=True)])
+            layer += 1
 
-    def _pieces(self, handles: Sequence[int]) -> list[tuple[BlockRun, int, int]]:
-        """Runs, and from where to where they are wanted."""
-        pieces: list[tuple[BlockRun, int, int]] = []
+    def _spans(self, handles: Sequence[int]) -> list[tuple[BlockRun, int, int]]:
+        """Merge the blocks into spans: a run, its first block, and the block after the last."""
+        spans: list[tuple[BlockRun, int, int]] = []
         for handle in handles:
-            run, number = self._places[handle]
-            if pieces and pieces[-1][0] is run and pieces[-1][2] == number:
-                pieces[-1] = (run, pieces[-1][1], number + 1)
+            run, number = self._blocks[handle]
+            if spans and spans[-1][0] is run and spans[-1][2] == number:
+                spans[-1] = (run, spans[-1][1], number + 1)
             else:
-                pieces.append((run, number, number + 1))
-        return pieces
+                spans.append((run, number, number + 1))
+        return spans
 
 
-def _span(parts: Sequence[mx.array], start: int, stop: int) -> Parts:
+def _slice_tokens(parts: Sequence[mx.array], start: int, stop: int) -> Parts:
     return tuple(part[:, :, start:stop] for part in parts)
 
 

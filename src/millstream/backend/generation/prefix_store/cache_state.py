@@ -1,6 +1,6 @@
-"""What is in a row's caches, leaf by leaf: keys and values that can be cut anywhere, and states that cannot.
+"""The state of a row's caches, per leaf cache: KV caches that can be sliced at any token, and states that cannot.
 
-A state is saved as its arrays and its numbers, cut to what later steps can still see.
+A state is saved as its arrays and integers, cut to the tokens that later steps can still attend to.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache, CacheList, ChunkedKVCache, KVCache, QuantizedKVCache, RotatingKVCache
 
-from millstream.types import PrefixSizes
+from millstream.model_facts import PrefixSizes
 
-PLAIN = (KVCache, QuantizedKVCache)
-KINDS = (*PLAIN, RotatingKVCache, ArraysCache, ChunkedKVCache)
-"""Exactly these can be kept: a subclass may hold something else."""
+SLICEABLE = (KVCache, QuantizedKVCache)
+SUPPORTED = (*SLICEABLE, RotatingKVCache, ArraysCache, ChunkedKVCache)
+"""Cache classes that can be saved. Exact classes: a subclass may hold something else."""
 
 
 @dataclass(frozen=True, slots=True)
 class SavedState:
-    """One leaf at one place. `numbers` is what its class needs to go on besides the arrays."""
+    """One leaf cache after some token. `numbers` holds the integers that its class needs besides the arrays."""
 
     arrays: tuple[mx.array | None, ...]
     numbers: tuple[int, ...] = ()
@@ -31,25 +31,27 @@ class SavedState:
         return sum(array.nbytes for array in self.arrays if array is not None)
 
 
-def leaves(caches: Sequence[Any]) -> list[Any]:
+def leaf_caches(caches: Sequence[Any]) -> list[Any]:
+    """Flatten nested `CacheList`s."""
     found: list[Any] = []
     for cache in caches:
-        found += leaves(cache.caches) if isinstance(cache, CacheList) else [cache]
+        found += leaf_caches(cache.caches) if isinstance(cache, CacheList) else [cache]
     return found
 
 
-def is_plain(leaf: Any) -> bool:
-    return type(leaf) in PLAIN
+def is_sliceable(leaf: Any) -> bool:
+    return type(leaf) in SLICEABLE
 
 
-def parts_of(leaf: Any) -> tuple[mx.array, ...]:
-    """What a leaf that can be cut holds of its tokens, in parts: (1, heads, tokens, any)."""
-    keys, values = leaf.keys_and_values()
-    return (*keys, *values) if isinstance(leaf, QuantizedKVCache) else (keys, values)
+def kv_parts(cache: Any) -> tuple[mx.array, ...]:
+    """The arrays of a KV cache, each (rows, heads, tokens, any): keys and values, or the packed weights, scales and
+    biases of each if it is quantised."""
+    keys, values = cache.keys_and_values()
+    return (*keys, *values) if isinstance(cache, QuantizedKVCache) else (keys, values)
 
 
-def fill(leaf: Any, parts: Sequence[mx.array]) -> None:
-    """Put such parts into a fresh leaf. What is packed already is not packed again."""
+def fill_cache(leaf: Any, parts: Sequence[mx.array]) -> None:
+    """Put `kv_parts` into a fresh cache. Quantised parts are not quantised again."""
     if isinstance(leaf, QuantizedKVCache):
         leaf.keys, leaf.values = tuple(parts[:3]), tuple(parts[3:])
         leaf.offset = parts[0].shape[2]
@@ -58,16 +60,17 @@ def fill(leaf: Any, parts: Sequence[mx.array]) -> None:
 
 
 def prefix_sizes(caches: Sequence[Any]) -> PrefixSizes | None:
-    """What it takes to keep a row with such caches, which have read one token. None if a class is not known here."""
-    found = leaves(caches)
-    if not all(type(leaf) in KINDS for leaf in found):
+    """How many bytes saving a row takes, measured on caches that hold one token. Returns None if one of the cache
+    classes is not supported."""
+    found = leaf_caches(caches)
+    if not all(type(leaf) in SUPPORTED for leaf in found):
         return None
-    plain = [_growth(leaf)[1] for leaf in found if is_plain(leaf)]
-    return PrefixSizes(sum(plain), tuple(_growth(leaf) for leaf in found if not is_plain(leaf)))
+    sliceable = [_growth(leaf)[1] for leaf in found if is_sliceable(leaf)]
+    return PrefixSizes(sum(sliceable), tuple(_growth(leaf) for leaf in found if not is_sliceable(leaf)))
 
 
-def save(leaf: Any) -> SavedState:
-    """Copies, so that the buffers they are cut from are free. Still lazy."""
+def save_state(leaf: Any) -> SavedState:
+    """Copy the state of a cache that cannot be sliced, so that its buffers are free. The copies are still lazy."""
     if isinstance(leaf, ArraysCache):
         return SavedState(tuple(None if array is None else mx.contiguous(array) for array in leaf.cache))
     if leaf.keys is None:
@@ -75,16 +78,16 @@ def save(leaf: Any) -> SavedState:
     if isinstance(leaf, ChunkedKVCache):
         keys, values = leaf.keys_and_values()
         extra = max(0, keys.shape[2] - leaf.chunk_size)
-        cut = tuple(mx.contiguous(array[..., extra:, :]) for array in (keys, values))
-        return SavedState(cut, (leaf.offset, leaf.start_position + extra))
+        trimmed = tuple(mx.contiguous(array[..., extra:, :]) for array in (keys, values))
+        return SavedState(trimmed, (leaf.offset, leaf.start_position + extra))
     return SavedState(tuple(_window(leaf, array) for array in (leaf.keys, leaf.values)), (leaf.offset, 0))
 
 
-def restore(leaf: Any, saved: SavedState) -> None:
-    """Put a saved state into a fresh leaf of the same class.
+def restore_state(leaf: Any, saved: SavedState) -> None:
+    """Put a saved state into a fresh cache of the same class.
 
-    A cache that assigns to a part of its array changes that Python object, whoever else has it: each leaf gets its own.
-    They share the buffer until one of them is written to.
+    Each cache gets array objects of its own: assigning to a slice of an MLX array changes the Python object, for every
+    holder of it. The objects share one buffer until one of them is written to.
     """
     own = [None if array is None else mx.contiguous(array) for array in saved.arrays]
     if isinstance(leaf, ArraysCache):
@@ -99,11 +102,11 @@ def restore(leaf: Any, saved: SavedState) -> None:
 
 
 def _growth(leaf: Any) -> tuple[int, int]:
-    """How many tokens a leaf grows for, and by how many bytes each."""
+    """For how many tokens a cache grows (0: without limit), and by how many bytes per token."""
     if isinstance(leaf, ArraysCache):
         return 1, leaf.nbytes
-    if is_plain(leaf):
-        return 0, sum(part.nbytes // part.shape[2] for part in parts_of(leaf))
+    if is_sliceable(leaf):
+        return 0, sum(part.nbytes // part.shape[2] for part in kv_parts(leaf))
     limit = leaf.chunk_size if isinstance(leaf, ChunkedKVCache) else leaf.max_size
     return limit, (leaf.keys.nbytes + leaf.values.nbytes) // leaf.keys.shape[2]
 
@@ -111,5 +114,5 @@ def _growth(leaf: Any) -> tuple[int, int]:
 def _window(leaf: RotatingKVCache, array: mx.array) -> mx.array:
     """The last `max_size` tokens, oldest first."""
     ordered = leaf._temporal_order(array)
-    beyond = ordered.shape[2] - leaf.max_size
-    return mx.contiguous(leaf._trim(beyond, ordered) if beyond > 0 else ordered)
+    excess = ordered.shape[2] - leaf.max_size
+    return mx.contiguous(leaf._trim(excess, ordered) if excess > 0 else ordered)

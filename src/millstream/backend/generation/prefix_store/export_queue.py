@@ -1,4 +1,7 @@
-"""Kept arrays on their way out as plain data: some bytes a step, so that rows keep their pace. Owner only."""
+"""Exports saved arrays as plain data, a bounded number of bytes per step, so that decoding rows keep their pace.
+
+Owner only.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 
 from millstream.backend.generation.prefix_store.tensors import to_tensor
-from millstream.engine.generation.backend import ExportedPrefix
+from millstream.engine.prefix_cache.orders import ExportedPrefix
 from millstream.types import Tensor
 
 BYTES_PER_STEP = 16 << 20
@@ -17,37 +20,39 @@ BYTES_PER_STEP = 16 << 20
 
 @dataclass(slots=True)
 class _Export:
-    ticket: int
+    export_id: int
     extra: str
     arrays: Iterator[tuple[str, mx.array]]
-    done: list[tuple[str, Tensor]] = field(default_factory=list)
+    tensors: list[tuple[str, Tensor]] = field(default_factory=list)
 
 
 class ExportQueue:
+    """Exports in progress, first in, first out."""
+
     def __init__(self) -> None:
-        self._parcels: deque[_Export] = deque()
+        self._exports: deque[_Export] = deque()
 
     def __bool__(self) -> bool:
-        return bool(self._parcels)
+        return bool(self._exports)
 
-    def add(self, ticket: int, named: list[tuple[str, mx.array]], extra: str = "") -> None:
-        """The arrays are evaluated, and nobody writes to them."""
-        self._parcels.append(_Export(ticket, extra, iter(named)))
+    def add(self, export_id: int, named_arrays: list[tuple[str, mx.array]], extra: str = "") -> None:
+        """Queue arrays that are evaluated by the next `advance` and never written to."""
+        self._exports.append(_Export(export_id, extra, iter(named_arrays)))
 
     def advance(self) -> list[ExportedPrefix]:
-        """Copy some; what is complete."""
-        left = BYTES_PER_STEP
+        """Copy about `BYTES_PER_STEP` and return the exports that are complete."""
+        budget = BYTES_PER_STEP
         complete: list[ExportedPrefix] = []
-        while self._parcels and left > 0:
-            parcel = self._parcels[0]
-            item = next(parcel.arrays, None)
+        while self._exports and budget > 0:
+            export = self._exports[0]
+            item = next(export.arrays, None)
             if item is None:
-                complete.append(ExportedPrefix(parcel.ticket, tuple(parcel.done), parcel.extra))
-                self._parcels.popleft()
+                complete.append(ExportedPrefix(export.export_id, tuple(export.tensors), export.extra))
+                self._exports.popleft()
                 continue
-            parcel.done.append((item[0], to_tensor(item[1])))
-            left -= item[1].nbytes
+            export.tensors.append((item[0], to_tensor(item[1])))
+            budget -= item[1].nbytes
         return complete
 
     def clear(self) -> None:
-        self._parcels.clear()
+        self._exports.clear()

@@ -1,1 +1,1 @@
-"""From logits to tokens: for rows of any settings, in one pass."""
+"""From logits to tokens: sampling, penalties, grammar masks and log-probabilities, for all rows in one pass."""

@@ -1,7 +1,7 @@
-"""Grammars of the rows that have one: which tokens each may take next.
+"""Structured output: grammar matchers of rows, and masks of the tokens that each row may sample next.
 
-A mask needs the token before it, and a step is launched before the last one's tokens are read. So the logits of a step
-are launched first, and its masks are made while the device computes them.
+A mask depends on the previous token, and a step is launched before the tokens of the previous one are read. So the
+logits of a step are launched first, and its masks are computed while the device works on them.
 """
 
 from __future__ import annotations
@@ -17,101 +17,105 @@ from llguidance.numpy import fill_next_token_bitmask, fill_next_token_bitmask_pa
 from numpy.typing import NDArray
 
 from millstream.engine.background import BackgroundTask
-from millstream.engine.generation.backend import RowFailure, RowOutput
-from millstream.engine.messages import Submit
+from millstream.engine.generation.messages import Generate
+from millstream.engine.generation.plan import RowFailure, RowOutput
 from millstream.errors import BadRequest, ModelError
 from millstream.types import Grammar
 
-PARALLEL = 8
-"""From so many rows on, their masks are worth several threads."""
+PARALLEL_ROWS = 8
+"""With at least so many rows, computing masks on several threads pays."""
 
-CANNOT = "the answer cannot follow its grammar"
+GRAMMAR_ERROR = "the output cannot follow its grammar"
 
-_OFF = float("-inf")
+_FORBIDDEN = float("-inf")
 
 
 class Compiler(Protocol):
-    """Makes matchers for the model's vocabulary: see `text.grammar.GrammarCompiler`."""
+    """Compiles grammars to matchers over the model's vocabulary: see `text.grammar.GrammarCompiler`."""
 
     @property
     def vocab_size(self) -> int: ...
 
     def prepare(self, grammar: Grammar | None = None) -> None:
-        """Any thread. Have all ready for matchers, of this grammar as well. Raises as `matcher` does."""
+        """Any thread. Build the vocabulary, and compile this grammar, if given. Raises as `matcher` does."""
         ...
 
     def knows(self, grammar: Grammar) -> bool:
-        """Whether a matcher would be made at once."""
+        """Whether `matcher` returns without compiling."""
         ...
 
     def matcher(self, grammar: Grammar) -> LLMatcher:
-        """A fresh one. Raises `ValueError` or `ModelError` if there can be none."""
+        """A new matcher. Raises `ValueError` if the grammar, or `ModelError` if the model, does not allow one."""
         ...
 
     def forget(self, grammar: Grammar) -> None:
-        """A matcher of this grammar has failed, and others share what made it fail."""
+        """Drop the compiled grammar: one of its matchers failed, and others share the state that made it fail."""
         ...
 
 
-def preparing(compiler: Compiler | None, grammar: Grammar | None) -> BackgroundTask | None:
-    """What to do before a request with this grammar gets a row: compiling a large one takes some 20 ms, and all rows
-    would wait. For None, the vocabulary alone: to build it takes a second, in which no thread of this process runs
-    Python, so that is best done before there are rows. Nothing of MLX is held."""
+def prepare_grammar(compiler: Compiler | None, grammar: Grammar | None) -> BackgroundTask | None:
+    """A task that compiles the grammar before its request gets a row, or None if there is nothing to do.
+
+    Compiling a large grammar takes about 20 ms, and all rows would wait. With None for the grammar the task builds the
+    vocabulary alone: that takes a second in which no thread of this process runs Python, so it is best done before
+    there are rows. The task touches nothing of MLX.
+    """
     if compiler is None or (grammar is not None and compiler.knows(grammar)):
         return None
-    return functools.partial(_prepare, compiler, grammar)
+    size = len(grammar.source) if grammar is not None else 0
+    return BackgroundTask(functools.partial(_prepare, compiler, grammar), size)
 
 
 def _prepare(compiler: Compiler, grammar: Grammar | None) -> None:
     try:
         compiler.prepare(grammar)
     except ValueError as error:
-        raise BadRequest(f"{CANNOT}: {error}") from error
+        raise BadRequest(f"{GRAMMAR_ERROR}: {error}") from error
     except ModelError as error:
-        raise ModelError(f"{CANNOT}: {error}") from error
+        raise ModelError(f"{GRAMMAR_ERROR}: {error}") from error
 
 
-class Mask:
-    """What some rows may take in one step; all others are left as they are."""
+class TokenMask:
+    """The tokens that some rows may sample in one step; all other rows are unrestricted."""
 
-    def __init__(self, places: Sequence[int], bits: NDArray[np.uint8], vocab_size: int) -> None:
-        """`bits` (rows, bytes): the lowest bit of the first byte is the first token."""
-        self._places = mx.array(list(places), dtype=mx.int32)
-        each = mx.array([1, 2, 4, 8, 16, 32, 64, 128], dtype=mx.uint8)
-        allowed = (mx.array(bits)[:, :, None] & each) != 0
-        self._allowed = allowed.reshape(len(places), -1)[:, :vocab_size]
+    def __init__(self, indices: Sequence[int], bits: NDArray[np.uint8], vocab_size: int) -> None:
+        """`indices`: of the rows in the batch. `bits` (rows, bytes): the lowest bit of the first byte is token 0."""
+        self._indices = mx.array(list(indices), dtype=mx.int32)
+        bit_values = mx.array([1, 2, 4, 8, 16, 32, 64, 128], dtype=mx.uint8)
+        allowed = (mx.array(bits)[:, :, None] & bit_values) != 0
+        self._allowed = allowed.reshape(len(indices), -1)[:, :vocab_size]
 
     def apply(self, logits: mx.array) -> mx.array:
         logits = logits.astype(mx.float32)
-        logits[self._places] = mx.where(self._allowed, logits[self._places], _OFF)
+        logits[self._indices] = mx.where(self._allowed, logits[self._indices], _FORBIDDEN)
         return logits
 
-    def hold(self, logits: mx.array, tokens: mx.array) -> mx.array:
-        """`tokens`, drawn from masked `logits`. A GPU adds in parallel, so a sum of weights may shrink by a rounding,
-        and a draw that falls exactly there can hit a neighbour: then the best token stands."""
-        drawn = tokens[self._places]
-        best = mx.argmax(logits[self._places], axis=-1).astype(tokens.dtype)
-        fits = mx.take_along_axis(self._allowed, drawn[:, None], axis=-1)[:, 0]
-        tokens[self._places] = mx.where(fits, drawn, best)
+    def replace_forbidden(self, logits: mx.array, tokens: mx.array) -> mx.array:
+        """Replace forbidden `tokens`, sampled from masked `logits`, by the best allowed ones. They occur because a GPU
+        sums in parallel: a rounded sum of probabilities may shrink, and a sample just there hits a neighbour."""
+        sampled = tokens[self._indices]
+        best = mx.argmax(logits[self._indices], axis=-1).astype(tokens.dtype)
+        allowed = mx.take_along_axis(self._allowed, sampled[:, None], axis=-1)[:, 0]
+        tokens[self._indices] = mx.where(allowed, sampled, best)
         return tokens
 
 
-class Guides:
-    """Owner only. One matcher a row that has a grammar and still lives by it."""
+class GrammarGuides:
+    """Owner only. The matchers of rows with a grammar, one per row, until its stop token."""
 
     def __init__(self, compiler: Compiler | None, vocab_size: int) -> None:
-        """`vocab_size`: of the logits, which may be more or fewer than the tokenizer's tokens."""
+        """`vocab_size`: the length of the logits, which may be more or less than the tokenizer's vocabulary."""
         self._compiler = compiler
         self._vocab_size = vocab_size
-        self._new: dict[int, Submit] = {}
-        self._matchers: dict[int, tuple[Submit, LLMatcher]] = {}
-        self._threads: LLExecutor | None = None
+        self._new: dict[int, Generate] = {}
+        self._matchers: dict[int, tuple[Generate, LLMatcher]] = {}
+        self._executor: LLExecutor | None = None
 
     def __bool__(self) -> bool:
         return bool(self._new or self._matchers)
 
-    def add(self, submit: Submit) -> None:
-        """Its matcher is made while the device computes the row's first logits: at once if it was prepared."""
+    def add(self, submit: Generate) -> None:
+        """Add a row. Its matcher is created while the device computes the row's first logits."""
         if submit.grammar is not None:
             self._new[submit.request_id] = submit
 
@@ -120,39 +124,44 @@ class Guides:
             self._new.pop(request_id, None)
             self._matchers.pop(request_id, None)
 
-    def follow(self, rows: Sequence[RowOutput], places: Mapping[int, int]) -> tuple[Mask | None, list[RowFailure]]:
-        """Tell the matchers what their rows took, and begin with new ones: what each may take next, and who cannot go
-        on. These are free from now on; the owner drops them. `places`: where each row is in the batch."""
-        failed = self._begin() + self._advance(rows)
+    def advance(
+        self, rows: Sequence[RowOutput], indices: Mapping[int, int]
+    ) -> tuple[TokenMask | None, list[RowFailure]]:
+        """Create matchers of new rows and feed the others the tokens of their rows. Returns the mask of the next step,
+        and the rows that cannot continue: these are unrestricted from now on, until the owner drops them.
+
+        `indices`: of the rows in the batch, by request id.
+        """
+        failed = self._create_matchers() + self._consume(rows)
         if not self._matchers:
             return None, failed
-        bits = self._fill([matcher for _, matcher in self._matchers.values()])
-        living = []
+        bits = self._bitmasks([matcher for _, matcher in self._matchers.values()])
+        guided = []
         for number, (request_id, (_, matcher)) in enumerate(list(self._matchers.items())):
             if matcher.is_error() or not bits[number].any():
                 failed.append(self._fail(request_id))
             else:
-                living.append((number, places[request_id]))
-        if not living:
+                guided.append((number, indices[request_id]))
+        if not guided:
             return None, failed
-        numbers, where = zip(*living, strict=True)
-        return Mask(where, bits[list(numbers)], self._vocab_size), failed
+        numbers, row_indices = zip(*guided, strict=True)
+        return TokenMask(row_indices, bits[list(numbers)], self._vocab_size), failed
 
-    def _begin(self) -> list[RowFailure]:
+    def _create_matchers(self) -> list[RowFailure]:
         failed = []
         for request_id, submit in self._new.items():
             assert submit.grammar is not None
             try:
                 if self._compiler is None:
-                    raise ModelError("this engine has no tokenizer")
+                    raise ModelError("this engine has no tokenizer, which structured output needs")
                 self._matchers[request_id] = (submit, self._compiler.matcher(submit.grammar))
             except (ValueError, ModelError) as error:
                 refused = isinstance(error, ValueError)
-                failed.append(RowFailure(request_id, f"{CANNOT}: {error}", refused))
+                failed.append(RowFailure(request_id, f"{GRAMMAR_ERROR}: {error}", refused))
         self._new.clear()
         return failed
 
-    def _advance(self, rows: Sequence[RowOutput]) -> list[RowFailure]:
+    def _consume(self, rows: Sequence[RowOutput]) -> list[RowFailure]:
         failed = []
         for row in rows:
             if row.request_id not in self._matchers:
@@ -166,23 +175,23 @@ class Guides:
 
     def _fail(self, request_id: int) -> RowFailure:
         submit, matcher = self._matchers.pop(request_id)
-        said = matcher.get_error().strip().split("\n", 1)[0] or "no token of this model can come next"
+        reason = matcher.get_error().strip().split("\n", 1)[0] or "the model has no token that may come next"
         if self._compiler is not None and submit.grammar is not None:
             self._compiler.forget(submit.grammar)
-        return RowFailure(request_id, f"{CANNOT}: {said}", refused=True)
+        return RowFailure(request_id, f"{GRAMMAR_ERROR}: {reason}", refused=True)
 
-    def _fill(self, matchers: Sequence[LLMatcher]) -> NDArray[np.uint8]:
-        """One line of bits a matcher, as long as the logits: tokens that the tokenizer lacks are never taken."""
+    def _bitmasks(self, matchers: Sequence[LLMatcher]) -> NDArray[np.uint8]:
+        """One bitmask per matcher, as long as the logits: tokens that the tokenizer lacks are forbidden."""
         assert self._compiler is not None
         words = np.zeros((len(matchers), -(-self._compiler.vocab_size // 32)), dtype=np.int32)
-        if len(matchers) < PARALLEL:
+        if len(matchers) < PARALLEL_ROWS:
             for number, matcher in enumerate(matchers):
                 fill_next_token_bitmask(matcher, words, number)
         else:
-            self._threads = self._threads or LLExecutor()
-            fill_next_token_bitmask_par(self._threads, [(matcher, n) for n, matcher in enumerate(matchers)], words)
-        known = words.view(np.uint8)
+            self._executor = self._executor or LLExecutor()
+            fill_next_token_bitmask_par(self._executor, [(matcher, n) for n, matcher in enumerate(matchers)], words)
+        filled = words.view(np.uint8)
         bits = np.zeros((len(matchers), -(-self._vocab_size // 8)), dtype=np.uint8)
-        width = min(known.shape[1], bits.shape[1])
-        bits[:, :width] = known[:, :width]
+        width = min(filled.shape[1], bits.shape[1])
+        bits[:, :width] = filled[:, :width]
         return bits

@@ -1,4 +1,4 @@
-"""Repetition, presence and frequency penalties for the rows that ask: token counts that live on the device."""
+"""Repetition, presence and frequency penalties, for rows that ask for them: token counts that stay on the device."""
 
 from __future__ import annotations
 
@@ -15,64 +15,64 @@ def wants_penalties(sampling: Sampling) -> bool:
 
 
 class Penalties:
-    """Counts for some rows of a batch. `rows` are their places in it.
+    """Token counts of the rows with penalties. `rows` are their indices in the batch.
 
-    Presence and frequency count what the row wrote; repetition counts its prompt too.
+    Presence and frequency penalties count the output tokens of a row; the repetition penalty counts its prompt too.
     """
 
     def __init__(self) -> None:
         self.rows: list[int] = []
         self._sampling: list[Sampling] = []
-        self._written: mx.array | None = None
-        self._prompted: mx.array | None = None
-        self._settle()
+        self._output_counts: mx.array | None = None
+        self._in_prompt: mx.array | None = None
+        self._build_columns()
 
     def add(self, row: int, sampling: Sampling, prompt: Sequence[int], vocab_size: int) -> None:
-        prompted = np.zeros((1, vocab_size), dtype=np.bool_)
-        prompted[0, [token for token in prompt if token < vocab_size]] = True
-        written = mx.zeros((1, vocab_size), dtype=mx.float32)
-        if self._written is None or self._prompted is None:
-            self._written, self._prompted = written, mx.array(prompted)
+        in_prompt = np.zeros((1, vocab_size), dtype=np.bool_)
+        in_prompt[0, [token for token in prompt if token < vocab_size]] = True
+        counts = mx.zeros((1, vocab_size), dtype=mx.float32)
+        if self._output_counts is None or self._in_prompt is None:
+            self._output_counts, self._in_prompt = counts, mx.array(in_prompt)
         else:
-            self._written = mx.concatenate([self._written, written])
-            self._prompted = mx.concatenate([self._prompted, mx.array(prompted)])
+            self._output_counts = mx.concatenate([self._output_counts, counts])
+            self._in_prompt = mx.concatenate([self._in_prompt, mx.array(in_prompt)])
         self.rows.append(row)
         self._sampling.append(sampling)
-        self._settle()
+        self._build_columns()
 
-    def keep(self, places: list[int]) -> None:
-        """The batch now has these of its old places, in this order; -1 is a vacant one."""
-        where = {old: new for new, old in enumerate(places) if old >= 0}
-        kept = [index for index, row in enumerate(self.rows) if row in where]
-        if not kept:
-            self.rows, self._sampling, self._written, self._prompted = [], [], None, None
-        elif self._written is not None and self._prompted is not None:
-            chosen = mx.array(kept, dtype=mx.int32)
-            self._written, self._prompted = self._written[chosen], self._prompted[chosen]
-            self.rows = [where[self.rows[index]] for index in kept]
-            self._sampling = [self._sampling[index] for index in kept]
-        self._settle()
+    def filter(self, layout: list[int]) -> None:
+        """Follow the batch to a new layout: the previous index of each row, -1 for a vacant one."""
+        moved = {old: new for new, old in enumerate(layout) if old >= 0}
+        remaining = [number for number, row in enumerate(self.rows) if row in moved]
+        if not remaining:
+            self.rows, self._sampling, self._output_counts, self._in_prompt = [], [], None, None
+        elif self._output_counts is not None and self._in_prompt is not None:
+            chosen = mx.array(remaining, dtype=mx.int32)
+            self._output_counts, self._in_prompt = self._output_counts[chosen], self._in_prompt[chosen]
+            self.rows = [moved[self.rows[number]] for number in remaining]
+            self._sampling = [self._sampling[number] for number in remaining]
+        self._build_columns()
 
     def apply(self, logits: mx.array) -> mx.array:
-        if self._written is None or self._prompted is None:
+        if self._output_counts is None or self._in_prompt is None:
             return logits
         logits = logits.astype(mx.float32)
-        chosen = logits[self._places]
-        was_written = self._written > 0
-        repeated = mx.where(chosen > 0, chosen / self._repetition, chosen * self._repetition)
-        chosen = mx.where(was_written | self._prompted, repeated, chosen)
-        chosen = chosen - self._frequency * self._written - self._presence * was_written
-        logits[self._places] = chosen
+        selected = logits[self._indices]
+        in_output = self._output_counts > 0
+        repeated = mx.where(selected > 0, selected / self._repetition, selected * self._repetition)
+        selected = mx.where(in_output | self._in_prompt, repeated, selected)
+        selected = selected - self._frequency * self._output_counts - self._presence * in_output
+        logits[self._indices] = selected
         return logits
 
     def count(self, tokens: mx.array) -> None:
-        """Book the tokens of a step, one a row of the whole batch."""
-        if self._written is not None:
-            self._written = self._written.at[mx.arange(len(self.rows)), tokens[self._places]].add(1.0)
+        """Count the tokens of a step, one per row of the whole batch."""
+        if self._output_counts is not None:
+            self._output_counts = self._output_counts.at[mx.arange(len(self.rows)), tokens[self._indices]].add(1.0)
 
-    def _settle(self) -> None:
-        """Per-row settings as columns: built when rows change, not every step."""
-        self._places = mx.array(self.rows, dtype=mx.int32)
+    def _build_columns(self) -> None:
+        """Build the settings of all rows as columns, when rows change rather than every step."""
+        self._indices = mx.array(self.rows, dtype=mx.int32)
         self._repetition = mx.array([[s.repetition_penalty] for s in self._sampling], dtype=mx.float32)
         self._presence = mx.array([[s.presence_penalty] for s in self._sampling], dtype=mx.float32)
         self._frequency = mx.array([[s.frequency_penalty] for s in self._sampling], dtype=mx.float32)

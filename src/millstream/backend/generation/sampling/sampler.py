@@ -1,7 +1,7 @@
 """One vectorised sampler for all rows of a batch, each with its own settings.
 
-The order is OpenAI's and Hugging Face's: bias, penalties, temperature, then top-k, top-p and min-p. A row's choice
-depends on its own logits, settings, seed and position only, so the same seed gives the same text in any company.
+The order is that of OpenAI and Hugging Face: bias, penalties, temperature, then top-k, top-p and min-p. A row's token
+depends only on its own logits, settings, seed and position, so the same seed gives the same text in any batch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import mlx.core as mx
 from millstream.backend.kernels import sample as sample_kernel
 from millstream.types import Sampling
 
-# u is in [0, 1); scaled so that u * total stays under the total after rounding.
+# Scales u in [0, 1), so that u * total stays below the total after rounding.
 _BELOW_ONE = 1.0 - 1e-6
 
 
@@ -26,37 +26,37 @@ def seeds(rows: Sequence[Sampling]) -> mx.array:
 
 
 def uniform(row_seeds: mx.array, positions: mx.array) -> mx.array:
-    """One number in [0, 1) a row, a function of (seed, position) alone: the pair is the generator's key."""
+    """One number in [0, 1) per row, a function of (seed, position) alone: the pair is the generator's key."""
     keys = mx.stack([row_seeds, positions.astype(mx.uint32)], axis=1)
     numbers: mx.array = mx.vmap(lambda key: mx.random.uniform(key=key))(keys)
     return numbers
 
 
 class Sampler:
-    """Picks one token a row. Built when rows join or leave, called every step; holds no state of its own."""
+    """Samples one token per row. Built when rows join or leave, called every step; has no state of its own."""
 
     def __init__(self, rows: Sequence[Sampling], *, kernel: bool = False) -> None:
-        """`kernel`: draw with our CUDA kernel."""
+        """`kernel`: sample with our CUDA kernel."""
         self._bias = _Bias(rows) if any(row.logit_bias for row in rows) else None
-        drawn = [index for index, row in enumerate(rows) if row.temperature > 0]
-        self._draw = _Draw([rows[index] for index in drawn]) if drawn else None
-        self._settings = sample_kernel.settings_of(rows) if kernel and drawn else None
-        self._seeds = seeds(rows) if kernel and drawn else None
-        self._drawn = None if len(drawn) == len(rows) else mx.array(drawn, dtype=mx.int32)
+        random_rows = [index for index, row in enumerate(rows) if row.temperature > 0]
+        self._random = _RandomSampler([rows[index] for index in random_rows]) if random_rows else None
+        self._settings = sample_kernel.settings_of(rows) if kernel and random_rows else None
+        self._seeds = seeds(rows) if kernel and random_rows else None
+        self._random_rows = None if len(random_rows) == len(rows) else mx.array(random_rows, dtype=mx.int32)
 
     def __call__(self, logits: mx.array, positions: mx.array) -> mx.array:
-        """`logits` (rows, vocabulary) after penalties; `positions` (rows,) counts each row's own tokens."""
+        """`logits` (rows, vocabulary) after penalties; `positions` (rows,) counts each row's output tokens."""
         if self._bias is not None:
             logits = self._bias(logits.astype(mx.float32))
         if self._settings is not None and self._seeds is not None:
             return sample_kernel.sample(logits, self._settings, uniform(self._seeds, positions))
         logits = logits.astype(mx.float32)
-        if self._draw is None:
+        if self._random is None:
             return mx.argmax(logits, axis=-1).astype(mx.int32)
-        if self._drawn is None:
-            return self._draw(logits, positions)
+        if self._random_rows is None:
+            return self._random(logits, positions)
         tokens = mx.argmax(logits, axis=-1).astype(mx.int32)
-        tokens[self._drawn] = self._draw(logits[self._drawn], positions[self._drawn])
+        tokens[self._random_rows] = self._random(logits[self._random_rows], positions[self._random_rows])
         return tokens
 
 
@@ -73,49 +73,51 @@ class _Bias:
         return logits.at[self._rows, self._tokens].add(self._values)
 
 
-class _Draw:
-    """Draws from each row's distribution: cut it by a probability threshold, then invert its cumulative sum."""
+class _RandomSampler:
+    """Samples from each row's distribution: applies a probability threshold, then inverts the cumulative sum."""
 
     def __init__(self, rows: Sequence[Sampling]) -> None:
         self._temperature = _column([row.temperature for row in rows])
         self._seeds = seeds(rows)
         self._min_p = _column([row.min_p for row in rows]) if any(row.min_p > 0 for row in rows) else None
-        ranked = [index for index, row in enumerate(rows) if row.top_k > 0 or row.top_p < 1]
-        self._rank = _Rank([rows[index] for index in ranked]) if ranked else None
-        self._ranked = mx.array(ranked, dtype=mx.int32)
+        sorted_rows = [index for index, row in enumerate(rows) if row.top_k > 0 or row.top_p < 1]
+        self._top_k_top_p = _TopKTopP([rows[index] for index in sorted_rows]) if sorted_rows else None
+        self._sorted_rows = mx.array(sorted_rows, dtype=mx.int32)
 
     def __call__(self, logits: mx.array, positions: mx.array) -> mx.array:
-        weights = mx.softmax(logits / self._temperature, axis=-1)
-        floor = self._floor(weights)
-        if floor is not None:
-            weights = mx.where(weights >= floor, weights, 0)
-        cumulative = mx.cumsum(weights, axis=-1)
+        probs = mx.softmax(logits / self._temperature, axis=-1)
+        threshold = self._threshold(probs)
+        if threshold is not None:
+            probs = mx.where(probs >= threshold, probs, 0)
+        cumulative = mx.cumsum(probs, axis=-1)
         target = uniform(self._seeds, positions)[:, None] * _BELOW_ONE * cumulative[:, -1:]
         return mx.sum(cumulative <= target, axis=-1).astype(mx.int32)
 
-    def _floor(self, weights: mx.array) -> mx.array | None:
-        """The smallest probability that each row keeps, or None when no row cuts."""
-        floor = None
+    def _threshold(self, probs: mx.array) -> mx.array | None:
+        """The probability below which each row discards tokens, or None if no row has a threshold."""
+        threshold = None
         if self._min_p is not None:
-            floor = self._min_p * mx.max(weights, axis=-1, keepdims=True)
-        if self._rank is not None:
-            if floor is None:
-                floor = mx.zeros((weights.shape[0], 1), dtype=mx.float32)
-            floor[self._ranked] = mx.maximum(floor[self._ranked], self._rank(weights[self._ranked]))
-        return floor
+            threshold = self._min_p * mx.max(probs, axis=-1, keepdims=True)
+        if self._top_k_top_p is not None:
+            if threshold is None:
+                threshold = mx.zeros((probs.shape[0], 1), dtype=mx.float32)
+            threshold[self._sorted_rows] = mx.maximum(
+                threshold[self._sorted_rows], self._top_k_top_p(probs[self._sorted_rows])
+            )
+        return threshold
 
 
-class _Rank:
+class _TopKTopP:
     """The threshold of top-k and top-p, for the rows that use either: only these are sorted."""
 
     def __init__(self, rows: Sequence[Sampling]) -> None:
         self._top_k = mx.array([[row.top_k if row.top_k > 0 else 2**31 - 1] for row in rows], dtype=mx.int32)
         self._top_p = _column([row.top_p for row in rows])
 
-    def __call__(self, weights: mx.array) -> mx.array:
-        best = mx.sort(weights, axis=-1)[:, ::-1]
-        kept = mx.where(mx.arange(best.shape[-1]) < self._top_k, best, 0)
-        before = mx.cumsum(kept, axis=-1) - kept
-        inside = (before < self._top_p * mx.sum(kept, axis=-1, keepdims=True)) & (kept > 0)
+    def __call__(self, probs: mx.array) -> mx.array:
+        best = mx.sort(probs, axis=-1)[:, ::-1]
+        in_top_k = mx.where(mx.arange(best.shape[-1]) < self._top_k, best, 0)
+        before = mx.cumsum(in_top_k, axis=-1) - in_top_k
+        inside = (before < self._top_p * mx.sum(in_top_k, axis=-1, keepdims=True)) & (in_top_k > 0)
         last = mx.maximum(mx.sum(inside, axis=-1, keepdims=True) - 1, 0)
         return mx.take_along_axis(best, last, axis=-1)

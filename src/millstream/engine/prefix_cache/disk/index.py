@@ -90,7 +90,7 @@ class DiskIndex:
             parent = self._files[name].parent
         return list(reversed(names))
 
-    def make_room(self, size: int, parent: str = "") -> list[str] | None:
+    def evict_for(self, size: int, parent: str = "") -> list[str] | None:
         """Forget files until `size` more bytes fit; their names. None: they cannot, unless what they stand on goes."""
         spared = set(self.lineage(parent))
         excess = self.bytes + size - self.budget

@@ -88,7 +88,7 @@ class DiskStore:
             for file in found:
                 self._index.add(file.keys, file.name, file.size, file.parent)
             self._counts["damaged"] += len(damaged)
-            for name in [*damaged, *(self._index.make_room(0) or ())]:
+            for name in [*damaged, *(self._index.evict_for(0) or ())]:
                 self._remove(name)
         except BaseException:
             self._folder.release()
@@ -261,7 +261,7 @@ class DiskStore:
     def _make_room(self, job: _Job, size: int) -> bool:
         """Before anything is written. Files that were forgotten since the turn began are still there and go as well."""
         with self._changed:
-            leaving = None if job.era != self._era else self._index.make_room(size, job.run.parent)
+            leaving = None if job.era != self._era else self._index.evict_for(size, job.run.parent)
             doomed, self._doomed = self._doomed, []
         for name in (*doomed, *(leaving or ())):
             self._remove(name)

@@ -1,4 +1,7 @@
-"""Between a keeper and the disk: what is there of a prompt's beginning, and what to put there. The owner's alone."""
+"""The disk tier of the prefix cache: what is on disk of a prompt's prefix, and what to write there. Owner only.
+
+It names data by block hashes and leaves files to the store, whose threads read and write.
+"""
 
 from __future__ import annotations
 
@@ -8,33 +11,33 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from millstream.engine.generation.backend import ExportedPrefix, SavePrefix
-from millstream.engine.generation.request import Request
 from millstream.engine.prefix_cache.block_hash import BlockHashes, block_hash, root_hash
 from millstream.engine.prefix_cache.disk.block_file import StoredRun
 from millstream.engine.prefix_cache.disk.index import Piece
 from millstream.engine.prefix_cache.disk.store import DiskStats
 from millstream.engine.prefix_cache.index import Contents
+from millstream.engine.prefix_cache.orders import ExportedPrefix, SavePrefix
+from millstream.engine.prefix_cache.prompt import CachedPrompt
 
 CLOSE_SECONDS = 5.0
 
 ASKED_AT_ONCE = 64
-"""Keys of states that are asked for together. Each is a hash, and the state is mostly among the last."""
+"""Hashes of checkpoints that are looked up together. Each costs a hash, and the match is mostly among the last."""
 
 CHECKPOINT_MARK = (0, "#state")
-"""Makes the key of a state another than that of the block that it follows."""
+"""Makes the hash of a checkpoint differ from that of the block that it follows."""
 
-Arrived = Callable[[list[StoredRun] | None], None]
+OnRead = Callable[[list[StoredRun] | None], None]
 
 
 class BlockStore(Protocol):
-    """See `disk_store.DiskStore`."""
+    """See `store.DiskStore`."""
 
     def match(self, keys: Sequence[str]) -> tuple[Piece, ...]: ...
     def find_first(self, keys: Sequence[str]) -> tuple[int, Piece] | None: ...
     def holds_all(self, keys: Sequence[str]) -> bool: ...
     def write_soon(self, run: StoredRun, keys: Sequence[str]) -> None: ...
-    def read_soon(self, pieces: Sequence[Piece], done: Arrived) -> None: ...
+    def read_soon(self, pieces: Sequence[Piece], done: OnRead) -> None: ...
     def clear(self) -> None: ...
     def close(self, wait: float) -> None: ...
     def stats(self) -> DiskStats: ...
@@ -42,30 +45,30 @@ class BlockStore(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DiskMatch:
-    """What is on disk of a prompt's first `tokens`, beyond what is in memory."""
+    """What the disk holds of a prompt's first `tokens`, beyond what is in memory."""
 
     tokens: int
     blocks: tuple[tuple[int, Piece], ...] = ()
-    """Pieces of files, each with the number of the block that it begins with."""
-    state: Piece | None = None
+    """Parts of files, each with the number of its first block."""
+    checkpoint: Piece | None = None
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
         blocks = tuple(piece for _, piece in self.blocks)
-        return blocks if self.state is None else (*blocks, self.state)
+        return blocks if self.checkpoint is None else (*blocks, self.checkpoint)
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """What was read for a request; `runs` is None if it could not be."""
+    """The data that was read for a request; `runs` is None if the read failed."""
 
     request_id: int
-    find: DiskMatch
+    match: DiskMatch
     runs: list[StoredRun] | None
 
 
 @dataclass(frozen=True, slots=True)
-class _Awaited:
+class _PendingExport:
     """A file whose data the backend still has to copy."""
 
     handles: frozenset[int]
@@ -75,113 +78,178 @@ class _Awaited:
     keys: tuple[str, ...]
 
 
+class Tier(Protocol):
+    """`DiskTier`, or `NullDiskTier` where nothing is stored."""
+
+    wake: Callable[[], None]
+
+    @property
+    def nbytes(self) -> int: ...
+    def match_blocks(self, prompt: CachedPrompt, tokens: Sequence[int], have: int) -> DiskMatch | None: ...
+    def match_checkpoint(
+        self, prompt: CachedPrompt, tokens: Sequence[int], have: int, usable: int
+    ) -> DiskMatch | None: ...
+    def fetch_soon(self, request_id: int, match: DiskMatch) -> None: ...
+    def fetched(self) -> Iterable[Fetched]: ...
+    def with_exports(self, order: SavePrefix, prompt: CachedPrompt, tokens: Sequence[int]) -> SavePrefix: ...
+    def write(self, exported: ExportedPrefix) -> None: ...
+    def cancel_exports(self, handles: Iterable[int]) -> None: ...
+    def reset(self) -> None: ...
+    def clear(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class NullDiskTier:
+    """Stores nothing."""
+
+    def __init__(self) -> None:
+        self.wake: Callable[[], None] = lambda: None
+        self.nbytes = 0
+
+    def match_blocks(self, prompt: CachedPrompt, tokens: Sequence[int], have: int) -> DiskMatch | None:
+        return None
+
+    def match_checkpoint(self, prompt: CachedPrompt, tokens: Sequence[int], have: int, usable: int) -> DiskMatch | None:
+        return None
+
+    def fetch_soon(self, request_id: int, match: DiskMatch) -> None:
+        raise AssertionError("nothing is stored, so nothing is fetched")
+
+    def fetched(self) -> Iterable[Fetched]:
+        return ()
+
+    def with_exports(self, order: SavePrefix, prompt: CachedPrompt, tokens: Sequence[int]) -> SavePrefix:
+        return order
+
+    def write(self, exported: ExportedPrefix) -> None:
+        raise AssertionError("nothing was to be exported")
+
+    def cancel_exports(self, handles: Iterable[int]) -> None:
+        """Nothing is exported."""
+
+    def reset(self) -> None:
+        """Nothing is exported."""
+
+    def clear(self) -> None:
+        """Nothing is stored."""
+
+    def close(self) -> None:
+        """Nothing is stored."""
+
+
 class DiskTier:
+    """Files in a `BlockStore`, found by the hashes of a prompt's blocks."""
+
     def __init__(self, store: BlockStore, stamp: str, block: int) -> None:
         self._store = store
         self._block = block
         self._root = root_hash(stamp)
-        self._tickets = itertools.count()
-        self._awaited: dict[int, _Awaited] = {}
-        self._arrivals: queue.SimpleQueue[Fetched] = queue.SimpleQueue()
+        self._export_ids = itertools.count()
+        self._pending: dict[int, _PendingExport] = {}
+        self._fetched: queue.SimpleQueue[Fetched] = queue.SimpleQueue()
         self.wake: Callable[[], None] = lambda: None
-        """Called on the store's thread when something has arrived."""
+        """Called on the store's thread when a read has completed."""
 
-    def blocks_of(self, request: Request, tokens: Sequence[int], have: int) -> DiskMatch | None:
-        """Whole blocks on disk of a request's `tokens`, where `have` of them are in memory."""
-        found = _placed(self._store.match(self._keys(request, tokens)[1:]))
+    @property
+    def nbytes(self) -> int:
+        return self._store.stats().bytes
+
+    def match_blocks(self, prompt: CachedPrompt, tokens: Sequence[int], have: int) -> DiskMatch | None:
+        """Whole blocks on disk of a prompt's `tokens`, where `have` of them are in memory."""
+        found = _numbered(self._store.match(self._hashes(prompt, tokens)[1:]))
         depth = sum(piece.count for _, piece in found)
         return DiskMatch(depth * self._block, _beyond(found, have)) if depth > have else None
 
-    def state_of(self, request: Request, tokens: Sequence[int], have: int, usable: int) -> DiskMatch | None:
-        """The furthest state on disk beyond `usable` tokens, and the blocks before it, of which `have` are in memory.
+    def match_checkpoint(self, prompt: CachedPrompt, tokens: Sequence[int], have: int, usable: int) -> DiskMatch | None:
+        """The furthest checkpoint on disk beyond `usable` tokens, and the blocks before it, of which `have` are in
+        memory.
 
-        A row ends anywhere, and no block of its own goes further: short ends are looked for behind the last block only.
+        A row ends anywhere, and no block of its own goes further: positions inside a block are looked up behind the
+        last block only.
         """
-        keys = self._keys(request, tokens)
-        found = _placed(self._store.match(keys[1:]))
+        hashes = self._hashes(prompt, tokens)
+        found = _numbered(self._store.match(hashes[1:]))
         depth = max(have, sum(piece.count for _, piece in found))
         ends = [depth * self._block + more for more in range(self._block - 1, 0, -1)]
         ends += [number * self._block for number in range(depth, 0, -1)]
         ends = [end for end in ends if usable < end <= len(tokens)]
         for first in range(0, len(ends), ASKED_AT_ONCE):
             some = ends[first : first + ASKED_AT_ONCE]
-            named = [self._state_key(keys, tokens, request.submit.contents, end) for end in some]
-            if (state := self._store.find_first(named)) is not None:
-                end, piece = some[state[0]], state[1]
+            named = [self._checkpoint_hash(hashes, tokens, prompt.contents, end) for end in some]
+            if (checkpoint := self._store.find_first(named)) is not None:
+                end, piece = some[checkpoint[0]], checkpoint[1]
                 blocks = [(start, run) for start, run in found if start < end // self._block]
                 return DiskMatch(end, _beyond(blocks, have), piece)
         return None
 
-    def fetch_soon(self, request_id: int, find: DiskMatch) -> None:
-        def arrived(runs: list[StoredRun] | None) -> None:
-            self._arrivals.put(Fetched(request_id, find, runs))
+    def fetch_soon(self, request_id: int, match: DiskMatch) -> None:
+        def on_read(runs: list[StoredRun] | None) -> None:
+            self._fetched.put(Fetched(request_id, match, runs))
             self.wake()
 
-        self._store.read_soon(find.pieces, arrived)
+        self._store.read_soon(match.pieces, on_read)
 
-    def arrivals(self) -> Iterable[Fetched]:
-        while not self._arrivals.empty():
-            yield self._arrivals.get_nowait()
+    def fetched(self) -> Iterable[Fetched]:
+        while not self._fetched.empty():
+            yield self._fetched.get_nowait()
 
-    def ticketed(self, keep: SavePrefix, request: Request, tokens: Sequence[int]) -> SavePrefix:
-        """The order, with tickets for what of it is not on disk yet."""
-        keys, contents = self._keys(request, tokens), request.submit.contents
-        last = keep.first + len(keep.handles)
-        named = tuple(keys[keep.first + 1 : last + 1])
+    def with_exports(self, order: SavePrefix, prompt: CachedPrompt, tokens: Sequence[int]) -> SavePrefix:
+        """The order, with export ids for what is not on disk yet."""
+        hashes, contents = self._hashes(prompt, tokens), prompt.contents
+        last = order.first + len(order.handles)
+        named = tuple(hashes[order.first + 1 : last + 1])
         if named and not self._store.holds_all(named):
-            span = (keep.first * self._block, last * self._block)
-            ticket = self._await(keep.handles, keys[keep.first], tokens, contents, span, named)
-            keep = replace(keep, ticket=ticket)
-        if keep.state is not None:
-            base = (keep.tokens - 1) // self._block
+            span = (order.first * self._block, last * self._block)
+            export_id = self._expect(order.handles, hashes[order.first], tokens, contents, span, named)
+            order = replace(order, export_id=export_id)
+        if order.checkpoint is not None:
+            base = (order.tokens - 1) // self._block
             start = base * self._block
-            key = self._state_key(keys, tokens, contents, keep.tokens)
+            key = self._checkpoint_hash(hashes, tokens, contents, order.tokens)
             if not self._store.holds_all((key,)):
                 marked = (*contents, (start, CHECKPOINT_MARK[1]))
-                ticket = self._await((keep.state,), keys[base], tokens, marked, (start, keep.tokens), (key,))
-                keep = replace(keep, checkpoint_ticket=ticket)
-        return keep
+                span = (start, order.tokens)
+                export_id = self._expect((order.checkpoint,), hashes[base], tokens, marked, span, (key,))
+                order = replace(order, checkpoint_export_id=export_id)
+        return order
 
-    def store(self, stored: ExportedPrefix) -> None:
-        """The data that a ticket was for. None waits for it if the order was withdrawn."""
-        if (awaited := self._awaited.pop(stored.ticket, None)) is None:
+    def write(self, exported: ExportedPrefix) -> None:
+        """Write exported data, unless its order was withdrawn."""
+        if (pending := self._pending.pop(exported.export_id, None)) is None:
             return
         run = StoredRun(
-            awaited.parent, self._block, awaited.tokens, awaited.contents, stored.tensors, extra=stored.extra
+            pending.parent, self._block, pending.tokens, pending.contents, exported.tensors, extra=exported.extra
         )
-        self._store.write_soon(run, awaited.keys)
+        self._store.write_soon(run, pending.keys)
 
-    def lost(self, handles: Iterable[int]) -> None:
+    def cancel_exports(self, handles: Iterable[int]) -> None:
         gone = set(handles)
-        self._awaited = {ticket: each for ticket, each in self._awaited.items() if not each.handles & gone}
+        self._pending = {number: each for number, each in self._pending.items() if not each.handles & gone}
 
     def reset(self) -> None:
-        """The backend has forgotten all tickets."""
-        self._awaited.clear()
+        """The backend has dropped all exports."""
+        self._pending.clear()
 
     def clear(self) -> None:
-        self._awaited.clear()
+        self._pending.clear()
         self._store.clear()
 
     def close(self) -> None:
         self._store.close(CLOSE_SECONDS)
 
-    def stats(self) -> DiskStats:
-        return self._store.stats()
+    def _hashes(self, prompt: CachedPrompt, tokens: Sequence[int]) -> list[str]:
+        """The root's, and those of the whole blocks of `tokens`, which extend or begin the prompt."""
+        if prompt.hashes is None:
+            prompt.hashes = BlockHashes(self._root, prompt.contents, self._block)
+        return prompt.hashes.keys(tokens)
 
-    def _keys(self, request: Request, tokens: Sequence[int]) -> list[str]:
-        """Of the whole blocks of `tokens`, which are the beginning of a request's, after the root."""
-        if request.chain is None:
-            request.chain = BlockHashes(self._root, request.submit.contents, self._block)
-        return request.chain.keys(tokens)
-
-    def _state_key(self, keys: Sequence[str], tokens: Sequence[int], contents: Contents, end: int) -> str:
+    def _checkpoint_hash(self, hashes: Sequence[str], tokens: Sequence[int], contents: Contents, end: int) -> str:
         base = (end - 1) // self._block
         start = base * self._block
-        inside = [(place - start, name) for place, name in contents if start <= place < end]
-        return block_hash(keys[base], tokens[start:end], [*inside, CHECKPOINT_MARK])
+        inside = [(position - start, name) for position, name in contents if start <= position < end]
+        return block_hash(hashes[base], tokens[start:end], [*inside, CHECKPOINT_MARK])
 
-    def _await(
+    def _expect(
         self,
         handles: Iterable[int],
         parent: str,
@@ -191,17 +259,17 @@ class DiskTier:
         keys: tuple[str, ...],
     ) -> int:
         start, end = span
-        inside = tuple((place - start, name) for place, name in contents if start <= place < end)
-        ticket = next(self._tickets)
-        self._awaited[ticket] = _Awaited(frozenset(handles), parent, tuple(tokens[start:end]), inside, keys)
-        return ticket
+        inside = tuple((position - start, name) for position, name in contents if start <= position < end)
+        export_id = next(self._export_ids)
+        self._pending[export_id] = _PendingExport(frozenset(handles), parent, tuple(tokens[start:end]), inside, keys)
+        return export_id
 
 
-def _placed(pieces: Sequence[Piece]) -> list[tuple[int, Piece]]:
-    """Each piece with the number of the block that it begins with."""
+def _numbered(pieces: Sequence[Piece]) -> list[tuple[int, Piece]]:
+    """Each piece with the number of its first block."""
     starts = itertools.accumulate((piece.count for piece in pieces), initial=0)
     return list(zip(starts, pieces, strict=False))
 
 
-def _beyond(placed: Iterable[tuple[int, Piece]], have: int) -> tuple[tuple[int, Piece], ...]:
-    return tuple((start, piece) for start, piece in placed if start + piece.count > have)
+def _beyond(numbered: Iterable[tuple[int, Piece]], have: int) -> tuple[tuple[int, Piece], ...]:
+    return tuple((start, piece) for start, piece in numbered if start + piece.count > have)

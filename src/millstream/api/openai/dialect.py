@@ -1,0 +1,37 @@
+"""OpenAI's dialect, as the app registers it."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from millstream.api.dialect import Dialect, DialectDocs
+from millstream.api.errors import ErrorFormat
+from millstream.api.openai import chat, completions, models
+from millstream.api.openai.docs import ERRORS
+from millstream.api.openai.errors import error_body
+from millstream.api.openai.model_schema import ModelList
+from millstream.api.openai.response_schema import ChatCompletion, ChatCompletionChunk, Completion, CompletionChunk
+from millstream.api.openai.schema import ChatRequest, CompletionRequest
+from millstream.api.response import Responder
+
+
+def _routes(responder: Responder) -> tuple[APIRouter, ...]:
+    return chat.routes(responder), completions.routes(responder), models.routes(responder.services.models)
+
+
+OPENAI = Dialect(
+    name="openai",
+    routes=_routes,
+    errors=ErrorFormat(error_body),
+    docs=DialectDocs(
+        errors=ERRORS,
+        bodies=(ChatRequest, CompletionRequest),
+        responses=(ChatCompletion, ChatCompletionChunk, Completion, CompletionChunk, ModelList),
+        tags=(
+            {"name": "text", "description": "Generate text, whole or streamed."},
+            {"name": "models", "description": "List, load and unload models."},
+        ),
+    ),
+    paths=("/v1/chat", "/v1/completions"),
+    admin_paths=(models.ADMIN_PATH,),
+)

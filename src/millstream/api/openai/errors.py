@@ -1,0 +1,45 @@
+"""Errors in OpenAI's shape, the same in a plain response and inside a stream."""
+
+from __future__ import annotations
+
+import orjson
+
+from millstream.api.errors import MESSAGE_LENGTH, PARAM_LENGTH, shortened
+from millstream.api.response_schema import ABSENT, ResponseSchema
+from millstream.errors import EngineBusy, MillstreamError
+
+
+class ErrorObject(ResponseSchema):
+    """What went wrong, in OpenAI's shape."""
+
+    message: str
+    """For people: what was wrong, and what would be right."""
+    type: str
+    """The kind of error: invalid_request_error, authentication_error, permission_error or server_error."""
+    param: str | None
+    """The parameter that was wrong, if any, for example `messages[0].content`."""
+    code: str | None
+    """For programs. The description of each status lists its codes."""
+    active: int = ABSENT
+    """With engine_busy: requests that the model is running."""
+    waiting: int = ABSENT
+    """With engine_busy: requests in its queue."""
+
+
+class ErrorResponse(ResponseSchema):
+    """The body of every response with a status of 400 or more. In a stream that has begun, it is the last event, in
+    place of `[DONE]`."""
+
+    error: ErrorObject
+
+
+def error_body(error: MillstreamError) -> bytes:
+    fields: dict[str, object] = {
+        "message": shortened(error.message, MESSAGE_LENGTH),
+        "type": error.kind,
+        "param": None if error.param is None else shortened(error.param, PARAM_LENGTH),
+        "code": error.code,
+    }
+    if isinstance(error, EngineBusy):
+        fields |= {"active": error.active, "waiting": error.waiting}
+    return orjson.dumps({"error": fields})

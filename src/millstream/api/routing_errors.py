@@ -1,0 +1,45 @@
+"""Starlette's own refusals (unknown URL, wrong method), written in the dialect of the request."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from millstream.api.dialect import Dialects
+from millstream.api.errors import PARAM_LENGTH, shortened
+from millstream.api.methods import allowed_methods
+from millstream.errors import MillstreamError
+
+
+def routing_error_handler(dialects: Dialects) -> Callable[[Request, Exception], Awaitable[Response]]:
+    """Returns the app's handler of `HTTPException`."""
+
+    async def handle(request: Request, exception: Exception) -> Response:
+        assert isinstance(exception, HTTPException)
+        headers = dict(exception.headers or {})
+        if exception.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+            # Starlette's own header lists the methods of one route only.
+            headers = {"allow": ", ".join(allowed_methods(request.app.routes, request.scope))}
+        error = _error(request, exception, headers.get("allow", ""))
+        return dialects.of(request.scope).errors.response(error, headers)
+
+    return handle
+
+
+def _error(request: Request, exception: HTTPException, allowed: str) -> MillstreamError:
+    status = HTTPStatus(exception.status_code)
+    path = shortened(request.url.path, PARAM_LENGTH)
+    message, code = exception.detail, status.name.lower()
+    if status is HTTPStatus.NOT_FOUND:
+        code = "unknown_url"
+        message = f"No such URL: {request.method} {path}. The routes are listed at /docs."
+    elif status is HTTPStatus.METHOD_NOT_ALLOWED:
+        message = f"{path} does not accept {request.method}. It accepts: {allowed}."
+    error = MillstreamError(message)
+    error.status, error.code = status.value, code
+    error.kind = "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
+    return error

@@ -1,0 +1,66 @@
+"""Streams a response at the ASGI level: one write per batch, without a task or a queue in between."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from millstream.api.writer import Writer
+
+STREAM_ERROR = "millstream.stream_error"
+"""Key of the ASGI scope. A response that has begun to stream puts a function there that renders an error as the last
+bytes of its stream, and the edge calls it."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamFormat:
+    """What a stream says about itself on the wire, whatever its chunks hold."""
+
+    media_type: bytes
+    ping: bytes = b""
+    """Sent while no token flows, so that no proxy takes a long prefill for a dead connection. Empty: no pings."""
+
+
+class Stream:
+    """A streamed response. `async with` sends the headers and pings; call `finish` after it."""
+
+    def __init__(self, writer: Writer, form: StreamFormat, *, ping_seconds: float) -> None:
+        self._writer = writer
+        self._form = form
+        self._ping_seconds = ping_seconds
+        self._quiet = True
+        self._pinger: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        await self._writer.start(
+            [
+                (b"content-type", self._form.media_type),
+                (b"cache-control", b"no-cache"),
+                (b"x-accel-buffering", b"no"),  # otherwise nginx buffers the tokens
+            ]
+        )
+        if self._form.ping:
+            self._pinger = asyncio.create_task(self._ping())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._pinger is not None:
+            self._pinger.cancel()
+
+    async def write(self, chunks: bytes) -> None:
+        self._quiet = False
+        await self._writer.body(chunks, more=True)
+
+    async def finish(self, chunks: bytes) -> None:
+        await self._writer.body(chunks, more=False)
+
+    async def _ping(self) -> None:
+        while True:
+            await asyncio.sleep(self._ping_seconds)
+            if self._quiet:
+                await self._writer.body(self._form.ping, more=True)
+            self._quiet = True

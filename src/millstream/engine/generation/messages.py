@@ -1,0 +1,77 @@
+"""The messages of generation: prompts in, tokens out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from millstream.engine.messages import EVENT_BYTES, Command, Finished, Output, Submit
+from millstream.types import FinishReason, Grammar, Media, Sampling, TokenLogprob, Usage
+
+LOGPROB_BYTES, OPTION_BYTES = 160, 120
+"""The memory of one token's log-probability in Python, and of each alternative at its position."""
+
+
+@dataclass(frozen=True, slots=True)
+class Generate(Submit):
+    """Generate up to `max_tokens` tokens after `prompt`."""
+
+    prompt: tuple[int, ...]
+    max_tokens: int
+    """0: only prefill the prompt."""
+    sampling: Sampling = Sampling()
+    stop_tokens: frozenset[int] = frozenset()
+    logprobs: int | None = None
+    contents: tuple[tuple[int, str], ...] = ()
+    """Media in the prompt: (position, hash of an image or an audio clip)."""
+    media: tuple[Media, ...] = ()
+    grammar: Grammar | None = None
+    prompt_logprobs: int | None = None
+    """Like `logprobs`, for the prompt's tokens but the first. They arrive as `PromptLogprobs` before any `Tokens`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClearPrefixCache(Command):
+    """Drop all cached prefixes, in memory and on disk."""
+
+
+def _logprob_bytes(logprobs: tuple[TokenLogprob, ...]) -> int:
+    # The first token of a prompt may have no alternatives; all others have the same number.
+    return EVENT_BYTES + (len(logprobs) * (LOGPROB_BYTES + OPTION_BYTES * len(logprobs[-1].top)) if logprobs else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens(Output):
+    """New tokens of a row."""
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        return _logprob_bytes(self.logprobs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """There is one per row and step: pickled by its arguments, it costs half of what a dataclass costs."""
+        return Tokens, (self.request_id, self.tokens, *((self.logprobs,) if self.logprobs else ()))
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs(Output):
+    """Log-probabilities of the next tokens of a prompt, for a request that asked for them."""
+
+    may_be_large: ClassVar[bool] = True
+
+    logprobs: tuple[TokenLogprob, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return _logprob_bytes(self.logprobs)
+
+
+@dataclass(frozen=True, slots=True)
+class Generated(Finished):
+    """A row has ended."""
+
+    reason: FinishReason
+    usage: Usage

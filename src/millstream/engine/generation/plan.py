@@ -1,0 +1,134 @@
+"""One step of generation as data: the plan that the scheduler makes, and the result that the backend returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from millstream.engine.generation.messages import Generate
+from millstream.engine.prefix_cache.orders import ExportedPrefix, RestorePrefix, SavePrefix
+from millstream.engine.protocols import Backend
+from millstream.model_facts import GenerationFacts
+from millstream.types import TokenLogprob
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """Run `request.prompt[start:end]` into the request's own KV cache.
+
+    The last prompt token is never prefilled: it is the first input of the decode step that the row joins once
+    `end == len(prompt) - 1`.
+    """
+
+    request: Generate
+    start: int
+    end: int
+    reuse: tuple[int, ...] = ()
+    """In the first chunk only: the cached blocks that hold `request.prompt[:start]`."""
+    reuse_checkpoint: int | None = None
+    """In the first chunk only: the checkpoint after `request.prompt[:start]`."""
+    save: SavePrefix | None = None
+    """What to save once the chunk has run."""
+
+    @property
+    def joins(self) -> bool:
+        """True for the last chunk of a prompt."""
+        return self.end == len(self.request.prompt) - 1
+
+    @property
+    def continues_prompt(self) -> bool:
+        """True if an earlier step ran another chunk of the prompt."""
+        return bool(self.start) and not self.reuse and self.reuse_checkpoint is None
+
+    @property
+    def saved_handles(self) -> tuple[int, ...]:
+        return () if self.save is None else self.save.all_handles
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeMedia:
+    """Encode a request's media from number `first` on, for about as long as prefilling `tokens` tokens takes. A later
+    step continues what this one leaves undone."""
+
+    request: Generate
+    first: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One step: restore, save and drop first, then decode every row in the batch, then prefill and encode.
+
+    A row whose prefill is complete joins the batch in the next step. Prefixes are saved from rows in the batch,
+    including those that this step drops, and from prompts in prefill. Evictions happen after saves.
+    """
+
+    restore: tuple[RestorePrefix, ...] = ()
+    save: tuple[SavePrefix, ...] = ()
+    evict: tuple[int, ...] = ()
+    drop: tuple[int, ...] = ()
+    prefill: tuple[Prefill, ...] = ()
+    decode: tuple[int, ...] = ()
+    encode: tuple[EncodeMedia, ...] = ()
+
+    @property
+    def may_span_steps(self) -> bool:
+        """True if prefill may span several steps: at most one chunk of a multi-chunk prompt. Short prompts complete in
+        one step, so that they answer soon."""
+        long = all(not chunk.joins or chunk.continues_prompt for chunk in self.prefill)
+        return long and len(self.prefill) <= 1 and not self.encode
+
+    def __str__(self) -> str:
+        return f"{len(self.decode)} rows, {len(self.prefill)} prompts"
+
+
+@dataclass(frozen=True, slots=True)
+class RowOutput:
+    """Tokens that a row produced since its last report. A backend may run one step behind."""
+
+    request_id: int
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RowFailure:
+    """A request that cannot go on while all others can. The next step drops it."""
+
+    request_id: int
+    message: str
+    refused: bool = False
+    """True if the client's input is the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkLogprobs:
+    """Log-probabilities of a chunk's tokens, in order: see `Generate.prompt_logprobs`."""
+
+    request_id: int
+    logprobs: tuple[TokenLogprob, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step produced."""
+
+    rows: tuple[RowOutput, ...] = field(default=())
+    unsaved: tuple[int, ...] = ()
+    """Handles of this plan that could not be saved or restored."""
+    exported: tuple[ExportedPrefix, ...] = ()
+    exporting: bool = False
+    """True if there is more to export: then another step must follow, even an empty one."""
+    prefilling: bool = False
+    """True if a chunk is still being computed. The next step should have none while rows run, and a row whose prompt
+    the chunk completes does not join yet."""
+    failed: tuple[RowFailure, ...] = ()
+    prompt_logprobs: tuple[ChunkLogprobs, ...] = ()
+    """Of this step's chunks, never later: a request that only prefills ends with its last chunk."""
+    encoded: tuple[tuple[int, int], ...] = ()
+    """(request id, how many of its media are encoded, counted from the first)."""
+
+
+GenerationBackend = Backend[Generate, Plan, StepResult, GenerationFacts]
+
+GenerationBackendFactory = Callable[[], GenerationBackend]

@@ -1,0 +1,36 @@
+"""A request's prompt as the prefix cache sees it."""
+
+from __future__ import annotations
+
+from millstream.engine.prefix_cache.block_hash import BlockHashes
+from millstream.engine.prefix_cache.index import Hit
+
+
+class CachedPrompt:
+    """What the cache knows of one request, from its arrival to its end."""
+
+    __slots__ = ("bypass", "checkpoints", "contents", "hashes", "hit", "request_id", "tokens")
+
+    def __init__(
+        self,
+        request_id: int,
+        tokens: tuple[int, ...],
+        contents: tuple[tuple[int, str], ...] = (),
+        *,
+        bypass: bool = False,
+    ) -> None:
+        """`contents`: media in the prompt, (position, hash). `bypass`: compute the whole prompt, whatever is cached."""
+        self.request_id = request_id
+        self.tokens = tokens
+        self.contents = contents
+        self.bypass = bypass
+        self.hit = Hit()
+        self.checkpoints: tuple[int, ...] = ()
+        """Positions where a chunk must end because a checkpoint is saved there."""
+        self.hashes: BlockHashes | None = None
+        """The hashes of its blocks, as far as they were needed."""
+
+    @property
+    def prefilled_tokens(self) -> tuple[int, ...]:
+        """All but the last: that one is the first input of the decode step, so it is always computed."""
+        return self.tokens[:-1]

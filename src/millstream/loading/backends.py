@@ -1,0 +1,44 @@
+"""Makes backends. Called on the owner thread: MLX is imported there, and the stream is made there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from millstream.backend.environment import load_blas, prefer_known_kernels, share_cores
+from millstream.backend.open_files import kept_open_files
+from millstream.engine.generation.plan import GenerationBackend
+from millstream.engine.protocols import Backend
+from millstream.loading.settings import EngineSettings
+from millstream.models.source import ModelSource
+from millstream.text.grammar import compiler_of
+
+BackendMaker = Callable[[ModelSource, EngineSettings], Backend[Any, Any, Any, Any]]
+
+
+def generation_backend(source: ModelSource, settings: EngineSettings) -> GenerationBackend:
+    """The MLX backend of a model that generates text."""
+    if settings.shares_cores:
+        share_cores()
+    blas = load_blas(settings.blas)
+    prefer_known_kernels()
+    with kept_open_files():
+        from millstream.backend.device import use_device
+        from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
+
+    use_device(settings.device)
+    return MlxGenerationBackend(
+        GenerationSettings(
+            source.kind,
+            Path(source.path),
+            max_rows=settings.max_batch,
+            unpack=settings.unpack,
+            disabled=settings.disabled,
+            blas=blas,
+            kv_bits=settings.kv_bits,
+            cache_limit=settings.cache_limit,
+            grammars=compiler_of(source),
+            feature_bytes=settings.feature_bytes,
+        )
+    )

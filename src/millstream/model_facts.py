@@ -1,0 +1,121 @@
+"""What the server knows of a model: facts that its engine reports once it is loaded, and the card that clients see."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+LEAST_TOKENS = 256
+"""Tokens that a model must be able to hold to be useful."""
+
+
+class ModelFacts(Protocol):
+    """What an engine of any kind reports of its model."""
+
+    @property
+    def capacity(self) -> int:
+        """Requests that the engine runs at the same time."""
+        ...
+
+    @property
+    def weight_bytes(self) -> int: ...
+
+    @property
+    def device(self) -> str: ...
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Lines for the log."""
+        ...
+
+    @property
+    def summary(self) -> str:
+        """The figures of this kind of model, for one line of the log."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixSizes:
+    """The bytes of a cached prefix."""
+
+    token: int
+    """Per token, in layers that can continue from any token."""
+    states: tuple[tuple[int, int], ...] = ()
+    """The state of each other layer: (tokens beyond which it no longer grows, bytes per token)."""
+
+    def state(self, tokens: int) -> int:
+        """The size of a checkpoint after so many tokens."""
+        return sum(min(tokens, limit) * size for limit, size in self.states)
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationFacts:
+    """What a generation engine reports of its model."""
+
+    context_length: int
+    vocab_size: int
+    max_rows: int
+    weight_bytes: int
+    dtype: str
+    device: str
+    notes: tuple[str, ...] = ()
+    prefix_sizes: PrefixSizes | None = None
+    """The cost of caching a prefix; None if that is not possible."""
+    identity: str = ""
+    """What keys and values depend on besides tokens: the weights, their format, the KV cache format."""
+    kv_bytes_per_token: int = 0
+    """Measured: the KV cache of one token over all layers; 0 if it does not grow with the tokens."""
+    media: tuple[str, ...] = ()
+    """Input besides text: `image`, `video`, `audio`."""
+    whole_media: bool = False
+    """True if the tokens of an image attend to each other, so that one chunk must hold all of them."""
+
+    @property
+    def capacity(self) -> int:
+        return self.max_rows
+
+    @property
+    def summary(self) -> str:
+        return (
+            f"{self.dtype} weights; {self.kv_bytes_per_token} bytes of KV cache per token; "
+            f"context {self.context_length}, {self.max_rows} rows"
+        )
+
+    def tokens_in(self, granted: int | None) -> int | None:
+        """How many tokens all rows may hold with so many bytes for weights and caches. None: no bound.
+
+        A quarter is kept for rows that exist twice while they join, and half of the rest on a GPU, which has up to
+        twice as many slots as rows.
+        """
+        if granted is None or not self.kv_bytes_per_token:
+            return None
+        share = 0.75 if self.device.startswith("cpu") else 0.375
+        return max(LEAST_TOKENS, int(share * (granted - self.weight_bytes)) // self.kv_bytes_per_token)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """A model as `/v1/models` shows it."""
+
+    name: str
+    created: int
+    state: str
+    aliases: tuple[str, ...] = ()
+    progress: float | None = None
+    error: str | None = None
+    isolation: str = "thread"
+    pid: int | None = None
+    thread: int | None = None
+    pinned: bool = False
+    memory_bytes: int = 0
+    prefix_cache_bytes: int = 0
+    """Of these, the prefix cache; its disk tier comes on top."""
+    prefix_cache_disk_bytes: int = 0
+    reserved_bytes: int | None = None
+    """Its share of the memory budget, if there is one."""
+    kv_bytes_per_token: int | None = None
+    active: int = 0
+    waiting: int = 0
+    max_batch: int | None = None
+    context_length: int | None = None
+    restarts: int = 0

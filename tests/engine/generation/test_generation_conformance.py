@@ -1,0 +1,114 @@
+"""What a generation engine promises of tokens, over both links, and over the fake backend and MLX on the CPU, so that
+the fake cannot drift from the real thing. What every kind promises is in `tests/engine/test_conformance.py`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
+from millstream.engine.generation.messages import Generate, Generated
+from millstream.engine.generation.scheduler import GenerationScheduler
+from millstream.engine.link import ThreadLink
+from millstream.engine.messages import Failed
+from millstream.types import FinishReason, TokenLogprob
+from support.engines import Driver, engine
+from support.guided import children_find_us
+from support.kinds import LINKS, Kind, kind_of
+
+
+@pytest.fixture(scope="module", params=["fake", "mlx"])
+def kind(request: pytest.FixtureRequest, tiny_model: Callable[[str], Path]) -> Kind:
+    return kind_of(request.param, tiny_model)
+
+
+@pytest.fixture(scope="module", params=list(LINKS))
+def link(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """The child has to find the fake backend, too."""
+    with pytest.MonkeyPatch.context() as patch:
+        children_find_us(patch)
+        yield LINKS[request.param]
+
+
+@pytest.fixture(scope="module")
+def shared(kind: Kind, link: Any) -> Iterator[Driver]:
+    with engine(kind.backend, kind=link) as running:
+        yield running
+
+
+@pytest.fixture
+def driver(shared: Driver) -> Driver:
+    shared.forget()
+    return shared
+
+
+def finish_reason(driver: Driver, request_id: int) -> FinishReason:
+    end = driver.ends[request_id][0]
+    assert isinstance(end, Generated)
+    return end.reason
+
+
+def test_tokens_come_up_to_the_limit(driver: Driver) -> None:
+    [tokens] = driver.run(Generate(1, (1, 2, 3), 10))
+    assert len(tokens) == 10
+    end = driver.ends[1][0]
+    assert isinstance(end, Generated)
+    assert (end.reason, end.usage.prompt_tokens, end.usage.completion_tokens) == (FinishReason.LENGTH, 3, 10)
+
+
+def test_the_same_prompt_twice_gives_the_same_tokens(driver: Driver) -> None:
+    first = driver.run(Generate(1, (5, 6, 7), 8))
+    assert driver.run(Generate(2, (5, 6, 7), 8)) == first
+    assert driver.run(Generate(3, (5, 6, 7), 8), Generate(4, (5, 6, 7), 8)) == first * 2
+
+
+def test_a_prompt_that_continues_an_earlier_one(driver: Driver) -> None:
+    """What was said before is not remembered in any way that changes the answer."""
+    [fresh] = driver.run(Generate(1, (5, 6, 7, 8, 9), 6))
+    driver.run(Generate(2, (5, 6, 7), 6))
+    assert driver.run(Generate(3, (5, 6, 7, 8, 9), 6)) == [fresh]
+
+
+def test_a_one_token_prompt_and_a_one_token_answer(driver: Driver) -> None:
+    [long] = driver.run(Generate(1, (42,), 5))
+    [short] = driver.run(Generate(2, (42,), 1))
+    assert len(long) == 5
+    assert short == long[:1]
+    assert finish_reason(driver, 2) is FinishReason.LENGTH
+
+
+def test_a_stop_token_ends_the_answer_before_it(driver: Driver) -> None:
+    [tokens] = driver.run(Generate(1, (3, 1, 4), 20))
+    stop = tokens[4]
+    first = tokens.index(stop)
+    assert driver.run(Generate(2, (3, 1, 4), 20, stop_tokens=frozenset({stop}))) == [tokens[:first]]
+    assert finish_reason(driver, 2) is FinishReason.STOP
+
+
+def test_logprobs_come_for_the_rows_that_ask_and_no_others(driver: Driver) -> None:
+    driver.run(Generate(1, (1, 2), 4, logprobs=2), Generate(2, (1, 2), 4), Generate(3, (9, 9), 4, logprobs=0))
+    assert driver.logprobs[2] == []
+    for request_id, top in ((1, 2), (3, 0)):
+        entries = driver.logprobs[request_id]
+        assert [entry.token for entry in entries if isinstance(entry, TokenLogprob)] == driver.tokens[request_id]
+        assert all(len(entry.top) == top and entry.logprob <= 0 for entry in entries if isinstance(entry, TokenLogprob))
+
+
+def test_a_model_that_cannot_be_loaded_is_reported_and_the_thread_ends(tmp_path: Path) -> None:
+    def factory() -> MlxGenerationBackend:
+        return MlxGenerationBackend(GenerationSettings("folder", tmp_path / "nothing", max_rows=1))
+
+    before = threading.active_count()
+    driver = Driver(ThreadLink("x", factory, lambda _: GenerationScheduler(max_rows=1, prefill_tokens=1)))
+    driver.post(Generate(1, (1,), 1))
+    driver.link.start_soon(driver.batches.put)
+    driver.wait(lambda: driver.stopped)
+    assert driver.load_error is not None
+    assert "nothing" in driver.load_error
+    assert isinstance(driver.ends[1][0], Failed)
+    assert driver.link.join(10)
+    assert threading.active_count() == before

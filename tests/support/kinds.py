@@ -1,0 +1,63 @@
+"""What the conformance suite needs to know of a kind of engine: how to start one, what to ask of it, what it gives."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from millstream.engine.generation.messages import Generate, Tokens
+from millstream.engine.link import ThreadLink
+from millstream.engine.messages import Submit
+from millstream.engine.process_link import ProcessLink
+from millstream.engine.protocols import BackendFactory, SchedulerFactory
+from millstream.loading.backends import generation_backend
+from millstream.loading.settings import EngineSettings
+from millstream.models.source import ModelSource
+from support.digest_kind import CAPACITY, Digest, DigestBackend, DigestScheduler, Round
+from support.engines import Driver, scheduler
+from support.fake import FakeBackend
+
+LINKS: dict[str, type[ThreadLink | ProcessLink]] = {"thread": ThreadLink, "process": ProcessLink}
+
+
+@dataclass(frozen=True)
+class Kind:
+    backend: BackendFactory
+    scheduler: SchedulerFactory
+    work: Callable[..., Submit]
+    """`work(request_id, seed, steps)`: a request whose result depends on `seed` and that takes about `steps` steps."""
+    output: Callable[[Any], tuple[object, ...]]
+    """The parts of a result that an `Output` carries."""
+
+    def result(self, driver: Driver, request_id: int) -> list[object]:
+        return [part for event in driver.outputs.get(request_id, []) for part in self.output(event)]
+
+
+def _generate(request_id: int, seed: int = 1, steps: int = 5) -> Generate:
+    return Generate(request_id, (seed, 2, 3), steps)
+
+
+def _tokens(event: Tokens) -> tuple[object, ...]:
+    return event.tokens
+
+
+def _digest(request_id: int, seed: int = 1, steps: int = 5) -> Digest:
+    return Digest(request_id, bytes([seed]), steps)
+
+
+def _round(event: Round) -> tuple[object, ...]:
+    return (event.digest,)
+
+
+def kind_of(name: str, tiny_model: Callable[[str], Path]) -> Kind:
+    """`fake` and `mlx` generate; `digest` is the second kind. All run `CAPACITY` requests at the same time."""
+    if name == "digest":
+        return Kind(DigestBackend, DigestScheduler, _digest, _round)
+    backend: BackendFactory = functools.partial(FakeBackend, max_rows=CAPACITY)
+    if name == "mlx":
+        source = ModelSource("tiny", "folder", tiny_model("llama"))
+        backend = functools.partial(generation_backend, source, EngineSettings(max_batch=CAPACITY))
+    return Kind(backend, functools.partial(scheduler, 7), _generate, _tokens)
