@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from millstream.backend.environment import load_blas, prefer_known_kernels
+from millstream.backend.environment import avoid_cudnn_attention, load_blas
 from millstream.engine.generation.messages import Generate, Tokens
 from millstream.engine.generation.plan import RowOutput
 from millstream.engine.generation.scheduler import GenerationScheduler
@@ -131,7 +131,7 @@ def main() -> int:
 
 if __name__ == "__main__":
     load_blas()
-    prefer_known_kernels()
+    avoid_cudnn_attention()
     from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
     from millstream.backend.generation.sampling.guides import GrammarGuides
 

@@ -6,11 +6,17 @@ import mlx.core as mx
 import pytest
 
 from millstream.backend.device import current_device
+from millstream.backend.generation.sampling.sampler import seeds, uniform
+from millstream.backend.kernels import sample
 from millstream.backend.kernels.decode_attention import ragged_attention
 from millstream.backend.kernels.prefill_attention import prefill_attention
 from millstream.backend.kernels.write_rows import write_rows
+from support.sampling_grid import disagreements, grid, reference_tokens
 
-pytestmark = pytest.mark.skipif(current_device().kind != "cuda", reason="needs an NVIDIA GPU with MLX's CUDA build")
+pytestmark = pytest.mark.skipif(
+    current_device().kind != "cuda",
+    reason="compares CUDA kernels with formulas: needs MLX's CUDA build and an NVIDIA GPU",
+)
 
 
 def plain(queries: mx.array, keys: mx.array, values: mx.array, scale: float, seen: mx.array) -> mx.array:
@@ -82,3 +88,23 @@ def test_decode(size: int, dtype: mx.Dtype, heads: int, groups: int, columns: in
     expected = plain(queries[:3], keys, values, size**-0.5, seen)
     assert mx.abs(out[:3].astype(mx.float32) - expected).max().item() < 0.02
     assert mx.abs(out[3:]).max().item() == 0
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16])
+def test_sampling_draws_what_the_reference_draws(dtype: mx.Dtype) -> None:
+    """Every combination of temperature, top-k, top-p and min-p."""
+    rows, logits, positions = grid()
+    logits = logits.astype(dtype)
+    drawn: list[int] = sample.sample(logits, sample.settings_of(rows), uniform(seeds(rows), positions)).tolist()
+    assert disagreements(rows, drawn, reference_tokens(rows, logits, positions)) == []
+
+
+def test_sampling_over_a_vocabulary_larger_than_a_block() -> None:
+    """Only numbers that lie next to a border between two tokens may draw the other one."""
+    rows, _, positions = grid()
+    mx.random.seed(2)
+    logits = mx.random.normal((len(rows), 50_000)) * 3
+    drawn: list[int] = sample.sample(logits, sample.settings_of(rows), uniform(seeds(rows), positions)).tolist()
+    expected = reference_tokens(rows, logits, positions)
+    differing = sum(one != other for one, other in zip(drawn, expected, strict=True))
+    assert differing <= len(rows) // 50

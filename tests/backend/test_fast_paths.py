@@ -16,7 +16,7 @@ from mlx_lm.utils import load_model
 
 from millstream.backend.generation.caches.widths import CUBLAS_ROWS, cublas_width, exact, powers_of_two
 from millstream.backend.generation.prefill.prefiller import group_by_length
-from millstream.backend.layers.cpu_linear import SKINNY, MklLinear, mkl_layer, mkl_matmul, swiglu, use_mkl_layout
+from millstream.backend.layers.cpu_linear import SMALL_BATCH, MklLinear, mkl_layer, mkl_matmul, swiglu, use_mkl_layout
 from millstream.backend.layers.patch_layers import patch_function
 from millstream.backend.layers.projections import fuse_projections
 from millstream.engine.generation.messages import Generate
@@ -124,7 +124,7 @@ def test_slot_policies() -> None:
         CUBLAS_ROWS,
         128,
     ]
-    assert 1 not in SKINNY
+    assert 1 not in SMALL_BATCH
 
 
 @given(st.lists(st.integers(2, 300), max_size=20))

@@ -1,6 +1,6 @@
-"""Slots that kernels write in place, as on CUDA: whatever MLX believes to be unchanged must not lie in them.
+"""Slots that kernels write in place, as on CUDA: no array that MLX believes unchanged may share memory with them.
 
-The kernels are played here by NumPy, which writes to the very memory of the slots; everything else is real.
+NumPy plays the kernels and writes to the very memory of the slots; everything else is real.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from millstream.backend.generation import layout
+from millstream.backend.generation import assembly, layout
 from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
 from millstream.backend.generation.caches.slots import JoiningRows, SlotCaches, SlotLayer
 from millstream.backend.generation.caches.widths import kernel_width, powers_of_two
 from millstream.backend.generation.layers import attention
-from millstream.backend.generation.layout import Layout
+from millstream.backend.generation.layout import LayoutChooser
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
 from millstream.engine.generation.messages import Generate
 from millstream.engine.link import ThreadLink
@@ -39,7 +39,7 @@ def memory(array: mx.array) -> Any:
 
 @pytest.fixture
 def in_place(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What the kernels were asked for."""
+    """The calls of the kernels."""
     done: list[str] = []
 
     def place_rows(part: mx.array, rows: mx.array, places: Sequence[int], start: int) -> mx.array:
@@ -57,26 +57,26 @@ def in_place(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             return attention._over_slots(queries, keys, values, cache, scale, None)
         return attention.attention(queries, keys, values, cache, scale, mask)
 
-    monkeypatch.setattr(Layout, "in_place", property(lambda self: self._width is not None))
-    monkeypatch.setattr(layout, "write_rows", place_rows)
+    monkeypatch.setattr(LayoutChooser, "kernels_write_slots", True)
+    monkeypatch.setattr(assembly, "write_rows", place_rows)
     monkeypatch.setattr(layout, "attention", attend)
     return done
 
 
 def prompts() -> list[tuple[int, ...]]:
-    """Beginnings that come again after others have had their slots."""
+    """Prompts whose prefixes come again after other rows have used their slots."""
     known = [tuple((seed * 7 + place * (seed + 3)) % VOCAB for place in range(40)) for seed in range(5)]
     found = []
     for turn in range(30):
-        beginning = known[turn * 3 % 5][: 8 + turn % 33]
-        found.append((*beginning, *((turn * 5 + place) % VOCAB for place in range(turn % 9))))
+        prefix = known[turn * 3 % 5][: 8 + turn % 33]
+        found.append((*prefix, *((turn * 5 + place) % VOCAB for place in range(turn % 9))))
     return found
 
 
 @pytest.mark.parametrize(("groups", "rows"), some([(1, 1), (1, 3), (2, 3)], [(1, 3), (2, 3)]))
-def test_nothing_that_is_kept_is_written_over(groups: int, rows: int, in_place: list[str], tmp_path: Path) -> None:
-    """Slots are taken again and again beside what is kept of their rows; with one head of keys a row's columns lie
-    together."""
+def test_no_saved_prefix_is_overwritten(groups: int, rows: int, in_place: list[str], tmp_path: Path) -> None:
+    """Slots are reused again and again while prefixes of their rows are saved; with one head of keys the columns of a
+    row are contiguous."""
     folder = write_model(tmp_path / "model", "llama", num_key_value_heads=groups)
     plain = functools.partial(MlxGenerationBackend, GenerationSettings("folder", folder, max_rows=rows))
     ours = functools.partial(MlxGenerationBackend, GenerationSettings("folder", folder, max_rows=rows, like_gpu=True))
@@ -94,7 +94,7 @@ def test_nothing_that_is_kept_is_written_over(groups: int, rows: int, in_place: 
     assert set(in_place) == {"placed", "written"}
 
 
-def test_what_is_kept_does_not_lie_in_a_slot() -> None:
+def test_a_saved_prefix_shares_no_memory_with_a_slot() -> None:
     """Even where the buffer is hardly larger, so that MLX has no reason to copy it."""
 
     def place(part: mx.array, rows: mx.array, places: Sequence[int], start: int) -> mx.array:
@@ -135,7 +135,7 @@ def test_a_write_that_is_lost_is_found_at_load(
 ) -> None:
     """MLX gives a kernel a copy of an array that is not contiguous."""
     if lost == "placed":
-        monkeypatch.setattr(layout, "write_rows", lambda part, rows, places, start: mx.array([1]))
+        monkeypatch.setattr(assembly, "write_rows", lambda part, rows, places, start: mx.array([1]))
     else:
         monkeypatch.setattr(layout, "attention", never_writing)
     folder = write_model(tmp_path / "model", "llama")

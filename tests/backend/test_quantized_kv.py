@@ -162,10 +162,10 @@ def test_cached_prefixes_change_no_token(bits: int, budget: int, like_gpu: bool,
     assert cached == full_blocks if budget == 1000 else sum(cached) > 0
 
 
-@pytest.mark.parametrize("products", [True, False])
+@pytest.mark.parametrize("matmuls", [True, False])
 @pytest.mark.parametrize("queries", [1, 5])
 @pytest.mark.parametrize("sinks", [True, False])
-def test_attention_reads_quantised_keys_and_values(products: bool, queries: int, sinks: bool) -> None:
+def test_attention_reads_quantised_keys_and_values(matmuls: bool, queries: int, sinks: bool) -> None:
     """Against plain attention over the dequantised keys and values."""
     cache = QuantizedKVCache(group_size=32, bits=8)
     keys, values = cache.update_and_fetch(mx.random.normal((2, 2, 9, 64)), mx.random.normal((2, 2, 9, 32)))
@@ -175,7 +175,7 @@ def test_attention_reads_quantised_keys_and_values(products: bool, queries: int,
     plain = [mx.dequantize(*parts, group_size=32, bits=8) for parts in (keys, values)]
     expected = scaled_dot_product_attention(asked, *plain, None, 0.125, mask, drain)
     mx.eval(expected)
-    got = packed_attention(scaled_dot_product_attention, products=products)(
+    got = packed_attention(scaled_dot_product_attention, matmuls=matmuls)(
         asked, keys, values, cache, 0.125, mask, drain
     )
     assert mx.allclose(got, expected, atol=1e-5)

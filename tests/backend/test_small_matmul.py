@@ -1,4 +1,4 @@
-"""Our CUDA kernels for products of few rows, against the formulas they stand for. Skipped where there is no CUDA."""
+"""The CUDA kernels for small-batch matmuls against their MLX reference. Skipped where there is no CUDA."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ import mlx.nn as nn
 import pytest
 
 from millstream.backend.device import current_device
-from millstream.backend.generation.layers.fused_blocks import RowLinear
+from millstream.backend.generation.layers.fused_blocks import SmallMatmulLinear
 from millstream.backend.kernels import small_matmul
-from millstream.backend.kernels.small_matmul import WIDEST, WIDTHS
+from millstream.backend.kernels.small_matmul import MAX_WEIGHT_ROWS, WIDTHS
 from millstream.backend.layers.fused_matmul import BY_KERNELS, BY_MLX
 
-on_cuda = pytest.mark.skipif(current_device().kind != "cuda", reason="needs an NVIDIA GPU with MLX's CUDA build")
-# Each case is compiled for seconds.
+on_cuda = pytest.mark.skipif(
+    current_device().kind != "cuda", reason="compiles CUDA kernels: needs MLX's CUDA build and an NVIDIA GPU"
+)
+# Compiling a case takes seconds.
 
 
 def random(*shape: int, dtype: mx.Dtype, scale: float = 0.3) -> mx.array:
@@ -42,13 +44,13 @@ def wide(*arrays: mx.array) -> list[mx.array]:
         (2048, 2048, 64, mx.float16),
     ],
 )
-def test_products(count: int, size: int, rows: int, dtype: mx.Dtype) -> None:
+def test_matmuls(count: int, size: int, rows: int, dtype: mx.Dtype) -> None:
     mx.random.seed(rows)
     weight = random(count, size, dtype=dtype, scale=size**-0.5)
     x, residual = random(rows, 1, size, dtype=dtype), random(rows, 1, count, dtype=dtype)
-    close(BY_KERNELS.product(x, weight), BY_MLX.product(*wide(x, weight)))
-    close(BY_KERNELS.added(x, weight, residual), BY_MLX.added(*wide(x, weight, residual)))
-    close(BY_KERNELS.gated(x, weight), BY_MLX.gated(*wide(x, weight)))
+    close(BY_KERNELS.matmul(x, weight), BY_MLX.matmul(*wide(x, weight)))
+    close(BY_KERNELS.matmul_add(x, weight, residual), BY_MLX.matmul_add(*wide(x, weight, residual)))
+    close(BY_KERNELS.swiglu(x, weight), BY_MLX.swiglu(*wide(x, weight)))
 
 
 @on_cuda
@@ -56,14 +58,14 @@ def test_products(count: int, size: int, rows: int, dtype: mx.Dtype) -> None:
     ("heads", "groups", "head", "rows", "dtype"),
     [(9, 3, 64, 32, mx.bfloat16), (4, 4, 128, 64, mx.bfloat16), (3, 1, 96, 32, mx.float16)],
 )
-def test_turned(heads: int, groups: int, head: int, rows: int, dtype: mx.Dtype) -> None:
+def test_projections_with_rope(heads: int, groups: int, head: int, rows: int, dtype: mx.Dtype) -> None:
     mx.random.seed(rows)
     x = random(rows, 1, 576, dtype=dtype)
     weight = random((heads + 2 * groups) * head, 576, dtype=dtype, scale=0.05)
     offset = mx.random.randint(0, 3000, (rows,)).astype(mx.int32)
     periods = 10000.0 ** (mx.arange(0, head, 2, dtype=mx.float32) / head)
-    got = BY_KERNELS.turned(x, weight, offset, periods, heads, groups, head)
-    expected = BY_MLX.turned(*wide(x, weight), offset, periods, heads, groups, head)
+    got = BY_KERNELS.qkv_rope(x, weight, offset, periods, heads, groups, head)
+    expected = BY_MLX.qkv_rope(*wide(x, weight), offset, periods, heads, groups, head)
     for one, other in zip(got, expected, strict=True):
         assert one.shape == other.shape
         close(one, other)
@@ -74,9 +76,9 @@ def test_a_row_gets_the_same_numbers_in_any_company() -> None:
     mx.random.seed(1)
     weight, x = random(2048, 576, dtype=mx.bfloat16), random(64, 1, 576, dtype=mx.bfloat16)
     others = mx.concatenate([x[7:8], random(31, 1, 576, dtype=mx.bfloat16)])
-    wanted = BY_KERNELS.product(x, weight)[7]
-    assert mx.array_equal(BY_KERNELS.product(others, weight)[0], wanted).item()
-    assert mx.array_equal(BY_KERNELS.product(x[:32], weight)[7], wanted).item()
+    wanted = BY_KERNELS.matmul(x, weight)[7]
+    assert mx.array_equal(BY_KERNELS.matmul(others, weight)[0], wanted).item()
+    assert mx.array_equal(BY_KERNELS.matmul(x[:32], weight)[7], wanted).item()
 
 
 @on_cuda
@@ -87,7 +89,7 @@ def test_a_linear_layer_takes_few_rows_and_all_others(bias: bool) -> None:
     layer.set_dtype(mx.bfloat16)
     ours = nn.Linear(576, 64, bias=bias)
     ours.update(layer.parameters())
-    ours.__class__ = RowLinear
+    ours.__class__ = SmallMatmulLinear
     for shape in ((32, 1), (64, 1), (1, 32), (7, 1), (3, 50)):
         x = random(*shape, 576, dtype=mx.bfloat16)
         close(ours(x), layer(x))
@@ -100,7 +102,7 @@ def test_weights_that_the_kernels_cannot_take() -> None:
         (64, 96, mx.float32),
         (48, 96, mx.bfloat16),
         (64, 80, mx.float16),
-        (WIDEST + 32, 32, mx.bfloat16),
+        (MAX_WEIGHT_ROWS + 32, 32, mx.bfloat16),
     ):
         assert not small_matmul.fits(mx.zeros((rows, size), dtype=dtype))
     assert small_matmul.fits_heads(96) and not small_matmul.fits_heads(80)

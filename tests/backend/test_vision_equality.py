@@ -64,7 +64,8 @@ def test_rows_alone_and_in_a_changing_batch(family: str, vision_model: Callable[
     outputs = expected(folder, wanted)
     with engine(backend(folder)) as driver:
         assert driver.facts is not None
-        assert (driver.facts.max_rows, driver.facts.notes) == (5, ())
+        assert driver.facts.max_rows == 5
+        assert [note for note in driver.facts.notes if not note.startswith("fast paths: ")] == []
         assert "image" in driver.facts.media
         batch = driver.run(*(case.submit(number) for number, case in enumerate(wanted)))
         assert batch == outputs

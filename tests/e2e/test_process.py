@@ -48,7 +48,7 @@ class Process:
 
     def child(self) -> int:
         """The process id of its engine."""
-        return int(self.wait_line(r"its engine is process (\d+)")[1])
+        return int(self.wait_line(r"engine process (\d+)")[1])
 
     @property
     def pid(self) -> int:

@@ -1,1 +1,1 @@
-"""The only room that imports MLX. Import its modules on an owner thread: importing them imports MLX."""
+"""The MLX backends: the only package that imports MLX. Import its modules on an owner thread."""

@@ -1,4 +1,4 @@
-"""What this machine computes on, and how much memory it has. The default device is process-wide: set once, here."""
+"""The device of this process and its memory. MLX's default device is process-wide: it is set once, here."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Device:
 
 
 def use_device(kind: str | None) -> None:
-    """Keep the whole process off the GPU with `cpu`. Called by each engine before it makes its stream."""
+    """With `cpu`, keep the whole process off the GPU. Each engine calls this before it makes its stream."""
     if kind == "cpu":
         mx.set_default_device(mx.cpu)
 
@@ -40,7 +40,7 @@ def current_device() -> Device:
 
 
 def available_bytes(device: Device) -> int:
-    """Memory that a model may still take: what MLX already holds is gone, and the system keeps its share."""
+    """Memory that a model may still take: without what MLX already holds, and what the system reports as used."""
     if device.is_cpu and MEMINFO.exists():
         line = next(line for line in MEMINFO.read_text().splitlines() if line.startswith("MemAvailable:"))
         return int(line.split()[1]) * 1024

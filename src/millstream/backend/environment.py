@@ -1,7 +1,7 @@
-"""What must be set before MLX is imported. This module therefore imports no MLX.
+"""Sets up the process before MLX is imported: BLAS and environment variables. Imports no MLX.
 
-MLX's Linux CPU build links the reference BLAS, 80 times slower in matrix products than a real one. It looks the symbols
-up in the process when it is loaded, so a library opened with RTLD_GLOBAL before takes their place.
+MLX's Linux CPU build links the reference BLAS, whose matmuls are 80 times slower than those of an optimised one. MLX
+looks its symbols up in the process when it is loaded, so a library opened with RTLD_GLOBAL before replaces it.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from pathlib import Path
 REFERENCE = "reference BLAS (slow: install the extra millstream[cpu], or Debian's libopenblas0-pthread)"
 
 
-def prefer_known_kernels() -> None:
-    """On CUDA, keep attention off cuDNN, which plans anew for 80 ms at each new length of a prompt (H200): the first
-    token of a 130-token prompt came after 85 ms with it and after 22 ms without. A user's own setting stands."""
+def avoid_cudnn_attention() -> None:
+    """On CUDA, keep attention off cuDNN, which plans for 80 ms at each new length of a prompt (H200): the first token
+    of a 130-token prompt came after 85 ms with it and after 22 ms without. The user's own setting has precedence."""
     os.environ.setdefault("MLX_CUDA_USE_CUDNN_SDPA", "0")
 
 
 def share_cores() -> None:
-    """For several engines: MKL's threads stop to spin a millisecond after a product, not a fifth of a second after, and
-    leave the core to the other engine. On 2 cores two engines at once took 3.3 to 3.8 s with it and 3.6 to 4.7 without;
-    one engine alone is a little faster without."""
+    """For several engines: MKL's threads stop spinning a millisecond after a matmul instead of 200 ms after, and leave
+    the core to the other engine. On 2 cores two engines at once took 3.3 to 3.8 s with it and 3.6 to 4.7 without; one
+    engine alone is a little faster without."""
     os.environ.setdefault("KMP_BLOCKTIME", "1")
 
 
 @functools.cache
 def load_blas(enabled: bool = True) -> str | None:
-    """Open the best BLAS there is and name it. None where MLX brings its own (macOS) or it is too late."""
+    """Open the best BLAS there is. Returns its name; None if MLX brings its own (macOS) or is already imported."""
     if sys.platform != "linux" or "mlx.core" in sys.modules:
         return None
     if not enabled:
@@ -72,7 +72,7 @@ def _candidates() -> list[tuple[str, str]]:
 
 
 def _packaged(distribution: str, prefix: str) -> list[str]:
-    """The installed files of a distribution whose name starts with `prefix`, wherever its wheel puts them."""
+    """The installed files of a distribution whose name starts with `prefix`, wherever its wheel has put them."""
     try:
         files = importlib.metadata.files(distribution) or []
     except importlib.metadata.PackageNotFoundError:

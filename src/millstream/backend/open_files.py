@@ -1,7 +1,7 @@
-"""The limit of open files of this process. Imports no MLX: the server raises the limit before anything is loaded.
+"""Raises the limit of open files of this process. Imports no MLX: the server calls it before anything is loaded.
 
-mlx-lm sets it to 2,048 when it is imported, and the hard limit to 4,096, whatever they were before. With an engine on a
-thread that is the server's own process, and every connection is an open file.
+mlx-lm sets the limit to 2,048 when it is imported, and the hard limit to 4,096, whatever they were before. With an
+engine on a thread that is the server's own process, in which every connection is an open file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ else:
     import resource
 
     def open_files() -> int | None:
-        """How many files this process may have open; None for no limit."""
+        """How many files this process may have open. None: no limit."""
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         return None if soft == resource.RLIM_INFINITY else soft
 
@@ -35,15 +35,15 @@ else:
         while soft != resource.RLIM_INFINITY and soft < allowed:
             try:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-            except (ValueError, OSError):  # macOS has a lower bound of its own, which it does not tell
+            except (ValueError, OSError):  # macOS has an upper bound of its own, which it does not report
                 allowed //= 2
             else:
                 return
 
 
 @contextmanager
-def kept_open_files() -> Iterator[None]:
-    """Around an import that may lower the limit: raise it again. It is never lowered here, so two such blocks on two
+def preserve_open_files() -> Iterator[None]:
+    """Wraps an import that may lower the limit, and raises it again. It never lowers it, so two such blocks on two
     threads cannot undo each other. Without privileges a lowered hard limit stays, and bounds what is restored."""
     before = open_files()
     hard = _hard_limit()
@@ -68,7 +68,7 @@ else:
         return resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 
     def _restore_hard_limit(hard: int) -> None:
-        """Only root may: for anyone else this does nothing."""
+        """Only root may raise it; for other users this does nothing."""
         soft, now = resource.getrlimit(resource.RLIMIT_NOFILE)
         if now != hard and now != resource.RLIM_INFINITY and (hard == resource.RLIM_INFINITY or now < hard):
             try:

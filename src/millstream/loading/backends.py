@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from millstream.backend.environment import load_blas, prefer_known_kernels, share_cores
-from millstream.backend.open_files import kept_open_files
+from millstream.backend.environment import avoid_cudnn_attention, load_blas, share_cores
+from millstream.backend.open_files import preserve_open_files
 from millstream.engine.generation.plan import GenerationBackend
 from millstream.engine.protocols import Backend
 from millstream.loading.settings import EngineSettings
@@ -22,8 +22,8 @@ def generation_backend(source: ModelSource, settings: EngineSettings) -> Generat
     if settings.shares_cores:
         share_cores()
     blas = load_blas(settings.blas)
-    prefer_known_kernels()
-    with kept_open_files():
+    avoid_cudnn_attention()
+    with preserve_open_files():
         from millstream.backend.device import use_device
         from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
 

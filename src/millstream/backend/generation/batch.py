@@ -1,4 +1,4 @@
-"""The rows that decode together, and one step of them."""
+"""The batch: the rows that decode together, and one decode step of them."""
 
 from __future__ import annotations
 
@@ -20,32 +20,33 @@ from millstream.types import Sampling
 
 Forward = Callable[..., mx.array]
 Shift = Callable[[Generate], int]
+"""How much further the positions of a row are than its tokens (M-RoPE)."""
 
 VACANT = Sampling()
-"""How a place without a row samples: greedily, which costs least. Nobody reads it."""
+"""The sampling of a vacant slot: greedy, which costs least. Its token is dropped."""
 
 
 class Launched:
-    """A decode step on its way through the device."""
+    """A decode step that the device is computing."""
 
     def __init__(self, ids: tuple[int | None, ...], tokens: mx.array, logprobs: PendingLogprobs | None) -> None:
         self._ids = ids
         self._tokens = tokens
         self._logprobs = logprobs
 
-    def read(self, alive: set[int]) -> list[RowOutput]:
-        """Wait for the step; report the rows that are still there."""
+    def read(self, ids: set[int]) -> list[RowOutput]:
+        """Wait for the step. Returns its tokens for the rows among `ids`."""
         tokens: list[int] = self._tokens.tolist()  # type: ignore[assignment]
         logprobs = {} if self._logprobs is None else self._logprobs.read(tokens)
         return [
-            RowOutput(request_id, (token,), (logprobs[place],) if place in logprobs else ())
-            for place, (request_id, token) in enumerate(zip(self._ids, tokens, strict=True))
-            if request_id is not None and request_id in alive
+            RowOutput(request_id, (token,), (logprobs[index],) if index in logprobs else ())
+            for index, (request_id, token) in enumerate(zip(self._ids, tokens, strict=True))
+            if request_id is not None and request_id in ids
         ]
 
 
 class Batch:
-    """Owner only, all of it. A row is a request, its caches, and the token it reads next; a place may be vacant."""
+    """Owner only, all of it. A row is a request, its KV cache and its next input token; a slot may be vacant."""
 
     def __init__(
         self,
@@ -57,8 +58,8 @@ class Batch:
         compiler: Compiler | None = None,
         shift: Shift | None = None,
     ) -> None:
-        """`kernel`: sample with our CUDA kernel. `compiler`: for rows with a grammar. `shift`: how much further a row's
-        positions are than its tokens."""
+        """`kernel`: sample with our CUDA kernel. `compiler`: for rows with a grammar. `shift`: for models with
+        M-RoPE."""
         self._shift = shift
         self._shifts: dict[str, mx.array] = {}
         self._forward = forward
@@ -75,69 +76,70 @@ class Batch:
         self.ids: set[int] = set()
         self._launches = 0
         self._joined: dict[int, int] = {}
-        """How many launches there had been when a row joined."""
+        """How many steps had been launched when a row joined."""
 
     def join(self, submits: Sequence[Generate], joining: Sequence[Any]) -> None:
-        """Rows whose prompt is read but for its last token. `joining` is what the caches take, in the same order."""
+        """Add rows whose prompt is prefilled but for its last token. `joining` are their caches, in the same order."""
         if not submits:
             return
-        places = self._caches.join(joining)
+        slots = self._caches.join(joining)
         grown = self._caches.size - len(self._rows)
         self._rows += [None] * grown
         fresh = mx.zeros((grown,), dtype=mx.int32)
         self._inputs = mx.concatenate([self._inputs, fresh])
         self._positions = mx.concatenate([self._positions, fresh])
-        for place, submit in zip(places, submits, strict=True):
-            self._rows[place] = submit
+        for slot, submit in zip(slots, submits, strict=True):
+            self._rows[slot] = submit
             self._joined[submit.request_id] = self._launches
             self._guides.add(submit)
             if wants_penalties(submit.sampling):
-                self._penalties.add(place, submit.sampling, submit.prompt, self._vocab_size)
-        chosen = mx.array(places, dtype=mx.int32)
+                self._penalties.add(slot, submit.sampling, submit.prompt, self._vocab_size)
+        chosen = mx.array(slots, dtype=mx.int32)
         self._inputs[chosen] = mx.array([submit.prompt[-1] for submit in submits], dtype=mx.int32)
-        self._positions[chosen] = mx.zeros((len(places),), dtype=mx.int32)
-        self._settle()
+        self._positions[chosen] = mx.zeros((len(slots),), dtype=mx.int32)
+        self._rows_changed()
 
     def drop(self, ids: set[int]) -> None:
         if not ids & self.ids:
             return
         self._guides.drop(ids)
-        keep = [place for place, row in enumerate(self._rows) if row is not None and row.request_id not in ids]
-        living = set(keep)
-        rows = [row if place in living else None for place, row in enumerate(self._rows)]
-        layout = self._caches.filter(keep)
-        if layout != list(range(len(rows))):
-            moved = mx.array(layout, dtype=mx.int32)
+        remaining = [slot for slot, row in enumerate(self._rows) if row is not None and row.request_id not in ids]
+        occupied = set(remaining)
+        rows = [row if slot in occupied else None for slot, row in enumerate(self._rows)]
+        sources = self._caches.filter(remaining)  # the old slot of each new one
+        if sources != list(range(len(rows))):
+            moved = mx.array(sources, dtype=mx.int32)
             self._inputs, self._positions = self._inputs[moved], self._positions[moved]
-        self._penalties.filter([place if place in living else -1 for place in layout])
-        self._rows = [rows[place] if place >= 0 else None for place in layout]
+        self._penalties.filter([slot if slot in occupied else -1 for slot in sources])
+        self._rows = [rows[slot] if slot >= 0 else None for slot in sources]
         for request_id in ids & self.ids:
             del self._joined[request_id]
-        self._settle()
+        self._rows_changed()
 
-    def save(self, order: SavePrefix, kept: PrefixStore) -> list[mx.array] | None:
-        """Have `kept` hold what `order` says of a row. To be evaluated; None if the row is at another place."""
-        if order.checkpoint is not None and self._tokens_read(order.request_id) != order.tokens:
+    def save(self, order: SavePrefix, store: PrefixStore) -> list[mx.array] | None:
+        """Save a prefix of a row to `store`. Returns the arrays to evaluate; None if the row is not at the token that
+        a checkpoint is for."""
+        if order.checkpoint is not None and self._tokens_in_cache(order.request_id) != order.tokens:
             return None
-        return self._caches.save(self._ids.index(order.request_id), order, kept)
+        return self._caches.save(self._ids.index(order.request_id), order, store)
 
-    def _tokens_read(self, request_id: int) -> int:
+    def _tokens_in_cache(self, request_id: int) -> int:
         row = self._rows[self._ids.index(request_id)]
         assert row is not None
         return len(row.prompt) - 1 + self._launches - self._joined[request_id]
 
     @property
     def nbytes(self) -> int:
-        """What its caches take."""
+        """Bytes of its KV cache."""
         return self._caches.nbytes
 
     @property
     def guided(self) -> bool:
-        """Whether a step needs `guide` between its two halves."""
+        """True if a row has a grammar: a step then needs `guide` between `forward` and `launch`."""
         return bool(self._guides)
 
     def forward(self) -> mx.array:
-        """The first half of a step: its logits, still lazy."""
+        """The first half of a step: its logits, not yet evaluated."""
         self._launches += 1
         self._caches.begin_step()
         logits = self._forward(self._inputs[:, None], cache=self._caches.layers, **self._shifts)[:, -1, :]
@@ -145,27 +147,28 @@ class Batch:
         return logits
 
     def guide(self, rows: Sequence[RowOutput]) -> tuple[TokenMask | None, list[RowFailure]]:
-        """What rows with a grammar may take now, after what was read of the last step; and who cannot go on."""
-        places = {row.request_id: place for place, row in enumerate(self._rows) if row is not None}
-        return self._guides.advance(rows, places)
+        """Advance the grammars by the tokens of the last step. Returns the mask for the next tokens, and the rows that
+        cannot follow their grammar."""
+        slots = {row.request_id: slot for slot, row in enumerate(self._rows) if row is not None}
+        return self._guides.advance(rows, slots)
 
     def launch(self, logits: mx.array, mask: TokenMask | None = None) -> Launched:
-        """The second half. Returns without waiting: the step's tokens feed the next one on the device."""
-        shaped = self._penalties.apply(logits)
+        """The second half: sample. Returns without waiting; the tokens feed the next step on the device."""
+        penalised = self._penalties.apply(logits)
         if mask is None:
-            tokens = self._sampler(shaped, self._positions)
+            tokens = self._sampler(penalised, self._positions)
         else:
-            shaped = mask.apply(shaped)
-            tokens = mask.replace_forbidden(shaped, self._sampler(shaped, self._positions))
+            masked = mask.apply(penalised)
+            tokens = mask.replace_forbidden(masked, self._sampler(masked, self._positions))
         self._penalties.count(tokens)
-        reading = self._probe(logits, tokens) if self._probe else None
+        logprobs = self._probe(logits, tokens) if self._probe else None
         self._inputs = tokens
         self._positions = self._positions + 1
-        mx.async_eval(tokens, self._positions, *(reading.arrays if reading else ()))  # type: ignore[no-untyped-call]
-        return Launched(self._ids, tokens, reading)
+        mx.async_eval(tokens, self._positions, *(logprobs.arrays if logprobs else ()))  # type: ignore[no-untyped-call]
+        return Launched(self._ids, tokens, logprobs)
 
-    def _settle(self) -> None:
-        """What depends on who is here, built once per change and not per step."""
+    def _rows_changed(self) -> None:
+        """Rebuild what depends on the rows: once per change, not per step."""
         if self._shift is not None:
             shifts = [0 if row is None else self._shift(row) for row in self._rows]
             self._shifts = {"rope_deltas": mx.array(shifts, dtype=mx.int32)} if any(shifts) else {}

@@ -1,244 +1,258 @@
-"""How a model is laid out on its device: the form of its layers, how rows share a batch, and what is kept of them."""
+"""Decides at load how a model runs on its device: the form of its layers, its KV cache, and which fast paths it gets.
+
+A fast path is used where it fits the model and the device, and where a trial of two rows gives the right answer. The
+result, a `Layout`, is plain data; `assembly` makes a batch and a prefiller from it.
+"""
 
 from __future__ import annotations
 
-import functools
+import dataclasses
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, Protocol
 
-import mlx.core as mx
 from mlx_lm.models.base import scaled_dot_product_attention
 
 from millstream.backend.device import Device
-from millstream.backend.generation.batch import Batch
-from millstream.backend.generation.caches.batch_caches import (
-    MergedCaches,
-    RowCaches,
-    bytes_per_token,
-    cache_arrays,
-    new_row_caches,
-    unbatchable,
-)
-from millstream.backend.generation.caches.quantized import (
-    KvQuantization,
-    QuantizedSlotLayer,
-    choose_quantization,
-    new_prompt_caches,
-    unsupported,
-)
-from millstream.backend.generation.caches.slots import SlotCaches, fits_slots
+from millstream.backend.generation.caches.batch_caches import RowCaches, new_row_caches, unbatchable
+from millstream.backend.generation.caches.quantized import KvQuantization, choose_quantization, unsupported
+from millstream.backend.generation.caches.slots import fits_slots
 from millstream.backend.generation.caches.widths import SlotPolicy, cublas_width, exact, kernel_width, powers_of_two
 from millstream.backend.generation.layers.attention import adopt_attention, attention, kernel_attention
 from millstream.backend.generation.layers.fused_blocks import fuse_blocks
-from millstream.backend.generation.layers.packed_attention import Attention, packed_attention, products_fit
-from millstream.backend.generation.prefill.prefiller import BatchPrefiller, Prefiller, SinglePrefiller
-from millstream.backend.generation.prefix_store.blocks import PrefixStore
-from millstream.backend.generation.prefix_store.cache_state import leaf_caches, prefix_sizes
-from millstream.backend.generation.sampling.guides import Compiler
-from millstream.backend.kernels.small_matmul import known_here
-from millstream.backend.kernels.write_rows import write_rows
+from millstream.backend.generation.layers.packed_attention import Attention, packed_attention, packed_matmuls_fit
+from millstream.backend.generation.prefix_store.cache_state import leaf_caches
+from millstream.backend.generation.settings import GenerationSettings
+from millstream.backend.kernels.small_matmul import supported_here
 from millstream.backend.layers.cpu_attention import cpu_attention
-from millstream.backend.layers.cpu_linear import mkl_layer, pays_here, use_mkl_layout
+from millstream.backend.layers.cpu_linear import mkl_layer, mkl_layout_pays, use_mkl_layout
 from millstream.backend.layers.fused_matmul import BY_KERNELS, BY_MLX
 from millstream.backend.layers.patch_layers import callers_of, patch_function
 from millstream.backend.layers.projections import fuse_projections
-from millstream.errors import ModelError
-from millstream.model_facts import PrefixSizes
-
-if TYPE_CHECKING:
-    from millstream.backend.generation.media.encoder import MediaEncoder
+from millstream.config import FAST_PATHS
 
 log = logging.getLogger(__name__)
 
 AGREED = 0.1
-"""How far, relative to their size, logits of rows together may be from those alone: rounding is far below, and a mask
-that is not understood far above."""
+"""How far the logits of rows together may be from those of each alone, relative to their size. Rounding is far below,
+and a mask that the model does not understand far above."""
 
-LOST = (
-    "this build of MLX gives kernels copies of the arrays that they write to, so answers would be wrong: "
-    "start with --disable kernel, and please report it"
-)
+AttentionKind = Literal["mlx-lm", "cpu", "slots", "kernels", "packed"]
 
 
 @dataclass(frozen=True, slots=True)
-class GenerationSettings:
-    kind: Literal["folder", "gguf"]
-    path: Path
-    max_rows: int
-    unpack: bool = True
-    disabled: frozenset[str] = frozenset()
-    """Fast paths to leave out: see `config.FAST_PATHS`."""
-    blas: str | None = None
-    """The library that CPU products go through, for the log."""
-    cache_limit: int | None = None
-    """Bytes of freed memory that MLX may keep for later. None: as many as MLX likes."""
-    kv_bits: int = 0
-    """Keys and values in 8 or 4 bits; 0 for the type that the model computes in."""
-    feature_bytes: int = 256 * 2**20
-    """What the encoded images that are kept for later requests may take."""
-    like_gpu: bool = False
-    """Lay out slots and group prompts as on a GPU, whatever the device: so that the CPU can test it."""
-    grammars: Compiler | None = None
-    """For rows whose answers must match a grammar."""
-
-
 class Layout:
-    """Owner only. Of one model, from its load on."""
+    """What was chosen for one model, and why."""
 
-    def __init__(
-        self, settings: GenerationSettings, device: Device, model: Any, vocab_size: int, encoder: MediaEncoder | None
-    ) -> None:
+    caches: Literal["slots", "merged"]
+    """Slots for full attention; mlx-lm's own batch caches for sliding windows, recurrent and hybrid models."""
+    attention: AttentionKind
+    """The attention that the layers call when rows decode."""
+    slot_policy: SlotPolicy = exact
+    """How many slots to have for a number of rows."""
+    width: SlotPolicy | None = None
+    """How many rows a forward pass has for a number of slots, where the layers call our attention; else None."""
+    in_place: bool = False
+    """True if our kernels write to the slots, so that MLX need not wait until the device has read them."""
+    mask_dims: int = 4
+    """Dimensions of the attention scores, and so of a mask."""
+    packing: KvQuantization | None = None
+    """The form of a quantised KV cache."""
+    group_fill: float | None = None
+    """How long the shortest prompt of a prefill group is at least, relative to the longest. None: no groups."""
+    padded_chunks: bool = False
+    """True if chunks are padded to one of a few lengths."""
+    sampling_kernel: bool = False
+    one_row_reason: str | None = None
+    """Why this model runs one row at a time; None if rows share a batch."""
+    reasons: tuple[tuple[str, str | None], ...] = ()
+    """Every fast path by name, with the reason why this model does not use it; None if it does."""
+
+    @property
+    def fast_paths(self) -> str:
+        """The fast paths in one line, for the log."""
+        used = ", ".join(name for name, reason in self.reasons if reason is None) or "none"
+        unused = ", ".join(f"{name} ({reason})" for name, reason in self.reasons if reason is not None)
+        return f"fast paths: {used}" + (f"; not used: {unused}" if unused else "")
+
+
+class Trial(Protocol):
+    """Runs two rows of unequal length in a layout."""
+
+    def two_rows(self, layout: Layout) -> None:
+        """Raises what the model raises if it cannot run them."""
+        ...
+
+    def disagreement(self, layout: Layout) -> float:
+        """How far the logits of two rows together are from those of each alone, relative to their size."""
+        ...
+
+
+class LayoutChooser:
+    """Owner only. Decides once per load: first `shape_layers`, then, with all weights evaluated, `choose`."""
+
+    def __init__(self, settings: GenerationSettings, device: Device, model: Any, *, takes_media: bool) -> None:
         self._settings = settings
         self._device = device
         self._model = model
-        self.vocab_size = vocab_size
-        self._encoder = encoder
-        self._slots = False
-        self._width: SlotPolicy | None = None
-        """How many rows a pass has for so many slots, where the layers call attention of ours."""
-        self._mask_dims = 4
-        self._made: SlotCaches | None = None
-        """The slots of the batch that was made last."""
+        self._takes_media = takes_media
         self._attention: Attention = scaled_dot_product_attention
-        self.packing: KvQuantization | None = None
-
-    def enabled(self, fast_path: str) -> bool:
-        return fast_path not in self._settings.disabled
+        self._declined: dict[str, str] = {name: "--disable" for name in FAST_PATHS if name in settings.disabled}
 
     def shape_layers(self) -> None:
-        """Put layers into the form that runs fastest here. Before they are evaluated."""
-        turn = self._device.is_cpu and pays_here() and self.enabled("mkl-layout")
-        if self.enabled("fuse"):
-            fuse_projections(self._model, mkl_layer if turn else lambda layer: layer)
-        if turn:
+        """Put the layers into the form that runs fastest on this device. Call it before they are evaluated."""
+        if not self._device.is_cpu:
+            self._decline("mkl-layout", "for the CPU")
+        elif not mkl_layout_pays():
+            self._decline("mkl-layout", "not x86_64")
+        mkl = self._enabled("mkl-layout")
+        if self._enabled("fuse") and not fuse_projections(self._model, mkl_layer if mkl else lambda layer: layer):
+            self._decline("fuse", "no layers that read the same input")
+        if mkl:
             use_mkl_layout(self._model)
             if not self._settings.like_gpu:
                 self._attention = cpu_attention
                 patch_function(self._model, "scaled_dot_product_attention", cpu_attention)
 
-    def choose(self, try_two_rows: Callable[[], None], disagreement: Callable[[], float]) -> str | None:
-        """Slots for full attention, merged caches for the rest. What stands against batching at all, if anything.
-
-        `disagreement`: how far rows that run together are from the same rows alone.
-        """
-        if self._settings.kv_bits:
-            self._pack(self._settings.kv_bits, try_two_rows)
-            return None
-        caches = new_row_caches(self._model)
-        obstacle = unbatchable(caches)
-        if obstacle is not None:
-            return obstacle
-        self._slots = self.enabled("slots") and fits_slots(caches)
-        if self._slots and (self._on_cuda or self._settings.like_gpu):
-            attend = kernel_attention if self._on_cuda else attention
-            if adopt_attention(self._model, attend) == len(caches):
-                self._width = kernel_width if self._adopt_rows(attend) else cublas_width
-        trouble = self._settled(caches, try_two_rows, disagreement)
-        if trouble:
-            self._slots = False
-            log.warning("the model cannot run two rows at once: %s", trouble)
-        if self.in_place and self._made is not None and self._made.has_holes():
-            raise ModelError(LOST)
-        return "this model" if trouble else None
-
-    def fresh(self, kept: PrefixStore) -> tuple[Batch, Prefiller]:
-        """A batch without rows, and what reads prompts for it."""
-        encoder = self._encoder
-        make = functools.partial(
-            Batch,
-            self._model,
-            self.vocab_size,
-            kernel=self._on_cuda,
-            compiler=self._settings.grammars,
-            shift=encoder.rope_delta if encoder is not None and self._model.uses_mrope else None,
-        )
-        see = encoder.prefill if encoder is not None else None
-        if not self._slots:
-            return make(MergedCaches()), SinglePrefiller(self._model, kept, prefill_media=see)
-        layers = len(new_row_caches(self._model))
-        on_cpu = self._device.is_cpu and not self._settings.like_gpu
-        policy = exact if on_cpu else powers_of_two
-        if self.packing is not None:
-            layer = functools.partial(QuantizedSlotLayer, self.packing)
-            reader = BatchPrefiller(
-                self._model, layers, min_length_ratio=None, prefix_store=kept, quantization=self.packing
-            )
-            return make(SlotCaches(layers, policy, layer=layer)), reader
-        # Padding is computed like everything else: almost for nothing on a GPU, for real on the CPU.
-        groups = self.enabled("group-prefill") and self._mask_dims == 4
-        fill = (0.75 if on_cpu else 0.5) if groups else None
-        place = write_rows if self.in_place else None
-        caches = SlotCaches(layers, policy, width=self._width, write_rows=place, mask_dims=self._mask_dims)
-        self._made = caches
-        padded = (self._on_cuda or self._settings.like_gpu) and see is None
-        return make(caches), BatchPrefiller(
-            self._model, layers, min_length_ratio=fill, prefix_store=kept, prefill_media=see, pad_chunks=padded
-        )
-
-    def probe(self) -> tuple[int, PrefixSizes | None]:
-        """What a token takes in the caches, and what it takes to keep it, measured on one."""
-        caches = new_prompt_caches(self._model, self.packing)
-        self._model(mx.zeros((1, 1), dtype=mx.int32), cache=caches)
-        mx.eval(cache_arrays(caches))
-        return bytes_per_token(caches), prefix_sizes(caches)
+    def choose(self, trial: Trial) -> Layout:
+        """Slots for full attention, merged caches for the rest; one row at a time if a model cannot run two."""
+        if self._device.kind != "cuda":
+            self._decline("kernel", "no CUDA")
+        if not self._on_cuda and not self._settings.like_gpu:
+            self._decline("fused-matmul", "needs kernel" if self._device.kind == "cuda" else "no CUDA")
+        layout = self._quantised(trial) if self._settings.kv_bits else self._plain(trial)
+        if layout.caches == "merged":
+            layout = dataclasses.replace(layout, width=None, in_place=False, group_fill=None, padded_chunks=False)
+            self._decline("group-prefill", "needs slots")
+            self._decline("fused-matmul", "needs slots")
+        reasons = tuple((name, self._declined.get(name)) for name in FAST_PATHS)
+        return dataclasses.replace(layout, reasons=reasons)
 
     @property
-    def in_place(self) -> bool:
-        """Whether slots are written by kernels of ours, so that nobody has to wait until the device has read them."""
-        return self._width is not None and self._on_cuda
-
-    def _adopt_rows(self, attend: Attention) -> bool:
-        """Products of few rows by kernels; off CUDA by what these stand for, so that the CPU can test it."""
-        if not self.enabled("fused-matmul") or (self._on_cuda and not known_here()):
-            return False
-        return fuse_blocks(self._model, BY_KERNELS if self._on_cuda else BY_MLX, attend) > 0
+    def kernels_write_slots(self) -> bool:
+        """True if the attention kernel writes a step's column and `write_rows` writes rows that join."""
+        return self._on_cuda
 
     @property
     def _on_cuda(self) -> bool:
-        return self._device.kind == "cuda" and self.enabled("kernel")
+        return self._device.kind == "cuda" and self._enabled("kernel")
 
-    def _pack(self, bits: int, try_two_rows: Callable[[], None]) -> None:
-        """Quantised keys and values: only over slots, and with attention that knows how to read them."""
-        if self._encoder is not None:
+    @property
+    def _as_on_gpu(self) -> bool:
+        return self._settings.like_gpu or not self._device.is_cpu
+
+    def _enabled(self, fast_path: str) -> bool:
+        return fast_path not in self._declined
+
+    def _decline(self, fast_path: str, reason: str) -> None:
+        """Leave a fast path out. The first reason counts."""
+        self._declined.setdefault(fast_path, reason)
+
+    def _plain(self, trial: Trial) -> Layout:
+        caches = new_row_caches(self._model)
+        layout = self._draft(caches)
+        if (kind := unbatchable(caches)) is not None:
+            self._decline("slots", f"{kind} cannot be batched")
+            return dataclasses.replace(layout, caches="merged", one_row_reason=f"{kind} cannot be batched")
+        layout = self._adopt_attention(layout, caches)
+        layout, trouble = self._settle(layout, caches, trial)
+        if trouble is None:
+            return layout
+        log.warning("This model cannot run two rows at once: %s", trouble)
+        self._decline("slots", trouble)
+        return dataclasses.replace(layout, caches="merged", one_row_reason=f"this model cannot be batched ({trouble})")
+
+    def _draft(self, caches: RowCaches) -> Layout:
+        """The layout that the caches allow, before anything is tried."""
+        if not fits_slots(caches):
+            kind = next(type(cache).__name__ for cache in caches if not fits_slots([cache]))
+            self._decline("slots", f"{kind} is not full attention")
+        # Padding is computed like everything else: almost for nothing on a GPU, at full cost on the CPU.
+        fill = 0.5 if self._as_on_gpu else 0.75
+        return Layout(
+            caches="slots" if self._enabled("slots") else "merged",
+            attention="cpu" if self._attention is cpu_attention else "mlx-lm",
+            slot_policy=powers_of_two if self._as_on_gpu else exact,
+            group_fill=fill if self._enabled("group-prefill") else None,
+            padded_chunks=(self._on_cuda or self._settings.like_gpu) and not self._takes_media,
+            sampling_kernel=self._on_cuda,
+        )
+
+    def _adopt_attention(self, layout: Layout, caches: RowCaches) -> Layout:
+        """Have the layers call our attention over slots, and fuse their matmuls: on CUDA, or where tests want it."""
+        if layout.caches != "slots" or not (self._on_cuda or self._settings.like_gpu):
+            return layout
+        attend = kernel_attention if self._on_cuda else attention
+        if adopt_attention(self._model, attend) != len(caches):
+            self._decline("fused-matmul", "its layers have attention of their own")
+            return layout
+        return dataclasses.replace(
+            layout,
+            attention="kernels" if self._on_cuda else "slots",
+            width=kernel_width if self._fuse_matmuls(attend) else cublas_width,
+            in_place=self.kernels_write_slots,
+        )
+
+    def _fuse_matmuls(self, attend: Attention) -> bool:
+        """Off CUDA by MLX's own operations, so that the CPU can test it."""
+        if self._on_cuda and not supported_here():
+            self._decline("fused-matmul", "needs compute capability 8.0")
+        if not self._enabled("fused-matmul"):
+            return False
+        fusion = fuse_blocks(self._model, BY_KERNELS if self._on_cuda else BY_MLX, attend)
+        if not fusion:
+            self._decline("fused-matmul", fusion.refused or "no layers that fit")
+        return bool(fusion)
+
+    def _quantised(self, trial: Trial) -> Layout:
+        """A quantised KV cache: only over slots, and with attention that reads packed numbers."""
+        bits = self._settings.kv_bits
+        if self._takes_media:
             raise unsupported(bits, "it takes images, and quantised keys and values are for text models")
-        self.packing = choose_quantization(self._model, bits)
-        if not self.enabled("slots"):
-            raise unsupported(bits, "it needs slots, and --disable slots leaves them out")
-        self._slots = True
-        products = products_fit(self._device.kind) and not self._settings.like_gpu
-        reads = packed_attention(self._attention, products=products)
-        patch_function(self._model, "scaled_dot_product_attention", reads)
-        if trouble := self._trouble(try_two_rows):
+        packing = choose_quantization(self._model, bits)
+        if not self._enabled("slots"):
+            raise unsupported(bits, "it needs slots, and --disable slots leaf_caches them out")
+        for name in ("group-prefill", "fused-matmul"):
+            self._decline(name, "quantised KV cache")
+        matmuls = packed_matmuls_fit(self._device.kind) and not self._settings.like_gpu
+        attend = packed_attention(self._attention, matmuls=matmuls)
+        patch_function(self._model, "scaled_dot_product_attention", attend)
+        layout = dataclasses.replace(self._draft(new_row_caches(self._model)), attention="packed", packing=packing)
+        layout = dataclasses.replace(layout, group_fill=None, padded_chunks=False)
+        if trouble := _trouble(trial, layout):
             raise unsupported(bits, f"its attention cannot read quantised keys and values ({trouble})")
+        return layout
 
-    def _settled(
-        self, caches: RowCaches, try_two_rows: Callable[[], None], disagreement: Callable[[], float]
-    ) -> str | None:
-        """Find a way in which rows run together as they run alone; what is wrong with the last, if none is right."""
-        trouble = self._trouble(try_two_rows)
-        if trouble and self._width is not None:
-            self._width = None
-            log.info("this model decodes without our attention: %s", trouble)
-            trouble = self._trouble(try_two_rows)
+    def _settle(self, layout: Layout, caches: RowCaches, trial: Trial) -> tuple[Layout, str | None]:
+        """Find a layout in which rows run together as they run alone; what is wrong with the last one, if none is
+        right."""
+        trouble = _trouble(trial, layout)
+        if trouble and layout.width is not None:
+            self._decline("fused-matmul", trouble)
+            log.info("This model decodes without our attention: %s", trouble)
+            layout = dataclasses.replace(layout, width=None, in_place=False, attention="mlx-lm")
+            trouble = _trouble(trial, layout)
         attending = sum(hasattr(leaf, "keys") for leaf in leaf_caches(caches))
         if len(callers_of(self._model, "scaled_dot_product_attention")) >= attending:
-            return trouble
-        # Attention of its own making: masks may mean something else there (Gemma 2 has scores of five dimensions), and
-        # answers would be wrong without any error.
-        for dims in (4, 5) if self._slots else (4,):
-            self._mask_dims = dims
-            trouble = self._trouble(try_two_rows)
-            if not trouble and disagreement() <= AGREED:
-                return None
-        return trouble or "its rows answer otherwise together than alone"
+            return layout, trouble
+        # The model has attention of its own, in which a mask may mean something else (Gemma 2 has scores of five
+        # dimensions): answers would be wrong without any error.
+        for dims in (4, 5) if layout.caches == "slots" else (4,):
+            layout = dataclasses.replace(layout, mask_dims=dims)
+            if dims != 4:
+                layout = dataclasses.replace(layout, group_fill=None)
+            trouble = _trouble(trial, layout)
+            if not trouble and trial.disagreement(layout) <= AGREED:
+                if dims != 4:
+                    self._decline("group-prefill", f"its masks have {dims} dimensions")
+                return layout, None
+        return layout, trouble or "its rows answer differently together than alone"
 
-    def _trouble(self, try_two_rows: Callable[[], None]) -> str | None:
-        """Some models cannot take a batch although their caches can."""
-        try:
-            try_two_rows()
-        except (ValueError, TypeError, RuntimeError, AttributeError) as error:
-            return str(error) or type(error).__name__
-        return None
+
+def _trouble(trial: Trial, layout: Layout) -> str | None:
+    """Why two rows cannot run in this layout: some models cannot take a batch although their caches can."""
+    try:
+        trial.two_rows(layout)
+    except (ValueError, TypeError, RuntimeError, AttributeError) as error:
+        return str(error) or type(error).__name__
+    return None

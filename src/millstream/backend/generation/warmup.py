@@ -1,4 +1,4 @@
-"""Runs what the first requests would otherwise pay for: on a GPU, kernels are compiled when they are first used."""
+"""Warm-up: runs requests of every kind at load, since a GPU compiles kernels when they are first used."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from millstream.engine.generation.scheduler import GenerationScheduler
 from millstream.engine.generation.tuning import PREFILL
 from millstream.types import Sampling
 
-KINDS = (
+SAMPLINGS = (
     Sampling(),
     Sampling(temperature=0.7, top_p=0.9, seed=1),
     Sampling(temperature=1.0, seed=2),
@@ -20,31 +20,30 @@ KINDS = (
     Sampling(logit_bias=((1, 1.0),)),
 )
 LENGTHS = (40, 33, 90, 1, 65, 20, 40, 38)
-
-
 LONG = 1300
-"""Long enough for chunks and rows whose attention is computed in parts."""
+"""Tokens of a prompt so long that attention is computed in parts."""
 
 
 def warm_up(backend: GenerationBackend, *, max_rows: int, vocab_size: int, context_length: int) -> None:
-    """Rows of every kind join, decode beside a prompt, and leave at different times; then one runs alone; then prompts
-    of every usual length are read; then rows run beside a long prompt that is cut."""
+    """Rows with all kinds of sampling join, decode during prefill, and leave at different times, until one runs alone.
+    Then prompts of every usual chunk length are prefilled, and rows decode while a long prompt is prefilled in
+    chunks."""
 
     def submit(number: int, length: int, tokens: int) -> Generate:
         length = max(1, min(length, context_length - 20))
-        prompt = tuple((number + place) % vocab_size for place in range(length))
+        prompt = tuple((number + index) % vocab_size for index in range(length))
         logprobs = 5 if number % 5 == 0 else None
-        return Generate(number, prompt, tokens, KINDS[number % len(KINDS)], logprobs=logprobs)
+        return Generate(number, prompt, tokens, SAMPLINGS[number % len(SAMPLINGS)], logprobs=logprobs)
 
-    count = max(2 * len(KINDS), min(2 * max_rows, 64))
+    count = max(2 * len(SAMPLINGS), min(2 * max_rows, 64))
     mixed = [submit(number, LENGTHS[number % len(LENGTHS)], 3 + number % 9) for number in range(count)]
     _run(backend, GenerationScheduler(max_rows=max_rows, prefill_tokens=128), mixed)
     _, chunk, _ = PREFILL["gpu"]
     for length in CHUNK_LENGTHS:
         if length <= chunk:
             _run(backend, GenerationScheduler(max_rows=max_rows, prefill_tokens=chunk), [submit(0, length, 2)])
-    beside = [submit(0, 130, 40), submit(1, 120, 40), submit(2, LONG, 4)]
-    _run(backend, GenerationScheduler(max_rows=max_rows, prefill_tokens=chunk), beside)
+    rows_and_prompt = [submit(0, 130, 40), submit(1, 120, 40), submit(2, LONG, 4)]
+    _run(backend, GenerationScheduler(max_rows=max_rows, prefill_tokens=chunk), rows_and_prompt)
     backend.reset()
 
 

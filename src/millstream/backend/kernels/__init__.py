@@ -1,1 +1,1 @@
-"""Kernels of our own for CUDA. Each says beside it what it stands for and why MLX has no better way."""
+"""CUDA kernels. Each module says what its kernel computes, and why MLX has no better way."""

@@ -1,8 +1,8 @@
-"""Attention of one query a row over rows of unequal length, as a CUDA kernel.
+"""Decode attention as a CUDA kernel: one query per row, over rows of unequal length.
 
-MLX's CUDA build has no fused kernel for that: with an array mask it falls back to seven launches a layer. Ours is one,
-or two where rows are long. It also writes the step's keys and values into the slots, in place: MLX would copy a whole
-buffer whenever the device still reads it, which it does as long as it is a step behind.
+MLX's CUDA build has no fused kernel for it: with an array mask it falls back to seven launches per layer. This is one,
+or two for long rows. It also writes the step's keys and values into the slots, in place: MLX would copy a whole buffer
+whenever the device still reads it, which is always, since the device is one step behind.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import mlx.core as mx
 
 WARPS = 8
 SPAN = 512
-"""Columns a part."""
+"""Columns per part."""
 HEAD_SIZES = (64, 96, 128, 192, 256)
 
-# One block a row and key-value head, all queries of the group at once. Each warp takes every WARPS-th key, two at a
-# time, and keeps a running softmax; the warps' results are joined in shared memory.
+# One block per row and key-value head, all queries of the group at once. Each warp takes every WARPS-th key, two at a
+# time, with a running softmax; the results of the warps are joined in shared memory.
 _SOURCE = """
   constexpr int E = D / 32;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -146,7 +146,7 @@ _JOIN = """
 
 
 def float_bits(value: float) -> int:
-    """A kernel's template takes whole numbers only."""
+    """The bits of a float32 as an integer: a kernel's template takes no other numbers."""
     bits: int = struct.unpack("i", struct.pack("f", value))[0]
     return bits
 
@@ -167,7 +167,8 @@ def _join_kernel() -> Any:
 
 
 def decode_fits(queries: mx.array, keys: mx.array, values: mx.array) -> bool:
-    """What the kernel is written for: one query a row, one size of head, groups that fit its registers."""
+    """True for the shapes that the kernel is written for: one query per row, one of the known head sizes, groups that
+    fit its registers."""
     heads, count, size = queries.shape[1:]
     return count == 1 and size == values.shape[-1] and size in HEAD_SIZES and heads // keys.shape[1] <= 16
 
@@ -182,10 +183,10 @@ def ragged_attention(
     used: int,
     scale: float,
 ) -> mx.array:
-    """`queries` (rows, heads, 1, size) over the columns `left[row]` to `end`, both included, of whole slot buffers. The
-    keys and values in `new`, (rows, groups, 1, size), are written to column `end` first.
+    """Attention of `queries`, (rows, heads, 1, size), over the columns `left[row]` to `end`, both included, of whole
+    slot buffers. The keys and values in `new`, (rows, groups, 1, size), are written to column `end` first.
 
-    `used` is end + 1, known without asking the device: rows over many columns are computed in parts, by a block each.
+    `used` is end + 1, known without asking the device: rows over many columns are computed in parts, one block each.
     """
     parts = -(-used // SPAN) if used > 2 * SPAN else 1
     out: mx.array = _attention(parts, scale)(queries, keys, values, left, end, *new)
@@ -194,14 +195,14 @@ def ragged_attention(
 
 @functools.cache
 def _attention(parts: int, scale: float) -> Any:
-    """Compiled: else the kernel's source would be put together anew at every call, which takes longer than the rest."""
+    """Compiled: else the kernel's source would be assembled at every call, which takes longer than the rest."""
     return mx.compile(functools.partial(_in_parts, parts, scale))
 
 
 def _in_parts(parts: int, scale: float, queries: mx.array, keys: mx.array, *rest: mx.array) -> mx.array:
     rows, heads, _, size = queries.shape
     groups = keys.shape[1]
-    # The joined sums of all warps have to fit the 48 KiB of shared memory that a block gets unasked.
+    # The sums of all warps must fit the 48 KiB of shared memory that a block gets by default.
     share = heads // groups
     warps = min(WARPS, max(1, 40_000 // (4 * share * size)))
     (out,) = _kernel()(
@@ -224,7 +225,7 @@ def _in_parts(parts: int, scale: float, queries: mx.array, keys: mx.array, *rest
 
 
 def join_parts(sums: mx.array, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
-    """Attention of `shape` from what its parts gave, (…, parts, size + 2): sums, their weight, the greatest score."""
+    """Attention of `shape` from its parts, (…, parts, size + 2): sums, their weight, the greatest score."""
     size = shape[-1]
     (out,) = _join_kernel()(
         inputs=[sums.reshape(-1, *sums.shape[-2:])],

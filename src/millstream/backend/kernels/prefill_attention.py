@@ -1,7 +1,7 @@
-"""Attention of a chunk of a prompt over what was read before it, in one CUDA kernel.
+"""Prefill attention as a CUDA kernel: a chunk of a prompt over all tokens before it.
 
-MLX's CUDA build leaves a choice of two: cuDNN, which plans for 80 ms at each new length, or six launches a layer with
-all scores in memory, in buffers of a new size for every chunk. Ours takes any length, and keeps scores in registers.
+MLX's CUDA build has two ways: cuDNN, which plans for 80 ms at each new length, or six launches per layer with all
+scores in memory, in buffers of a new size for every chunk. This takes any length, with scores in registers.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from millstream.backend.kernels.decode_attention import float_bits, join_parts
 
 HEAD_SIZES = (64, 96, 128)
 QUERIES = 64
-"""Queries a block: 16 for each of its four warps."""
+"""Queries per block: 16 for each of its four warps."""
 BLOCKS, SPAN = 396, 512
-"""A chunk of a long prompt has few queries and many keys. Where it would make fewer blocks than this, three for each
-core of an H200, its keys are shared out in parts of at least SPAN: a block alone on its core waits for every load."""
+"""A chunk of a long prompt has few queries and many keys. If it makes fewer blocks than this, three for each core of an
+H200, its keys are split into parts of at least SPAN: a block alone on its core waits for every load."""
 
-# S = Q K' and O = P V on tensor cores, 64 keys at a time, softmax kept running. `left[row]`: the first key of a row.
+# S = Q K' and O = P V on tensor cores, 64 keys at a time, with a running softmax. `left[row]`: the first key of a row.
 _SOURCE = r"""
   constexpr int KEYS = 64, PITCH = D + 8, STAGES = D <= 64 ? 2 : 1;
   constexpr int KSTEPS = D / 16, OTILES = D / 8, PARTS = D / 8;
@@ -211,7 +211,7 @@ def _kernel() -> Any:
 
 
 def prefill_fits(queries: mx.array, keys: mx.array, values: mx.array) -> bool:
-    """What the kernel is written for: tensor cores' types, and keys and values of one of the usual sizes."""
+    """True for what the kernel is written for: half-precision types, and one of the usual head sizes."""
     half = queries.dtype in (mx.bfloat16, mx.float16)
     same = queries.dtype == keys.dtype == values.dtype and queries.shape[-1] == values.shape[-1]
     return half and same and queries.shape[-1] in HEAD_SIZES
@@ -242,6 +242,6 @@ def prefill_attention(
             ("SCALE", float_bits(scale)),
         ],
     )
-    # As the layers want it next: (rows, count, heads, size) is what is in memory.
+    # In memory it is (rows, count, heads, size), as the output projection reads it.
     joined: mx.array = out if parts == 1 else join_parts(out, shape, queries.dtype)
     return joined.transpose(0, 2, 1, 3)

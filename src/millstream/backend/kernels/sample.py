@@ -1,7 +1,7 @@
-"""The sampler as one CUDA kernel: the same rules as `sampling.py`, in one launch instead of twenty.
+"""The sampler as one CUDA kernel: the rules of `generation.sampling.sampler` in one launch instead of twenty.
 
-One block a row. The thresholds of top-k and top-p are found by bisection over the row, which stays in the GPU's cache:
-nothing is sorted. Rows at temperature 0 take their best token in the same launch.
+One block per row. The thresholds of top-k and top-p are found by bisection over the row, which stays in the GPU's
+cache: nothing is sorted. Rows at temperature 0 take their best token in the same launch.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from millstream.types import Sampling
 
 THREADS = 1024
 DEEPEST = 40.0
-"""Below exp(-40) of the best token's weight nothing is ever drawn."""
+"""Tokens below exp(-40) of the best token's weight are never drawn."""
 
-_HEADER = """
+HEADER = """
 __device__ __forceinline__ float block_sum(float value, float* shared) {
   for (int o = 16; o > 0; o >>= 1) value += __shfl_xor_sync(0xffffffff, value, o);
   __syncthreads();
@@ -30,7 +30,7 @@ __device__ __forceinline__ float block_sum(float value, float* shared) {
 }
 """
 
-# `row[i]` is read afresh in each pass; weight(i) = exp((row[i] - best) / temperature), at most 1.
+# `row[i]` is read again in each pass; weight(i) = exp((row[i] - best) / temperature), at most 1.
 _SOURCE = """
   __shared__ float shared[32];
   __shared__ float best_value[32];
@@ -67,7 +67,7 @@ _SOURCE = """
   const float scale = 1.f / temperature;
   float floor_ = -DEEPEST;
   if (min_p > 0.f) floor_ = fmaxf(floor_, __logf(min_p));
-  float cut = floor_;
+  float cut = floor_, from = -DEEPEST;
   if (top_k > 0.f) {
     float low = -DEEPEST, high = 0.f;
     for (int step = 0; step < 26; step++) {
@@ -77,9 +77,9 @@ _SOURCE = """
       if (block_sum(n, shared) >= top_k) low = middle; else high = middle;
     }
     cut = fmaxf(cut, low);
+    from = low;  // the mass of top-p is that of the top k: min-p cuts beside it, not before
   }
   if (top_p < 1.f) {
-    const float from = top_k > 0.f ? cut : -DEEPEST;
     float all = 0.f;
     for (int i = me; i < count; i += 1024) {
       const float y = (float(row[i]) - best) * scale;
@@ -132,23 +132,29 @@ _SOURCE = """
 """
 
 
+def source() -> str:
+    """The body of the kernel. A test compiles it for the CPU and compares it with the reference sampler."""
+    return _SOURCE.replace("DEEPEST", f"{DEEPEST}f")
+
+
 @functools.cache
 def _kernel() -> Any:
     return mx.fast.cuda_kernel(
-        name="millstream_draw",
+        name="millstream_sample",
         input_names=["logits", "settings", "uniform"],
         output_names=["out"],
-        source=_SOURCE.replace("DEEPEST", f"{DEEPEST}f"),
-        header=_HEADER,
+        source=source(),
+        header=HEADER,
     )
 
 
 def settings_of(rows: Sequence[Sampling]) -> mx.array:
+    """The settings of each row, in the order that the kernel reads them."""
     return mx.array([[row.temperature, row.top_p, row.min_p, float(row.top_k)] for row in rows], dtype=mx.float32)
 
 
 def sample(logits: mx.array, settings: mx.array, uniform: mx.array) -> mx.array:
-    """One token a row: `settings` from `settings_of`, `uniform` a number in [0, 1) a row."""
+    """One token per row. `settings` come from `settings_of`; `uniform` is a number in [0, 1) per row."""
     rows = logits.shape[0]
     (out,) = _kernel()(
         inputs=[logits, settings, uniform],

@@ -1,11 +1,11 @@
-"""Products of a batch's few rows with a weight, x @ w.T, as CUDA kernels, with what follows in the same launch.
+"""Small-batch matmuls as CUDA kernels: x @ w.T for the few rows of a decode step, fused with the next operation.
 
-MLX has cuBLAS compute such a product inside a captured graph, which costs the host 18 us (H200), where a kernel of ours
-costs 4: and a decode step on a large GPU waits for its host.
+MLX has cuBLAS compute such a matmul inside a captured graph, which costs the host 18 us (H200); one of these kernels
+costs 4. A decode step on a large GPU waits for its host.
 
-A block takes one or two tiles of 16 rows of the weight, and its warps share out K. Both operands lie along K, so a
-thread loads 16 bytes of each, and the same order of K on both sides feeds two mma m16n8k16. How a row's sums are split
-depends on the weight alone: a row gets the same numbers whoever else is in the batch.
+A block takes one or two tiles of 16 rows of the weight, and its warps split K. Both operands lie along K, so a thread
+loads 16 bytes of each, and the same order of K on both sides feeds two mma m16n8k16. How the sums of a row are split
+depends on the weight alone: a row gets the same numbers whatever else is in the batch.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any
 import mlx.core as mx
 
 WIDTHS = (32, 64)
-"""How many rows a pass may have. Each width is compiled for seconds, so there are two: 8 rows take as long as 32."""
-WIDEST = 32768
-"""Weights with more rows than this (output layers) stay with cuBLAS, which is faster there."""
+"""How many rows a pass may have. Compiling a width takes seconds, so there are two: 8 rows take as long as 32."""
+MAX_WEIGHT_ROWS = 32768
+"""Weights with more rows than this (output layers) are left to cuBLAS, which is faster there."""
 
 _HEADER = """
 __device__ __forceinline__ void mill_fetch(void* to, const void* from) {
@@ -41,8 +41,8 @@ __device__ __forceinline__ void mill_mma(
 
 # Tile m of a block begins at row r0 + m * APART of the weight. GROUP blocks side by side cover GROUP * 16 rows, so with
 # APART = GROUP * 16 tiles that belong together (both halves of a head, a gate and its value) are in one block. The size
-# of the weight is no constant: a kernel is compiled for seconds, and a model has many sizes.
-_PRODUCT = """
+# of the weight is no constant: compiling a kernel takes seconds, and a model has many sizes.
+_MATMUL = """
   constexpr int NT = ROWS / 8, LINE = 16 * MT + 1;
   const int N = w_shape[0], K = w_shape[1], KW = K / W;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -119,18 +119,18 @@ _PRODUCT = """
   };
 """
 
-_ALONE = "  constexpr int GROUP = 1, APART = 16;\n"
-_PAIRED = "  const int GROUP = w_shape[0] / 32, APART = w_shape[0] / 2;\n"
-_HALVED = "  constexpr int GROUP = D / 32, APART = D / 2;\n"
+_SINGLE_TILES = "  constexpr int GROUP = 1, APART = 16;\n"
+_GATE_AND_UP_TILES = "  const int GROUP = w_shape[0] / 32, APART = w_shape[0] / 2;\n"
+_HALF_HEAD_TILES = "  constexpr int GROUP = D / 32, APART = D / 2;\n"
 
-_PLAIN = """
+_STORE = """
   for (int i = threadIdx.x; i < ROWS * 16 * MT; i += W * 32) {
     const int row = i / (16 * MT), col = i % (16 * MT);
     out[(size_t)row * N + r0 + col] = T(sum(row, col));
   }
 """
 
-_ADDED = """
+_ADD = """
   for (int i = threadIdx.x; i < ROWS * 16 * MT; i += W * 32) {
     const int row = i / (16 * MT), col = i % (16 * MT);
     const size_t at = (size_t)row * N + r0 + col;
@@ -138,7 +138,7 @@ _ADDED = """
   }
 """
 
-_GATED = """
+_SWIGLU = """
   for (int i = threadIdx.x; i < ROWS * 16; i += W * 32) {
     const int row = i / 16, col = i % 16;
     const float gate = sum(row, col), up = sum(row, col + 16);
@@ -146,7 +146,7 @@ _GATED = """
   }
 """
 
-_TURNED = """
+_ROPE = """
   const int head = r0 / D, first = r0 % D;
   for (int i = threadIdx.x; i < ROWS * 16; i += W * 32) {
     const int row = i / 16, col = i % 16, d = first + col;
@@ -168,48 +168,48 @@ _TURNED = """
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """One of the kernels. `tiles` a block, `warps` at most, `depth` chunks on their way: what was fastest on an H200
-    and leaves a block below the 99 KiB of shared memory that every GPU from sm_80 on has."""
+    """One of the kernels: `tiles` per block, at most so many `warps`, `depth` chunks in flight. The numbers were the
+    fastest on an H200, and a block stays below the 99 KiB of shared memory that every GPU from sm_80 on has."""
 
     name: str
     inputs: tuple[str, ...]
-    ending: str
+    epilogue: str
     tiles: int
     warps: int
     depth: int
-    tiling: str = _ALONE
+    tiling: str = _SINGLE_TILES
     outputs: tuple[str, ...] = ("out",)
 
     def warps_for(self, size: int) -> int:
-        """As many as can share out rows of this size."""
+        """As many warps as can split rows of this size."""
         warps = self.warps
         while size % (32 * warps):
             warps //= 2
         return warps
 
     def shared_bytes(self, rows: int, warps: int) -> int:
-        """The ring that the weight comes through; later the warps' sums lie there."""
+        """For the ring buffer of the weight, which later holds the sums of the warps."""
         ring = self.depth * self.tiles * 2 * warps * 32 * 16
         return max(ring, warps * rows * (16 * self.tiles + 1) * 4)
 
 
-_NARROW = _Kind("product", ("x", "w"), _PLAIN, tiles=1, warps=16, depth=3)
-_WIDE = _Kind("wide_product", ("x", "w"), _PLAIN, tiles=2, warps=8, depth=4)
-_RESIDUAL = _Kind("added", ("x", "w", "r"), _ADDED, tiles=1, warps=16, depth=3)
-_GATE = _Kind("gated", ("x", "w"), _GATED, tiles=2, warps=4, depth=6, tiling=_PAIRED)
-_HEADS = _Kind(
-    "turned",
+_NARROW_KIND = _Kind("matmul", ("x", "w"), _STORE, tiles=1, warps=16, depth=3)
+_WIDE_KIND = _Kind("wide_matmul", ("x", "w"), _STORE, tiles=2, warps=8, depth=4)
+_ADD_KIND = _Kind("matmul_add", ("x", "w", "r"), _ADD, tiles=1, warps=16, depth=3)
+_SWIGLU_KIND = _Kind("swiglu_matmul", ("x", "w"), _SWIGLU, tiles=2, warps=4, depth=6, tiling=_GATE_AND_UP_TILES)
+_ROPE_KIND = _Kind(
+    "qkv_rope",
     ("x", "w", "offset", "periods"),
-    _TURNED,
+    _ROPE,
     tiles=2,
     warps=8,
     depth=4,
-    tiling=_HALVED,
+    tiling=_HALF_HEAD_TILES,
     outputs=("q", "keys", "values"),
 )
-KINDS = (_NARROW, _WIDE, _RESIDUAL, _GATE, _HEADS)
-MANY_ROWS = 3072
-"""From so many rows of a weight on, a block with one tile would have too little to do."""
+KINDS = (_NARROW_KIND, _WIDE_KIND, _ADD_KIND, _SWIGLU_KIND, _ROPE_KIND)
+WIDE_WEIGHT_ROWS = 3072
+"""From so many rows of a weight on, a block with one tile would have too little work."""
 
 
 @functools.cache
@@ -218,7 +218,7 @@ def _kernel(kind: _Kind, dtype: mx.Dtype, shared: int) -> Any:
         name=f"millstream_{kind.name}",
         input_names=list(kind.inputs),
         output_names=list(kind.outputs),
-        source=kind.tiling + _PRODUCT + kind.ending,
+        source=kind.tiling + _MATMUL + kind.epilogue,
         header=_HEADER.replace("KIND", "f16" if dtype == mx.float16 else "bf16"),
         shared_memory=shared,
     )
@@ -252,45 +252,45 @@ def _run(
     return out
 
 
-def known_here() -> bool:
-    """The instructions that the kernels use came with sm_80."""
+def supported_here() -> bool:
+    """True from sm_80 on, which brought the instructions that the kernels use."""
     return int(mx.device_info().get("compute_capability_major", 0)) >= 8
 
 
 def fits(weight: mx.array) -> bool:
-    """Whether any of the kernels can take this weight."""
+    """True if the kernels can take this weight."""
     rows, size = weight.shape
-    return weight.dtype in (mx.bfloat16, mx.float16) and size % 32 == 0 and rows % 32 == 0 and rows <= WIDEST
+    return weight.dtype in (mx.bfloat16, mx.float16) and size % 32 == 0 and rows % 32 == 0 and rows <= MAX_WEIGHT_ROWS
 
 
 def fits_heads(size: int) -> bool:
-    """Whether heads of this size can be turned: half of one must be whole tiles."""
+    """True if `qkv_rope` can take heads of this size: half of one must be whole tiles."""
     return size % 32 == 0
 
 
 def matmul(x: mx.array, weight: mx.array) -> mx.array:
     """x @ weight.T for x of (rows, 1, size)."""
-    kind = _WIDE if weight.shape[0] >= MANY_ROWS else _NARROW
+    kind = _WIDE_KIND if weight.shape[0] >= WIDE_WEIGHT_ROWS else _NARROW_KIND
     return _run(kind, x, weight, (), [(*x.shape[:-1], weight.shape[0])])[0]
 
 
 def matmul_add(x: mx.array, weight: mx.array, residual: mx.array) -> mx.array:
     """residual + x @ weight.T"""
-    return _run(_RESIDUAL, x, weight, (residual,), [(*x.shape[:-1], weight.shape[0])])[0]
+    return _run(_ADD_KIND, x, weight, (residual,), [(*x.shape[:-1], weight.shape[0])])[0]
 
 
 def swiglu_matmul(x: mx.array, weight: mx.array) -> mx.array:
     """silu(gate) * up, where the first half of the weight's rows gives the gate."""
     half = weight.shape[0] // 2
-    return _run(_GATE, x, weight, (), [(*x.shape[:-1], half)])[0]
+    return _run(_SWIGLU_KIND, x, weight, (), [(*x.shape[:-1], half)])[0]
 
 
 def qkv_rope(
     x: mx.array, weight: mx.array, offset: mx.array, periods: mx.array, heads: int, groups: int, size: int
 ) -> tuple[mx.array, mx.array, mx.array]:
-    """Queries, keys and values of (rows, heads or groups, 1, size); the first two turned to the rows' positions."""
+    """Queries, keys and values of (rows, heads or groups, 1, size); RoPE is applied to the first two."""
     rows = x.shape[0]
     shapes = [(rows, heads, 1, size), (rows, groups, 1, size), (rows, groups, 1, size)]
     counts = (("H", heads), ("KV", groups), ("D", size))
-    queries, keys, values = _run(_HEADS, x, weight, (offset, periods), shapes, counts)
+    queries, keys, values = _run(_ROPE_KIND, x, weight, (offset, periods), shapes, counts)
     return queries, keys, values

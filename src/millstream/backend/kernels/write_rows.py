@@ -1,6 +1,6 @@
-"""Rows that join a batch, written into their slots in place, as a CUDA kernel.
+"""A CUDA kernel that writes the keys and values of rows that join a batch into their slots, in place.
 
-MLX copies a whole buffer to change a part of it while the device still reads it: with rows of 8,000 tokens, gigabytes.
+MLX copies a whole buffer to change a part of it while the device still reads it: gigabytes with rows of 8,000 tokens.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import mlx.core as mx
 
 THREADS = 256
 
-# A block copies some tokens of one head of one row, 16 bytes a thread at a time where they lie so. `part` is an input
-# that is written to: MLX knows nothing of it, so what reads the buffer next must be in another evaluation.
+# A block copies some tokens of one head of one row, 16 bytes per thread where they are aligned. `part` is an input that
+# is written to: MLX does not know it, so the next read of the buffer must be in another evaluation.
 _SOURCE = """
   constexpr int V = 16 / sizeof(T);
   const int head = blockIdx.y, row = blockIdx.z, length = rows_shape[2];
@@ -37,7 +37,7 @@ _SOURCE = """
 @functools.cache
 def _kernel() -> Any:
     return mx.fast.cuda_kernel(
-        name="millstream_place",
+        name="millstream_write_rows",
         input_names=["part", "rows", "places", "start"],
         output_names=["out"],
         source=_SOURCE,
@@ -45,13 +45,13 @@ def _kernel() -> Any:
     )
 
 
-def write_rows(part: mx.array, rows: mx.array, places: Sequence[int], start: int) -> mx.array:
-    """Write `rows`, (count, heads, length, size), to the slots `places` of `part`, (slots, heads, columns, size), from
-    column `start` on. What is returned must be evaluated before anything else reads the buffer."""
+def write_rows(part: mx.array, rows: mx.array, slots: Sequence[int], start: int) -> mx.array:
+    """Write `rows`, (count, heads, length, size), to some slots of `part`, (slots, heads, columns, size), from column
+    `start` on. The result must be evaluated before anything else reads the buffer."""
     count, heads, length, size = rows.shape
     blocks = min(64, -(-length * size * rows.dtype.size // (16 * THREADS)))
     (out,) = _kernel()(
-        inputs=[part, rows, mx.array(list(places), dtype=mx.int32), mx.array([start], dtype=mx.int32)],
+        inputs=[part, rows, mx.array(list(slots), dtype=mx.int32), mx.array([start], dtype=mx.int32)],
         output_shapes=[(1,)],
         output_dtypes=[mx.int32],
         grid=(blocks * THREADS, heads, count),

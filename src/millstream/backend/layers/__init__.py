@@ -1,1 +1,1 @@
-"""What a model's layers call in place of what mlx-lm gave them, where a device is faster with it."""
+"""Replacements for layers and functions of mlx-lm's models, where a device runs them faster."""

@@ -1,4 +1,4 @@
-"""A block's products with what follows them: by our CUDA kernels for few rows, or by MLX, which says what is meant."""
+"""Fused small-batch matmuls: CUDA kernels and their MLX reference."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from millstream.backend.kernels import small_matmul
 
 @dataclass(frozen=True, slots=True)
 class FusedMatmuls:
-    """See `kernels.small_matmul` for what each function gives."""
+    """The functions of `kernels.small_matmul`, by one implementation."""
 
     fits: Callable[[mx.array], bool]
     fits_heads: Callable[[int], bool]
@@ -24,7 +24,7 @@ class FusedMatmuls:
     swiglu: Callable[[mx.array, mx.array], mx.array]
     qkv_rope: Callable[..., tuple[mx.array, mx.array, mx.array]]
     compile: Callable[[Any], Any]
-    """A kernel's source is put together at every call, unless the call is part of a compiled function."""
+    """A kernel's source is assembled at every call, unless the call is part of a compiled function."""
 
 
 def _matmul(x: mx.array, weight: mx.array) -> mx.array:
@@ -57,13 +57,13 @@ def split_heads(joined: mx.array, heads: int, groups: int, size: int) -> tuple[m
 
 
 def join_heads(attended: mx.array) -> mx.array:
-    """What attention gives, (rows, heads, length, size), as (rows, length, all)."""
+    """The output of attention, (rows, heads, length, size), as (rows, length, all)."""
     rows, _, length, _ = attended.shape
     return (attended if length == 1 else attended.transpose(0, 2, 1, 3)).reshape(rows, length, -1)
 
 
 def rope(x: mx.array, offset: mx.array, periods: mx.array) -> mx.array:
-    """The rotary embedding, from the rows' positions on."""
+    """RoPE, from each row's position on."""
     return mx.fast.rope(x, x.shape[-1], traditional=False, base=None, scale=1.0, offset=offset, freqs=periods)
 
 

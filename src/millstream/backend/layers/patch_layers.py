@@ -1,7 +1,7 @@
-"""Giving a model another function in place of one that its layers call.
+"""Replaces a function that the layers of one model call.
 
-mlx-lm's layers find their helpers as globals of the module they are written in. A layer gets a subclass whose
-`__call__` is the same code with one global exchanged: no module of mlx-lm is changed, no other model is touched.
+mlx-lm's layers find their helpers as globals of their module. A layer gets a subclass whose `__call__` is the same code
+with one global replaced: no module of mlx-lm is changed, and no other model is affected.
 """
 
 from __future__ import annotations
@@ -10,31 +10,31 @@ import types
 from typing import Any
 
 
-def patch_function(model: Any, name: str, function: Any, beside: str | None = None) -> int:
-    """Every layer of `model` that calls `name` calls `function` instead; how many there are. `beside`: only those that
-    use this name as well."""
+def patch_function(model: Any, name: str, function: Any, also: str | None = None) -> int:
+    """Have every layer of `model` that calls `name` call `function` instead; with `also`, only those that use that name
+    too. Returns how many there are."""
     made: dict[type, type] = {}
-    callers = callers_of(model, name, beside)
+    callers = callers_of(model, name, also)
     for module in callers:
         kind = type(module)
         if kind not in made:
-            made[kind] = _with(kind, vars(kind)["__call__"], name, function)
+            made[kind] = _patched_class(kind, vars(kind)["__call__"], name, function)
         module.__class__ = made[kind]
     return len(callers)
 
 
-def callers_of(model: Any, name: str, beside: str | None = None) -> list[Any]:
-    """The layers whose call uses `name`, and `beside` as well if it is given."""
+def callers_of(model: Any, name: str, also: str | None = None) -> list[Any]:
+    """The layers whose code uses `name`, and `also` if it is given."""
     found = []
     for _, module in model.named_modules():
         call = vars(type(module)).get("__call__")
         names = call.__code__.co_names if isinstance(call, types.FunctionType) else ()
-        if name in names and (beside is None or beside in names):
+        if name in names and (also is None or also in names):
             found.append(module)
     return found
 
 
-def _with(kind: type, call: types.FunctionType, name: str, function: Any) -> type:
+def _patched_class(kind: type, call: types.FunctionType, name: str, function: Any) -> type:
     names = {**call.__globals__, name: function}
     ours = types.FunctionType(call.__code__, names, call.__name__, call.__defaults__, call.__closure__)
     ours.__kwdefaults__ = call.__kwdefaults__

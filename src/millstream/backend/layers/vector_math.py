@@ -1,7 +1,7 @@
-"""The exponential on an x86_64 CPU. MLX's is scalar code there: 30 ns an element.
+"""The exponential function for x86_64 CPUs. MLX's is scalar code there: 30 ns per element.
 
-Many elements go through MKL's vector mathematics where MKL is loaded (0.4 ns), few through a polynomial made of
-operations that MLX does compute several at a time (8 ns).
+Large arrays go through MKL's vector mathematics if MKL is loaded (0.4 ns), small ones through a polynomial of
+operations that MLX vectorises (8 ns).
 """
 
 from __future__ import annotations
@@ -14,36 +14,36 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-MANY = 65_536
-"""Below this, waiting for the argument costs more than it saves."""
+LARGE = 65_536
+"""Elements of a large array. Below this, waiting for the argument costs more than MKL saves."""
 
 _LOG2_E = 1.4426950408889634
 # 2**f for |f| <= 1/2: the series of exp(f ln 2), to the seventh power, good to the last bits of a float32.
 _SERIES = tuple(math.log(2) ** power / math.factorial(power) for power in range(8))
 _MODE = 0x280000 | 0x100 | 0x1
-"""Denormal numbers are zero, no errors are raised, the last bit may be off by one."""
+"""MKL's mode: denormal numbers are zero, no errors are raised, the last bit may be off by one."""
 
 
-def exp_of_fresh(x: mx.array) -> mx.array:
-    """e**x. `x` is a float32 result that nothing else holds: its memory may be written over."""
-    return _written_over(x) if x.size >= MANY and _library() is not None else exponential(x)
+def exp_in_place(x: mx.array) -> mx.array:
+    """e**x. `x` is a float32 result that nothing else refers to: its memory may be overwritten."""
+    return _overwrite(x) if x.size >= LARGE and _mkl_exp() is not None else exp_polynomial(x)
 
 
-def exponential(x: mx.array) -> mx.array:
-    """e**x as 2**n * 2**f. The power of two is put together from its bits."""
+def exp_polynomial(x: mx.array) -> mx.array:
+    """e**x as 2**n * 2**f. The power of two is built from its bits."""
     scaled = mx.clip(x * _LOG2_E, -126.0, 126.0)
-    whole = (scaled + mx.where(scaled >= 0, 0.5, -0.5)).astype(mx.int32)
-    rest = scaled - whole.astype(mx.float32)
+    exponent = (scaled + mx.where(scaled >= 0, 0.5, -0.5)).astype(mx.int32)
+    fraction = scaled - exponent.astype(mx.float32)
     value: Any = _SERIES[-1]
     for factor in reversed(_SERIES[:-1]):
-        value = value * rest + factor
-    power: mx.array = value * mx.view((whole + 127) << 23, mx.float32)
+        value = value * fraction + factor
+    power: mx.array = value * mx.view((exponent + 127) << 23, mx.float32)
     return power
 
 
 @functools.cache
-def _library() -> Any:
-    """MKL's function, if MKL was opened for everyone to see (`environment.load_blas`)."""
+def _mkl_exp() -> Any:
+    """MKL's function; None unless `environment.load_blas` loaded MKL with RTLD_GLOBAL."""
     try:
         function = ctypes.CDLL(None).vmsExp
     except AttributeError:
@@ -53,10 +53,10 @@ def _library() -> Any:
     return function
 
 
-def _written_over(x: mx.array) -> mx.array:
+def _overwrite(x: mx.array) -> mx.array:
     mx.eval(x)
     memory = np.array(x, copy=False)
-    if not memory.flags.forc:  # elements repeated or spread out: x.size numbers from its start are not all its own
-        return exponential(x)
-    _library()(x.size, memory.ctypes.data, memory.ctypes.data, _MODE)
+    if not memory.flags.forc:  # broadcast or strided: the x.size numbers from its start are not all its own
+        return exp_polynomial(x)
+    _mkl_exp()(x.size, memory.ctypes.data, memory.ctypes.data, _MODE)
     return x

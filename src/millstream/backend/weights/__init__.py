@@ -1,1 +1,1 @@
-"""From files to a model on its device."""
+"""Loading weights: from files to a model on its device."""

@@ -1,4 +1,4 @@
-"""Builds the mlx-lm model of a GGUF file. Everything here runs on the thread that will own the model.
+"""Builds the mlx-lm model of a GGUF file. Owner only.
 
 MLX's own GGUF reader is not used: for Q4_K it returns wrong values, and one tensor of a type that it does not know
 fails the whole file.
@@ -14,6 +14,8 @@ import mlx.core as mx
 import numpy as np
 from mlx import nn
 
+from millstream.backend.weights.materialize import ByteProgress
+from millstream.engine.protocols import Progress, ignore_progress
 from millstream.errors import ModelError
 from millstream.models.gguf_blocks import GROUP, REPACKED, repack
 from millstream.models.gguf_check import check_gguf
@@ -23,19 +25,23 @@ from millstream.models.gguf_names import ROPE_TENSORS, parameter_name
 
 
 def load_gguf_model(
-    path: Path | str, *, dtype: mx.Dtype = mx.float16, native_quantisation: bool = True
+    path: Path | str,
+    *,
+    dtype: mx.Dtype = mx.float16,
+    native_quantisation: bool = True,
+    report: Progress = ignore_progress,
 ) -> tuple[nn.Module, dict[str, Any]]:
     """The model with its weights, and its configuration.
 
-    `native_quantisation` keeps quantised what MLX can hold without changing a value, with scales in `dtype`.
-    The rest, or everything without it, is unpacked to `dtype`.
+    With `native_quantisation`, tensors that MLX can represent without changing a value stay quantised, with scales in
+    `dtype`. All others are unpacked to `dtype`.
     """
     file = open_gguf(path)
     config = gguf_config(file)
     check_gguf(file, config)
     module = import_module(f"mlx_lm.models.{config['model_type']}")
     model: nn.Module = module.Model(module.ModelArgs.from_dict(config))
-    weights = load_gguf_weights(file, dtype=dtype, native_quantisation=native_quantisation)
+    weights = load_gguf_weights(file, dtype=dtype, native_quantisation=native_quantisation, report=report)
     if hasattr(model, "sanitize"):
         weights = model.sanitize(weights)
     _quantise_layers(model, weights)
@@ -49,24 +55,30 @@ def load_gguf_model(
     return model, config
 
 
-def load_gguf_weights(file: GgufFile, *, dtype: mx.Dtype, native_quantisation: bool) -> dict[str, mx.array]:
-    """Every parameter by its mlx-lm name; a matrix kept quantised is three: `weight`, `scales` and `biases`."""
+def load_gguf_weights(
+    file: GgufFile, *, dtype: mx.Dtype, native_quantisation: bool, report: Progress = ignore_progress
+) -> dict[str, mx.array]:
+    """Every parameter by its mlx-lm name; a quantised matrix is three: `weight`, `scales` and `biases`."""
     weights: dict[str, mx.array] = {}
+    progress = ByteProgress(sum(tensor.data.nbytes for tensor in file.tensors.values()), report)
     for tensor in file.tensors.values():
-        if tensor.name in ROPE_TENSORS:
-            continue
-        name = parameter_name(file.architecture, tensor.name)
-        if name is None:
-            raise ModelError(
-                f"{file.path}: tensor {tensor.name!r} is not known for architecture {file.architecture!r}."
-            )
-        if native_quantisation and tensor.kind in REPACKED and len(tensor.shape) > 1:
-            weights.update(_quantised(name.removesuffix(".weight"), tensor, dtype))
-        else:
-            # Gemma's norms multiply by 1 + weight; the file has the sum.
-            shift = -1.0 if file.architecture == "gemma3" and name.endswith("norm.weight") else 0.0
-            weights[name] = _unpacked(tensor, dtype, shift)
+        if tensor.name not in ROPE_TENSORS:
+            weights.update(_parameters(file, tensor, dtype, native_quantisation))
+        progress.add(tensor.data.nbytes)
+    progress.finish()
     return weights
+
+
+def _parameters(file: GgufFile, tensor: GgufTensor, dtype: mx.Dtype, native_quantisation: bool) -> dict[str, mx.array]:
+    """The parameters that one tensor becomes."""
+    name = parameter_name(file.architecture, tensor.name)
+    if name is None:
+        raise ModelError(f"{file.path}: tensor {tensor.name!r} is not known for architecture {file.architecture!r}.")
+    if native_quantisation and tensor.kind in REPACKED and len(tensor.shape) > 1:
+        return _quantised(name.removesuffix(".weight"), tensor, dtype)
+    # Gemma's norms multiply by 1 + weight; the file has the sum.
+    shift = -1.0 if file.architecture == "gemma3" and name.endswith("norm.weight") else 0.0
+    return {name: _unpacked(tensor, dtype, shift)}
 
 
 def _quantised(module: str, tensor: GgufTensor, dtype: mx.Dtype) -> dict[str, mx.array]:
@@ -77,7 +89,7 @@ def _quantised(module: str, tensor: GgufTensor, dtype: mx.Dtype) -> dict[str, mx
 
 
 def _unpacked(tensor: GgufTensor, dtype: mx.Dtype, shift: float) -> mx.array:
-    """The tensor in `dtype`. Evaluated at once, or the float32 values of the whole model would wait for their cast."""
+    """The tensor in `dtype`. Evaluated here, or the float32 values of the whole model would wait for their cast."""
     if tensor.kind == "BF16":
         values = mx.array(np.ascontiguousarray(tensor.data).view(np.uint16)).view(mx.bfloat16)
     elif tensor.kind == "F16":
@@ -90,7 +102,7 @@ def _unpacked(tensor: GgufTensor, dtype: mx.Dtype, shift: float) -> mx.array:
 
 
 def _quantise_layers(model: nn.Module, weights: dict[str, mx.array]) -> None:
-    """Make quantised layers of those that have scales. A group of 32 values has as many words as a value has bits."""
+    """Quantise the layers that have scales. A group of 32 values has as many words as a value has bits."""
     bits = {
         name.removesuffix(".scales"): weights[f"{name.removesuffix('.scales')}.weight"].shape[-1] // scales.shape[-1]
         for name, scales in weights.items()
@@ -105,7 +117,7 @@ def _quantise_layers(model: nn.Module, weights: dict[str, mx.array]) -> None:
 
 
 def _use_rope_factors(model: nn.Module, file: GgufFile, config: dict[str, Any]) -> None:
-    """Llama 3.1 and later: the file has no parameters of the scaling, but the factor that it gives every frequency."""
+    """Llama 3.1 and later: the file has a factor per RoPE frequency instead of the parameters of the scaling."""
     tensor = file.tensors.get("rope_freqs.weight")
     if tensor is None:
         return
@@ -115,7 +127,7 @@ def _use_rope_factors(model: nn.Module, file: GgufFile, config: dict[str, Any]) 
 
 
 class FactorRope(nn.Module):  # type: ignore[misc]
-    """A rotary embedding whose every frequency is divided by its own factor."""
+    """RoPE in which every frequency is divided by its own factor."""
 
     def __init__(self, dims: int, base: float, factors: np.ndarray[Any, Any], traditional: bool) -> None:
         super().__init__()

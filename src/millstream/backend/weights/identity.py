@@ -1,4 +1,4 @@
-"""What keys and values depend on besides tokens, as one word: another model, or another form of it, has another."""
+"""The identity of a model for its prefix cache on disk: a hash of all that keys and values depend on besides tokens."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-READ_WHOLE = 1 << 20
-"""Smaller files are taken by their content; larger ones by their size and time."""
+HASHED_SIZE = 1 << 20
+"""Files up to this size count by their content, larger ones by their size and modification time."""
 
 
 def identity_of(path: Path, *form: object) -> str:
-    """`form`: whatever else decides how the model computes."""
+    """`form`: whatever else decides what the model computes, such as its dtype."""
     files = sorted(each for each in path.iterdir() if each.is_file()) if path.is_dir() else [path]
     versions = [importlib.metadata.version(name) for name in ("mlx", "mlx-lm")]
     facts = [versions, [str(each) for each in form], [list(_describe(each)) for each in files]]
@@ -23,7 +23,7 @@ def identity_of(path: Path, *form: object) -> str:
 def _describe(file: Path) -> Iterable[object]:
     status = file.stat()
     yield from (file.name, status.st_size)
-    if status.st_size <= READ_WHOLE:
+    if status.st_size <= HASHED_SIZE:
         yield hashlib.sha256(file.read_bytes()).hexdigest()
     else:
         yield status.st_mtime_ns

@@ -1,4 +1,4 @@
-"""From files to a model whose every array is evaluated. Owner only."""
+"""Loads a model from a folder or a GGUF file, in the form that its device computes fastest. Owner only."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import dequantize_model, load_model
 
 from millstream.backend.device import Device, available_bytes
-from millstream.backend.layers.cpu_experts import keep_experts_in_float32
+from millstream.backend.layers.cpu_experts import use_float32_experts
 from millstream.backend.weights.gguf import load_gguf_model
 from millstream.backend.weights.materialize import evaluate_all
 from millstream.backend.weights.vision import load_vision
+from millstream.engine.protocols import Progress, ignore_progress
 from millstream.errors import ModelError
 from millstream.models.checks import check_folder
 from millstream.models.geometry import context_length
@@ -23,8 +24,8 @@ from millstream.models.vision import has_mlx_vlm, is_vision_model
 
 log = logging.getLogger(__name__)
 
-# Of the free memory, what unpacked weights may take: the rest is for caches and everything else.
 UNPACK_SHARE = 0.6
+"""The share of the free memory that unpacked weights may take. The rest is for KV caches and everything else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +35,8 @@ class LoadedModel:
     weight_bytes: int
     dtype: str
     notes: tuple[str, ...]
-    whole: Any = None
-    """With its towers, if it sees: then `model` is its language part."""
+    is_vision: bool = False
+    """True if `model` is a vision-language model of mlx-vlm, with its towers."""
 
     @property
     def context_length(self) -> int:
@@ -45,7 +46,7 @@ class LoadedModel:
     def vocab_size(self) -> int:
         value = self.config.get("vocab_size") or (self.config.get("text_config") or {}).get("vocab_size")
         if not isinstance(value, int):
-            raise ModelError("the model's config names no vocab_size")
+            raise ModelError("The model's config.json has no vocab_size.")
         return value
 
 
@@ -53,40 +54,50 @@ LIBRARY_FAILURES = (
     ValueError, TypeError, LookupError, AttributeError, ArithmeticError, ImportError, OSError, RuntimeError,
     MemoryError, AssertionError,
 )  # fmt: skip
-"""What mlx-lm and mlx-vlm raise for files that they cannot make a model of."""
+"""What mlx-lm and mlx-vlm raise for files that they cannot load."""
 
 UNPACKED = {"cpu": mx.float32, "cuda": mx.bfloat16}
-"""What packed weights become. The CPU build's BLAS computes float32 only; the CUDA build's 4-bit products collapse in
-batches (8B on an H200: 308 tokens/s at 32 rows, against 7,199 in bf16 at 64). Metal's are fast as they are."""
+"""The type that quantised weights are unpacked to. BLAS on the CPU computes float32 only; the CUDA build's 4-bit
+matmuls collapse in batches (8B on an H200: 308 tokens/s at 32 rows, against 7,199 in bf16 at 64). Metal's are fast as
+they are."""
 
 
-def load(kind: Literal["folder", "gguf"], path: Path, device: Device, *, unpack: bool) -> LoadedModel:
-    """`unpack`: turn weights into the form that this device computes fastest, where memory allows."""
+def load(
+    kind: Literal["folder", "gguf"],
+    path: Path,
+    device: Device,
+    *,
+    unpack: bool,
+    report: Progress = ignore_progress,
+) -> LoadedModel:
+    """Load a model and evaluate all of it; `report` follows the bytes.
+
+    `unpack`: convert weights to the type that this device computes fastest, where memory allows.
+    """
     dtype = UNPACKED.get(device.kind) if unpack else None
     if kind == "gguf":
-        model, config, notes = _load_gguf(path, device, dtype)
-    elif (seeing := is_vision_model(check_folder(path))) and has_mlx_vlm():
-        return _load_seeing(path, device, dtype)
+        model, config, notes = _load_gguf(path, device, dtype, report)
+        report = ignore_progress  # the tensors were evaluated and reported one by one
+    elif (is_vision := is_vision_model(check_folder(path))) and has_mlx_vlm():
+        return _load_vision_model(path, device, dtype, report)
     else:
         model, config = _load_folder(path)
         notes = [] if dtype is None else _unpack(model, device, dtype)
         notes += _float_experts(model, device)
-        notes += ["it takes no images: mlx-vlm is not installed (pip install 'millstream[vision]')"] if seeing else []
-    weight_bytes = evaluate_all(model)
+        notes += ["text only: for images, install mlx-vlm (pip install 'millstream[vision]')"] if is_vision else []
+    weight_bytes = evaluate_all(model, report)
     return LoadedModel(model, config, weight_bytes, _dtype(model), tuple(notes))
 
 
-def _load_seeing(path: Path, device: Device, dtype: mx.Dtype | None) -> LoadedModel:
-    from millstream.backend.generation.media.language_parts import language_part
-
+def _load_vision_model(path: Path, device: Device, dtype: mx.Dtype | None, report: Progress) -> LoadedModel:
     try:
-        whole, config = load_vision(path)
+        model, config = load_vision(path)
     except LIBRARY_FAILURES as error:
         raise ModelError(f"{path}: {_first_line(error)}") from error
-    notes = [] if dtype is None else _unpack(whole, device, dtype)
-    notes += _float_experts(whole, device)
-    weight_bytes = evaluate_all(whole)
-    return LoadedModel(language_part(whole), config, weight_bytes, _dtype(whole), tuple(notes), whole)
+    notes = [] if dtype is None else _unpack(model, device, dtype)
+    notes += _float_experts(model, device)
+    weight_bytes = evaluate_all(model, report)
+    return LoadedModel(model, config, weight_bytes, _dtype(model), tuple(notes), is_vision=True)
 
 
 def _load_folder(path: Path) -> tuple[Any, dict[str, Any]]:
@@ -97,34 +108,38 @@ def _load_folder(path: Path) -> tuple[Any, dict[str, Any]]:
     return model, config
 
 
-def _load_gguf(path: Path, device: Device, dtype: mx.Dtype | None) -> tuple[Any, dict[str, Any], list[str]]:
-    # A file of 4-bit weights grows 8 times in float32; counted so for all, since its size is all that is known here.
+def _load_gguf(
+    path: Path, device: Device, dtype: mx.Dtype | None, report: Progress
+) -> tuple[Any, dict[str, Any], list[str]]:
+    # 4-bit weights grow eightfold in float32. Every file is counted so, since only its size is known here.
     if dtype is not None and path.stat().st_size * 2 * dtype.size < available_bytes(device) * UNPACK_SHARE:
-        model, config = load_gguf_model(path, native_quantisation=False, dtype=dtype)
+        model, config = load_gguf_model(path, native_quantisation=False, dtype=dtype, report=report)
         return model, config, [f"weights unpacked to {_name(dtype)}"]
-    model, config = load_gguf_model(path, native_quantisation=True, dtype=mx.float32 if device.is_cpu else mx.bfloat16)
+    scales = mx.float32 if device.is_cpu else mx.bfloat16
+    model, config = load_gguf_model(path, native_quantisation=True, dtype=scales, report=report)
     return model, config, []
 
 
 def _unpack(model: Any, device: Device, dtype: mx.Dtype) -> list[str]:
-    """Quantised weights on every device that has a better form; half-precision ones only where BLAS wants float32."""
-    packed = any(name.endswith(".scales") for name, _ in tree_flatten(model.parameters()))
-    if not packed and not (dtype == mx.float32 and _dtype(model) != "float32"):
+    """Unpack quantised weights, and half-precision ones where BLAS needs float32. Returns a note of what was done."""
+    quantised = any(name.endswith(".scales") for name, _ in tree_flatten(model.parameters()))
+    if not quantised and not (dtype == mx.float32 and _dtype(model) != "float32"):
         return []
     need = _unpacked_numbers(model) * dtype.size
-    room = int(available_bytes(device) * UNPACK_SHARE)
-    if need > room:
+    budget = int(available_bytes(device) * UNPACK_SHARE)
+    if need > budget:
         gib = 2**30
-        wish = f"{_name(dtype)} would take {need / gib:.1f} GiB"
-        return [f"weights kept packed: {wish}, {room / gib:.1f} GiB are free for it"]
+        return [
+            f"weights not unpacked: {_name(dtype)} would take {need / gib:.1f} GiB of {budget / gib:.1f} GiB available"
+        ]
     dequantize_model(model)
     model.set_dtype(dtype)
     return [f"weights unpacked to {_name(dtype)}"]
 
 
 def _float_experts(model: Any, device: Device) -> list[str]:
-    changed = keep_experts_in_float32(model) if device.is_cpu else 0
-    return ["experts kept in float32: the CPU multiplies them in no other type"] if changed else []
+    changed = use_float32_experts(model) if device.is_cpu else 0
+    return ["experts in float32: the CPU has gathered matmuls for no other type"] if changed else []
 
 
 def _name(dtype: mx.Dtype) -> str:
@@ -132,8 +147,8 @@ def _name(dtype: mx.Dtype) -> str:
 
 
 def _unpacked_numbers(model: Any) -> int:
-    """How many numbers the weights are. Packed ones stand in words of 32 bits without gaps, also where one lies across
-    two words, as those of 3, 5 and 6 bits do."""
+    """How many numbers the weights have. Quantised ones are packed into words of 32 bits without gaps: those of 3, 5
+    and 6 bits may span two words."""
     total = 0
     for _, module in model.named_modules():
         bits = module.bits if "scales" in module else 0

@@ -1,4 +1,4 @@
-"""Every array that an object reaches, private ones too."""
+"""Evaluates every array of a model, private ones too, and tells the progress of a load."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from millstream.engine.protocols import Progress, ignore_progress
 
 
 def reachable_arrays(root: object) -> Iterator[mx.array]:
-    """Walk containers and attributes. `parameters()` skips names with an underscore, such as scaled-RoPE tables;
-    left lazy, they would be evaluated by whichever thread runs first."""
+    """All arrays in containers and attributes. `parameters()` skips names with an underscore, such as scaled-RoPE
+    tables; left lazy, they would be evaluated on whichever thread runs first."""
     seen: set[int] = set()
     stack: list[object] = [root]
     while stack:
@@ -30,29 +30,51 @@ def reachable_arrays(root: object) -> Iterator[mx.array]:
 
 
 def _attributes(item: object) -> list[object]:
-    """The attributes of plain instances. Modules, classes and functions lead out of the model."""
+    """The attributes of plain instances. Modules, classes and functions would lead out of the model."""
     if isinstance(item, type) or type(item).__module__ == "builtins":
         return []
     return list(getattr(item, "__dict__", {}).values())
 
 
-PORTION = 256 * 2**20
+PORTION = 64 * 2**20
+"""Bytes that are evaluated in one go; progress is reported after each portion."""
+
+
+class ByteProgress:
+    """Reports which share of the bytes is in memory: at most once per portion, and at the end."""
+
+    def __init__(self, total: int, report: Progress) -> None:
+        self._total = total
+        self._report = report
+        self._done = self._reported = 0
+
+    def add(self, nbytes: int) -> None:
+        self._done += nbytes
+        if self._reported + PORTION <= self._done < self._total:
+            self._reported = self._done
+            self._report(self._done / self._total)
+
+    def finish(self) -> None:
+        self._report(1.0)
 
 
 def evaluate_all(root: object, report: Progress = ignore_progress) -> int:
-    """Evaluate everything `root` reaches on this thread's stream; returns the bytes. Portions keep what is being
-    unpacked small, and let a waiting user see how far it is."""
+    """Evaluate everything that `root` reaches on this thread's stream. Returns the bytes.
+
+    Portions bound the memory for unpacking, and let `report` follow the bytes.
+    """
     arrays = list(reachable_arrays(root))
     total = sum(array.nbytes for array in arrays)
-    done = seen = 0
+    progress = ByteProgress(total, report)
     portion: list[mx.array] = []
+    waiting = 0
     for array in arrays:
         portion.append(array)
-        seen += array.nbytes
-        if seen >= done + PORTION:
+        waiting += array.nbytes
+        if waiting >= PORTION:
             mx.eval(portion)
-            done, portion = seen, []
-            report(done / total)
+            progress.add(waiting)
+            portion, waiting = [], 0
     mx.eval(portion)
-    report(1.0)
+    progress.finish()
     return total

@@ -1,4 +1,4 @@
-"""Loading models that see, through mlx-vlm. Owner only."""
+"""Loads vision-language models through mlx-vlm. Owner only."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from millstream.models.vision import FAMILIES
 
 
 def load_vision(path: Path) -> tuple[Any, dict[str, Any]]:
-    """The whole model, lazily, and its configuration with what its family leaves out."""
+    """The model with its towers, not evaluated, and its configuration with the fields that its family leaves out."""
     from mlx_vlm.utils import get_model_type, load_model
 
-    # mlx-vlm runs the Python file that a configuration names, and asks nobody
+    # mlx-vlm runs the Python file that a configuration names, without asking.
     config = check_folder(path)
     if get_model_type(config) not in FAMILIES:
-        raise ModelError(f"{path / 'config.json'}: mlx-vlm takes this for a {get_model_type(config)!r}, not served")
+        raise ModelError(
+            f"{path / 'config.json'}: mlx-vlm takes this for a {get_model_type(config)!r} model, which is not supported"
+        )
     model = load_model(path, lazy=True)
     text = model.config.text_config
     config.setdefault("vocab_size", text.vocab_size)

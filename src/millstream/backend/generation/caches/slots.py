@@ -197,8 +197,9 @@ class SlotCaches:
         """Force a copy if slots are written in place: `contiguous` shares a buffer that is nearly all needed."""
         return part if self._write_rows is None else part * 1
 
-    def has_holes(self) -> bool:
-        """Whether any column of a row, except its last, is zero in all buffers: then kernels wrote to copies."""
+    def lost_writes(self) -> bool:
+        """True if a column that a row has written is still zero in all buffers: a kernel wrote it to a copy. The last
+        column is not checked, since its step may be under way."""
         parts = [part for layer in self.layers for part in layer.parts]
         for slot, start in enumerate(self._starts):
             if start is not None and start < self.end - 1:

@@ -1,1 +1,1 @@
-"""Layers that know the KV cache of a batch: attention over slots, fused blocks."""
+"""Layers that know the KV cache of a batch: attention over slots, fused transformer blocks."""

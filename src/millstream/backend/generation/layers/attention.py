@@ -1,6 +1,6 @@
-"""The attention that the models' layers call: over slots when rows decode, over a prompt's own caches when it is read.
+"""The attention that the layers of a model call: over slots in a decode step, over a prompt's own caches in prefill.
 
-On CUDA both have kernels of ours. On Metal and on the CPU the masked path of MLX is used.
+On CUDA both have custom kernels. On Metal and on the CPU MLX's attention with a mask is used.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def attention(
     mask: Any,
     sinks: mx.array | None = None,
 ) -> mx.array:
-    """What the models call in place of mlx-lm's function of the same signature, where there are no kernels of ours."""
-    if isinstance(cache, SlotLayer) and (new := _new(cache, keys, values, mask)) is not None:
+    """Replaces mlx-lm's function of the same signature, without custom kernels."""
+    if isinstance(cache, SlotLayer) and (new := _new_column(cache, keys, values, mask)) is not None:
         keys, values = cache.write_column(new)
     if isinstance(cache, SlotLayer) and cache.slots.ragged:
         return _over_slots(queries, keys, values, cache, scale, sinks)
@@ -45,10 +45,10 @@ def kernel_attention(
     mask: Any,
     sinks: mx.array | None = None,
 ) -> mx.array:
-    """The same with our CUDA kernels."""
+    """Replaces mlx-lm's function of the same signature, with our CUDA kernels where they fit."""
     if sinks is None and isinstance(cache, SlotLayer):
         slots = cache.slots
-        if decode_fits(queries, keys, values) and (new := _new(cache, keys, values, mask)) is not None:
+        if decode_fits(queries, keys, values) and (new := _new_column(cache, keys, values, mask)) is not None:
             (keys, values), fresh = cache.parts, (new[0], new[1])
             return ragged_attention(queries, keys, values, slots.starts, slots.end_array, fresh, slots.end + 1, scale)
     elif sinks is None and prefill_fits(queries, keys, values):
@@ -59,19 +59,19 @@ def kernel_attention(
     return attention(queries, keys, values, cache, scale, mask, sinks)
 
 
-def _new(cache: SlotLayer, keys: mx.array, values: mx.array, mask: Any) -> Parts | None:
-    """The step's column, if it is for us to write. It is read with all that the slots hold, so a layer must not have
-    made something else of it, nor a mask of its own, as those do that keep latent vectors."""
+def _new_column(cache: SlotLayer, keys: mx.array, values: mx.array, mask: Any) -> Parts | None:
+    """The step's column of keys and values, if attention is to write it. Raises `ValueError` if a layer passes other
+    keys, values or a mask of its own, as layers with latent vectors do: attention reads what the slots hold."""
     new = cache.take_new_column()
     if new is not None and (keys is not new[0] or values is not new[1] or mask is not None):
-        raise ValueError("its layers do not pass on to attention what the cache gave them")
+        raise ValueError("its layers do not pass the keys and values of the cache on to attention")
     return new
 
 
 def _over_slots(
     queries: mx.array, keys: mx.array, values: mx.array, cache: SlotLayer, scale: float, sinks: mx.array | None
 ) -> mx.array:
-    """Whole buffers, masked; rows that have no slot get zeros."""
+    """Over the whole buffers, with a mask; rows that have no slot get zeros."""
     slots = cache.slots
     inside = queries[: slots.count]
     out: mx.array = base.scaled_dot_product_attention(inside, keys, values, cache, scale, slots.full_mask(), sinks)
@@ -80,5 +80,5 @@ def _over_slots(
 
 
 def adopt_attention(model: Any, attend: Any) -> int:
-    """Give the model's attention layers one of the functions here; how many have it now."""
+    """Have the model's attention layers call one of the functions above. Returns how many do."""
     return patch_function(model, "scaled_dot_product_attention", attend)

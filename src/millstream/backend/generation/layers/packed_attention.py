@@ -1,7 +1,7 @@
-"""Attention over quantised keys and values: multiplied as they are, or unpacked first.
+"""Attention over a quantised KV cache: by matmuls with packed numbers, or unpacked first.
 
-A chunk of a prompt is better off unpacked: MLX's products with packed numbers take 6 to 10 times as long on the CPU
-(128 queries over 2,000 tokens: 430 to 470 ms against 42 to 50). One query a row is better off with packed products.
+A prefill chunk is faster unpacked: MLX's matmuls with packed numbers take 6 to 10 times as long on the CPU (128 queries
+over 2,000 tokens: 430 to 470 ms against 42 to 50). One query per row is faster with packed matmuls.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ Attention = Callable[..., mx.array]
 """mlx-lm's `scaled_dot_product_attention`, or one of ours with its signature."""
 
 
-def products_fit(device: str) -> bool:
-    """Where the packed products are to be trusted. On Metal MLX had a kernel that left out columns of heads that are no
-    multiple of 64 (its issue 4250); on GPUs we have not tried them on caches."""
+def packed_matmuls_fit(device: str) -> bool:
+    """True where packed matmuls can be trusted. On Metal, MLX had a kernel that skipped columns of heads whose size is
+    no multiple of 64 (its issue 4250); on GPUs we have not tried them on caches."""
     return device == "cpu"
 
 
-def packed_attention(plain: Attention, *, products: bool) -> Attention:
-    """What the models call in place of mlx-lm's function. `plain` is for keys and values that are not packed;
-    `products`: multiply packed ones, for one query a row."""
+def packed_attention(plain: Attention, *, matmuls: bool) -> Attention:
+    """An attention function to replace mlx-lm's. `plain` computes it over unpacked keys and values; with `matmuls`, one
+    query per row is multiplied with the packed ones."""
 
     def attention(
         queries: mx.array,
@@ -36,8 +36,8 @@ def packed_attention(plain: Attention, *, products: bool) -> Attention:
         mask: Any,
         sinks: mx.array | None = None,
     ) -> mx.array:
-        alike = keys[0].shape[-1] == values[0].shape[-1]  # which is what mlx-lm's function takes for granted
-        if products and queries.shape[2] == 1 and sinks is None and alike:
+        same_size = keys[0].shape[-1] == values[0].shape[-1]  # mlx-lm's function takes this for granted
+        if matmuls and queries.shape[2] == 1 and sinks is None and same_size:
             out: mx.array = base.scaled_dot_product_attention(queries, keys, values, cache, scale, mask)
             return out
         unpacked = functools.partial(mx.dequantize, group_size=cache.group_size, bits=cache.bits)

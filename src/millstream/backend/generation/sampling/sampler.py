@@ -116,7 +116,9 @@ class _TopKTopP:
 
     def __call__(self, probs: mx.array) -> mx.array:
         best = mx.sort(probs, axis=-1)[:, ::-1]
-        in_top_k = mx.where(mx.arange(best.shape[-1]) < self._top_k, best, 0)
+        # Tokens as likely as the k-th belong to the top k as well: there is no order among them.
+        kth = mx.take_along_axis(best, mx.minimum(self._top_k, best.shape[-1]) - 1, axis=-1)
+        in_top_k = mx.where(best >= kth, best, 0)
         before = mx.cumsum(in_top_k, axis=-1) - in_top_k
         inside = (before < self._top_p * mx.sum(in_top_k, axis=-1, keepdims=True)) & (in_top_k > 0)
         last = mx.maximum(mx.sum(inside, axis=-1, keepdims=True) - 1, 0)

@@ -1,0 +1,104 @@
+"""Makes the batch and the prefiller that a layout describes."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+
+from millstream.backend.generation.batch import Batch
+from millstream.backend.generation.caches.batch_caches import (
+    MergedCaches,
+    bytes_per_token,
+    cache_arrays,
+    new_row_caches,
+)
+from millstream.backend.generation.caches.quantized import QuantizedSlotLayer, new_prompt_caches
+from millstream.backend.generation.caches.slots import SlotCaches
+from millstream.backend.generation.layout import Layout
+from millstream.backend.generation.prefill.prefiller import BatchPrefiller, Prefiller, SinglePrefiller
+from millstream.backend.generation.prefix_store.blocks import PrefixStore
+from millstream.backend.generation.prefix_store.cache_state import prefix_sizes
+from millstream.backend.generation.sampling.guides import Compiler
+from millstream.backend.kernels.write_rows import write_rows
+from millstream.errors import ModelError
+from millstream.model_facts import PrefixSizes
+
+if TYPE_CHECKING:
+    from millstream.backend.generation.media.encoder import MediaEncoder
+
+LOST_WRITES = (
+    "This build of MLX hands our kernels copies of the arrays that they write to, so answers would be wrong. "
+    "Start with --disable kernel, and please report it."
+)
+
+
+class Assembly:
+    """Owner only. Builds for one model; a failed step or a trial asks for a fresh batch."""
+
+    def __init__(
+        self, model: Any, vocab_size: int, *, encoder: MediaEncoder | None = None, grammars: Compiler | None = None
+    ) -> None:
+        self.model = model
+        self.vocab_size = vocab_size
+        self._encoder = encoder
+        self._grammars = grammars
+        self._slots: SlotCaches | None = None
+        """The slots of the batch that was made last."""
+
+    def make(self, layout: Layout, store: PrefixStore) -> tuple[Batch, Prefiller]:
+        """A batch without rows, and the prefiller whose rows it takes."""
+        if layout.caches == "merged":
+            self._slots = None
+            prefill_media = self._encoder.prefill if self._encoder is not None else None
+            return self._batch(layout, MergedCaches()), SinglePrefiller(self.model, store, prefill_media=prefill_media)
+        self._slots = self._slot_caches(layout)
+        return self._batch(layout, self._slots), self._prefiller(layout, store)
+
+    def check_writes(self, layout: Layout) -> None:
+        """Raises `ModelError` if kernels wrote to copies of the slots. MLX makes a copy for a kernel if an array is not
+        contiguous, and the write is lost without an error."""
+        if layout.in_place and self._slots is not None and self._slots.lost_writes():
+            raise ModelError(LOST_WRITES)
+
+    def measure(self, layout: Layout) -> tuple[int, PrefixSizes | None]:
+        """Bytes per token in the KV cache, and the sizes of what the prefix cache saves; measured on one token."""
+        caches = new_prompt_caches(self.model, layout.packing)
+        self.model(mx.zeros((1, 1), dtype=mx.int32), cache=caches)
+        mx.eval(cache_arrays(caches))
+        return bytes_per_token(caches), prefix_sizes(caches)
+
+    def _batch(self, layout: Layout, caches: Any) -> Batch:
+        encoder = self._encoder
+        return Batch(
+            self.model,
+            self.vocab_size,
+            caches,
+            kernel=layout.sampling_kernel,
+            compiler=self._grammars,
+            shift=encoder.rope_delta if encoder is not None and self.model.uses_mrope else None,
+        )
+
+    def _slot_caches(self, layout: Layout) -> SlotCaches:
+        layers = len(new_row_caches(self.model))
+        if layout.packing is not None:
+            return SlotCaches(layers, layout.slot_policy, layer=functools.partial(QuantizedSlotLayer, layout.packing))
+        return SlotCaches(
+            layers,
+            layout.slot_policy,
+            width=layout.width,
+            write_rows=write_rows if layout.in_place else None,
+            mask_dims=layout.mask_dims,
+        )
+
+    def _prefiller(self, layout: Layout, store: PrefixStore) -> Prefiller:
+        return BatchPrefiller(
+            self.model,
+            len(new_row_caches(self.model)),
+            min_length_ratio=layout.group_fill,
+            prefix_store=store,
+            quantization=layout.packing,
+            prefill_media=self._encoder.prefill if self._encoder is not None else None,
+            pad_chunks=layout.padded_chunks,
+        )

@@ -1,0 +1,52 @@
+"""Runs two rows of unequal length in a layout at load, to find out whether a model can and whether it answers right."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from millstream.backend.generation.assembly import Assembly
+from millstream.backend.generation.batch import Batch
+from millstream.backend.generation.caches.batch_caches import new_row_caches
+from millstream.backend.generation.layout import Layout
+from millstream.backend.generation.prefix_store.blocks import PrefixStore
+from millstream.engine.generation.messages import Generate
+from millstream.engine.generation.plan import Prefill
+
+
+class TwoRowTrial:
+    """Owner only. Prompts are of tokens from all over the vocabulary: its first ones may mean nothing."""
+
+    def __init__(self, assembly: Assembly) -> None:
+        self._assembly = assembly
+
+    def two_rows(self, layout: Layout) -> None:
+        """Two steps, each evaluated by itself. Raises what the model raises, and `ModelError` if writes were lost."""
+        tokens = [self._assembly.vocab_size // part for part in (2, 3, 5, 7)]
+        batch = self._joined(layout, [(tokens[0],), tuple(tokens[1:])])
+        first = batch.launch(batch.forward())
+        second = batch.launch(batch.forward())
+        first.read(batch.ids)
+        second.read(batch.ids)
+        self._assembly.check_writes(layout)
+
+    def disagreement(self, layout: Layout) -> float:
+        """How far the logits of two rows together are from those of each alone, relative to their spread."""
+        model = self._assembly.model
+        prompts = [tuple(self._assembly.vocab_size // (2 + index) for index in range(length)) for length in (1, 9)]
+        alone = [model(mx.array([prompt]), cache=new_row_caches(model))[0, -1] for prompt in prompts]
+        together = self._joined(layout, prompts).forward()
+        return max(_distance(one, other) for one, other in zip(alone, together, strict=False))
+
+    def _joined(self, layout: Layout, prompts: list[tuple[int, ...]]) -> Batch:
+        """A batch of rows with these prompts."""
+        batch, prefiller = self._assembly.make(layout, PrefixStore())
+        submits = [Generate(number, prompt, 1) for number, prompt in enumerate(prompts)]
+        mx.eval(prefiller.prefill([Prefill(submit, 0, len(submit.prompt) - 1) for submit in submits]))
+        batch.join(*prefiller.take([submit.request_id for submit in submits]))
+        return batch
+
+
+def _distance(one: mx.array, other: mx.array) -> float:
+    """Of two vectors of logits, relative to their spread."""
+    one, other = (each.astype(mx.float32) - mx.mean(each.astype(mx.float32)) for each in (one, other))
+    return float((mx.linalg.norm(one - other) / mx.linalg.norm(one)).item())  # type: ignore[arg-type]

@@ -1,0 +1,158 @@
+"""What the backend does on CUDA, on a CPU that pretends to be one: kernels are played by MLX and NumPy.
+
+It shows that the choices for CUDA fit together, which else only a GPU would show. It says nothing about the kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from millstream.backend.device import Device, current_device
+from millstream.backend.generation import assembly, layout
+from millstream.backend.generation import backend as backend_module
+from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
+from millstream.backend.generation.layers import attention
+from millstream.backend.kernels import sample, small_matmul
+from millstream.backend.layers.fused_matmul import BY_MLX
+from millstream.engine.generation.messages import Generate
+from support.engines import engine
+from support.tiny import VOCAB, write_model
+
+pytestmark = pytest.mark.skipif(
+    current_device().kind != "cpu", reason="pretends that the CPU is a GPU: needs MLX's CPU device"
+)
+
+REFERENCES: dict[str, Callable[..., Any]] = {
+    "matmul": BY_MLX.matmul,
+    "wide_matmul": BY_MLX.matmul,
+    "matmul_add": BY_MLX.matmul_add,
+    "swiglu_matmul": BY_MLX.swiglu,
+}
+
+
+def memory(array: mx.array) -> Any:
+    mx.eval(array)
+    mx.synchronize()
+    return np.array(array, copy=False)
+
+
+class Pretended:
+    """The kernels, and how often each was called."""
+
+    def __init__(self) -> None:
+        self.calls: dict[str, int] = {}
+
+    def count(self, name: str) -> None:
+        self.calls[name] = self.calls.get(name, 0) + 1
+
+    def matmul(self, kind: Any, x: mx.array, weight: mx.array, rest: Any, shapes: Any, heads: Any = ()) -> list[Any]:
+        self.count(kind.name)
+        if kind.name == "qkv_rope":
+            sizes = dict(heads)
+            return list(BY_MLX.qkv_rope(x, weight, *rest, sizes["H"], sizes["KV"], sizes["D"]))
+        out = REFERENCES[kind.name](x, weight, *rest)
+        assert out.shape == shapes[0]
+        return [out]
+
+    def write_rows(self, part: mx.array, rows: mx.array, slots: Sequence[int], start: int) -> mx.array:
+        self.count("write_rows")
+        memory(part)[list(slots), :, start : start + rows.shape[2]] = np.array(rows)
+        return mx.array([1])
+
+    def decode(
+        self, queries: mx.array, keys: mx.array, values: mx.array, left: mx.array, end: mx.array,
+        new: tuple[mx.array, mx.array], used: int, scale: float,
+    ) -> mx.array:  # fmt: skip
+        self.count("decode")
+        slots = keys.shape[0]
+        for part, column in zip((keys, values), new, strict=True):
+            memory(part)[:, :, used - 1] = np.array(column)[:slots, :, 0]
+        columns = mx.arange(keys.shape[2])
+        mask = ((columns >= left[:slots, None]) & (columns < used))[:, None, None]
+        out = mx.fast.scaled_dot_product_attention(queries[:slots], keys, values, scale=scale, mask=mask)
+        return mx.concatenate([out, mx.zeros((queries.shape[0] - slots, *out.shape[1:]), dtype=out.dtype)])
+
+    def prefill(self, queries: mx.array, keys: mx.array, values: mx.array, scale: float, left: Any) -> mx.array:
+        self.count("prefill" if left is None else "padded prefill")
+        count, length = queries.shape[2], keys.shape[2]
+        mask = mx.arange(length) <= mx.arange(length - count, length)[:, None]
+        if left is not None:
+            mask = mask & (mx.arange(length) >= left[:, None, None, None])
+        out: mx.array = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask)
+        return out
+
+    def sample(self, logits: mx.array, settings: mx.array, uniform: mx.array) -> mx.array:
+        self.count("sample")
+        return mx.argmax(logits, axis=-1).astype(mx.int32)
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Pretended:
+    kernels = Pretended()
+    monkeypatch.setattr(backend_module, "current_device", lambda: Device("cuda", "pretended", 2**34))
+    monkeypatch.setattr(layout, "supported_here", lambda: True)
+    monkeypatch.setattr(small_matmul, "_run", kernels.matmul)
+    monkeypatch.setattr(assembly, "write_rows", kernels.write_rows)
+    monkeypatch.setattr(attention, "ragged_attention", kernels.decode)
+    monkeypatch.setattr(attention, "prefill_attention", kernels.prefill)
+    monkeypatch.setattr(sample, "sample", kernels.sample)
+    return kernels
+
+
+def write_half(folder: Path, family: str, **changes: Any) -> Path:
+    """With sizes that the kernels take. Half precision: their types are no others."""
+    write_model(folder, family, **{"hidden_size": 128, "head_dim": 64, "intermediate_size": 192, **changes})
+    file = str(folder / "model.safetensors")
+    weights = {name: value.astype(mx.float16) for name, value in mx.load(file).items()}
+    mx.save_safetensors(file, weights)
+    return folder
+
+
+def prompts() -> list[tuple[int, ...]]:
+    return [
+        tuple((seed * 11 + index * 7) % VOCAB for index in range(length)) for seed, length in enumerate((90, 3, 40))
+    ]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_a_model_gets_every_fast_path(family: str, cuda: Pretended, tmp_path: Path) -> None:
+    folder = write_half(tmp_path / family, family)
+    settings = GenerationSettings("folder", folder, max_rows=4, disabled=frozenset({"warmup"}))
+    with engine(lambda: MlxGenerationBackend(settings)) as driver:
+        assert driver.facts is not None
+        (note,) = [note for note in driver.facts.notes if note.startswith("fast paths: ")]
+        assert note == (
+            "fast paths: fuse, slots, kernel, fused-matmul, group-prefill; "
+            "not used: mkl-layout (for the CPU), warmup (--disable)"
+        )
+        answers = driver.run(*(Generate(number, prompt, 12) for number, prompt in enumerate(prompts())))
+    assert [len(answer) for answer in answers] == [12] * 3
+    used = {"write_rows", "decode", "prefill", "matmul_add", "swiglu_matmul"}
+    assert used | {"qkv_rope" if family == "llama" else "matmul"} <= set(cuda.calls)
+
+
+def test_the_sampling_kernel_gets_the_rows_that_draw(cuda: Pretended, tmp_path: Path) -> None:
+    from millstream.types import Sampling
+
+    folder = write_half(tmp_path / "llama", "llama")
+    settings = GenerationSettings("folder", folder, max_rows=4, disabled=frozenset({"warmup"}))
+    with engine(lambda: MlxGenerationBackend(settings)) as driver:
+        driver.run(Generate(1, (1, 2, 3), 4, Sampling(temperature=1.0, seed=1)))
+    assert cuda.calls["sample"] > 0
+
+
+def test_layers_that_do_not_fit_leave_the_width_to_cublas(cuda: Pretended, tmp_path: Path) -> None:
+    """Sizes that are no multiple of a tile: the kernels take no weight at all."""
+    folder = write_half(tmp_path / "odd", "llama", hidden_size=144, head_dim=72, intermediate_size=200)
+    settings = GenerationSettings("folder", folder, max_rows=4, disabled=frozenset({"warmup"}))
+    with engine(lambda: MlxGenerationBackend(settings)) as driver:
+        assert driver.facts is not None
+        (note,) = [note for note in driver.facts.notes if note.startswith("fast paths: ")]
+        driver.run(Generate(1, (1, 2, 3), 4))
+    assert "fused-matmul (model.layers.0 has projections that the matmuls do not take)" in note

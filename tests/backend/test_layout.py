@@ -1,0 +1,92 @@
+"""Which fast paths a model gets, and the reason for each that it does not get."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millstream.backend.device import current_device
+from millstream.backend.generation.assembly import Assembly
+from millstream.backend.generation.layout import Layout, LayoutChooser
+from millstream.backend.generation.settings import GenerationSettings
+from millstream.backend.generation.trial import TwoRowTrial
+from millstream.backend.weights.loading import load
+from millstream.config import FAST_PATHS
+from support.engines import engine
+from support.tiny import VOCAB, write_model
+
+pytestmark = pytest.mark.skipif(
+    current_device().kind != "cpu", reason="expects the choices for a CPU: needs MLX's CPU device"
+)
+
+
+def choose(folder: Path, **changes: Any) -> Layout:
+    settings = GenerationSettings("folder", folder, max_rows=4, **changes)
+    model = load("folder", folder, current_device(), unpack=True).model
+    chooser = LayoutChooser(settings, current_device(), model, takes_media=False)
+    chooser.shape_layers()
+    return chooser.choose(TwoRowTrial(Assembly(model, VOCAB)))
+
+
+def test_full_attention_gets_slots(tiny_model: Callable[[str], Path]) -> None:
+    layout = choose(tiny_model("llama"))
+    assert (layout.caches, layout.one_row_reason, layout.mask_dims) == ("slots", None, 4)
+    reasons = dict(layout.reasons)
+    assert list(reasons) == list(FAST_PATHS)
+    assert [reasons[name] for name in ("fuse", "slots", "group-prefill")] == [None, None, None]
+    assert [reasons[name] for name in ("kernel", "fused-matmul")] == ["no CUDA", "no CUDA"]
+    assert reasons["mkl-layout"] == (None if platform.machine() == "x86_64" else "not x86_64")
+
+
+def test_the_paths_of_a_gpu_can_be_had_on_the_cpu(tiny_model: Callable[[str], Path]) -> None:
+    layout = choose(tiny_model("llama"), like_gpu=True)
+    assert (layout.attention, layout.padded_chunks, layout.in_place) == ("slots", True, False)
+    assert dict(layout.reasons)["fused-matmul"] is None
+
+
+@pytest.mark.parametrize(
+    ("family", "cache"), [("gemma3_text", "RotatingKVCache"), ("lfm2", "ArraysCache"), ("falcon_h1", "CacheList")]
+)
+def test_other_caches_are_merged(family: str, cache: str, tiny_model: Callable[[str], Path]) -> None:
+    layout = choose(tiny_model(family))
+    assert (layout.caches, layout.one_row_reason) == ("merged", None)
+    reasons = dict(layout.reasons)
+    assert reasons["slots"] == f"{cache} is not full attention"
+    assert reasons["group-prefill"] == "needs slots"
+
+
+def test_a_cache_that_cannot_be_batched_is_named(tiny_model: Callable[[str], Path]) -> None:
+    layout = choose(tiny_model("llama4"))
+    assert layout.one_row_reason == "ChunkedKVCache cannot be batched"
+
+
+def test_what_the_user_disabled_is_named(tiny_model: Callable[[str], Path]) -> None:
+    layout = choose(tiny_model("llama"), disabled=frozenset(FAST_PATHS))
+    assert set(dict(layout.reasons).values()) == {"--disable"}
+    assert layout.fast_paths.startswith("fast paths: none; not used: fuse (--disable)")
+
+
+def test_masks_of_five_dimensions_leave_prompts_ungrouped(tmp_path: Path) -> None:
+    layout = choose(write_model(tmp_path / "gemma2", "gemma2", query_pre_attn_scalar=16, sliding_window=64))
+    assert (layout.mask_dims, layout.group_fill) == (5, None)
+    assert dict(layout.reasons)["group-prefill"] == "its masks have 5 dimensions"
+
+
+def test_a_quantised_cache_says_what_it_leaves_out(tmp_path: Path) -> None:
+    layout = choose(write_model(tmp_path / "llama", "llama", head_dim=32), kv_bits=8)
+    assert (layout.caches, layout.attention) == ("slots", "packed")
+    assert dict(layout.reasons)["group-prefill"] == "quantised KV cache"
+
+
+def test_the_paths_are_told_in_one_note(tiny_model: Callable[[str], Path]) -> None:
+    from millstream.backend.generation.backend import MlxGenerationBackend
+
+    with engine(lambda: MlxGenerationBackend(GenerationSettings("folder", tiny_model("llama"), max_rows=4))) as driver:
+        assert driver.facts is not None
+        (note,) = [note for note in driver.facts.notes if note.startswith("fast paths: ")]
+    assert "slots" in note.split("; not used: ")[0]
+    assert "kernel (no CUDA)" in note
