@@ -1,10 +1,11 @@
 # make serve   run the server on the demo model        (ARGS="MODEL --port 9000 ...")
-# make test    run the tests, as CI does               (ARGS="tests/engine -k cancel")
-# make check   lint, types, architecture and tests
-PYTHON ?= python3
-VENV   := .venv
-BIN    := $(VENV)/bin
-ARGS   ?=
+# make test    run one test of every kind              (ARGS="tests/engine -k cancel"; ARGS=--whole for all of them)
+# make check   lint, types and tests, as CI does
+PYTHON  ?= python3
+VENV    := .venv
+BIN     := $(VENV)/bin
+ARGS    ?=
+WORKERS ?= 2
 
 # On Linux: MLX's CUDA build where an NVIDIA driver is found, its CPU build elsewhere. On macOS: plain MLX.
 ifeq ($(shell uname -s),Linux)
@@ -34,8 +35,11 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 serve: setup
 	$(BIN)/millstream serve $(ARGS)
 
+# The suite runs in parallel. A choice of tests does not: it would wait longer for the workers than for the tests.
+PARALLEL := $(if $(filter-out --whole,$(ARGS)),,-n $(WORKERS) --dist worksteal)
+
 test: setup
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check src tests bench

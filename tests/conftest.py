@@ -1,7 +1,13 @@
-"""What every test may use. Before MLX is imported anywhere, a real BLAS is loaded, as the server does."""
+"""Options and fixtures of all tests. Loads a BLAS before anything imports MLX, as the server does.
+
+The suite has two tiers (see support/tiers.py): tests marked `whole` are deselected unless `--whole` is given, or a test
+is named by its node id.
+"""
 
 from __future__ import annotations
 
+import gc
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +15,15 @@ import hypothesis
 import pytest
 
 from millstream.backend.environment import load_blas
+from support import tiers
+
+if worker := os.environ.get("PYTEST_XDIST_WORKER"):
+    # Workers share the cores: one BLAS thread each. MLX compiles kernels into the temporary folder, and another process
+    # might load a library that is half written there.
+    os.environ["OMP_NUM_THREADS"] = "1"
+    kernels = Path(__file__).parent.parent / ".pytest_cache" / f"tmp-{worker}"
+    kernels.mkdir(parents=True, exist_ok=True)
+    os.environ["TMPDIR"] = str(kernels)
 
 load_blas()
 
@@ -17,9 +32,61 @@ _SLOW = [hypothesis.HealthCheck.too_slow]
 hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=_SLOW)
 hypothesis.settings.load_profile("untimed")
 
+_LEFT = pytest.StashKey[int]()
+"""How many tests were left to `--whole`."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--whole", action="store_true", help="long tests at their full length: some minutes more")
+    parser.addoption("--whole", action="store_true", help="run every test at its full length, not one of each kind")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_LEFT] = 0
+    tiers.run_whole(config.getoption("--whole"))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--whole"):
+        return
+    root = f"{config.rootpath}{os.sep}"
+    named = [argument.removeprefix(root) for argument in config.args if "::" in argument]
+    left = [
+        item
+        for item in items
+        if item.get_closest_marker("whole") and not any(item.nodeid.startswith(name) for name in named)
+    ]
+    if left:
+        config.hook.pytest_deselected(items=left)
+        config.stash[_LEFT] = len(left)
+        out = set(left)
+        items[:] = [item for item in items if item not in out]
+
+
+def pytest_collection_finish() -> None:
+    """Keep modules and tests away from the garbage collector, for good. An engine that closes would unfreeze and visit
+    them: 0.3 s each time, of some hundred engines."""
+    gc.collect()
+    gc.freeze()
+    gc.freeze = gc.unfreeze = lambda: None
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if left := config.stash[_LEFT]:
+        terminalreporter.write_line(f"{left} tests are left to --whole")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: object, error: object) -> None:
+    """A worker of xdist has ended. All of them collect the same tests."""
+    output = getattr(node, "workeroutput", {})
+    config: pytest.Config = node.config  # type: ignore[attr-defined]
+    config.stash[_LEFT] = max(config.stash[_LEFT], output.get("left", 0))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["left"] = session.config.stash[_LEFT]
 
 
 @pytest.fixture(scope="session")

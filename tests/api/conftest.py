@@ -8,7 +8,7 @@ import queue
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 import httpx
@@ -21,6 +21,7 @@ from millstream.api.http1.connections import Connections
 from millstream.api.http1.limits import HttpLimits
 from millstream.api.http1.protocol import LimitedProtocol
 from millstream.model_facts import ModelCard
+from millstream.service.ports import Services
 from millstream.types import Delta, FinishReason, GenerationRequest, Usage
 
 WAIT = 10
@@ -165,7 +166,7 @@ def stage() -> Stage:
 
 @pytest.fixture(scope="session")
 def _port(stage: Stage) -> Iterator[int]:
-    with running(create_app(stage, body_limit=BODY_LIMIT), timeout_keep_alive=60) as port:
+    with running(create_app(Services(stage, stage), body_limit=BODY_LIMIT), timeout_keep_alive=60) as port:
         yield port
 
 
@@ -173,6 +174,18 @@ def _port(stage: Stage) -> Iterator[int]:
 def port(_port: int, stage: Stage, service: ScriptedService) -> int:
     stage.service = service
     return _port
+
+
+@pytest.fixture(scope="module")
+def open_client(stage: Stage) -> Iterator[Callable[..., httpx.Client]]:
+    """Starts an app with other settings that serves the tests of a module, and gives a client for it."""
+    with ExitStack() as stack:
+
+        def start(**settings: object) -> httpx.Client:
+            port = stack.enter_context(running(create_app(Services(stage, stage), **settings), timeout_keep_alive=60))  # type: ignore[arg-type]
+            return stack.enter_context(httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=WAIT))
+
+        yield start
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Iterator
 
 import httpx
 import openai
@@ -26,23 +25,27 @@ PREFLIGHT = {
 }
 
 
-@pytest.fixture
-def locked(serve, service) -> Iterator[httpx.Client]:
-    with (
-        serve(create_app(Services(service, service), body_limit=10_000, api_keys=KEYS)) as port,
-        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=10) as client,
-    ):
-        yield client
+@pytest.fixture(scope="module")
+def _locked(open_client) -> httpx.Client:
+    return open_client(body_limit=10_000, api_keys=KEYS)
 
 
 @pytest.fixture
-def shared(serve, service) -> Iterator[httpx.Client]:
-    """A server with keys and one allowed origin."""
-    with (
-        serve(create_app(Services(service, service), body_limit=10_000, api_keys=KEYS, cors_origins=(ORIGIN,))) as port,
-        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=10) as client,
-    ):
-        yield client
+def locked(_locked, stage, service) -> httpx.Client:
+    stage.service = service
+    return _locked
+
+
+@pytest.fixture(scope="module")
+def _shared(open_client) -> httpx.Client:
+    return open_client(body_limit=10_000, api_keys=KEYS, cors_origins=(ORIGIN,))
+
+
+@pytest.fixture
+def shared(_shared, stage, service) -> httpx.Client:
+    """With keys, and with one origin that may call."""
+    stage.service = service
+    return _shared
 
 
 def bearer(key: str) -> dict[bytes, bytes]:
@@ -207,14 +210,16 @@ def test_without_origins_there_is_no_cors(http):
     assert not [name for name in preflight.headers if name.startswith("access-control")]
 
 
+@pytest.fixture(scope="module")
+def _open_server(open_client) -> httpx.Client:
+    return open_client(body_limit=10_000, cors_origins=(ORIGIN,))
+
+
 @pytest.fixture
-def open_server(serve, service) -> Iterator[httpx.Client]:
-    """A server without keys and with one allowed origin."""
-    with (
-        serve(create_app(Services(service, service), body_limit=10_000, cors_origins=(ORIGIN,))) as port,
-        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=10) as client,
-    ):
-        yield client
+def open_server(_open_server, stage, service) -> httpx.Client:
+    """Without keys, and with one origin that may call."""
+    stage.service = service
+    return _open_server
 
 
 @pytest.mark.parametrize(

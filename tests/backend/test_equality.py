@@ -19,6 +19,7 @@ from millstream.engine.generation.messages import Generate
 from millstream.engine.messages import Cancel
 from support.engines import engine
 from support.rare import RARE
+from support.tiers import some
 from support.tiny import BATCHABLE, FAMILIES, VOCAB, write_model
 
 Case = tuple[tuple[int, ...], int]
@@ -84,8 +85,13 @@ def test_a_changing_batch_equals_single_requests(family: str, tiny_model: Callab
         assert driver.run(*submits) == expected
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3_moe", "gemma3_text"])
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    ("family", "path"),
+    some(
+        [(family, path) for family in ("llama", "qwen3_moe", "gemma3_text") for path in PATHS],
+        [*(("llama", path) for path in PATHS), ("qwen3_moe", "all as on a GPU"), ("gemma3_text", "slots as on a GPU")],
+    ),
+)
 def test_every_fast_path_on_and_off_gives_the_same(family: str, path: str, tiny_model: Callable[[str], Path]) -> None:
     folder = tiny_model(family)
     wanted = cases(seed=3, count=30)
@@ -95,7 +101,7 @@ def test_every_fast_path_on_and_off_gives_the_same(family: str, path: str, tiny_
         assert driver.run(*submits) == expected
 
 
-@pytest.mark.parametrize("path", ["slots", "all as on a GPU"])
+@pytest.mark.parametrize("path", some(["slots", "all as on a GPU"], ["slots"]))
 def test_rows_outgrow_the_columns_of_their_slots(path: str, tiny_model: Callable[[str], Path]) -> None:
     """Rows that run for longer than a buffer has columns, while short ones join and leave."""
     folder = tiny_model("llama")
@@ -106,12 +112,24 @@ def test_rows_outgrow_the_columns_of_their_slots(path: str, tiny_model: Callable
         assert driver.run(*submits) == expected
 
 
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """A folder with a model of a family that several tests read, made once."""
+    root = tmp_path_factory.mktemp("models")
+
+    def get(family: str, **changes: Any) -> Path:
+        folder = root / family
+        return folder if folder.exists() else write_model(folder, family, **changes)
+
+    return get
+
+
 @pytest.mark.parametrize("family", UNUSUAL)
-@pytest.mark.parametrize("path", ["none", "slots", "all as on a GPU"])
-def test_layers_with_unusual_attention(family: str, path: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("path", some(["none", "slots", "all as on a GPU"], ["slots", "all as on a GPU"]))
+def test_layers_with_unusual_attention(family: str, path: str, model: Callable[..., Path]) -> None:
     """DeepSeek caches latent vectors and adds the scores of positions to the mask; Phi computes in float32; Gemma 2 has
     scores of five dimensions, where a mask of four would broadcast rows over heads."""
-    folder = write_model(tmp_path / "model", family, **UNUSUAL[family])
+    folder = model(family, **UNUSUAL[family])
     wanted = cases(seed=3, count=12)
     expected = reference(folder, wanted)
     with engine(backend(folder, max_rows=5, **PATHS[path]), prefill_tokens=60) as driver:
@@ -121,10 +139,10 @@ def test_layers_with_unusual_attention(family: str, path: str, tmp_path: Path) -
         assert driver.run(*submits) == expected
 
 
-@pytest.mark.parametrize("path", ["slots", "all as on a GPU"])
-def test_head_sizes_that_our_kernels_support(path: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("path", some(["slots", "all as on a GPU"], ["all as on a GPU"]))
+def test_head_sizes_that_our_kernels_support(path: str, model: Callable[..., Path]) -> None:
     """On CUDA this runs the kernels; elsewhere their MLX reference. One row is long enough to be split."""
-    folder = write_model(tmp_path / "model", "llama", head_dim=64, max_position_embeddings=4096)
+    folder = model("llama", head_dim=64, max_position_embeddings=4096)
     long: Case = (tuple(number * 7 % VOCAB for number in range(1100)), 20)
     wanted: list[Case] = [((5, 6, 7), 270), *cases(seed=8, count=6), long, *cases(seed=9, count=6)]
     expected = reference(folder, wanted)

@@ -21,6 +21,7 @@ from millstream.backend.layers.patch_layers import patch_function
 from millstream.backend.layers.projections import fuse_projections
 from millstream.engine.generation.messages import Generate
 from millstream.engine.generation.plan import Prefill
+from support.tiers import examples
 
 
 def close(got: mx.array, expected: mx.array, tolerance: float = 1e-5) -> None:
@@ -43,7 +44,7 @@ def test_quantised_layers_are_not_turned() -> None:
 
 
 @given(st.lists(st.floats(-200, 200, width=32), min_size=1, max_size=50))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_the_activation_is_the_activation(values: list[float]) -> None:
     gate = np.array(values, dtype=np.float32)
     exact_value = gate.astype(np.float64) / (1 + np.exp(-gate.astype(np.float64)))

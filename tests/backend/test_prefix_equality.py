@@ -19,12 +19,15 @@ from millstream.engine.messages import Finished
 from millstream.engine.protocols import BackendFactory
 from support.engines import Driver, engine
 from support.prefix_caches import BLOCK, caching_scheduler
+from support.tiers import some
 from support.tiny import FAMILIES
 
 ROWS = 4
-COUNT, SOME = 60, 30
+COUNT, SOME = 60, 20
 """Prompts with `--whole`, and without."""
 VOCAB = 90
+KINDS = [family for family in FAMILIES if family != "qwen3_moe"]
+"""Each has another kind of cache; a model with experts has that of a plain one."""
 
 
 def conversations(seed: int, count: int) -> list[tuple[int, ...]]:
@@ -75,8 +78,16 @@ def backend_of(folder: Path, *, like_gpu: bool = False) -> BackendFactory:
     )
 
 
-@pytest.mark.parametrize(("family", "like_gpu"), [*((family, False) for family in FAMILIES), ("llama", True)])
-@pytest.mark.parametrize("budget", [10_000, 30])
+@pytest.mark.parametrize(
+    ("family", "budget", "like_gpu"),
+    [
+        *some([(family, 10_000, False) for family in FAMILIES], [(family, 10_000, False) for family in KINDS]),
+        *some(
+            [(family, 30, False) for family in FAMILIES], [(family, 30, False) for family in ("gemma3_text", "lfm2")]
+        ),
+        *some([("llama", 10_000, True), ("llama", 30, True)], [("llama", 30, True)]),
+    ],
+)
 def test_cached_prefixes_change_no_token(
     family: str, budget: int, like_gpu: bool, tiny_model: Callable[[str], Path], whole: bool
 ) -> None:
@@ -97,7 +108,7 @@ def test_cached_prefixes_change_no_token(
         assert sum(found) > 0
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", some(FAMILIES, KINDS))
 def test_a_cached_prefix_serves_any_number_of_rows(family: str, tiny_model: Callable[[str], Path]) -> None:
     """They diverge after it by one token or more, one after the other: no row may see what another one wrote."""
     make = backend_of(tiny_model(family))
@@ -110,7 +121,7 @@ def test_a_cached_prefix_serves_any_number_of_rows(family: str, tiny_model: Call
             assert driver.run(submit) == plain.run(submit), f"prompt {number}"
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", some(FAMILIES, ["llama", "gemma3_text", "lfm2", "mamba2"]))
 def test_prefixes_from_disk_change_no_token(
     family: str, tiny_model: Callable[[str], Path], tmp_path: Path, whole: bool
 ) -> None:
@@ -130,8 +141,13 @@ def test_prefixes_from_disk_change_no_token(
         assert found > 0
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("disk", [False, True])
+@pytest.mark.parametrize(
+    ("family", "disk"),
+    [
+        *some([(family, False) for family in FAMILIES], [(family, False) for family in KINDS]),
+        *some([(family, True) for family in FAMILIES], [("llama", True), ("falcon_h1", True)]),
+    ],
+)
 def test_conversations_continue_from_their_outputs(
     family: str, disk: bool, tiny_model: Callable[[str], Path], tmp_path: Path
 ) -> None:

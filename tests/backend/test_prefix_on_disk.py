@@ -17,17 +17,18 @@ from support.caching_child import DISK, MEMORY, caching_engine, prompts_for
 from support.engines import engine
 from support.forked import Forked
 
-KILLS = 50
+KILLS, FEW = 50, 12
+"""With `--whole`, and without."""
 
 
-def test_engines_killed_while_they_write(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
+def test_engines_killed_while_they_write(tiny_model: Callable[[str], Path], tmp_path: Path, whole: bool) -> None:
     """Each engine reuses what earlier ones wrote: no wrong token, and no partial file is left."""
     folder, disk = tiny_model("lfm2"), tmp_path / "disk"
     with engine(functools.partial(MlxGenerationBackend, GenerationSettings("folder", folder, max_rows=4))) as plain:
         expected = {seed: plain.run(*prompts_for(seed, first=1000 * seed)) for seed in range(3)}
     draw = random.Random(5)
     with Forked("support.caching_child", str(folder), str(disk)) as engines:
-        for kill in range(KILLS):
+        for kill in range(KILLS if whole else FEW):
             engines.begin(str(kill % 3))
             engines.hear("serves")
             time.sleep(draw.uniform(0, 0.6))

@@ -13,7 +13,7 @@ from mlx_lm.utils import load_model
 
 from millstream.backend.generation.prefill import logprobs as prompt_logprobs
 from millstream.engine.generation.messages import Generate, PromptLogprobs
-from millstream.engine.generation.tuning import make_scheduler
+from millstream.engine.generation.tuning import SchedulerSettings, make_scheduler
 from millstream.engine.link import ThreadLink
 from millstream.engine.messages import Event, Finished
 from millstream.engine.process_link import ProcessLink
@@ -101,7 +101,9 @@ def test_they_equal_those_of_a_single_pass(
 def test_a_cached_prefix_is_computed_again(tiny_model: Callable[[str], Path]) -> None:
     folder = tiny_model("llama")
     factory = functools.partial(guided_backend, folder, {})
-    driver = Listening(ThreadLink("test", factory, functools.partial(make_scheduler, 64, None, 2**24, None)))
+    driver = Listening(
+        ThreadLink("test", factory, functools.partial(make_scheduler, SchedulerSettings(64, None, 2**24)))
+    )
     driver.start()
     driver.run(Generate(1, PROMPT, 4), Generate(2, PROMPT, 4))
     [output] = driver.run(Generate(3, PROMPT, 4))

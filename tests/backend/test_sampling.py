@@ -14,6 +14,7 @@ from millstream.backend.generation.sampling.logprobs import RowLogprobs
 from millstream.backend.generation.sampling.penalties import Penalties
 from millstream.backend.generation.sampling.sampler import Sampler
 from millstream.types import Sampling
+from support.tiers import examples
 
 VOCAB = 40
 
@@ -62,14 +63,14 @@ def test_temperature_zero_takes_the_best() -> None:
 
 
 @given(row=ROWS.filter(lambda row: row.temperature > 0 and not row.logit_bias), seed=st.integers(0, 50))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_only_allowed_tokens_are_sampled(row: Sampling, seed: int) -> None:
     values = logits(1, seed)
     assert set(sample(row, values, range(300))) <= allowed(row, np.array(values)[0])
 
 
 @given(rows=st.lists(ROWS, min_size=1, max_size=6), seed=st.integers(0, 50))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_a_row_samples_the_same_alone_and_in_a_batch(rows: list[Sampling], seed: int) -> None:
     values, positions = logits(len(rows), seed), mx.array([3 * index for index in range(len(rows))])
     together = Sampler(rows)(values, positions).tolist()

@@ -28,7 +28,7 @@ def demo_path() -> Path:
     except ModelError as error:
         if os.environ.get("CI"):
             raise
-        pytest.skip(f"the demo model cannot be fetched: {error.message}")
+        pytest.skip(f"needs the demo model, which cannot be fetched: {error.message}")
 
 
 @pytest.fixture(scope="session")

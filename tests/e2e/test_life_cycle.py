@@ -62,12 +62,12 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("isolation", ISOLATIONS)
-def test_racing_loads_unloads_and_requests_never_cause_a_500(servable: Path, isolation: str) -> None:
+def test_loads_unloads_and_requests_that_race_never_give_a_500(servable: Path, isolation: str, whole: bool) -> None:
     settings = Settings(models=(str(servable),), port=0, isolation=isolation, load="use", grace=0.2)
     others = len(children(TEMPLATE))
     with running(settings) as server:
         expected = ask(server.url).json()["choices"][0]["text"]
-        end = time.monotonic() + 4
+        end = time.monotonic() + (4 if whole else 2)
 
         def hammer(number: int) -> list[httpx.Response]:
             actions = [lambda: admin(server.url, "load"), lambda: admin(server.url, "unload"), lambda: ask(server.url)]
@@ -89,19 +89,19 @@ def test_racing_loads_unloads_and_requests_never_cause_a_500(servable: Path, iso
         until(lambda: len(children(TEMPLATE)) == others + 1)
 
 
-def test_reloads_leave_nothing_behind(servable: Path) -> None:
-    """For threads; `test_twenty_kills_leave_nothing_behind` does the same for processes."""
-    own = psutil.Process()
+def test_reloads_leave_nothing_behind(servable: Path, whole: bool) -> None:
+    """On threads; `test_twenty_kills_leave_nothing_behind` does the same for processes."""
+    own, reloads = psutil.Process(), 20 if whole else 10
     with running(Settings(models=(str(servable),), port=0, isolation="thread")) as server:
         samples = []
-        for number in range(20):
+        for number in range(reloads):
             assert ask(server.url).status_code == 200
             assert admin(server.url, "unload").json()["state"] == "unloaded"
-            if number in (2, 19):
+            if number in (2, reloads - 1):
                 gc.collect()
                 samples.append((own.num_fds(), own.num_threads(), own.memory_info().rss))
     fds, threads, memory = (last - first for first, last in zip(samples[0], samples[-1], strict=True))
-    # A leak of one per load would be 17. A pool may start another thread at any time.
+    # One per load would be 7 or 17. A pool may begin another thread at any time.
     assert (fds < 4, threads < 4, memory < 64 * 2**20) == (True, True, True), samples
 
 

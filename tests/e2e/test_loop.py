@@ -34,7 +34,7 @@ class HeldServer:
 
     def admission(self) -> tuple[int, int]:
         def counts(server: MillServer) -> tuple[int, int]:
-            [entry] = server.mill.hub._entries.values()
+            [entry] = server.mill.hub._models.values()
             assert entry.model is not None
             return entry.model.engine.admission.active, entry.model.engine.admission.waiting
 

@@ -20,6 +20,7 @@ from millstream.models.source import ModelSource
 from millstream.service.ports import Services
 from support.scripted import ScriptedBackend
 from support.server import RunningServer, running
+from support.tiers import examples
 
 KEY = "a-key"
 HEADERS = {"authorization": f"Bearer {KEY}"}
@@ -29,7 +30,7 @@ CONFIG = {
     "auth": {"openapi": {"bearer": {"bearer": KEY}}},
     "generation": {
         "deterministic": True,
-        "max-examples": 30,
+        "max-examples": examples(30),
         "no-shrink": True,
         "database": "none",
         "with-security-parameters": False,

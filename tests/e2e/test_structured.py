@@ -15,11 +15,12 @@ import pytest
 from millstream.config import Settings
 from support.nasty_grammars import chained
 from support.server import running
+from support.tiers import some
 
 TEXT = "Once upon a time"
 
 
-@pytest.fixture(scope="module", params=["thread", "process"])
+@pytest.fixture(scope="module", params=some(["thread", "process"], ["process"]))
 def http(request: pytest.FixtureRequest, servable: Path) -> Iterator[httpx.Client]:
     settings = Settings((str(servable),), port=0, max_batch=8, isolation=request.param)
     with running(settings) as server, httpx.Client(base_url=server.url, timeout=60) as client:

@@ -19,7 +19,7 @@ from millstream.config import Settings
 from support.schemas import random_schema
 from support.server import RunningServer, running
 
-SCHEMAS, SOME = 300, 100
+SCHEMAS, SOME = 300, 16
 ROWS = 32
 FREE = 6
 
@@ -55,7 +55,7 @@ def free(number: int) -> dict[str, Any]:
     """Returns an unconstrained request. It is greedy, because rounding depends on the batch size: with random sampling,
     a difference of a millionth may select another token. The tests of the tiny models compare sampled rows."""
     content = f"Tell me a story about {number + 2} mills."
-    return {"messages": [{"role": "user", "content": content}], "temperature": 0, "max_tokens": 40}
+    return {"messages": [{"role": "user", "content": content}], "temperature": 0, "max_tokens": 20}
 
 
 def test_random_schemas_and_the_other_rows_of_the_batch(wide: RunningServer, whole: bool) -> None:

@@ -24,6 +24,7 @@ from support.fake import panic
 from support.fifo_gate import FifoGate
 from support.guided import children_find_us
 from support.kinds import LINKS, Kind, kind_of
+from support.tiers import some
 from support.wrapped import gated
 
 
@@ -72,7 +73,18 @@ def held(kind: Kind, link: Any, tmp_path: Path) -> Iterator[Held]:
     held.gate.close()
 
 
-def test_a_loaded_model_reports_its_facts(driver: Driver) -> None:
+held_in = pytest.mark.parametrize(
+    ("kind", "link"),
+    some(
+        [(kind, link) for kind in ("fake", "mlx", "digest") for link in LINKS],
+        [("fake", "thread"), ("fake", "process"), ("mlx", "thread"), ("digest", "thread"), ("digest", "process")],
+    ),
+    indirect=True,
+)
+"""Each of these tests starts an engine of its own, and a child with MLX takes seconds to start."""
+
+
+def test_the_model_says_what_it_can_do(driver: Driver) -> None:
     facts = driver.facts
     assert facts is not None
     assert facts.capacity == CAPACITY
@@ -97,6 +109,7 @@ def test_more_requests_than_capacity_are_all_served(driver: Driver, kind: Kind) 
         assert kind.result(driver, number) == kind.result(driver, 100 + number)
 
 
+@held_in
 def test_a_cancel_ends_the_request_before_the_next_step(held: Held) -> None:
     with held.start() as driver:
         driver.post(held.kind.work(1, steps=400))
@@ -135,7 +148,8 @@ def test_a_failed_step_fails_its_requests_but_not_the_engine(held: Held) -> None
         assert result(driver, 3) == result(driver, 1) != []
 
 
-def test_shutdown_fails_open_requests_and_refuses_new_ones(held: Held) -> None:
+@held_in
+def test_shutdown_fails_what_is_left_and_refuses_what_comes(held: Held) -> None:
     work = held.kind.work
     with held.start() as driver:
         for number in range(CAPACITY + 2):
@@ -151,7 +165,8 @@ def test_shutdown_fails_open_requests_and_refuses_new_ones(held: Held) -> None:
             driver.post(work(100))
 
 
-def test_the_heartbeat_shows_idle_time_and_steps(held: Held) -> None:
+@held_in
+def test_an_idle_owner_beats_and_a_step_shows(held: Held) -> None:
     with held.start() as driver:
         first = driver.link.heartbeat()
         assert first.step == 0 < first.last

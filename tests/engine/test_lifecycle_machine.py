@@ -15,6 +15,7 @@ from millstream.engine.messages import Cancel, Event, Failed, Finished, Shutdown
 from millstream.errors import EngineGone
 from support.engines import Driver
 from support.fake import FakeBackend, Gate, answer
+from support.tiers import examples
 
 ROWS = 3
 STOP = 40
@@ -179,8 +180,8 @@ class OwnerMachine(RuleBasedStateMachine):
 
 
 TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
+TestScheduler.settings = settings(max_examples=examples(200), stateful_step_count=60, deadline=None)
 TestOwner = OwnerMachine.TestCase
 TestOwner.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=examples(60), stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

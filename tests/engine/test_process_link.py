@@ -26,6 +26,7 @@ from millstream.types import FinishReason, TokenLogprob, Usage
 from support.engines import Driver, engine
 from support.fake import FakeBackend, exit_at_once
 from support.guided import children_find_us
+from support.tiers import some
 
 
 @pytest.fixture(autouse=True)
@@ -56,6 +57,10 @@ def backend(request: pytest.FixtureRequest, tiny_model: Callable[[str], Path]) -
     )
 
 
+by_fake = pytest.mark.parametrize("backend", some(["fake", "mlx"], ["fake"]), indirect=True)
+"""For what the link does whatever the backend is: a child with MLX takes seconds to start."""
+
+
 @pytest.fixture
 def running(backend: BackendFactory) -> Iterator[tuple[Driver, ProcessLink]]:
     driver, link = start(backend)
@@ -74,7 +79,8 @@ def test_answers_equal_those_of_a_thread(running: tuple[Driver, ProcessLink], ba
     assert all(isinstance(logprob, TokenLogprob) for logprob in driver.logprobs[3])
 
 
-def test_cancel_and_stop(running: tuple[Driver, ProcessLink]) -> None:
+@by_fake
+def test_it_cancels_and_stops(running: tuple[Driver, ProcessLink]) -> None:
     driver, link = running
     driver.post(Generate(1, (1, 2), 100_000))
     driver.wait(lambda: 1 in driver.tokens)
@@ -102,7 +108,8 @@ def test_requests_of_a_killed_child_fail_at_once(running: tuple[Driver, ProcessL
         driver.post(Generate(99, (1,), 1))
 
 
-def test_an_engine_ignores_sigterm_and_sigint(running: tuple[Driver, ProcessLink]) -> None:
+@by_fake
+def test_sigterm_to_the_group_does_not_end_an_engine(running: tuple[Driver, ProcessLink]) -> None:
     driver, link = running
     os.kill(pid_of(link), signal.SIGTERM)
     os.kill(pid_of(link), signal.SIGINT)
@@ -133,7 +140,8 @@ def test_a_child_that_dies_while_loading_fails_the_load() -> None:
     assert driver.load_error == "the engine's process ended with code 3"
 
 
-def test_no_thread_or_child_is_left_running(backend: BackendFactory) -> None:
+@by_fake
+def test_no_thread_or_child_is_left(backend: BackendFactory) -> None:
     before = threading.active_count()
     for _ in range(3):
         driver, link = start(backend)

@@ -61,7 +61,7 @@ def test_every_name_of_this_machine_is_refused(host: str) -> None:
     try:
         socket.getaddrinfo(host, 80)
     except OSError:
-        pytest.skip(f"this system does not resolve {host}")
+        pytest.skip(f"needs a system that resolves {host}")
     with pytest.raises(MediaRefused, match=r"not a public address.*--allow-private-media"):
         checked_addresses(host, 80, allow_private=False)
 

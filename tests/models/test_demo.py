@@ -153,7 +153,10 @@ def test_the_cache_folder_of_each_platform(
     assert user_cache_dir() == Path(expected)
 
 
-@pytest.mark.skipif(not (user_cache_dir() / f"{DEMO.name}.gguf").is_file(), reason="the demo model is not in the cache")
+@pytest.mark.skipif(
+    not (user_cache_dir() / f"{DEMO.name}.gguf").is_file(),
+    reason="needs the demo model in the cache (`make serve` fetches it)",
+)
 def test_the_pinned_hash_matches_the_real_model() -> None:
     def no_pip(arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
         raise AssertionError("the cached model should be used")

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from millstream.errors import ModelError
 from millstream.models.gguf_file import open_gguf
+from support.tiers import examples
 
 
 def write(path: Path) -> bytes:
@@ -110,7 +111,7 @@ def test_a_part_of_a_split_model_is_refused(tmp_path: Path) -> None:
         open_gguf(path)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.data())
 def test_a_truncated_file(sample: Path, data: st.DataObject) -> None:
     content = sample.read_bytes()
@@ -121,7 +122,7 @@ def test_a_truncated_file(sample: Path, data: st.DataObject) -> None:
         open_gguf(path)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.data())
 def test_a_damaged_header_opens_or_is_refused_and_never_crashes(sample: Path, data: st.DataObject) -> None:
     content = bytearray(sample.read_bytes())

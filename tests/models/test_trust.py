@@ -84,7 +84,7 @@ def test_auto_map_is_not_followed(tmp_path: Path, kind: str) -> None:
 
 
 def write_sentencepiece(folder: Path) -> None:
-    sentencepiece = pytest.importorskip("sentencepiece")
+    sentencepiece = pytest.importorskip("sentencepiece", reason="needs the package sentencepiece")
     folder.mkdir()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(["the mill stands by the stream", "and the stream turns the mill"] * 5),

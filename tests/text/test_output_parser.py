@@ -13,6 +13,7 @@ from millstream.text.markers import MarkerFinder
 from millstream.text.output_parser import Message, OutputParser
 from millstream.text.parts import Part, PartKind
 from millstream.text.tool_formats.registry import FORMATS
+from support.tiers import examples
 
 THINK = REASONING["think"]
 HERMES = ChatFormat(FORMATS["hermes"], THINK)
@@ -122,7 +123,7 @@ def test_arguments_are_streamed() -> None:
 
 
 @given(st.text(alphabet="ab<>", max_size=30), st.lists(st.text(alphabet="ab<>", min_size=1, max_size=4), max_size=4))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_a_marker_is_found_where_a_search_in_the_whole_text_finds_it(text: str, markers: list[str]) -> None:
     finder = MarkerFinder(markers)
     position, marker = finder.find(text, final=True)

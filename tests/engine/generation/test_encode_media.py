@@ -15,6 +15,7 @@ from millstream.engine.messages import Failed, Finished
 from millstream.engine.prefix_cache.blocks import BlockPrefixCache
 from millstream.engine.prefix_cache.index import PrefixIndex
 from millstream.types import Media
+from support.tiers import examples
 
 
 def submit(number: int, length: int, *media: tuple[int, int], max_tokens: int = 3) -> Generate:
@@ -127,7 +128,7 @@ def test_audio_may_be_cut_where_images_stay_whole() -> None:
     assert spans(subject.plan()) == [(1, 2, 8)]
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(data=st.data())
 def test_every_prompt_is_prefilled_once_and_in_order(data: st.DataObject) -> None:
     """For any sizes: chunks are consecutive, none enters media that are not encoded, and none ends inside media that

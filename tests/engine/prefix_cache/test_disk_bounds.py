@@ -19,7 +19,8 @@ from support import writing_child
 from support.forked import Forked
 from support.runs import STAMP, seeded_run
 
-KILLS = 50
+KILLS, FEW = 50, 20
+"""With `--whole`, and without."""
 
 
 def bytes_used(folder: Path) -> int:
@@ -110,11 +111,12 @@ def write_and_die(writers: Forked, seed: int, writes: int, share: float) -> None
     writers.kill()
 
 
-def test_killed_at_random_moments(tmp_path: Path) -> None:
+def test_killed_at_random_moments(tmp_path: Path, whole: bool) -> None:
+    kills = KILLS if whole else FEW
     source = random.Random(11)
     interrupted = served = 0
     with Forked("support.writing_child", str(tmp_path)) as writers:
-        for kill in range(KILLS):
+        for kill in range(kills):
             # Every eighth dies while it opens its store, or soon after.
             writes = source.randrange(1, 12) if kill % 8 else 0
             write_and_die(writers, kill * 100_000, writes, source.uniform(0, 1.2))
@@ -126,5 +128,5 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
             served += read_all(store, tmp_path)
             assert store.stats().damaged == 0, "a file got its name before it was complete"
             store.close(5)
-    assert interrupted > 0 and served > KILLS
+    assert interrupted > 0 and served > kills
     print(f"{interrupted} kills hit a write; {served} files were read after kills")

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from millstream.engine.prefix_cache.disk.index import DiskIndex, Piece
+from support.tiers import examples
 
 BUDGET = 100
 
@@ -122,7 +123,7 @@ class Index(RuleBasedStateMachine):
 
 
 TestIndex = Index.TestCase
-TestIndex.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+TestIndex.settings = settings(max_examples=examples(150), stateful_step_count=30, deadline=None)
 
 
 def test_a_shared_prefix_outlives_its_continuations() -> None:

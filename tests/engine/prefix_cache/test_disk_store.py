@@ -232,8 +232,8 @@ def test_truncated_files_are_removed(tmp_path: Path) -> None:
         assert files(tmp_path) == set()
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_an_unreadable_file_is_removed(tmp_path: Path) -> None:
+@pytest.mark.skipif(os.geteuid() == 0, reason="needs a user who is not root: root may read everything")
+def test_a_file_that_may_not_be_read_is_removed(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         write(store, seeded_run(1))
         path_of(tmp_path, seeded_run(1)).chmod(0)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from millstream.engine.prefix_cache.index import Hit, PrefixIndex
+from support.tiers import examples
 
 BLOCK = 3
 MAX_BLOCKS = 6
@@ -72,7 +73,7 @@ class Index(RuleBasedStateMachine):
 
 
 TestIndex = Index.TestCase
-TestIndex.settings = settings(max_examples=300, stateful_step_count=40)
+TestIndex.settings = settings(max_examples=examples(300), stateful_step_count=40)
 
 
 class Checkpoints(RuleBasedStateMachine):
@@ -144,7 +145,7 @@ class Checkpoints(RuleBasedStateMachine):
 
 
 TestCheckpoints = Checkpoints.TestCase
-TestCheckpoints.settings = settings(max_examples=300, stateful_step_count=40)
+TestCheckpoints.settings = settings(max_examples=examples(300), stateful_step_count=40)
 
 
 def test_a_shared_prefix_outlives_its_continuations() -> None:

@@ -15,6 +15,7 @@ from millstream.text.chat_format import REASONING, ChatFormat
 from millstream.text.output_parser import Message, OutputParser
 from millstream.text.parts import Part, PartKind
 from millstream.text.tool_formats.registry import FORMATS
+from support.tiers import examples
 
 CORPUS: dict[str, Sequence[Example]] = {
     "hermes": json_formats.HERMES,
@@ -97,7 +98,7 @@ def test_an_example_that_ends_too_early_loses_nothing(name: str, index: int) -> 
 
 
 @pytest.mark.parametrize("name", CORPUS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(data=st.data())
 def test_random_chunks_of_random_examples(name: str, data: st.DataObject) -> None:
     """Several examples in a row, too: the state after the first must not depend on the cuts either."""
@@ -114,7 +115,7 @@ def test_random_chunks_of_random_examples(name: str, data: st.DataObject) -> Non
 
 
 @pytest.mark.parametrize("name", CORPUS)
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(data=st.data())
 def test_noise_made_of_a_formats_own_markers(name: str, data: st.DataObject) -> None:
     """Never an exception, never a lost character, never another result for another cut."""
