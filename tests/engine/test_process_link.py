@@ -6,6 +6,7 @@ import functools
 import os
 import pickle
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +24,7 @@ from millstream.loading.settings import EngineSettings
 from millstream.model_facts import GenerationFacts
 from millstream.models.source import ModelSource
 from millstream.types import FinishReason, TokenLogprob, Usage
+from support.digest_kind import DigestBackend, DigestScheduler
 from support.engines import Driver, engine
 from support.fake import FakeBackend, exit_at_once
 from support.guided import children_find_us
@@ -167,3 +169,19 @@ def test_messages_can_be_pickled() -> None:
         assert pickle.loads(pickle.dumps(message)) == message
     submit = Generate(1, (1, 2, 3), 4, stop_tokens=frozenset({9}), logprobs=0)
     assert pickle.loads(pickle.dumps(submit)) == submit
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: reads /proc")
+def test_an_engine_process_gets_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    children_find_us(monkeypatch)
+    monkeypatch.setenv("MILLSTREAM_API_KEY", "sk-secret")
+    monkeypatch.setenv("HF_TOKEN", "hf-secret")
+    link = ProcessLink("test", DigestBackend, DigestScheduler)
+    driver = Driver(link)
+    driver.start()
+    try:
+        environment = Path(f"/proc/{pid_of(link)}/environ").read_bytes()
+    finally:
+        driver.stop()
+    assert b"PATH=" in environment and b"PYTHONPATH=" in environment
+    assert b"secret" not in environment
