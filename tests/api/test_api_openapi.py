@@ -154,7 +154,7 @@ def test_every_error_is_documented_where_it_can_be_raised(serve):
     kinds = list(error_classes())
     assert len(kinds) > 10
     with (
-        serve(create_app(refusing, body_limit=1000)) as port,
+        serve(create_app(Services(refusing, refusing), body_limit=1000)) as port,
         httpx.Client(base_url=f"http://127.0.0.1:{port}") as client,
     ):
         for kind in kinds:

@@ -316,15 +316,13 @@ def test_routes_of_openai_are_unaffected(both, service):
     assert "stop_string" not in json.dumps(plain)
 
 
-def test_refusals_before_a_request_have_the_format_that_the_protocol_got(service):
-    from conftest import running
-
+def test_refusals_before_a_request_have_the_format_that_the_protocol_got(serve, service):
     limits = HttpLimits()
     protocol = functools.partial(
         LimitedProtocol, limits=limits, connections=Connections(limits), error_format=TINY.errors
     )
     app = create_app(Services(service, service), body_limit=1000, dialects=BOTH)
-    with running(app, http=protocol) as port, socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+    with serve(app, http=protocol) as port, socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
         connection.sendall(b"no http\r\n\r\n")
         raw = b"".join(iter(lambda: connection.recv(65536), b""))
     head, _, body = raw.partition(b"\r\n\r\n")

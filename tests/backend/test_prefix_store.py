@@ -62,7 +62,7 @@ def test_checkpoints_are_freed_at_once() -> None:
     store = PrefixStore()
     cache = KVCache()
     cache.update_and_fetch(mx.ones((1, 1, 3, 2)), mx.ones((1, 1, 3, 2)))
-    mx.eval(store.save_row(SavePrefix(1, 0, BLOCK, (), state=9, tokens=3), [cache]))
+    mx.eval(store.save_row(SavePrefix(1, 0, BLOCK, (), checkpoint=9, tokens=3), [cache]))
     assert store.nbytes
     store.evict([9])
     assert (store.compactable, store.nbytes) == (0, 0)

@@ -32,11 +32,11 @@ class Listening(Driver):
         super().__init__(*args)
         self.prompt_logprobs: dict[int, list[TokenLogprob]] = {}
 
-    def _book(self, event: Event) -> None:
+    def _collect(self, event: Event) -> None:
         if isinstance(event, PromptLogprobs):
             assert event.request_id not in self.tokens, "the prompt comes before the output"
             self.prompt_logprobs.setdefault(event.request_id, []).extend(event.logprobs)
-        super()._book(event)
+        super()._collect(event)
 
 
 def expected(folder: Path, prompt: tuple[int, ...]) -> list[list[float]]:

@@ -180,7 +180,7 @@ def test_an_unload_kills_the_process_of_a_load_that_does_not_end(servable: Path,
 def test_a_process_stopped_by_a_signal_while_loading_fails_its_load(
     servable: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("millstream.service.engine_client.STOPPED_CHECKS", 2)
+    monkeypatch.setattr("millstream.service.engine_client.MAX_STOPPED_CHECKS", 2)
     gate = FifoGate(tmp_path / "gate")
     settings = Settings(models=(str(servable),), port=0, isolation="process", load="use")
     with running(settings, functools.partial(slow_load, gate.remote)) as server, ThreadPoolExecutor(2) as clients:

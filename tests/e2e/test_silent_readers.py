@@ -119,7 +119,7 @@ def test_answers_that_nobody_reads_end_and_others_flow(folder: Path, isolation: 
         assert unread(server) == 0
         found = events(read_rest(silent[0]))
         assert found[-1]["error"]["code"] == "output_unread"
-        assert "Read faster, or ask for less" in found[-1]["error"]["message"]
+        assert "Read faster, or ask for fewer" in found[-1]["error"]["message"]
         assert 0 < len(found) < 3000
         for client in silent:
             client.close()

@@ -96,7 +96,7 @@ def test_admission_counts_requests_of_any_kind(isolation: str) -> None:
         server = DigestServer(isolation)
         await server.digest(0, b"warm")
         admission = server.model.model.engine.admission  # type: ignore[union-attr]
-        with pytest.raises(BadRequest, match=f"needs 9 digests at once; this server takes at most {CAPACITY + 2}"):
+        with pytest.raises(BadRequest, match=f"needs 9 digests at once; this server accepts at most {CAPACITY + 2}"):
             admission.check(9)
         admission.admit(range(100, 100 + CAPACITY + 2))
         with pytest.raises(EngineBusy, match=f"{CAPACITY} active .* 2 waiting"):
@@ -112,7 +112,7 @@ def test_admission_counts_requests_of_any_kind(isolation: str) -> None:
 @on_loop
 async def test_asking_a_model_for_what_it_does_not_do_is_a_clear_error() -> None:
     server = DigestServer("thread")
-    with pytest.raises(WrongModelKind, match="'sha' is a model for digests, and this request needs one for generation"):
+    with pytest.raises(WrongModelKind, match="'sha' is a model for digests; this request needs one for generation"):
         async with server.hub.use("sha", GenerationModel):
             pass
     assert WrongModelKind.status == 400
