@@ -33,26 +33,6 @@ def kind(request: pytest.FixtureRequest, tiny_model: Callable[[str], Path]) -> K
     return kind_of(request.param, tiny_model)
 
 
-@pytest.fixture(scope="module", params=list(LINKS))
-def link(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """Child processes must be able to import the backends of the tests."""
-    with pytest.MonkeyPatch.context() as patch:
-        children_find_us(patch)
-        yield LINKS[request.param]
-
-
-@pytest.fixture(scope="module")
-def shared(kind: Kind, link: Any) -> Iterator[Driver]:
-    with engine(kind.backend, kind=link, make_scheduler=kind.scheduler) as running:
-        yield running
-
-
-@pytest.fixture
-def driver(shared: Driver) -> Driver:
-    shared.reset()
-    return shared
-
-
 class Held:
     """An engine that is held in every step until the gate opens."""
 

@@ -4,11 +4,7 @@ stays close to the real one. For the guarantees of every kind see `tests/engine/
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
-
-import pytest
 
 from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
 from millstream.engine.generation.messages import Generate, Generated
@@ -16,34 +12,7 @@ from millstream.engine.generation.scheduler import GenerationScheduler
 from millstream.engine.link import ThreadLink
 from millstream.engine.messages import Failed
 from millstream.types import FinishReason, TokenLogprob
-from support.engines import Driver, engine
-from support.guided import children_find_us
-from support.kinds import LINKS, Kind, kind_of
-
-
-@pytest.fixture(scope="module", params=["fake", "mlx"])
-def kind(request: pytest.FixtureRequest, tiny_model: Callable[[str], Path]) -> Kind:
-    return kind_of(request.param, tiny_model)
-
-
-@pytest.fixture(scope="module", params=list(LINKS))
-def link(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """Child processes must be able to import the fake backend."""
-    with pytest.MonkeyPatch.context() as patch:
-        children_find_us(patch)
-        yield LINKS[request.param]
-
-
-@pytest.fixture(scope="module")
-def shared(kind: Kind, link: Any) -> Iterator[Driver]:
-    with engine(kind.backend, kind=link) as running:
-        yield running
-
-
-@pytest.fixture
-def driver(shared: Driver) -> Driver:
-    shared.reset()
-    return shared
+from support.engines import Driver
 
 
 def finish_reason(driver: Driver, request_id: int) -> FinishReason:
