@@ -211,7 +211,7 @@ class LayoutChooser:
             raise unsupported(bits, "it takes images, and quantised keys and values are for text models")
         packing = choose_quantization(self._model, bits)
         if not self._enabled("slots"):
-            raise unsupported(bits, "it needs slots, and --disable slots leaf_caches them out")
+            raise unsupported(bits, "it needs slots, and --disable slots leaves them out")
         for name in ("group-prefill", "fused-matmul"):
             self._decline(name, "quantised KV cache")
         matmuls = packed_matmuls_fit(self._device.kind) and not self._settings.like_gpu

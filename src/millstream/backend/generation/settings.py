@@ -16,7 +16,7 @@ class GenerationSettings:
     max_rows: int
     unpack: bool = True
     disabled: frozenset[str] = frozenset()
-    """Fast paths to leave out: prefill_media `config.FAST_PATHS`."""
+    """Fast paths to leave out: see `config.FAST_PATHS`."""
     blas: str | None = None
     """The BLAS library that CPU matmuls go through, for the log."""
     cache_limit: int | None = None

@@ -40,7 +40,7 @@ COLUMNS = 8
 
 
 class Halves(Protocol):
-    """The fused form of a block: prefill_media `fused_blocks.Halves`."""
+    """The fused form of a block: see `fused_blocks.Halves`."""
 
     includes_mlp: bool
 
