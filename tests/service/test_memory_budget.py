@@ -105,6 +105,7 @@ async def test_a_model_that_can_never_fit_is_refused_before_any_eviction() -> No
 async def test_a_reservation_waits_for_models_in_use_until_a_timeout() -> None:
     models = Models()
     await models.has("busy", 90, in_use=True)
+    models.reservations["unloaded"] = Reservation("unloaded", 0, 0, False, False)
     with pytest.raises(EngineBusy, match=r"other models are in use \(busy\)"):
         await models.budget.reserve("x", 50, 50)
     waiting = asyncio.ensure_future(models.budget.reserve("x", 50, 50))

@@ -76,7 +76,7 @@ class MemoryBudget:
                 while not await self._try_reserve(name, minimum, wanted):
                     await self._changed.wait()
         except TimeoutError:
-            others = ", ".join(other.name for other in self._others(name))
+            others = ", ".join(other.name for other in self._others(name) if other.size)
             raise EngineBusy(
                 f"no memory to load {name!r}: it needs {gib(minimum)} of {gib(self.total)}, and other models "
                 f"are in use ({others}). Try again later.",
