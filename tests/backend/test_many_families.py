@@ -26,6 +26,7 @@ SETTINGS: dict[str, Any] = {
     "partial_rotary_factor": 1.0,
     "attention_bias": False,
     "mlp_bias": False,
+    "use_bias": False,
     "hidden_act": "silu",
     "bias": True,
     "embedding_multiplier": 1.0,
