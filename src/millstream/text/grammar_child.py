@@ -49,10 +49,12 @@ class JobRunner:
 
     def run(self, job: dict[str, Any]) -> bytes:
         reading, writing = os.pipe()
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # a stop must not come before the fork is known
         pid = os.fork()
         if not pid:
             _work(job, writing)
         self._fork = pid
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
         os.close(writing)
         with open(reading, "rb") as replies:
             reply = replies.read()
@@ -73,6 +75,7 @@ def _work(job: dict[str, Any], writing: int) -> NoReturn:
     code = 1
     try:
         signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
         signal.setitimer(signal.ITIMER_PROF, job["seconds"])  # SIGPROF ends the process
         reply = _check(Grammar(job["kind"], job["source"]))
         signal.setitimer(signal.ITIMER_PROF, 0)
