@@ -10,6 +10,8 @@ from millstream.engine.generation.plan import ChunkLogprobs, Plan, Prefill, RowF
 from millstream.engine.generation.request import MOVES, IllegalMove, Request, State
 from millstream.engine.generation.scheduler import GenerationScheduler
 from millstream.engine.messages import Failed, Finished
+from millstream.engine.prefix_cache.checkpoints import CheckpointPrefixCache
+from millstream.engine.prefix_cache.index import PrefixIndex
 from millstream.types import FinishReason, TokenLogprob, Usage
 
 
@@ -246,3 +248,17 @@ def test_a_request_for_prompt_logprobs_only_ends_with_its_prompt() -> None:
     assert events == [PromptLogprobs(1, scores[0]), PromptLogprobs(1, scores[1]), finished]
     assert step(subject)[0] == Plan(drop=(1,))
     assert subject.idle
+
+
+def test_a_prompt_does_not_reuse_what_the_same_plan_will_save() -> None:
+    """The backend saves a checkpoint after its chunk has run: another prompt of this plan cannot start from it."""
+    index = PrefixIndex(block=4, block_bytes=1, budget=100, from_checkpoints=True)
+    subject = GenerationScheduler(
+        max_rows=4, prefill_tokens=64, prefix_cache=CheckpointPrefixCache(index, lambda tokens: 1)
+    )
+    for number in (1, 2):
+        subject.submit(Generate(number, tuple(range(9)), 5))
+    plan = subject.plan()
+    assert [chunk.start for chunk in plan.prefill] == [0, 0]
+    assert plan.prefill[0].save is not None
+    assert all(chunk.reuse == () and chunk.reuse_checkpoint is None for chunk in plan.prefill)

@@ -121,7 +121,9 @@ class GenerationScheduler:
         restore, self._restore = tuple(self._restore), []
         drop, self._drop = tuple(self._drop), []
         decode = tuple(self._running)
-        prefill = () if self._chunk_pending and self._running else tuple(map(self._with_save, self._chunks()))
+        # All chunks before any save: a prompt must not match what another chunk of this very plan will save.
+        chunks = [] if self._chunk_pending and self._running else list(self._chunks())
+        prefill = tuple(map(self._with_save, chunks))
         encode = self._encode()
         orders = self._cache.orders()
         return Plan(
