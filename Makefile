@@ -17,28 +17,45 @@ ifeq ($(shell uname -s),Linux)
   endif
 endif
 
+# What the server needs, and what only tests need: developer tools, and clients of other projects.
 comma  := ,
-EXTRAS := dev$(if $(EXTRA),$(comma)$(EXTRA))
+DEVICE := $(if $(EXTRA),[$(EXTRA)])
+TESTS  := [dev,clients$(if $(EXTRA),$(comma)$(EXTRA))]
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: setup serve test check lint types clean
 
-setup: $(VENV)/.ready
+setup: $(VENV)/.ready-tests
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Millstream needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version). Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "python venv failed: on Debian, apt-get install python3-venv"; exit 1; }
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	$(PIP) -e '.$(DEVICE)' pillow
 	@# Without what mlx-vlm declares for video, speech and training; what its models import is there already.
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps mlx-vlm
+	$(PIP) --no-deps mlx-vlm
 	@touch $@
 
-serve: setup
+$(VENV)/.ready-tests: $(VENV)/.ready
+	@# mlx-vlm lacks packages on purpose, see above: no warnings.
+	$(PIP) --no-warn-conflicts -e '.$(TESTS)'
+	@touch $@
+
+# The AI SDK, where npm is. Its tests are skipped elsewhere.
+NODE := $(VENV)/node
+export MILLSTREAM_NODE_PACKAGES ?= $(CURDIR)/$(NODE)
+
+$(NODE)/.ready: tests/clients/package.json $(VENV)/.ready
+	@mkdir -p $(NODE) && cp tests/clients/package.json $(NODE)
+	@if command -v npm > /dev/null; then npm install --prefix $(NODE) --no-package-lock --no-audit --no-fund --loglevel error || echo "npm failed: the tests of the AI SDK are skipped"; fi
+	@touch $@
+
+serve: $(VENV)/.ready
 	$(BIN)/millstream serve $(ARGS)
 
 # The suite runs in parallel. A choice of tests does not: it would wait longer for the workers than for the tests.
 PARALLEL := $(if $(filter-out --whole,$(ARGS)),,-n $(WORKERS) --dist worksteal)
 
-test: setup
+test: setup $(NODE)/.ready
 	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 lint: setup

@@ -21,7 +21,7 @@ from millstream.engine.generation.messages import Generate, Tokens
 from millstream.engine.generation.plan import RowOutput
 from millstream.engine.generation.scheduler import GenerationScheduler
 from millstream.models.source import ModelSource
-from millstream.text.grammar import GrammarCompiler, compiler_of
+from millstream.text.grammars.grammar import GrammarCompiler, compiler_of
 from millstream.types import Grammar, Sampling
 from models import find
 

@@ -27,6 +27,8 @@ if worker := os.environ.get("PYTEST_XDIST_WORKER"):
 
 load_blas()
 
+pytest_plugins = ["support.demo"]
+
 # How long an example takes says something of the machine, not of the code.
 _SLOW = [hypothesis.HealthCheck.too_slow]
 hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=_SLOW)

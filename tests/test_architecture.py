@@ -21,6 +21,7 @@ LIBRARIES = {
     "threads": {"threading", "_thread", "multiprocessing", "queue"},
     "executors": {"concurrent"},
     "mlx": {"mlx", "mlx_lm", "mlx_vlm"},
+    "mcp": {"mcp", "mcp_types", "httpx2"},
 }
 
 GROUND = {"types", "model_facts", "errors", "config", "sandbox", "__version__"}
@@ -42,9 +43,13 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
         {"service", "service.media", "engine", "engine.generation", "text", "media"},
         {"asyncio", "executors"},
     ),
-    "api": ({"service"}, {"http", "asyncio"}),
+    "service.mcp": ({"service"}, {"asyncio", "mcp"}),
+    "service.store": (set(), {"asyncio", "executors"}),
+    "api": ({"service", "text"}, {"http", "asyncio"}),
     "api.http1": ({"api"}, {"http", "asyncio"}),
-    "api.openai": ({"api", "service", "text"}, {"http"}),
+    "api.openai": ({"api", "service", "text"}, {"http", "asyncio"}),
+    "api.anthropic": ({"api", "service"}, {"http"}),
+    "api.ollama": ({"api", "service"}, {"http"}),
     "loading": (set(), {"asyncio", "executors"}),
     "bench": (set(), {"asyncio"}),
 }
@@ -131,7 +136,7 @@ def _names(cell: str) -> set[str]:
 
 def test_futures_are_only_waited_for_where_blocking_is_allowed() -> None:
     """`service/` may hand work to a pool, but never blocks on its result: the event loop runs there."""
-    for room in ("service", "service.media", "service.generation", "api", "api.openai", "api.http1"):
+    for room in [room for room in ROOMS if room.startswith(("service", "api"))]:
         for path in files(room):
             source = path.read_text(encoding="utf-8")
             assert "futures.wait" not in source and "as_completed" not in source
@@ -171,10 +176,10 @@ def test_the_decoder_of_videos_is_imported_by_its_child_alone() -> None:
 def test_grammars_are_checked_by_their_child_alone() -> None:
     """A grammar may take minutes to compile, or exhaust the stack: not in the server's process."""
     used = {path.relative_to(ROOT).as_posix(): imports(path) for path in ROOT.rglob("*.py")}
-    assert {name for name, found in used.items() if "millstream.text.grammar_check" in found} == {
-        "text/grammar_child.py"
+    assert {name for name, found in used.items() if "millstream.text.grammars.check" in found} == {
+        "text/grammars/child.py"
     }
-    assert not [name for name, found in used.items() if "millstream.text.grammar_child" in found]
+    assert not [name for name, found in used.items() if "millstream.text.grammars.child" in found]
     assert not [path for path in files("text") if "subprocess" in imports(path)]
 
 
@@ -214,8 +219,10 @@ def test_upper_floors_load_no_mlx(floors: str) -> None:
     assert result.stdout.strip() == "[]"
 
 
-def test_composing_a_server_loads_no_mlx_either() -> None:
-    """MLX is imported on the owner thread, when a model is loaded."""
-    code = "import sys, millstream.cli; print('mlx.core' in sys.modules)"
+def test_composing_a_server_loads_no_mlx_and_no_mcp() -> None:
+    """MLX is imported on the owner thread, when a model is loaded. mcp is an extra, and takes a second to import: only
+    if a server is configured."""
+    code = "import sys, millstream.cli; from millstream.service.mcp.servers import McpServers; McpServers(())"
+    code += "; print([name for name in ('mlx.core', 'mcp') if name in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stdout.strip() == "False"
+    assert result.stdout.strip() == "[]"

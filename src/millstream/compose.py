@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 
 from millstream.config import ModelSpec, Settings
 from millstream.loading.backends import BackendMaker
@@ -16,11 +17,18 @@ from millstream.service.generation.grammar_checks import GrammarChecks
 from millstream.service.generation.metrics import GenerationMetrics
 from millstream.service.generation.service import TextGenerator
 from millstream.service.hub import ModelHub, card_of
+from millstream.service.managed_model import ManagedModel, report_defect
+from millstream.service.mcp.servers import McpServers
 from millstream.service.media.files import MAX_AV_DECODES, MAX_IMAGE_DECODES, MediaFiles
 from millstream.service.media.memory import MediaMemory
 from millstream.service.metrics import Metrics
 from millstream.service.models import ModelOperations
-from millstream.service.ports import Services
+from millstream.service.ports import RecordStore, Seal, Services
+from millstream.service.store.directory import prepare, seal_key
+from millstream.service.store.files import RecordFiles
+from millstream.service.store.folder import RecordFolder
+from millstream.service.store.memory import MemoryRecords
+from millstream.service.store.seal import SecretKeySeal
 from millstream.service.unread_output import UnreadOutput
 
 
@@ -34,6 +42,9 @@ class Mill:
         self, settings: Settings, pool: Executor, network: Executor, resolver: Executor, make_backend: BackendMaker
     ) -> None:
         self._settings = settings
+        self._tool_servers = McpServers(settings.tool_servers)
+        self._store_worker = ThreadPoolExecutor(1, thread_name_prefix="store")
+        seal, records = _store(settings, self._store_worker)
         self._metrics = Metrics()
         self.hub = ModelHub(
             memory=settings.memory,
@@ -42,6 +53,7 @@ class Mill:
             grace=settings.grace,
             patience=settings.stop_patience,
         )
+        self._descriptions: set[asyncio.Task[None]] = set()
         limits = media_limits(settings)
         self._resolver = Resolver(resolver)
         self._grammars = GrammarChecks()
@@ -56,7 +68,14 @@ class Mill:
             UnreadOutput(settings.unread_output),
             GenerationMetrics(self._metrics),
         )
-        self.services = Services(models=ModelOperations(self.hub, self._metrics), generation=generation)
+        self.services = Services(
+            models=ModelOperations(self.hub, self._metrics),
+            generation=generation,
+            seal=seal,
+            records=records,
+            tool_servers=self._tool_servers,
+        )
+        self._tool_servers.start()
 
     def add(self, spec: ModelSpec) -> None:
         """Serve a model. If it is loaded now, the server answers meanwhile."""
@@ -67,10 +86,25 @@ class Mill:
             name, spec, functools.partial(self._loader.open, name, spec), isolation=isolation, load_now=load_now
         )
         self._metrics.watch(name, lambda: card_of(model))
+        if not load_now:
+            task = asyncio.ensure_future(self._describe(model))
+            self._descriptions.add(task)
+            task.add_done_callback(self._descriptions.discard)
+            task.add_done_callback(report_defect)
+
+    async def _describe(self, model: ManagedModel) -> None:
+        """Fills in what the files of a model say about it before it is loaded for the first time."""
+        description = await self._loader.describe(model.spec)
+        if not model.loads:
+            model.description = description
 
     async def close(self, reason: str) -> bool:
         """True if every engine freed its model in time and no download or DNS look-up is left running."""
+        for task in self._descriptions:
+            task.cancel()
         freed = await self.hub.close(reason, self._settings.grace, self._settings.stop_patience)
+        await self._tool_servers.close()
+        self._store_worker.shutdown(wait=False)
         await self._engines.close()
         await self._grammars.close()
         await self._loader.close()
@@ -79,8 +113,18 @@ class Mill:
         return freed and not self._resolver.hanging and not self._loader.working
 
     def kill(self, reason: str) -> None:
-        """End all engines without waiting, as far as that is possible: those in processes are gone."""
+        """End all engines and tool servers without waiting, as far as that is possible: those in processes are gone."""
         self._engines.kill(reason)
+        self._tool_servers.kill()
+
+
+def _store(settings: Settings, worker: Executor) -> tuple[Seal, RecordStore]:
+    """What clients hold or ask for again: with a folder, a restart finds it. `worker` has one thread."""
+    size, age = settings.store_size, settings.record_seconds
+    if settings.store_dir is None:
+        return SecretKeySeal(), MemoryRecords(max_bytes=size, max_age=age)
+    folder = RecordFolder(prepare(settings.store_dir), max_bytes=size, max_age=age)
+    return SecretKeySeal(seal_key(settings.store_dir)), RecordFiles(folder, worker)
 
 
 def media_limits(settings: Settings) -> MediaLimits:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 FAST_PATHS = {
@@ -20,8 +21,14 @@ FAST_PATHS = {
 FAST_PATH_ALIASES = {"turn": "mkl-layout", "products": "fused-matmul"}
 """Old names of fast paths. `--disable` still accepts them."""
 
+TOOL_SERVER_TRANSPORTS = ("streamable-http", "sse")
+
 KV_BITS = (0, 4, 8)
 """Bits per number of the KV cache; 0 for the dtype that the model computes in."""
+
+STORE_SECONDS = 24 * 3600.0
+STORE_DIR_SECONDS = 30 * 24 * 3600.0
+"""How long stored responses are kept by default: in memory, and on disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +60,29 @@ class ModelSpec:
     reasoning_format: str | None = None
     """The markers around its reasoning, `auto` or `none`."""
     allow_special_tokens: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolServerSpec:
+    """One MCP server: a `command` that the server runs, or the `url` of one that runs elsewhere."""
+
+    label: str
+    """The name in requests."""
+    command: str | None = None
+    args: tuple[str, ...] = ()
+    env: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    """Variables of its process, besides a few harmless ones. Not shown: they are often secrets."""
+    cwd: Path | None = None
+    url: str | None = field(default=None, repr=False)
+    headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    transport: str = "streamable-http"
+    """How to talk to a `url`: one of `TOOL_SERVER_TRANSPORTS`."""
+    timeout: float = 60.0
+    """Seconds for a call."""
+    start_timeout: float = 30.0
+    """Seconds to start or connect, and to list the tools."""
+    tools: tuple[str, ...] | None = None
+    """Offer these tools only. None for all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +152,7 @@ class Settings:
     allow_private_media: bool = False
     """Download from private addresses too."""
     cors_origins: tuple[str, ...] = ()
-    """Web pages of these origins may call the API; `*` for any."""
+    """Web pages of these origins may call the API; `loopback` for all of this machine, `*` for any."""
     allowed_hosts: tuple[str, ...] = ()
     """Accepted `Host` headers, besides loopback names; `*` for any. If empty, a server on a loopback address accepts
     loopback names only, and any other server accepts all."""
@@ -131,6 +161,21 @@ class Settings:
     """Seconds to receive the headers of a request; 0 for no limit."""
     body_timeout: float = 30.0
     """Seconds without a byte of the request body; 0 for no limit."""
+    store_dir: Path | None = None
+    """Folder for what a restart should find: stored responses, and the key that seals text. None for memory alone."""
+    store_size: int = 256 * 2**20
+    """Most bytes of stored responses."""
+    store_age: float | None = None
+    """Seconds after which they expire; 0 for never. None: 24 hours in memory, 30 days on disk."""
+    tool_servers: tuple[ToolServerSpec, ...] = ()
+    """MCP servers whose tools requests may use."""
+
+    @property
+    def record_seconds(self) -> float:
+        """How long a stored response is kept, in seconds."""
+        if self.store_age is None:
+            return STORE_SECONDS if self.store_dir is None else STORE_DIR_SECONDS
+        return self.store_age or math.inf
 
     @property
     def specs(self) -> tuple[ModelSpec, ...]:

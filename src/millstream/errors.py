@@ -13,6 +13,8 @@ The tree, with the status of each class. A class without one has its parent's:
     │   ├── HostNotAllowed
     │   └── AdminNotAllowed
     ├── NotFound                  404
+    │   ├── ResponseNotFound
+    │   └── PreviousResponseNotFound
     ├── RequestTimeout            408
     ├── OutputUnread              408
     ├── LoadCancelled             409
@@ -21,6 +23,7 @@ The tree, with the status of each class. A class without one has its parent's:
     ├── HeadersTooLarge           431
     ├── StepFailed                500
     ├── ModelError                500
+    ├── ToolServerFailed          502
     ├── TooManyConnections        503
     ├── EngineBusy                503
     ├── Overloaded                503
@@ -41,6 +44,8 @@ class MillstreamError(Exception):
     kind = "server_error"
     retry_after: int | None = None
     """Seconds to wait before a retry; None if a retry will not help or the time is unknown."""
+    request_id: str | None = None
+    """The id of the request that failed, once the edge has set it."""
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
@@ -81,9 +86,16 @@ class MediaRefused(BadRequest):
 
 
 class ContextOverflow(BadRequest):
-    """The prompt is longer than the model's context (400)."""
+    """The prompt is longer than the model's context (400). `tokens` is its length if known, `limit` the context."""
 
     code = "context_length_exceeded"
+
+    def __init__(
+        self, message: str, *, tokens: int | None = None, limit: int | None = None, param: str | None = None
+    ) -> None:
+        super().__init__(message, param=param)
+        self.tokens = tokens
+        self.limit = limit
 
 
 class Unauthorized(MillstreamError):
@@ -120,6 +132,18 @@ class NotFound(MillstreamError):
     status = 404
     code = "model_not_found"
     kind = "invalid_request_error"
+
+
+class ResponseNotFound(NotFound):
+    """There is no such stored response (404): it was never stored, was deleted, or gave way to others."""
+
+    code = "response_not_found"
+
+
+class PreviousResponseNotFound(NotFound):
+    """The response to be continued is not stored, or one before it is not (404)."""
+
+    code = "previous_response_not_found"
 
 
 class RequestTimeout(MillstreamError):
@@ -228,6 +252,13 @@ class StepFailed(MillstreamError):
 
     status = 500
     code = "engine_error"
+
+
+class ToolServerFailed(MillstreamError):
+    """An MCP server cannot be started or reached, or does not answer (502)."""
+
+    status = 502
+    code = "tool_server_failed"
 
 
 class ModelError(MillstreamError):

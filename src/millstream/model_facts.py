@@ -94,6 +94,25 @@ class GenerationFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelDescription:
+    """What the files of a model say about it. A field is None if they do not say it, or were not read yet."""
+
+    format: str | None = None
+    """`gguf` or `safetensors`."""
+    family: str | None = None
+    parameters: int | None = None
+    quantization: str | None = None
+    context_length: int | None = None
+    template: str | None = None
+    capabilities: tuple[str, ...] = ()
+    file_bytes: int | None = None
+    """The size of its weights on disk."""
+
+
+UNDESCRIBED = ModelDescription()
+
+
+@dataclass(frozen=True, slots=True)
 class ModelCard:
     """A model as `/v1/models` shows it."""
 
@@ -119,3 +138,23 @@ class ModelCard:
     max_batch: int | None = None
     context_length: int | None = None
     restarts: int = 0
+    capabilities: tuple[str, ...] = ()
+    """What the model can do: `completion`, `tools`, `thinking`, `vision`, `audio`, `insert`. Until it is loaded, what
+    its files show of that."""
+    format: str | None = None
+    """Of its files: `gguf` or `safetensors`."""
+    family: str | None = None
+    """The architecture, such as `qwen2`."""
+    parameters: int | None = None
+    """The number of its weights."""
+    quantization: str | None = None
+    template: str | None = None
+    """The source of its chat template."""
+    file_bytes: int | None = None
+    """The size of its weights on disk."""
+    device: str | None = None
+    """Where it runs, once it is loaded."""
+    last_used: float | None = None
+    """When the latest request ended, in seconds since 1970; now, if one is running. None if it is not loaded."""
+    expires: float | None = None
+    """When it will be unloaded if no request comes, in seconds since 1970. None if it will not."""

@@ -21,6 +21,7 @@ import uvicorn
 
 from millstream import __version__
 from millstream.api.app import DEFAULT_DIALECT, create_app
+from millstream.api.background import BackgroundTasks
 from millstream.api.hosts import names_to_check
 from millstream.api.http1.connections import Connections
 from millstream.api.http1.limits import HttpLimits
@@ -79,6 +80,7 @@ async def serve_on(
     network = ThreadPoolExecutor(NETWORK_THREADS, thread_name_prefix="fetch")
     dns = ThreadPoolExecutor(NETWORK_THREADS, thread_name_prefix="dns")
     mill = Mill(settings, pool, network, dns, make_backend)
+    background = BackgroundTasks()
     app = create_app(
         mill.services,
         body_limit=settings.body_limit,
@@ -86,6 +88,7 @@ async def serve_on(
         api_keys=settings.api_keys,
         cors_origins=settings.cors_origins,
         hosts=names_to_check(listener.getsockname()[0], settings.allowed_hosts),
+        background=background,
     )
     server = MillServer(app, mill, settings)
     for spec in settings.specs:
@@ -93,6 +96,7 @@ async def serve_on(
     on_start(server)
     watcher = asyncio.create_task(_watch(mill, server, listener))
     await server.serve(sockets=[listener])
+    await background.close()  # the engines are gone by now, so nothing is left to wait for
     watcher.cancel()
     for threads in (pool, network, dns):
         threads.shutdown(wait=False, cancel_futures=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, Literal
 
@@ -29,6 +29,9 @@ class Sampling:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
+
+
+SAMPLING_FIELDS = frozenset(field.name for field in fields(Sampling))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +112,9 @@ class ChatPrompt:
     messages: tuple[dict[str, object], ...]
     """Content is a string or a list of parts: `text`, or a kind of media with the `MediaPart` as its `media`."""
     template_kwargs: dict[str, object] = field(default_factory=dict)
+    continue_final: bool = False
+    """True: the output continues the last message if that is an assistant message without calls. False: it is a new
+    answer in any case."""
 
     @property
     def media(self) -> tuple[MediaPart, ...]:
@@ -121,6 +127,8 @@ class ChatPrompt:
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
     text: str
+    suffix: str | None = None
+    """Text after the gap, for models that can fill in the middle. None: the output continues `text`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +137,10 @@ class TokenPrompt:
 
 
 Prompt = ChatPrompt | TextPrompt | TokenPrompt
+
+
+INPUT_PARAMETER = "input"
+"""The one string parameter of a tool that takes free text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +153,11 @@ class ToolUse:
     """The function that must be called, with `required`."""
     parallel: bool = True
     """True if one answer may contain several calls."""
+    allowed: frozenset[str] | None = None
+    """Names that may be called; None for all. The prompt shows all tools, so it stays equal from turn to turn. Where a
+    call is not required, calls of other tools are text."""
+    input_grammars: tuple[tuple[str, Grammar], ...] = ()
+    """For tools that take free text: the grammar of their one parameter, `INPUT_PARAMETER`, by tool name."""
 
     @property
     def schemas(self) -> dict[str, dict[str, Any]]:
@@ -153,7 +170,7 @@ class Thinking:
     """How much a model should reason before it answers."""
 
     effort: str | None = None
-    """`none`, `minimal`, `low`, `medium`, `high` or `xhigh`. None: the model's default."""
+    """`none`, `minimal`, `low`, `medium`, `high`, `xhigh` or `max`. None: the model's default."""
     budget: int | None = None
     """Reasoning tokens, after which reasoning is closed by force. None: as `effort` implies."""
 
@@ -169,7 +186,11 @@ class GenerationRequest:
     n: int = 1
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    """Tokens that end the output, besides the model's own."""
     ignore_eos: bool = False
+    min_tokens: int = 0
+    """The output does not end by itself before it has this many tokens."""
     logprobs: int | None = None
     """None: no logprobs. 0: those of the chosen tokens. k: also those of the k most likely at each position."""
     grammar: Grammar | None = None
@@ -218,7 +239,11 @@ class CallDelta:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """A part of the choice with number `index` (prompt * n + choice). The last part has a finish reason."""
+    """A part of the choice with number `index` (prompt * n + choice). The last part has a finish reason.
+
+    Within one delta the order is: reasoning, text, calls. If the model writes them in another order, there are several
+    deltas, so a dialect that sends its output as a sequence of blocks needs to look at nothing else.
+    """
 
     index: int
     text: str = ""

@@ -20,9 +20,10 @@ from millstream.api.app import DEFAULT_DIALECT, create_app
 from millstream.api.http1.connections import Connections
 from millstream.api.http1.limits import HttpLimits
 from millstream.api.http1.protocol import LimitedProtocol
+from millstream.errors import NotFound
 from millstream.model_facts import ModelCard
-from millstream.service.ports import Services
 from millstream.types import Delta, FinishReason, GenerationRequest, Usage
+from support.services import services
 
 WAIT = 10
 BODY_LIMIT = 64 * 1024
@@ -76,11 +77,16 @@ class ScriptedService:
     ends: bool = True
     """False: after the steps the generation waits for `push`."""
     start_error: Exception | None = None
+    counted: int = 42
+    """What `count_tokens` returns."""
     hold_start: bool = False
     requests: list[GenerationRequest] = field(default_factory=list)
     generations: queue.Queue[ScriptedGeneration] = field(default_factory=queue.Queue)
     start_entered: threading.Event = field(default_factory=threading.Event)
     start_cancelled: threading.Event = field(default_factory=threading.Event)
+    loads: list[str] = field(default_factory=list)
+    kept: list[tuple[str, float | None]] = field(default_factory=list)
+    """Calls of `keep_loaded`."""
     cards: Sequence[ModelCard] = (
         ModelCard("org/tiny", created=11, state="ready", context_length=2048),
         ModelCard("plain", created=12, state="loading"),
@@ -88,6 +94,20 @@ class ScriptedService:
 
     def models(self) -> Sequence[ModelCard]:
         return self.cards
+
+    def model(self, name: str) -> ModelCard:
+        found = (card for card in self.cards if not name or name in (card.name, *card.aliases))
+        if (card := next(found, None)) is None:
+            raise NotFound(f"the model {name!r} is not served here.", param="model")
+        return card
+
+    async def load(self, name: str) -> ModelCard:
+        self.loads.append(name)
+        return self.model(name)
+
+    def keep_loaded(self, name: str, seconds: float | None) -> ModelCard:
+        self.kept.append((name, seconds))
+        return self.model(name)
 
     def healthy(self) -> dict[str, str]:
         return {card.name: card.state for card in self.cards}
@@ -109,6 +129,12 @@ class ScriptedService:
         self.generations.put(generation)
         return generation
 
+    async def count_tokens(self, request: GenerationRequest) -> int:
+        self.requests.append(request)
+        if self.start_error is not None:
+            raise self.start_error
+        return self.counted
+
     def generation(self) -> ScriptedGeneration:
         return self.generations.get(timeout=WAIT)
 
@@ -122,6 +148,15 @@ class Stage:
     def models(self) -> Sequence[ModelCard]:
         return self.service.models()
 
+    def model(self, name: str) -> ModelCard:
+        return self.service.model(name)
+
+    async def load(self, name: str) -> ModelCard:
+        return await self.service.load(name)
+
+    def keep_loaded(self, name: str, seconds: float | None) -> ModelCard:
+        return self.service.keep_loaded(name, seconds)
+
     def healthy(self) -> dict[str, str]:
         return self.service.healthy()
 
@@ -130,6 +165,9 @@ class Stage:
 
     async def start(self, request: GenerationRequest) -> ScriptedGeneration:
         return await self.service.start(request)
+
+    async def count_tokens(self, request: GenerationRequest) -> int:
+        return await self.service.count_tokens(request)
 
 
 @contextmanager
@@ -166,7 +204,7 @@ def stage() -> Stage:
 
 @pytest.fixture(scope="session")
 def _port(stage: Stage) -> Iterator[int]:
-    with running(create_app(Services(stage, stage), body_limit=BODY_LIMIT), timeout_keep_alive=60) as port:
+    with running(create_app(services(stage), body_limit=BODY_LIMIT), timeout_keep_alive=60) as port:
         yield port
 
 
@@ -182,10 +220,16 @@ def open_client(stage: Stage) -> Iterator[Callable[..., httpx.Client]]:
     with ExitStack() as stack:
 
         def start(**settings: object) -> httpx.Client:
-            port = stack.enter_context(running(create_app(Services(stage, stage), **settings), timeout_keep_alive=60))  # type: ignore[arg-type]
+            port = stack.enter_context(running(create_app(services(stage), **settings), timeout_keep_alive=60))  # type: ignore[arg-type]
             return stack.enter_context(httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=WAIT))
 
         yield start
+
+
+@pytest.fixture(scope="session")
+def serve_module() -> Callable[..., AbstractContextManager[int]]:
+    """As `serve`, for servers that several tests share."""
+    return running
 
 
 @pytest.fixture

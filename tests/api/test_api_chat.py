@@ -178,3 +178,30 @@ def test_the_generation_request_with_all_parameters(client, service):
     assert (request.seeded, request.n, request.max_tokens, request.stop) == (True, 2, 9, ("a", "b"))
     assert request.ignore_eos is True
     assert request.prompts[0].template_kwargs == {"enable_thinking": False}
+
+
+PREFIX = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Well"}]
+
+
+def test_the_last_message_is_continued_on_request(http, service):
+    for more in (
+        {},
+        {"continue_final_message": True},
+        {"continue_final_message": True, "add_generation_prompt": False},
+    ):
+        assert http.post("/v1/chat/completions", json={"messages": PREFIX, **more}).status_code == 200
+    assert [request.prompts[0].continue_final for request in service.requests] == [False, True, True]
+
+
+@pytest.mark.parametrize(
+    "body, param",
+    [
+        ({"messages": PREFIX[:1], "continue_final_message": True}, "continue_final_message"),
+        ({"messages": PREFIX, "continue_final_message": "yes"}, "continue_final_message"),
+        ({"messages": PREFIX, "add_generation_prompt": False}, "add_generation_prompt"),
+    ],
+)
+def test_what_cannot_be_continued(http, service, body, param):
+    response = http.post("/v1/chat/completions", json=body)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+    assert service.requests == []

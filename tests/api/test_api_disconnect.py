@@ -13,8 +13,8 @@ import pytest
 
 from millstream.api.app import create_app
 from millstream.api.disconnect import ClientLeft, WhileConnected
-from millstream.service.ports import Services
 from millstream.types import Delta
+from support.services import services
 
 WAIT = 10
 
@@ -24,7 +24,7 @@ def line(request, serve, service):
     """A bare socket to a server, with our HTTP protocol and with both of uvicorn's."""
     protocol, loop = request.param.split("-")
     options = {"loop": loop} if protocol == "ours" else {"loop": loop, "http": protocol}
-    with serve(create_app(Services(service, service), body_limit=10**6), **options) as port:
+    with serve(create_app(services(service), body_limit=10**6), **options) as port:
         connection = socket.create_connection(("127.0.0.1", port), timeout=WAIT)
         yield connection
         connection.close()

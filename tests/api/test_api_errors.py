@@ -46,7 +46,7 @@ def test_busy_says_when_to_retry(client, service, caplog):
     "method, path, status, code, allow",
     [
         ("GET", "/nowhere", 404, "unknown_url", None),
-        ("POST", "/v1/chat/completions/", 404, "unknown_url", None),
+        ("POST", "/v1/chat/completions/more", 404, "unknown_url", None),
         ("GET", "/v1/chat/completions", 405, "method_not_allowed", "OPTIONS, POST"),
         ("PUT", "/v1/completions", 405, "method_not_allowed", "OPTIONS, POST"),
         ("POST", "/health", 405, "method_not_allowed", "GET, HEAD, OPTIONS"),

@@ -11,7 +11,7 @@ from millstream.api.addresses import is_loopback_address
 from millstream.api.app import create_app
 from millstream.api.hosts import KnownHosts, names_to_check
 from millstream.errors import HostNotAllowed
-from millstream.service.ports import Services
+from support.services import services
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 LOCAL = "127.0.0.1"
@@ -32,7 +32,7 @@ def ask(app, method="GET", path="/health", *, headers=None, client=(LOCAL, 1), *
      "[::ffff:127.0.0.1]", "mill.example:8000", "MILL.example"],
 )  # fmt: skip
 def test_loopback_names_and_allowed_hosts_pass(service, host):
-    app = create_app(Services(service, service), body_limit=10_000, hosts=names_to_check(LOCAL, ("mill.example",)))
+    app = create_app(services(service), body_limit=10_000, hosts=names_to_check(LOCAL, ("mill.example",)))
     assert ask(app, headers={"host": host}).status_code == 200
     assert ask(app, "POST", "/v1/chat/completions", headers={"host": host}, json=CHAT).status_code == 200
 
@@ -45,7 +45,7 @@ def test_loopback_names_and_allowed_hosts_pass(service, host):
 @pytest.mark.parametrize("method, path", [("GET", "/health"), ("GET", "/"), ("POST", "/v1/chat/completions")])
 def test_other_hosts_are_refused(service, host, method, path):
     """Even if the origin of the page matches the Host header, as after DNS rebinding."""
-    app = create_app(Services(service, service), body_limit=10_000, hosts=names_to_check(LOCAL, ()))
+    app = create_app(services(service), body_limit=10_000, hosts=names_to_check(LOCAL, ()))
     response = ask(app, method, path, headers={"host": host, "origin": f"http://{host}"}, json=CHAT)
     assert response.status_code == 403 and len(response.text) < 1000
     found = response.json()["error"]
@@ -84,7 +84,7 @@ def test_admin_routes_need_a_key_or_this_machine(service, path):
 
     service.load = service.unload = act
     service.clear_cache = lambda name: done.append(name) or card
-    plain = create_app(Services(service, service), body_limit=10_000)
+    plain = create_app(services(service), body_limit=10_000)
     for client in [("192.168.1.9", 5), ("::ffff:192.168.1.9", 5), ("2001:db8::1", 5), ("evil", 5)]:
         response = ask(plain, "POST", path, client=client)
         assert response.status_code == 403 and response.json()["error"]["code"] == "admin_not_allowed"
@@ -93,7 +93,7 @@ def test_admin_routes_need_a_key_or_this_machine(service, path):
     assert done == []
     for client in [(LOCAL, 5), ("127.9.9.9", 5), ("::1", 5), ("::ffff:127.0.0.1", 5), None]:
         assert ask(plain, "POST", path, client=client).status_code == 200
-    locked = create_app(Services(service, service), body_limit=10_000, api_keys=("k",))
+    locked = create_app(services(service), body_limit=10_000, api_keys=("k",))
     remote = ("192.168.1.9", 5)
     assert ask(locked, "POST", path, client=(LOCAL, 5)).status_code == 401
     assert ask(locked, "POST", path, client=remote, headers={"x-api-key": "k"}).status_code == 200

@@ -15,8 +15,8 @@ import pytest
 from millstream.api.app import create_app
 from millstream.api.http1.connections import Connections, Phase
 from millstream.api.http1.limits import HttpLimits
-from millstream.service.ports import Services
 from millstream.types import Delta
+from support.services import services
 
 WAIT = 10
 GET = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
@@ -27,9 +27,7 @@ QUICK = HttpLimits(header_seconds=0.2, body_seconds=0.2, linger_seconds=0.2)
 @pytest.fixture(params=["uvloop", "asyncio"])
 def start(request, serve, service):
     def start(limits, **options):
-        return serve(
-            create_app(Services(service, service), body_limit=10**6), loop=request.param, limits=limits, **options
-        )
+        return serve(create_app(services(service), body_limit=10**6), loop=request.param, limits=limits, **options)
 
     return start
 

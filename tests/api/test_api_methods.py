@@ -30,7 +30,9 @@ def test_options_of_an_unknown_path_is_404(http):
     assert http.options("/nowhere").status_code == 404
 
 
-@pytest.mark.parametrize("path", ["/health", "/", "/v1/models", "/v1/models/org/tiny", "/metrics", "/docs"])
+@pytest.mark.parametrize(
+    "path", ["/health", "/", "/v1/models", "/v1/models/org/tiny", "/metrics", "/docs", "/openapi.json"]
+)
 def test_head_is_get_without_a_body(http, path):
     whole, head = http.get(path), http.head(path)
     assert (head.status_code, head.content) == (200, b"")
@@ -50,11 +52,13 @@ LONG = "x" * 20_000
 @pytest.mark.parametrize(
     "body",
     [
-        CHAT | {LONG: 1},
-        CHAT | {"stream": True, "stream_options": {LONG: 1}},
+        CHAT | {"reasoning_effort": LONG},
+        CHAT | {"thinking": {"type": LONG}},
+        CHAT | {"tools": [{"type": LONG}]},
         CHAT | {"model": LONG, "temperature": LONG},
         {"messages": [{"role": LONG, "content": "hi"}]},
-        {"messages": [{"role": "user", "content": "hi", LONG: 1}]},
+        {"messages": [{"role": "assistant", "tool_calls": [{"type": LONG}]}]},
+        {"messages": [{"role": "user", "content": [{"type": "file", "file": {"file_data": f"data:{LONG},"}}]}]},
         {"messages": [{"role": "user", "content": [{"type": LONG}]}]},
         CHAT | {"response_format": {"type": LONG}},
         CHAT | {"tool_choice": LONG},

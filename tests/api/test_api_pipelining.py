@@ -11,15 +11,15 @@ import pytest
 
 from millstream.api.app import create_app
 from millstream.api.http1.limits import HttpLimits
-from millstream.service.ports import Services
 from millstream.types import Delta
+from support.services import services
 
 WAIT = 10
 
 
 @pytest.fixture(params=["uvloop", "asyncio"])
 def port(request, serve, service) -> Iterator[int]:
-    with serve(create_app(Services(service, service), body_limit=10**6), loop=request.param) as port:
+    with serve(create_app(services(service), body_limit=10**6), loop=request.param) as port:
         yield port
 
 

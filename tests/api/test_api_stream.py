@@ -12,8 +12,8 @@ from millstream.api.app import create_app
 from millstream.api.openai.render_chat import ChatRenderer
 from millstream.api.openai.render_completion import CompletionRenderer
 from millstream.api.response import StreamedResponse
-from millstream.service.ports import Services
 from millstream.types import ChatPrompt, Delta, FinishReason, GenerationRequest, TextLogprob, Usage
+from support.services import services
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True}
 AWKWARD = '"\\ \n\r\u2028 data: [DONE]\n\n é 🙂 \x00 </script>'
@@ -67,7 +67,7 @@ def test_each_step_is_sent_at_once(http, service):
 def test_pings_while_no_token_flows(serve, service):
     service.steps, service.ends = [], False
     with (
-        serve(create_app(Services(service, service), body_limit=1000, ping_seconds=0.01)) as port,
+        serve(create_app(services(service), body_limit=1000, ping_seconds=0.01)) as port,
         httpx.Client(timeout=10) as http,
         http.stream("POST", f"http://127.0.0.1:{port}/v1/chat/completions", json=CHAT) as response,
     ):

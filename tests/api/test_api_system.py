@@ -10,7 +10,7 @@ import pytest
 
 from millstream import __version__
 from millstream.api.app import create_app
-from millstream.service.ports import Services
+from support.services import services
 
 
 def test_models(client):
@@ -69,7 +69,7 @@ def test_lifespan_runs_around_the_app(service):
         seen.append("down")
 
     async def main():
-        app = create_app(Services(service, service), body_limit=1000, lifespan=lifespan)
+        app = create_app(services(service), body_limit=1000, lifespan=lifespan)
         mail = asyncio.Queue()
         for kind in ("lifespan.startup", "lifespan.shutdown"):
             mail.put_nowait({"type": kind})

@@ -34,13 +34,13 @@ from millstream.api.http1.connections import Connections
 from millstream.api.http1.limits import HttpLimits
 from millstream.api.http1.protocol import LimitedProtocol
 from millstream.api.openapi import documented
-from millstream.api.render import merged
-from millstream.api.response import GenerationResponse, Responder
+from millstream.api.render import merged, per_choice
+from millstream.api.response import Responder
 from millstream.api.stream import StreamFormat
 from millstream.errors import BadRequest, MillstreamError
-from millstream.service.ports import Services
 from millstream.types import Delta, FinishReason, GenerationRequest, TextPrompt, Usage
 from support.openapi import references
+from support.services import services
 
 API = Path(millstream.api.__file__).parent
 KEY = "a-key"
@@ -94,7 +94,8 @@ class TinyRenderer:
     def failure(self, error: MillstreamError) -> bytes:
         return error_body(error)
 
-    def whole(self, choices: Sequence[Delta], usage: Usage) -> bytes:
+    def whole(self, deltas: Sequence[Delta], usage: Usage) -> bytes:
+        choices = per_choice(deltas)
         return json.dumps({"text": choices[0].text, **how_it_ended(choices[0])}).encode()
 
 
@@ -120,10 +121,9 @@ class VersionedRoute(APIRoute):
 
 def tiny_routes(responder: Responder) -> tuple[APIRouter, ...]:
     own = APIRouter(prefix="/tiny", default_response_class=Response)
-    shared = APIRouter(route_class=VersionedRoute, include_in_schema=False)
 
     @own.post("/say", openapi_extra=documented(TinyReply, "What was said.", errors=ERROR_DOCS.references(SERVICE)))
-    async def say(request: Request) -> GenerationResponse:
+    async def say(request: Request) -> Response:
         generation, lines = await read_body(request, parse)
         return responder.respond(generation, TinyRenderer, stream=lines)
 
@@ -131,11 +131,17 @@ def tiny_routes(responder: Responder) -> tuple[APIRouter, ...]:
     async def restart() -> Response:
         return json_response("restarted")
 
+    return (own,)
+
+
+def tiny_shared_routes(responder: Responder) -> tuple[APIRouter, ...]:
+    shared = APIRouter(route_class=VersionedRoute, include_in_schema=False)
+
     @shared.get("/v1/models")
     async def tiny_models() -> Response:
         return json_response([card.name for card in responder.services.models.models()])
 
-    return own, shared
+    return (shared,)
 
 
 def tiny_error_headers(error: MillstreamError) -> dict[str, str]:
@@ -146,6 +152,7 @@ ERROR_DOCS = ErrorDocs(TinyError, prefix="Tiny", codes=False)
 TINY = Dialect(
     name="tiny",
     routes=tiny_routes,
+    shared_routes=tiny_shared_routes,
     errors=ErrorFormat(error_body, tiny_error_headers),
     docs=DialectDocs(errors=ERROR_DOCS, responses=(TinyReply,)),
     paths=("/tiny",),
@@ -160,7 +167,7 @@ BOTH = (*DIALECTS, TINY)
 
 @contextmanager
 def client(serve: Any, service: Any, **options: Any) -> Iterator[httpx.Client]:
-    app = create_app(Services(service, service), body_limit=1000, dialects=BOTH, **options)
+    app = create_app(services(service), body_limit=1000, dialects=BOTH, **options)
     with serve(app) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=10) as http:
         yield http
 
@@ -270,7 +277,7 @@ def test_middleware_refuses_in_the_dialect_of_the_request(serve, service):
 
 
 def test_a_dialect_has_admin_routes_of_its_own(service):
-    app = create_app(Services(service, service), body_limit=1000, dialects=BOTH)
+    app = create_app(services(service), body_limit=1000, dialects=BOTH)
 
     async def status(client: str) -> int:
         transport = httpx.ASGITransport(app, client=(client, 5))
@@ -321,7 +328,7 @@ def test_refusals_before_a_request_have_the_format_that_the_protocol_got(serve, 
     protocol = functools.partial(
         LimitedProtocol, limits=limits, connections=Connections(limits), error_format=TINY.errors
     )
-    app = create_app(Services(service, service), body_limit=1000, dialects=BOTH)
+    app = create_app(services(service), body_limit=1000, dialects=BOTH)
     with serve(app, http=protocol) as port, socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
         connection.sendall(b"no http\r\n\r\n")
         raw = b"".join(iter(lambda: connection.recv(65536), b""))
@@ -332,8 +339,8 @@ def test_refusals_before_a_request_have_the_format_that_the_protocol_got(serve, 
 
 @pytest.mark.parametrize("keys", [(), (KEY,)])
 def test_both_are_in_one_document(service, keys):
-    page = create_app(Services(service, service), body_limit=1000, dialects=BOTH, api_keys=keys).openapi()
-    alone = create_app(Services(service, service), body_limit=1000, api_keys=keys).openapi()
+    page = create_app(services(service), body_limit=1000, dialects=BOTH, api_keys=keys).openapi()
+    alone = create_app(services(service), body_limit=1000, api_keys=keys).openapi()
     assert {"TinyReply", "TinyError"} <= page["components"]["schemas"].keys()
     responses = page["paths"]["/tiny/say"]["post"]["responses"]
     expected = {*map(str, SERVICE), *(["401"] if keys else [])}
@@ -364,7 +371,7 @@ def test_the_common_code_imports_no_dialect():
     for path in sorted(API.rglob("*.py")):
         if path == API / "app.py":
             continue
-        for folder in folders - {path.parent}:
+        for folder in folders - set(path.parents):
             name = f"millstream.api.{folder.name}"
             used = {each for each in imported(path) if each == name or each.startswith(f"{name}.")}
             assert not used, f"{path.relative_to(API)} imports {used}"

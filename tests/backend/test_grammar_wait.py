@@ -16,7 +16,7 @@ from millstream.engine.generation.messages import Generate
 from millstream.engine.messages import Cancel, Failed, Finished
 from millstream.errors import ModelError
 from millstream.models.source import ModelSource
-from millstream.text.grammar import GrammarCompiler
+from millstream.text.grammars.grammar import GrammarCompiler
 from millstream.text.loading import load_tokenizer
 from millstream.text.tokenizer import Tokenizer
 from millstream.types import FinishReason, Grammar

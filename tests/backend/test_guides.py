@@ -21,7 +21,7 @@ from millstream.engine.link import ThreadLink
 from millstream.engine.messages import Failed, Finished
 from millstream.engine.process_link import ProcessLink
 from millstream.models.source import ModelSource
-from millstream.text.grammar import GrammarCompiler, compiler_of
+from millstream.text.grammars.grammar import GrammarCompiler, compiler_of
 from millstream.text.loading import load_tokenizer
 from millstream.types import FinishReason, Grammar, Sampling, TokenLogprob
 from support.engines import Driver, engine

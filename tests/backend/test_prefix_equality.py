@@ -145,7 +145,7 @@ def test_prefixes_from_disk_change_no_token(
     ("family", "disk"),
     [
         *some([(family, False) for family in FAMILIES], [(family, False) for family in KINDS]),
-        *some([(family, True) for family in FAMILIES], [("llama", True), ("falcon_h1", True)]),
+        *some([(family, True) for family in FAMILIES], [("lfm2", True)]),
     ],
 )
 def test_conversations_continue_from_their_outputs(

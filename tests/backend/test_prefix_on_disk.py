@@ -17,7 +17,7 @@ from support.caching_child import DISK, MEMORY, caching_engine, prompts_for
 from support.engines import engine
 from support.forked import Forked
 
-KILLS, FEW = 50, 12
+KILLS, FEW = 50, 6
 """With `--whole`, and without."""
 
 

@@ -201,8 +201,9 @@ def test_no_durations(text: str) -> None:
 def test_no_origins(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="is not an origin: use https://"):
         origin(text)
-    assert [origin(good) for good in ("*", "HTTP://A:1", "tauri://localhost")] == [
+    assert [origin(good) for good in ("*", "loopback", "HTTP://A:1", "tauri://localhost")] == [
         "*",
+        "loopback",
         "http://a:1",
         "tauri://localhost",
     ]

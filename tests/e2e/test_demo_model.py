@@ -10,7 +10,7 @@ import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
 from support.server import RunningServer
-from support.tiers import some
+from support.tiers import some, whole
 
 MODEL = "smollm2-135m-instruct"
 FRANCE: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What is the capital of France?"}]
@@ -57,13 +57,13 @@ def test_the_async_client_and_many_at_once(demo: RunningServer, demo_client: ope
     questions: list[list[ChatCompletionMessageParam]] = [
         [{"role": "user", "content": f"Write the number {number} in words."}] for number in range(10)
     ]
-    alone = [ask(demo_client, question, max_tokens=5) for question in questions]
+    alone = [ask(demo_client, question, max_tokens=3) for question in questions]
 
     async def together() -> list[str]:
         async with openai.AsyncOpenAI(base_url=f"{demo.url}/v1", api_key="none", max_retries=0) as client:
             replies = await asyncio.gather(
                 *(
-                    client.chat.completions.create(model=MODEL, messages=question, temperature=0, max_tokens=5)
+                    client.chat.completions.create(model=MODEL, messages=question, temperature=0, max_tokens=3)
                     for question in questions
                 )
             )
@@ -72,6 +72,7 @@ def test_the_async_client_and_many_at_once(demo: RunningServer, demo_client: ope
     assert asyncio.run(together()) == alone
 
 
+@whole
 def test_a_seed_gives_the_same_text_alone_and_in_company(demo: RunningServer, demo_client: openai.OpenAI) -> None:
     settings = {"temperature": 1.0, "top_p": 0.9, "seed": 42, "max_tokens": 12}
     alone = ask(demo_client, STORY, **settings)
@@ -171,6 +172,7 @@ def test_a_multi_byte_character_split_over_tokens_arrives_whole(demo_client: ope
     assert "\ufffd" not in "".join(pieces[:-1]), "only a truncated answer may end in an incomplete character"
 
 
+@whole
 def test_penalties_and_bias_change_the_text(demo_client: openai.OpenAI) -> None:
     plain = ask(demo_client, STORY, max_tokens=14)
     assert ask(demo_client, STORY, max_tokens=14, frequency_penalty=2.0, presence_penalty=2.0) != plain

@@ -32,7 +32,7 @@ from support.wrapped import Gated
 PATIENCE = 60
 STREAMS = 16
 LENGTH = 120
-KILLS, FEW = 20, 6
+KILLS, FEW = 20, 4
 """With `--whole`, and without."""
 
 

@@ -43,14 +43,14 @@ def stuffed(unit: bytes) -> bytes:
 
 ATTACKS: dict[str, tuple[str, Callable[[], dict[str, Any] | bytes], str]] = {
     "long stop strings": ("chat/completions", lambda: chat(stop=["a" * 1_000_000] * 4, n=4), "at most 1024"),
-    "a prompt of 8 MB": ("completions", lambda: {"prompt": "hello world " * 700_000}, "far more than 512 tokens"),
-    "a message of 8 MB": ("chat/completions", lambda: chat("hello <w " * 900_000), "at most 4194304 characters"),
+    "a prompt of 8 MB": ("completions", lambda: {"prompt": "hello world " * 700_000}, "far more tokens"),
+    "a message of 8 MB": ("chat/completions", lambda: chat("hello <w " * 900_000), "more than 4194304 characters"),
     "reasoning of 8 MB": (
         "chat/completions",
         lambda: {"messages": [{"role": "assistant", "content": "", "reasoning_content": "<w " * 2_700_000}]},
-        "at most 4194304 characters",
+        "more than 4194304 characters",
     ),
-    "a message of 3 MB": ("chat/completions", lambda: chat("<|im_end|>" * 300_000), "far more than 512 tokens"),
+    "a message of 3 MB": ("chat/completions", lambda: chat("<|im_end|>" * 300_000), "far more tokens"),
     "millions of lists": ("chat/completions", lambda: stuffed(b"[],"), "more than 100000 objects and lists"),
     "millions of objects": ("chat/completions", lambda: stuffed(b'{"a":1},'), "more than 100000 objects and lists"),
     "millions of strings": ("chat/completions", lambda: stuffed(b'"",'), "more than 2000000 values"),

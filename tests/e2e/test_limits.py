@@ -111,7 +111,7 @@ def test_the_error_for_an_unknown_model_lists_the_served_ones(server: RunningSer
         ({"logit_bias": {"9999": 1}}, "0 to 258"),
         ({"temperature": "hot"}, "temperature must be a number"),
         ({"max_tokens": 0}, "max_tokens must be at least 1"),
-        ({"tools": [{"type": "function"}]}, "tools is not a parameter"),
+        ({"tools": [{"type": "function"}]}, "tools is not supported"),
         ({"temprature": 1}, "Did you mean temperature?"),
     ],
 )

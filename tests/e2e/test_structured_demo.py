@@ -19,7 +19,7 @@ from millstream.config import Settings
 from support.schemas import random_schema
 from support.server import RunningServer, running
 
-SCHEMAS, SOME = 300, 16
+SCHEMAS, SOME = 300, 8
 ROWS = 32
 FREE = 6
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import llguidance
 import openai
 import pydantic
 import pytest
@@ -15,9 +16,12 @@ import tokenizers
 
 from millstream.config import Settings
 from millstream.engine.generation.messages import Generate
+from millstream.errors import BadRequest
 from millstream.models.source import ModelSource
+from millstream.server import MillServer
+from millstream.types import ChatPrompt, Delta, GenerationRequest, Grammar, ToolUse
 from support.scripted import ScriptedBackend
-from support.server import running
+from support.server import RunningServer, running
 from support.tiny import write_servable
 
 TEMPLATE = """{%- if tools %}<|im_start|>system
@@ -60,6 +64,7 @@ class ScriptedServer:
         self.backend: ScriptedBackend | None = None
         self.client: openai.OpenAI
         self.http: httpx.Client
+        self.server: RunningServer
 
     def make(self, source: ModelSource, settings: Settings) -> ScriptedBackend:
         self.backend = ScriptedBackend(self._script)
@@ -89,6 +94,7 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedServe
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     subject = ScriptedServer(tokenizer)
     with running(Settings((str(folder),), port=0), subject.make) as server:
+        subject.server = server
         subject.http = httpx.Client(base_url=server.url, timeout=30)
         with openai.OpenAI(base_url=f"{server.url}/v1", api_key="-", max_retries=0, timeout=30) as client:
             subject.client = client
@@ -195,12 +201,109 @@ def test_a_malformed_call_is_content(scripted: ScriptedServer, text: str, stream
     assert (message.content, message.tool_calls, answer.choices[0].finish_reason) == (text, None, "stop")
 
 
-def test_a_call_truncated_by_max_tokens_is_content(scripted: ScriptedServer) -> None:
-    count = len(scripted.tokenizer.encode(f"</think>{CALL}").ids)
-    answer = scripted.ask(f"</think>{CALL}", tools=TOOLS, max_tokens=count - 25)
-    assert answer.choices[0].finish_reason == "length"
-    assert answer.choices[0].message.content.startswith('<tool_call>\n{"name": "get_weather"')
-    assert answer.choices[0].message.tool_calls is None
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("cut", "calls"),
+    [
+        ('"days', [("get_weather", '{"city": "Oslo", ')]),
+        ('"city', []),
+        ("get_weather", []),
+        ("\n{", []),
+        ("\n</tool", [("get_weather", '{"city": "Oslo", "days": 3}')]),
+    ],
+)
+def test_a_call_that_max_tokens_cuts_off_leaves_no_markup_in_the_content(
+    scripted: ScriptedServer, cut: str, calls: list[tuple[str, str]], stream: bool
+) -> None:
+    text = f"</think>I look.\n{CALL}"
+    count = len(scripted.tokenizer.encode(text[: text.index(cut)]).ids)
+    answer = scripted.ask(text, tools=TOOLS, max_tokens=count, stream=stream)
+    if stream:
+        content, _, found, reason = streamed(answer)
+        seen = [(call["name"], call["arguments"]) for call in found]
+    else:
+        message, reason = answer.choices[0].message, answer.choices[0].finish_reason
+        content = message.content
+        seen = [(call.function.name, call.function.arguments) for call in message.tool_calls or []]
+    assert (content, reason, seen) == ("I look.", "length", calls)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_is_nothing_but_a_call_in_json_is_a_call(scripted: ScriptedServer, stream: bool) -> None:
+    """Qwen2.5-Coder answers so."""
+    fenced = '```json\n{\n  "name": "get_weather",\n  "arguments": {\n    "city": "Oslo"\n  }\n}\n```'
+    for text, tools, expected in (
+        (fenced, TOOLS, ("", 1, "tool_calls")),
+        (f"Sure:\n{fenced}", TOOLS, (f"Sure:\n{fenced}", 0, "stop")),
+        (fenced, openai.omit, (fenced, 0, "stop")),
+    ):
+        answer = scripted.ask(f"Hm.</think>\n\n{text}", tools=tools, stream=stream)
+        if stream:
+            content, _, calls, reason = streamed(answer)
+        else:
+            message, reason = answer.choices[0].message, answer.choices[0].finish_reason
+            content, calls = message.content or "", message.tool_calls or []
+        assert (content, len(calls), reason) == expected
+
+
+EDIT = {"type": "function", "function": {"name": "edit", "parameters": {"properties": {"input": {"type": "string"}}}}}
+
+
+def custom(scripted: ScriptedServer, text: str, grammar: Grammar, **more: Any) -> list[Delta]:
+    """Asks for a call of a tool that takes free text. Dialects that have such tools send this."""
+    use = ToolUse((EDIT, NOW), input_grammars=(("edit", grammar),), **more)
+    scripted.output = lambda submit: text
+    request = GenerationRequest(
+        "tiny", (ChatPrompt(({"role": "user", "content": "Edit."},)),), tools=use, max_tokens=200
+    )
+
+    async def run(server: MillServer) -> list[Delta]:
+        return [delta async for batch in await server.mill.services.generation.start(request) for delta in batch]
+
+    found: list[Delta] = scripted.server.call(run)
+    return found
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_the_grammar_of_a_custom_tool_reaches_the_engine(scripted: ScriptedServer, choice: str) -> None:
+    call = '<tool_call>\n{"name": "edit", "arguments": {"input": "a\\nb"}}\n</tool_call>'
+    deltas = custom(scripted, f"</think>{call}", Grammar("gbnf", 'root ::= "a\\n" [b-c]'), choice=choice)
+    assert "".join(call.arguments for delta in deltas for call in delta.calls) == '{"input": "a\\nb"}'
+    assert scripted.backend is not None
+    grammar = scripted.backend.submits[-1].grammar
+    assert grammar is not None
+    source = llguidance.LLMatcher.grammar_from_lark(grammar.source)
+    for text, good in ((call, True), (call.replace("nb", "nd"), False), ("I would rather talk.", choice == "auto")):
+        subject = llguidance.LLMatcher(llguidance.LLTokenizer(scripted.tokenizer.to_str()), source, log_level=0)
+        tokens = scripted.tokenizer.encode(f"Hm.</think>{text}").ids
+        assert (subject.try_consume_tokens(tokens) == len(tokens) and subject.is_accepting()) == good, text
+
+
+@pytest.mark.parametrize(
+    ("grammar", "reason"),
+    [
+        (Grammar("lark", "start: missing"), "missing"),
+        (Grammar("regex", "a" * 300_000), "'edit'"),
+        (Grammar("lark", 'start: "a"\n%ignore " "'), "%ignore"),
+        (Grammar("regex", "(" * 3000 + "a" + ")" * 3000), "'edit'"),
+    ],
+)
+def test_the_grammar_of_a_custom_tool_is_checked_first(scripted: ScriptedServer, grammar: Grammar, reason: str) -> None:
+    assert scripted.backend is not None
+    before = len(scripted.backend.submits)
+    with pytest.raises(BadRequest, match=reason) as error:
+        custom(scripted, "</think>x", grammar)
+    assert error.value.param == "tools" and len(scripted.backend.submits) == before
+
+
+def test_only_allowed_tools_are_called(scripted: ScriptedServer) -> None:
+    use = {"allowed": frozenset({"edit"})}
+    call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+    deltas = custom(scripted, f"</think>{call}", Grammar("regex", "a"), **use)
+    assert "".join(delta.text for delta in deltas) == call and not any(delta.calls for delta in deltas)
+    assert "now" in scripted.prompt(), "the prompt stays equal from turn to turn"
+    with pytest.raises(BadRequest, match="allowed tools"):
+        custom(scripted, "", Grammar("regex", "a"), choice="required", name="now", **use)
 
 
 def test_without_tools_a_call_is_content_and_the_prompt_has_no_tools(scripted: ScriptedServer) -> None:
@@ -227,6 +330,19 @@ def test_a_required_call_is_enforced_by_a_grammar(scripted: ScriptedServer, choi
     assert ("get_weather" in grammar.source) == (choice == "required") and "now" in grammar.source
     scripted.ask("</think>Hello.", tools=TOOLS, tool_choice="auto")
     assert scripted.backend.submits[-1].grammar is None
+
+
+def test_structured_output_beside_tools_is_a_call_or_an_answer_of_that_structure(scripted: ScriptedServer) -> None:
+    answer = '{"degrees": 7}'
+    schema = {"type": "object", "properties": {"degrees": {"type": "integer"}}, "required": ["degrees"]}
+    form = {"type": "json_schema", "json_schema": {"name": "weather", "schema": schema}}
+    called = scripted.ask(CALL, tools=TOOLS, response_format=form).choices[0]
+    assert called.finish_reason == "tool_calls" and called.message.tool_calls[0].function.name == "get_weather"
+    said = scripted.ask(answer, tools=TOOLS, response_format=form).choices[0]
+    assert (said.finish_reason, said.message.content, said.message.tool_calls) == ("stop", answer, None)
+    assert scripted.backend is not None
+    grammar = scripted.backend.submits[-1].grammar
+    assert grammar is not None and "degrees" in grammar.source and "get_weather" in grammar.source
 
 
 @pytest.mark.parametrize(
@@ -315,12 +431,11 @@ BAD: list[tuple[dict[str, Any], str]] = [
         {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"required": "a"}}}]},
         "tools[0].function.parameters.required",
     ),
-    ({"tools": [NOW, NOW]}, "tools[1].function.name"),
+    ({"tools": [NOW, NOW]}, "tools"),
     ({"tools": TOOLS, "tool_choice": "always"}, "tool_choice"),
     ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
     ({"tools": TOOLS, "tool_choice": {"name": "now"}}, "tool_choice"),
     ({"tool_choice": "required"}, "tool_choice"),
-    ({"parallel_tool_calls": False}, "parallel_tool_calls"),
     ({"reasoning_effort": "much"}, "reasoning_effort"),
     ({"thinking_budget": -1}, "thinking_budget"),
     ({"messages": [{"role": "assistant", "tool_calls": [{"id": "x"}]}]}, "messages[0].tool_calls[0]"),

@@ -25,7 +25,13 @@ def test_placeholders_are_expanded() -> None:
     assert expand_placeholders("a<b>c<v><b>d", PLACEHOLDERS, [image(), video(), image(text="x")]) == "a<b>##<e>c<v>..xd"
 
 
-@pytest.mark.parametrize("text", ["none", "<b>", "<b><b><b>", "<b><v>", "<v><b>"])
+@pytest.mark.parametrize("text", ["none", "<b>"])
+def test_media_that_the_template_leaves_out(text: str) -> None:
+    with pytest.raises(BadRequest, match="Send them in a user message"):
+        expand_placeholders(text, PLACEHOLDERS, [image(), image()])
+
+
+@pytest.mark.parametrize("text", ["<b><b><b>", "<b><v>", "<v><b>"])
 def test_placeholders_that_do_not_match_the_media(text: str) -> None:
     with pytest.raises(BadRequest, match="from the text of messages"):
         expand_placeholders(text, PLACEHOLDERS, [image(), image()])

@@ -55,8 +55,7 @@ def read(name: str, events: list[RequestEvent]) -> tuple[object, ...]:
     deltas: list[Delta] = []
     for event in events:
         assert isinstance(event, Tokens)
-        if (delta := choice.push(event.tokens, event.logprobs)) is not None:
-            deltas.append(delta)
+        deltas += choice.push(event.tokens, event.logprobs)
     return (
         "".join(delta.text for delta in deltas),
         "".join(delta.reasoning for delta in deltas),

@@ -23,12 +23,12 @@ def tokenizer() -> Iterator[Tokenizer]:
         yield load_tokenizer(byte_source(Path(folder)))
 
 
-def deltas(tokenizer: Tokenizer, text: str, reason: FinishReason) -> list[Delta]:
-    choice = Choice(0, Generate(1, (0,), 500), tokenizer, OutputParsing(stop=("END", "ENDING", "!?")), continues=False)
+def deltas(tokenizer: Tokenizer, text: str, reason: FinishReason, min_tokens: int = 0) -> list[Delta]:
+    submit = Generate(1, (0,), 500, min_tokens=min_tokens)
+    choice = Choice(0, submit, tokenizer, OutputParsing(stop=("END", "ENDING", "!?")), continues=False)
     tokens = tokenizer.encode(text)
-    emitted = [choice.push((token,), ()) for token in tokens]
-    emitted.append(choice.finish(reason, len(tokens)))
-    return [delta for delta in emitted if delta is not None]
+    emitted = [delta for token in tokens for delta in choice.push((token,), ())]
+    return emitted + choice.finish(reason, len(tokens))
 
 
 @pytest.mark.parametrize(
@@ -52,3 +52,13 @@ def test_the_last_delta_names_the_stop_string(
 
 def test_an_end_of_sequence_token_sets_no_stop_string(tokenizer: Tokenizer) -> None:
     assert deltas(tokenizer, "done", FinishReason.STOP)[-1].stop_string is None
+
+
+@pytest.mark.parametrize(
+    ("min_tokens", "content"),
+    [(0, ""), (1, "END one "), (3, "END one "), (8, "END one "), (9, "END one END two"), (99, "END one END two")],
+)
+def test_stop_strings_count_after_the_minimum(tokenizer: Tokenizer, min_tokens: int, content: str) -> None:
+    """Each byte is a token here. What comes before the minimum is no part of a match, for it has been sent."""
+    found = deltas(tokenizer, "END one END two", FinishReason.LENGTH, min_tokens)
+    assert "".join(delta.text for delta in found) == content

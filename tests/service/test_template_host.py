@@ -12,8 +12,8 @@ import pytest
 
 from millstream.errors import BadRequest
 from millstream.service.generation.template_host import TemplateHost, render_job
-from millstream.text.conversation import TemplateInput
-from millstream.text.template import TemplateSource
+from millstream.text.templates.conversation import TemplateInput
+from millstream.text.templates.template import TemplateSource
 from support import processes
 from support.hubs import on_loop
 

@@ -11,7 +11,7 @@ import pytest
 import millstream
 from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
 from millstream.models.source import ModelSource
-from millstream.text.grammar import compiler_of
+from millstream.text.grammars.grammar import compiler_of
 
 
 def guided_backend(folder: Path, settings: dict[str, Any]) -> MlxGenerationBackend:

@@ -11,6 +11,7 @@ import httpx
 import jsonschema
 
 EVENTS = "text/event-stream"
+LINES = "application/x-ndjson"
 
 
 class Document:
@@ -43,6 +44,10 @@ class Document:
         schema = documented["content"][kind]["schema"]
         if kind == EVENTS:
             self._check_events(schema, answer.text)
+        elif kind == LINES:
+            assert answer.text.endswith("\n")
+            for line in answer.text.splitlines():
+                self.validate(schema, json.loads(line))
         else:
             self.validate(schema, answer.json() if kind == "application/json" else answer.text)
 

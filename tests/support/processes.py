@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import psutil
 
-ENGINE, TEMPLATE = "millstream.engine.child", "millstream.text.template_child"
+ENGINE, TEMPLATE = "millstream.engine.child", "millstream.text.templates.child"
 
 
 def children(kind: str, pid: int | None = None) -> list[psutil.Process]:

@@ -5,16 +5,34 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from millstream.text.conversation import TemplateInput
-from millstream.text.template import ChatTemplate, TemplateSource
-from millstream.text.template_child import render
+from millstream.text.templates.abilities import TemplateAbilities
+from millstream.text.templates.child import render
+from millstream.text.templates.conversation import TemplateInput
+from millstream.text.templates.probe import probe
+from millstream.text.templates.template import ChatTemplate, TemplateSource
 from millstream.text.tokenizer import Tokenizer
 
 
 def rendered(source: TemplateSource | None, rendering: TemplateInput, markers: dict[str, str] | None = None) -> str:
     assert source is not None
-    job: dict[str, Any] = {"variants": rendering.variants, "kwargs": rendering.kwargs, "markers": markers}
-    return render(_compiled(source.source, tuple(source.tokens.items())), {**job, "limit": 2**20})
+    job: dict[str, Any] = {
+        "variants": rendering.variants,
+        "kwargs": rendering.kwargs,
+        "continues": rendering.continues,
+        "markers": markers,
+        "limit": 2**20,
+    }
+    return render(_compiled(source.source, tuple(source.tokens.items())), job)
+
+
+def abilities_of(source: TemplateSource | None) -> TemplateAbilities:
+    assert source is not None
+    return _probed(source.source, tuple(source.tokens.items()))
+
+
+@cache
+def _probed(source: str, tokens: tuple[tuple[str, str], ...]) -> TemplateAbilities:
+    return probe(_compiled(source, tokens).render)
 
 
 @cache

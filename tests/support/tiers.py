@@ -20,6 +20,10 @@ def run_whole(wanted: bool) -> None:
     _state["whole"] = wanted
 
 
+def is_whole() -> bool:
+    return _state["whole"]
+
+
 def examples(most: int) -> int:
     """The number of Hypothesis examples: `most` with `--whole`, a quarter of them by default."""
     return most if _state["whole"] else max(most // 4, 10)

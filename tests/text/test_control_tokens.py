@@ -13,9 +13,9 @@ from tokenizers import AddedToken, normalizers
 from millstream.models.source import ModelSource
 from millstream.text.chat_format import detect_chat_format
 from millstream.text.control_tokens import SENTINEL, ControlTokens, NameEscaper
-from millstream.text.conversation import template_input
 from millstream.text.loading import load_tokenizer
-from millstream.text.template import TemplateSource
+from millstream.text.templates.conversation import template_input
+from millstream.text.templates.template import TemplateSource
 from millstream.text.tokenizer import Tokenizer
 from millstream.types import ChatPrompt, Thinking, ToolUse
 from support.templates import rendered

@@ -9,10 +9,10 @@ from small_tokenizers import byte_level
 
 from millstream.errors import BadRequest
 from millstream.text.chat_format import ChatFormat, detect_chat_format
-from millstream.text.conversation import reasoning_budget, reasoning_kwargs, template_input
+from millstream.text.templates.conversation import reasoning_budget, reasoning_kwargs, template_input
 from millstream.text.tokenizer import Tokenizer
 from millstream.types import ChatPrompt, Thinking, ToolUse
-from support.templates import rendered
+from support.templates import abilities_of, rendered
 
 TOOL = {"type": "function", "function": {"name": "look", "description": "", "parameters": {"type": "object"}}}
 USE = ToolUse((TOOL,))
@@ -26,7 +26,7 @@ RESULT = {"role": "tool", "tool_call_id": "call_1", "content": "seen"}
 TALK = (USER, CALLED, RESULT)
 
 WITH_TOOLS = (
-    "{% if tools %}{{ tools | length }} tools, as <tool_call>;{% endif %}{% for m in messages %}"
+    "{% if tools %}{{ tools[0].function.name }} as <tool_call>;{% endif %}{% for m in messages %}"
     "{{ m.role }}:{{ m.content }}{% for c in m.tool_calls or [] %}"
     "{{ c.id }} {{ c.function.name }} {{ ARGUMENTS }}{% endfor %}"
     "{% if m.role == 'tool' %}={{ m.name }}{{ m.tool_call_id }}{% endif %};{% endfor %}"
@@ -43,16 +43,16 @@ def shown(
 ) -> str:
     tokenizer = Tokenizer(byte_level(), chat_template=template)
     chat_format = detect_chat_format(template, lambda token: False)
-    return rendered(
-        tokenizer.template, template_input(chat_format, ChatPrompt(messages, dict(more)), tools, Thinking(), None)
-    )
+    prompt = ChatPrompt(messages, dict(more))
+    abilities = abilities_of(tokenizer.template)
+    return rendered(tokenizer.template, template_input(chat_format, prompt, tools, Thinking(), None, abilities))
 
 
 @pytest.mark.parametrize("arguments", ["c.function.arguments.at", "c.function.arguments + ''"])
 def test_a_template_gets_arguments_as_object_or_string(arguments: str) -> None:
     text = shown(WITH_TOOLS.replace("ARGUMENTS", arguments))
     found = "it" if arguments.endswith("at") else '{"at": "it"}'
-    assert text == f"1 tools, as <tool_call>;user:hi;assistant:call_1 look {found};tool:seen=lookcall_1;"
+    assert text == f"look as <tool_call>;user:hi;assistant:call_1 look {found};tool:seen=lookcall_1;"
 
 
 def test_arguments_that_are_not_json_stay_text() -> None:
@@ -61,12 +61,15 @@ def test_arguments_that_are_not_json_stay_text() -> None:
 
 
 def test_tools_are_left_out_with_tool_choice_none() -> None:
-    assert "tools" not in shown(WITH_TOOLS.replace("ARGUMENTS", "''"), tools=ToolUse((TOOL,), "none"))
-    assert "tools" not in shown(WITH_TOOLS.replace("ARGUMENTS", "''"), tools=None)
+    template = WITH_TOOLS.replace("ARGUMENTS", "c.function.arguments")
+    assert "look as" in shown(template)
+    assert "look as" not in shown(template, tools=ToolUse((TOOL,), "none"))
+    assert "look as" not in shown(template, tools=None)
 
 
 def test_ids_are_converted_for_mistral() -> None:
-    text = shown("[TOOL_CALLS]" + WITH_TOOLS.replace("ARGUMENTS", "''").replace("<tool_call>", "x"))
+    template = WITH_TOOLS.replace("ARGUMENTS", "c.function.arguments").replace("<tool_call>", "x")
+    text = shown("[TOOL_CALLS]" + template)
     made = text.split("assistant:")[1].split(" ")[0]
     assert len(made) == 9 and made.isalnum()
     assert text.endswith(f"tool:seen=look{made};")
@@ -90,8 +93,8 @@ def test_tools_go_into_the_first_user_message_if_the_template_has_no_system_role
 
 
 def test_the_error_carries_the_templates_message() -> None:
-    with pytest.raises(BadRequest, match="no system"):
-        shown(STRICT, ({"role": "system", "content": "x"}, {"role": "assistant", "content": "y"}))
+    with pytest.raises(BadRequest, match="not today"):
+        shown("{% if 'seen' in messages[-1].content %}{{ raise_exception('not today') }}{% endif %}" + PLAIN)
 
 
 def test_calls_become_content_if_the_template_does_not_render_them() -> None:

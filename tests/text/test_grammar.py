@@ -13,8 +13,8 @@ from llguidance import LLMatcher, LLParserLimits
 from llguidance.numpy import fill_next_token_bitmask
 
 from millstream.errors import BadRequest, ModelError
-from millstream.text.grammar import MAX_CACHED, MAX_CACHED_BYTES, GrammarCompiler, vocabulary
-from millstream.text.grammar_check import check_grammar
+from millstream.text.grammars.check import check_grammar
+from millstream.text.grammars.grammar import MAX_CACHED, MAX_CACHED_BYTES, GrammarCompiler, vocabulary
 from millstream.text.loading import load_tokenizer
 from millstream.text.tokenizer import Tokenizer
 from millstream.types import Grammar
@@ -147,7 +147,8 @@ def test_grammars_that_requests_wait_for_stay_cached_longer(compiler: GrammarCom
 
 def test_a_full_lexer_is_not_reused(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Matchers of one grammar share the states of its lexer: one that fails would break all later ones."""
-    monkeypatch.setattr("millstream.text.grammar.LIMITS", LLParserLimits(max_lexer_states=1_500, verbose_errors=False))
+    limits = LLParserLimits(max_lexer_states=1_500, verbose_errors=False)
+    monkeypatch.setattr("millstream.text.grammars.grammar.LIMITS", limits)
     compiler = GrammarCompiler(lambda: tokenizer)
     grammar = Grammar("regex", ".*a.{200}b")
 

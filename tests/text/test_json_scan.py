@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millstream.text.json_scan import JsonScanner
+from millstream.text.output.json_scan import JsonScanner
 from support.tiers import examples
 
 VALUES = st.recursive(

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millstream.text.chat_format import REASONING, ChatFormat
-from millstream.text.markers import MarkerFinder
-from millstream.text.output_parser import Message, OutputParser
-from millstream.text.parts import Part, PartKind
+from millstream.text.output.markers import MarkerFinder
+from millstream.text.output.parser import Message, OutputParser
+from millstream.text.output.parts import Part, PartKind
 from millstream.text.tool_formats.registry import FORMATS
 from support.tiers import examples
 
@@ -111,6 +111,57 @@ def test_a_call_that_becomes_invalid_after_it_was_emitted_is_void() -> None:
     message.add(parts)
     assert message == Message(text)
     assert output.calls == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        ('<tool_call>{"name": "f", "arguments": {"a": [1, ', "", [("f", '{"a": [1, ')]),
+        ('Well.\n<tool_call>{"name": "f", "arguments": {', "Well.", []),
+        ('Well.\n<tool_call>{"name": "f', "Well.", []),
+        ("Well.\n<tool_call>", "Well.", []),
+        ("Well.\n<tool_c", "Well.", []),
+        ("1 <", "1 <", []),
+        (CALL[:-3], "", [("f", '{"a": 1}')]),
+        (CALL + '\n<tool_call>{"name": "f", "arguments": {"b"', "", [("f", '{"a": 1}'), ("f", '{"b"')]),
+        ('<tool_call>{"name": "f", "arguments": {"a": oops', '<tool_call>{"name": "f", "arguments": {"a": oops', []),
+        ("<think>Well", "", []),
+    ],
+)
+def test_a_call_that_a_limit_cuts_off_is_no_text(text: str, content: str, calls: list[tuple[str, str]]) -> None:
+    for pieces in ([text], list(text)):
+        output = OutputParser(HERMES, SCHEMAS)
+        message = Message()
+        for piece in pieces:
+            message.add(output.push(piece))
+        message.add(output.finish(cut=True))
+        assert (message.content, message.calls) == (content, calls)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "calls"),
+    [
+        ("hermes", CALL, 0),
+        ("hermes", CALL.replace('"f"', '"g"'), 1),
+        ("hermes", CALL + CALL.replace('"f"', '"g"'), 1),
+        ("hermes", CALL.replace('"f"', '"g"') + CALL, 1),
+        ("granite", '<|tool_call|>[{"name": "g", "arguments": {}}, {"name": "f", "arguments": {}}]', 1),
+        ("glm", "<tool_call>f</tool_call>", 0),
+        ("glm", "<tool_call>g</tool_call>", 1),
+    ],
+)
+def test_a_call_that_is_not_allowed_is_text(name: str, text: str, calls: int) -> None:
+    results = []
+    for pieces in ([text], list(text)):
+        output = OutputParser(ChatFormat(FORMATS[name]), SCHEMAS | {"g": {}}, allowed=frozenset({"g"}))
+        parts = [part for piece in pieces for part in output.push(piece)] + output.finish()
+        assert "".join(part.source for part in parts) == text
+        message = Message()
+        message.add(parts)
+        assert [called for called, _ in message.calls] == ["g"] * calls
+        assert bool(message.content) == ("f" in text.replace("function", ""))
+        results.append(message)
+    assert results[0] == results[1]
 
 
 def test_arguments_are_streamed() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.text.stop_strings import StopMatcher
+from millstream.text.output.stop_strings import StopMatcher
 
 
 def run(chunks: list[str], stops: list[str]) -> tuple[str, str | None]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from millstream.errors import BadRequest, ModelError
-from millstream.text.template import ChatTemplate, plain_text
+from millstream.text.templates.template import ChatTemplate, plain_text
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 CHATML = """{{ bos_token }}{% for message in messages %}

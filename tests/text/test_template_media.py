@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from millstream.errors import BadRequest
-from millstream.text.template import ChatTemplate
+from millstream.text.templates.template import ChatTemplate
 
 BOTH = (
     "{% for m in messages %}{{ m.role }}:{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}"

@@ -7,36 +7,44 @@ from contextlib import AbstractAsyncContextManager
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Route
 
 from millstream import __version__
-from millstream.api import system
+from millstream.api import system, tool_servers
 from millstream.api.admin import LocalAdmin
+from millstream.api.anthropic.dialect import ANTHROPIC
 from millstream.api.auth import ApiKeys
+from millstream.api.background import BackgroundTasks
 from millstream.api.body import BodyLimit
+from millstream.api.cors import Cors
 from millstream.api.dialect import Dialect, Dialects
 from millstream.api.edge import Edge
 from millstream.api.hosts import KnownHosts
 from millstream.api.methods import Methods
+from millstream.api.ollama.dialect import OLLAMA
 from millstream.api.openai.dialect import OPENAI
 from millstream.api.openapi import DocumentedApp
-from millstream.api.origin import KnownOrigins
+from millstream.api.origin import KnownOrigins, OriginPolicy
+from millstream.api.paths import NormalPaths
+from millstream.api.request_id import RequestIds
 from millstream.api.response import Responder
 from millstream.api.routing_errors import routing_error_handler
-from millstream.api.system_schema import About, Health
+from millstream.api.system_schema import About, Health, McpServerList
 from millstream.service.ports import Services
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
 DEFAULT_DIALECT = OPENAI
 """Answers requests that belong to no dialect, such as an unknown URL or bytes that are not HTTP."""
-DIALECTS: tuple[Dialect, ...] = (DEFAULT_DIALECT,)
+DIALECTS: tuple[Dialect, ...] = (DEFAULT_DIALECT, ANTHROPIC, OLLAMA)
 """All dialects that the server speaks, the default one first. Register new ones here."""
 
 PING_SECONDS = 15.0
 WRITE_TIMEOUT = 60.0
 
-_DESCRIPTION = """An inference server for MLX that speaks OpenAI's API.
+_DESCRIPTION = """An inference server for MLX that speaks OpenAI's and Anthropic's APIs.
+
+Clients that send the header `anthropic-version` get `/v1/models` in Anthropic's shape.
 
 Errors have the shape of the API that their route belongs to. An unknown path is a 404. A method that a path does not
 accept is a 405, and its `Allow` header lists the methods that it accepts."""
@@ -54,13 +62,15 @@ def create_app(
     cors_origins: tuple[str, ...] = (),
     hosts: Iterable[str] | None = None,
     dialects: Sequence[Dialect] = DIALECTS,
+    background: BackgroundTasks | None = None,
 ) -> FastAPI:
     """`lifespan` is FastAPI's. A stream that is silent for `ping_seconds` gets a ping, to stay open.
     A client that reads nothing for `write_timeout` seconds is disconnected; 0 disables this.
 
-    Without `api_keys` the API is open, but not to web pages of origins other than its own and `cors_origins`, and
-    admin routes are for this machine only. With `hosts`, a request must name one of them or a loopback name. The first
-    of the `dialects` is the default.
+    Without `api_keys` the API is open, but not to web pages of unknown origins (see `origin.py`; `cors_origins` adds
+    some), and admin routes are for this machine only. With `hosts`, a request must name one of them or a loopback
+    name. The first of the `dialects` is the default. `background` gets the work that outlives its request; who passes
+    it closes it.
     """
     table = Dialects(dialects)
     app = DocumentedApp(
@@ -70,16 +80,20 @@ def create_app(
         description=_DESCRIPTION,
         lifespan=lifespan,
         redirect_slashes=False,
-        responses=(About, Health),
+        responses=(About, Health, McpServerList),
         tags=(_SYSTEM_TAG,),
         keyed=bool(api_keys),
     )
-    responder = Responder(services, ping_seconds=ping_seconds, write_timeout=write_timeout)
-    for dialect in table.in_routing_order():
-        for router in dialect.routes(responder):
-            app.include_router(router)
-    app.include_router(system.routes(services.models, table.default.docs.errors))
-    app.add_exception_handler(HTTPException, routing_error_handler(table))
+    responder = Responder(
+        services, ping_seconds=ping_seconds, write_timeout=write_timeout, background=background or BackgroundTasks()
+    )
+    routers = table.routers(responder)
+    routers.append(system.routes(services.models, table.default.docs.errors))
+    routers.append(tool_servers.routes(services.tool_servers, table.default.docs.errors))
+    for router in routers:
+        app.include_router(router)
+    served = {route.path for router in routers for route in router.routes if isinstance(route, Route)}
+    app.add_exception_handler(HTTPException, routing_error_handler(table, served))
     _add_middleware(app, table, body_limit=body_limit, api_keys=api_keys, cors_origins=cors_origins, hosts=hosts)
     return app
 
@@ -94,22 +108,17 @@ def _add_middleware(
     hosts: Iterable[str] | None,
 ) -> None:
     """Middleware that is added later wraps what was added before."""
+    policy = OriginPolicy(cors_origins, keyed=bool(api_keys))
     app.add_middleware(Methods, routes=app.routes)
     app.add_middleware(BodyLimit, limit=body_limit)
     if api_keys:
         app.add_middleware(ApiKeys, keys=api_keys)
     else:
         app.add_middleware(LocalAdmin, paths=[path for dialect in dialects.all for path in dialect.admin_paths])
-        if "*" not in cors_origins:
-            app.add_middleware(KnownOrigins, origins=cors_origins)
+        if policy.refuses:
+            app.add_middleware(KnownOrigins, policy=policy)
     app.add_middleware(KnownHosts, names=hosts)
     app.add_middleware(Edge, dialects=dialects)  # also catches what the middleware above raises
-    if cors_origins:  # around the edge: a page can read an error only if it carries these headers too
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=cors_origins,
-            allow_methods=("*",),
-            allow_headers=("*",),
-            expose_headers=("retry-after", "www-authenticate"),
-            allow_private_network=True,  # otherwise an allowed public page could not reach a server on localhost
-        )
+    app.add_middleware(Cors, policy=policy)
+    app.add_middleware(NormalPaths)
+    app.add_middleware(RequestIds)

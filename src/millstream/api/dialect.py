@@ -39,6 +39,8 @@ class Dialect:
 
     name: str
     routes: Callable[[Responder], Iterable[APIRouter]]
+    shared_routes: Callable[[Responder], Iterable[APIRouter]] = lambda responder: ()
+    """Routes at paths of the default dialect. They must match only requests with the `header`: they are tried first."""
     errors: ErrorFormat
     docs: DialectDocs
     paths: tuple[str, ...] = ()
@@ -67,9 +69,11 @@ class Dialects:
     def of_path(self, path: str) -> Dialect:
         return self._with_path(path) or self.default
 
-    def in_routing_order(self) -> tuple[Dialect, ...]:
-        """The default comes last, so another dialect can serve one of its paths to clients that send its header."""
-        return (*self.all[1:], self.default)
+    def routers(self, responder: Responder) -> list[APIRouter]:
+        """All routers in the order in which they are tried. Each route that is tried takes time, so the default dialect
+        comes before the others, and after routes that share its paths."""
+        shared = [router for dialect in self.all for router in dialect.shared_routes(responder)]
+        return [*shared, *(router for dialect in self.all for router in dialect.routes(responder))]
 
     def _with_path(self, path: str) -> Dialect | None:
         return next((dialect for dialect in self.all if dialect.has_path(path)), None)

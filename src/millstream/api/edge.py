@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from millstream.api.dialect import Dialects
 from millstream.api.disconnect import ClientLeft
-from millstream.api.errors import printable
+from millstream.api.errors import REQUEST_ID, printable
 from millstream.api.stream import STREAM_ERROR
 from millstream.errors import EngineBusy, MillstreamError, Overloaded
 
@@ -43,6 +43,7 @@ class Edge:
             await self._send_error(MillstreamError("The server failed on this request."), reply, scope, receive)
 
     async def _send_error(self, error: MillstreamError, reply: Reply, scope: Scope, receive: Receive) -> None:
+        error.request_id = scope.get(REQUEST_ID)
         if not reply.started:
             response = self._dialects.of(scope).errors.response(error)
             if any(name == b"expect" for name, _ in scope["headers"]):
@@ -56,7 +57,7 @@ class Edge:
 
 
 def _shown(scope: Scope) -> str:
-    return f"{printable(scope['method'])} {printable(scope['path'])}"
+    return f"{printable(scope['method'])} {printable(scope['path'])} [{scope.get(REQUEST_ID, '-')}]"
 
 
 class Reply:

@@ -21,8 +21,9 @@ _ANY_REQUEST = {
     503: "The server or the model is not available now: it is full, starting, restarting or stopping.",
 }
 _SERVICE = {
-    404: "No such model. /v1/models lists the models of this server.",
+    404: "No such model, or no such stored response. /v1/models lists the models of this server.",
     409: "Another request changed the state of the model meanwhile, for example an unload during a load.",
+    502: "A tool server (MCP) of the configuration file cannot be reached.",
     507: "The model does not fit into the server's memory budget.",
 }
 _KEYED = {401: "The API key is missing or wrong."}
@@ -35,14 +36,16 @@ SERVICE = ANY_REQUEST | _SERVICE.keys()
 KEYED = frozenset(_KEYED)
 """Statuses of routes that need an API key, on a server that has keys."""
 
+_RETRY_AFTER: dict[str, Any] = {
+    "Retry-After": {
+        "description": "Seconds to wait before the next attempt, if known.",
+        "schema": {"type": "integer", "minimum": 0},
+    }
+}
 _HEADERS: dict[int, dict[str, Any]] = {
     401: {"WWW-Authenticate": {"description": "`Bearer`.", "schema": {"type": "string"}}},
-    503: {
-        "Retry-After": {
-            "description": "Seconds to wait before the next attempt, if known.",
-            "schema": {"type": "integer", "minimum": 0},
-        }
-    },
+    503: _RETRY_AFTER,
+    529: _RETRY_AFTER,
 }
 
 
@@ -56,6 +59,8 @@ class ErrorDocs:
     """Of the names in `components.responses`. Must differ from those of other dialects."""
     codes: bool = True
     """Whether the body of an error holds its code, so that the codes are worth listing."""
+    own: tuple[tuple[int, str], ...] = ()
+    """Statuses that only this dialect has, each with its description."""
 
     def references(self, statuses: Iterable[int]) -> dict[str, dict[str, str]]:
         """The `responses` of an operation that can fail with these statuses."""
@@ -63,7 +68,7 @@ class ErrorDocs:
 
     def responses(self, *, keyed: bool) -> dict[str, Any]:
         """The entries of `components.responses` that `references` refers to."""
-        listed = {status: text for status, text in _STATUSES.items() if keyed or status not in KEYED}
+        listed = {status: text for status, text in _STATUSES.items() if keyed or status not in KEYED} | dict(self.own)
         return {self._name(status): self._response(status, text) for status, text in listed.items()}
 
     def _name(self, status: int) -> str:

@@ -16,6 +16,9 @@ MESSAGE_LENGTH = 2000
 PARAM_LENGTH = 200
 """Characters. An error may quote what the client sent, but never all of a long text."""
 
+REQUEST_ID = "millstream.request_id"
+"""Key of the ASGI scope: the id of the request, where there is one."""
+
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
@@ -36,6 +39,10 @@ def error_headers(error: MillstreamError) -> dict[str, str]:
     return {"www-authenticate": "Bearer"} if isinstance(error, Unauthorized) else {}
 
 
+def error_status(error: MillstreamError) -> int:
+    return error.status
+
+
 @dataclass(frozen=True, slots=True)
 class ErrorFormat:
     """How a dialect writes an error that is a whole response."""
@@ -43,11 +50,12 @@ class ErrorFormat:
     body: Callable[[MillstreamError], bytes]
     headers: Callable[[MillstreamError], dict[str, str]] = error_headers
     media_type: str = JSON_TYPE
+    status: Callable[[MillstreamError], int] = error_status
 
     def response(self, error: MillstreamError, headers: Mapping[str, str] = _NO_HEADERS) -> Response:
         return Response(
             self.body(error),
-            status_code=error.status,
+            status_code=self.status(error),
             headers={**self.headers(error), **headers},
             media_type=self.media_type,
         )

@@ -33,8 +33,8 @@ class Renderer(Protocol):
         """The end of a stream that failed after its headers were sent."""
         ...
 
-    def whole(self, choices: Sequence[Delta], usage: Usage) -> bytes:
-        """The JSON response, from one delta per choice in the order of their indices."""
+    def whole(self, deltas: Sequence[Delta], usage: Usage) -> bytes:
+        """The JSON response, from all deltas in the order of their arrival. `per_choice` merges them."""
         ...
 
 
@@ -101,10 +101,35 @@ class Merger:
         ]
 
 
+def per_choice(deltas: Iterable[Delta]) -> list[Delta]:
+    """Returns one delta per choice, in the order of their indices."""
+    merger = Merger()
+    merger.add(deltas)
+    return merger.deltas()
+
+
 def merged(batch: Sequence[Delta]) -> Sequence[Delta]:
-    """Returns at most one delta per choice, so tokens that arrive together are one chunk on the wire."""
+    """Merges deltas of a choice, so that tokens that arrive together are one chunk on the wire.
+
+    A choice has more than one delta in the result only if one delta cannot hold its parts in their order.
+    """
     if len(batch) < 2 or len({delta.index for delta in batch}) == len(batch):
         return batch
-    merger = Merger()
-    merger.add(batch)
-    return merger.deltas()
+    if not any(delta.calls or delta.reasoning for delta in batch):
+        return per_choice(batch)
+    runs: dict[int, list[Merger]] = {}
+    ranks: dict[int, int] = {}
+    for delta in batch:
+        first, last = _ranks(delta)
+        if first < ranks.get(delta.index, 3):
+            runs.setdefault(delta.index, []).append(Merger())
+            ranks[delta.index] = last
+        runs[delta.index][-1].add((delta,))
+        ranks[delta.index] = max(ranks[delta.index], last)
+    return [delta for _, found in sorted(runs.items()) for run in found for delta in run.deltas()]
+
+
+def _ranks(delta: Delta) -> tuple[int, int]:
+    """The places of a delta's first and last part in the order of a delta: reasoning, text, calls."""
+    places = [place for place, part in enumerate((delta.reasoning, delta.text, delta.calls)) if part]
+    return (places[0], places[-1]) if places else (2, 0)

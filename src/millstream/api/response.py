@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
 
 from anyio import to_thread
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
-from millstream.api.disconnect import WhileConnected
-from millstream.api.errors import JSON_TYPE
-from millstream.api.render import Merger, Renderer, RendererFactory
-from millstream.api.stream import STREAM_ERROR, Stream
-from millstream.api.writer import Writer
+from millstream.api.background import BackgroundTasks
+from millstream.api.connected import ChunkedResponse, ComputedResponse
+from millstream.api.render import Renderer, RendererFactory
+from millstream.api.stream import StreamFormat
+from millstream.errors import MillstreamError
 from millstream.service.ports import Generation, GenerationService, Services
 from millstream.types import Delta, GenerationRequest
 
@@ -21,47 +20,46 @@ MANY_LOGPROBS = 1_000
 """Positions with log-probabilities that are rendered on the event loop: with 20 top tokens each, some 20 ms."""
 
 
-class GenerationResponse(Response):
+class _Starter:
+    """Starts one generation, once. Then it drops the request: it may hold megabytes of media, and the generation may
+    take long."""
+
+    def __init__(self, service: GenerationService, request: GenerationRequest) -> None:
+        self._service = service
+        self._request: GenerationRequest | None = request
+
+    async def start(self) -> Generation:
+        request, self._request = self._request, None
+        assert request is not None
+        return await self._service.start(request)
+
+
+class GenerationResponse(ComputedResponse):
     """A whole response. The generation starts, runs and ends in here, so no code path leaves one running."""
 
     def __init__(
         self, service: GenerationService, request: GenerationRequest, renderer: RendererFactory, *, write_timeout: float
     ) -> None:
-        super().__init__()
-        self._write_timeout = write_timeout
-        self._service = service
-        self._request: GenerationRequest | None = request
+        super().__init__(write_timeout=write_timeout)
+        self._starter = _Starter(service, request)
         self._renderer = renderer
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with WhileConnected(receive):
-            generation = await self._start()
-            try:
-                body = await self._collect(generation, self._renderer(generation.model))
-            finally:
-                generation.cancel()
-        async with Writer(send, self._write_timeout) as writer:
-            await writer.start(Response(body, media_type=JSON_TYPE).raw_headers)
-            await writer.body(body, more=False)
-
-    async def _start(self) -> Generation:
-        """Call once. Drops the request: it may hold megabytes of media, and the generation may take long."""
-        request, self._request = self._request, None
-        assert request is not None
-        return await self._service.start(request)
+    async def compute(self) -> bytes:
+        generation = await self._starter.start()
+        try:
+            return await self._collect(generation, self._renderer(generation.model))
+        finally:
+            generation.cancel()
 
     async def _collect(self, generation: Generation, renderer: Renderer) -> bytes:
-        merger = Merger()
-        async for batch in generation:
-            merger.add(batch)
-        deltas = merger.deltas()
+        deltas = [delta async for batch in generation for delta in batch]
         if _is_large(deltas):
             return await to_thread.run_sync(renderer.whole, deltas, generation.usage)
         return renderer.whole(deltas, generation.usage)
 
 
-class StreamedResponse(GenerationResponse):
-    """A streamed response. Nothing is sent before `start` returns, so its errors are plain HTTP errors."""
+class StreamedResponse(ChunkedResponse):
+    """A streamed response. Nothing is sent before the generation is accepted, so errors until then are plain."""
 
     def __init__(
         self,
@@ -72,37 +70,44 @@ class StreamedResponse(GenerationResponse):
         ping_seconds: float,
         write_timeout: float,
     ) -> None:
-        super().__init__(service, request, renderer, write_timeout=write_timeout)
-        self._ping_seconds = ping_seconds
+        super().__init__(ping_seconds=ping_seconds, write_timeout=write_timeout)
+        self._starter = _Starter(service, request)
+        self._make_renderer = renderer
+        self._generation: Generation | None = None
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with Writer(send, self._write_timeout) as writer:
-            async with WhileConnected(receive):
-                generation = await self._start()
-                try:
-                    renderer = self._renderer(generation.model)
-                    scope[STREAM_ERROR] = renderer.failure
-                    stream = Stream(writer, renderer.stream_format, ping_seconds=self._ping_seconds)
-                    ending = await self._send_chunks(generation, renderer, stream)
-                finally:
-                    generation.cancel("stalled" if writer.stalled else "cancelled")
-            await stream.finish(ending)
+    @property
+    def stream_format(self) -> StreamFormat:
+        return self._renderer.stream_format
 
-    async def _send_chunks(self, generation: Generation, renderer: Renderer, stream: Stream) -> bytes:
-        """Returns the end of the stream, still to be sent."""
-        async with stream:
-            if opening := renderer.opening(generation.usage):
-                await stream.write(opening)
-            async for batch in generation:
-                large = _is_large(batch)
-                if chunks := await to_thread.run_sync(renderer.chunks, batch) if large else renderer.chunks(batch):
-                    await stream.write(chunks)
-        return renderer.ending(generation.usage)
+    async def begin(self) -> None:
+        self._generation = await self._starter.start()
+        self._renderer = self._make_renderer(self._generation.model)
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        generation, renderer = self._generation, self._renderer
+        assert generation is not None
+        if opening := renderer.opening(generation.usage):
+            yield opening
+        async for batch in generation:
+            large = _is_large(batch)
+            if chunks := await to_thread.run_sync(renderer.chunks, batch) if large else renderer.chunks(batch):
+                yield chunks
+
+    def ending(self) -> bytes:
+        assert self._generation is not None
+        return self._renderer.ending(self._generation.usage)
+
+    def failure(self, error: MillstreamError) -> bytes:
+        return self._renderer.failure(error)
+
+    def stop(self, outcome: str) -> None:
+        if self._generation is not None:
+            self._generation.cancel(outcome)
 
 
 def _is_large(deltas: Sequence[Delta]) -> bool:
     """True if a thread should render them: log-probabilities of a long prompt or completion."""
-    return any(len(delta.logprobs) > MANY_LOGPROBS or len(delta.prompt) > MANY_LOGPROBS for delta in deltas)
+    return sum(len(delta.logprobs) + len(delta.prompt) for delta in deltas) > MANY_LOGPROBS
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +117,10 @@ class Responder:
     services: Services
     ping_seconds: float
     write_timeout: float
+    background: BackgroundTasks = field(default_factory=BackgroundTasks)
+    """Work that outlives its request."""
 
-    def respond(self, request: GenerationRequest, renderer: RendererFactory, *, stream: bool) -> GenerationResponse:
+    def respond(self, request: GenerationRequest, renderer: RendererFactory, *, stream: bool) -> Response:
         if not stream:
             return GenerationResponse(self.services.generation, request, renderer, write_timeout=self.write_timeout)
         return StreamedResponse(

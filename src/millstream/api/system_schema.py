@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from millstream.api.response_schema import ResponseSchema
 
@@ -25,3 +25,33 @@ class Health(ResponseSchema):
     """ok: every model is ready or will be when it is used. degraded: some models have failed. failed: all have."""
     models: dict[str, State]
     """The state of each model."""
+
+
+class McpTool(ResponseSchema):
+    """A tool of an MCP server."""
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
+    """The JSON schema of its arguments."""
+
+
+class McpServer(ResponseSchema):
+    """An MCP server of the configuration file."""
+
+    label: str
+    """The name that requests use."""
+    object: Literal["mcp_server"]
+    state: Literal["starting", "ready", "failed"]
+    """A server that failed is started again after a pause."""
+    error: str | None
+    """Why it failed, or why it is started again."""
+    tools: list[McpTool]
+    """The tools that it listed last."""
+
+
+class McpServerList(ResponseSchema):
+    """The MCP servers of the configuration file."""
+
+    object: Literal["list"]
+    data: list[McpServer]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 
 from millstream import __version__
-from millstream.cli import bench, serve
+from millstream.cli import bench, launch, serve
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -15,7 +16,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     serve.add_parser(commands)
     bench.add_parser(commands)
-    arguments = parser.parse_args(argv)
+    launch.add_parser(commands)
+    own, of_agent = launch.split_arguments(sys.argv[1:] if argv is None else argv)
+    arguments = parser.parse_args(own, argparse.Namespace(agent_arguments=of_agent))
     run = arguments.run
     code: int = run(arguments)
     return code

@@ -19,6 +19,7 @@ _TIMES = {"": 1, "s": 1, "m": 60, "h": 3600}
 _MAX_BYTES = 2**50
 _MAX_HOURS = 8760
 _HOST_NAME = re.compile(r"[a-z0-9_.-]{1,253}|[0-9a-f:.]*:[0-9a-f:.]*:[0-9a-f:.]*")
+_ORIGIN_WORDS = ("*", "loopback")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s]+", re.IGNORECASE)
 
 
@@ -74,10 +75,11 @@ def duration(text: str) -> float:
 
 
 def origin(text: str) -> str:
-    """An origin in lower case, as browsers send it."""
-    if text != "*" and not _ORIGIN.fullmatch(text):
+    """An origin in lower case, as browsers send it, or a word for several."""
+    if text not in _ORIGIN_WORDS and not _ORIGIN.fullmatch(text):
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not an origin: use https://example.com or http://localhost:3000, without a path, or * for any"
+            f"{text!r} is not an origin: use https://example.com or http://localhost:3000, without a path, loopback "
+            "for all pages of this machine, or * for any"
         )
     return text.lower()
 

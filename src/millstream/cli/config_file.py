@@ -10,6 +10,9 @@ pin = true
 
 [models.small.sampling]
 temperature = 0.7
+
+[mcp.servers.files]
+command = "my-file-server"
 """
 
 from __future__ import annotations
@@ -20,8 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from millstream.cli import toml_tables as toml
+from millstream.cli.mcp_tables import read_tool_servers
 from millstream.cli.toml_tables import Reader, joined, read_table, read_toml
-from millstream.config import KV_BITS, ModelSpec
+from millstream.config import KV_BITS, ModelSpec, ToolServerSpec
 from millstream.errors import ModelError
 from millstream.text.chat_format import AUTO, NONE, REASONING
 from millstream.text.tool_formats.registry import FORMATS
@@ -34,6 +38,7 @@ REASONING_FORMATS = (AUTO, NONE, *REASONING)
 
 _INT32 = 2**31 - 1
 _MAX_COUNT = 2**40
+_PATHS = {"api_key_file", "store_dir"}
 _RELATIVE = ("./", "../", ".\\", "..\\")
 
 
@@ -108,7 +113,13 @@ SERVER: dict[str, Reader] = {
     "media_seconds": toml.time_span,
     "media_memory": toml.size,
     "allow_private_media": toml.boolean,
+    "store_dir": toml.string,
+    "store_size": toml.size,
+    "store_age": toml.time_span,
 }
+
+
+TOP: dict[str, Reader] = {"models": _unchanged, "server": _unchanged, "mcp": _unchanged}
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,20 +129,21 @@ class ConfigFile:
     models: tuple[ModelSpec, ...] = ()
     server: dict[str, Any] = field(default_factory=dict)
     """Fields of `Settings`, and `api_key_file`: a path that is not read yet."""
+    tool_servers: tuple[ToolServerSpec, ...] = ()
 
 
 def read_config(file: Path) -> ConfigFile:
     """Raises `ModelError` with the file, the option and the accepted values."""
     file = file.expanduser()
-    top = read_table(read_toml(file), {"models": _unchanged, "server": _unchanged}, file=file, name="")
+    top = read_table(read_toml(file), TOP, file=file, name="")
     server = read_table(top.get("server", {}), SERVER, file=file, name="server")
-    if "api_key_file" in server:
-        server["api_key_file"] = _folder(file) / Path(server["api_key_file"]).expanduser()
+    for option in _PATHS & server.keys():
+        server[option] = _folder(file) / Path(server[option]).expanduser()
     if "media_folders" in server:
         server["media_folders"] = tuple(_folder(file) / Path(name).expanduser() for name in server["media_folders"])
     models = _models(top.get("models", {}), file)
     reject_duplicates((name, f"{file}: {where}") for model in models for name, where in _names(model))
-    return ConfigFile(models, server)
+    return ConfigFile(models, server, read_tool_servers(top.get("mcp", {}), file, _folder(file)))
 
 
 def reject_duplicates(names: Iterable[tuple[str, str]]) -> None:

@@ -18,7 +18,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = commands.add_parser(
         "serve",
         help="serve models over HTTP",
-        description="Serve models over the OpenAI API. Without a model: the demo model, SmolLM2-135M-Instruct.",
+        description="Serve models over OpenAI's, Anthropic's and Ollama's APIs. Without a model: the demo model, "
+        "SmolLM2-135M-Instruct.",
         argument_default=argparse.SUPPRESS,
     )
     parser.set_defaults(run=run)
@@ -42,7 +43,8 @@ def run(arguments: argparse.Namespace) -> int:
         datefmt="%H:%M:%S",
         stream=sys.stderr,
     )
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    for name in ("httpx", "httpx2", "mcp"):  # they log each request, with its URL
+        logging.getLogger(name).setLevel(logging.WARNING)
     try:
         code, clean = serve(settings_of(arguments))
     except MillstreamError as error:

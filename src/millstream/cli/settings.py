@@ -27,6 +27,7 @@ def settings_of(arguments: argparse.Namespace, environment: Mapping[str, str] = 
         "fail_fast": arguments.policy == "fail-fast",
         "disabled": frozenset(arguments.disable),
         "api_keys": _api_keys(arguments, file, environment),
+        "tool_servers": file.tool_servers,
     }
     if arguments.media_folder:
         given["media_folders"] = tuple(arguments.media_folder)

@@ -62,6 +62,8 @@ def _unknown(key: str, value: object, options: Collection[str], name: str) -> st
         problem += f"; did you mean {near[0]!r}?"
     elif kind == "table" and name.startswith("models."):
         problem += '. A name with a dot needs quotes: [models."qwen2.5"].'
+    elif kind == "table" and name == "mcp":
+        problem += ": MCP servers are tables [mcp.servers.NAME]."
     elif not name and kind == "option":
         problem += " at the top level: options belong below a line [server] or [models.NAME]."
     else:
@@ -80,6 +82,13 @@ def strings(value: object) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise ArgumentTypeError('must be a list of strings, e.g. ["one", "two"]')
     return tuple(value)
+
+
+def string_table(value: object) -> tuple[tuple[str, str], ...]:
+    """Names and strings. Errors do not repeat the values: they may be secrets."""
+    if not isinstance(value, dict) or not all(isinstance(item, str) for item in value.values()):
+        raise ArgumentTypeError('must be a table of strings, e.g. { NAME = "value" }')
+    return tuple(value.items())
 
 
 def string_or_strings(value: object) -> tuple[str, ...]:

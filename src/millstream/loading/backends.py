@@ -12,7 +12,7 @@ from millstream.engine.generation.plan import GenerationBackend
 from millstream.engine.protocols import Backend
 from millstream.loading.settings import EngineSettings
 from millstream.models.source import ModelSource
-from millstream.text.grammar import compiler_of
+from millstream.text.grammars.grammar import compiler_of
 
 BackendMaker = Callable[[ModelSource, EngineSettings], Backend[Any, Any, Any, Any]]
 

@@ -17,16 +17,17 @@ from millstream.config import ModelSpec, Settings
 from millstream.engine.generation.tuning import DiskTierConfig, SchedulerSettings, limit_context, make_scheduler
 from millstream.errors import ModelError
 from millstream.loading.backends import BackendMaker
+from millstream.loading.description import BAD_FILES, describe
 from millstream.loading.engines import Engines
 from millstream.loading.memory import footprint
 from millstream.loading.settings import engine_settings, kv_bits, max_batch
 from millstream.media.limits import MediaLimits
 from millstream.media.port import MediaPreprocessor
-from millstream.model_facts import GenerationFacts
+from millstream.model_facts import UNDESCRIBED, GenerationFacts, ModelDescription
 from millstream.models.checks import check_model
 from millstream.models.demo import user_cache_dir
 from millstream.models.estimate import estimate, expected_device
-from millstream.models.source import ModelSource, resolve
+from millstream.models.source import ModelSource, find_local, resolve
 from millstream.service.admission import Admission
 from millstream.service.engine_client import EngineClient
 from millstream.service.generation.model import GenerationModel
@@ -35,7 +36,8 @@ from millstream.service.managed_model import LoadContext
 from millstream.service.memory_budget import gib
 from millstream.text.chat_format import ChatFormat, detect_chat_format
 from millstream.text.control_tokens import ControlTokens
-from millstream.text.loading import load_tokenizer
+from millstream.text.fill_in_middle import detect_fill_in_middle
+from millstream.text.loading import load_tokenizer, read_chat_template
 from millstream.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -74,14 +76,16 @@ class GenerationLoader:
         source = await self._in_pool(find)
         await self._in_pool(functools.partial(check_model, source.kind, source.path))
         tokenizer = await self._in_pool(functools.partial(load_tokenizer, source))
-        chat_format = self._chat_format(spec, tokenizer)
+        template_source = tokenizer.template.source if tokenizer.template else None
+        chat_format = self._chat_format(spec, template_source, lambda token: tokenizer.token_id(token) is not None)
         preprocessor = await self._in_pool(functools.partial(media_preprocessor, source, tokenizer, self._limits))
         control = await self._control_tokens(spec, tokenizer, chat_format, preprocessor)
         memory = await self._reserve(name, spec, source, loading)
         template = TemplateHost(tokenizer.template, self._pool)
         self._templates.add(template)  # before it starts: the server may stop while this load is being cancelled
         try:
-            await template.open()
+            files = self._in_pool(functools.partial(describe, source, chat_format))
+            described, _ = await asyncio.gather(files, template.open())
             engine, facts = await self._start_engine(name, spec, source, memory, loading)
         except BaseException:
             await self._close_template(template)
@@ -92,6 +96,8 @@ class GenerationLoader:
         for note in (*tokenizer.notes, *([template.note] if template.note and tokenizer.template else [])):
             log.warning("%s: tokenizer: %s", name, note)
         log.info("%s: tool calls: %s; reasoning: %s", name, *chat_format.names)
+        for note in template.abilities.prefix_notes(reasons=chat_format.reasoning is not None):
+            log.info("%s: chat template: %s, so a next turn reuses less of the prefix cache", name, note)
         # Without a preprocessor, media are refused before they are fetched.
         return GenerationModel(
             name,
@@ -103,7 +109,23 @@ class GenerationLoader:
             preprocessor=preprocessor if facts.media else None,
             template=template,
             control=control,
+            files=described,
+            fim=detect_fill_in_middle(tokenizer),
         )
+
+    async def describe(self, spec: ModelSpec) -> ModelDescription:
+        """Describes a model without loading it, as far as its files are on this machine."""
+        return await self._in_pool(functools.partial(self._describe, spec))
+
+    def _describe(self, spec: ModelSpec) -> ModelDescription:
+        try:
+            source = find_local(spec.source, cache_dir=self._settings.cache_dir)
+            template = None if source is None else read_chat_template(source)
+            chat_format = self._chat_format(spec, template, lambda token: False)
+        except BAD_FILES as error:  # the load will say it too
+            log.debug("%s cannot be described: %s", spec.source, error)
+            return UNDESCRIBED
+        return UNDESCRIBED if source is None else describe(source, chat_format)
 
     async def close(self) -> None:
         """Stops the remaining template processes."""
@@ -157,10 +179,10 @@ class GenerationLoader:
         media = [] if preprocessor is None else [each.text for each in preprocessor.placeholders.values()]
         return await self._in_pool(functools.partial(tokenizer.control_tokens, [*chat_format.markers, *media]))
 
-    def _chat_format(self, spec: ModelSpec, tokenizer: Tokenizer) -> ChatFormat:
+    def _chat_format(self, spec: ModelSpec, template: str | None, has_token: Callable[[str], bool]) -> ChatFormat:
         return detect_chat_format(
-            tokenizer.template.source if tokenizer.template else None,
-            lambda token: tokenizer.token_id(token) is not None,
+            template,
+            has_token,
             tools=spec.tool_format or self._settings.tool_format,
             reasoning=spec.reasoning_format or self._settings.reasoning_format,
         )

@@ -20,6 +20,12 @@ def expand_placeholders(text: str, placeholders: Placeholders, media: Sequence[P
     kinds = {placeholder.text: kind for kind, placeholder in placeholders.items()}
     pieces = re.split("(" + "|".join(map(re.escape, kinds)) + ")", text)
     found = [kinds[placeholder] for placeholder in pieces[1::2]]
+    if len(found) < len(media):
+        raise BadRequest(
+            f"the model's chat template has a place for {len(found)} of the {len(media)} media files of the request: "
+            "it leaves out those of some roles, such as tool. Send them in a user message",
+            param="messages",
+        )
     if found != [each.kind for each in media]:
         raise BadRequest(
             f"the rendered prompt has {len(found)} media placeholders and the request has {len(media)} media files, or "

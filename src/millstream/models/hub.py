@@ -51,7 +51,7 @@ def download(model: HubModel, *, report: Report, cache_dir: Path | None = None, 
 
 def _find(model: HubModel, report: Report, cache_dir: Path | None, endpoint: str | None) -> Path:
     if constants.HF_HUB_OFFLINE:
-        folder = _cached(model, cache_dir)
+        folder = cached(model, cache_dir)
         if folder is None:
             raise ModelError(f"{model} is not in the cache, and HF_HUB_OFFLINE is set: unset it to download the model")
         report(f"offline: serving {model} from the cache")
@@ -62,7 +62,7 @@ def _find(model: HubModel, report: Report, cache_dir: Path | None, endpoint: str
         raise ModelError(f"the hub has {model.repo}, but no revision '{model.revision}'") from error
     except (TransportError, OSError) as error:
         reason = _reason(model, error)
-        folder = _cached(model, cache_dir)
+        folder = cached(model, cache_dir)
         if folder is None:
             raise ModelError(reason) from error
         report(f"{reason}; serving the copy in the cache")
@@ -72,7 +72,7 @@ def _find(model: HubModel, report: Report, cache_dir: Path | None, endpoint: str
 def _fetch(model: HubModel, report: Report, cache_dir: Path | None, endpoint: str | None) -> Path:
     # Ask the hub first: the download alone would fall back to the cache silently.
     HfApi(endpoint=endpoint).model_info(model.repo, revision=model.revision)
-    if _cached(model, cache_dir) is None:
+    if cached(model, cache_dir) is None:
         report(f"downloading {model} from the hub...")
     folder = snapshot_download(
         model.repo,
@@ -85,7 +85,7 @@ def _fetch(model: HubModel, report: Report, cache_dir: Path | None, endpoint: st
     return Path(folder)
 
 
-def _cached(model: HubModel, cache_dir: Path | None) -> Path | None:
+def cached(model: HubModel, cache_dir: Path | None) -> Path | None:
     """The complete snapshot in the cache, without network access. Returns None if there is none."""
     try:
         folder = snapshot_download(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from millstream.errors import ModelError
-from millstream.models.demo import DEMO, demo_model
+from millstream.models.demo import DEMO, demo_model, demo_path
 
 Report = Callable[[str], None]
 
@@ -64,6 +64,24 @@ def resolve(spec: str | None, *, cache_dir: Path | None = None, report: Report) 
     path = hub.download(model, report=report, cache_dir=cache_dir and cache_dir / "hub")
     _require_files(path, f"the hub's {model}")
     return ModelSource(model.repo, "folder", path)
+
+
+def find_local(spec: str | None, *, cache_dir: Path | None = None) -> ModelSource | None:
+    """The model as `resolve` finds it, if its files are on this machine. Downloads nothing, and asks no hub."""
+    if spec is None:
+        file = demo_path(cache_dir)
+        return ModelSource(DEMO.name, "gguf", file) if file.is_file() else None
+    path = Path(spec).expanduser()
+    if spec and path.is_dir():
+        return _folder(path)
+    if path.is_file():
+        return _gguf(path)
+    if _is_path(spec) or (hub_id := _HUB_ID.fullmatch(spec)) is None:
+        return None
+    from millstream.models import hub
+
+    folder = hub.cached(hub.HubModel(hub_id["repo"], hub_id["revision"]), cache_dir and cache_dir / "hub")
+    return None if folder is None else ModelSource(hub_id["repo"], "folder", folder)
 
 
 def _is_path(spec: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -51,7 +52,7 @@ class ModelHub:
 
     def add(self, name: str, spec: ModelSpec, loader: Loader, *, isolation: str, load_now: bool) -> ManagedModel:
         """Serve a model under `name` and its aliases; `load_now`: start to load it."""
-        managed = ManagedModel(name, spec, loader, self.memory, isolation=isolation)
+        managed = ManagedModel(name, spec, loader, self.memory, isolation=isolation, idle_unload=self._idle_unload)
         for known in dict.fromkeys((name, *spec.aliases)):
             if known in self._names:
                 raise ModelError(f"two models have the name or alias {known!r}; give one of them another one")
@@ -97,6 +98,14 @@ class ModelHub:
     async def unload(self, name: str) -> ModelCard:
         managed = self._find(name)
         await managed.unload("unloaded by request", grace=self._grace, patience=self._patience)
+        return card_of(managed)
+
+    def keep_loaded(self, name: str, seconds: float | None) -> ModelCard:
+        """Set after how many idle seconds the model is unloaded this time. None: as the settings say. Infinity: never.
+        A pinned model is not unloaded."""
+        managed = self._find(name)
+        managed.keep_loaded = None if seconds is None else max(seconds, 0.0)
+        self._unload_if_due(managed)
         return card_of(managed)
 
     def clear_cache(self, name: str) -> ModelCard:
@@ -151,10 +160,12 @@ class ModelHub:
             log.error("%s: %s", managed.name, reason)
             model.engine.disown(reason)
             return
-        limit = self._idle_unload if managed.spec.idle_unload is None else managed.spec.idle_unload
-        idle = time.monotonic() - managed.last_used
-        if limit and not managed.spec.pin and not managed.in_use and idle > limit:
-            task = asyncio.ensure_future(managed.unload_if_idle(f"idle for {idle:.0f} s", self._patience))
+        self._unload_if_due(managed)
+
+    def _unload_if_due(self, managed: ManagedModel) -> None:
+        if managed.state is ModelState.READY and managed.is_due:
+            reason = f"idle for {managed.idle_seconds:.0f} s"
+            task = asyncio.ensure_future(managed.unload_if_idle(reason, self._patience))
             self._unloads.add(task)
             task.add_done_callback(self._unloads.discard)
             task.add_done_callback(report_defect)
@@ -165,6 +176,8 @@ def card_of(managed: ManagedModel) -> ModelCard:
     model = managed.model
     engine = model.engine if model else None
     pid, thread = engine.link.where() if engine else (None, None)
+    described = managed.description
+    last_used, expires = _times_of(managed)
     return ModelCard(
         name=managed.name,
         created=managed.created,
@@ -183,5 +196,23 @@ def card_of(managed: ManagedModel) -> ModelCard:
         active=engine.admission.active if engine else 0,
         waiting=engine.admission.waiting if engine else 0,
         restarts=managed.restarts,
-        **(model.card_fields() if model else {}),
+        capabilities=described.capabilities,
+        format=described.format,
+        family=described.family,
+        parameters=described.parameters,
+        quantization=described.quantization,
+        template=described.template,
+        file_bytes=described.file_bytes,
+        device=model.facts.device if model else None,
+        last_used=last_used,
+        expires=expires,
+        **(model.card_fields() if model else {"context_length": described.context_length}),
     )
+
+
+def _times_of(managed: ManagedModel) -> tuple[float | None, float | None]:
+    """When the model was last used and when it will be unloaded, by the clock on the wall."""
+    if managed.model is None:
+        return None, None
+    last_used, limit = time.time() - managed.idle_seconds, managed.idle_limit
+    return last_used, None if limit in (None, math.inf) else last_used + limit

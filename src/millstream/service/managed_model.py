@@ -13,6 +13,7 @@ from typing import Protocol
 from millstream.config import ModelSpec
 from millstream.engine.owner import describe
 from millstream.errors import EngineGone, LoadCancelled, MillstreamError, ModelError
+from millstream.model_facts import UNDESCRIBED
 from millstream.service.memory_budget import MemoryBudget, Reservation
 from millstream.service.model_change import ModelChange
 from millstream.service.ready_model import ReadyModel
@@ -58,7 +59,17 @@ Loader = Callable[[LoadContext], Awaitable[ReadyModel]]
 class ManagedModel:
     """All requests for the model wait for the same load. If it fails, each of them gets the reason."""
 
-    def __init__(self, name: str, spec: ModelSpec, loader: Loader, budget: MemoryBudget, *, isolation: str) -> None:
+    def __init__(
+        self,
+        name: str,
+        spec: ModelSpec,
+        loader: Loader,
+        budget: MemoryBudget,
+        *,
+        isolation: str,
+        idle_unload: float = 0.0,
+    ) -> None:
+        """`idle_unload`: idle seconds after which it is unloaded, if its spec does not say; 0 for never."""
         self.name = name
         self.spec = spec
         self.isolation = isolation
@@ -71,6 +82,12 @@ class ManagedModel:
         self.restarts = 0
         self.loads = 0
         self.last_used = time.monotonic()
+        self.keep_loaded: float | None = None
+        """Idle seconds after which it is unloaded, if a client said so. Holds until the model is unloaded: a client
+        that unloads it at once does not do so for the requests of others that load it again."""
+        self.description = UNDESCRIBED
+        """Kept when the model is unloaded."""
+        self._idle_unload = idle_unload if spec.idle_unload is None else spec.idle_unload
         self._state = ModelState.UNLOADED
         self._loader = loader
         self._budget = budget
@@ -86,6 +103,24 @@ class ManagedModel:
     @property
     def in_use(self) -> bool:
         return self._leases > 0 or (self.model is not None and self.model.engine.busy)
+
+    @property
+    def idle_limit(self) -> float | None:
+        """Idle seconds after which it is unloaded. None for never."""
+        if self.spec.pin:
+            return None
+        return self._idle_unload or None if self.keep_loaded is None else self.keep_loaded
+
+    @property
+    def idle_seconds(self) -> float:
+        """Seconds since its last request ended; 0 while one is running."""
+        return 0.0 if self.in_use else time.monotonic() - self.last_used
+
+    @property
+    def is_due(self) -> bool:
+        """True if it has been idle for so long that it should be unloaded."""
+        limit = self.idle_limit
+        return limit is not None and self.model is not None and not self.in_use and self.idle_seconds >= limit
 
     @property
     def reservation(self) -> Reservation:
@@ -190,7 +225,7 @@ class ManagedModel:
     def _begin_unload(self, model: ReadyModel, reason: str, grace: float, patience: float) -> ModelChange:
         assert self._change is None, "one change at a time"
         # Here and not in the task: an engine that dies before the task's first step must not be restarted.
-        self.model, self._state, self.crashes = None, ModelState.UNLOADING, 0
+        self.model, self._state, self.crashes, self.keep_loaded = None, ModelState.UNLOADING, 0, None
         self._change = ModelChange(self._unload(model, reason, grace, patience), loads=False, on_end=self._change_ended)
         return self._change
 
@@ -215,6 +250,7 @@ class ManagedModel:
                 raise
             raise reported from error
         self.model, self._state, self.last_used = model, ModelState.READY, time.monotonic()
+        self.description = model.describe()
         self._monitor = asyncio.ensure_future(self._restart_after_crash(model))
         self._monitor.add_done_callback(report_defect)
 

@@ -17,6 +17,9 @@ class ModelOperations:
     def models(self) -> Sequence[ModelCard]:
         return self._hub.cards()
 
+    def model(self, name: str) -> ModelCard:
+        return self._hub.card(name)
+
     def healthy(self) -> dict[str, str]:
         return {card.name: card.state for card in self._hub.cards()}
 
@@ -28,6 +31,9 @@ class ModelOperations:
 
     async def unload(self, name: str) -> ModelCard:
         return await self._hub.unload(name)
+
+    def keep_loaded(self, name: str, seconds: float | None) -> ModelCard:
+        return self._hub.keep_loaded(name, seconds)
 
     def clear_cache(self, name: str) -> ModelCard:
         return self._hub.clear_cache(name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Literal, Protocol
 
 from millstream.model_facts import ModelCard
 from millstream.types import Delta, GenerationRequest, Usage
@@ -43,11 +43,20 @@ class GenerationService(Protocol):
         """
         ...
 
+    async def count_tokens(self, request: GenerationRequest) -> int:
+        """The number of tokens of the prompts, as `start` would count them. Loads the model if need be. No engine is
+        asked. Raises the same errors as `start`, but counts prompts that are too long for the model as well."""
+        ...
+
 
 class ModelService(Protocol):
     """Models of every kind."""
 
     def models(self) -> Sequence[ModelCard]: ...
+
+    def model(self, name: str) -> ModelCard:
+        """The card of a model, by its name or an alias; "" for the default model. Raises `NotFound`."""
+        ...
 
     async def load(self, name: str) -> ModelCard:
         """Load a model now. Returns once it is loaded."""
@@ -55,6 +64,11 @@ class ModelService(Protocol):
 
     async def unload(self, name: str) -> ModelCard:
         """Free a model, after its running requests have had a moment to finish."""
+        ...
+
+    def keep_loaded(self, name: str, seconds: float | None) -> ModelCard:
+        """Unload the model after so many idle seconds, instead of what the settings say. None: as the settings say.
+        Infinity: never. 0: as soon as it is idle. Holds until the model is unloaded; a pinned model never is."""
         ...
 
     def clear_cache(self, name: str) -> ModelCard:
@@ -70,9 +84,90 @@ class ModelService(Protocol):
         ...
 
 
+class Seal(Protocol):
+    """Text that clients hold for the server, such as reasoning: only this server can read or make it."""
+
+    def seal(self, text: str) -> str:
+        """The text, encrypted and signed, as URL-safe base64."""
+        ...
+
+    def open(self, sealed: str) -> str | None:
+        """What was sealed. None if it was changed, or was sealed by another server."""
+        ...
+
+
+class RecordStore(Protocol):
+    """Bounded, expiring storage of what clients may ask for again, such as stored responses."""
+
+    async def put(self, key: str, record: bytes) -> None:
+        """Stores or replaces a record. The least recently used ones give way."""
+        ...
+
+    async def get(self, key: str) -> bytes | None: ...
+
+    async def delete(self, key: str) -> bool:
+        """True if there was such a record."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ServerTool:
+    """A tool of a tool server."""
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
+    """The JSON schema of its arguments, an object."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolOutput:
+    """What a call returned. If `is_error`, the text says what went wrong, in words for the model."""
+
+    text: str
+    is_error: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ToolServerCard:
+    """A tool server as its owner last saw it."""
+
+    label: str
+    state: Literal["starting", "ready", "failed"]
+    """A server that failed is started again after a pause."""
+    error: str | None = None
+    """Why it failed, or why it is started again."""
+    tools: tuple[ServerTool, ...] = ()
+
+
+class ToolServers(Protocol):
+    """The MCP servers of the configuration file. A failing one costs its own calls only."""
+
+    @property
+    def labels(self) -> Sequence[str]:
+        """The names of all servers."""
+        ...
+
+    def cards(self) -> Sequence[ToolServerCard]:
+        """The state of each server, from the service's own memory: no server is asked."""
+        ...
+
+    async def tools(self, label: str) -> Sequence[ServerTool]:
+        """The tools of a server. Raises `BadRequest` if there is no such server, and `ToolServerFailed` if it cannot
+        be reached."""
+        ...
+
+    async def call(self, label: str, name: str, arguments: dict[str, Any]) -> ToolOutput:
+        """Calls a tool, within the server's time limit. A failure is an output with `is_error`."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Services:
-    """All use cases, one for each kind of model, and the operations on models."""
+    """All use cases, one for each kind of model, the operations on models, and what dialects need besides."""
 
     models: ModelService
     generation: GenerationService
+    seal: Seal
+    records: RecordStore
+    tool_servers: ToolServers

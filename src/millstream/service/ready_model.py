@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from millstream.config import ModelSpec
-from millstream.model_facts import ModelFacts
+from millstream.model_facts import UNDESCRIBED, ModelDescription, ModelFacts
 from millstream.service.engine_client import EngineClient
 
 
@@ -25,6 +25,10 @@ class ReadyModel:
     def clear_cache(self) -> None:
         """Drop what is cached between requests. Most kinds cache nothing."""
 
-    def card_fields(self) -> dict[str, int]:
+    def card_fields(self) -> dict[str, Any]:
         """Fields of the model's card that only this kind has."""
         return {}
+
+    def describe(self) -> ModelDescription:
+        """What is known of the model's files. It stays known when the model is unloaded."""
+        return UNDESCRIBED

@@ -33,6 +33,7 @@ def _check_length(backend: tokenizers.Tokenizer, text: str, limit: int) -> None:
         count += len(encode(backend, text[start : start + _SLICE], special=False)) - _SLACK
         if count > limit:
             raise ContextOverflow(
-                f"the prompt is too long: its {len(text)} characters are far more than {limit} tokens, the context of "
-                "this model. Shorten it."
+                f"This model's maximum context length is {limit} tokens. However, the prompt has {len(text)} "
+                "characters, which are far more tokens. Shorten the prompt.",
+                limit=limit,
             )

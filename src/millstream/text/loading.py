@@ -32,6 +32,16 @@ def load_tokenizer(source: ModelSource) -> Tokenizer:
         return _from_gguf(source.path) if source.kind == "gguf" else _from_folder(source.path)
 
 
+def read_chat_template(source: ModelSource) -> str | None:
+    """Reads the chat template alone: that is cheap, and a tokenizer is not."""
+    if source.kind == "folder":
+        return _chat_template(source.path, read_optional_object(source.path / "tokenizer_config.json"))
+    from millstream.models.gguf_file import open_gguf
+    from millstream.models.gguf_vocabulary import text_value
+
+    return text_value(open_gguf(source.path).metadata, "tokenizer.chat_template")
+
+
 def _from_folder(folder: Path) -> Tokenizer:
     settings = read_optional_object(folder / "special_tokens_map.json")
     settings |= read_optional_object(folder / "tokenizer_config.json")

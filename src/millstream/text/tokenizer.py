@@ -15,7 +15,7 @@ from millstream.text.detokenizer import (
     decoder_config,
 )
 from millstream.text.encoding import encode
-from millstream.text.template import TemplateSource
+from millstream.text.templates.template import TemplateSource
 
 
 class _TokenBytes(dict[int, bytes]):

@@ -58,6 +58,14 @@ def test_a_stop_token_ends_the_answer_before_it(driver: Driver) -> None:
     assert finish_reason(driver, 2) is FinishReason.STOP
 
 
+def test_no_stop_token_ends_the_answer_before_its_minimum(driver: Driver) -> None:
+    [tokens] = driver.run(Generate(1, (3, 1, 4), 20))
+    stop = frozenset({tokens[0]})
+    assert driver.run(Generate(2, (3, 1, 4), 20, stop_tokens=stop)) == [[]]
+    [bounded] = driver.run(Generate(3, (3, 1, 4), 20, stop_tokens=stop, min_tokens=6))
+    assert len(bounded) >= 6
+
+
 def test_only_rows_that_request_logprobs_get_them(driver: Driver) -> None:
     driver.run(Generate(1, (1, 2), 4, logprobs=2), Generate(2, (1, 2), 4), Generate(3, (9, 9), 4, logprobs=0))
     assert driver.logprobs[2] == []

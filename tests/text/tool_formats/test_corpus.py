@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tool_examples import SCHEMAS, Example
 
 from millstream.text.chat_format import REASONING, ChatFormat
-from millstream.text.output_parser import Message, OutputParser
-from millstream.text.parts import Part, PartKind
+from millstream.text.output.parser import Message, OutputParser
+from millstream.text.output.parts import Part, PartKind
 from millstream.text.tool_formats.registry import FORMATS
 from support.tiers import examples
 
@@ -45,9 +45,11 @@ def chat_format(name: str) -> ChatFormat:
     return ChatFormat(form, form.reasoning or REASONING["think"])
 
 
-def parse(name: str, pieces: Sequence[str], in_reasoning: bool = False) -> tuple[Message, list[Part]]:
-    output = OutputParser(chat_format(name), SCHEMAS, in_reasoning=in_reasoning)
-    parts = [part for piece in pieces for part in output.push(piece)] + output.finish()
+def parse(
+    name: str, pieces: Sequence[str], in_reasoning: bool = False, cut: bool = False
+) -> tuple[Message, list[Part]]:
+    output = OutputParser(chat_format(name), SCHEMAS, in_reasoning=in_reasoning, unmarked=True)
+    parts = [part for piece in pieces for part in output.push(piece)] + output.finish(cut=cut)
     message = Message()
     message.add(parts)
     return message, parts
@@ -97,6 +99,23 @@ def test_an_example_that_ends_too_early_loses_nothing(name: str, index: int) -> 
             assert isinstance(json.loads(arguments), dict)
 
 
+@pytest.mark.parametrize(("name", "index"), [case for case in CASES if CORPUS[case[0]][case[1]].calls])
+def test_a_call_that_is_cut_off_leaves_no_markup_in_the_content(name: str, index: int, whole: bool) -> None:
+    """A limit has ended the output. Up to four characters may be text or a marker: they stay."""
+    example = CORPUS[name][index]
+    uncut, _ = parse(name, [example.text], example.in_reasoning)
+    for end in range(0, len(example.text), 1 if whole else 3):
+        text = example.text[:end]
+        message, parts = parse(name, [text], example.in_reasoning, cut=True)
+        assert joined_sources(parts) == text
+        assert example.content.startswith(message.content[:-4].rstrip()), (text, message.content)
+        assert all(part.kind is not PartKind.VOID for part in parts)
+        for (called, arguments), (expected, complete) in zip(message.calls, uncut.calls, strict=False):
+            assert called == expected and complete.startswith(arguments), "what was sent of a call stays"
+        if end % 8 == 0:
+            assert parse(name, list(text), example.in_reasoning, cut=True)[0] == message
+
+
 @pytest.mark.parametrize("name", CORPUS)
 @settings(max_examples=examples(60), deadline=None)
 @given(data=st.data())
@@ -107,9 +126,10 @@ def test_random_chunks_of_random_examples(name: str, data: st.DataObject) -> Non
     text = text[: data.draw(st.integers(0, len(text)))] if data.draw(st.booleans()) else text
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=12)))
     pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    whole, parts = parse(name, [text], chosen[0].in_reasoning)
+    cut = data.draw(st.booleans())
+    whole, parts = parse(name, [text], chosen[0].in_reasoning, cut)
     assert joined_sources(parts) == text
-    message, parts = parse(name, pieces, chosen[0].in_reasoning)
+    message, parts = parse(name, pieces, chosen[0].in_reasoning, cut)
     assert message == whole
     assert joined_sources(parts) == text
 
@@ -121,8 +141,9 @@ def test_noise_made_of_a_formats_own_markers(name: str, data: st.DataObject) -> 
     """Never an exception, never a lost character, never another result for another cut."""
     pieces = [*chat_format(name).markers, *"{}\"':,[] x", "name", "arguments", "get_weather"]
     text = "".join(data.draw(st.lists(st.sampled_from(pieces), max_size=24)))
-    whole, parts = parse(name, [text])
+    cut = data.draw(st.booleans())
+    whole, parts = parse(name, [text], cut=cut)
     assert joined_sources(parts) == text
-    by_character, parts = parse(name, list(text))
+    by_character, parts = parse(name, list(text), cut=cut)
     assert by_character == whole
     assert joined_sources(parts) == text

@@ -5,6 +5,7 @@ from __future__ import annotations
 from http import HTTPStatus
 
 from millstream.api.errors import ErrorFormat
+from millstream.api.request_id import HEADERS, new_request_id
 from millstream.errors import MillstreamError
 
 
@@ -17,6 +18,8 @@ def refusal(error: MillstreamError, form: ErrorFormat) -> bytes:
         "connection": "close",
         **form.headers(error),
     }
+    request_id = new_request_id()
+    headers |= {name.decode("ascii"): request_id for name in HEADERS}
     lines = [f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
     return "\r\n".join([*lines, "", ""]).encode("ascii") + body

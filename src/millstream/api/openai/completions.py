@@ -15,7 +15,7 @@ from millstream.api.openai.requests import completion_request
 from millstream.api.openai.response_schema import Completion, CompletionChunk
 from millstream.api.openai.schema import CompletionRequest
 from millstream.api.openapi import documented
-from millstream.api.response import GenerationResponse, Responder
+from millstream.api.response import Responder
 
 _DOCS = documented(
     Completion,
@@ -31,7 +31,7 @@ def routes(responder: Responder) -> APIRouter:
     router = APIRouter(prefix="/v1", tags=["text"], default_response_class=Response)
 
     @router.post("/completions", summary="Continue a text", openapi_extra=_DOCS)
-    async def completions(request: Request) -> GenerationResponse:
+    async def completions(request: Request) -> Response:
         parsed, generation = await read_body(request, completion_request)
         usage = parsed.stream_options.include_usage
         renderer = partial(CompletionRenderer, include_usage=usage, logprobs=parsed.logprobs)

@@ -11,12 +11,20 @@ from millstream.api.openai.docs import ERRORS
 from millstream.api.openai.errors import error_body
 from millstream.api.openai.model_schema import ModelList
 from millstream.api.openai.response_schema import ChatCompletion, ChatCompletionChunk, Completion, CompletionChunk
+from millstream.api.openai.responses import response_schema as responses_schema
+from millstream.api.openai.responses import routes as responses
+from millstream.api.openai.responses.schema import InputTokensRequest, ResponseRequest
 from millstream.api.openai.schema import ChatRequest, CompletionRequest
 from millstream.api.response import Responder
 
 
 def _routes(responder: Responder) -> tuple[APIRouter, ...]:
-    return chat.routes(responder), completions.routes(responder), models.routes(responder.services.models)
+    return (
+        chat.routes(responder),
+        completions.routes(responder),
+        responses.routes(responder),
+        models.routes(responder.services.models),
+    )
 
 
 OPENAI = Dialect(
@@ -25,13 +33,21 @@ OPENAI = Dialect(
     errors=ErrorFormat(error_body),
     docs=DialectDocs(
         errors=ERRORS,
-        bodies=(ChatRequest, CompletionRequest),
-        responses=(ChatCompletion, ChatCompletionChunk, Completion, CompletionChunk, ModelList),
+        bodies=(ChatRequest, CompletionRequest, ResponseRequest, InputTokensRequest),
+        responses=(
+            ChatCompletion,
+            ChatCompletionChunk,
+            Completion,
+            CompletionChunk,
+            ModelList,
+            *responses_schema.MODELS,
+        ),
         tags=(
             {"name": "text", "description": "Generate text, whole or streamed."},
+            {"name": "responses", "description": "Generate, store and continue responses."},
             {"name": "models", "description": "List, load and unload models."},
         ),
     ),
-    paths=("/v1/chat", "/v1/completions"),
+    paths=("/v1/chat", "/v1/completions", "/v1/responses"),
     admin_paths=(models.ADMIN_PATH,),
 )

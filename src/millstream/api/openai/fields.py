@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from millstream.api.numbers import whole
 from millstream.errors import BadRequest
 from millstream.types import Prompt, TextPrompt, TokenPrompt
 
@@ -10,11 +11,12 @@ MAX_STOP_LENGTH = 1_024
 MAX_PROMPTS = 2048
 MAX_BIAS = 100
 MAX_BIASES = 10_000
+MAX_STOP_TOKENS = 256
 
 
 def parse_prompts(value: object) -> tuple[Prompt, ...]:
     """A string, a list of token ids, or a list of either."""
-    if isinstance(value, list) and value and not all(type(item) is int for item in value):
+    if isinstance(value, list) and value and not set(map(type, value)) <= {int, float}:
         if len(value) > MAX_PROMPTS:
             raise BadRequest(f"prompt has {len(value)} prompts; at most {MAX_PROMPTS} are allowed.", param="prompt")
         return tuple(_prompt(item, f"prompt[{index}]") for index, item in enumerate(value))
@@ -24,27 +26,44 @@ def parse_prompts(value: object) -> tuple[Prompt, ...]:
 def _prompt(value: object, path: str) -> Prompt:
     if isinstance(value, str):
         return TextPrompt(value)
-    if isinstance(value, list) and value and set(map(type, value)) == {int} and min(value) >= 0:
-        return TokenPrompt(tuple(value))
+    if isinstance(value, list) and value and (tokens := token_ids(value)) is not None:
+        return TokenPrompt(tokens)
     expected = "a string or a non-empty list of token ids"
     if path == "prompt":
         expected += ", or a list of such prompts"
     raise BadRequest(f"{path} must be {expected}.", param=path)
 
 
+def token_ids(values: list[object]) -> tuple[int, ...] | None:
+    """Returns None if one of the values is not a token id."""
+    if float in set(map(type, values)):
+        values = [whole(value) for value in values]
+    tokens = tuple(value for value in values if type(value) is int)
+    return tokens if len(tokens) == len(values) and min(tokens, default=0) >= 0 else None
+
+
+def parse_stop_token_ids(value: object) -> tuple[int, ...]:
+    tokens = token_ids(value) if isinstance(value, list) and len(value) <= MAX_STOP_TOKENS else None
+    if tokens is None:
+        raise BadRequest(
+            f"stop_token_ids must be a list of at most {MAX_STOP_TOKENS} token ids.", param="stop_token_ids"
+        )
+    return tokens
+
+
 def parse_stop(value: object) -> tuple[str, ...]:
+    """Empty strings are left out: they stand for "none" in the forms of many clients."""
     stops = [value] if isinstance(value, str) else value
     if not isinstance(stops, list) or len(stops) > MAX_STOPS:
         raise BadRequest(f"stop must be a string or a list of at most {MAX_STOPS} strings.", param="stop")
     for index, stop in enumerate(stops):
-        if not isinstance(stop, str) or not stop:
-            path = "stop" if isinstance(value, str) else f"stop[{index}]"
-            raise BadRequest(f"{path} must be a non-empty string.", param=path)
+        if not isinstance(stop, str):
+            raise BadRequest(f"stop[{index}] must be a string.", param=f"stop[{index}]")
         if len(stop) > MAX_STOP_LENGTH:
             raise BadRequest(
                 f"A stop string has {len(stop)} characters; at most {MAX_STOP_LENGTH} are allowed.", param="stop"
             )
-    return tuple(stops)
+    return tuple(stop for stop in stops if stop)
 
 
 def parse_logit_bias(value: object) -> tuple[tuple[int, float], ...]:

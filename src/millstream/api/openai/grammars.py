@@ -6,14 +6,12 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
-import orjson
 from pydantic import BaseModel, ConfigDict, PlainValidator, ValidationInfo, WithJsonSchema
 
+from millstream.api.schema_grammar import ANY_OBJECT, schema_grammar
 from millstream.errors import BadRequest, UnsupportedParameter
-from millstream.text.grammar_limits import MAX_CHOICES, check_schema, check_size
+from millstream.text.grammars.limits import MAX_CHOICES, check_size
 from millstream.types import Grammar
-
-ANY_OBJECT = Grammar("json_schema", '{"type":"object"}')
 
 
 def parse_response_format(value: object) -> Grammar | None:
@@ -24,27 +22,13 @@ def parse_response_format(value: object) -> Grammar | None:
     if kind == "text":
         return None
     if kind == "json_object":
-        return _schema(value["schema"], f"{name}.schema") if value.get("schema") is not None else ANY_OBJECT
+        return schema_grammar(value["schema"], f"{name}.schema") if value.get("schema") is not None else ANY_OBJECT
     inner = value.get("json_schema")
     if not isinstance(inner, dict):
         raise BadRequest(f"{name}.json_schema must be an object with a schema.", param=f"{name}.json_schema")
     # Enforced with or without `strict`: a schema is more than a hint here.
-    return _schema(inner["schema"], f"{name}.json_schema.schema") if inner.get("schema") is not None else ANY_OBJECT
-
-
-def _schema(value: object, name: str) -> Grammar:
-    """Accepts a schema as an object or as JSON text."""
-    if isinstance(value, str):
-        try:
-            value = orjson.loads(value)
-        except orjson.JSONDecodeError as error:
-            raise BadRequest(f"{name} is not valid JSON: {error.msg}.", param=name) from error
-    if value is True:
-        value = {}
-    if not isinstance(value, dict):
-        raise BadRequest(f"{name} must be a JSON schema, which is an object.", param=name)
-    check_schema(value, name)
-    return Grammar("json_schema", _bounded(orjson.dumps(value).decode(), name))
+    schema = inner.get("schema")
+    return ANY_OBJECT if schema is None else schema_grammar(schema, f"{name}.json_schema.schema")
 
 
 def _regex(value: object, name: str) -> Grammar:
@@ -85,7 +69,7 @@ def _bounded(source: str, name: str) -> str:
 _Parser = Callable[[object, str], Grammar | None]
 
 _OPTIONS: Mapping[str, _Parser] = {
-    "json": _schema,
+    "json": schema_grammar,
     "json_object": _any_object,
     "regex": _regex,
     "choice": _choice,
@@ -193,6 +177,8 @@ class StructuredRequest(BaseModel):
     """The output is JSON that matches this schema."""
     guided_regex: Regex = None
     """The output matches this regular expression."""
+    regex: Regex = None
+    """SGLang's name for guided_regex."""
     guided_choice: Choice = None
     """The output is one of these strings."""
     guided_grammar: GrammarText = None
@@ -210,6 +196,7 @@ class StructuredRequest(BaseModel):
                 "structured_outputs": self.structured_outputs,
                 "guided_json": self.guided_json,
                 "guided_regex": self.guided_regex,
+                "regex": self.regex,
                 "guided_choice": self.guided_choice,
                 "guided_grammar": self.guided_grammar,
                 "json_schema": self.json_schema,

@@ -52,6 +52,8 @@ class Model(ResponseSchema):
     """Maximum number of tokens of a prompt and its completion together."""
     restarts: int
     """How often its engine ended unexpectedly and was restarted."""
+    capabilities: list[str]
+    """What it can do: `completion`, `tools`, `thinking`, `vision`, `audio`, `insert`. Empty while that is not known."""
 
 
 class ModelList(ResponseSchema):

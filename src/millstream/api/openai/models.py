@@ -110,4 +110,5 @@ def _fields(card: ModelCard) -> dict[str, object]:
         "max_batch": card.max_batch,
         "context_length": card.context_length,
         "restarts": card.restarts,
+        "capabilities": list(card.capabilities),
     }

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import orjson
 
 from millstream.api.openai.chunk import FINISH, Frame, failure_event, finite, prompt_fields
-from millstream.api.render import joined_calls, merged
+from millstream.api.openai.render_calls import CallRenderer, ToolCalls
+from millstream.api.render import joined_calls, merged, per_choice
 from millstream.api.sse import EVENT_STREAM
 from millstream.errors import MillstreamError
-from millstream.types import CallDelta, Delta, TextLogprob, Usage
+from millstream.types import Delta, FinishReason, TextLogprob, Usage
 
 _CHUNK = "chat.completion.chunk"
 _WHOLE = "chat.completion"
@@ -19,7 +20,18 @@ _WHOLE = "chat.completion"
 class ChatRenderer:
     stream_format = EVENT_STREAM
 
-    def __init__(self, model: str, *, include_usage: bool, logprobs: bool) -> None:
+    def __init__(
+        self,
+        model: str,
+        *,
+        include_usage: bool,
+        logprobs: bool,
+        include_reasoning: bool = True,
+        calls: CallRenderer | None = None,
+    ) -> None:
+        """`calls`: how tool calls are rendered. Default: as calls of functions."""
+        self._include_reasoning = include_reasoning
+        self._calls = calls or ToolCalls()
         self._frame = Frame("chatcmpl-", model, include_usage=include_usage)
         self._logprobs = logprobs
         self._head = self._frame.head(_CHUNK)
@@ -41,7 +53,7 @@ class ChatRenderer:
         if delta.index not in self._begun:
             self._begun.add(delta.index)
             parts += (self._head, index, b',"delta":{"role":"assistant","content":""', self._plain)
-        if delta.reasoning:
+        if delta.reasoning and self._include_reasoning:
             reasoning = orjson.dumps(delta.reasoning)
             parts += (self._head, index, b',"delta":{"reasoning_content":', reasoning, self._plain)
         if delta.logprobs and self._logprobs:
@@ -51,11 +63,10 @@ class ChatRenderer:
         elif delta.text:
             parts += (self._head, index, b',"delta":{"content":', orjson.dumps(delta.text), self._plain)
         for call in joined_calls(delta.calls):
-            if call.id or call.arguments:
-                pieces = orjson.dumps([_call_piece(call)])
-                parts += (self._head, index, b',"delta":{"tool_calls":', pieces, self._plain)
+            if (piece := self._calls.delta(delta.index, call)) is not None:
+                parts += (self._head, index, b',"delta":', orjson.dumps(piece)[:-1], self._plain)
         if delta.finish_reason is not None:
-            reason = orjson.dumps(FINISH[delta.finish_reason])
+            reason = orjson.dumps(self._finish(delta.finish_reason))
             parts += (self._head, index, b',"delta":{},"logprobs":null,"finish_reason":', reason, self._tail)
 
     def ending(self, usage: Usage) -> bytes:
@@ -64,39 +75,29 @@ class ChatRenderer:
     def failure(self, error: MillstreamError) -> bytes:
         return failure_event(error)
 
-    def whole(self, choices: Sequence[Delta], usage: Usage) -> bytes:
+    def whole(self, deltas: Sequence[Delta], usage: Usage) -> bytes:
+        choices = per_choice(deltas)
         more = {"prompt_logprobs": prompt_fields(choices[0].prompt)} if choices[0].prompt else {}
         return self._frame.whole(_WHOLE, [self._choice(choice) for choice in choices], usage, more)
 
     def _choice(self, choice: Delta) -> dict[str, object]:
         return {
             "index": choice.index,
-            "message": _message(choice),
+            "message": self._message(choice),
             "logprobs": _logprobs(choice.logprobs) if self._logprobs else None,
-            "finish_reason": FINISH[choice.finish_reason] if choice.finish_reason else None,
+            "finish_reason": self._finish(choice.finish_reason) if choice.finish_reason else None,
         }
 
+    def _message(self, choice: Delta) -> dict[str, object]:
+        calls = [call for call in choice.calls if not call.void]
+        content = None if calls and not choice.text else choice.text
+        message: dict[str, object] = {"role": "assistant", "content": content, "refusal": None}
+        if choice.reasoning and self._include_reasoning:
+            message["reasoning_content"] = choice.reasoning
+        return message | (self._calls.message(calls) if calls else {})
 
-def _message(choice: Delta) -> dict[str, object]:
-    calls = [_call(call) for call in choice.calls if not call.void]
-    content = None if calls and not choice.text else choice.text
-    message: dict[str, object] = {"role": "assistant", "content": content, "refusal": None}
-    if choice.reasoning:
-        message["reasoning_content"] = choice.reasoning
-    if calls:
-        message["tool_calls"] = calls
-    return message
-
-
-def _call(call: CallDelta) -> dict[str, object]:
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-
-
-def _call_piece(call: CallDelta) -> dict[str, object]:
-    """The first piece of a call names the function; the others continue its arguments."""
-    if call.id:
-        return {"index": call.index} | _call(call)
-    return {"index": call.index, "function": {"arguments": call.arguments}}
+    def _finish(self, reason: FinishReason) -> str:
+        return self._calls.finish if reason is FinishReason.TOOL_CALLS else FINISH[reason]
 
 
 def _logprobs(tokens: Sequence[TextLogprob]) -> dict[str, object]:

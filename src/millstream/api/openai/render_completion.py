@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import orjson
 
 from millstream.api.openai.chunk import FINISH, Frame, failure_event, finite, prompt_fields
-from millstream.api.render import merged
+from millstream.api.render import merged, per_choice
 from millstream.api.sse import EVENT_STREAM
 from millstream.errors import MillstreamError
 from millstream.types import Delta, TextLogprob, Usage
@@ -53,7 +53,8 @@ class CompletionRenderer:
     def failure(self, error: MillstreamError) -> bytes:
         return failure_event(error)
 
-    def whole(self, choices: Sequence[Delta], usage: Usage) -> bytes:
+    def whole(self, deltas: Sequence[Delta], usage: Usage) -> bytes:
+        choices = per_choice(deltas)
         return self._frame.whole(_KIND, [self._choice(choice) for choice in choices], usage)
 
     def _choice(self, choice: Delta) -> dict[str, object]:

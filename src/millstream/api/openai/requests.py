@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import TypeVar
 
 from millstream.api.body import validated
-from millstream.api.openai.params import UNSUPPORTED, UNSUPPORTED_STREAM_OPTIONS, supported
+from millstream.api.openai.params import IGNORED, IGNORED_STREAM_OPTIONS, UNSUPPORTED
 from millstream.api.openai.schema import ChatRequest, CompletionRequest, StreamOptions, TextRequest
-from millstream.api.openai.tools import tool_use
-from millstream.errors import BadRequest
-from millstream.types import ChatPrompt, GenerationRequest, Grammar, Prompt, Sampling, Thinking
+from millstream.api.openai.thinking import template_flags, thinking_of
+from millstream.api.openai.tools import Choice, ToolSet, tool_use
+from millstream.api.params import log_ignored, split_parameters
+from millstream.errors import BadRequest, UnsupportedParameter
+from millstream.types import (
+    SAMPLING_FIELDS,
+    ChatPrompt,
+    GenerationRequest,
+    Grammar,
+    Prompt,
+    TextPrompt,
+    ToolUse,
+)
 
 COMPLETION_MAX_TOKENS = 16
 """OpenAI's default for /v1/completions. Chat completions have none: the model ends them."""
@@ -21,12 +31,16 @@ _Request = TypeVar("_Request", bound=TextRequest)
 def parse(model: type[_Request], body: dict[str, object]) -> _Request:
     if type(body.get("best_of")) is int and body.get("best_of") == body.get("n", 1):
         body = body | {"best_of": None}  # equal to n: nothing to choose from
-    values = supported(body, model.model_fields, UNSUPPORTED)
+    values, ignored = split_parameters(body, model.model_fields, UNSUPPORTED, IGNORED)
     options = values.get("stream_options")
     if isinstance(options, dict):
-        known = StreamOptions.model_fields
-        values["stream_options"] = supported(options, known, UNSUPPORTED_STREAM_OPTIONS, prefix="stream_options.")
-    return validated(model, values)
+        values["stream_options"], more = split_parameters(
+            options, StreamOptions.model_fields, {}, IGNORED_STREAM_OPTIONS, prefix="stream_options."
+        )
+        ignored += more
+    parsed = validated(model, values)
+    log_ignored(ignored)
+    return parsed
 
 
 def chat_request(body: dict[str, object]) -> tuple[ChatRequest, GenerationRequest]:
@@ -42,17 +56,45 @@ def completion_request(body: dict[str, object]) -> tuple[CompletionRequest, Gene
 def chat_generation(request: ChatRequest) -> GenerationRequest:
     if request.top_logprobs and not request.logprobs:
         raise BadRequest("top_logprobs needs logprobs to be true.", param="top_logprobs")
-    prompt = ChatPrompt(request.messages, request.chat_template_kwargs)
+    _check_continuation(request)
+    options = request.reasoning_options()
+    kwargs = template_flags(options) | request.chat_template_kwargs
+    prompt = ChatPrompt(request.messages, kwargs, request.continue_final_message)
     generation = _generation(request, (prompt,), _limit(request), request.top_logprobs if request.logprobs else None)
-    return replace(
-        generation,
-        tools=tool_use(request.tools, request.tool_choice, request.parallel_tool_calls),
-        thinking=Thinking(request.reasoning_effort, request.thinking_budget),
-    )
+    tools = _tools(request)
+    if request.min_tokens and tools is not None and tools.choice == "required":
+        raise BadRequest("min_tokens cannot be combined with a required tool call.", param="min_tokens")
+    return replace(generation, tools=tools, thinking=thinking_of(options))
+
+
+def _tools(request: ChatRequest) -> ToolUse | None:
+    tools, functions = request.tools or ToolSet(), request.functions or ToolSet()
+    if tools.tools and functions.tools:
+        raise BadRequest("functions and tools cannot be combined. Send tools.", param="functions")
+    older = request.tool_choice is None and request.function_call is not None
+    choice = request.tool_choice or request.function_call or Choice()
+    param = "function_call" if older else "tool_choice"
+    if functions.tools:
+        return tool_use(functions, choice, parallel=False, param=param)  # the older form has room for one call
+    return tool_use(tools, choice, request.parallel_tool_calls, param=param)
+
+
+def _check_continuation(request: ChatRequest) -> None:
+    last = request.messages[-1]
+    if request.continue_final_message and (last["role"] != "assistant" or "tool_calls" in last):
+        raise BadRequest(
+            "continue_final_message needs a last message of the assistant, without tool calls.",
+            param="continue_final_message",
+        )
+    if not request.add_generation_prompt and not request.continue_final_message:
+        raise UnsupportedParameter(
+            "add_generation_prompt can be false only together with continue_final_message.",
+            param="add_generation_prompt",
+        )
 
 
 def completion_generation(request: CompletionRequest) -> GenerationRequest:
-    limit = _limit(request)
+    limit = _limit(request, default=COMPLETION_MAX_TOKENS)
     if limit == 0 and not request.echo and request.prompt_logprobs is None:
         raise BadRequest("max_tokens must be at least 1, unless echo or prompt_logprobs is set.", param="max_tokens")
     best_of = request.best_of
@@ -60,9 +102,19 @@ def completion_generation(request: CompletionRequest) -> GenerationRequest:
         raise BadRequest(f"best_of ({best_of}) must be at least n ({request.n}).", param="best_of")
     if best_of is not None and request.stream:
         raise BadRequest("best_of cannot be streamed: the best completions are known only at the end.", param="best_of")
-    limit = COMPLETION_MAX_TOKENS if limit is None else limit
-    generation = _generation(request, request.prompt, limit, request.logprobs)
+    generation = _generation(request, _prompts(request), limit, request.logprobs)
     return replace(generation, echo=request.echo, best_of=best_of)
+
+
+def _prompts(request: CompletionRequest) -> tuple[Prompt, ...]:
+    if not request.suffix:
+        return request.prompt
+    if request.echo:
+        raise BadRequest("suffix cannot be combined with echo.", param="suffix")
+    prompts = [prompt for prompt in request.prompt if isinstance(prompt, TextPrompt)]
+    if len(prompts) < len(request.prompt):
+        raise BadRequest("suffix needs a prompt that is text, not token ids.", param="suffix")
+    return tuple(replace(prompt, suffix=request.suffix) for prompt in prompts)
 
 
 def _generation(
@@ -70,6 +122,11 @@ def _generation(
 ) -> GenerationRequest:
     if request.prompt_logprobs is not None and request.stream:
         raise BadRequest("prompt_logprobs cannot be combined with stream.", param="prompt_logprobs")
+    if max_tokens is not None and request.min_tokens > max_tokens:
+        raise BadRequest(
+            f"min_tokens ({request.min_tokens}) is more than the token limit ({max_tokens}).", param="min_tokens"
+        )
+    given = request.model_fields_set | ({"repetition_penalty"} if request.repetition is not None else set())
     return GenerationRequest(
         model=request.model,
         prompts=prompts,
@@ -78,26 +135,35 @@ def _generation(
         n=request.n,
         max_tokens=max_tokens,
         stop=request.stop,
+        stop_token_ids=request.stop_token_ids,
         ignore_eos=request.ignore_eos,
+        min_tokens=request.min_tokens,
         logprobs=logprobs,
         grammar=_grammar(request),
         prompt_logprobs=request.prompt_logprobs,
-        unset=frozenset(field.name for field in fields(Sampling)) - request.model_fields_set,
+        unset=SAMPLING_FIELDS - given,
     )
 
 
 def _grammar(request: TextRequest) -> Grammar | None:
     grammar = request.output_grammar()
-    if grammar is not None and request.ignore_eos:
-        raise BadRequest("ignore_eos cannot be combined with structured output.", param="ignore_eos")
+    for name, given in (("ignore_eos", request.ignore_eos), ("min_tokens", request.min_tokens > 0)):
+        if grammar is not None and given:
+            raise BadRequest(f"{name} cannot be combined with structured output.", param=name)
     return grammar
 
 
-def _limit(request: TextRequest) -> int | None:
-    old, new = request.max_tokens, request.max_completion_tokens
-    if old is not None and new is not None and old != new:
-        raise BadRequest(
-            f"max_tokens ({old}) and max_completion_tokens ({new}) disagree; send one of them.",
-            param="max_completion_tokens",
-        )
-    return old if new is None else new
+def _limit(request: TextRequest, default: int | None = None) -> int | None:
+    """The token limit, under any of its names. None: no limit but the model's own."""
+    names = ("max_tokens", "max_completion_tokens", "n_predict")
+    values = (request.max_tokens, request.max_completion_tokens, request.n_predict)
+    given = {name: value for name, value in zip(names, values, strict=True) if value is not None}
+    if not given:
+        return default
+    (first, limit), *others = given.items()
+    for name, other in others:
+        if other != limit:
+            raise BadRequest(f"{first} ({limit}) and {name} ({other}) disagree; send one of them.", param=name)
+    if limit == 0 and (first != "max_tokens" or isinstance(request, ChatRequest)):
+        raise BadRequest(f"{first} must be at least 1, or -1 for no limit, but 0 was sent.", param=first)
+    return None if limit == -1 else limit

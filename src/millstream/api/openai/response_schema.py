@@ -6,7 +6,7 @@ from typing import Literal
 
 from millstream.api.response_schema import ABSENT, ResponseSchema
 
-Finish = Literal["stop", "length", "tool_calls"]
+Finish = Literal["stop", "length", "tool_calls", "function_call"]
 
 
 class CachedTokens(ResponseSchema):
@@ -84,6 +84,20 @@ class ToolCall(ResponseSchema):
     function: CalledFunction
 
 
+class CustomInput(ResponseSchema):
+    name: str
+    input: str
+    """Free text."""
+
+
+class CustomToolCall(ResponseSchema):
+    """A call of a custom tool."""
+
+    id: str
+    type: Literal["custom"]
+    custom: CustomInput
+
+
 class ChatMessage(ResponseSchema):
     role: Literal["assistant"]
     content: str | None
@@ -91,7 +105,9 @@ class ChatMessage(ResponseSchema):
     refusal: None
     reasoning_content: str = ABSENT
     """The model's reasoning, if any."""
-    tool_calls: list[ToolCall] = ABSENT
+    tool_calls: list[ToolCall | CustomToolCall] = ABSENT
+    function_call: CalledFunction = ABSENT
+    """The call, if the request has functions instead of tools."""
 
 
 class ChatChoice(ResponseSchema):
@@ -100,7 +116,8 @@ class ChatChoice(ResponseSchema):
     logprobs: ChatLogprobs | None
     """Null unless logprobs was set."""
     finish_reason: Finish
-    """stop: the end of text or a stop string. length: the token limit. tool_calls: the model calls tools."""
+    """stop: the end of text or a stop string. length: the token limit. tool_calls: the model calls tools.
+    function_call: the same, if the request has functions instead of tools."""
 
 
 class ChatCompletion(_Frame):
@@ -129,13 +146,28 @@ class ToolCallPiece(ResponseSchema):
     function: FunctionPiece
 
 
+class CustomPiece(ResponseSchema):
+    name: str = ABSENT
+    input: str
+
+
+class CustomCallPiece(ResponseSchema):
+    """The first piece of a call of a custom tool has an id, a type and a name. The others continue its input."""
+
+    index: int
+    id: str = ABSENT
+    type: Literal["custom"] = ABSENT
+    custom: CustomPiece
+
+
 class ChatDelta(ResponseSchema):
     """The new part of the message. Empty in the last chunk of a choice."""
 
     role: Literal["assistant"] = ABSENT
     content: str = ABSENT
     reasoning_content: str = ABSENT
-    tool_calls: list[ToolCallPiece] = ABSENT
+    tool_calls: list[ToolCallPiece | CustomCallPiece] = ABSENT
+    function_call: FunctionPiece = ABSENT
 
 
 class ChatChunkChoice(ResponseSchema):

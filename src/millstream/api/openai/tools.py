@@ -1,38 +1,78 @@
-"""Parses `tools` and `tool_choice`. Errors are found here, not by a chat template while it renders a prompt."""
+"""Parses `tools` and `tool_choice`, and their older names `functions` and `function_call`. Errors are found here, not
+by a chat template while it renders a prompt."""
 
 from __future__ import annotations
 
-import re
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
 
+from millstream.api.functions import Tools, check_names, function_tool
+from millstream.api.openai.custom_tools import custom_tool, parse_format
 from millstream.errors import BadRequest, UnsupportedParameter
-from millstream.types import ToolUse
+from millstream.types import Grammar, ToolUse
 
-MAX_TOOLS = 128
-NAME_PATTERN = r"[a-zA-Z0-9_.-]{1,64}"
-CHOICES = ("none", "auto", "required")
-_NAME = re.compile(NAME_PATTERN)
-_FUNCTION_FIELDS = frozenset({"name", "description", "parameters", "strict"})
-
-Tools = tuple[dict[str, Any], ...]
+CHOICES = ("none", "auto", "required", "any")
+"""`any` is Mistral's word for `required`."""
+Mode = Literal["auto", "none", "required"]
 
 
-def parse_tools(value: object) -> Tools:
+@dataclass(frozen=True, slots=True)
+class ToolSet:
+    """The tools of a request."""
+
+    tools: Tools = ()
+    custom: frozenset[str] = frozenset()
+    """Names of tools that take free text."""
+    input_grammars: tuple[tuple[str, Grammar], ...] = ()
+
+    @property
+    def names(self) -> list[str]:
+        return [tool["function"]["name"] for tool in self.tools]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What `tool_choice` asks for."""
+
+    mode: Mode = "auto"
+    name: str | None = None
+    allowed: frozenset[str] | None = None
+
+    @property
+    def named(self) -> frozenset[str]:
+        return frozenset({self.name} if self.name is not None else ()) | (self.allowed or frozenset())
+
+
+def parse_tools(value: object) -> ToolSet:
     if not isinstance(value, list):
         raise BadRequest("tools must be a list.", param="tools")
-    if len(value) > MAX_TOOLS:
-        raise BadRequest(f"tools has {len(value)} tools; at most {MAX_TOOLS} are allowed.", param="tools")
-    tools = tuple(_tool(item, f"tools[{index}]") for index, item in enumerate(value))
-    names: set[str] = set()
-    for index, tool in enumerate(tools):
-        name = tool["function"]["name"]
-        if name in names:
-            param = f"tools[{index}].function.name"
-            raise BadRequest(
-                f"{param} is {name!r}, which is the name of an earlier function. Names must differ.", param=param
-            )
-        names.add(name)
-    return tools
+    tools: list[dict[str, Any]] = []
+    custom: set[str] = set()
+    grammars: list[tuple[str, Grammar]] = []
+    for index, item in enumerate(value):
+        path = f"tools[{index}]"
+        if isinstance(item, dict) and item.get("type") == "custom":
+            inner, path = _inner(item, "custom", path)
+            tool = custom_tool(inner.get("name"), inner.get("description"), path)
+            name = tool["function"]["name"]
+            custom.add(name)
+            if (grammar := parse_format(inner.get("format"), f"{path}.format")) is not None:
+                grammars.append((name, grammar))
+        else:
+            tool = _tool(item, path)
+        tools.append(tool)
+    check_names(tools)
+    return ToolSet(tuple(tools), frozenset(custom), tuple(grammars))
+
+
+def parse_functions(value: object) -> ToolSet:
+    """The older form: a list of functions."""
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise BadRequest("functions must be a list of objects.", param="functions")
+    tools = tuple(_function(item, f"functions[{index}]") for index, item in enumerate(value))
+    check_names(tools, "functions")
+    return ToolSet(tools)
 
 
 def _tool(item: object, path: str) -> dict[str, Any]:
@@ -41,71 +81,92 @@ def _tool(item: object, path: str) -> dict[str, Any]:
     kind = item.get("type", "function")
     if kind != "function":
         raise UnsupportedParameter(
-            f"{path}.type is {str(kind)[:40]!r}; only function is supported.", param=f"{path}.type"
+            f"{path}.type is {str(kind)[:40]!r}; only function and custom are supported.", param=f"{path}.type"
         )
-    function = item.get("function")
-    if not isinstance(function, dict):
-        raise BadRequest(f"{path}.function must be an object with a name.", param=f"{path}.function")
-    return {"type": "function", "function": _function(function, f"{path}.function")}
+    return _function(*_inner(item, "function", path))
 
 
-def _function(function: dict[str, Any], path: str) -> dict[str, Any]:
-    name = function.get("name")
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        param = f"{path}.name"
-        raise BadRequest(f"{param} must be 1 to 64 letters, digits, dots, dashes and underscores.", param=param)
-    description = function.get("description")
-    if description is not None and not isinstance(description, str):
-        raise BadRequest(f"{path}.description must be a string.", param=f"{path}.description")
-    parameters = function.get("parameters")
-    if parameters is not None:
-        _check_schema(parameters, f"{path}.parameters")
-    known = {key: value for key, value in function.items() if key in _FUNCTION_FIELDS and value is not None}
-    # Chat templates use all three without checking whether they are present.
-    return {"description": "", "parameters": {"type": "object", "properties": {}}, **known}
+def _inner(item: Mapping[str, Any], kind: str, path: str) -> tuple[Mapping[str, Any], str]:
+    """Returns the object with the name. In OpenAI's other API, the fields are those of the tool itself."""
+    if kind not in item and "name" in item:
+        return item, path
+    inner = item.get(kind)
+    if not isinstance(inner, dict):
+        raise BadRequest(f"{path}.{kind} must be an object with a name.", param=f"{path}.{kind}")
+    return inner, f"{path}.{kind}"
 
 
-def _check_schema(schema: object, path: str) -> None:
-    if not isinstance(schema, dict):
-        raise BadRequest(f"{path} must be a JSON schema, which is an object.", param=path)
-    if schema and schema.get("type", "object") != "object":
-        raise BadRequest(f"{path}.type must be object, since arguments have names.", param=f"{path}.type")
-    properties = schema.get("properties", {})
-    if not isinstance(properties, dict) or not all(isinstance(value, dict | bool) for value in properties.values()):
-        raise BadRequest(f"{path}.properties must map names to JSON schemas.", param=f"{path}.properties")
-    required = schema.get("required", [])
-    if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
-        raise BadRequest(f"{path}.required must be a list of names.", param=f"{path}.required")
+def _function(function: Mapping[str, Any], path: str) -> dict[str, Any]:
+    name, description, parameters = (function.get(field) for field in ("name", "description", "parameters"))
+    return function_tool(name, description, parameters, path=path)
 
 
-def tool_use(tools: Tools, choice: object, parallel: bool | None) -> ToolUse | None:
-    """Returns None if there are no tools. `choice` is the value that the client sent."""
-    mode, name = _choice(choice)
-    if not tools:
-        if choice not in (None, "none", "auto"):
-            raise BadRequest("tool_choice requires a call, but there are no tools.", param="tool_choice")
-        if parallel is not None:
-            raise BadRequest("parallel_tool_calls needs tools.", param="parallel_tool_calls")
+def tool_use(tools: ToolSet, choice: Choice, parallel: bool | None, *, param: str = "tool_choice") -> ToolUse | None:
+    """Returns None if there are no tools. `param` is the field that the choice came from."""
+    if not tools.tools:
+        if choice.mode == "required":
+            raise BadRequest(f"{param} requires a call, but there are no tools.", param=param)
         return None
-    names = [tool["function"]["name"] for tool in tools]
-    if name is not None and name not in names:
-        raise BadRequest(
-            f"tool_choice names the function {name[:64]!r}, which is not among the tools: {', '.join(names)}.",
-            param="tool_choice",
-        )
-    return ToolUse(tools, mode, name, parallel is not False)
-
-
-def _choice(choice: object) -> tuple[Any, str | None]:
-    match choice:
-        case None:
-            return "auto", None
-        case str(mode) if mode in CHOICES:
-            return mode, None
-        case {"type": "function", "function": {"name": str(name)}}:
-            return "required", name
-        case _:
+    for name in sorted(choice.named):
+        if name not in tools.names:
             raise BadRequest(
-                'tool_choice must be none, auto, required or {"type": "function", "function": {"name": "..."}}.',
-                param="tool_choice",
+                f"{param} names the function {name[:64]!r}, which is not among the tools: {', '.join(tools.names)}.",
+                param=param,
             )
+    return ToolUse(tools.tools, choice.mode, choice.name, parallel is not False, choice.allowed, tools.input_grammars)
+
+
+def parse_choice(choice: object) -> Choice:
+    fields: dict[str, Any] = choice if isinstance(choice, dict) else {"type": choice}
+    match fields.get("type"):
+        case str(word) if word in CHOICES:
+            return Choice(_mode(word))
+        case ("function" | "custom") as kind if (name := _name(fields, kind)) is not None:
+            return Choice("required", name)
+        case "allowed_tools":
+            inner = fields.get("allowed_tools", fields)
+            return _allowed(inner if isinstance(inner, dict) else {})
+    raise BadRequest(
+        'tool_choice must be none, auto, required or {"type": "function", "function": {"name": "..."}}, or an object '
+        "of the type allowed_tools.",
+        param="tool_choice",
+    )
+
+
+def parse_function_call(value: object) -> Choice:
+    """The older form of `tool_choice`."""
+    match value:
+        case "none" | "auto" as word:
+            return Choice(_mode(word))
+        case {"name": str(name)}:
+            return Choice("required", name)
+    raise BadRequest('function_call must be none, auto or {"name": "..."}.', param="function_call")
+
+
+def _allowed(allowed: Mapping[str, Any]) -> Choice:
+    path = "tool_choice.allowed_tools"
+    mode, tools = allowed.get("mode", "auto"), allowed.get("tools")
+    if mode not in ("auto", "required"):
+        raise BadRequest(f"{path}.mode must be auto or required.", param=f"{path}.mode")
+    if not isinstance(tools, list) or not tools:
+        raise BadRequest(f"{path}.tools must be a list of at least one tool.", param=f"{path}.tools")
+    names: set[str] = set()
+    for index, tool in enumerate(tools):
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        name = _name(tool, kind) if kind in ("function", "custom") else None
+        if name is None:
+            at = f"{path}.tools[{index}]"
+            raise BadRequest(f'{at} must be {{"type": "function", "function": {{"name": "..."}}}}.', param=at)
+        names.add(name)
+    return Choice(_mode(mode), allowed=frozenset(names))
+
+
+def _name(tool: Mapping[str, Any], kind: str) -> str | None:
+    """The name that a reference to a tool has, inside an object or beside its type."""
+    inner = tool.get(kind, tool)
+    name = inner.get("name") if isinstance(inner, dict) else None
+    return name if isinstance(name, str) else None
+
+
+def _mode(word: str) -> Mode:
+    return "none" if word == "none" else "auto" if word == "auto" else "required"

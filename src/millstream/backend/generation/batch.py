@@ -11,6 +11,7 @@ from millstream.backend.generation.caches.batch_caches import BatchCaches
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
 from millstream.backend.generation.sampling.guides import Compiler, GrammarGuides, TokenMask
 from millstream.backend.generation.sampling.logprobs import PendingLogprobs, RowLogprobs
+from millstream.backend.generation.sampling.minimum import MinimumLengths
 from millstream.backend.generation.sampling.penalties import Penalties, wants_penalties
 from millstream.backend.generation.sampling.sampler import Sampler
 from millstream.engine.generation.messages import Generate
@@ -69,6 +70,7 @@ class Batch:
         self._caches = caches
         self._penalties = Penalties()
         self._guides = GrammarGuides(compiler, vocab_size)
+        self._minimum = MinimumLengths((), vocab_size)
         self._inputs = mx.zeros((0,), dtype=mx.int32)
         self._positions = mx.zeros((0,), dtype=mx.int32)
         self._sampler = Sampler(())
@@ -154,7 +156,7 @@ class Batch:
 
     def launch(self, logits: mx.array, mask: TokenMask | None = None) -> Launched:
         """The second half: sample. Returns without waiting; the tokens feed the next step on the device."""
-        penalised = self._penalties.apply(logits)
+        penalised = self._minimum(self._penalties.apply(logits), self._positions)
         if mask is None:
             tokens = self._sampler(penalised, self._positions)
         else:
@@ -175,4 +177,5 @@ class Batch:
         self._ids = tuple(None if row is None else row.request_id for row in self._rows)
         self.ids = {row.request_id for row in self._rows if row is not None}
         self._sampler = Sampler([VACANT if row is None else row.sampling for row in self._rows], kernel=self._kernel)
+        self._minimum = MinimumLengths(self._rows, self._vocab_size)
         self._probe = RowLogprobs([None if row is None else row.logprobs for row in self._rows])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from millstream.cli.serve_options import engine, media, models, network
+from millstream.cli.serve_options import engine, media, models, network, store
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -15,5 +15,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     engine.add_batching(parser.add_argument_group("batching"))
     engine.add_engine(parser.add_argument_group("engine"))
     media.add_media(parser.add_argument_group("images, audio and video"))
+    store.add_store(parser.add_argument_group("stored responses"))
     network.add_limits(parser.add_argument_group("connection limits"))
     engine.add_fast_paths(parser.add_argument_group("fast paths"))

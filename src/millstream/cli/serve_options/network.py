@@ -33,7 +33,9 @@ def add_server(group: Group) -> None:
         action="append",
         default=[],
         metavar="ORIGIN",
-        help="let web pages of this origin call the API, e.g. http://localhost:3000; *: any origin; repeatable",
+        help="let web pages of this origin call the API, e.g. http://localhost:3000; loopback: all pages that this "
+        "machine serves; *: any origin; repeatable (default: without an API key only installed apps and the server's "
+        "own pages, with a key any page)",
     )
     group.add_argument(
         "--allowed-host",

@@ -21,6 +21,9 @@ class Generate(Submit):
     """0: only prefill the prompt."""
     sampling: Sampling = Sampling()
     stop_tokens: frozenset[int] = frozenset()
+    min_tokens: int = 0
+    """No stop token ends the output before it has this many tokens. Not for rows with a grammar: there the grammar
+    decides where the output may end."""
     logprobs: int | None = None
     contents: tuple[tuple[int, str], ...] = ()
     """Media in the prompt: (position, hash of an image or an audio clip)."""

@@ -259,13 +259,14 @@ class GenerationScheduler:
         return [self._finish(request, FinishReason.LENGTH) for request in joining if not request.submit.max_tokens]
 
     def _accept(self, request: Request, row: RowOutput) -> Iterable[Event]:
-        """Cut a row's output at the first stop token or at the limit."""
+        """Cut a row's output at the first stop token or at the limit. A stop token before `min_tokens` has probability
+        0; if rounding lets one through, it ends nothing."""
         submit = request.submit
         count = 0
         reason: FinishReason | None = None
         for token in row.tokens:
             request.generated += 1
-            if token in submit.stop_tokens:
+            if token in submit.stop_tokens and request.generated > submit.min_tokens:
                 reason = FinishReason.STOP
                 break
             count += 1

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from millstream.engine.generation.messages import Generate
 from millstream.service.generation.output_parsing import OutputParsing
 from millstream.service.generation.prompt_echo import PromptEcho, text_logprob
-from millstream.text.parts import Part, PartKind
+from millstream.text.output.parts import Part, PartKind
 from millstream.text.tokenizer import Tokenizer
 from millstream.types import CallDelta, Delta, FinishReason, TextLogprob, TokenLogprob
+
+_RANKS = {
+    PartKind.REASONING: 0,
+    PartKind.CONTENT: 1,
+    PartKind.CALL: 2,
+    PartKind.ARGUMENTS: 2,
+    PartKind.VOID: 2,
+}
+"""The order of parts within a delta. Markup has no place in it."""
 
 
 class Choice:
@@ -40,6 +49,8 @@ class Choice:
         self._parsing = parsing
         self._detokenizer = tokenizer.detokenizer(continues=continues, shown=parsing.shown)
         self._parser = parsing.parser()
+        self._min_tokens = submit.min_tokens
+        self._parser.look_for_stops = not self._min_tokens
         self._per_token = parsing.chat_format is not None and parsing.chat_format.reasoning is not None
         self._generated: list[int] = []
         """Tokens of the current engine request. Only recorded if there is a reasoning budget."""
@@ -73,26 +84,26 @@ class Choice:
         """True if an earlier engine request generated the beginning."""
         return self._earlier_tokens > 0
 
-    def push(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob]) -> Delta | None:
-        """Returns None if there is nothing to emit yet, or if the choice has already ended."""
+    def push(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob]) -> list[Delta]:
+        """Returns no delta if there is nothing to emit yet, or if the choice has already ended."""
         if self.finish_reason is not None or self.over_reasoning_budget:
-            return None
+            return []
         if logprobs or self._per_token or (len(tokens) > 1 and not self._parser.endless):
             parts = self._push_each(tokens, logprobs)
         else:
-            self.completion_tokens += len(tokens)
+            self._count(len(tokens))
             parts = self._parser.push(self._detokenizer.push(tokens))
-        return self._delta(parts)
+        return self._deltas(parts)
 
     def _push_each(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob]) -> list[Part]:
         """Parses token by token: this tells the text position of each log-probability, which tokens are reasoning, and
         which token ended the output."""
         parts: list[Part] = []
         for position, token in enumerate(tokens):
+            self._count(1)
             piece = self._detokenizer.push((token,))
             was_in_reasoning = self._parser.in_reasoning
             parts += self._parser.push(piece)
-            self.completion_tokens += 1
             self.reasoning_tokens += was_in_reasoning or self._parser.in_reasoning
             self._decoded_chars += len(piece)
             if logprobs:
@@ -109,6 +120,12 @@ class Choice:
                 break
         return parts
 
+    def _count(self, tokens: int) -> None:
+        """Counts tokens that are parsed next. Stop strings are looked for in the text after the first `min_tokens`."""
+        self.completion_tokens += tokens
+        if self.completion_tokens > self._min_tokens:
+            self._parser.look_for_stops = True
+
     def continue_after_reasoning(self, request_id: int, context_length: int) -> Generate | None:
         """Returns the engine request that continues after the closed reasoning. Returns None if `max_tokens` or the
         context length allows no further token."""
@@ -124,46 +141,62 @@ class Choice:
             request_id=request_id,
             prompt=prompt,
             max_tokens=max_tokens,
+            min_tokens=max(0, self._min_tokens - self.completion_tokens),
             grammar=self._parsing.answer_grammar,
         )
         return self.submit
 
-    def push_reasoning_end(self) -> Delta | None:
+    def push_reasoning_end(self) -> list[Delta]:
         """Parses the tokens that close the reasoning. The model did not generate them, so they are not counted."""
         text = self._detokenizer.push(self._parsing.reasoning_end)
         self._decoded_chars += len(text)
-        return self._delta(self._parser.push(text))
+        return self._deltas(self._parser.push(text))
 
-    def finish(self, reason: FinishReason, completion_tokens: int) -> Delta | None:
+    def finish(self, reason: FinishReason, completion_tokens: int) -> list[Delta]:
         """Handles the end of the engine request. Emits the text held back, unless it completes a stop string."""
         if self.finish_reason is not None:
-            return None
+            return []
         self.completion_tokens = self._earlier_tokens + completion_tokens
         text = self._detokenizer.finish()
         self._decoded_chars += len(text)
         parts = self._parser.push(text)
         ended = self._parser.ended
-        parts += self._parser.finish()
+        parts += self._parser.finish(cut=reason is not FinishReason.STOP)
         stopped = ended or self._parser.ended or reason is FinishReason.STOP
         self.finish_reason = self._stop_reason() if stopped else reason
-        return self._delta(parts)
+        return self._deltas(parts)
 
     def _stop_reason(self) -> FinishReason:
         return FinishReason.TOOL_CALLS if self._parser.calls else FinishReason.STOP
 
-    def _delta(self, parts: Iterable[Part]) -> Delta | None:
+    def _deltas(self, parts: Sequence[Part]) -> list[Delta]:
+        """Returns the parts as deltas, in the order in which the model wrote them. Nearly always that is one."""
         if self.finish_reason is None and self._parser.ended:
             self.finish_reason = self._stop_reason()
-        content_pieces: list[str] = []
-        reasoning_pieces: list[str] = []
+        deltas: list[Delta] = []
+        start = 0
+        if len(parts) > 1:
+            previous = 0
+            for position, part in enumerate(parts):
+                rank = _RANKS.get(part.kind, previous)
+                if rank < previous:
+                    self._add_delta(deltas, parts[start:position], None)
+                    start = position
+                previous = rank
+        self._add_delta(deltas, parts[start:], self.finish_reason)
+        return deltas
+
+    def _add_delta(self, deltas: list[Delta], parts: Sequence[Part], finish_reason: FinishReason | None) -> None:
+        """Adds the delta of parts in a delta's order. `finish_reason`: of the last one."""
+        text = reasoning = ""
         calls: list[CallDelta] = []
         for part in parts:
             self._emitted_chars += len(part.source)
             match part.kind:
                 case PartKind.CONTENT:
-                    content_pieces.append(part.text)
+                    text += part.text
                 case PartKind.REASONING:
-                    reasoning_pieces.append(part.text)
+                    reasoning += part.text
                 case PartKind.CALL:
                     calls.append(CallDelta(self._calls, self._parsing.call_id(part.text, self._calls), part.text))
                     self._calls += 1
@@ -171,21 +204,14 @@ class Choice:
                     calls.append(CallDelta(self._calls - 1, arguments=part.text))
                 case PartKind.VOID:
                     calls.append(CallDelta(self._calls - 1, void=True))
-        logprobs = self._take_logprobs()
-        text, reasoning = "".join(content_pieces), "".join(reasoning_pieces)
-        if not (text or reasoning or calls or logprobs) and self.finish_reason is None:
-            return None
-        delta = Delta(
-            self.index,
-            text,
-            logprobs,
-            self.finish_reason,
-            reasoning=reasoning,
-            calls=tuple(calls),
-            stop_string=self._parser.stop_string,
-        )
-        prompt_echo, self._prompt_echo = self._prompt_echo, None
-        return delta if prompt_echo is None else prompt_echo.prepend_to(delta)
+        logprobs = self._take_logprobs() if self._pending_logprobs else ()
+        if not (text or reasoning or calls or logprobs) and finish_reason is None:
+            return
+        stop_string = None if finish_reason is None else self._parser.stop_string
+        delta = Delta(self.index, text, logprobs, finish_reason, (), reasoning, tuple(calls), stop_string)
+        if self._prompt_echo is not None:
+            delta, self._prompt_echo = self._prompt_echo.prepend_to(delta), None
+        deltas.append(delta)
 
     def _take_logprobs(self) -> tuple[TextLogprob, ...]:
         """Returns the log-probabilities of tokens whose text has been emitted."""

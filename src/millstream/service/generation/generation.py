@@ -75,10 +75,10 @@ class TextGeneration:
             if isinstance(event, Generated):
                 self._cached_tokens += event.usage.cached_tokens
             return []
-        deltas: list[Delta | None] = []
+        deltas: list[Delta] = []
         match event:
             case Tokens():
-                deltas = [choice.push(event.tokens, event.logprobs)]
+                deltas = choice.push(event.tokens, event.logprobs)
                 if choice.finish_reason is not None:
                     self._engine.cancel([choice.request_id])
                 elif choice.over_reasoning_budget:
@@ -88,22 +88,22 @@ class TextGeneration:
                 return []
             case Generated():
                 self._cached_tokens += 0 if choice.continued else event.usage.cached_tokens
-                deltas = [choice.finish(event.reason, event.usage.completion_tokens)]
+                deltas = choice.finish(event.reason, event.usage.completion_tokens)
             case Failed():
                 self._timer.ended("failed", self.usage)
                 if event.refused:
                     raise BadRequest(event.message)
                 raise EngineGone(event.message) if event.gone else StepFailed(event.message)
-        return [delta for delta in deltas if delta is not None]
+        return deltas
 
-    def _close_reasoning(self, choice: Choice) -> list[Delta | None]:
+    def _close_reasoning(self, choice: Choice) -> list[Delta]:
         """Continues the choice with a new engine request. Its prompt is the old one, the reasoning so far and the end
         marker; most of that is in the prefix cache."""
         previous_id = choice.request_id
         continuation = choice.continue_after_reasoning(self._next_id(), self._context_length)
         if continuation is None:
             self._engine.cancel([previous_id])
-            return [choice.finish(FinishReason.LENGTH, 0)]
+            return choice.finish(FinishReason.LENGTH, 0)
         self._choices[continuation.request_id] = choice
         self._engine.replace(previous_id, continuation, self._inbox)
-        return [choice.push_reasoning_end()]
+        return choice.push_reasoning_end()

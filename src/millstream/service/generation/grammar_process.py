@@ -1,4 +1,4 @@
-"""Checks grammars in a child process, one at a time (`text/grammar_child.py`). For the event loop only.
+"""Checks grammars in a child process, one at a time (`text/grammars/child.py`). For the event loop only.
 
 llguidance cannot be interrupted or predict how long it takes, and a deeply nested grammar overflows its stack. A fork
 of the child can be killed, and its death means that the grammar is refused.
@@ -14,7 +14,7 @@ import signal
 
 from millstream import sandbox
 from millstream.errors import BadRequest, EngineBusy, MillstreamError
-from millstream.text.grammar_source import title_of
+from millstream.text.grammars.source import title_of
 from millstream.types import Grammar
 
 log = logging.getLogger(__name__)
@@ -115,7 +115,7 @@ async def _ask(child: asyncio.subprocess.Process, job: dict[str, object]) -> byt
 
 async def _start() -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
-        *sandbox.command("millstream.text.grammar_child"),
+        *sandbox.command("millstream.text.grammars.child"),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,

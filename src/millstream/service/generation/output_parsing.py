@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
+from millstream.errors import BadRequest
 from millstream.service.generation.grammar_checks import GrammarChecks
 from millstream.service.generation.model import GenerationModel
 from millstream.text.chat_format import ChatFormat
-from millstream.text.conversation import has_native_tools, reasoning_budget, tool_format_of
-from millstream.text.output_parser import OutputParser
+from millstream.text.grammars.json_escaped import CannotRewrite
+from millstream.text.grammars.tool_input import check_input_size
+from millstream.text.grammars.tools import embeddable, free_grammar, tool_grammar
+from millstream.text.output.parser import OutputParser
+from millstream.text.templates.conversation import has_native_tools, reasoning_budget, tool_format_of
 from millstream.text.tokenizer import Tokenizer
 from millstream.text.tool_formats.format import Schemas
-from millstream.text.tool_grammar import tool_grammar
-from millstream.types import ChatPrompt, GenerationRequest, Grammar
+from millstream.types import ChatPrompt, GenerationRequest, Grammar, ToolUse
 
 _LAST_TOKENS = 16
 """Enough tokens from the end of a prompt to tell whether it opens a reasoning block."""
@@ -29,6 +33,10 @@ class OutputParsing:
     schemas: Schemas | None = None
     single: bool = False
     """True if the first tool call ends the output."""
+    allowed: frozenset[str] | None = None
+    """Names that may be called; None for all. Other calls are text."""
+    unmarked: bool = False
+    """True if an answer that is nothing but calls in JSON, without markers, is calls."""
     shown: frozenset[int] = frozenset()
     """Special tokens that are markers of the chat format: they are detokenized, not skipped."""
     stop_tokens: frozenset[int] = frozenset()
@@ -44,7 +52,13 @@ class OutputParsing:
 
     def parser(self) -> OutputParser:
         return OutputParser(
-            self.chat_format, self.schemas, in_reasoning=self.in_reasoning, stops=self.stop, single=self.single
+            self.chat_format,
+            self.schemas,
+            in_reasoning=self.in_reasoning,
+            stops=self.stop,
+            single=self.single,
+            allowed=self.allowed,
+            unmarked=self.unmarked,
         )
 
     def call_id(self, name: str, index: int) -> str:
@@ -67,9 +81,23 @@ def plan_parsings(
     return [parsing_for_prompt(common, model, request, prompt) for prompt in prompts]
 
 
+async def check_input_grammars(checks: GrammarChecks, tools: ToolUse) -> ToolUse:
+    """Returns the tools with their input grammars in the form that engines accept. Raises `BadRequest`."""
+    checked = []
+    for name, grammar in tools.input_grammars:
+        try:
+            check_input_size(grammar)
+            checked.append((name, await checks.check(grammar)))
+        except CannotRewrite as error:
+            raise BadRequest(f"the grammar of the tool {name!r} has {error}", param="tools") from error
+        except BadRequest as error:
+            raise BadRequest(f"the tool {name!r}: {error.message}", param="tools") from error
+    return replace(tools, input_grammars=tuple(checked))
+
+
 async def check_parsings(checks: GrammarChecks, planned: Sequence[PlannedPrompt]) -> None:
-    """Checks the grammars of required tool calls, because the client wrote their schemas. Raises `BadRequest` if one
-    cannot be served."""
+    """Checks the grammars of tool calls, because the client wrote their schemas. Raises `BadRequest` if one cannot be
+    served."""
     for parsing, _ in planned:
         for grammar in (parsing.grammar, parsing.answer_grammar):
             if grammar is not None:
@@ -93,6 +121,8 @@ def common_parsing(model: GenerationModel, request: GenerationRequest) -> Output
         chat_format=chat_format,
         schemas=None if tools is None else tools.schemas,
         single=tools is not None and not tools.parallel,
+        allowed=None if tools is None else tools.allowed,
+        unmarked=tools is not None and tools.choice == "auto" and request.grammar is None,
         shown=model.tokenizer.special_tokens_in(chat_format.markers),
         stop_tokens=frozenset(token for token in stops if token is not None),
         reasoning_budget=reasoning_budget(chat_format, request.thinking),
@@ -103,7 +133,7 @@ def common_parsing(model: GenerationModel, request: GenerationRequest) -> Output
 def parsing_for_prompt(
     parsing: OutputParsing, model: GenerationModel, request: GenerationRequest, prompt: tuple[int, ...]
 ) -> PlannedPrompt:
-    """Adds the state of reasoning at the prompt's end, and the grammar of a required tool call.
+    """Adds the state of reasoning at the prompt's end, and the grammar of tool calls.
 
     If the prompt opens the reasoning, it is closed there when the reasoning budget is 0, or when structured output must
     match from its first token.
@@ -116,13 +146,25 @@ def parsing_for_prompt(
         in_reasoning, prompt = False, (*prompt, *parsing.reasoning_end)
     parsing = replace(parsing, in_reasoning=in_reasoning)
     tools = request.tools
-    if tools is None or tools.choice != "required" or chat_format.tools is None:
+    if tools is None or chat_format.tools is None:
         return parsing, prompt
-    added_tokens = model.tokenizer.added_tokens
-    markers = None if parsing.reasoning_budget == 0 else chat_format.reasoning
-    grammar = tool_grammar(chat_format.tools, tools, added_tokens, reasoning=markers, in_reasoning=in_reasoning)
-    answer_grammar = tool_grammar(chat_format.tools, tools, added_tokens)
-    return replace(parsing, grammar=grammar, answer_grammar=answer_grammar), prompt
+    if tools.choice == "required":
+        build: Callable[..., Grammar | None] = tool_grammar
+    elif tools.choice == "auto" and tools.input_grammars and request.grammar is None:
+        build = free_grammar
+    elif tools.choice == "auto" and request.grammar is not None and embeddable(request.grammar):
+        build = partial(free_grammar, answer=request.grammar)
+    else:
+        return parsing, prompt
+    build = partial(build, chat_format.tools, tools, model.tokenizer.added_tokens)
+    ends = parsing.stop_tokens - model.tokenizer.eos_ids
+    # Structured output matches from its first token on: see above.
+    closed = parsing.reasoning_budget == 0 or request.grammar is not None
+    markers = None if closed else chat_format.reasoning
+    grammar = build(reasoning=markers, in_reasoning=in_reasoning, ends=ends)
+    if grammar is None:  # then structured output without calls is what can be enforced
+        return parsing, prompt
+    return replace(parsing, grammar=grammar, answer_grammar=build(ends=ends)), prompt
 
 
 def _opens_reasoning(parsing: OutputParsing, tokenizer: Tokenizer, prompt: tuple[int, ...]) -> bool:

@@ -15,7 +15,7 @@ from millstream.service.generation.grammar_checks import GrammarChecks
 from millstream.service.generation.model import GenerationModel
 from millstream.service.generation.template_host import render_job
 from millstream.service.media.files import RequestMedia
-from millstream.text.conversation import template_input
+from millstream.text.templates.conversation import template_input
 from millstream.types import ChatPrompt, GenerationRequest, Grammar, Media, Prompt, TextPrompt, TokenPrompt
 
 MIN_CHARACTER_LIMIT = 4 * 2**20
@@ -45,16 +45,29 @@ async def prepare(
     pool: Executor, files: RequestMedia, model: GenerationModel, request: GenerationRequest
 ) -> list[PreparedPrompt]:
     """Returns the tokens and media of each prompt. Raises `BadRequest` if the model cannot process one of them."""
-    prompts = await asyncio.gather(*(_prepare(pool, files, model, prompt, request) for prompt in request.prompts))
+    limit = model.facts.context_length
+    prompts = await prepare_unchecked(pool, files, model, request, limit)
     for index, prompt in enumerate(prompts):
         _check_length(model, prompt, index if len(prompts) > 1 else None)
-    outside = [token for token, _ in request.sampling.logit_bias if not 0 <= token < model.facts.vocab_size]
-    if outside:
-        raise BadRequest(
-            f"logit_bias has token {outside[0]}; this model's token ids are 0 to {model.facts.vocab_size - 1}",
-            param="logit_bias",
-        )
-    return list(prompts)
+    _check_ids(model, "logit_bias", [token for token, _ in request.sampling.logit_bias])
+    _check_ids(model, "stop_token_ids", request.stop_token_ids)
+    return prompts
+
+
+def _check_ids(model: GenerationModel, param: str, tokens: Sequence[int]) -> None:
+    vocab_size = model.facts.vocab_size
+    outside = next((token for token in tokens if not 0 <= token < vocab_size), None)
+    if outside is not None:
+        raise BadRequest(f"{param} has token {outside}; this model's token ids are 0 to {vocab_size - 1}", param=param)
+
+
+async def prepare_unchecked(
+    pool: Executor, files: RequestMedia, model: GenerationModel, request: GenerationRequest, limit: int | None
+) -> list[PreparedPrompt]:
+    """Returns the tokens and media of each prompt, of any length. With a `limit`, a text that surely has more tokens
+    is refused before it is tokenized."""
+    work = (_prepare(pool, files, model, prompt, request, limit) for prompt in request.prompts)
+    return list(await asyncio.gather(*work))
 
 
 async def prepare_grammar(checks: GrammarChecks, model: GenerationModel, request: GenerationRequest) -> Grammar | None:
@@ -67,11 +80,16 @@ async def prepare_grammar(checks: GrammarChecks, model: GenerationModel, request
 
 
 async def _prepare(
-    pool: Executor, files: RequestMedia, model: GenerationModel, prompt: Prompt, request: GenerationRequest
+    pool: Executor,
+    files: RequestMedia,
+    model: GenerationModel,
+    prompt: Prompt,
+    request: GenerationRequest,
+    limit: int | None,
 ) -> PreparedPrompt:
     loop = asyncio.get_running_loop()
     if not isinstance(prompt, ChatPrompt):
-        return PreparedPrompt(await loop.run_in_executor(pool, _encode, model, prompt))
+        return PreparedPrompt(await loop.run_in_executor(pool, _encode, model, prompt, limit))
     if prompt.media and request.prompt_logprobs is not None:
         raise BadRequest("prompt_logprobs is not supported for prompts with media", param="prompt_logprobs")
     media = await files.prepare(prompt.media, model.kinds, model.preprocessor) if prompt.media else ()
@@ -80,7 +98,7 @@ async def _prepare(
     job, escaped = work() if inline else await loop.run_in_executor(pool, work)
     assert model.template is not None
     text = await model.template.render(job)
-    return await loop.run_in_executor(pool, _encode_chat, model, text, media, escaped)
+    return await loop.run_in_executor(pool, _encode_chat, model, text, media, escaped, limit)
 
 
 def _template_job(model: GenerationModel, prompt: ChatPrompt, request: GenerationRequest) -> tuple[bytes, bool]:
@@ -88,10 +106,13 @@ def _template_job(model: GenerationModel, prompt: ChatPrompt, request: Generatio
     limit = max(MIN_CHARACTER_LIMIT, CHARACTERS_PER_TOKEN * model.facts.context_length)
     if _is_longer(limit, prompt.messages, prompt.template_kwargs):
         raise ContextOverflow(
-            f"the conversation is too long: this model's context is {model.facts.context_length} tokens, and a "
-            f"conversation may have at most {limit} characters. Shorten it."
+            f"This model's maximum context length is {model.facts.context_length} tokens. However, the conversation "
+            f"has more than {limit} characters. Shorten it.",
+            limit=model.facts.context_length,
         )
-    template = template_input(model.chat_format, prompt, request.tools, request.thinking, model.control)
+    assert model.template is not None
+    abilities = model.template.abilities
+    template = template_input(model.chat_format, prompt, request.tools, request.thinking, model.control, abilities)
     markers = None
     if prompt.media and model.preprocessor:
         markers = {kind: each.text for kind, each in model.preprocessor.placeholders.items()}
@@ -112,12 +133,13 @@ def _is_longer(limit: int, *values: object) -> bool:
     return left < 0
 
 
-def _encode_chat(model: GenerationModel, text: str, media: Sequence[PreparedMedia], escaped: bool) -> PreparedPrompt:
+def _encode_chat(
+    model: GenerationModel, text: str, media: Sequence[PreparedMedia], escaped: bool, limit: int | None
+) -> PreparedPrompt:
     """Tokenizes a rendered prompt. Adds no special tokens: the template has written them all."""
     placeholders = model.preprocessor.placeholders if media and model.preprocessor else {}
     if media:
         text = expand_placeholders(text, placeholders, media)
-    limit = model.facts.context_length
     if escaped and model.control is not None:
         tokens = tuple(model.control.encode(text, limit=limit))
     else:
@@ -125,9 +147,13 @@ def _encode_chat(model: GenerationModel, text: str, media: Sequence[PreparedMedi
     return PreparedPrompt(tokens, locate_media(tokens, placeholders, media) if media else ())
 
 
-def _encode(model: GenerationModel, prompt: TextPrompt | TokenPrompt) -> tuple[int, ...]:
+def _encode(model: GenerationModel, prompt: TextPrompt | TokenPrompt, limit: int | None) -> tuple[int, ...]:
     if isinstance(prompt, TextPrompt):
-        return tuple(model.tokenizer.encode(prompt.text, limit=model.facts.context_length))
+        if prompt.suffix is None:
+            return tuple(model.tokenizer.encode(prompt.text, limit=limit))
+        if model.fim is None:
+            raise BadRequest("suffix: this model cannot fill in the middle", param="suffix")
+        return model.fim.encode(model.tokenizer, model.control, prompt.text, prompt.suffix, limit=limit)
     return _check_tokens(prompt.tokens, model.facts.vocab_size)
 
 
@@ -145,9 +171,12 @@ def _check_length(model: GenerationModel, prompt: PreparedPrompt, index: int | N
     limit = model.facts.context_length
     if len(prompt.tokens) >= limit:
         media = f", {sum(each.length for each in prompt.media)} of them for media" if prompt.media else ""
+        # Clients know this error by the first words, which are those of OpenAI and vLLM.
         raise ContextOverflow(
-            f"{which} has {len(prompt.tokens)} tokens{media}; this model's context is {limit} tokens, and the output "
-            "needs at least one. Shorten the prompt."
+            f"This model's maximum context length is {limit} tokens. However, {which} has {len(prompt.tokens)} "
+            f"tokens{media}, and the output needs at least one. Shorten the prompt.",
+            tokens=len(prompt.tokens),
+            limit=limit,
         )
     _check_embedded(model, prompt, which)
 

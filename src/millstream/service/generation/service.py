@@ -21,15 +21,20 @@ from millstream.service.generation.grammar_checks import GrammarChecks
 from millstream.service.generation.merge_tokens import merge_tokens
 from millstream.service.generation.metrics import GenerationMetrics, RequestTimer
 from millstream.service.generation.model import GenerationModel
-from millstream.service.generation.output_parsing import OutputParsing, check_parsings, plan_parsings
-from millstream.service.generation.prepare import PreparedPrompt, prepare, prepare_grammar
+from millstream.service.generation.output_parsing import (
+    OutputParsing,
+    check_input_grammars,
+    check_parsings,
+    plan_parsings,
+)
+from millstream.service.generation.prepare import PreparedPrompt, prepare, prepare_grammar, prepare_unchecked
 from millstream.service.generation.prompt_echo import PromptEcho, prompt_logprobs
 from millstream.service.hub import ModelHub
 from millstream.service.inbox import Inbox
 from millstream.service.media.files import MediaFiles, RequestMedia
 from millstream.service.ports import Generation
 from millstream.service.unread_output import UnreadOutput
-from millstream.types import ChatPrompt, GenerationRequest
+from millstream.types import ChatPrompt, GenerationRequest, TextPrompt
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +69,15 @@ class TextGenerator:
             # Nothing has run, so try again. Once the hub knows, it restarts the engine or raises the reason why not.
             await model.engine.wait_gone()
 
+    async def count_tokens(self, request: GenerationRequest) -> int:
+        async with self._hub.use(request.model, GenerationModel) as model:
+            media = self._files.for_request(1)
+            try:
+                prompts = await prepare_unchecked(self._pool, media, model, request, limit=None)
+            finally:
+                media.release()
+        return sum(len(prompt.tokens) for prompt in prompts)
+
     async def _start_on(self, model: GenerationModel, request: GenerationRequest) -> Generation:
         choices = request.best_of or request.n
         with self._count_rejections(model):
@@ -84,7 +98,8 @@ class TextGenerator:
         timer.prepared(prompt_tokens, sum(len(prompt.media) for prompt in prompts))
         planned = await self._plan(model, request, prompts)
         submits = [submit for submit, _ in planned]
-        continues = not isinstance(request.prompts[0], ChatPrompt)
+        first = request.prompts[0]
+        continues = not isinstance(first, ChatPrompt) or first.continue_final
         echoes = await self._prompt_echoes(model, request, submits)
         choices = [
             Choice(index, submit, model.tokenizer, parsing, continues=continues, prompt_echo=echo)
@@ -137,9 +152,11 @@ class TextGenerator:
         if request.tools is None:
             planned = plan_parsings(model, request, tokens)
         else:
+            tools = await check_input_grammars(self._grammar_checks, request.tools)
+            request = replace(request, tools=tools)
             loop = asyncio.get_running_loop()
             planned = await loop.run_in_executor(self._pool, plan_parsings, model, request, tokens)
-            if request.tools.choice == "required":
+            if tools.choice == "required" or tools.input_grammars or request.grammar is not None:
                 await check_parsings(self._grammar_checks, planned)
         return [
             (submit, parsing)
@@ -161,7 +178,8 @@ class TextGenerator:
                 prompt=prompt.tokens,
                 max_tokens=max_tokens,
                 sampling=replace(request.sampling, seed=(seed + number) & 0xFFFFFFFFFFFFFFFF),
-                stop_tokens=frozenset() if request.ignore_eos else model.tokenizer.eos_ids | parsing.stop_tokens,
+                stop_tokens=_stop_tokens(model, request, parsing),
+                min_tokens=request.min_tokens if parsing.grammar is None else 0,
                 logprobs=(request.logprobs or 0) if request.best_of else request.logprobs,
                 grammar=parsing.grammar,
                 prompt_logprobs=prompt_logprobs(request),
@@ -170,6 +188,15 @@ class TextGenerator:
             )
             for number in range(request.best_of or request.n)
         ]
+
+
+def _stop_tokens(model: GenerationModel, request: GenerationRequest, parsing: OutputParsing) -> frozenset[int]:
+    own: frozenset[int] = frozenset()
+    if not request.ignore_eos:
+        own = model.tokenizer.eos_ids | parsing.stop_tokens
+        if model.fim is not None and any(isinstance(p, TextPrompt) and p.suffix is not None for p in request.prompts):
+            own |= model.fim.stop_tokens
+    return own.union(request.stop_token_ids)
 
 
 def with_defaults(request: GenerationRequest, spec: ModelSpec) -> GenerationRequest:

@@ -1,4 +1,4 @@
-"""Renders prompts with a model's chat template in a sandboxed child process (`text/template_child.py`).
+"""Renders prompts with a model's chat template in a sandboxed child process (`text/templates/child.py`).
 
 A template is an untrusted program: one that loops or exhausts memory costs its own request only, and the child is
 replaced.
@@ -20,9 +20,10 @@ import orjson
 
 from millstream import sandbox
 from millstream.errors import BadRequest
-from millstream.text.conversation import TemplateInput
-from millstream.text.template import TemplateSource
-from millstream.text.template_child import CPU_SECONDS, LENGTH, RENDERED
+from millstream.text.templates.abilities import ABLE, TemplateAbilities
+from millstream.text.templates.child import CPU_SECONDS, LENGTH, RENDERED
+from millstream.text.templates.conversation import TemplateInput
+from millstream.text.templates.template import TemplateSource
 from millstream.types import Kind
 
 log = logging.getLogger(__name__)
@@ -51,9 +52,11 @@ class TemplateHost:
         self._child: _Child | None = None
         self._closed = False
         self.note = _NO_TEMPLATE if template is None else None
+        self.abilities = ABLE
+        """What the template can render. Known after `open`."""
 
     async def open(self) -> None:
-        """Starts the child and compiles the template. Sets `note` if that fails."""
+        """Starts the child, which compiles the template and probes what it can render. Sets `note` if that fails."""
         if self._template is None:
             return
         try:
@@ -99,7 +102,8 @@ class TemplateHost:
             raise BadRequest("the model is being unloaded")
         child = await _Child.start(self._pool)
         try:
-            await child.ask(orjson.dumps({"source": template.source, "tokens": dict(template.tokens)}))
+            found = await child.ask(orjson.dumps({"source": template.source, "tokens": dict(template.tokens)}))
+            self.abilities = TemplateAbilities.from_json(orjson.loads(found))
         except (_Died, _DiedEarlier) as error:
             raise BadRequest(f"the model's chat template cannot be used: {error}") from error
         except BaseException:
@@ -111,7 +115,12 @@ class TemplateHost:
 def render_job(template_input: TemplateInput, markers: Mapping[Kind, str] | None) -> bytes:
     """Returns the message that has the child render a prompt. `markers`: for a conversation with media, the placeholder
     of each kind."""
-    job = {"variants": template_input.variants, "kwargs": template_input.kwargs, "markers": markers}
+    job = {
+        "variants": template_input.variants,
+        "kwargs": template_input.kwargs,
+        "continues": template_input.continues,
+        "markers": markers,
+    }
     try:
         size = len(orjson.dumps(job))
         return orjson.dumps({**job, "limit": GROWTH_FACTOR * size + EXTRA_CHARACTERS})
@@ -235,7 +244,7 @@ class _Child:
 
 def _spawn(child_end: socket.socket) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        sandbox.command("millstream.text.template_child"),
+        sandbox.command("millstream.text.templates.child"),
         stdin=child_end.fileno(),
         stdout=subprocess.DEVNULL,
         env=sandbox.environment(),

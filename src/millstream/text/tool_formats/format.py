@@ -1,6 +1,6 @@
 """Data types of tool-call formats: markers, patterns, syntax and a parse function.
 
-A format module only declares these. `text/splitter.py` runs the streaming state machine for all formats.
+A format module only declares these. `text/output/splitter.py` runs the streaming state machine for all formats.
 """
 
 from __future__ import annotations
@@ -103,3 +103,8 @@ class ToolFormat:
     """The format's own reasoning markers, if it has any."""
     id_format: Literal["call", "mistral", "kimi"] = "call"
     """The form of tool-call ids, for chat templates that validate them."""
+
+
+def first_group(groups: tuple[Any, ...]) -> str:
+    """Returns the first non-empty group: patterns have one for each way to write a function's name."""
+    return next((str(group) for group in groups if group), "")

@@ -57,6 +57,19 @@ def make_call(name: object, arguments: object) -> ToolCall:
     return ToolCall(name.strip().removeprefix("functions."), arguments)
 
 
+def arguments_json(call: ToolCall) -> str:
+    """Returns the arguments as strict JSON. Raises `NotACall` if that is impossible."""
+    try:
+        text = json.dumps(dict(call.arguments), ensure_ascii=False, allow_nan=False)
+        text.encode()
+        call.name.encode()
+    except UnicodeEncodeError:
+        raise NotACall("the call contains an unpaired surrogate") from None
+    except (ValueError, TypeError, RecursionError) as error:
+        raise NotACall(str(error)) from error
+    return text
+
+
 def typed_call(name: str, raw: Mapping[str, str], schemas: Schemas) -> ToolCall:
     """Builds a call from untyped argument values, converted by the function's schema."""
     schema = schemas.get(name.strip(), {})

@@ -1,0 +1,1 @@
+"""MCP servers of the configuration file: their tools, and calls of them."""

@@ -1,0 +1,1 @@
+"""Grammars: their limits, sources and compilation, and those of tool calls."""

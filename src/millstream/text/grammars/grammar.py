@@ -1,0 +1,134 @@
+"""Compiles grammars for a model's vocabulary, and caches them. Runs in the engine.
+
+The server has checked each grammar before: see `grammar_check`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import NamedTuple
+
+from llguidance import LLMatcher, LLTokenizer
+
+from millstream.errors import ModelError
+from millstream.models.source import ModelSource
+from millstream.text.grammars.source import LIMITS, explain_error, first_line, llguidance_source
+from millstream.text.loading import load_tokenizer
+from millstream.text.tokenizer import Tokenizer
+from millstream.types import Grammar
+
+MAX_CACHED = 32
+"""Compiled grammars in a model's cache: agents send the same few with every request."""
+MAX_CACHED_BYTES = 262_144
+"""Bytes of their sources. A compiled grammar takes up to 200 bytes per byte of source."""
+WAITING_FACTOR = 8
+"""The cache may hold this many times as much while requests wait for a row with their grammar."""
+WAITING_SECONDS = 120.0
+"""How long a prepared grammar counts as waited for."""
+
+
+def vocabulary(tokenizer: Tokenizer) -> LLTokenizer:
+    """Returns the tokenizer in llguidance's form: a trie of token bytes, and the EOS tokens.
+
+    Raises `ModelError` if llguidance does not support the tokenizer.
+    """
+    eos_tokens = sorted(token for token in tokenizer.eos_ids if token < tokenizer.vocab_size)
+    try:
+        return LLTokenizer(tokenizer.as_json(), eos_token=eos_tokens)
+    except ValueError as error:
+        raise ModelError(f"this model's tokenizer cannot be used with structured output: {error}") from error
+
+
+class _CachedGrammar(NamedTuple):
+    matcher: LLMatcher
+    needed_until: float
+    """Monotonic time until which a request may be waiting for a row with it."""
+
+
+class GrammarCompiler:
+    """Compiles grammars for one model. The vocabulary is built at first use; if that fails, every later use fails, too.
+
+    Once the vocabulary is built, one thread may `prepare` while another takes matchers: if both change the cache at the
+    same time, the worst outcome is a second compilation. Matchers of one grammar share their lexer's states and the
+    limit on them: once one of them fails, the grammar must be compiled again (`forget`).
+    """
+
+    def __init__(self, load: Callable[[], Tokenizer]) -> None:
+        self._load = load
+        self._vocabulary: LLTokenizer | None = None
+        self._load_error: str | None = None
+        self._cache: OrderedDict[Grammar, _CachedGrammar] = OrderedDict()
+        self._rejected: OrderedDict[Grammar, str] = OrderedDict()
+
+    @property
+    def vocab_size(self) -> int:
+        return self._loaded_vocabulary().vocab_size
+
+    def knows(self, grammar: Grammar) -> bool:
+        """True if the grammar is compiled and cached."""
+        return grammar in self._cache
+
+    def prepare(self, grammar: Grammar | None = None) -> None:
+        """Builds the vocabulary and compiles a grammar ahead of its use. Raises as `matcher` does."""
+        self._loaded_vocabulary()
+        if grammar is not None:
+            self._compiled(grammar, needed_until=time.monotonic() + WAITING_SECONDS)
+
+    def matcher(self, grammar: Grammar) -> LLMatcher:
+        """Returns a new matcher. Raises `ValueError` if the grammar does not compile, `ModelError` if none can."""
+        return self._compiled(grammar, needed_until=0.0).deep_copy()
+
+    def forget(self, grammar: Grammar) -> None:
+        """Drops a grammar from the cache, so that its next use compiles it again."""
+        self._cache.pop(grammar, None)
+
+    def _compiled(self, grammar: Grammar, needed_until: float) -> LLMatcher:
+        cached = self._cache.get(grammar)
+        matcher = self._compile(grammar) if cached is None else cached.matcher
+        self._cache[grammar] = _CachedGrammar(matcher, needed_until)
+        self._cache.move_to_end(grammar)
+        self._evict()
+        return matcher
+
+    def _compile(self, grammar: Grammar) -> LLMatcher:
+        if grammar in self._rejected:
+            raise ValueError(self._rejected[grammar])
+        matcher = LLMatcher(self._loaded_vocabulary(), llguidance_source(grammar), log_level=0, limits=LIMITS)
+        first = matcher.deep_copy()
+        if not first.is_error():
+            first.compute_bitmask()  # fills the shared lexer, and finds errors before the request has a row
+        if first.is_error():
+            self._rejected[grammar] = explain_error(grammar, first_line(first.get_error()))
+            if len(self._rejected) > MAX_CACHED:
+                self._rejected.popitem(last=False)
+            raise ValueError(self._rejected[grammar])
+        return matcher
+
+    def _evict(self) -> None:
+        """Evicts the least recently used grammars. Those that a request waits for stay for a while: otherwise the owner
+        would have to compile them, and all rows would wait."""
+        size = sum(len(grammar.source) for grammar in self._cache)
+        for grammar, cached in list(self._cache.items())[:-1]:
+            factor = WAITING_FACTOR if cached.needed_until > time.monotonic() else 1
+            if len(self._cache) <= factor * MAX_CACHED and size <= factor * MAX_CACHED_BYTES:
+                return
+            self._cache.pop(grammar, None)
+            size -= len(grammar.source)
+
+    def _loaded_vocabulary(self) -> LLTokenizer:
+        if self._load_error is not None:
+            raise ModelError(self._load_error)
+        if self._vocabulary is None:
+            try:
+                self._vocabulary = vocabulary(self._load())
+            except ModelError as error:
+                self._load_error = error.message
+                raise
+        return self._vocabulary
+
+
+def compiler_of(source: ModelSource) -> GrammarCompiler:
+    """Returns the compiler of a local model. It loads the tokenizer at first use."""
+    return GrammarCompiler(lambda: load_tokenizer(source))

@@ -1,0 +1,122 @@
+"""Parses a model's output as it streams: content, reasoning, tool calls, and the end at a stop string.
+
+Stop strings apply to the content only: a brace in arguments or a word in the reasoning does not end an answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from millstream.text.chat_format import ChatFormat
+from millstream.text.output.parts import Part, PartKind
+from millstream.text.output.splitter import Splitter
+from millstream.text.output.stop_strings import StopMatcher
+from millstream.text.tool_formats.format import Schemas
+
+
+class OutputParser:
+    """Push text in pieces of any size. `ended` is True once the answer is complete and no more text is needed."""
+
+    __slots__ = ("_splitter", "_stops", "ended", "endless", "look_for_stops")
+
+    def __init__(
+        self,
+        chat_format: ChatFormat | None = None,
+        schemas: Schemas | None = None,
+        *,
+        in_reasoning: bool = False,
+        stops: Sequence[str] = (),
+        single: bool = False,
+        allowed: frozenset[str] | None = None,
+        unmarked: bool = False,
+    ) -> None:
+        """Without a chat format, all text is content. `in_reasoning`: the prompt has opened the reasoning already.
+        `single`: the answer ends after one call. `allowed`, `unmarked`: see `Splitter`."""
+        self._splitter = (
+            None
+            if chat_format is None
+            else Splitter(
+                chat_format, schemas, in_reasoning=in_reasoning, single=single, allowed=allowed, unmarked=unmarked
+            )
+        )
+        self._stops = StopMatcher(stops) if stops else None
+        self.ended = False
+        self.look_for_stops = True
+        """False: the content passes by the stop strings for now."""
+        self.endless = not stops and not single
+        """True if no text can end the answer."""
+
+    @property
+    def in_reasoning(self) -> bool:
+        """True while the text is reasoning."""
+        return self._splitter is not None and self._splitter.in_reasoning
+
+    @property
+    def calls(self) -> int:
+        """How many tool calls are complete."""
+        return 0 if self._splitter is None else self._splitter.calls
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the text. None while none has matched."""
+        return None if self._stops is None else self._stops.matched
+
+    def push(self, text: str) -> list[Part]:
+        """Returns the parts that `text` completes."""
+        if self.ended:
+            return []
+        parts = [Part(PartKind.CONTENT, text, text)] if self._splitter is None else self._splitter.push(text)
+        return self._until_stop(parts)
+
+    def finish(self, *, cut: bool = False) -> list[Part]:
+        """Returns the parts that were held back. Call it when the model has ended. `cut`: a limit has ended it."""
+        if self.ended:
+            return []
+        parts = self._until_stop([] if self._splitter is None else self._splitter.finish(cut=cut))
+        if self._stops is not None and self._stops.matched is None and not self.ended:
+            rest = self._stops.finish()
+            parts.append(Part(PartKind.CONTENT, rest, rest))
+            self.ended = self._stops.matched is not None
+        return parts
+
+    def _until_stop(self, parts: list[Part]) -> list[Part]:
+        found: list[Part] = []
+        for part in parts:
+            found.append(part if part.kind is not PartKind.CONTENT else self._content(part))
+            if self.ended:
+                break
+        self.ended = self.ended or (self._splitter is not None and self._splitter.ended)
+        return found
+
+    def _content(self, part: Part) -> Part:
+        if self._stops is None or not self.look_for_stops:
+            return part
+        text = self._stops.push(part.text)
+        self.ended = self._stops.matched is not None
+        return Part(PartKind.CONTENT, text, text)
+
+
+@dataclass(slots=True)
+class Message:
+    """A complete answer, assembled as a streaming client would."""
+
+    content: str = ""
+    reasoning: str = ""
+    calls: list[tuple[str, str]] = field(default_factory=list)
+    """Names and arguments."""
+
+    def add(self, parts: Iterable[Part]) -> None:
+        for part in parts:
+            match part.kind:
+                case PartKind.CONTENT:
+                    self.content += part.text
+                case PartKind.REASONING:
+                    self.reasoning += part.text
+                case PartKind.CALL:
+                    self.calls.append((part.text, ""))
+                case PartKind.ARGUMENTS:
+                    name, arguments = self.calls[-1]
+                    self.calls[-1] = (name, arguments + part.text)
+                case PartKind.VOID:
+                    self.calls.pop()

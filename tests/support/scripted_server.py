@@ -1,0 +1,59 @@
+"""A whole server whose model writes what a test says: real HTTP, real templates and tokens, no weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import tokenizers
+
+from millstream.config import Settings
+from millstream.engine.generation.messages import Generate
+from millstream.models.source import ModelSource
+from support.scripted import ScriptedBackend
+from support.server import running
+from support.tiny import write_servable
+
+TEMPLATE = """{%- for tool in tools or [] %}{{ tool.function | tojson }}
+{% endfor %}{% for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content }}
+{%- for call in message.tool_calls or [] %}<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>{% endfor %}<|im_end|>
+{% endfor %}<|im_start|>assistant
+"""
+
+
+class ScriptedServer:
+    """`answer` is what the model writes next. `prompts` are the prompts that it got, as text."""
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+        self.url = ""
+        self.answer: str | Callable[[str], str] = "Hello."
+        self.prompts: list[str] = []
+        self._tokenizer = tokenizer
+
+    def make(self, source: ModelSource, settings: Settings) -> ScriptedBackend:
+        return ScriptedBackend(self._script, context_length=4096)
+
+    def _script(self, submit: Generate) -> Sequence[int]:
+        prompt = self._tokenizer.decode(submit.prompt, skip_special_tokens=False)
+        self.prompts.append(prompt)
+        text = self.answer if isinstance(self.answer, str) else self.answer(prompt)
+        return self._tokenizer.encode(text + "<|im_end|>").ids
+
+
+@contextmanager
+def scripted_server(folder: Path) -> Iterator[ScriptedServer]:
+    """`folder` does not exist yet."""
+    write_servable(folder)
+    tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_special_tokens(["<tool_call>", "</tool_call>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>", "chat_template": TEMPLATE}))
+    subject = ScriptedServer(tokenizer)
+    with running(Settings((str(folder),), port=0), subject.make) as server:
+        subject.url = server.url
+        yield subject

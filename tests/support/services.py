@@ -1,0 +1,19 @@
+"""The services of an app, from one fake that generates and knows models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from millstream.service.mcp.servers import McpServers
+from millstream.service.ports import Services
+from millstream.service.store.memory import MemoryRecords
+from millstream.service.store.seal import SecretKeySeal
+
+
+def services(service: Any, **others: Any) -> Services:
+    parts = {
+        "seal": SecretKeySeal(b"k" * 32),
+        "records": MemoryRecords(max_bytes=10**6, max_age=60.0),
+        "tool_servers": McpServers(()),
+    }
+    return Services(models=service, generation=service, **parts | others)
