@@ -125,18 +125,22 @@ def test_sizes_over_the_total_budget_are_refused() -> None:
     run(main)
 
 
-@pytest.mark.parametrize("granted", [False, True])
-def test_a_cancelled_waiter_leaves_nothing_behind(granted: bool) -> None:
+@pytest.mark.parametrize("freed", ["before", "at once", "later"])
+def test_a_cancelled_waiter_leaves_nothing_behind(freed: str) -> None:
+    """Memory is freed before the waiter is cancelled, or after it in the same iteration of the loop, or later."""
+
     async def main() -> None:
         budget = memory()
         first = await (await reserving(budget, 1000))
         waits, behind = await reserving(budget, 800), await reserving(budget, 100)
-        if granted:  # in the same iteration of the loop: it has its reservation but has not resumed
+        if freed == "before":  # it has its reservation but has not resumed
             first.drop()
         waits.cancel()
+        if freed == "at once":  # it is in the queue still, but can be granted nothing
+            first.drop()
         await settle()
         assert waits.cancelled()
-        if not granted:
+        if freed == "later":
             assert budget.waiting == 1
             first.drop()
         (await behind).drop()

@@ -121,14 +121,14 @@ class MediaMemory:
     def _grant(self) -> None:
         """Decodes go first: when they end, they free memory that fetches wait for. A waiter that lacks memory blocks
         those behind it in its queue, so that small ones cannot starve it."""
-        for waiter in list(self._decode_queue):
+        for waiter in _not_cancelled(self._decode_queue):
             if waiter.work.full:
                 continue
             decoding = self.image_decodes.running or self.av_decodes.running
             if decoding and self.used + waiter.size > self.limit:
                 return
             self._start(self._decode_queue, waiter)
-        for waiter in list(self._fetch_queue):
+        for waiter in _not_cancelled(self._fetch_queue):
             if self.fetches.running and self.used + waiter.size > self.limit:
                 return
             self._start(self._fetch_queue, waiter)
@@ -170,6 +170,11 @@ class Reservation:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.drop()
+
+
+def _not_cancelled(queue: deque[_Waiter]) -> list[_Waiter]:
+    """A cancelled waiter stays in its queue until its task runs again; it can be granted nothing."""
+    return [waiter for waiter in queue if not waiter.granted.cancelled()]
 
 
 def _mib(size: int) -> str:
