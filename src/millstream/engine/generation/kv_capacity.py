@@ -1,0 +1,16 @@
+"""Length classes of the KV cache: how many tokens a row's buffer has room for. Pure.
+
+The backend allocates by these classes and the scheduler counts by them, so that what is admitted is what is allocated.
+"""
+
+from __future__ import annotations
+
+SMALLEST = 256
+"""Tokens of the smallest class. Up to 2,048 tokens classes are multiples of it; beyond, there are four for each
+doubling, so that at most a fifth of a buffer is unused."""
+
+
+def kv_capacity(tokens: int) -> int:
+    """The class of a row that holds so many tokens."""
+    step = max(SMALLEST, 1 << max(0, (tokens - 1).bit_length() - 3))
+    return max(SMALLEST, -(-tokens // step) * step)
