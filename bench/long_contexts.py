@@ -100,7 +100,7 @@ async def measure_together(
 
 
 async def measure_short(targets: Sequence[Target], sizes: Sizes, results: Results) -> None:
-    """The servers take turns, round by round."""
+    """The servers take turns, and every other round in the opposite order."""
     rates: dict[str, list[float]] = {target.name: [] for target in targets}
 
     async def once(target: Target) -> Figures:
@@ -108,8 +108,8 @@ async def measure_short(targets: Sequence[Target], sizes: Sizes, results: Result
         seen = rates[target.name]
         return {"tokens_per_second": median(seen), "slowest": min(seen), "fastest": max(seen)}
 
-    for _ in range(sizes.rounds):
-        for target in targets:
+    for number in range(sizes.rounds):
+        for target in targets if number % 2 == 0 else reversed(targets):
             await attempt(results, "short", target, once(target))
 
 
@@ -160,9 +160,9 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="write figures.json and report.md to this folder")
     sizes = parser.add_argument_group("sizes (default: see bench/long_rows.py)")
+    kinds: dict[str, Callable[[str], object]] = {"counts": numbers, "settle": float}
     for field in dataclasses.fields(Sizes):
-        kind: Callable[[str], object] = {"counts": numbers, "settle": float}.get(field.name, int)
-        sizes.add_argument(f"--{field.name.replace('_', '-')}", type=kind)
+        sizes.add_argument(f"--{field.name.replace('_', '-')}", type=kinds.get(field.name, int))
     arguments = parser.parse_args(words)
     if unknown := {*arguments.rows, *arguments.peer_rows} - set(ROWS):
         parser.error(f"unknown rows: {', '.join(sorted(unknown))}")

@@ -19,7 +19,8 @@ LINES: dict[str, tuple[Line, ...]] = {
             "kv_over_tokens",
             "times",
         ),
-        ("the same with the prefix cache", "kv_and_cache_over_tokens", "times"),
+        ("its size", "kv_bytes", "bytes"),
+        ("KV cache and prefix cache over what the tokens need", "kv_and_cache_over_tokens", "times"),
         ("tokens held", "tokens_held", ""),
         ("gap before, median", "gap_before_p50", "ms"),
         ("gap while it is prefilled, p99", "gap_during_p99", "ms"),
@@ -80,8 +81,16 @@ def quantity(value: float, unit: str) -> str:
     """Three digits, or all of a large number. Times come in milliseconds."""
     if unit == "s":
         value /= 1000
+    elif unit == "bytes":
+        size, unit = byte_unit(value)
+        value /= size
     text = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
     return f"{text} {unit}".strip()
+
+
+def byte_unit(most: float) -> tuple[int, str]:
+    """A unit for amounts of up to so many bytes, and its size."""
+    return (2**30, "GiB") if most >= 2**30 else (2**20, "MiB")
 
 
 def _ratio(found: dict[str, dict[str, float | str | None]], key: str) -> str:
