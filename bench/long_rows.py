@@ -104,19 +104,20 @@ async def queue(target: Target, count: int, sizes: Sizes) -> Figures:
 async def beside(target: Target, sizes: Sizes) -> Figures:
     """Streams alone, then beside one long prompt at a time."""
     prompts = [target.body(sizes.prompt, 1) for _ in range(sizes.beside_prompts)]
-    busy, firsts = [], []
+    longs: list[Sample] = []
     async with Running() as running:
-        await running.add(target, shorts(target, sizes, sizes.beside_streams, sizes.join_output))
+        streams = await running.add(target, shorts(target, sizes, sizes.beside_streams, sizes.join_output))
         quiet_from = time.perf_counter()
         await asyncio.sleep(sizes.settle)
-        quiet = gaps(running.samples, quiet_from, time.perf_counter())
+        quiet_to = time.perf_counter()
         for prompt in prompts:
-            (long,) = await target.send_all([prompt])
-            await asyncio.sleep(0.2)  # the streams' next tokens have arrived by then
-            busy += gaps(running.samples, long.started, long.arrivals[0])
-            firsts.append(long.arrivals[0] - long.started)
+            longs += await target.send_all([prompt])
+            await asyncio.sleep(0.2)
         running.check()
-    alone, during = percentile(quiet, 0.5), percentile(busy, 0.99)
+    alone = percentile(gaps(streams, quiet_from, quiet_to), 0.5)
+    busy = [gap for long in longs for gap in gaps(streams, long.started, long.arrivals[0])]
+    firsts = [long.arrivals[0] - long.started for long in longs]
+    during = percentile(busy, 0.99)
     return {
         "gap_alone_p50": alone,
         "gap_beside_p99": during,
@@ -133,7 +134,7 @@ async def join(target: Target, sizes: Sizes) -> Figures:
         streams = await running.add(target, shorts(target, sizes, sizes.join_streams, sizes.join_output))
         quiet_from = time.perf_counter()
         await asyncio.sleep(sizes.settle)
-        alone = gaps(streams, quiet_from, time.perf_counter())
+        quiet_to = time.perf_counter()
         (long,) = await running.add(target, [prompt])
         joined = long.arrivals[0]
         await asyncio.sleep(sizes.settle + MEASURED_EVERY)
@@ -144,7 +145,7 @@ async def join(target: Target, sizes: Sizes) -> Figures:
     held = tokens_held(streams, sizes.short_prompt, end - MEASURED_EVERY)
     held += tokens_held([long], sizes.join_prompt, end - MEASURED_EVERY)
     return {
-        "gap_before_p50": percentile(alone, 0.5),
+        "gap_before_p50": percentile(gaps(streams, quiet_from, quiet_to), 0.5),
         "gap_during_p99": percentile(gaps(streams, long.started, joined), 0.99),
         "gap_after_p50": percentile(gaps(streams, joined + 0.2, end), 0.5),
         "first": (joined - long.started) * 1000,
