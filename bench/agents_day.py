@@ -114,8 +114,10 @@ def main() -> int:
         with servers.running("millstream", folder, tuple(arguments.ours.split()), source=source) as url:
             try:
                 days[name] = asyncio.run(live(urlsplit(url), folder, sizes))
-            except* Failure as errors:
-                sys.exit(f"{name}: a request failed: {errors.exceptions[0]}")
+            except ExceptionGroup as group:
+                if (failed := group.subgroup(Failure)) is None:
+                    raise
+                sys.exit(f"{name}: a request failed: {innermost(failed)}")
     text = summary(days)
     print(text)
     if arguments.out is not None:
@@ -125,6 +127,11 @@ def main() -> int:
         (arguments.out / "report.md").write_text(text)
         (arguments.out / "plot.svg").write_text(plot(title(sizes), days))
     return 0
+
+
+def innermost(error: BaseException) -> BaseException:
+    """The first error of nested groups."""
+    return innermost(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
 
 
 def title(sizes: Sizes) -> str:

@@ -51,6 +51,8 @@ def running(
     errors = None if server == "millstream" else subprocess.DEVNULL
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     if source is not None:
+        if not (source / "millstream").is_dir():  # another build would be measured under its name
+            raise NotStarted(f"there is no millstream in {source}")
         paths = [str(source.resolve()), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment["PYTHONPATH"] = os.pathsep.join(paths)
     process = subprocess.Popen([*arguments, *extra], stdout=subprocess.DEVNULL, stderr=errors, env=environment)

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 import agents_day
 import long_contexts
 import models
+import servers
 from conversations import Conversation, Shape
 from long_rows import SMALL, Sizes, gaps, memory_figures, tokens_held
 from long_table import quantity, table
@@ -190,3 +191,26 @@ def test_a_day_of_two_agents(url: str, folder: Path) -> None:
     assert all(0 < turn.cached_tokens <= turn.reusable_tokens < turn.prompt_tokens for turn in later)
     assert day.moments
     assert day.gaps
+
+
+def test_an_older_build_is_run_from_its_own_source(tmp_path: Path) -> None:
+    with (
+        pytest.raises(servers.NotStarted, match="no millstream"),
+        servers.running("millstream", tmp_path, source=tmp_path),
+    ):
+        pass
+    (tmp_path / "millstream").mkdir()
+    (tmp_path / "millstream" / "__init__.py").touch()
+    (tmp_path / "millstream" / "__main__.py").write_text("raise SystemExit(7)")
+    with pytest.raises(servers.NotStarted, match="code 7"), servers.running("millstream", tmp_path, source=tmp_path):
+        pass
+
+
+def test_a_refused_request_ends_the_day(url: str, folder: Path) -> None:
+    too_long = 2 * models.TINY["max_position_embeddings"]
+    sizes = agents_day.Sizes(1, 1, too_long, 8, 60.0, Shape(tokens=400, turns=3, system=60, answer=6))
+    with pytest.raises(ExceptionGroup) as caught:
+        asyncio.run(agents_day.live(urlsplit(url), folder, sizes))
+    error = agents_day.innermost(caught.value)
+    assert isinstance(error, long_contexts.Failure)
+    assert str(error).startswith("400")
