@@ -295,10 +295,10 @@ def _trouble(trial: Trial, layout: Layout) -> str | None:
 
 def _disagreement(trial: Trial, layout: Layout, other: Layout) -> str | None:
     """Why a layout cannot be used: two rows cannot run in it, or they answer otherwise than alone. If they do that in
-    the other layout too, it is rounding."""
+    the other layout too, the layout is not the reason: PLaMo 3 answers by the chunks in which its prompt was read."""
     if (trouble := _trouble(trial, layout)) is not None:
         return trouble
     if trial.disagreement(layout) <= AGREED:
         return None
-    rounding = _trouble(trial, other) is None and trial.disagreement(other) > AGREED
-    return None if rounding else "its rows answer differently together than alone"
+    everywhere = _trouble(trial, other) is None and trial.disagreement(other) > AGREED
+    return None if everywhere else "its rows answer differently together than alone"
