@@ -29,6 +29,7 @@ from millstream.engine.prefix_cache.orders import SavePrefix
 from support.engines import Driver, engine
 from support.pointer_kernels import PointerKernels, memory, play_pointer_kernels
 from support.prefix_caches import caching_scheduler
+from support.rare import RARE, write_rare
 from support.tiers import some
 from support.tiny import VOCAB, write_model
 
@@ -80,11 +81,14 @@ def test_no_saved_prefix_is_overwritten(groups: int, rows: int, kernels: Pointer
     assert {"write_rows", "decode"} <= set(kernels.calls)
 
 
-@pytest.mark.parametrize("family", some(["lfm2", "gemma3_text", "falcon_h1"], ["lfm2"]))
-def test_layers_of_several_kinds(family: str, kernels: PointerKernels, tiny_model: Callable[[str], Path]) -> None:
+@pytest.mark.parametrize("family", some(["lfm2", "gemma3_text", "falcon_h1", "gemma4_text"], ["gemma4_text", "lfm2"]))
+def test_layers_of_several_kinds(
+    family: str, kernels: PointerKernels, tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
     """Kernels write where layers have full attention, MLX elsewhere. Prefixes and states of rows are saved as they
     end, and rows outgrow their class."""
-    settings = GenerationSettings("folder", tiny_model(family), max_rows=3, disabled=frozenset({"slots"}))
+    folder = write_rare(tmp_path / family, family) if family in RARE else tiny_model(family)
+    settings = GenerationSettings("folder", folder, max_rows=3, disabled=frozenset({"slots"}))
     submits = [Generate(number, prompt, 3 + number * 7 % 12) for number, prompt in enumerate(prompts()[:12])]
     submits.append(Generate(50, tuple(place * 7 % VOCAB for place in range(250)), 12))
     again = [Generate(100 + submit.request_id, submit.prompt, submit.max_tokens) for submit in submits]

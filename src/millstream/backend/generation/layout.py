@@ -22,6 +22,7 @@ from millstream.backend.generation.caches.widths import SlotPolicy, cublas_width
 from millstream.backend.generation.layers.attention import adopt_attention, kernel_attention
 from millstream.backend.generation.layers.fused_blocks import fuse_blocks
 from millstream.backend.generation.layers.packed_attention import packed_attention, packed_matmuls_fit
+from millstream.backend.generation.layers.shared_layers import with_shared_layers
 from millstream.backend.generation.layers.slab_attention import Attention, slab_attention
 from millstream.backend.generation.prefix_store.cache_state import leaf_caches
 from millstream.backend.generation.settings import GenerationSettings
@@ -192,7 +193,8 @@ class LayoutChooser:
         layout = dataclasses.replace(merged, caches="mixed")
         trouble = mixed_misfit(self._model, caches)
         if trouble is None:
-            adopt_attention(self._model, kernel_attention if self._on_cuda else slab_attention(self._attention))
+            attend = kernel_attention if self._on_cuda else slab_attention(self._attention)
+            adopt_attention(self._model, with_shared_layers(attend))
             if self.kernels_write:
                 layout = dataclasses.replace(layout, in_place=True, attention="kernels")
             trouble = _disagreement(trial, layout, merged)

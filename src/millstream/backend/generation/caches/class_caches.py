@@ -43,6 +43,7 @@ class SlabLayer:
         self.caches = caches
         self.index = index
         self._new: tuple[mx.array, mx.array] | None = None
+        self._written: tuple[mx.array, mx.array] | None = None
 
     @property
     def offset(self) -> mx.array:
@@ -60,12 +61,22 @@ class SlabLayer:
         return keys, values
 
     def take_new(self, keys: mx.array, values: mx.array, mask: Any) -> tuple[mx.array, mx.array]:
-        """The keys and values of this step. Raises `ValueError` if a layer passes others on, or a mask of its own, as
-        layers with latent vectors do: attention reads what the slabs hold."""
-        new, self._new = self._new, None
+        """The keys and values of this step, again for every layer that shares them: writing them twice is harmless.
+        Raises `ValueError` if a layer passes others on, or a mask of its own, as layers with latent vectors do:
+        attention reads what the slabs hold."""
+        new, self._new = self._new or self._written, None
+        self._written = new
         if new is None or keys is not new[0] or values is not new[1] or mask is not None:
             raise ValueError("its layers do not pass the keys and values of the cache on to attention")
         return new
+
+    @property
+    def state(self) -> tuple[mx.array, mx.array] | None:
+        """What layers that share these keys and values take from here: those of this step."""
+        return self._written
+
+    def keys_and_values(self) -> tuple[mx.array, mx.array] | None:
+        return self._written
 
     def parts_of(self, new: tuple[mx.array, mx.array]) -> Parts:
         """New keys and values in the form in which slabs hold them."""

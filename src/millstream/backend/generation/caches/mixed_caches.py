@@ -35,8 +35,6 @@ def mixed_misfit(model: Any, caches: RowCaches) -> str | None:
         return "no other cache is"
     attending = sum(hasattr(leaf, "keys") for leaf in leaves)
     callers = len(callers_of(model, "scaled_dot_product_attention"))
-    if callers > attending:
-        return "its layers share keys and values"
     return "its layers have attention of their own" if callers < attending else None
 
 
