@@ -106,6 +106,18 @@ def test_a_model_gets_every_fast_path(family: str, cuda: Pretended, tmp_path: Pa
     assert used | {"qkv_rope" if family == "llama" else "matmul"} <= set(cuda.calls)
 
 
+def test_full_attention_beside_a_sliding_window_gets_the_attention_kernels(cuda: Pretended, tmp_path: Path) -> None:
+    folder = write_half(tmp_path / "gemma3_text", "gemma3_text", sliding_window=16)
+    settings = GenerationSettings("folder", folder, max_rows=4, disabled=frozenset({"warmup"}))
+    with engine(lambda: MlxGenerationBackend(settings)) as driver:
+        assert driver.facts is not None
+        (note,) = [note for note in driver.facts.notes if note.startswith("fast paths: ")]
+        assert note.split("; not used: ")[0] == "fast paths: fuse, slots, kernel"
+        answers = driver.run(*(Generate(number, prompt, 12) for number, prompt in enumerate(prompts())))
+    assert [len(answer) for answer in answers] == [12] * 3
+    assert {"write_rows", "decode", "prefill"} <= set(cuda.calls)
+
+
 def test_the_sampling_kernel_gets_the_rows_that_draw(cuda: Pretended, tmp_path: Path) -> None:
     from millstream.types import Sampling
 

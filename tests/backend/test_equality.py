@@ -139,10 +139,16 @@ def test_layers_with_unusual_attention(family: str, path: str, model: Callable[.
         assert driver.run(*submits) == expected
 
 
-@pytest.mark.parametrize("path", some(["slots", "all as on a GPU"], ["all as on a GPU"]))
-def test_head_sizes_that_our_kernels_support(path: str, model: Callable[..., Path]) -> None:
+@pytest.mark.parametrize(
+    ("family", "path"),
+    some(
+        [("llama", "slots"), ("llama", "all as on a GPU"), ("gemma3_text", "all as on a GPU")],
+        [("llama", "all as on a GPU")],
+    ),
+)
+def test_head_sizes_that_our_kernels_support(family: str, path: str, model: Callable[..., Path]) -> None:
     """On CUDA this runs the kernels; elsewhere their MLX reference. One row is long enough to be split."""
-    folder = model("llama", head_dim=64, max_position_embeddings=4096)
+    folder = model(family, head_dim=64, max_position_embeddings=4096)
     long: Case = (tuple(number * 7 % VOCAB for number in range(1100)), 20)
     wanted: list[Case] = [((5, 6, 7), 270), *cases(seed=8, count=6), long, *cases(seed=9, count=6)]
     expected = reference(folder, wanted)
