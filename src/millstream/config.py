@@ -97,6 +97,8 @@ class Settings:
     prefill_chunk: int | None = None
     """Most prompt tokens per request and step while other rows decode. None for the device's default, which is in
     `engine.generation.tuning.PREFILL`."""
+    max_token_gap: float = 50.0
+    """Longest time between two tokens of a stream that prefill of other requests may cause, in milliseconds."""
     body_limit: int = 32 * 2**20
     unread_output: int = 8 * 2**20
     """Bytes of output that a client may leave unread; 32 times as many for all clients together."""

@@ -50,7 +50,7 @@ def test_every_option_arrives() -> None:
         *("--tool-format", "glm", "--reasoning-format", "think"),
         *("--api-key", "k1", "--api-key", "k2", "--cors-origin", "*", "--cors-origin", "http://a"),
         *("--allowed-host", "Mill.example", "--allowed-host", "[FE80::1]", "--max-connections", "10"),
-        *("--header-timeout", "11s", "--body-timeout", "0"),
+        *("--header-timeout", "11s", "--body-timeout", "0", "--max-token-gap", "12.5"),
     )
     assert given == Settings(
         models=("a", "b"),
@@ -81,6 +81,7 @@ def test_every_option_arrives() -> None:
         max_connections=10,
         header_timeout=11.0,
         body_timeout=0.0,
+        max_token_gap=12.5,
     )
 
 
@@ -98,6 +99,17 @@ def test_an_unknown_fast_path_is_refused_with_the_current_names(capsys: pytest.C
     error = capsys.readouterr().err
     assert "argument --disable: invalid choice: 'products-of-rows'" in error
     assert all(name in error for name in FAST_PATHS) and "turn" not in error
+
+
+@pytest.mark.parametrize("gap", ["0", "-5", "70000", "nan", "inf", "50ms", ""])
+def test_a_token_gap_that_is_no_number_of_milliseconds_is_refused(
+    gap: str, write: Callable[[str], str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parse(f"--max-token-gap={gap}")
+    assert f"--max-token-gap: {gap!r} is not a number of milliseconds from 1 to 60000" in capsys.readouterr().err
+    with pytest.raises(ModelError, match=r"max_token_gap.*from 1 to 60000"):
+        parse("--config", write("[server]\nmax_token_gap = 0"))
 
 
 SERVER = """
@@ -288,6 +300,7 @@ def test_help_shows_the_defaults(options: dict[str, str]) -> None:
     shown = {"--host": "127.0.0.1", "--port": "8000", "--max-batch": "32", "--queue": "256", "--memory": "no limit"}
     shown |= {"--kv-bits": "0"}
     shown |= {"--load": "start", "--idle-unload": "never", "--step-timeout": "120", "--isolation": "auto"}
+    shown |= {"--max-token-gap": "50"}
     shown |= {
         "--body-limit": str(32 * 2**20),
         "--grace": "20",

@@ -141,7 +141,11 @@ class GenerationLoader:
     ) -> tuple[EngineClient, GenerationFacts]:
         settings = self._settings
         scheduler = SchedulerSettings(
-            settings.prefill_chunk, memory, settings.prefix_cache_memory, self._disk_tier(name, source)
+            settings.prefill_chunk,
+            memory,
+            settings.prefix_cache_memory,
+            self._disk_tier(name, source),
+            max_token_gap=settings.max_token_gap / 1000,
         )
         engine, facts = await self._engines.start(
             name,

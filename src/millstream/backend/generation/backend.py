@@ -15,7 +15,7 @@ from millstream.backend.generation.assembly import Assembly
 from millstream.backend.generation.batch import Batch, Launched
 from millstream.backend.generation.layout import Layout, LayoutChooser
 from millstream.backend.generation.prefill.deferred import STEPS_PER_CHUNK, DeferredChunks
-from millstream.backend.generation.prefill.prefiller import Prefiller
+from millstream.backend.generation.prefill.prefiller import Passes, Prefiller
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
 from millstream.backend.generation.sampling.guides import prepare_grammar
 from millstream.backend.generation.settings import GenerationSettings
@@ -125,7 +125,7 @@ class MlxGenerationBackend:
         batch, prefiller = self._batch, self._prefiller
         if restored := [array for order in plan.restore for array in self._store.restore(order)]:
             mx.eval(restored)
-        unsaved = self._save(batch, plan.save)
+        unsaved = self._save(batch, prefiller, plan.save)
         if plan.drop:
             prefiller.drop(plan.drop)
             batch.drop(set(plan.drop))
@@ -141,7 +141,7 @@ class MlxGenerationBackend:
         unsaved += [
             handle for chunk in plan.prefill if chunk.request.request_id in rejected for handle in chunk.saved_handles
         ]
-        self._deferred.evaluate(chunks, has_running_rows=launched is not None, complete_now=not plan.may_span_steps)
+        self._deferred.evaluate(chunks, has_running_rows=launched is not None, complete_now=plan.complete_prefill)
         self._store.evict(plan.evict)
         self._compact(has_running_rows=launched is not None, busy=bool(plan.prefill or plan.save or joining))
         rows = self._read(batch) if rows is None else rows
@@ -210,7 +210,7 @@ class MlxGenerationBackend:
         mask, failed = batch.guide(rows)
         return batch.launch(logits, mask), rows, failed
 
-    def _prefill(self, plan: Plan, prefiller: Prefiller) -> tuple[list[mx.array], Encoded, dict[int, str]]:
+    def _prefill(self, plan: Plan, prefiller: Prefiller) -> tuple[Passes, Encoded, dict[int, str]]:
         """Prefill the plan's chunks and encode its media. Returns the arrays to evaluate, what was encoded, and why
         the media of some requests were rejected."""
         if self._encoder is not None:
@@ -221,14 +221,17 @@ class MlxGenerationBackend:
         """Wait for the last step; its tokens, for the rows that are still in the batch."""
         return [] if self._pending is None else self._pending.read(batch.ids)
 
-    def _save(self, batch: Batch, orders: Sequence[SavePrefix]) -> list[int]:
-        """Save prefixes of rows. Returns the handles of those that could not be saved."""
+    def _save(self, batch: Batch, prefiller: Prefiller, orders: Sequence[SavePrefix]) -> list[int]:
+        """Save prefixes of rows and of prompts that end in prefill. Returns the handles of those that could not be
+        saved."""
         copies: list[mx.array] = []
         unsaved: list[int] = []
         for order in orders:
-            if (arrays := batch.save(order, self._store)) is None:
+            in_batch = order.request_id in batch.ids
+            arrays = batch.save(order, self._store) if in_batch else prefiller.save(order)
+            if arrays is None:
                 unsaved += order.all_handles
-            else:
+            elif in_batch or not self._deferred.append(arrays):  # else its last chunk may be among the deferred ones
                 copies += arrays
         if copies:
             # If MLX writes to the slots, it would copy all of them while a step that reads them is under way.

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from millstream.cli.arguments import duration, fast_path, natural, positive
+from millstream.cli.arguments import duration, fast_path, milliseconds, natural, positive
 from millstream.cli.config_file import ISOLATION
 from millstream.cli.serve_options.common import DEFAULTS, Group, with_default
 from millstream.config import FAST_PATHS
-from millstream.engine.generation.tuning import PREFILL
+from millstream.engine.generation.tuning import LONGEST_CHUNK, PREFILL
 
 
 def add_batching(group: Group) -> None:
@@ -36,12 +36,23 @@ def add_batching(group: Group) -> None:
             "most prompt tokens per request and step while other requests decode", prefill_chunk_defaults()
         ),
     )
+    group.add_argument(
+        "--max-token-gap",
+        type=milliseconds,
+        metavar="MS",
+        help=with_default(
+            "longest time between two tokens of a stream, in milliseconds, that reading other prompts may cause while "
+            "prompts wait; prompts are read faster with longer gaps",
+            f"{DEFAULTS.max_token_gap:g}",
+        ),
+    )
 
 
 def prefill_chunk_defaults() -> str:
     """The defaults per device, taken from the table that the scheduler uses."""
     (_, cpu, _), (_, gpu, _) = PREFILL["cpu"], PREFILL["gpu"]
-    return f"{cpu} on the CPU, {gpu} on a GPU"
+    cpu_longest, gpu_longest = LONGEST_CHUNK["cpu"], LONGEST_CHUNK["gpu"]
+    return f"{cpu} on the CPU, {gpu} on a GPU; {cpu_longest} and {gpu_longest} while prompts wait"
 
 
 def add_engine(group: Group) -> None:

@@ -36,11 +36,6 @@ class Prefill:
         return self.end == len(self.request.prompt) - 1
 
     @property
-    def continues_prompt(self) -> bool:
-        """True if an earlier step ran another chunk of the prompt."""
-        return bool(self.start) and not self.reuse and self.reuse_checkpoint is None
-
-    @property
     def saved_handles(self) -> tuple[int, ...]:
         return () if self.save is None else self.save.all_handles
 
@@ -60,7 +55,7 @@ class Plan:
     """One step: restore, save and drop first, then decode every row in the batch, then prefill and encode.
 
     A row whose prefill is complete joins the batch in the next step. Prefixes are saved from rows in the batch,
-    including those that this step drops, and from prompts in prefill. Evictions happen after saves.
+    and from prompts in prefill, including those that this step drops. Evictions happen after saves.
     """
 
     restore: tuple[RestorePrefix, ...] = ()
@@ -70,13 +65,9 @@ class Plan:
     prefill: tuple[Prefill, ...] = ()
     decode: tuple[int, ...] = ()
     encode: tuple[EncodeMedia, ...] = ()
-
-    @property
-    def may_span_steps(self) -> bool:
-        """True if prefill may span several steps: at most one chunk of a multi-chunk prompt. Short prompts complete in
-        one step, so that they answer soon."""
-        long = all(not chunk.joins or chunk.continues_prompt for chunk in self.prefill)
-        return long and len(self.prefill) <= 1 and not self.encode
+    complete_prefill: bool = False
+    """True if this step must compute its chunks, and what is left of earlier ones, completely: short prompts, so that
+    they answer soon. Otherwise the chunks may span several steps while rows decode."""
 
     def __str__(self) -> str:
         return f"{len(self.decode)} rows, {len(self.prefill)} prompts"

@@ -47,11 +47,13 @@ class IllegalMove(RuntimeError):
 class Request:
     """What the scheduler knows of one `Generate`."""
 
-    __slots__ = ("encoded", "generated", "prefilled", "prefix", "state", "submit", "tokens")
+    __slots__ = ("arrived", "encoded", "generated", "prefilled", "prefix", "state", "submit", "tokens")
 
     def __init__(self, submit: Generate) -> None:
         self.submit = submit
         self.state = State.HELD
+        self.arrived = 0.0
+        """When it entered the queue, in seconds of steps."""
         self.prefilled = 0
         """Tokens of its prompt that are computed, or restored from the prefix cache."""
         self.encoded = 0

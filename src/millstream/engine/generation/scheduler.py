@@ -6,25 +6,27 @@ Pure: no thread, clock, MLX or I/O, so that every interleaving can be tested.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from itertools import islice
 
 from millstream.engine.generation.chunk_sizer import ChunkSizer
 from millstream.engine.generation.messages import ClearPrefixCache, Generate, Generated, PromptLogprobs, Tokens
-from millstream.engine.generation.plan import EncodeMedia, Plan, Prefill, RowOutput, StepResult
+from millstream.engine.generation.plan import Plan, Prefill, RowOutput, StepResult
+from millstream.engine.generation.prefill_planner import PrefillPlanner
 from millstream.engine.generation.request import Request, State
 from millstream.engine.messages import Command, Event, Failed, Finished
 from millstream.engine.prefix_cache.cache import NullPrefixCache, PrefixCache
+from millstream.engine.prefix_cache.index import Hit
 from millstream.engine.prefix_cache.orders import RestorePrefix
 from millstream.types import FinishReason
 
 
 class GenerationScheduler:
-    """Keeps requests in order, cuts prompts into chunks, and turns a step's result into events.
+    """Keeps requests in order, gives them rows, and turns a step's result into events.
 
-    At most `max_rows` requests hold a row. A step prefills at most `prefill_tokens`, oldest request first. While rows
-    decode, one prompt gets at most `chunk_sizer.chunk` of it: many short prompts may share a step, but a long one is
-    cut finely, so that running streams keep their pace.
+    At most `max_rows` requests hold a row. A step prefills at most `prefill_tokens`; while rows decode, what
+    `PrefillPlanner` allows, so that running streams keep their pace.
     """
 
     def __init__(
@@ -42,11 +44,14 @@ class GenerationScheduler:
         if max_rows < 1 or prefill_tokens < 1:
             raise ValueError("max_rows and prefill_tokens must be at least 1")
         self._max_rows = max_rows
-        self._prefill_tokens = prefill_tokens
         self._kv_tokens = kv_tokens
         self._cache = prefix_cache or NullPrefixCache()
-        self._whole_media = whole_media
-        self._chunk_sizer = chunk_sizer or ChunkSizer(most=prefill_tokens, least=prefill_tokens)
+        self._planner = PrefillPlanner(
+            chunk_sizer or ChunkSizer(most=prefill_tokens, least=prefill_tokens),
+            prefill_tokens=prefill_tokens,
+            prefix_cache=self._cache,
+            whole_media=whole_media,
+        )
         self._requests: dict[int, Request] = {}
         """All that have not ended. Those in no queue below are held or fetching."""
         self._waiting: deque[Request] = deque()
@@ -55,7 +60,7 @@ class GenerationScheduler:
         self._running: dict[int, Request] = {}
         self._drop: list[int] = []
         self._restore: list[RestorePrefix] = []
-        self._exporting = self._chunk_pending = False
+        self._exporting = False
 
     @property
     def idle(self) -> bool:
@@ -89,6 +94,7 @@ class GenerationScheduler:
             if request is not None:
                 self._restore += self._cache.restore(request.prefix, fetched)
                 request.move(State.WAITING)
+                request.arrived = self._planner.clock
                 self._waiting.appendleft(request)
 
     def cancel(self, request_id: int) -> list[Event]:
@@ -121,10 +127,11 @@ class GenerationScheduler:
         restore, self._restore = tuple(self._restore), []
         drop, self._drop = tuple(self._drop), []
         decode = tuple(self._running)
+        free_rows = max(0, self._max_rows - len(self._prefilling) - len(self._running))
+        waiting = islice(self._waiting, free_rows)
         # All chunks before any save: a prompt must not match what another chunk of this very plan will save.
-        chunks = [] if self._chunk_pending and self._running else list(self._chunks())
-        prefill = tuple(map(self._with_save, chunks))
-        encode = self._encode()
+        planned = self._planner.plan(self._prefilling, waiting, self._admit, has_running_rows=bool(self._running))
+        prefill = tuple(map(self._with_save, planned.chunks))
         orders = self._cache.orders()
         return Plan(
             restore=restore,
@@ -133,12 +140,13 @@ class GenerationScheduler:
             drop=drop,
             prefill=prefill,
             decode=decode,
-            encode=encode,
+            encode=planned.encode,
+            complete_prefill=planned.complete,
         )
 
     def advance(self, plan: Plan, result: StepResult, seconds: float = 0.0) -> list[Event]:
         """Book a step that succeeded. `seconds`: its duration, if known."""
-        self._observe(plan, result, seconds)
+        self._planner.observe(plan, result, seconds)
         events: list[Event] = [PromptLogprobs(chunk.request_id, chunk.logprobs) for chunk in result.prompt_logprobs]
         for chunk in plan.prefill:
             self._book_chunk(self._requests[chunk.request.request_id], chunk)
@@ -146,7 +154,7 @@ class GenerationScheduler:
             events += self._join_batch()
         for request_id, count in result.encoded:
             self._requests[request_id].encoded = count
-        self._exporting, self._chunk_pending = result.exporting, result.prefilling
+        self._exporting = result.exporting
         self._cache.unsaved(result.unsaved)
         self._cache.exported(result.exported)
         for row in result.rows:
@@ -155,6 +163,9 @@ class GenerationScheduler:
                 events.extend(self._accept(running, row))
         for failure in result.failed:
             if (failing := self._requests.get(failure.request_id)) is not None:
+                # Its chunks of this step may not have run.
+                starts = [chunk.start for chunk in plan.prefill if chunk.request.request_id == failure.request_id]
+                failing.prefilled = min([failing.prefilled, *starts])
                 events.append(self._fail(failing, failure.message, refused=failure.refused))
         return events
 
@@ -163,7 +174,8 @@ class GenerationScheduler:
         events: list[Event] = [self._fail(request, message) for request in [*self._running.values(), *self._prefilling]]
         self._drop.clear()
         self._restore.clear()
-        self._exporting = self._chunk_pending = False
+        self._exporting = False
+        self._planner.reset()
         self._cache.reset()
         return events
 
@@ -180,27 +192,17 @@ class GenerationScheduler:
             request.move(State.FETCHING)
         else:
             request.move(State.WAITING)
+            request.arrived = self._planner.clock
             self._waiting.append(request)
 
-    def _chunks(self) -> Iterator[Prefill]:
-        """Spend the token budget, oldest request first. A request gets a row only together with its first chunk."""
-        budget = self._prefill_tokens
-        for request in self._prefilling:
-            if budget > 0 and request.state is State.PREFILLING:
-                chunk = self._chunk(request, budget)
-                if chunk.end > chunk.start or chunk.joins:
-                    yield chunk
-                    budget -= max(1, chunk.end - chunk.start)
-        while budget > 0 and self._waiting and self._fits(self._waiting[0]):
-            request = self._waiting.popleft()
-            request.move(State.PREFILLING)
-            self._prefilling.append(request)
-            hit = self._cache.match(request.prefix)
-            request.prefilled = hit.tokens
-            chunk = self._chunk(request, budget)
-            yield replace(chunk, reuse=hit.handles, reuse_checkpoint=hit.checkpoint) if hit.tokens else chunk
-            # A one-token prompt has nothing to prefill, and its row still costs something in this step.
-            budget -= max(1, chunk.end - chunk.start)
+    def _admit(self, request: Request) -> Hit | None:
+        """Give a waiting request a row, if there is room. Returns its cached prefix."""
+        if not self._fits(request):
+            return None
+        self._waiting.remove(request)
+        request.move(State.PREFILLING)
+        self._prefilling.append(request)
+        return self._cache.match(request.prefix)
 
     def _with_save(self, chunk: Prefill) -> Prefill:
         save = self._cache.save_chunk(self._requests[chunk.request.request_id].prefix, chunk.end)
@@ -212,34 +214,6 @@ class GenerationScheduler:
             return rows < self._max_rows
         longest = max(each.most_tokens for each in (request, *self._prefilling, *self._running.values()))
         return rows < self._max_rows and (rows + 1) * longest <= self._kv_tokens
-
-    def _chunk(self, request: Request, budget: int) -> Prefill:
-        start = request.prefilled
-        if self._running:
-            budget = min(budget, self._chunk_sizer.limit(request.prefill_end - start))
-        checkpoints = request.prefix.checkpoints
-        stop = next((position for position in checkpoints if position > start), request.prefill_end)
-        end = min(stop, start + budget)
-        if request.submit.media:
-            end = request.chunk_end(end, whole_media=self._whole_media)
-        return Prefill(request.submit, start, end)
-
-    def _encode(self) -> tuple[EncodeMedia, ...]:
-        """Media of the oldest request that waits for them: one request per step, and for as long as a chunk takes if
-        rows are decoding."""
-        for request in self._prefilling:
-            if request.submit.media and (first := request.next_media) is not None:
-                tokens = self._chunk_sizer.chunk if self._running else self._prefill_tokens
-                return (EncodeMedia(request.submit, first, tokens),)
-        return ()
-
-    def _observe(self, plan: Plan, result: StepResult, seconds: float) -> None:
-        tokens = sum(chunk.end - chunk.start for chunk in plan.prefill)
-        if plan.encode:
-            self._chunk_sizer.skip_steps()
-        self._chunk_sizer.observe(
-            rows=len(plan.decode), prompt_tokens=tokens, seconds=seconds, prefilling=result.prefilling
-        )
 
     def _book_chunk(self, request: Request, chunk: Prefill) -> None:
         request.prefilled = chunk.end
@@ -298,6 +272,7 @@ class GenerationScheduler:
             case State.PREFILLING | State.COMPLETING:
                 self._prefilling.remove(request)
                 self._drop.append(request.request_id)
+                self._cache.abandoned(request.prefix, request.prefilled)
             case State.RUNNING:
                 del self._running[request.request_id]
                 self._drop.append(request.request_id)

@@ -15,7 +15,8 @@ from millstream.engine.prefix_cache.prompt import CachedPrompt
 
 class BlockPrefixCache:
     """See `PrefixCache`. A prompt is saved in the step after its row joined the batch, so that concurrent requests
-    find it, and with its output when the row ends, so that the next turn of a conversation does."""
+    find it, and with its output when the row ends, so that the next turn of a conversation does. Of a request that ends
+    in prefill, what was computed is saved."""
 
     def __init__(self, index: PrefixIndex, disk: Tier | None = None) -> None:
         """`disk`: the tier for what does not stay in memory."""
@@ -25,6 +26,7 @@ class BlockPrefixCache:
         self._due: dict[int, CachedPrompt] = {}
         """Rows that are in the batch, so that their prompts can be saved."""
         self._ended: list[tuple[CachedPrompt, Sequence[int]]] = []
+        self._abandoned: list[tuple[CachedPrompt, int]] = []
         self._evict: list[int] = []
 
     @property
@@ -76,6 +78,13 @@ class BlockPrefixCache:
             orders.append(RestorePrefix(last.tensors, last.extra, checkpoint=inserted.checkpoint))
         return orders
 
+    def peek(self, prompt: CachedPrompt) -> int:
+        if prompt.bypass or not len(self._index):
+            return 0
+        hit = self._index.match(prompt.prefilled_tokens, prompt.contents)
+        self._index.release(hit)
+        return hit.tokens
+
     def match(self, prompt: CachedPrompt) -> Hit:
         if not prompt.bypass:
             prompt.hit = self._index.match(prompt.prefilled_tokens, prompt.contents)
@@ -95,11 +104,17 @@ class BlockPrefixCache:
         self._due.pop(prompt.request_id, None)
         if self._joined.pop(prompt.request_id, None) is None:
             self._ended.append((prompt, generated))
+        else:
+            self.abandoned(prompt, len(prompt.tokens) - 1)  # its row has never been in the batch
+
+    def abandoned(self, prompt: CachedPrompt, computed: int) -> None:
+        self._abandoned.append((prompt, computed))
 
     def orders(self) -> CacheOrders:
         save = [order for order in self._save_rows() if order is not None]
         evict, self._evict = self._evict, []
         self._ended.clear()
+        self._abandoned.clear()
         self._due, self._joined = self._joined, {}
         return CacheOrders(save, evict)
 
@@ -122,6 +137,7 @@ class BlockPrefixCache:
         self._joined.clear()
         self._due.clear()
         self._ended.clear()
+        self._abandoned.clear()
         self._disk.reset()
 
     def wake_by(self, wake: Callable[[], None]) -> None:
@@ -150,6 +166,8 @@ class BlockPrefixCache:
         for prompt, generated in self._ended:
             # The row may not have computed the last token that it gave.
             yield self._insert(prompt, (*prompt.tokens, *generated[:-1]))
+        for prompt, computed in self._abandoned:
+            yield self._insert(prompt, prompt.tokens[:computed])
         for prompt in self._due.values():
             yield self._insert(prompt, prompt.prefilled_tokens)
 

@@ -48,6 +48,10 @@ class PrefixCache(Protocol):
         """Orders that bring fetched data into memory, with the next plan. The request may start in the same plan."""
         ...
 
+    def peek(self, prompt: CachedPrompt) -> int:
+        """How many tokens of a prompt `match` would find now."""
+        ...
+
     def match(self, prompt: CachedPrompt) -> Hit:
         """The longest cached prefix of a prompt that starts now. It is not evicted until `release`."""
         ...
@@ -66,6 +70,10 @@ class PrefixCache(Protocol):
 
     def ended(self, prompt: CachedPrompt, generated: Sequence[int]) -> None:
         """A row has left the batch, or will in the next step. `generated`: the tokens that it gave."""
+        ...
+
+    def abandoned(self, prompt: CachedPrompt, computed: int) -> None:
+        """A request has ended in prefill, with so many tokens of its prompt computed. The next step drops them."""
         ...
 
     def orders(self) -> CacheOrders:
@@ -114,6 +122,9 @@ class NullPrefixCache:
     def restore(self, prompt: CachedPrompt, fetched: Fetched) -> list[RestorePrefix]:
         return []
 
+    def peek(self, prompt: CachedPrompt) -> int:
+        return 0
+
     def match(self, prompt: CachedPrompt) -> Hit:
         return prompt.hit
 
@@ -127,6 +138,9 @@ class NullPrefixCache:
         """Nothing is saved."""
 
     def ended(self, prompt: CachedPrompt, generated: Sequence[int]) -> None:
+        """Nothing is saved."""
+
+    def abandoned(self, prompt: CachedPrompt, computed: int) -> None:
         """Nothing is saved."""
 
     def orders(self) -> CacheOrders:

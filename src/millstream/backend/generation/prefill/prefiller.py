@@ -15,18 +15,28 @@ from millstream.backend.generation.caches.widths import MAX_PADDED_CHUNK, padded
 from millstream.backend.generation.prefill.logprobs import prefill_with_logprobs, wants_logprobs
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
 from millstream.backend.generation.prefix_store.cache_state import kv_parts
+from millstream.backend.generation.prefix_store.serialize import Layers
 from millstream.engine.generation.messages import Generate
 from millstream.engine.generation.plan import ChunkLogprobs, Prefill
+from millstream.engine.prefix_cache.orders import SavePrefix
 
 PrefillMedia = Callable[[Generate, int, int, RowCaches], None]
 """Prefills `prompt[start:end]` of a request with media into its caches."""
 
 
+Passes = list[list[mx.array]]
+"""The arrays of forward passes, each in layer order."""
+
+
 class Prefiller(Protocol):
     """Owner only. Prefills chunks, and hands over complete rows in the form that the batch's caches take."""
 
-    def prefill(self, chunks: Sequence[Prefill]) -> list[mx.array]:
+    def prefill(self, chunks: Sequence[Prefill]) -> Passes:
         """Run the chunks. Evaluate the arrays it returns. Computes no logits, except for prompt log-probabilities."""
+        ...
+
+    def save(self, order: SavePrefix) -> list[mx.array] | None:
+        """Save blocks of a prompt that is here. Evaluate the arrays it returns; None if the prompt is not here."""
         ...
 
     def take_logprobs(self) -> list[ChunkLogprobs]:
@@ -67,19 +77,25 @@ class SinglePrefiller:
         self._rows: dict[int, tuple[Generate, RowCaches]] = {}
         self._logprobs: list[ChunkLogprobs] = []
 
-    def prefill(self, chunks: Sequence[Prefill]) -> list[mx.array]:
-        arrays: list[mx.array] = []
+    def prefill(self, chunks: Sequence[Prefill]) -> Passes:
+        passes: Passes = []
         for chunk in chunks:
             submit = chunk.request
             if submit.request_id not in self._rows:
                 self._rows[submit.request_id] = (submit, self._new_caches(chunk))
             _, caches = self._rows[submit.request_id]
+            arrays: list[mx.array] = []
             if chunk.end > chunk.start:
                 self._run(chunk, caches)
-                arrays.extend(cache_arrays(caches))
+                arrays += cache_arrays(caches)
             if chunk.save is not None:
-                arrays.extend(self._prefix_store.save_row(chunk.save, caches))
-        return arrays
+                arrays += self._prefix_store.save_row(chunk.save, caches)
+            passes.append(arrays)
+        return passes
+
+    def save(self, order: SavePrefix) -> list[mx.array] | None:
+        row = self._rows.get(order.request_id)
+        return None if row is None else self._prefix_store.save_row(order, row[1])
 
     def _run(self, chunk: Prefill, caches: RowCaches) -> None:
         submit = chunk.request
@@ -140,22 +156,29 @@ class BatchPrefiller:
         """`min_length_ratio`: of the shortest prompt in a group to the longest one. None: no groups."""
         self._model = model
         self._layer_count = layer_count
+        self._prefix_store = prefix_store
         self._min_length_ratio = min_length_ratio
         self._single = SinglePrefiller(model, prefix_store, quantization, prefill_media, pad_chunks)
         self._groups: list[_Group] = []
 
-    def prefill(self, chunks: Sequence[Prefill]) -> list[mx.array]:
+    def prefill(self, chunks: Sequence[Prefill]) -> Passes:
         complete = [chunk for chunk in chunks if not chunk.start and chunk.joins and chunk.end and _can_share(chunk)]
         groups: list[list[Prefill]] = []
         if self._min_length_ratio is not None:
             groups = [group for group in group_by_length(complete, self._min_length_ratio) if len(group) > 1]
         grouped = {id(chunk) for group in groups for chunk in group}
-        arrays = self._single.prefill([chunk for chunk in chunks if id(chunk) not in grouped])
+        passes = self._single.prefill([chunk for chunk in chunks if id(chunk) not in grouped])
         for chunks_of_group in groups:
             group = _Group(self._model, self._layer_count, [chunk.request for chunk in chunks_of_group])
             self._groups.append(group)
-            arrays += group.rows.arrays
-        return arrays
+            passes.append(group.rows.arrays)
+        return passes
+
+    def save(self, order: SavePrefix) -> list[mx.array] | None:
+        for group in self._groups:
+            if (layers := group.blocks(order)) is not None:
+                return self._prefix_store.save(order.handles, layers, order.export_id)
+        return self._single.save(order)
 
     def take_logprobs(self) -> list[ChunkLogprobs]:
         return self._single.take_logprobs()
@@ -216,6 +239,16 @@ class _Group:
             return [], JoiningRows([], ())
         layers = [tuple(part[indices] for part in parts) for parts in self.rows.layers]
         return members, JoiningRows(layers, left_padding)
+
+    def blocks(self, order: SavePrefix) -> Layers | None:
+        """The keys and values of a member's blocks; None if the request is no member."""
+        ids = [None if member is None else member.request_id for member in self.members]
+        if order.request_id not in ids:
+            return None
+        index = ids.index(order.request_id)
+        start = self.rows.left_padding[index] + order.first * order.block
+        stop = start + len(order.handles) * order.block
+        return [tuple(part[index : index + 1, :, start:stop] for part in parts) for parts in self.rows.layers]
 
     def discard(self, ids: set[int]) -> None:
         self.members = [None if member and member.request_id in ids else member for member in self.members]
