@@ -19,15 +19,11 @@ import psutil
 import pytest
 
 from millstream.config import Settings
-from millstream.engine.generation.plan import GenerationBackend
-from millstream.loading.backends import generation_backend
-from millstream.models.source import ModelSource
-from support.fifo_gate import FifoGate, RemoteGate
-from support.guided import children_find_us
-from support.processes import ENGINE, TEMPLATE, children
+from support.fifo_gate import FifoGate
+from support.held_backends import held_backend
+from support.processes import ENGINE, TEMPLATE, children, children_find_us
 from support.server import RunningServer, running
 from support.tiny import write_servable
-from support.wrapped import Gated
 
 PATIENCE = 60
 STREAMS = 16
@@ -46,7 +42,6 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def importable(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets child processes import this test's backends."""
     children_find_us(monkeypatch)
-    monkeypatch.setenv("PYTHONPATH", f"{os.environ['PYTHONPATH']}{os.pathsep}{Path(__file__).parent}")
 
 
 class Stream(threading.Thread):
@@ -151,10 +146,6 @@ def test_twenty_kills_leave_nothing_behind(pair: tuple[Path, Path], whole: bool)
     assert fds_after - fds < min(lives, 5)
     assert threads_after - threads < min(lives, 5)
     assert memory_after - memory < 32 * 2**20, "more lives of an engine may not cost the server memory"
-
-
-def held_backend(far: RemoteGate, source: ModelSource, settings: Settings) -> GenerationBackend:
-    return Gated(generation_backend(source, settings), far)
 
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])
