@@ -15,13 +15,16 @@ import hypothesis
 import pytest
 
 from millstream.backend.environment import load_blas
-from support import tiers
+from support import kernel_compiler, tiers
+
+CACHE = Path(__file__).parent.parent / ".pytest_cache"
+kernel_compiler.install(CACHE / "kernels")
 
 if worker := os.environ.get("PYTEST_XDIST_WORKER"):
     # Workers share the cores: one BLAS thread each. MLX compiles kernels into the temporary folder, and another process
     # might load a library that is half written there.
     os.environ["OMP_NUM_THREADS"] = "1"
-    kernels = Path(__file__).parent.parent / ".pytest_cache" / f"tmp-{worker}"
+    kernels = CACHE / f"tmp-{worker}"
     kernels.mkdir(parents=True, exist_ok=True)
     os.environ["TMPDIR"] = str(kernels)
 
