@@ -6,6 +6,7 @@ is named by its node id.
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+from httpx._transports import default as httpx_transport
 
 from millstream.backend.environment import load_blas
 from support import kernel_compiler, tiers
@@ -31,6 +33,9 @@ if worker := os.environ.get("PYTEST_XDIST_WORKER"):
 load_blas()
 
 pytest_plugins = ["support.demo"]
+
+# `httpx.get` makes a client each time, and each reads the certificates of all authorities: 80 ms of CPU time a request.
+httpx_transport.create_ssl_context = functools.cache(httpx_transport.create_ssl_context)
 
 # How long an example takes says something of the machine, not of the code.
 _SLOW = [hypothesis.HealthCheck.too_slow]
