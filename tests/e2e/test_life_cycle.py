@@ -129,7 +129,7 @@ def test_shutdown_does_not_wait_for_a_load(servable: Path, tmp_path: Path, isola
         began = time.monotonic()
         server.stop_soon()
         code, clean = server.join()
-        assert time.monotonic() - began < 15, "stop_patience is 30 s"
+        assert time.monotonic() - began < 25, "stop_patience is 30 s"
         assert (code, clean) == (0, isolation == "process"), (
             "a blocked thread is left behind, so the server process must exit hard"
         )

@@ -183,7 +183,7 @@ def test_loading_a_model_leaves_the_limit_of_open_files(start: Callable[..., Pro
 def test_a_crashed_engine_is_an_error_and_the_server_stays_up(start: Callable[..., Process], servable: Path) -> None:
     process = start(str(servable), "--isolation", "process")
     url = process.url()
-    body = {"prompt": "hello", "max_tokens": 400, "ignore_eos": True, "stream": True}
+    body = {"prompt": "hello", "max_tokens": 400, "ignore_eos": True, "stream": True, "n": 16}  # takes a while
     with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=PATIENCE) as stream:
         lines = stream.iter_lines()
         next(lines)
