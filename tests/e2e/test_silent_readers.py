@@ -157,7 +157,7 @@ def test_a_stalled_write_times_out(folder: Path) -> None:
 
 def test_an_unread_non_streaming_response_is_dropped(folder: Path) -> None:
     with serving(folder, isolation="thread", write_timeout=0.3) as (server, http):
-        silent = ask(server, {**LARGE, "stream": False, "max_tokens": 600, "n": 4})
+        silent = ask(server, {**LARGE, "stream": False, "max_tokens": 200, "n": 4})
         wait_for(lambda: ended(http, "finished") == 1, "the answer was complete")
         threading.Event().wait(1)
         head, _, body = read_rest(silent).partition(b"\r\n\r\n")

@@ -25,8 +25,11 @@ FREE = 6
 
 
 @pytest.fixture(scope="module")
-def wide(demo_path: Path) -> Iterator[RunningServer]:
-    """A server of the demo model with many rows."""
+def wide(demo_path: Path, whole: bool, request: pytest.FixtureRequest) -> Iterator[RunningServer]:
+    """A server of the demo model with many rows; for few schemas, the one that other tests use."""
+    if not whole:
+        yield request.getfixturevalue("demo")
+        return
     with running(Settings(port=0, max_batch=ROWS)) as server:
         yield server
 
