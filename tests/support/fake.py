@@ -42,7 +42,7 @@ class Gate:
         self._open.set()
 
     def wait_entered(self) -> None:
-        assert self.entered.acquire(timeout=10), "the backend was never called"
+        assert self.entered.acquire(timeout=60), "the backend was never called"
 
 
 class FakeBackend:
