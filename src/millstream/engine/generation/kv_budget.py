@@ -82,11 +82,14 @@ class LengthClasses:
 
     @staticmethod
     def _peak(row: Row, ahead: int) -> int:
-        now = kv_capacity(row.tokens) + (0 if row.phase is Phase.DECODING else PADDING_TOKENS)
-        if row.phase is Phase.PREFILLING:
-            return now
-        grown = kv_capacity(row.tokens + ahead)
-        return now if grown == now else max(now, grown + _copied(now))
+        now, grown = kv_capacity(row.tokens), kv_capacity(row.tokens + ahead)
+        match row.phase:
+            case Phase.PREFILLING:
+                return now + PADDING_TOKENS
+            case Phase.JOINING:
+                return max(now + PADDING_TOKENS, grown + _copied(now + PADDING_TOKENS))
+            case Phase.DECODING:
+                return now if grown == now else grown + _copied(now)
 
 
 class Rectangle:

@@ -140,12 +140,12 @@ class GenerationScheduler:
         restore, self._restore = tuple(self._restore), []
         drop, self._drop = tuple(self._drop), []
         decode = tuple(self._running)
-        for request in self._running.values():
-            request.in_batch = True
         # All chunks before any save: a prompt must not match what another chunk of this very plan will save.
         chunks = [] if self._chunk_pending and self._running else list(self._chunks())
         prefill = tuple(map(self._with_save, chunks))
         encode = self._encode()
+        for request in self._running.values():
+            request.in_batch = True
         orders = self._cache.orders()
         return Plan(
             restore=restore,
