@@ -82,6 +82,8 @@ class GenerationFacts:
     """The most memory that a step needs beside weights and caches, if measured."""
     feature_bytes: int = 0
     """Size of its cache of encoded media."""
+    context_reason: str = ""
+    """If the context was cut: the model's own limit and why there is less, as a sentence for errors."""
 
     @property
     def capacity(self) -> int:

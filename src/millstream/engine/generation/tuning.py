@@ -158,4 +158,5 @@ def limit_context(facts: GenerationFacts, memory: int | None, prefix_cache_bytes
         f"context cut from {whole} to {fitting} tokens: more do not fit {where}; the whole context needs "
         f"{needed / 2**30:.2f} GiB for its KV cache"
     )
-    return dataclasses.replace(facts, context_length=fitting, notes=(*facts.notes, note))
+    reason = f"The model's own limit is {whole} tokens, but more than {fitting} do not fit {where}."
+    return dataclasses.replace(facts, context_length=fitting, context_reason=reason, notes=(*facts.notes, note))
