@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from millstream.engine.generation.kv_budget import tokens_for_row
 from millstream.model_facts import LEAST_TOKENS
 from millstream.models.estimate import Estimate
@@ -26,4 +28,5 @@ def footprint(estimate: Estimate, *, rows: int, kv_memory: int | None) -> tuple[
 def _row_tokens(tokens: int) -> int:
     """The tokens' worth of memory in which one row may become so long, whatever layout the backend will choose: of a
     rectangle on a GPU, rows get three eighths (`GenerationFacts.tokens_in`). The prefix cache may take a quarter."""
-    return max(tokens_for_row(tokens, "classes"), tokens_for_row(tokens, "rectangle") * 8 // 3) * 4 // 3 + 1
+    needed = max(tokens_for_row(tokens, "classes"), tokens_for_row(tokens, "rectangle") * 8 / 3)
+    return math.ceil(needed * 4 / 3) + 1
