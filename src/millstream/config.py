@@ -118,7 +118,7 @@ class Settings:
     """Fast paths that are turned off: keys of `FAST_PATHS`."""
     cache_dir: Path | None = None
     memory: int | None = None
-    """Memory budget of all models in bytes. None for no limit."""
+    """Memory budget of all models in bytes. None: each model may use what its device has free when it is loaded."""
     prefix_cache_memory: int = 2**30
     """Prefix cache size per model in bytes; 0 for no prefix cache."""
     prefix_cache_disk: int = 0

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from millstream.backend.device import current_device
+from millstream.backend.device import current_device, free_bytes
 from millstream.backend.generation.assembly import Assembly
 from millstream.backend.generation.batch import Batch, Launched
 from millstream.backend.generation.layout import Layout, LayoutChooser
@@ -111,6 +111,9 @@ class MlxGenerationBackend:
             identity=identity_of(settings.path, loaded.dtype, self._device.kind, settings.unpack, settings.kv_bits),
             media=self._encoder.kinds if self._encoder else (),
             whole_media=self._encoder is not None and self._model.whole_media,
+            kv_layout="rectangle",
+            device_memory=self._weight_bytes + max(0, free_bytes(self._device)),
+            feature_bytes=settings.feature_bytes if self._encoder is not None else 0,
         )
         self._warm_up(facts)
         # Else the garbage collector would scan all of it between two steps: 20 ms and more.

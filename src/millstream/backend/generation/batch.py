@@ -95,10 +95,11 @@ class Batch:
             self._joined[submit.request_id] = self._launches
             self._guides.add(submit)
             if wants_penalties(submit.sampling):
-                self._penalties.add(slot, submit.sampling, submit.prompt, self._vocab_size)
+                prompt = submit.prompt[: len(submit.prompt) - submit.resumed]
+                self._penalties.add(slot, submit.sampling, prompt, self._vocab_size, output=submit.output)
         chosen = mx.array(slots, dtype=mx.int32)
         self._inputs[chosen] = mx.array([submit.prompt[-1] for submit in submits], dtype=mx.int32)
-        self._positions[chosen] = mx.zeros((len(slots),), dtype=mx.int32)
+        self._positions[chosen] = mx.array([submit.resumed for submit in submits], dtype=mx.int32)
         self._rows_changed()
 
     def drop(self, ids: set[int]) -> None:

@@ -5,12 +5,15 @@ Pure: no thread, clock, MLX or I/O, so that every interleaving can be tested.
 
 from __future__ import annotations
 
+import bisect
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import islice
 
 from millstream.engine.generation.chunk_sizer import ChunkSizer
+from millstream.engine.generation.kv_budget import SURE_STEPS, KvBudget
 from millstream.engine.generation.messages import ClearPrefixCache, Generate, Generated, PromptLogprobs, Tokens
 from millstream.engine.generation.plan import Plan, Prefill, RowOutput, StepResult
 from millstream.engine.generation.prefill_planner import PrefillPlanner
@@ -27,6 +30,9 @@ class GenerationScheduler:
 
     At most `max_rows` requests hold a row. A step prefills at most `prefill_tokens`; while rows decode, what
     `PrefillPlanner` allows, so that running streams keep their pace.
+
+    Requests start in the order of their arrival, and the youngest are preempted if the rows outgrow the KV budget. The
+    oldest never is, so every request ends.
     """
 
     def __init__(
@@ -35,16 +41,18 @@ class GenerationScheduler:
         max_rows: int,
         prefill_tokens: int,
         chunk_sizer: ChunkSizer | None = None,
-        kv_tokens: int | None = None,
+        kv_budget: KvBudget | None = None,
         prefix_cache: PrefixCache | None = None,
         whole_media: bool = False,
     ) -> None:
-        """`kv_tokens`: tokens that fit into memory. A batch is a rectangle, so its longest row counts for all rows.
-        `whole_media`: no chunk may end inside an image."""
+        """`kv_budget`: None for no bound. `whole_media`: no chunk may end inside an image."""
         if max_rows < 1 or prefill_tokens < 1:
             raise ValueError("max_rows and prefill_tokens must be at least 1")
         self._max_rows = max_rows
-        self._kv_tokens = kv_tokens
+        self._kv_budget = kv_budget or KvBudget(None)
+        self._sure_steps = 0
+        """How many steps need no check of the budget."""
+        self._ages = itertools.count()
         self._cache = prefix_cache or NullPrefixCache()
         self._planner = PrefillPlanner(
             chunk_sizer or ChunkSizer(most=prefill_tokens, least=prefill_tokens),
@@ -55,6 +63,7 @@ class GenerationScheduler:
         self._requests: dict[int, Request] = {}
         """All that have not ended. Those in no queue below are held or fetching."""
         self._waiting: deque[Request] = deque()
+        """In the order of their arrival."""
         self._prefilling: list[Request] = []
         """Those prefilling or completing."""
         self._running: dict[int, Request] = {}
@@ -72,7 +81,7 @@ class GenerationScheduler:
         """With `held`, the request stays outside the queue until `release` or `refuse`."""
         if submit.request_id in self._requests:
             raise ValueError(f"request {submit.request_id} was submitted twice")
-        request = Request(submit)
+        request = Request(submit, next(self._ages))
         self._requests[submit.request_id] = request
         if not held:
             self._enqueue(request)
@@ -88,14 +97,22 @@ class GenerationScheduler:
         return [] if request is None else [self._fail(request, message, refused=refused)]
 
     def collect(self) -> None:
-        """Take in prefixes that were read from disk. Their requests go to the front of the queue: they have waited."""
+        """Take in prefixes that were read from disk. Their requests take their places in the queue."""
         for fetched in self._cache.fetched():
             request = self._in_state(fetched.request_id, State.FETCHING)
             if request is not None:
                 self._restore += self._cache.restore(request.prefix, fetched)
                 request.move(State.WAITING)
-                request.arrived = self._planner.clock
-                self._waiting.appendleft(request)
+                self._wait(request)
+
+    def preempt(self, request_id: int) -> None:
+        """Take a request's row away. It starts again when it fits, and its output goes on as if nothing had happened.
+        Between two steps only. Ignores requests without a row."""
+        request = self._requests.get(request_id)
+        if request is not None and request.state in (State.PREFILLING, State.COMPLETING, State.RUNNING):
+            self._leave_queue(request)
+            request.preempt()
+            self._wait(request)
 
     def cancel(self, request_id: int) -> list[Event]:
         """Ends the request now; the next plan drops its row."""
@@ -124,6 +141,7 @@ class GenerationScheduler:
     def plan(self) -> Plan:
         """The next step."""
         self.collect()
+        self._make_room()
         restore, self._restore = tuple(self._restore), []
         drop, self._drop = tuple(self._drop), []
         decode = tuple(self._running)
@@ -132,6 +150,8 @@ class GenerationScheduler:
         # All chunks before any save: a prompt must not match what another chunk of this very plan will save.
         planned = self._planner.plan(self._prefilling, waiting, self._admit, has_running_rows=bool(self._running))
         prefill = tuple(map(self._with_save, planned.chunks))
+        for request in self._running.values():
+            request.in_batch = True
         orders = self._cache.orders()
         return Plan(
             restore=restore,
@@ -147,7 +167,7 @@ class GenerationScheduler:
     def advance(self, plan: Plan, result: StepResult, seconds: float = 0.0) -> list[Event]:
         """Book a step that succeeded. `seconds`: its duration, if known."""
         self._planner.observe(plan, result, seconds)
-        events: list[Event] = [PromptLogprobs(chunk.request_id, chunk.logprobs) for chunk in result.prompt_logprobs]
+        events: list[Event] = self._prompt_logprobs(result)
         for chunk in plan.prefill:
             self._book_chunk(self._requests[chunk.request.request_id], chunk)
         if not result.prefilling:
@@ -192,8 +212,27 @@ class GenerationScheduler:
             request.move(State.FETCHING)
         else:
             request.move(State.WAITING)
-            request.arrived = self._planner.clock
-            self._waiting.append(request)
+            self._wait(request)
+
+    def _wait(self, request: Request) -> None:
+        request.arrived = self._planner.clock
+        bisect.insort(self._waiting, request, key=lambda each: each.age)
+
+    def _make_room(self) -> None:
+        """Preempt the youngest requests until the next step fits. The oldest stays, whatever it needs."""
+        if not self._kv_budget.bounded:
+            return
+        if self._sure_steps:
+            self._sure_steps -= 1
+            return
+        requests = sorted((*self._prefilling, *self._running.values()), key=lambda request: request.age)
+        rows = [request.kv_row for request in requests]
+        if self._kv_budget.fits_for_long(rows):
+            self._sure_steps = SURE_STEPS
+            return
+        while len(rows) > 1 and not self._kv_budget.fits(rows):
+            rows.pop()
+            self.preempt(requests.pop().request_id)
 
     def _admit(self, request: Request) -> Hit | None:
         """Give a waiting request a row, if there is room. Returns its cached prefix."""
@@ -209,11 +248,15 @@ class GenerationScheduler:
         return chunk if save is None else replace(chunk, save=save)
 
     def _fits(self, request: Request) -> bool:
-        rows = len(self._prefilling) + len(self._running)
-        if self._kv_tokens is None or not rows:
-            return rows < self._max_rows
-        longest = max(each.most_tokens for each in (request, *self._prefilling, *self._running.values()))
-        return rows < self._max_rows and (rows + 1) * longest <= self._kv_tokens
+        if len(self._prefilling) + len(self._running) >= self._max_rows:
+            return False
+        if not self._kv_budget.bounded:
+            return True
+        rows = [each.kv_row for each in (*self._prefilling, *self._running.values())]
+        fits = self._kv_budget.admits(rows, len(request.submit.prompt))
+        if fits:
+            self._sure_steps = 0
+        return fits
 
     def _book_chunk(self, request: Request, chunk: Prefill) -> None:
         request.prefilled = chunk.end
@@ -226,11 +269,17 @@ class GenerationScheduler:
         """Requests whose prompts are complete join the batch, unless they want no token."""
         joining = [request for request in self._prefilling if request.state is State.COMPLETING]
         for request in joining:
+            self._sure_steps = 0
             request.move(State.RUNNING)
             self._prefilling.remove(request)
             self._running[request.request_id] = request
             self._cache.joined(request.prefix)
         return [self._finish(request, FinishReason.LENGTH) for request in joining if not request.submit.max_tokens]
+
+    def _prompt_logprobs(self, result: StepResult) -> list[Event]:
+        """Those that were not sent before their request was preempted."""
+        unsent = ((chunk, self._requests[chunk.request_id].unsent(chunk.logprobs)) for chunk in result.prompt_logprobs)
+        return [PromptLogprobs(chunk.request_id, logprobs) for chunk, logprobs in unsent if logprobs]
 
     def _accept(self, request: Request, row: RowOutput) -> Iterable[Event]:
         """Cut a row's output at the first stop token or at the limit. A stop token before `min_tokens` has probability
@@ -264,8 +313,11 @@ class GenerationScheduler:
         return Failed(request.request_id, message, gone, refused)
 
     def _remove(self, request: Request) -> None:
-        """From every queue; a row is dropped by the next plan."""
         del self._requests[request.request_id]
+        self._leave_queue(request)
+
+    def _leave_queue(self, request: Request) -> None:
+        """A row is dropped by the next plan."""
         match request.state:
             case State.WAITING:
                 self._waiting.remove(request)

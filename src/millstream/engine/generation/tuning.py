@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from millstream.engine.generation.chunk_sizer import MAX_GAP, ChunkSizer
+from millstream.engine.generation.kv_budget import KvBudget, tokens_for_row
 from millstream.engine.generation.scheduler import GenerationScheduler
 from millstream.engine.prefix_cache.blocks import BlockPrefixCache
 from millstream.engine.prefix_cache.cache import NullPrefixCache, PrefixCache
@@ -19,7 +20,7 @@ from millstream.engine.prefix_cache.disk.folder import StoreBusy
 from millstream.engine.prefix_cache.disk.store import DiskStore
 from millstream.engine.prefix_cache.disk.tier import DiskTier
 from millstream.engine.prefix_cache.index import PrefixIndex
-from millstream.model_facts import GenerationFacts
+from millstream.model_facts import LEAST_TOKENS, GenerationFacts
 
 log = logging.getLogger(__name__)
 
@@ -55,10 +56,18 @@ with all saved, 64 streams of 260 tokens ran at 10,250 tokens/s on the H200, and
 
 
 def prefix_cache_share(facts: GenerationFacts, memory: int | None, asked: int) -> int:
-    """Bytes for the prefix cache: as asked for, but at most a quarter of what a budget leaves beside the weights."""
+    """Bytes for the prefix cache: as asked for, but at most a quarter of what a budget, or else the device, leaves
+    beside the weights."""
     if facts.prefix_sizes is None:
         return 0
-    return asked if memory is None else max(0, min(asked, (memory - facts.weight_bytes) // 4))
+    bound = facts.memory_bound(memory)
+    return asked if bound is None else max(0, min(asked, (bound - facts.weight_bytes) // 4))
+
+
+def kv_budget(facts: GenerationFacts, memory: int | None, prefix_cache_bytes: int) -> KvBudget:
+    """What is left for the KV caches of rows and of prompts in prefill."""
+    share = prefix_cache_share(facts, memory, prefix_cache_bytes)
+    return KvBudget(facts.tokens_in(memory, share), facts.kv_layout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +86,7 @@ class SchedulerSettings:
     prefill_chunk: int | None = None
     """The longest chunk of one prompt while rows decode. None: see `PREFILL` and `LONGEST_CHUNK`."""
     memory: int | None = None
-    """Bytes for weights and caches together. None: no bound."""
+    """Bytes for weights and caches together. None: what the device has."""
     prefix_cache_bytes: int = 0
     disk: DiskTierConfig | None = None
     max_token_gap: float = MAX_GAP
@@ -99,7 +108,7 @@ def make_scheduler(settings: SchedulerSettings, facts: GenerationFacts) -> Gener
             free_seconds=FREE_SECONDS[_device_kind(facts)],
             max_gap=settings.max_token_gap,
         ),
-        kv_tokens=facts.tokens_in(None if settings.memory is None else settings.memory - share),
+        kv_budget=kv_budget(facts, settings.memory, settings.prefix_cache_bytes),
         prefix_cache=_prefix_cache(facts, share, settings.disk),
         whole_media=facts.whole_media,
     )
@@ -149,10 +158,18 @@ def _disk_tier(facts: GenerationFacts, disk: DiskTierConfig, block: int) -> Disk
 
 
 def limit_context(facts: GenerationFacts, memory: int | None, prefix_cache_bytes: int) -> GenerationFacts:
-    """The facts with the context that fits into memory."""
-    share = prefix_cache_share(facts, memory, prefix_cache_bytes)
-    tokens = facts.tokens_in(None if memory is None else memory - share)
-    if tokens is None or tokens >= facts.context_length:
+    """The facts with the context that fits into memory if a request has all of it: then every request can end, and one
+    that never fits is refused before any work."""
+    whole = facts.context_length
+    fitting = kv_budget(facts, memory, prefix_cache_bytes).longest_row(whole)
+    fitting = max(fitting, min(whole, LEAST_TOKENS))
+    if fitting >= whole:
         return facts
-    note = f"context cut from {facts.context_length} to {tokens} tokens: more do not fit its share of --memory"
-    return dataclasses.replace(facts, context_length=tokens, notes=(*facts.notes, note))
+    needed = tokens_for_row(whole, facts.kv_layout) * facts.kv_bytes_per_token
+    where = "its share of --memory" if memory is not None else "the memory of this device"
+    note = (
+        f"context cut from {whole} to {fitting} tokens: more do not fit {where}; the whole context needs "
+        f"{needed / 2**30:.2f} GiB for its KV cache"
+    )
+    reason = f"The model's own limit is {whole} tokens, but more than {fitting} do not fit {where}."
+    return dataclasses.replace(facts, context_length=fitting, context_reason=reason, notes=(*facts.notes, note))

@@ -1,0 +1,150 @@
+"""Admission by tokens: what the rows' KV caches take, what the next step may need, whether one more request fits. Pure.
+
+Memory is counted in tokens. A request is admitted when its prompt fits beside what runs, not when everything that it
+may generate does: rows that outgrow the budget are preempted (see `scheduler.py`). So each step is checked before it
+is planned, and at its worst moment: a row that grows or joins is copied, and exists twice until the copy is done.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Literal, Protocol
+
+from millstream.engine.generation.kv_capacity import kv_capacity
+
+LayoutName = Literal["classes", "rectangle"]
+
+AHEAD = 2
+"""Tokens that a row may have in its KV cache beyond those that were reported: the backend runs a step ahead."""
+
+PADDING_TOKENS = 512
+"""The most padding that the KV cache of a prompt in prefill has."""
+
+VACANT_TOKENS = 8192
+"""Tokens that vacant slots of partly used buffers may hold, over all classes; in a small budget, `VACANT_SHARE`."""
+
+VACANT_SHARE = 1 / 8
+
+COPIED_SHARE = 1.0
+"""How much of a row exists a second time while it joins or grows."""
+
+COLUMNS = 256
+"""A rectangle has a multiple of so many columns, and half as many to spare when it is made."""
+
+HORIZON = 64
+"""A request is admitted only if all rows could generate so many more tokens: else it might be preempted at once."""
+
+SURE_STEPS = 16
+"""If the rows fit as they will be after so many steps, the steps between are not checked."""
+
+
+class Phase(Enum):
+    PREFILLING = auto()
+    """Its KV cache is its own, with room for the whole prompt."""
+    JOINING = auto()
+    """It joins the batch in the next step."""
+    DECODING = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What the budget knows of a request: `tokens` is its prompt and what it has generated."""
+
+    tokens: int
+    phase: Phase
+
+
+class Layout(Protocol):
+    """How the KV caches of rows lie in memory."""
+
+    def step(self, rows: Sequence[Row], ahead: int) -> int:
+        """The most tokens that these rows take at any moment of a step, or of all steps until each has `ahead` more."""
+        ...
+
+    def later(self, rows: Sequence[Row], ahead: int) -> int:
+        """What they take when all have joined and have `ahead` more tokens, while one of them is copied."""
+        ...
+
+
+class LengthClasses:
+    """Each row has a buffer of its length class."""
+
+    def step(self, rows: Sequence[Row], ahead: int) -> int:
+        return sum(self._peak(row, ahead) for row in rows)
+
+    def later(self, rows: Sequence[Row], ahead: int) -> int:
+        sizes = [kv_capacity(row.tokens + ahead) for row in rows]
+        prompts = sum(row.phase is not Phase.DECODING for row in rows)
+        return sum(sizes) + prompts * PADDING_TOKENS + _copied(max(sizes, default=0))
+
+    @staticmethod
+    def _peak(row: Row, ahead: int) -> int:
+        now, grown = kv_capacity(row.tokens), kv_capacity(row.tokens + ahead)
+        match row.phase:
+            case Phase.PREFILLING:
+                return now + PADDING_TOKENS
+            case Phase.JOINING:
+                return max(now + PADDING_TOKENS, grown + _copied(now + PADDING_TOKENS))
+            case Phase.DECODING:
+                return now if grown == now else grown + _copied(now)
+
+
+class Rectangle:
+    """All rows are as long as the longest. The memory that copies need is not in the budget (`facts.tokens_in`)."""
+
+    def step(self, rows: Sequence[Row], ahead: int) -> int:
+        return self.later(rows, ahead)
+
+    def later(self, rows: Sequence[Row], ahead: int) -> int:
+        longest = max((row.tokens for row in rows), default=0)
+        return len(rows) * -(-(longest + ahead + COLUMNS // 2) // COLUMNS) * COLUMNS
+
+
+def _copied(tokens: int) -> int:
+    return int(COPIED_SHARE * tokens)
+
+
+_LAYOUTS: dict[LayoutName, Layout] = {"classes": LengthClasses(), "rectangle": Rectangle()}
+
+
+class KvBudget:
+    """`tokens`: how many fit into memory beside everything else; None: no bound."""
+
+    def __init__(self, tokens: int | None, layout: LayoutName = "classes") -> None:
+        self.bounded = tokens is not None
+        self._layout = _LAYOUTS[layout]
+        vacant = 0 if layout == "rectangle" else min(VACANT_TOKENS, int(VACANT_SHARE * (tokens or 0)))
+        self._tokens = (tokens or 0) - vacant
+
+    def fits(self, rows: Sequence[Row], ahead: int = AHEAD) -> bool:
+        """Whether the next step of these rows fits, at its worst moment."""
+        return not self.bounded or self._layout.step(rows, ahead) <= self._tokens
+
+    def fits_for_long(self, rows: Sequence[Row]) -> bool:
+        """Whether the next `SURE_STEPS` steps fit too, if no row is added."""
+        return self.fits(rows, AHEAD + SURE_STEPS)
+
+    def admits(self, rows: Sequence[Row], prompt: int) -> bool:
+        """Whether a request with a prompt of so many tokens may start beside these rows."""
+        if not self.bounded or not rows:
+            return True
+        together = [*rows, Row(prompt, Phase.PREFILLING)]
+        return self.fits(together) and self._layout.later(together, HORIZON) <= self._tokens
+
+    def longest_row(self, most: int) -> int:
+        """How long one row may become, up to `most`, so that it can always start again by itself."""
+        if not self.bounded:
+            return most
+        lengths = range(1, most + 1)
+        return bisect.bisect_left(lengths, True, key=lambda tokens: not self.fits([Row(tokens, Phase.JOINING)]))
+
+
+def tokens_for_row(tokens: int, layout: LayoutName = "classes") -> int:
+    """The smallest budget in which one row may become so long."""
+    needed = _LAYOUTS[layout].step([Row(tokens, Phase.JOINING)], AHEAD)
+    if layout == "rectangle":
+        return needed
+    return min(needed + VACANT_TOKENS, -int(-needed // (1 - VACANT_SHARE)))
