@@ -6,7 +6,6 @@ from millstream.cli.arguments import duration, fast_path, natural, positive
 from millstream.cli.config_file import ISOLATION
 from millstream.cli.serve_options.common import DEFAULTS, Group, with_default
 from millstream.config import FAST_PATHS
-from millstream.engine.generation.tuning import PREFILL
 
 
 def add_batching(group: Group) -> None:
@@ -32,16 +31,8 @@ def add_batching(group: Group) -> None:
         "--prefill-chunk",
         type=positive,
         metavar="TOKENS",
-        help=with_default(
-            "most prompt tokens per request and step while other requests decode", prefill_chunk_defaults()
-        ),
+        help=with_default("most prompt tokens per request and step while other requests decode", "measured at load"),
     )
-
-
-def prefill_chunk_defaults() -> str:
-    """The defaults per device, taken from the table that the scheduler uses."""
-    (_, cpu, _), (_, gpu, _) = PREFILL["cpu"], PREFILL["gpu"]
-    return f"{cpu} on the CPU, {gpu} on a GPU"
 
 
 def add_engine(group: Group) -> None:
