@@ -12,7 +12,7 @@ from millstream.backend.generation.calibration import calibrate
 from millstream.engine.generation.messages import Generate
 from millstream.engine.generation.plan import Plan, StepResult
 from millstream.model_facts import Calibration, GenerationFacts, PrefixSizes
-from support.engines import engine
+from support.engines import Run, engine
 from support.fake import FakeBackend
 
 TOKEN_BYTES = 1000
@@ -112,26 +112,43 @@ def test_lengths_end_with_the_context_and_with_the_memory() -> None:
     assert len(TimedBackend().calibrate(available_bytes=-1).chunks) == 1
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3_text", "mamba2", "llama4"])
+@pytest.mark.parametrize(
+    "family, like_gpu",
+    [("llama", False), ("llama", True), ("gemma3_text", False), ("mamba2", False), ("llama4", False)],
+)
 def test_a_real_model_is_measured_at_load(
-    family: str, tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    family: str, like_gpu: bool, tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of every kind of KV cache; and it answers as it does without."""
-    settings = GenerationSettings("folder", tiny_model(family), max_rows=4)
+    settings = GenerationSettings("folder", tiny_model(family), max_rows=4, like_gpu=like_gpu)
     requests = [Generate(number, tuple(range(1, 20 + number)), 6) for number in range(3)]
     with engine(lambda: MlxGenerationBackend(settings)) as driver:
         assert driver.facts is not None and driver.facts.calibration is None, "too small to be worth it"
         expected = driver.run(*requests)
-        memory = driver.measured.memory_bytes
     monkeypatch.setattr("millstream.backend.generation.backend.MIN_WEIGHT_BYTES", 0)
     with engine(lambda: MlxGenerationBackend(settings)) as driver:
         assert driver.facts is not None and (found := driver.facts.calibration) is not None
         assert driver.run(*requests) == expected
-        assert driver.measured.memory_bytes == memory
     assert found.chunks[0][0] == 16 and found.steps[0][0] == 1
     assert all(seconds > 0 for _, seconds in (*found.chunks, *found.steps))
     assert found.workspace_bytes > 0 and driver.facts.workspace_bytes >= found.workspace_bytes
     assert (found.save_seconds > 0) == (driver.facts.prefix_sizes is not None)
+
+
+def test_a_real_model_keeps_nothing_of_it_in_memory(
+    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, two_threads: tuple[Run, Run]
+) -> None:
+    monkeypatch.setattr("millstream.backend.generation.backend.MIN_WEIGHT_BYTES", 0)
+
+    def load() -> tuple[GenerationFacts, int]:
+        backend = MlxGenerationBackend(GenerationSettings("folder", tiny_model("llama"), max_rows=4))
+        facts, memory = backend.load(), backend.memory_bytes()
+        backend.close()
+        return facts, memory
+
+    facts, memory = two_threads[0](load)
+    assert facts.calibration is not None
+    assert memory == facts.weight_bytes
 
 
 def test_calibration_can_be_disabled(tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
