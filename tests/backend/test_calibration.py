@@ -26,7 +26,7 @@ class TimedBackend(FakeBackend):
         *,
         chunk: Callable[[int], float] = lambda tokens: 0.001 + 1e-5 * tokens,
         step: Callable[[int], float] = lambda rows: 0.001 * (1 + rows),
-        save: Callable[[int], float] = lambda tokens: 0.0005 + 1e-9 * TOKEN_BYTES * tokens,
+        save: Callable[[int], float] = lambda tokens: 0.0005 + 1e-10 * TOKEN_BYTES * tokens,
         max_rows: int = 8,
         context_length: int = 10_000,
     ) -> None:
@@ -60,8 +60,8 @@ def test_costs_are_found_and_nothing_is_left_behind() -> None:
     assert [tokens for tokens, _ in found.chunks] == [16, 32, 64, 128, 256, 512, 1024, 2048, 4096]
     assert [seconds for _, seconds in found.chunks] == pytest.approx([0.001 + 1e-5 * n for n, _ in found.chunks])
     assert dict(found.steps) == pytest.approx({1: 0.002, 4: 0.005})
-    assert found.save_seconds == pytest.approx(0.0005)
-    assert found.save_seconds_per_byte == pytest.approx(1e-9)
+    assert found.save_seconds == pytest.approx(0.0005, rel=0.05)
+    assert found.save_seconds_per_byte == pytest.approx(1e-10)
     assert not backend.rows and not backend.progress and not backend.saved
     assert backend.clock <= 1.0
 
@@ -72,6 +72,12 @@ def test_states_are_saved_with_the_blocks_and_evicted() -> None:
     saves = [chunk.save for plan in backend.plans for chunk in plan.prefill if chunk.save is not None]
     assert saves and all(save.checkpoint is not None for save in saves)
     assert not backend.saved
+
+
+def test_a_disturbed_save_does_not_look_like_a_slow_copy() -> None:
+    """Else nothing would be worth saving until the model is loaded again."""
+    found = TimedBackend(save=lambda tokens: 0.0005 if tokens <= 16 else 1.0).calibrate(sizes=PrefixSizes(TOKEN_BYTES))
+    assert found.save_seconds_per_byte == 1e-9
 
 
 def test_a_model_without_a_prefix_cache_saves_nothing() -> None:

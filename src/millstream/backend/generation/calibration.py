@@ -29,8 +29,8 @@ CHUNK_SECONDS = 0.7 * SECONDS
 LONG_RUN = SECONDS / 8
 """A chunk that takes so long is run once: whatever the first run pays for besides is little beside it."""
 
-REPEATS = 2
-"""Runs of other chunks and of saves. The fastest counts: whatever disturbs a run makes it slower."""
+REPEATS, SAVE_REPEATS = 2, 4
+"""Runs of other chunks, and of saves. The fastest counts: whatever disturbs a run makes it slower."""
 
 SHORTEST_CHUNK, LONGEST_CHUNK = 16, 4096
 GROWTH = 1.05
@@ -38,6 +38,9 @@ GROWTH = 1.05
 
 SHORT_SAVE = 16
 """Tokens of the shorter of the two saves that are compared. The longer one has all tokens of a chunk."""
+
+SLOWEST_COPY = 1e-9
+"""Seconds per byte. No device copies more slowly: a save that seems to was disturbed."""
 
 ROWS = (1, 4, 16)
 ROW_TOKENS = 8
@@ -128,7 +131,7 @@ class _Calibrator:
         without tokens."""
         sizes = self._facts.prefix_sizes
         times = []
-        for _ in range(REPEATS):
+        for _ in range(SAVE_REPEATS):
             handles = tuple(next(self._numbers) for _ in range(blocks))
             state = next(self._numbers) if sizes is not None and sizes.states else None
             order = SavePrefix(request.request_id, 0, block, handles, state, tokens=position)
@@ -177,9 +180,9 @@ class _Calibrator:
 
 
 def _save_cost(saves: list[tuple[int, float]]) -> tuple[float, float]:
-    """The fixed cost of a save, and its cost per byte."""
+    """The fixed cost of a save, taken from the short one, whose bytes cost next to nothing; and its cost per byte."""
     if not saves:
         return 0.0, 0.0
     (few, short), (many, long) = saves
     per_byte = max(0.0, long - short) / (many - few) if many > few else 0.0
-    return max(0.0, short - few * per_byte), per_byte
+    return short, min(per_byte, SLOWEST_COPY)
