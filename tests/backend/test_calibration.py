@@ -137,7 +137,7 @@ def test_a_real_model_is_measured_at_load(
         assert driver.run(*requests) == expected
     assert found.chunks[0][0] == 16 and found.steps[0][0] == 1
     assert all(seconds > 0 for _, seconds in (*found.chunks, *found.steps))
-    assert found.workspace_bytes > 0 and driver.facts.workspace_bytes >= found.workspace_bytes
+    assert found.workspace_bytes > 0 and driver.facts.workspace_bytes > 0
     assert (found.save_seconds > 0) == (driver.facts.prefix_sizes is not None)
 
 

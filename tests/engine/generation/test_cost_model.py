@@ -131,9 +131,13 @@ def test_a_model_measured_on_one_length_gets_short_chunks() -> None:
 
 
 def test_workspace_grows_with_the_chunk() -> None:
-    measured = calibration(0.0, 1e-3, longest=128, step=0.01, save=0.001, bytes_per_second=1e11)
-    assert workspace_bytes(measured, 64) == 128 * 2**20
-    assert workspace_bytes(measured, 1024) == 1024 * 2**20
+    """As far as the longest that is ever planned. What another engine took meanwhile is not believed."""
+    measured = dataclasses.replace(laptop(0.001), weight_bytes=4 * 2**30)
+    assert measured.calibration is not None and tune(measured).longest_chunk == 1024
+    assert workspace_bytes(measured) == 1024 * 2**20
+    disturbed = dataclasses.replace(measured.calibration, workspace_bytes=2**40)
+    assert workspace_bytes(dataclasses.replace(measured, calibration=disturbed)) == 2 * 2**30
+    assert workspace_bytes(dataclasses.replace(measured, calibration=None)) == 0
 
 
 durations = st.floats(1e-7, 100.0)

@@ -27,7 +27,7 @@ from millstream.backend.weights.identity import identity_of
 from millstream.backend.weights.loading import load
 from millstream.backend.weights.materialize import evaluate_all
 from millstream.engine.background import BackgroundTask
-from millstream.engine.generation.cost_model import tune, workspace_bytes
+from millstream.engine.generation.cost_model import workspace_bytes
 from millstream.engine.generation.messages import Generate
 from millstream.engine.generation.plan import Plan, RowFailure, RowOutput, StepResult
 from millstream.engine.ownership import OwnerGuard, at_thread_end
@@ -273,4 +273,4 @@ class MlxGenerationBackend:
         measured = calibrate(self, facts, available_bytes=lambda: available_bytes(self._device))
         log.debug("Calibrated in %.1f s", time.monotonic() - started)
         facts = dataclasses.replace(facts, calibration=measured)
-        return dataclasses.replace(facts, workspace_bytes=workspace_bytes(measured, tune(facts).longest_chunk))
+        return dataclasses.replace(facts, workspace_bytes=workspace_bytes(facts))

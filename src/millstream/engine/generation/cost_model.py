@@ -46,7 +46,7 @@ class Tuning:
     gentle_chunk: int = 128
     """The longest chunk of one prompt while rows decode and nobody waits long."""
     shortest_chunk: int = 4
-    longest_chunk: int = 1024
+    longest_chunk: int = 256
     """The longest chunk while rows decode and prompts queue."""
     free_seconds: float = 0.0
     """What a chunk may add to a decode step, however short that is."""
@@ -115,9 +115,13 @@ def min_new_tokens(measured: Calibration, token_bytes: int, block: int) -> int:
     return max(1, math.ceil(tokens / block)) * block
 
 
-def workspace_bytes(measured: Calibration, tokens: int) -> int:
-    """Memory beside weights and KV cache for a chunk of so many tokens: in proportion to the longest one measured."""
-    return math.ceil(measured.workspace_bytes * max(1.0, tokens / measured.chunks[-1][0]))
+def workspace_bytes(facts: GenerationFacts) -> int:
+    """Memory beside weights and KV cache for the longest chunk: in proportion to the longest one that was measured. At
+    most half of the weights: more was another engine's, since MLX counts per process."""
+    if (measured := facts.calibration) is None:
+        return 0
+    scale = max(1.0, tune(facts).longest_chunk / measured.chunks[-1][0])
+    return min(math.ceil(measured.workspace_bytes * scale), facts.weight_bytes // 2)
 
 
 def describe(facts: GenerationFacts) -> list[str]:
