@@ -53,6 +53,22 @@ class PrefixSizes:
 
 
 @dataclass(frozen=True, slots=True)
+class Calibration:
+    """What a short run at load measured on this device with this model. Plain data: it crosses to other processes."""
+
+    chunks: tuple[tuple[int, float], ...]
+    """(tokens, seconds) of a prefill chunk while no row decodes, shortest first."""
+    steps: tuple[tuple[int, float], ...]
+    """(rows, seconds) of a decode step, fewest rows first."""
+    save_seconds: float = 0.0
+    """The fixed cost of saving a prefix to the prefix cache."""
+    save_seconds_per_byte: float = 0.0
+    workspace_bytes: int = 0
+    """Memory beside weights and KV cache at the peak of the longest chunk. MLX counts per process, so work of another
+    engine in the same process is in it."""
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationFacts:
     """What a generation engine reports of its model."""
 
@@ -73,13 +89,14 @@ class GenerationFacts:
     """Input besides text: `image`, `video`, `audio`."""
     whole_media: bool = False
     """True if the tokens of an image attend to each other, so that one chunk must hold all of them."""
-
+    calibration: Calibration | None = None
+    """None if nothing was measured: `--disable calibration`, or a model so small that it does not matter."""
+    workspace_bytes: int = 0
+    """Memory that the longest chunk takes beside weights and KV cache; 0 if it was not measured."""
     kv_layout: Literal["classes", "rectangle"] = "classes"
     """How the rows' KV caches lie in memory: each in a buffer of its length class, or all as long as the longest."""
     device_memory: int = 0
     """Bytes that the model may take of its device: its weights, and what was free when it was loaded. 0: unknown."""
-    workspace_bytes: int = 0
-    """The most memory that a step needs beside weights and caches, if measured."""
     feature_bytes: int = 0
     """Size of its cache of encoded media."""
     context_reason: str = ""

@@ -14,11 +14,7 @@ from millstream.cli import main, serve
 from millstream.cli.arguments import duration, memory_size, origin
 from millstream.cli.settings import settings_of
 from millstream.config import FAST_PATH_ALIASES, FAST_PATHS, ModelSpec, Settings
-from millstream.engine.generation.messages import Generate
-from millstream.engine.generation.plan import StepResult
-from millstream.engine.generation.tuning import SchedulerSettings, make_scheduler
 from millstream.errors import ModelError
-from millstream.model_facts import GenerationFacts
 from millstream.server import bind, warn_if_open
 
 
@@ -298,7 +294,7 @@ def options(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
 
 def test_help_shows_the_defaults(options: dict[str, str]) -> None:
     shown = {"--host": "127.0.0.1", "--port": "8000", "--max-batch": "32", "--queue": "256", "--memory": "no limit"}
-    shown |= {"--kv-bits": "0"}
+    shown |= {"--kv-bits": "0", "--prefill-chunk": "measured at load"}
     shown |= {"--load": "start", "--idle-unload": "never", "--step-timeout": "120", "--isolation": "auto"}
     shown |= {"--max-token-gap": "50"}
     shown |= {
@@ -310,18 +306,6 @@ def test_help_shows_the_defaults(options: dict[str, str]) -> None:
     }
     for option, default in shown.items():
         assert f"(default: {default})" in options[option]
-
-
-@pytest.mark.parametrize("device, where", [("cpu (none)", "on the CPU"), ("gpu (none)", "on a GPU")])
-def test_help_shows_the_chunk_that_the_scheduler_uses(options: dict[str, str], device: str, where: str) -> None:
-    scheduler = make_scheduler(SchedulerSettings(), GenerationFacts(2**20, 2048, 8, 0, "none", device))
-    scheduler.submit(Generate(1, (1, 2), 9))
-    scheduler.advance(scheduler.plan(), StepResult())
-    scheduler.submit(Generate(2, tuple(range(2000)), 9))
-    plan = scheduler.plan()
-    assert plan.decode == (1,)
-    chunk = plan.prefill[0].end - plan.prefill[0].start
-    assert re.search(rf"\(default: .*\b{chunk} {where}\b", options["--prefill-chunk"])
 
 
 def test_help_names_every_fast_path(options: dict[str, str]) -> None:

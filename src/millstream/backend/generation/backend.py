@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import logging
 import time
@@ -10,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from millstream.backend.device import current_device, free_bytes
+from millstream.backend.device import available_bytes, current_device, free_bytes
 from millstream.backend.generation.assembly import Assembly
 from millstream.backend.generation.batch import Batch, Launched
+from millstream.backend.generation.calibration import MIN_WEIGHT_BYTES, calibrate
 from millstream.backend.generation.layout import Layout, LayoutChooser
 from millstream.backend.generation.prefill.deferred import STEPS_PER_CHUNK, DeferredChunks
 from millstream.backend.generation.prefill.prefiller import Passes, Prefiller
@@ -25,6 +27,7 @@ from millstream.backend.weights.identity import identity_of
 from millstream.backend.weights.loading import load
 from millstream.backend.weights.materialize import evaluate_all
 from millstream.engine.background import BackgroundTask
+from millstream.engine.generation.cost_model import workspace_bytes
 from millstream.engine.generation.messages import Generate
 from millstream.engine.generation.plan import Plan, RowFailure, RowOutput, StepResult
 from millstream.engine.ownership import OwnerGuard, at_thread_end
@@ -70,7 +73,7 @@ class MlxGenerationBackend:
         self._encoder: MediaEncoder | None = None
 
     def load(self, report: Progress = ignore_progress) -> GenerationFacts:
-        """Owner only. Load and evaluate the weights, choose a layout, and warm up."""
+        """Owner only. Load and evaluate the weights, choose a layout, warm up and calibrate."""
         self._guard.check("load")
         settings = self._settings
         loaded = load(settings.kind, settings.path, self._device, unpack=settings.unpack, report=report)
@@ -111,11 +114,12 @@ class MlxGenerationBackend:
             identity=identity_of(settings.path, loaded.dtype, self._device.kind, settings.unpack, settings.kv_bits),
             media=self._encoder.kinds if self._encoder else (),
             whole_media=self._encoder is not None and self._model.whole_media,
-            kv_layout="rectangle",
+            kv_layout="classes" if layout.caches == "classes" else "rectangle",
             device_memory=self._weight_bytes + max(0, free_bytes(self._device)),
             feature_bytes=settings.feature_bytes if self._encoder is not None else 0,
         )
         self._warm_up(facts)
+        facts = self._calibrate(facts)
         # Else the garbage collector would scan all of it between two steps: 20 ms and more.
         gc.freeze()
         return facts
@@ -266,3 +270,13 @@ class MlxGenerationBackend:
             context_length=facts.context_length,
         )
         log.info("Warmed up in %.1f s", time.monotonic() - started)
+
+    def _calibrate(self, facts: GenerationFacts) -> GenerationFacts:
+        """The facts with what chunks, steps and saves cost here, measured after the warm-up has compiled kernels."""
+        if "calibration" in self._settings.disabled or self._weight_bytes < MIN_WEIGHT_BYTES:
+            return facts
+        started = time.monotonic()
+        measured = calibrate(self, facts, available_bytes=lambda: available_bytes(self._device))
+        log.debug("Calibrated in %.1f s", time.monotonic() - started)
+        facts = dataclasses.replace(facts, calibration=measured)
+        return dataclasses.replace(facts, workspace_bytes=workspace_bytes(facts))

@@ -6,7 +6,6 @@ from millstream.cli.arguments import duration, fast_path, milliseconds, natural,
 from millstream.cli.config_file import ISOLATION
 from millstream.cli.serve_options.common import DEFAULTS, Group, with_default
 from millstream.config import FAST_PATHS
-from millstream.engine.generation.tuning import LONGEST_CHUNK, PREFILL
 
 
 def add_batching(group: Group) -> None:
@@ -32,9 +31,7 @@ def add_batching(group: Group) -> None:
         "--prefill-chunk",
         type=positive,
         metavar="TOKENS",
-        help=with_default(
-            "most prompt tokens per request and step while other requests decode", prefill_chunk_defaults()
-        ),
+        help=with_default("most prompt tokens per request and step while other requests decode", "measured at load"),
     )
     group.add_argument(
         "--max-token-gap",
@@ -46,13 +43,6 @@ def add_batching(group: Group) -> None:
             f"{DEFAULTS.max_token_gap:g}",
         ),
     )
-
-
-def prefill_chunk_defaults() -> str:
-    """The defaults per device, taken from the table that the scheduler uses."""
-    (_, cpu, _), (_, gpu, _) = PREFILL["cpu"], PREFILL["gpu"]
-    cpu_longest, gpu_longest = LONGEST_CHUNK["cpu"], LONGEST_CHUNK["gpu"]
-    return f"{cpu} on the CPU, {gpu} on a GPU; {cpu_longest} and {gpu_longest} while prompts wait"
 
 
 def add_engine(group: Group) -> None:

@@ -1,6 +1,6 @@
-"""Sets up generation for a device and a memory share: chunk lengths, block sizes, the prefix cache and its disk tier.
+"""Sets up generation for a model and its memory share: the scheduler, the prefix cache and its disk tier.
 
-The measurements that decided the constants stand beside them.
+Chunk lengths and block sizes come from `cost_model.py`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 
 from millstream.engine.generation.chunk_sizer import MAX_GAP, ChunkSizer
 from millstream.engine.generation.kv_budget import KvBudget, tokens_for_row
+from millstream.engine.generation.cost_model import Tuning, tune
 from millstream.engine.generation.scheduler import GenerationScheduler
 from millstream.engine.prefix_cache.blocks import BlockPrefixCache
 from millstream.engine.prefix_cache.cache import NullPrefixCache, PrefixCache
@@ -24,35 +25,14 @@ from millstream.model_facts import LEAST_TOKENS, GenerationFacts
 
 log = logging.getLogger(__name__)
 
-PREFILL = {"cpu": (256, 128, 4), "gpu": (2048, 512, 64)}
-"""Prompt tokens per step; and, for one prompt while rows decode, the longest and the shortest chunk. A GPU's step costs
-the host much the same for 300 tokens and for 3,000, so prompts share steps, and every new shape costs milliseconds, so
-there are few lengths. On the CPU, cost is proportional to tokens."""
-
-LONGEST_CHUNK = {"cpu": 256, "gpu": 8192}
-"""The longest chunk while rows decode and prompts wait, in which `--max-token-gap` bounds the steps. On the H200, 8,192
-tokens in five steps prefill at four fifths of the pace of a prompt alone."""
-
-FREE_SECONDS = {"cpu": 0.0, "gpu": 0.005}
-"""Seconds that a chunk may add to a decode step, however short that is: building the graph of a chunk costs the H200's
-host 1.5 ms in each of its steps, where four rows of a small model take 1.8 ms."""
-
 FORMAT_VERSION = 1
 """Of the files on disk; files of another version are removed."""
-
-BLOCK_TOKENS = {"cpu": 16, "gpu": 64}
-"""Tokens per KV block of the prefix cache. A GPU prefills 64 as quickly as 16, and the index of 8,000 tokens is built
-between two decode steps: 2 to 3 ms in blocks of 16 on the H200's host."""
 
 INDEX_BYTES = 512
 """The memory of a block in the index itself: the least that a block counts for."""
 
 MIN_CHECKPOINT_TOKENS = 64
 """The fewest new tokens that make a checkpoint worth it: a prompt is cut there, which costs a pass."""
-
-MIN_NEW_TOKENS = {"cpu": BLOCK_TOKENS["cpu"], "gpu": 512}
-"""The fewest new tokens that are saved. A GPU prefills some hundred in a few milliseconds, and copies cost launches:
-with all saved, 64 streams of 260 tokens ran at 10,250 tokens/s on the H200, and with none at 12,273."""
 
 
 def prefix_cache_share(facts: GenerationFacts, memory: int | None, asked: int) -> int:
@@ -84,7 +64,7 @@ class SchedulerSettings:
     engine process."""
 
     prefill_chunk: int | None = None
-    """The longest chunk of one prompt while rows decode. None: see `PREFILL` and `LONGEST_CHUNK`."""
+    """The longest chunk of one prompt while rows decode. None: see `cost_model.py`."""
     memory: int | None = None
     """Bytes for weights and caches together. None: what the device has."""
     prefix_cache_bytes: int = 0
@@ -94,35 +74,31 @@ class SchedulerSettings:
 
 
 def make_scheduler(settings: SchedulerSettings, facts: GenerationFacts) -> GenerationScheduler:
-    budget, most, least = PREFILL[_device_kind(facts)]
-    longest = settings.prefill_chunk or LONGEST_CHUNK[_device_kind(facts)]
-    most = settings.prefill_chunk or most
+    tuning = tune(facts)
+    most = settings.prefill_chunk or tuning.gentle_chunk
+    sizer = ChunkSizer(
+        most=most,
+        least=min(tuning.shortest_chunk, most),
+        longest=settings.prefill_chunk or max(most, tuning.longest_chunk),
+        free_seconds=tuning.free_seconds,
+        max_gap=settings.max_token_gap,
+    )
     share = prefix_cache_share(facts, settings.memory, settings.prefix_cache_bytes)
     return GenerationScheduler(
         max_rows=facts.max_rows,
-        prefill_tokens=max(most, budget),
-        chunk_sizer=ChunkSizer(
-            most=most,
-            least=min(least, most),
-            longest=longest,
-            free_seconds=FREE_SECONDS[_device_kind(facts)],
-            max_gap=settings.max_token_gap,
-        ),
+        prefill_tokens=max(most, tuning.prefill_tokens),
+        chunk_sizer=sizer,
         kv_budget=kv_budget(facts, settings.memory, settings.prefix_cache_bytes),
-        prefix_cache=_prefix_cache(facts, share, settings.disk),
+        prefix_cache=_prefix_cache(facts, tuning, share, settings.disk),
         whole_media=facts.whole_media,
     )
 
 
-def _device_kind(facts: GenerationFacts) -> str:
-    return "cpu" if facts.device.startswith("cpu") else "gpu"
-
-
-def _prefix_cache(facts: GenerationFacts, budget: int, disk: DiskTierConfig | None) -> PrefixCache:
+def _prefix_cache(facts: GenerationFacts, tuning: Tuning, budget: int, disk: DiskTierConfig | None) -> PrefixCache:
     if not budget or facts.prefix_sizes is None:
         return NullPrefixCache()
     sizes = facts.prefix_sizes
-    worth, block = MIN_NEW_TOKENS[_device_kind(facts)], BLOCK_TOKENS[_device_kind(facts)]
+    worth, block = tuning.min_new_tokens, tuning.block_tokens
     index = PrefixIndex(
         block=block,
         block_bytes=max(INDEX_BYTES, block * sizes.token),
