@@ -13,8 +13,8 @@ import mlx.core as mx
 import pytest
 
 from millstream.backend.device import Device, current_device
-from millstream.backend.generation import layout
 from millstream.backend.generation import backend as backend_module
+from millstream.backend.generation import layout
 from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
 from millstream.backend.generation.layers import attention
 from millstream.backend.kernels import sample, small_matmul

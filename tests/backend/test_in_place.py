@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import Any
 
 import mlx.core as mx
 import numpy as np

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from millstream.engine.generation.chunk_sizer import MAX_GAP, ChunkSizer
-from millstream.engine.generation.kv_budget import KvBudget, tokens_for_row
 from millstream.engine.generation.cost_model import Tuning, tune
+from millstream.engine.generation.kv_budget import KvBudget, tokens_for_row
 from millstream.engine.generation.scheduler import GenerationScheduler
 from millstream.engine.prefix_cache.blocks import BlockPrefixCache
 from millstream.engine.prefix_cache.cache import NullPrefixCache, PrefixCache

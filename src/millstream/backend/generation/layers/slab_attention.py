@@ -47,9 +47,7 @@ def write_step(cache: SlabLayer, new: tuple[mx.array, mx.array]) -> None:
         read.write(cache.index, parts)
 
 
-def over_slabs(
-    plain: Attention, queries: mx.array, cache: SlabLayer, scale: float, sinks: mx.array | None
-) -> mx.array:
+def over_slabs(plain: Attention, queries: mx.array, cache: SlabLayer, scale: float, sinks: mx.array | None) -> mx.array:
     """Attention of one query per row over all of its tokens. Rows without a slot get the output of another."""
     step = cache.caches.step
     if step.shared:
@@ -71,7 +69,7 @@ def _with_shared(queries: mx.array, cache: SlabLayer, scale: float, sinks: mx.ar
     """All parts of all rows, each with its maximum and its sum of weights, then joined."""
     assert sinks is None, "models with attention sinks do not share prefixes"
     step = cache.caches.step
-    rows, heads, _, size = queries.shape
+    heads, size = queries.shape[1], queries.shape[3]
     own = []
     for read in step.reads:
         chosen = queries if read.queries is None else queries[read.queries]
