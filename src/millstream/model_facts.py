@@ -95,6 +95,8 @@ class GenerationFacts:
     """Memory that the longest chunk takes beside weights and KV cache; 0 if it was not measured."""
     kv_layout: Literal["classes", "rectangle"] = "classes"
     """How the rows' KV caches lie in memory: each in a buffer of its length class, or all as long as the longest."""
+    share_tokens: int = 0
+    """Rows with at least so many tokens in the prefix cache read them there; 0: they hold all of their tokens."""
     device_memory: int = 0
     """Bytes that the model may take of its device: its weights, and what was free when it was loaded. 0: unknown."""
     feature_bytes: int = 0

@@ -31,5 +31,9 @@ def caching_scheduler(
         store = DiskStore(disk, 2**30, facts.identity)
         store.open()
         tier = DiskTier(store, facts.identity, BLOCK)
-    cache = CheckpointPrefixCache(index, lambda tokens: 1, tier) if from_checkpoints else BlockPrefixCache(index, tier)
+    cache = (
+        CheckpointPrefixCache(index, lambda tokens: 1, tier)
+        if from_checkpoints
+        else BlockPrefixCache(index, tier, share_tokens=facts.share_tokens)
+    )
     return make(max_rows=facts.max_rows, prefill_tokens=7, prefix_cache=cache, whole_media=facts.whole_media)

@@ -17,7 +17,7 @@ from millstream.backend.generation.batch import Batch, Launched
 from millstream.backend.generation.calibration import MIN_WEIGHT_BYTES, calibrate
 from millstream.backend.generation.layout import Layout, LayoutChooser
 from millstream.backend.generation.prefill.deferred import STEPS_PER_CHUNK, DeferredChunks
-from millstream.backend.generation.prefill.prefiller import Passes, Prefiller
+from millstream.backend.generation.prefill.prefiller import Passes, Prefiller, Shared
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
 from millstream.backend.generation.sampling.guides import prepare_grammar
 from millstream.backend.generation.settings import GenerationSettings
@@ -31,7 +31,7 @@ from millstream.engine.generation.cost_model import workspace_bytes
 from millstream.engine.generation.messages import Generate
 from millstream.engine.generation.plan import Plan, RowFailure, RowOutput, StepResult
 from millstream.engine.ownership import OwnerGuard, at_thread_end
-from millstream.engine.prefix_cache.orders import SavePrefix
+from millstream.engine.prefix_cache.orders import SavePrefix, SharePrefix
 from millstream.engine.protocols import Progress, ignore_progress
 from millstream.errors import ModelError
 from millstream.model_facts import GenerationFacts
@@ -114,6 +114,7 @@ class MlxGenerationBackend:
             identity=identity_of(settings.path, loaded.dtype, self._device.kind, settings.unpack, settings.kv_bits),
             media=self._encoder.kinds if self._encoder else (),
             whole_media=self._encoder is not None and self._model.whole_media,
+            share_tokens=layout.share_tokens,
             kv_layout="classes" if layout.caches == "classes" else "rectangle",
             device_memory=self._weight_bytes + max(0, free_bytes(self._device)),
             feature_bytes=settings.feature_bytes if self._encoder is not None else 0,
@@ -132,15 +133,17 @@ class MlxGenerationBackend:
         batch, prefiller = self._batch, self._prefiller
         if restored := [array for order in plan.restore for array in self._store.restore(order)]:
             mx.eval(restored)
-        unsaved = self._save(batch, prefiller, plan.save)
+        unsaved = self._save(batch, prefiller, plan.save, plan.decode)
         if plan.drop:
             prefiller.drop(plan.drop)
             batch.drop(set(plan.drop))
             if self._encoder is not None:
                 self._encoder.drop(plan.drop)
         joining = [request_id for request_id in plan.decode if request_id not in batch.ids]
+        shared: Shared = {}
         if joining:
-            batch.join(*prefiller.take(joining))
+            shared = self._share(plan.share, joining)
+            batch.join(*prefiller.take(joining, shared))
             if self._encoder is not None:
                 self._encoder.release_features(joining)
         launched, rows, failed = self._decode(batch)
@@ -158,6 +161,7 @@ class MlxGenerationBackend:
             failed=(*failed, *(RowFailure(*each) for each in rejected.items())),
             prompt_logprobs=tuple(prefiller.take_logprobs()),
             encoded=encoded,
+            shared=tuple((each, sum(piece.tokens for piece in pieces)) for each, pieces in shared.items()),
             unsaved=tuple(unsaved),
             exported=tuple(self._store.exports.advance()),
             exporting=bool(self._store.exports),
@@ -228,7 +232,17 @@ class MlxGenerationBackend:
         """Wait for the last step; its tokens, for the rows that are still in the batch."""
         return [] if self._pending is None else self._pending.read(batch.ids)
 
-    def _save(self, batch: Batch, prefiller: Prefiller, orders: Sequence[SavePrefix]) -> list[int]:
+    def _share(self, orders: Sequence[SharePrefix], joining: Sequence[int]) -> Shared:
+        """The tokens that rows go on to read in the prefix cache."""
+        assert self._layout is not None
+        runs = self._layout.share_runs
+        return {
+            order.request_id: self._store.share(order.handles, runs) for order in orders if order.request_id in joining
+        }
+
+    def _save(
+        self, batch: Batch, prefiller: Prefiller, orders: Sequence[SavePrefix], joining: Sequence[int]
+    ) -> list[int]:
         """Save prefixes of rows and of prompts that end in prefill. Returns the handles of those that could not be
         saved."""
         copies: list[mx.array] = []
@@ -238,7 +252,8 @@ class MlxGenerationBackend:
             arrays = batch.save(order, self._store) if in_batch else prefiller.save(order)
             if arrays is None:
                 unsaved += order.all_handles
-            elif in_batch or not self._deferred.append(arrays):  # else its last chunk may be among the deferred ones
+            elif in_batch or order.request_id in joining or not self._deferred.append(arrays):
+                # Else its last chunk may be among the deferred ones.
                 copies += arrays
         if copies:
             # If MLX writes to the slots, it would copy all of them while a step that reads them is under way.

@@ -38,6 +38,9 @@ AGREED = 0.1
 """How far the logits of rows together may be from those of each alone, relative to their size. Rounding is far below,
 and a mask that the model does not understand far above."""
 
+KERNEL_SHARE, MLX_SHARE = (512, 256), (1024, 2)
+"""How many tokens are worth sharing, and in how many pieces at most."""
+
 AttentionKind = Literal["mlx-lm", "cpu", "kernels", "packed"]
 
 
@@ -62,6 +65,10 @@ class Layout:
     """The form of a quantised KV cache."""
     group_fill: float | None = None
     """How long the shortest prompt of a prefill group is at least, relative to the longest. None: no groups."""
+    share_tokens: int = 0
+    """Rows with at least so many tokens in the prefix cache read them there. 0: rows hold all of their tokens."""
+    share_runs: int = 0
+    """In how many pieces a row may do so: each is a call of attention, except with kernels."""
     padded_chunks: bool = False
     """True if chunks are padded to one of a few lengths."""
     sampling_kernel: bool = False
@@ -127,6 +134,13 @@ class LayoutChooser:
             layout = dataclasses.replace(layout, width=None, in_place=False, group_fill=None, padded_chunks=False)
             self._decline("group-prefill", "needs slots")
             self._decline("fused-matmul", "needs slots")
+        if layout.caches == "classes" and layout.packing is None:
+            tokens, runs = KERNEL_SHARE if layout.in_place else MLX_SHARE
+            layout = dataclasses.replace(
+                layout,
+                share_tokens=tokens if self._settings.share_tokens is None else self._settings.share_tokens,
+                share_runs=runs,
+            )
         reasons = tuple((name, self._declined.get(name)) for name in FAST_PATHS)
         return dataclasses.replace(layout, reasons=reasons)
 

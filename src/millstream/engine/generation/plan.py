@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from millstream.engine.generation.messages import Generate
-from millstream.engine.prefix_cache.orders import ExportedPrefix, RestorePrefix, SavePrefix
+from millstream.engine.prefix_cache.orders import ExportedPrefix, RestorePrefix, SavePrefix, SharePrefix
 from millstream.engine.protocols import Backend
 from millstream.model_facts import GenerationFacts
 from millstream.types import TokenLogprob
@@ -64,6 +64,8 @@ class Plan:
     drop: tuple[int, ...] = ()
     prefill: tuple[Prefill, ...] = ()
     decode: tuple[int, ...] = ()
+    share: tuple[SharePrefix, ...] = ()
+    """For rows that join in this step."""
     encode: tuple[EncodeMedia, ...] = ()
     complete_prefill: bool = False
     """True if this step must compute its chunks, and what is left of earlier ones, completely: short prompts, so that
@@ -113,6 +115,8 @@ class StepResult:
     prefilling: bool = False
     """True if a chunk is still being computed. The next step should have none while rows run, and a row whose prompt
     the chunk completes does not join yet."""
+    shared: tuple[tuple[int, int], ...] = ()
+    """(request id, how many of its tokens a row that joined reads in the prefix cache)."""
     failed: tuple[RowFailure, ...] = ()
     prompt_logprobs: tuple[ChunkLogprobs, ...] = ()
     """Of this step's chunks, never later: a request that only prefills ends with its last chunk."""

@@ -60,6 +60,7 @@ class Request:
         "logprobs_sent",
         "prefilled",
         "prefix",
+        "shared",
         "state",
         "submit",
         "tokens",
@@ -82,6 +83,8 @@ class Request:
         """Tokens of its prompt that are computed, or restored from the prefix cache."""
         self.encoded = 0
         """Media, counted from the first, that are encoded or part of the cached prefix."""
+        self.shared = 0
+        """Tokens that its row reads in the prefix cache and does not hold."""
         self.generated = 0
         """Tokens that count as its output."""
         self.tokens: list[int] = []
@@ -102,7 +105,8 @@ class Request:
         """What its KV cache holds, for the budget."""
         if self.state is not State.RUNNING:
             return Row(len(self.submit.prompt), Phase.PREFILLING)
-        return Row(len(self.submit.prompt) + len(self.tokens), Phase.DECODING if self.in_batch else Phase.JOINING)
+        tokens = len(self.submit.prompt) + len(self.tokens) - self.shared
+        return Row(tokens, Phase.DECODING if self.in_batch else Phase.JOINING)
 
     @property
     def usage(self) -> Usage:
@@ -125,7 +129,7 @@ class Request:
         self.prefix = _cached_prompt(self.submit)
         self.tokens = []
         self.in_batch = False
-        self.prefilled = self.encoded = self.logprobs_seen = 0
+        self.prefilled = self.encoded = self.logprobs_seen = self.shared = 0
 
     def unsent(self, logprobs: tuple[TokenLogprob, ...]) -> tuple[TokenLogprob, ...]:
         """Of the log-probabilities of its next prompt tokens, those that were not sent before it was preempted."""

@@ -157,6 +157,7 @@ class GenerationScheduler:
             restore=restore,
             save=tuple(orders.save),
             evict=tuple(orders.evict),
+            share=tuple(orders.share),
             drop=drop,
             prefill=prefill,
             decode=decode,
@@ -174,6 +175,8 @@ class GenerationScheduler:
             events += self._join_batch()
         for request_id, count in result.encoded:
             self._requests[request_id].encoded = count
+        for request_id, tokens in result.shared:
+            self._requests[request_id].shared = tokens
         self._exporting = result.exporting
         self._cache.unsaved(result.unsaved)
         self._cache.exported(result.exported)

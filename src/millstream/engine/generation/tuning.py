@@ -108,7 +108,7 @@ def _prefix_cache(facts: GenerationFacts, tuning: Tuning, budget: int, disk: Dis
     )
     tier = None if disk is None else _disk_tier(facts, disk, block)
     if not sizes.states:
-        return BlockPrefixCache(index, tier)
+        return BlockPrefixCache(index, tier, share_tokens=facts.share_tokens)
 
     def checkpoint_bytes(tokens: int) -> int:
         return INDEX_BYTES + sizes.state(tokens) + tokens % block * sizes.token

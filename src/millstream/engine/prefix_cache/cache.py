@@ -12,7 +12,7 @@ from typing import Protocol
 
 from millstream.engine.prefix_cache.disk.tier import Fetched
 from millstream.engine.prefix_cache.index import Hit
-from millstream.engine.prefix_cache.orders import ExportedPrefix, RestorePrefix, SavePrefix
+from millstream.engine.prefix_cache.orders import ExportedPrefix, RestorePrefix, SavePrefix, SharePrefix
 from millstream.engine.prefix_cache.prompt import CachedPrompt
 
 
@@ -22,6 +22,7 @@ class CacheOrders:
 
     save: list[SavePrefix] = field(default_factory=list)
     evict: list[int] = field(default_factory=list)
+    share: list[SharePrefix] = field(default_factory=list)
 
 
 class PrefixCache(Protocol):
@@ -53,7 +54,8 @@ class PrefixCache(Protocol):
         ...
 
     def match(self, prompt: CachedPrompt) -> Hit:
-        """The longest cached prefix of a prompt that starts now. It is not evicted until `release`."""
+        """The longest cached prefix of a prompt that starts now. It is not evicted until `release`, or, if rows share
+        prefixes, until the request has ended."""
         ...
 
     def release(self, prompt: CachedPrompt) -> None:
@@ -65,7 +67,7 @@ class PrefixCache(Protocol):
         ...
 
     def joined(self, prompt: CachedPrompt) -> None:
-        """The prompt is complete; its row joins the batch in the next step."""
+        """The prompt is complete; its row joins the batch in the next step, which saves the prompt."""
         ...
 
     def ended(self, prompt: CachedPrompt, generated: Sequence[int]) -> None:

@@ -19,7 +19,7 @@ Parts = tuple[mx.array, ...]
 SLAB_TOKENS = 8192
 """The most tokens of a slab with several slots. Longer rows have a slab of their own."""
 SPARE_TOKENS = 1024
-"""Tokens that a class may have vacant, whatever the number of its rows."""
+"""The most tokens that a class may have vacant."""
 FEW_SLABS = 4
 """Slabs of a class that are not merged: attention is called once for each."""
 
@@ -104,7 +104,8 @@ class Move:
 
 
 class SlabPool:
-    """All slabs of a batch. `copy` runs moves; `merge`: have few slabs per class, since each costs a call."""
+    """All slabs of a batch. `copy` runs moves; `merge`: have few slabs per class, as full as can be, since each costs a
+    call and vacant slots are computed. Otherwise slabs cost nothing, and moves are what is saved."""
 
     def __init__(self, templates: Sequence[Parts], copy: Callable[[Sequence[Move]], None], *, merge: bool) -> None:
         self._templates = templates
@@ -153,12 +154,16 @@ class SlabPool:
         return [(slab, slot) for slab in slabs for slot, row in enumerate(slab.rows) if row is None]
 
     def _spare(self, capacity: int, rows: int) -> int:
-        return max(SPARE_TOKENS // capacity, rows // 8)
+        return min(SPARE_TOKENS // capacity, rows // 8) if self._merge else SPARE_TOKENS // capacity
+
+    def _most(self, capacity: int) -> int:
+        """The most slots of a slab."""
+        return max(1, (SLAB_TOKENS if self._merge or capacity <= SPARE_TOKENS else 0) // capacity)
 
     def _add(self, capacity: int, joining: int) -> None:
         """Add slabs for rows that join, with some slots to spare; merge the class if it has too many slabs."""
         slabs = self._classes.setdefault(capacity, [])
-        most = max(1, SLAB_TOKENS // capacity)
+        most = self._most(capacity)
         small = [slab for slab in slabs if len(slab.rows) < most] if self._merge else []
         merged = small if len(small) >= FEW_SLABS else []
         rows = joining + sum(slab.used for slab in slabs)

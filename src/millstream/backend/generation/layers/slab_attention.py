@@ -67,7 +67,6 @@ def _in_order(step: SlabStep, found: list[mx.array]) -> mx.array:
 
 def _with_shared(queries: mx.array, cache: SlabLayer, scale: float, sinks: mx.array | None) -> mx.array:
     """All parts of all rows, each with its maximum and its sum of weights, then joined."""
-    assert sinks is None, "models with attention sinks do not share prefixes"
     step = cache.caches.step
     heads, size = queries.shape[1], queries.shape[3]
     own = []
@@ -81,6 +80,10 @@ def _with_shared(queries: mx.array, cache: SlabLayer, scale: float, sinks: mx.ar
         chosen = queries[shared.numbers].reshape(count, groups, heads // groups, size).swapaxes(0, 1)
         found = _partial(chosen.reshape(1, heads * count, 1, size), keys, values, scale, None)
         best, total, out = _join(best, total, out, shared.numbers, [_by_row(each, count, groups) for each in found])
+    if sinks is not None:
+        top = mx.maximum(best, sinks[None, :, None, None])
+        out = out * mx.exp(best - top)
+        total = total * mx.exp(best - top) + mx.exp(sinks[None, :, None, None] - top)
     return (out / total).astype(queries.dtype)
 
 

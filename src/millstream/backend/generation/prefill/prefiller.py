@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import mlx.core as mx
@@ -11,6 +13,7 @@ from millstream.backend.generation.caches.batch_caches import RowCaches, cache_a
 from millstream.backend.generation.caches.joining import JoiningRows, joining_row
 from millstream.backend.generation.caches.prompt_caches import PaddedCache, Padding, preallocate, reset_growth
 from millstream.backend.generation.caches.quantized import KvQuantization, new_prompt_caches
+from millstream.backend.generation.caches.slabs import SharedTokens
 from millstream.backend.generation.caches.widths import MAX_PADDED_CHUNK, padded_chunk_length
 from millstream.backend.generation.prefill.logprobs import prefill_with_logprobs, wants_logprobs
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
@@ -23,6 +26,9 @@ from millstream.engine.prefix_cache.orders import SavePrefix
 PrefillMedia = Callable[[Generate, int, int, RowCaches], None]
 """Prefills `prompt[start:end]` of a request with media into its caches."""
 
+
+Shared = Mapping[int, tuple[SharedTokens, ...]]
+"""By request, the tokens of a row that stay in the prefix cache."""
 
 Passes = list[list[mx.array]]
 """The arrays of forward passes, each in layer order."""
@@ -43,9 +49,9 @@ class Prefiller(Protocol):
         """Returns the prompt log-probabilities of chunks since the last call, for requests that asked for them."""
         ...
 
-    def take(self, ids: Iterable[int]) -> tuple[list[Generate], list[Any]]:
+    def take(self, ids: Iterable[int], shared: Shared | None = None) -> tuple[list[Generate], list[Any]]:
         """Remove rows whose prefill is complete. Returns their requests, and in the same order what the batch's caches
-        take."""
+        take. `shared`: the tokens that rows go on to read in the prefix cache."""
         ...
 
     def drop(self, ids: Iterable[int]) -> None: ...
@@ -121,7 +127,7 @@ class SinglePrefiller:
             self._prefix_store.fill_caches(chunk.reuse, chunk.reuse_checkpoint, caches)
         return caches
 
-    def take(self, ids: Iterable[int]) -> tuple[list[Generate], list[RowCaches]]:
+    def take(self, ids: Iterable[int], shared: Shared | None = None) -> tuple[list[Generate], list[RowCaches]]:
         rows = [self._rows.pop(request_id) for request_id in ids if request_id in self._rows]
         for _, caches in rows:
             reset_growth(caches)
@@ -183,15 +189,19 @@ class BatchPrefiller:
     def take_logprobs(self) -> list[ChunkLogprobs]:
         return self._single.take_logprobs()
 
-    def take(self, ids: Iterable[int]) -> tuple[list[Generate], list[JoiningRows]]:
-        wanted = set(ids)
+    def take(self, ids: Iterable[int], shared: Shared | None = None) -> tuple[list[Generate], list[JoiningRows]]:
+        wanted, shared = set(ids), shared or {}
         submits, single = self._single.take(wanted)
-        joining = [joining_row(caches) for caches in single]
-        for group in self._groups:
-            members, rows = group.take(wanted)
+        joining = [
+            joining_row(caches, shared.get(submit.request_id, ()))
+            for submit, caches in zip(submits, single, strict=True)
+        ]
+        alone = [{request_id} for request_id in sorted(wanted & set(shared))]
+        for group, chosen in itertools.product(self._groups, [wanted - set(shared), *alone]):
+            members, rows = group.take(chosen)
             if members:
                 submits += members
-                joining.append(rows)
+                joining.append(replace(rows, shared=shared.get(members[0].request_id, ())))
         self._discard(wanted)
         return submits, joining
 
