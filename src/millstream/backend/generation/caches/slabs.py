@@ -27,7 +27,7 @@ FEW_SLABS = 4
 class Slab:
     """Buffers for some rows of one class: per layer and part, (slots, heads, capacity, size)."""
 
-    __slots__ = ("capacity", "layers", "rows")
+    __slots__ = ("capacity", "layers", "nbytes", "rows")
 
     def __init__(self, capacity: int, slots: int, templates: Sequence[Parts]) -> None:
         """`templates`: arrays whose heads, size and type the buffers get."""
@@ -37,6 +37,7 @@ class Slab:
             [mx.zeros((slots, like.shape[1], capacity, like.shape[3]), dtype=like.dtype) for like in parts]
             for parts in templates
         ]
+        self.nbytes = sum(part.nbytes for part in self.arrays)
 
     @property
     def used(self) -> int:
@@ -49,10 +50,6 @@ class Slab:
     @property
     def arrays(self) -> list[mx.array]:
         return [part for parts in self.layers for part in parts]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(part.nbytes for part in self.arrays)
 
 
 @dataclass(slots=True, eq=False)
