@@ -48,6 +48,7 @@ class PrefillPlanner:
         self._prefill_tokens = prefill_tokens
         self._cache = prefix_cache
         self._whole_media = whole_media
+        self._patience = PATIENCE * sizer.max_gap
         self._credit = float(sizer.most)
         """Tokens of short prompts that may overtake."""
         self._chunk_pending = False
@@ -91,7 +92,10 @@ class PrefillPlanner:
         overtaking = self._overtaking(queue, budget)
         short = overtaking or _fitting(list(takewhile(self._is_short, queue)), self._left, budget)
         if short and self._left(short[0]) > budget:
-            budget = self._sizer.at_most(budget)
+            # Where 100 tokens take longer than the gap, prompts that are cut would leave the batch of a busy server
+            # half empty. So one that has lost its patience is not.
+            late = short[0].arrived + self._patience < self.clock
+            budget = self._left(short[0]) if late else self._sizer.at_most(budget)
         chunks = [*self._fill(short, admit, budget, beside_rows=True)]
         complete = bool(chunks)
         if not chunks:
@@ -159,7 +163,7 @@ class PrefillPlanner:
         tokens, pace = 0, 0.0
         for request in queue:
             tokens += self._left(request)
-            seconds = request.arrived + PATIENCE * self._sizer.max_gap - self.clock
+            seconds = request.arrived + self._patience - self.clock
             pace = max(pace, tokens / max(seconds, self._sizer.max_gap))
         return pace
 
