@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from millstream.engine.generation.kv_budget import (
     AHEAD,
     PADDING_TOKENS,
-    SURE_STEPS,
     VACANT_TOKENS,
     KvBudget,
     LayoutName,
@@ -61,13 +60,12 @@ def test_in_a_rectangle_the_longest_row_counts_for_all() -> None:
 @given(rows, st.integers(0, 2_000_000), st.sampled_from(LAYOUTS))
 def test_steps_that_are_not_checked_fit(held: list[Row], tokens: int, layout: LayoutName) -> None:
     subject = KvBudget(tokens, layout)
-    if subject.fits_for_long(held):
-        for steps in range(SURE_STEPS + 1):
-            grown = [
-                Row(row.tokens + steps, Phase.DECODING) if row.phase is not Phase.PREFILLING and steps else row
-                for row in held
-            ]
-            assert subject.fits(grown)
+    for steps in range(sure + 1 if (sure := subject.sure_steps(held)) else 0):
+        grown = [
+            Row(row.tokens + steps, Phase.DECODING) if row.phase is not Phase.PREFILLING and steps else row
+            for row in held
+        ]
+        assert subject.fits(grown)
 
 
 @given(rows, lengths, st.integers(0, 2_000_000), st.sampled_from(LAYOUTS))

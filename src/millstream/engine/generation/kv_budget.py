@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from millstream.engine.generation.kv_capacity import kv_capacity
 
@@ -37,7 +36,10 @@ COLUMNS = 256
 HORIZON = 64
 """A request is admitted only if all rows could generate so many more tokens: else it might be preempted at once."""
 
-SURE_STEPS = 16
+PROMPT_PER_STEP = 64
+"""And one more for so many tokens of its prompt: rows go on while it is prefilled."""
+
+SURE_STEPS = (64, 8)
 """If the rows fit as they will be after so many steps, the steps between are not checked."""
 
 
@@ -49,8 +51,7 @@ class Phase(Enum):
     DECODING = auto()
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """What the budget knows of a request: `tokens` is its prompt and what it has generated."""
 
     tokens: int
@@ -123,16 +124,17 @@ class KvBudget:
         """Whether the next step of these rows fits, at its worst moment."""
         return not self.bounded or self._layout.step(rows, ahead) <= self._tokens
 
-    def fits_for_long(self, rows: Sequence[Row]) -> bool:
-        """Whether the next `SURE_STEPS` steps fit too, if no row is added."""
-        return self.fits(rows, AHEAD + SURE_STEPS)
+    def sure_steps(self, rows: Sequence[Row]) -> int:
+        """How many more steps surely fit after the next one, if no row is added and no prompt is completed."""
+        return next((steps for steps in SURE_STEPS if self.fits(rows, AHEAD + steps)), 0)
 
     def admits(self, rows: Sequence[Row], prompt: int) -> bool:
         """Whether a request with a prompt of so many tokens may start beside these rows."""
         if not self.bounded or not rows:
             return True
         together = [*rows, Row(prompt, Phase.PREFILLING)]
-        return self.fits(together) and self._layout.later(together, HORIZON) <= self._tokens
+        later = self._layout.later(together, HORIZON + prompt // PROMPT_PER_STEP)
+        return self.fits(together) and later <= self._tokens
 
     def longest_row(self, most: int) -> int:
         """How long one row may become, up to `most`, so that it can always start again by itself."""
