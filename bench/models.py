@@ -25,7 +25,7 @@ LLAMA_1B: dict[str, Any] = {
     "head_dim": 64,
     "rms_norm_eps": 1e-5,
     "vocab_size": 128256,
-    "max_position_embeddings": 16384,
+    "max_position_embeddings": 131072,
     "rope_theta": 500000.0,
     "tie_word_embeddings": True,
     "torch_dtype": "bfloat16",
@@ -58,6 +58,8 @@ MID = {
     "num_key_value_heads": 4,
 }
 RANDOM = {"random-1b": LLAMA_1B, "random-small": SMALL, "random-tiny": TINY, "random-mid": MID}
+VERSION = 2
+"""Part of the folders' names. Raise it when what is made here changes: models are reused."""
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|start|>{{ message.role }}\n{{ message.content }}<|end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
@@ -81,7 +83,8 @@ def random_model(folder: Path, config: dict[str, Any]) -> Path:
 
 
 def write_tokenizer(folder: Path, vocab_size: int) -> None:
-    """A token for every byte and a word for every other id, so that all output of a random model is text."""
+    """A token for every byte and a word for every other id, so that all output of a random model is text, and becomes
+    the same tokens when a client sends it back."""
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers
 
@@ -89,8 +92,13 @@ def write_tokenizer(folder: Path, vocab_size: int) -> None:
     special = ["<|endoftext|>", "<|start|>", "<|end|>"]
     words = [f"Ġw{number:x}" for number in range(vocab_size - len(alphabet) - len(special))]
     vocabulary = {name: number for number, name in enumerate([*alphabet, *words])}
-    tokenizer = tokenizers.Tokenizer(models.BPE(vocabulary, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocabulary, [], ignore_merges=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(" ", "merged_with_next"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(special)
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -155,7 +163,7 @@ def find(name: str) -> Path:
         return folder
     if name not in (*RANDOM, "demo"):
         sys.exit(f"{name} is neither a folder nor one of {', '.join(RANDOM)}, demo")
-    return make(name, Path(tempfile.gettempdir()) / f"millstream-bench-{name}")
+    return make(name, Path(tempfile.gettempdir()) / f"millstream-bench-{name}-{VERSION}")
 
 
 if __name__ == "__main__":

@@ -38,8 +38,11 @@ def command(server: str, model: Path, port: int, more: tuple[Path, ...] = ()) ->
 
 
 @contextmanager
-def running(server: str, model: Path, extra: tuple[str, ...] = (), *, more: tuple[Path, ...] = ()) -> Iterator[str]:
-    """Start the server, yield its URL once it answers, and stop it afterwards."""
+def running(
+    server: str, model: Path, extra: tuple[str, ...] = (), *, more: tuple[Path, ...] = (), source: Path | None = None
+) -> Iterator[str]:
+    """Start the server, yield its URL once it answers, and stop it afterwards. `source`: the folder to import
+    Millstream from, such as another checkout's src/."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     arguments = command(server, model, port, more)
@@ -47,6 +50,11 @@ def running(server: str, model: Path, extra: tuple[str, ...] = (), *, more: tupl
     # A peer that logs every /health would flood the report. Millstream logs warnings only.
     errors = None if server == "millstream" else subprocess.DEVNULL
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    if source is not None:
+        if not (source / "millstream").is_dir():  # another build would be measured under its name
+            raise NotStarted(f"there is no millstream in {source}")
+        paths = [str(source.resolve()), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment["PYTHONPATH"] = os.pathsep.join(paths)
     process = subprocess.Popen([*arguments, *extra], stdout=subprocess.DEVNULL, stderr=errors, env=environment)
     url = f"http://127.0.0.1:{port}"
     try:

@@ -5,16 +5,15 @@ It shows that the choices for CUDA fit together, which else only a GPU would sho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 import pytest
 
 from millstream.backend.device import Device, current_device
-from millstream.backend.generation import assembly, layout
+from millstream.backend.generation import layout
 from millstream.backend.generation import backend as backend_module
 from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
 from millstream.backend.generation.layers import attention
@@ -22,6 +21,7 @@ from millstream.backend.kernels import sample, small_matmul
 from millstream.backend.layers.fused_matmul import BY_MLX
 from millstream.engine.generation.messages import Generate
 from support.engines import engine
+from support.pointer_kernels import PointerKernels, play_pointer_kernels
 from support.tiny import VOCAB, write_model
 
 pytestmark = pytest.mark.skipif(
@@ -36,20 +36,8 @@ REFERENCES: dict[str, Callable[..., Any]] = {
 }
 
 
-def memory(array: mx.array) -> Any:
-    mx.eval(array)
-    mx.synchronize()
-    return np.array(array, copy=False)
-
-
-class Pretended:
+class Pretended(PointerKernels):
     """The kernels, and how often each was called."""
-
-    def __init__(self) -> None:
-        self.calls: dict[str, int] = {}
-
-    def count(self, name: str) -> None:
-        self.calls[name] = self.calls.get(name, 0) + 1
 
     def matmul(self, kind: Any, x: mx.array, weight: mx.array, rest: Any, shapes: Any, heads: Any = ()) -> list[Any]:
         self.count(kind.name)
@@ -59,24 +47,6 @@ class Pretended:
         out = REFERENCES[kind.name](x, weight, *rest)
         assert out.shape == shapes[0]
         return [out]
-
-    def write_rows(self, part: mx.array, rows: mx.array, slots: Sequence[int], start: int) -> mx.array:
-        self.count("write_rows")
-        memory(part)[list(slots), :, start : start + rows.shape[2]] = np.array(rows)
-        return mx.array([1])
-
-    def decode(
-        self, queries: mx.array, keys: mx.array, values: mx.array, left: mx.array, end: mx.array,
-        new: tuple[mx.array, mx.array], used: int, scale: float,
-    ) -> mx.array:  # fmt: skip
-        self.count("decode")
-        slots = keys.shape[0]
-        for part, column in zip((keys, values), new, strict=True):
-            memory(part)[:, :, used - 1] = np.array(column)[:slots, :, 0]
-        columns = mx.arange(keys.shape[2])
-        mask = ((columns >= left[:slots, None]) & (columns < used))[:, None, None]
-        out = mx.fast.scaled_dot_product_attention(queries[:slots], keys, values, scale=scale, mask=mask)
-        return mx.concatenate([out, mx.zeros((queries.shape[0] - slots, *out.shape[1:]), dtype=out.dtype)])
 
     def prefill(self, queries: mx.array, keys: mx.array, values: mx.array, scale: float, left: Any) -> mx.array:
         self.count("prefill" if left is None else "padded prefill")
@@ -98,8 +68,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Pretended:
     monkeypatch.setattr(backend_module, "current_device", lambda: Device("cuda", "pretended", 2**34))
     monkeypatch.setattr(layout, "supported_here", lambda: True)
     monkeypatch.setattr(small_matmul, "_run", kernels.matmul)
-    monkeypatch.setattr(assembly, "write_rows", kernels.write_rows)
-    monkeypatch.setattr(attention, "ragged_attention", kernels.decode)
+    play_pointer_kernels(monkeypatch, kernels)
     monkeypatch.setattr(attention, "prefill_attention", kernels.prefill)
     monkeypatch.setattr(sample, "sample", kernels.sample)
     return kernels

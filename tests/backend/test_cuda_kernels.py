@@ -8,9 +8,9 @@ import pytest
 from millstream.backend.device import current_device
 from millstream.backend.generation.sampling.sampler import seeds, uniform
 from millstream.backend.kernels import sample
-from millstream.backend.kernels.decode_attention import ragged_attention
+from millstream.backend.kernels.decode_attention import DecodeWork, slab_decode
 from millstream.backend.kernels.prefill_attention import prefill_attention
-from millstream.backend.kernels.write_rows import write_rows
+from millstream.backend.kernels.write_rows import addresses_of, move_rows, write_rows
 from support.sampling_grid import disagreements, grid, reference_tokens
 
 pytestmark = pytest.mark.skipif(
@@ -58,36 +58,81 @@ def test_rows_are_placed(size: int, layout: str) -> None:
     if layout == "turned round":
         rows = mx.contiguous(rows.transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3)
     mx.eval(rows)
-    expected = mx.zeros(part.shape, dtype=mx.bfloat16)
     length = 11 if layout == "in a longer buffer" else 30
-    expected[mx.array([3, 0]), :, 7 : 7 + length] = rows[:, :, :length]
+    expected = mx.zeros(part.shape, dtype=mx.bfloat16)
+    expected[3, :, : length - 4] = rows[0, :, 4:length]
+    expected[0, :, :length] = rows[1, :, :length]
     mx.eval(expected)
-    mx.eval(write_rows(part, rows[:, :, :length], [3, 0], 7))
+    mx.eval(write_rows(part, rows[:, :, :length], [3, 0], [4, 0]))
     assert mx.array_equal(part, expected).item()
+
+
+@pytest.mark.parametrize("size", [64, 81])
+def test_rows_are_moved_in_all_layers(size: int) -> None:
+    mx.random.seed(1)
+    source = [mx.random.normal((2, 3, 40, size)).astype(mx.bfloat16) for _ in range(6)]
+    target = [mx.zeros((3, 3, 60, size), dtype=mx.bfloat16) for _ in range(6)]
+    mx.eval(source, target)
+    expected = []
+    for old, new in zip(source, target, strict=True):
+        moved = new * 1
+        moved[2, :, :33] = old[1, :, :33]
+        moved[0, :, :5] = old[0, :, :5]
+        expected.append(moved)
+    mx.eval(expected)
+    table = mx.stack([addresses_of(source), addresses_of(target)]).reshape(2, 3, 2)
+    mx.eval(move_rows([(0, 1, 40, 1, 2, 60, 33, 0), (0, 0, 40, 1, 0, 60, 5, 0)], table, source[0]))
+    assert all(mx.array_equal(one, other).item() for one, other in zip(target, expected, strict=True))
 
 
 @pytest.mark.parametrize("size", [64, 128])
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float32])
 @pytest.mark.parametrize(("heads", "groups"), [(4, 4), (8, 2)])
-@pytest.mark.parametrize("columns", [300, 1500, 8200])
-def test_decode(size: int, dtype: mx.Dtype, heads: int, groups: int, columns: int) -> None:
-    """Rows of unequal length; two more rows than slots, whose answer is zero."""
+@pytest.mark.parametrize("tokens", [300, 1500, 8200])
+def test_decode(size: int, dtype: mx.Dtype, heads: int, groups: int, tokens: int) -> None:
+    """Rows of unequal length in two slabs, one of which reads shared tokens; and a row without tokens."""
     mx.random.seed(1)
-    queries = mx.random.normal((5, heads, 1, size)).astype(dtype)
-    keys, values = mx.random.normal((2, 3, groups, columns + 9, size)).astype(dtype)
-    left = mx.array([0, columns - 3, columns // 2, columns - 1, columns - 1], dtype=mx.int32)
-    end = mx.array([columns - 1], dtype=mx.int32)
-    new = mx.random.normal((2, 5, groups, 1, size)).astype(dtype)
-    mx.eval(queries, keys, values, new)
-    out = ragged_attention(queries, keys, values, left, end, (new[0], new[1]), columns, size**-0.5)
+    parted, layers, layer = tokens > 1024, 2, 1
+    queries = mx.random.normal((4, heads, 1, size)).astype(dtype)
+    new = mx.random.normal((2, 4, groups, 1, size)).astype(dtype)
+    shapes = [(2, groups, tokens + 9, size), (1, groups, 256, size), (1, groups, 700, size)]
+    slabs = [[mx.random.normal(shape).astype(dtype) for _ in range(2 * layers)] for shape in shapes]
+    mx.eval(queries, new, slabs)
+    lengths = [tokens - 1, 250, 40 + (600 if parted else 0), 0]
+    keys, values = ([slab[2 * layer + part] * 1 for slab in slabs] for part in (0, 1))
+    expected = []
+    for row, (slab, slot) in enumerate([(0, 1), (1, 0), (0, 0)]):
+        shared = 600 if parted and row == 2 else 0
+        end = lengths[row] - shared
+        both = []
+        for part, fresh in ((keys, new[0]), (values, new[1])):
+            own = mx.concatenate([part[slab][slot : slot + 1, :, :end], fresh[row : row + 1]], axis=2)
+            both.append(mx.concatenate([part[2][:, :, 50:650], own], axis=2) if shared else own)
+        expected.append(plain(queries[row : row + 1], *both, size**-0.5, mx.ones((both[0].shape[2],), dtype=mx.bool_)))
+    mx.eval(expected)
+    capacity = tokens + 9
+    items, starts = [], [0]
+    span = 512 if parted else capacity
+    own_pieces = [(0, 1, capacity, 0), (1, 0, 256, 0), (0, 0, capacity, 600 if parted else 0)]
+    for row, (slab, slot, room, origin) in enumerate(own_pieces):
+        if origin:
+            items += [(row, 2, 0, 700, 50, 562, 0, 0), (row, 2, 0, 700, 562, 650, 0, 0)]
+        items += [(row, slab, slot, room, at, min(room, at + span), origin, 1) for at in range(0, room, span)]
+        starts.append(len(items))
+    items += [] if parted else [(3, -1, 0, 0, 0, 0, 0, 0)]
+    starts.append(len(items))
+    table = mx.stack([addresses_of(slab) for slab in slabs]).reshape(3, layers, 2)
+    work = DecodeWork(mx.array(items), mx.array(starts), parted, table, mx.array(lengths))
+    out = slab_decode(queries, (new[0], new[1]), work, mx.array([layer]), size**-0.5)
     mx.eval(out)
-    assert mx.array_equal(keys[:, :, columns - 1], new[0, :3, :, 0]).item()
-    assert mx.array_equal(values[:, :, columns - 1], new[1, :3, :, 0]).item()
-    places = mx.arange(columns + 9)[None, None, None]
-    seen = (places >= left[:3, None, None, None]) & (places < columns)
-    expected = plain(queries[:3], keys, values, size**-0.5, seen)
-    assert mx.abs(out[:3].astype(mx.float32) - expected).max().item() < 0.02
-    assert mx.abs(out[3:]).max().item() == 0
+    for row in range(3):
+        assert mx.abs(out[row : row + 1].astype(mx.float32) - expected[row]).max().item() < 0.02
+    assert mx.abs(out[3]).max().item() == 0
+    for part in (0, 1):
+        written = slabs[0][2 * layer + part]
+        assert mx.array_equal(written[1, :, tokens - 1], new[part, 0, :, 0]).item()
+        assert mx.array_equal(written[0, :, 40], new[part, 2, :, 0]).item()
+        assert mx.array_equal(slabs[1][2 * layer + part][0, :, 250], new[part, 1, :, 0]).item()
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16])

@@ -14,7 +14,8 @@ from mlx.utils import tree_map
 from mlx_lm.models import llama
 from mlx_lm.models.cache import KVCache
 
-from millstream.backend.generation.caches.slots import JoiningRows, SlotCaches, joining_row
+from millstream.backend.generation.caches.class_caches import ClassCaches
+from millstream.backend.generation.caches.joining import JoiningRows, joining_row
 from millstream.backend.generation.caches.widths import kernel_width, powers_of_two
 from millstream.backend.generation.layers.attention import adopt_attention, attention
 from millstream.backend.generation.layers.fused_blocks import Fusion, fuse_blocks
@@ -71,14 +72,14 @@ def read(model: Any, prompt: list[int]) -> JoiningRows:
 
 def steps(model: Any, prompts: list[list[int]], width: Callable[[int], int]) -> list[mx.array]:
     """The logits of a few steps of rows of unequal length."""
-    slots = SlotCaches(LAYERS, powers_of_two, width=width)
-    assert slots.join([read(model, prompt) for prompt in prompts]) == list(range(len(prompts)))
-    tokens = mx.array([*(prompt[-1] for prompt in prompts), *[0] * (slots.size - len(prompts))])
+    caches = ClassCaches(read(model, [1, 2]).layers, powers_of_two, width=width)
+    assert caches.join([read(model, prompt) for prompt in prompts]) == list(range(len(prompts)))
+    tokens = mx.array([*(prompt[-1] for prompt in prompts), *[0] * (caches.size - len(prompts))])
     logits = []
     for _ in range(4):
-        slots.begin_step()
-        out = model(tokens[:, None], cache=slots.layers)[:, -1]
-        slots.end_step()
+        caches.begin_step()
+        out = model(tokens[:, None], cache=caches.layers)[:, -1]
+        caches.end_step()
         tokens = mx.argmax(out, axis=-1)
         logits.append(out[: len(prompts)])
     return logits
@@ -110,7 +111,7 @@ def test_a_fused_block_gives_what_the_block_gave(changes: dict[str, Any], mkl: b
     attend = Watched()
     assert fuse_blocks(ours, BY_MLX, attend).blocks == LAYERS
     attend.shapes.clear()
-    expected = steps(plain, PROMPTS, lambda slots: slots)
+    expected = steps(plain, PROMPTS, lambda numbers: numbers)
     got = steps(ours, PROMPTS, kernel_width)
     assert [shape[0] for shape in attend.shapes] == [32] * 4 * LAYERS, "the blocks were not used"
     for one, other in zip(got, expected, strict=True):
@@ -213,10 +214,10 @@ def test_prompts_and_other_types_take_the_old_way() -> None:
     assert fuse_blocks(model, BY_MLX, attend).blocks == LAYERS
     attend.shapes.clear()
     mx.eval(model(mx.zeros((32, 1), dtype=mx.int32), cache=[KVCache() for _ in range(LAYERS)]))
-    slots = SlotCaches(LAYERS, powers_of_two, width=kernel_width)
-    slots.join([read(model, prompt) for prompt in PROMPTS])
-    slots.begin_step()
-    mx.eval(model.model.layers[0](mx.ones((32, 1, 64), dtype=mx.bfloat16), None, slots.layers[0]))
+    caches = ClassCaches(read(model, [1, 2]).layers, powers_of_two, width=kernel_width)
+    caches.join([read(model, prompt) for prompt in PROMPTS])
+    caches.begin_step()
+    mx.eval(model.model.layers[0](mx.ones((32, 1, 64), dtype=mx.bfloat16), None, caches.layers[0]))
     assert attend.shapes == []
 
 

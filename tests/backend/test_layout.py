@@ -32,9 +32,9 @@ def choose(folder: Path, **changes: Any) -> Layout:
     return chooser.choose(TwoRowTrial(Assembly(model, VOCAB)))
 
 
-def test_full_attention_gets_slots(tiny_model: Callable[[str], Path]) -> None:
+def test_full_attention_gets_length_classes(tiny_model: Callable[[str], Path]) -> None:
     layout = choose(tiny_model("llama"))
-    assert (layout.caches, layout.one_row_reason, layout.mask_dims) == ("slots", None, 4)
+    assert (layout.caches, layout.one_row_reason, layout.mask_dims) == ("classes", None, 4)
     reasons = dict(layout.reasons)
     assert list(reasons) == list(FAST_PATHS)
     assert [reasons[name] for name in ("fuse", "slots", "group-prefill")] == [None, None, None]
@@ -44,7 +44,7 @@ def test_full_attention_gets_slots(tiny_model: Callable[[str], Path]) -> None:
 
 def test_the_paths_of_a_gpu_can_be_had_on_the_cpu(tiny_model: Callable[[str], Path]) -> None:
     layout = choose(tiny_model("llama"), like_gpu=True)
-    assert (layout.attention, layout.padded_chunks, layout.in_place) == ("slots", True, False)
+    assert (layout.caches, layout.padded_chunks, layout.in_place) == ("classes", True, False)
     assert dict(layout.reasons)["fused-matmul"] is None
 
 
@@ -72,13 +72,13 @@ def test_what_the_user_disabled_is_named(tiny_model: Callable[[str], Path]) -> N
 
 def test_masks_of_five_dimensions_leave_prompts_ungrouped(tmp_path: Path) -> None:
     layout = choose(write_model(tmp_path / "gemma2", "gemma2", query_pre_attn_scalar=16, sliding_window=64))
-    assert (layout.mask_dims, layout.group_fill) == (5, None)
+    assert (layout.caches, layout.mask_dims, layout.group_fill) == ("slots", 5, None)
     assert dict(layout.reasons)["group-prefill"] == "its masks have 5 dimensions"
 
 
 def test_a_quantised_cache_says_what_it_leaves_out(tmp_path: Path) -> None:
     layout = choose(write_model(tmp_path / "llama", "llama", head_dim=32), kv_bits=8)
-    assert (layout.caches, layout.attention) == ("slots", "packed")
+    assert (layout.caches, layout.attention) == ("classes", "packed")
     assert dict(layout.reasons)["group-prefill"] == "quantised KV cache"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import SplitResult
 
 import httptools
@@ -22,6 +23,10 @@ class Sample:
     """When each chunk of text arrived."""
     ended: float = 0.0
     tokens: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """The prompt tokens that the server says it took from its prefix cache."""
+    text: list[str] = field(default_factory=list)
     error: str | None = None
 
     @property
@@ -69,21 +74,29 @@ class _Reader:
         usage = event.get("usage")
         if isinstance(usage, dict):
             self._usage = int(usage["completion_tokens"])
+            self._sample.prompt_tokens = int(usage.get("prompt_tokens") or 0)
+            self._sample.cached_tokens = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
         choices = event.get("choices")
-        if isinstance(choices, list) and any(_text(choice) for choice in choices):
+        pieces = [_text(choice) for choice in choices] if isinstance(choices, list) else []
+        if any(pieces):
             self._sample.arrivals.append(now)
+            self._sample.text += pieces
 
 
-def _text(choice: dict[str, object]) -> object:
+def _text(choice: dict[str, Any]) -> str:
     delta = choice.get("delta")
     if isinstance(delta, dict):
-        return delta.get("content") or delta.get("reasoning") or delta.get("reasoning_content")
-    return choice.get("text")
+        return delta.get("content") or delta.get("reasoning") or delta.get("reasoning_content") or ""
+    return choice.get("text") or ""
 
 
-async def stream(url: SplitResult, path: str, body: dict[str, object]) -> Sample:
-    """Send one request and read its stream to the end. Errors are stored in the sample, not raised."""
-    sample = Sample(time.perf_counter())
+async def stream(url: SplitResult, path: str, body: dict[str, object], sample: Sample | None = None) -> Sample:
+    """Send one request and read its stream to the end. Errors are stored in the sample, not raised.
+
+    Pass a sample to watch the stream while it runs.
+    """
+    sample = Sample(0.0) if sample is None else sample
+    sample.started = time.perf_counter()
     try:
         await _exchange(url, request_bytes(url, path, body), sample)
     except (OSError, httptools.HttpParserError, asyncio.IncompleteReadError, orjson.JSONDecodeError) as error:

@@ -10,18 +10,20 @@ import mlx.core as mx
 from millstream.backend.generation.batch import Batch
 from millstream.backend.generation.caches.batch_caches import (
     MergedCaches,
+    RowCaches,
     bytes_per_token,
     cache_arrays,
     new_row_caches,
 )
-from millstream.backend.generation.caches.quantized import QuantizedSlotLayer, new_prompt_caches
+from millstream.backend.generation.caches.class_caches import ClassCaches, SlabLayer
+from millstream.backend.generation.caches.quantized import KvQuantization, QuantizedSlabLayer, new_prompt_caches
+from millstream.backend.generation.caches.slabs import Parts
 from millstream.backend.generation.caches.slots import SlotCaches
 from millstream.backend.generation.layout import Layout
 from millstream.backend.generation.prefill.prefiller import BatchPrefiller, Prefiller, SinglePrefiller
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
-from millstream.backend.generation.prefix_store.cache_state import prefix_sizes
+from millstream.backend.generation.prefix_store.cache_state import kv_parts, prefix_sizes
 from millstream.backend.generation.sampling.guides import Compiler
-from millstream.backend.kernels.write_rows import write_rows
 from millstream.errors import ModelError
 from millstream.model_facts import PrefixSizes
 
@@ -44,30 +46,39 @@ class Assembly:
         self.vocab_size = vocab_size
         self._encoder = encoder
         self._grammars = grammars
-        self._slots: SlotCaches | None = None
-        """The slots of the batch that was made last."""
+        self._slabs: ClassCaches | None = None
+        """The caches of the batch that was made last, if they are of length classes."""
+        self._templates: dict[KvQuantization | None, list[Parts]] = {}
 
     def make(self, layout: Layout, store: PrefixStore) -> tuple[Batch, Prefiller]:
         """A batch without rows, and the prefiller whose rows it takes."""
         if layout.caches == "merged":
-            self._slots = None
+            self._slabs = None
             prefill_media = self._encoder.prefill if self._encoder is not None else None
             return self._batch(layout, MergedCaches()), SinglePrefiller(self.model, store, prefill_media=prefill_media)
-        self._slots = self._slot_caches(layout)
-        return self._batch(layout, self._slots), self._prefiller(layout, store)
+        if layout.caches == "slots":
+            self._slabs = None
+            slots = SlotCaches(len(new_row_caches(self.model)), layout.slot_policy, mask_dims=layout.mask_dims)
+            return self._batch(layout, slots), self._prefiller(layout, store)
+        self._slabs = self._class_caches(layout)
+        return self._batch(layout, self._slabs), self._prefiller(layout, store)
 
     def check_writes(self, layout: Layout) -> None:
-        """Raises `ModelError` if kernels wrote to copies of the slots. MLX makes a copy for a kernel if an array is not
+        """Raises `ModelError` if kernels wrote to copies of the slabs. MLX makes a copy for a kernel if an array is not
         contiguous, and the write is lost without an error."""
-        if layout.in_place and self._slots is not None and self._slots.lost_writes():
+        if layout.in_place and self._slabs is not None and self._slabs.lost_writes():
             raise ModelError(LOST_WRITES)
 
     def measure(self, layout: Layout) -> tuple[int, PrefixSizes | None]:
         """Bytes per token in the KV cache, and the sizes of what the prefix cache saves; measured on one token."""
-        caches = new_prompt_caches(self.model, layout.packing)
+        caches = self._one_token(layout.packing)
+        return bytes_per_token(caches), prefix_sizes(caches)
+
+    def _one_token(self, packing: KvQuantization | None) -> RowCaches:
+        caches = new_prompt_caches(self.model, packing)
         self.model(mx.zeros((1, 1), dtype=mx.int32), cache=caches)
         mx.eval(cache_arrays(caches))
-        return bytes_per_token(caches), prefix_sizes(caches)
+        return caches
 
     def _batch(self, layout: Layout, caches: Any) -> Batch:
         encoder = self._encoder
@@ -80,16 +91,16 @@ class Assembly:
             shift=encoder.rope_delta if encoder is not None and self.model.uses_mrope else None,
         )
 
-    def _slot_caches(self, layout: Layout) -> SlotCaches:
-        layers = len(new_row_caches(self.model))
-        if layout.packing is not None:
-            return SlotCaches(layers, layout.slot_policy, layer=functools.partial(QuantizedSlotLayer, layout.packing))
-        return SlotCaches(
-            layers,
+    def _class_caches(self, layout: Layout) -> ClassCaches:
+        packing = layout.packing
+        if packing not in self._templates:
+            self._templates[packing] = [kv_parts(cache) for cache in self._one_token(packing)]
+        return ClassCaches(
+            self._templates[packing],
             layout.slot_policy,
             width=layout.width,
-            write_rows=write_rows if layout.in_place else None,
-            mask_dims=layout.mask_dims,
+            kernels=layout.in_place,
+            layer=SlabLayer if packing is None else functools.partial(QuantizedSlabLayer, packing),
         )
 
     def _prefiller(self, layout: Layout, store: PrefixStore) -> Prefiller:

@@ -18,9 +18,10 @@ from millstream.backend.generation.caches.batch_caches import RowCaches, new_row
 from millstream.backend.generation.caches.quantized import KvQuantization, choose_quantization, unsupported
 from millstream.backend.generation.caches.slots import fits_slots
 from millstream.backend.generation.caches.widths import SlotPolicy, cublas_width, exact, kernel_width, powers_of_two
-from millstream.backend.generation.layers.attention import adopt_attention, attention, kernel_attention
+from millstream.backend.generation.layers.attention import adopt_attention, kernel_attention
 from millstream.backend.generation.layers.fused_blocks import fuse_blocks
-from millstream.backend.generation.layers.packed_attention import Attention, packed_attention, packed_matmuls_fit
+from millstream.backend.generation.layers.packed_attention import packed_attention, packed_matmuls_fit
+from millstream.backend.generation.layers.slab_attention import Attention, slab_attention
 from millstream.backend.generation.prefix_store.cache_state import leaf_caches
 from millstream.backend.generation.settings import GenerationSettings
 from millstream.backend.kernels.small_matmul import supported_here
@@ -37,23 +38,24 @@ AGREED = 0.1
 """How far the logits of rows together may be from those of each alone, relative to their size. Rounding is far below,
 and a mask that the model does not understand far above."""
 
-AttentionKind = Literal["mlx-lm", "cpu", "slots", "kernels", "packed"]
+AttentionKind = Literal["mlx-lm", "cpu", "kernels", "packed"]
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
     """What was chosen for one model, and why."""
 
-    caches: Literal["slots", "merged"]
-    """Slots for full attention; mlx-lm's own batch caches for sliding windows, recurrent and hybrid models."""
+    caches: Literal["classes", "slots", "merged"]
+    """Length classes for full attention; slots in one rectangle if its layers have attention of their own; mlx-lm's own
+    batch caches for sliding windows, recurrent and hybrid models."""
     attention: AttentionKind
     """The attention that the layers call when rows decode."""
     slot_policy: SlotPolicy = exact
-    """How many slots to have for a number of rows."""
+    """How many numbers, or slots, to have for some rows."""
     width: SlotPolicy | None = None
-    """How many rows a forward pass has for a number of slots, where the layers call our attention; else None."""
+    """How many rows a forward pass has for some numbers, if that is more."""
     in_place: bool = False
-    """True if our kernels write to the slots, so that MLX need not wait until the device has read them."""
+    """True if our kernels write to the slabs, so that MLX need not wait until the device has read them."""
     mask_dims: int = 4
     """Dimensions of the attention scores, and so of a mask."""
     packing: KvQuantization | None = None
@@ -129,8 +131,8 @@ class LayoutChooser:
         return dataclasses.replace(layout, reasons=reasons)
 
     @property
-    def kernels_write_slots(self) -> bool:
-        """True if the attention kernel writes a step's column and `write_rows` writes rows that join."""
+    def kernels_write(self) -> bool:
+        """True if the attention kernel writes a step's tokens and `write_rows` writes rows that join."""
         return self._on_cuda
 
     @property
@@ -179,18 +181,21 @@ class LayoutChooser:
         )
 
     def _adopt_attention(self, layout: Layout, caches: RowCaches) -> Layout:
-        """Have the layers call our attention over slots, and fuse their matmuls: on CUDA, or where tests want it."""
-        if layout.caches != "slots" or not (self._on_cuda or self._settings.like_gpu):
+        """Have the layers call our attention over slabs; on CUDA, or where tests want it, also fuse their matmuls."""
+        if layout.caches != "slots":
             return layout
-        attend = kernel_attention if self._on_cuda else attention
+        attend = kernel_attention if self._on_cuda else slab_attention(self._attention)
         if adopt_attention(self._model, attend) != len(caches):
             self._decline("fused-matmul", "its layers have attention of their own")
             return layout
+        layout = dataclasses.replace(layout, caches="classes")
+        if not (self._on_cuda or self._settings.like_gpu):
+            return layout
         return dataclasses.replace(
             layout,
-            attention="kernels" if self._on_cuda else "slots",
+            attention="kernels" if self._on_cuda else layout.attention,
             width=kernel_width if self._fuse_matmuls(attend) else cublas_width,
-            in_place=self.kernels_write_slots,
+            in_place=self.kernels_write,
         )
 
     def _fuse_matmuls(self, attend: Attention) -> bool:
@@ -215,9 +220,11 @@ class LayoutChooser:
         for name in ("group-prefill", "fused-matmul"):
             self._decline(name, "quantised KV cache")
         matmuls = packed_matmuls_fit(self._device.kind) and not self._settings.like_gpu
-        attend = packed_attention(self._attention, matmuls=matmuls)
-        patch_function(self._model, "scaled_dot_product_attention", attend)
-        layout = dataclasses.replace(self._draft(new_row_caches(self._model)), attention="packed", packing=packing)
+        attend = slab_attention(packed_attention(self._attention, matmuls=matmuls))
+        caches = new_row_caches(self._model)
+        if adopt_attention(self._model, attend) != len(caches):
+            raise unsupported(bits, "its layers have attention of their own")
+        layout = dataclasses.replace(self._draft(caches), caches="classes", attention="packed", packing=packing)
         layout = dataclasses.replace(layout, group_fill=None, padded_chunks=False)
         if trouble := _trouble(trial, layout):
             raise unsupported(bits, f"its attention cannot read quantised keys and values ({trouble})")
@@ -227,10 +234,11 @@ class LayoutChooser:
         """Find a layout in which rows run together as they run alone; what is wrong with the last one, if none is
         right."""
         trouble = _trouble(trial, layout)
-        if trouble and layout.width is not None:
+        while trouble and layout.caches == "classes":
             self._decline("fused-matmul", trouble)
-            log.info("This model decodes without our attention: %s", trouble)
-            layout = dataclasses.replace(layout, width=None, in_place=False, attention="mlx-lm")
+            log.info("This model decodes without %s: %s", "kernels" if layout.in_place else "length classes", trouble)
+            caches_kind: Literal["classes", "slots"] = "classes" if layout.in_place else "slots"
+            layout = dataclasses.replace(layout, caches=caches_kind, width=None, in_place=False, attention="mlx-lm")
             trouble = _trouble(trial, layout)
         attending = sum(hasattr(leaf, "keys") for leaf in leaf_caches(caches))
         if len(callers_of(self._model, "scaled_dot_product_attention")) >= attending:

@@ -1,8 +1,9 @@
-"""Decode attention as a CUDA kernel: one query per row, over rows of unequal length.
+"""Decode attention as a CUDA kernel: one query per row, over rows of unequal length wherever their tokens are.
 
 MLX's CUDA build has no fused kernel for it: with an array mask it falls back to seven launches per layer. This is one,
-or two for long rows. It also writes the step's keys and values into the slots, in place: MLX would copy a whole buffer
-whenever the device still reads it, which is always, since the device is one step behind.
+or two for long rows, for all slabs together: it reads them by address, so a launch does not name every slab. It also
+writes the step's keys and values, in place: MLX would copy a whole slab whenever the device still reads it, which is
+always, since the device is one step behind.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import functools
 import math
 import struct
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -19,37 +21,44 @@ SPAN = 512
 """Columns per part."""
 HEAD_SIZES = (64, 96, 128, 192, 256)
 
-# One block per row and key-value head, all queries of the group at once. Each warp takes every WARPS-th key, two at a
-# time, with a running softmax; the results of the warps are joined in shared memory.
+ITEM = 8
+"""Integers of a work item: row, slab (-1: none), slot, capacity, first column, column after the last one, the row's
+tokens before column 0, and 1 if the row's new token is written here."""
+
+# One block per work item and key-value head, all queries of the group at once. Each warp takes every WARPS-th key, two
+# at a time, with a running softmax; the results of the warps are joined in shared memory.
 _SOURCE = """
   constexpr int E = D / 32;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int head = blockIdx.y, row = blockIdx.z;
-  const int heads = k_shape[1], part = blockIdx.x;
-  const size_t place = (size_t)(row * heads + head) * G;
-  if (row >= k_shape[0]) {
-    // A row that has no slot: nobody reads it, but it must be a number.
-    if constexpr (PARTED) {
-      for (int i = threadIdx.x; i < G * (D + 2); i += W * 32)
-        out[((place + i / (D + 2)) * gridDim.x + part) * (D + 2) + i % (D + 2)] = 0.f;
-    } else {
+  const int head = blockIdx.y, heads = new_k_shape[1];
+  const int* item = items + (size_t)blockIdx.x * 8;
+  const int row = item[0], slab = item[1];
+  // Where the results of this block go: to its row, or to its item, for the kernel that joins parts.
+  const size_t place = ((size_t)(PARTED ? blockIdx.x : row) * heads + head) * G;
+  if (slab < 0) {
+    // A row without tokens: nobody reads it, but it must be a number.
+    if constexpr (!PARTED)
       for (int i = threadIdx.x; i < G * D; i += W * 32) out[place * D + i] = T(0.f);
-    }
     return;
   }
-  const size_t columns = k_shape[2];
-  if (!PARTED || end[0] / SPAN == part) {
-    // Nobody else touches this row's last column. MLX knows nothing of this write: it relies on steps being evaluated
-    // one by one, so that their launches follow each other.
-    const size_t to = ((size_t)(row * heads + head) * columns + end[0]) * D, from = (size_t)(row * heads + head) * D;
+  const long long* base = (const long long*)addresses + ((size_t)slab * addresses_shape[1] + layer[0]) * 2;
+  const size_t begin = ((size_t)item[2] * heads + head) * item[3] * D;
+  T* const slab_k = (T*)base[0] + begin;
+  T* const slab_v = (T*)base[1] + begin;
+  const int first = item[4], end = lengths[row] - item[6];
+  const int last = item[7] ? min(end, item[5] - 1) : item[5] - 1;
+  if (item[7] && first <= end && end < item[5]) {
+    // Nobody else touches this column. MLX knows nothing of this write: it relies on steps being evaluated one by one,
+    // so that their launches follow each other.
+    const size_t to = (size_t)end * D, from = ((size_t)row * heads + head) * D;
     for (int i = threadIdx.x; i < D; i += W * 32) {
-      const_cast<T*>(k)[to + i] = new_k[from + i];
-      const_cast<T*>(v)[to + i] = new_v[from + i];
+      slab_k[to + i] = new_k[from + i];
+      slab_v[to + i] = new_v[from + i];
     }
     __syncthreads();
   }
   float query[G][E], best[G], total[G], sum[G][E];
-  const T* from = q + place * D + lane * E;
+  const T* from = q + ((size_t)row * heads + head) * G * D + lane * E;
   #pragma unroll
   for (int g = 0; g < G; g++) {
     best[g] = -1e30f;
@@ -60,11 +69,8 @@ _SOURCE = """
       sum[g][e] = 0.f;
     }
   }
-  const T* keys = k + (size_t)(row * heads + head) * columns * D + lane * E;
-  const T* values = v + (size_t)(row * heads + head) * columns * D + lane * E;
-  // Its own part of the columns; one part is all of them.
-  const int last = PARTED ? min(end[0], part * SPAN + SPAN - 1) : end[0];
-  const int first = PARTED ? max(left[row], part * SPAN) : left[row];
+  const T* keys = slab_k + lane * E;
+  const T* values = slab_v + lane * E;
   for (int j = first + warp; j <= last; j += 2 * W) {
     const bool two = j + W <= last;
     const size_t a = (size_t)j * D, b = (size_t)(two ? j + W : j) * D;
@@ -119,7 +125,7 @@ _SOURCE = """
     }
     if constexpr (PARTED) {
       // Sums of every part, then each part's weight and greatest score, for the kernel that joins them.
-      const size_t at = (place + g) * gridDim.x + part;
+      const size_t at = place + g;
       out[at * (D + 2) + d] = over;
       if (d == 0) {
         out[at * (D + 2) + D] = under;
@@ -144,6 +150,22 @@ _JOIN = """
   out[(size_t)blockIdx.x * D + d] = T(under > 0.f ? over / under : 0.f);
 """
 
+# The parts of a row are consecutive items, from starts[row] on.
+_JOIN_ITEMS = """
+  const int heads = sums_shape[1], row = blockIdx.x / heads, head = blockIdx.x % heads, d = threadIdx.x;
+  const int first = starts[row], beyond = starts[row + 1];
+  const size_t stride = (size_t)heads * (D + 2);
+  const float* from = sums + first * stride + head * (D + 2);
+  float top = -1e30f, over = 0.f, under = 0.f;
+  for (int p = 0; p < beyond - first; p++) top = fmaxf(top, from[p * stride + D + 1]);
+  for (int p = 0; p < beyond - first; p++) {
+    const float weight = __expf(from[p * stride + D + 1] - top);
+    over += weight * from[p * stride + d];
+    under += weight * from[p * stride + D];
+  }
+  out[(size_t)blockIdx.x * D + d] = T(under > 0.f ? over / under : 0.f);
+"""
+
 
 def float_bits(value: float) -> int:
     """The bits of a float32 as an integer: a kernel's template takes no other numbers."""
@@ -154,8 +176,8 @@ def float_bits(value: float) -> int:
 @functools.cache
 def _kernel() -> Any:
     return mx.fast.cuda_kernel(
-        name="millstream_ragged_decode",
-        input_names=["q", "k", "v", "left", "end", "new_k", "new_v"],
+        name="millstream_slab_decode",
+        input_names=["q", "new_k", "new_v", "items", "lengths", "addresses", "layer"],
         output_names=["out"],
         source=_SOURCE,
     )
@@ -166,6 +188,13 @@ def _join_kernel() -> Any:
     return mx.fast.cuda_kernel(name="millstream_join_parts", input_names=["sums"], output_names=["out"], source=_JOIN)
 
 
+@functools.cache
+def _join_items_kernel() -> Any:
+    return mx.fast.cuda_kernel(
+        name="millstream_join_items", input_names=["sums", "starts"], output_names=["out"], source=_JOIN_ITEMS
+    )
+
+
 def decode_fits(queries: mx.array, keys: mx.array, values: mx.array) -> bool:
     """True for the shapes that the kernel is written for: one query per row, one of the known head sizes, groups that
     fit its registers."""
@@ -173,55 +202,71 @@ def decode_fits(queries: mx.array, keys: mx.array, values: mx.array) -> bool:
     return count == 1 and size == values.shape[-1] and size in HEAD_SIZES and heads // keys.shape[1] <= 16
 
 
-def ragged_attention(
-    queries: mx.array,
-    keys: mx.array,
-    values: mx.array,
-    left: mx.array,
-    end: mx.array,
-    new: tuple[mx.array, mx.array],
-    used: int,
-    scale: float,
-) -> mx.array:
-    """Attention of `queries`, (rows, heads, 1, size), over the columns `left[row]` to `end`, both included, of whole
-    slot buffers. The keys and values in `new`, (rows, groups, 1, size), are written to column `end` first.
+@dataclass(frozen=True, slots=True)
+class DecodeWork:
+    """What the launches of a step read, for all layers."""
 
-    `used` is end + 1, known without asking the device: rows over many columns are computed in parts, one block each.
-    """
-    parts = -(-used // SPAN) if used > 2 * SPAN else 1
-    out: mx.array = _attention(parts, scale)(queries, keys, values, left, end, *new)
+    items: mx.array
+    """Work items, sorted by row, (items, ITEM)."""
+    starts: mx.array
+    """The first item of each row, and the number of all."""
+    parted: bool
+    """True if a row may have several items; otherwise item number n is row number n."""
+    addresses: mx.array
+    """(slabs, layers, 2): where the keys and the values of a layer begin."""
+    lengths: mx.array
+    """Tokens of each row before this step."""
+
+
+def slab_decode(
+    queries: mx.array, new: tuple[mx.array, mx.array], work: DecodeWork, layer: mx.array, scale: float
+) -> mx.array:
+    """Attention of `queries`, (rows, heads, 1, size), over the tokens of each row. The keys and values in `new`, (rows,
+    groups, 1, size), are written to the slabs first, as the next token of each row."""
+    attend = _attention(work.parted, scale)
+    out: mx.array = attend(queries, *new, work.items, work.lengths, work.addresses, layer, work.starts)
     return out
 
 
 @functools.cache
-def _attention(parts: int, scale: float) -> Any:
+def _attention(parted: bool, scale: float) -> Any:
     """Compiled: else the kernel's source would be assembled at every call, which takes longer than the rest."""
-    return mx.compile(functools.partial(_in_parts, parts, scale))
+    return mx.compile(functools.partial(_launch, parted, scale))
 
 
-def _in_parts(parts: int, scale: float, queries: mx.array, keys: mx.array, *rest: mx.array) -> mx.array:
+def _launch(parted: bool, scale: float, queries: mx.array, *rest: mx.array) -> mx.array:
     rows, heads, _, size = queries.shape
-    groups = keys.shape[1]
+    *inputs, starts = rest
+    groups, count = inputs[0].shape[1], inputs[2].shape[0]
     # The sums of all warps must fit the 48 KiB of shared memory that a block gets by default.
     share = heads // groups
     warps = min(WARPS, max(1, 40_000 // (4 * share * size)))
     (out,) = _kernel()(
-        inputs=[queries, keys, *rest],
-        output_shapes=[queries.shape if parts == 1 else (rows, heads, parts, size + 2)],
-        output_dtypes=[queries.dtype if parts == 1 else mx.float32],
-        grid=(warps * 32 * parts, groups, rows),
+        inputs=[queries, *inputs],
+        output_shapes=[(count, heads, size + 2) if parted else queries.shape],
+        output_dtypes=[mx.float32 if parted else queries.dtype],
+        grid=(warps * 32 * count, groups, 1),
         threadgroup=(warps * 32, 1, 1),
         template=[
             ("T", queries.dtype),
             ("D", size),
             ("G", share),
             ("W", warps),
-            ("SPAN", SPAN),
-            ("PARTED", parts > 1),
+            ("PARTED", parted),
             ("SCALE", float_bits(scale)),
         ],
     )
-    return out if parts == 1 else join_parts(out, queries.shape, queries.dtype)
+    if not parted:
+        return out  # type: ignore[no-any-return]
+    (joined,) = _join_items_kernel()(
+        inputs=[out, starts],
+        output_shapes=[queries.shape],
+        output_dtypes=[queries.dtype],
+        grid=(rows * heads * size, 1, 1),
+        threadgroup=(size, 1, 1),
+        template=[("T", queries.dtype), ("D", size)],
+    )
+    return joined  # type: ignore[no-any-return]
 
 
 def join_parts(sums: mx.array, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:

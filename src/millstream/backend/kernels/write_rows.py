@@ -1,4 +1,4 @@
-"""A CUDA kernel that writes the keys and values of rows that join a batch into their slots, in place.
+"""CUDA kernels that write to slabs in place: rows that join a batch, and rows that move to another slot.
 
 MLX copies a whole buffer to change a part of it while the device still reads it: gigabytes with rows of 8,000 tokens.
 """
@@ -12,14 +12,16 @@ from typing import Any
 import mlx.core as mx
 
 THREADS = 256
+MOVE = 8
+"""Integers of a move: slab, slot and capacity of the source, the same of the target, tokens, and nothing."""
 
 # A block copies some tokens of one head of one row, 16 bytes per thread where they are aligned. `part` is an input that
 # is written to: MLX does not know it, so the next read of the buffer must be in another evaluation.
 _SOURCE = """
   constexpr int V = 16 / sizeof(T);
-  const int head = blockIdx.y, row = blockIdx.z, length = rows_shape[2];
-  const T* from = rows + row * rows_strides[0] + head * rows_strides[1];
-  T* to = const_cast<T*>(part) + (((size_t)places[row] * part_shape[1] + head) * part_shape[2] + start[0]) * D;
+  const int head = blockIdx.y, row = blockIdx.z, skipped = skips[row], length = rows_shape[2] - skipped;
+  const T* from = rows + row * rows_strides[0] + head * rows_strides[1] + skipped * rows_strides[2];
+  T* to = const_cast<T*>(part) + ((size_t)slots[row] * part_shape[1] + head) * part_shape[2] * D;
   const int first = blockIdx.x * blockDim.x + threadIdx.x, stride = gridDim.x * blockDim.x;
   if (D % V == 0 && rows_strides[3] == 1 && rows_strides[2] % V == 0 && (size_t)from % 16 == 0) {
     for (int i = first; i < length * (D / V); i += stride) {
@@ -33,30 +35,96 @@ _SOURCE = """
   if (blockIdx.x + blockIdx.y + blockIdx.z + threadIdx.x == 0) out[0] = 1;
 """
 
+# One block per head of a layer's keys or values and row. All layers have buffers of the same form.
+_MOVE = """
+  constexpr int V = 16 / sizeof(T);
+  const int head = blockIdx.x % HEADS, array = blockIdx.x / HEADS, arrays = addresses_shape[1] * 2;
+  const int* move = moves + (size_t)blockIdx.y * 8;
+  const long long* base = (const long long*)addresses + array;
+  const T* from = (const T*)base[(size_t)move[0] * arrays] + ((size_t)move[1] * HEADS + head) * move[2] * D;
+  T* to = (T*)base[(size_t)move[3] * arrays] + ((size_t)move[4] * HEADS + head) * move[5] * D;
+  if (D % V == 0) {
+    for (int i = threadIdx.x; i < move[6] * (D / V); i += blockDim.x) ((uint4*)to)[i] = ((const uint4*)from)[i];
+  } else {
+    for (int i = threadIdx.x; i < move[6] * D; i += blockDim.x) to[i] = from[i];
+  }
+  if (blockIdx.x + blockIdx.y + threadIdx.x == 0) out[0] = 1;
+"""
+
 
 @functools.cache
 def _kernel() -> Any:
     return mx.fast.cuda_kernel(
         name="millstream_write_rows",
-        input_names=["part", "rows", "places", "start"],
+        input_names=["part", "rows", "slots", "skips"],
         output_names=["out"],
         source=_SOURCE,
         ensure_row_contiguous=False,
     )
 
 
-def write_rows(part: mx.array, rows: mx.array, slots: Sequence[int], start: int) -> mx.array:
-    """Write `rows`, (count, heads, length, size), to some slots of `part`, (slots, heads, columns, size), from column
-    `start` on. The result must be evaluated before anything else reads the buffer."""
+@functools.cache
+def _move_kernel() -> Any:
+    return mx.fast.cuda_kernel(
+        name="millstream_move_rows", input_names=["moves", "addresses"], output_names=["out"], source=_MOVE
+    )
+
+
+@functools.cache
+def _address_kernel(count: int) -> Any:
+    lines = [f"  out[{number}] = (long long)(size_t)a{number};" for number in range(count)]
+    return mx.fast.cuda_kernel(
+        name=f"millstream_addresses_{count}",
+        input_names=[f"a{number}" for number in range(count)],
+        output_names=["out"],
+        source="\n".join(["  if (threadIdx.x) return;", *lines]),
+        ensure_row_contiguous=False,
+    )
+
+
+def write_rows(part: mx.array, rows: mx.array, slots: Sequence[int], skips: Sequence[int]) -> mx.array:
+    """Write `rows`, (count, heads, length, size), each without its first `skips` tokens, to the beginnings of some
+    slots of `part`, (slots, heads, capacity, size). The result must be evaluated before anything else reads the
+    buffer."""
     count, heads, length, size = rows.shape
-    blocks = min(64, -(-length * size * rows.dtype.size // (16 * THREADS)))
+    blocks = max(1, min(64, -(-length * size * rows.dtype.size // (16 * THREADS))))
     (out,) = _kernel()(
-        inputs=[part, rows, mx.array(list(slots), dtype=mx.int32), mx.array([start], dtype=mx.int32)],
+        inputs=[part, rows, mx.array(list(slots), dtype=mx.int32), mx.array(list(skips), dtype=mx.int32)],
         output_shapes=[(1,)],
         output_dtypes=[mx.int32],
         grid=(blocks * THREADS, heads, count),
         threadgroup=(THREADS, 1, 1),
         template=[("T", part.dtype), ("D", size)],
+    )
+    result: mx.array = out
+    return result
+
+
+def move_rows(moves: Sequence[Sequence[int]], addresses: mx.array, like: mx.array) -> mx.array:
+    """Copy the first tokens of slots to other slots, in all layers: see `MOVE`. `like`: a part of a slab, whose form
+    all parts have. The result must be evaluated before anything else reads the slabs."""
+    heads, size = like.shape[1], like.shape[3]
+    (out,) = _move_kernel()(
+        inputs=[mx.array([list(move) for move in moves], dtype=mx.int32), addresses],
+        output_shapes=[(1,)],
+        output_dtypes=[mx.int32],
+        grid=(addresses.shape[1] * 2 * heads * THREADS, len(moves), 1),
+        threadgroup=(THREADS, 1, 1),
+        template=[("T", like.dtype), ("D", size), ("HEADS", heads)],
+    )
+    result: mx.array = out
+    return result
+
+
+def addresses_of(arrays: Sequence[mx.array]) -> mx.array:
+    """Where evaluated arrays begin in the memory of the device. They stay there while they live, unless the host reads
+    them: MLX then moves an array."""
+    (out,) = _address_kernel(len(arrays))(
+        inputs=list(arrays),
+        output_shapes=[(len(arrays),)],
+        output_dtypes=[mx.int64],
+        grid=(32, 1, 1),
+        threadgroup=(32, 1, 1),
     )
     result: mx.array = out
     return result

@@ -1,4 +1,4 @@
-"""Quantised KV cache, 8 or 4 bits: for prompts in prefill, for slots and for the prefix cache.
+"""Quantised KV cache, 8 or 4 bits: for prompts in prefill, for slabs and for the prefix cache.
 
 Keys and values are quantised when they are written, and attention reads only quantised ones, from the first token on.
 So a row gives the same tokens alone, in a batch, with chunks of any length and continued from the prefix cache.
@@ -13,7 +13,8 @@ import mlx.core as mx
 from mlx_lm.models import cache as mlx_cache
 
 from millstream.backend.generation.caches.batch_caches import RowCaches, new_row_caches
-from millstream.backend.generation.caches.slots import SlotCaches, SlotLayer
+from millstream.backend.generation.caches.class_caches import ClassCaches, SlabLayer
+from millstream.backend.generation.caches.slabs import Parts
 from millstream.errors import ModelError
 
 GROUP_SIZES = (64, 32)
@@ -56,17 +57,19 @@ def new_prompt_caches(model: Any, quantization: KvQuantization | None) -> RowCac
     return [mlx_cache.QuantizedKVCache(group_size=quantization.group_size, bits=quantization.bits) for _ in caches]
 
 
-class QuantizedSlotLayer(SlotLayer):
-    """One layer of quantised slots. mlx-lm's attention tells by `bits` and `group_size` that keys and values are
+class QuantizedSlabLayer(SlabLayer):
+    """One layer of quantised slabs. mlx-lm's attention tells by `bits` and `group_size` that keys and values are
     triples of packed weights, scales and biases."""
 
-    def __init__(self, quantization: KvQuantization, slots: SlotCaches) -> None:
-        super().__init__(slots)
+    def __init__(self, quantization: KvQuantization, caches: ClassCaches, index: int) -> None:
+        super().__init__(caches, index)
         self.bits = quantization.bits
         self.group_size = quantization.group_size
 
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
-        parts = self.write_column((*self._quantize(keys), *self._quantize(values)))
+    def parts_of(self, new: tuple[mx.array, mx.array]) -> Parts:
+        return (*self._quantize(new[0]), *self._quantize(new[1]))
+
+    def split(self, parts: Parts) -> tuple[Any, Any]:
         return parts[:3], parts[3:]
 
     def _quantize(self, array: mx.array) -> tuple[mx.array, ...]:

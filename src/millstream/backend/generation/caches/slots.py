@@ -1,59 +1,28 @@
-"""KV cache slots: rows join and leave a batch without copying it.
+"""KV cache slots in one rectangle: for models with attention of their own, which must see all rows in one buffer.
 
 Each layer has one buffer (slots, heads, columns, size) per part of its KV cache. All rows write the same column `end`
 in a step, so the write of a step is one contiguous update; a row's tokens are the columns from `starts[slot]` to `end`.
 A row that joins is written right-justified into a vacant slot, and a row that leaves only vacates its slot. The buffers
-are copied when they must grow and when their columns are used up; the copy drops columns that no row needs.
+are copied when they must grow and when their columns are used up; the copy drops columns that no row needs. Memory is
+that of the longest row for each of them: other models have length classes instead (`class_caches.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache
 
+from millstream.backend.generation.caches.joining import JoiningRows
+from millstream.backend.generation.caches.slabs import Parts
 from millstream.backend.generation.caches.widths import SlotPolicy, exact
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
-from millstream.backend.generation.prefix_store.cache_state import kv_parts
 from millstream.engine.prefix_cache.orders import SavePrefix
 
 COLUMN_STEP = 256
 """Columns are allocated in multiples, so that buffers are copied rarely and shapes repeat."""
-
-WriteRows = Callable[[mx.array, mx.array, Sequence[int], int], mx.array]
-"""Writes rows into a buffer in place, at these slots and from this column on. Evaluate the array it returns."""
-
-Parts = tuple[mx.array, ...]
-"""The KV cache of a layer, tokens on axis 2: keys and values, or the packed weights, scales and biases of each."""
-
-
-@dataclass(frozen=True, slots=True)
-class JoiningRows:
-    """Rows that join together: their parts per layer, right-justified, and the padding columns of each row."""
-
-    layers: list[Parts]
-    left_padding: tuple[int, ...]
-
-    @property
-    def columns(self) -> int:
-        return self.layers[0][0].shape[2] if self.layers else 0
-
-    @property
-    def arrays(self) -> list[mx.array]:
-        return [part for parts in self.layers for part in parts]
-
-    @property
-    def count(self) -> int:
-        return len(self.left_padding)
-
-
-def joining_row(caches: Sequence[Any]) -> JoiningRows:
-    """One row that was prefilled into caches of its own."""
-    return JoiningRows([kv_parts(cache) for cache in caches] if caches[0].keys is not None else [], (0,))
-
 
 def fits_slots(caches: Sequence[Any]) -> bool:
     """Whether all caches are plain KV caches. Slots hold full attention only; a subclass may hold something else."""
@@ -66,7 +35,6 @@ class SlotLayer:
     def __init__(self, slots: SlotCaches) -> None:
         self.slots = slots
         self.parts: list[mx.array] = []
-        self._new_column: Parts | None = None
 
     @property
     def offset(self) -> mx.array:
@@ -78,25 +46,16 @@ class SlotLayer:
         return self.slots.mask
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
-        if self.slots.attention_writes:
-            self.allocate((keys, values))
-            self._new_column = (keys, values)
-            return keys, values
         keys, values = self.write_column((keys, values))
         return keys, values
-
-    def take_new_column(self) -> Parts | None:
-        """The column of this step, if attention has to write it."""
-        column, self._new_column = self._new_column, None
-        return column
 
     def write_column(self, column: Parts) -> Parts:
         """Write the column of this step. Returns the parts that attention reads."""
         self.allocate(column)
-        count, first, end = self.slots.count, self.slots.first, self.slots.end
+        first, end = self.slots.first, self.slots.end
         for part, new in zip(self.parts, column, strict=True):
-            part[..., end : end + 1, :] = new[:count]
-        return tuple(part if self.slots.ragged else part[..., first : end + 1, :] for part in self.parts)
+            part[..., end : end + 1, :] = new
+        return tuple(part[..., first : end + 1, :] for part in self.parts)
 
     def allocate(self, like: Parts) -> None:
         """Allocate buffers for parts like these, unless there are some."""
@@ -104,27 +63,11 @@ class SlotLayer:
 
 
 class SlotCaches:
-    """The caches of a batch. Owner only.
+    """The caches of a batch. Owner only. `mask_dims`: the dimensions of the model's attention scores."""
 
-    `width`: given if the layers call our attention; returns the rows per forward pass for a number of slots. Rows of
-    unequal length then need no mask, and attention writes the column of a step. `write_rows`: writes joining rows in
-    place. `mask_dims`: the dimensions of the model's attention scores.
-    """
-
-    def __init__(
-        self,
-        layer_count: int,
-        policy: SlotPolicy,
-        *,
-        width: SlotPolicy | None = None,
-        write_rows: WriteRows | None = None,
-        mask_dims: int = 4,
-        layer: Callable[[SlotCaches], SlotLayer] = SlotLayer,
-    ) -> None:
-        self.layers = [layer(self) for _ in range(layer_count)]
+    def __init__(self, layer_count: int, policy: SlotPolicy, *, mask_dims: int = 4) -> None:
+        self.layers = [SlotLayer(self) for _ in range(layer_count)]
         self._policy = policy
-        self._width = width
-        self._write_rows = write_rows
         self._ones = (1,) * (mask_dims - 2)
         self._starts: list[int | None] = []
         """The first column of each slot's row; None for a vacant slot."""
@@ -132,15 +75,8 @@ class SlotCaches:
         self.end = 0
         self.first = 0
         """The first column that any row uses."""
-        self.ragged = False
-        """Whether attention reads whole buffers and finds each row's columns by `starts`."""
         self.mask: mx.array | None = None
-        self.starts = self.offset = self.end_array = mx.zeros((0,), dtype=mx.int32)
-
-    @property
-    def attention_writes(self) -> bool:
-        """Whether attention, rather than `update_and_fetch`, writes the column of a step."""
-        return self._width is not None
+        self.starts = self.offset = mx.zeros((0,), dtype=mx.int32)
 
     @property
     def count(self) -> int:
@@ -150,7 +86,7 @@ class SlotCaches:
     @property
     def size(self) -> int:
         """How many rows a forward pass has."""
-        return self.count if self._width is None else self._width(self.count)
+        return self.count
 
     def join(self, joining: Sequence[JoiningRows]) -> list[int]:
         """Write the rows into vacant slots. Returns their slots, in order."""
@@ -187,26 +123,11 @@ class SlotCaches:
         start = row_start + order.first * order.block
         columns = slice(start, start + len(order.handles) * order.block)
         layers = [
-            tuple(self._detach(part[slot : slot + 1, :, columns]) for part in layer.parts)
+            tuple(part[slot : slot + 1, :, columns] for part in layer.parts)
             for layer in self.layers
             if layer.parts
         ]
         return store.save(order.handles, layers, order.export_id)
-
-    def _detach(self, part: mx.array) -> mx.array:
-        """Force a copy if slots are written in place: `contiguous` shares a buffer that is nearly all needed."""
-        return part if self._write_rows is None else part * 1
-
-    def lost_writes(self) -> bool:
-        """True if a column that a row has written is still zero in all buffers: a kernel wrote it to a copy. The last
-        column is not checked, since its step may be under way."""
-        parts = [part for layer in self.layers for part in layer.parts]
-        for slot, start in enumerate(self._starts):
-            if start is not None and start < self.end - 1:
-                filled = [mx.any(part[slot, :, start : self.end - 1] != 0, axis=(0, 2)) for part in parts]
-                if not mx.all(mx.any(mx.stack(filled), axis=0)).item():
-                    return True
-        return False
 
     @property
     def nbytes(self) -> int:
@@ -217,16 +138,11 @@ class SlotCaches:
         if self.end >= self._columns:
             self._rebuild(list(range(self.count)), self.count)
             self._update_starts()
-        self.end_array = mx.array([self.end], dtype=mx.int32)
-        self.offset = self.end_array - self.starts
-        self.mask = self._mask(self.first, self.end + 1) if self._needs_mask and not self.ragged else None
+        self.offset = self.end - self.starts
+        self.mask = self._mask(self.first, self.end + 1) if self._needs_mask else None
 
     def end_step(self) -> None:
         self.end += 1
-
-    def full_mask(self) -> mx.array:
-        """A mask over whole buffers, for ragged rows whose attention cannot use the kernel."""
-        return self._mask(0, self._columns) & (mx.arange(self._columns) <= self.end)
 
     def new_buffer(self, like: mx.array) -> mx.array:
         return mx.zeros((self.count, like.shape[1], self._columns, like.shape[3]), dtype=like.dtype)
@@ -236,14 +152,13 @@ class SlotCaches:
         mask is needed."""
         occupied = [start for start in self._starts if start is not None]
         self._needs_mask = any(occupied)
-        self.ragged = self._width is not None and (self._needs_mask or self.size > self.count)
         self.first = min(occupied, default=0)
         vacant = self.end if self._needs_mask else 0
         starts = [vacant if start is None else start for start in self._starts]
-        self.starts = mx.array([*starts, *[vacant] * (self.size - self.count)], dtype=mx.int32)
+        self.starts = mx.array(starts, dtype=mx.int32)
 
     def _mask(self, first: int, stop: int) -> mx.array:
-        visible = mx.arange(first, stop) >= self.starts[: self.count, None]
+        visible = mx.arange(first, stop) >= self.starts[:, None]
         return visible.reshape(self.count, *self._ones, stop - first)
 
     def _write(self, joining: JoiningRows, slots: list[int]) -> None:
@@ -251,14 +166,6 @@ class SlotCaches:
         for slot, padding in zip(slots, joining.left_padding, strict=True):
             self._starts[slot] = start + padding
         if not joining.layers:
-            return
-        if self._write_rows is not None:
-            written = []
-            for layer, parts in zip(self.layers, joining.layers, strict=True):
-                layer.allocate(parts)
-                pairs = zip(layer.parts, parts, strict=True)
-                written += [self._write_rows(part, new, slots, start) for part, new in pairs]
-            mx.async_eval(written)  # type: ignore[no-untyped-call]
             return
         consecutive = slots == list(range(slots[0], slots[0] + len(slots)))
         rows: Any = slice(slots[0], slots[-1] + 1) if consecutive else mx.array(slots, dtype=mx.int32)

@@ -17,7 +17,9 @@ from mlx_lm.models.activations import swiglu
 from mlx_lm.models.cache import KVCache
 from mlx_lm.models.rope_utils import Llama3RoPE
 
-from millstream.backend.generation.caches.slots import JoiningRows, SlotCaches
+from millstream.backend.generation.caches.class_caches import ClassCaches
+from millstream.backend.generation.caches.joining import JoiningRows
+from millstream.backend.generation.caches.slots import SlotCaches
 from millstream.backend.generation.caches.widths import CHUNK_LENGTHS, exact, kernel_width
 from millstream.backend.kernels.small_matmul import WIDTHS
 from millstream.backend.layers import cpu_linear
@@ -91,31 +93,31 @@ def rope_periods(rope: Any, size: int) -> mx.array | None:
     return rope.base ** (mx.arange(0, size, 2, dtype=mx.float32) / size) / rope.scale  # type: ignore[no-any-return]
 
 
-def numeric_misfit(block: Any, decode: Halves, chunk: Halves) -> str | None:
+def numeric_misfit(block: Any, decode: Halves, chunk: Halves, *, kernels: bool) -> str | None:
     """Why the numbers forbid to fuse a block: how far the fused ones are from mlx-lm's. None if they agree."""
     tolerance = TOLERANCE.get(block.self_attn.o_proj.weight.dtype, 0.0)
     try:
-        apart = max(_decode_difference(block, decode), _chunk_difference(block, chunk))
+        apart = max(_decode_difference(block, decode, kernels), _chunk_difference(block, chunk))
     except (ValueError, TypeError, RuntimeError, AttributeError, IndexError) as error:
         return f"cannot run fused ({str(error) or type(error).__name__})"
     # Not a number is no agreement either.
     return None if apart <= tolerance else f"differs by {apart:.2g} from mlx-lm's"
 
 
-def _decode_difference(block: Any, halves: Halves) -> float:
-    """Over slots, with rows of unequal length. The original gets a mask, as it would from MLX."""
+def _decode_difference(block: Any, halves: Halves, kernels: bool) -> float:
+    """Over slabs, with rows of unequal length. The original gets a rectangle and a mask, as it would from MLX."""
     rows = WIDTHS[0]
     _, groups, size = attention_shape(block.self_attn)
     x = _random(block, 1, rows, 1)
     keys, values = (_random(block, seed, rows, groups, COLUMNS, last=size) for seed in (2, 3))
     joining = JoiningRows([(keys, values)], tuple(row % COLUMNS for row in range(rows)))
-    plain, ours = SlotCaches(1, exact), SlotCaches(1, exact, width=kernel_width)
-    for slots in (plain, ours):
-        slots.join([joining])
-        slots.begin_step()
-        mx.eval(slots.layers[0].parts)
+    plain, ours = SlotCaches(1, exact), ClassCaches(joining.layers, exact, width=kernel_width, kernels=kernels)
+    for caches in (plain, ours):
+        caches.join([joining])
+        caches.begin_step()
+    mx.eval(plain.layers[0].parts)
     expected = _original(block, halves, x, plain.mask, plain.layers[0])
-    return _difference(x, expected, halves.run(x, ours.offset, ours.mask, ours.layers[0]))
+    return _difference(x, expected, halves.run(x, ours.step.offset, None, ours.layers[0]))
 
 
 def _chunk_difference(block: Any, halves: Halves) -> float:

@@ -16,7 +16,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import KVCache
 
-from millstream.backend.generation.caches.slots import SlotLayer
+from millstream.backend.generation.caches.class_caches import SlabLayer
 from millstream.backend.generation.caches.widths import CHUNK_LENGTHS
 from millstream.backend.generation.layers.block_check import (
     ATTENTION,
@@ -84,7 +84,7 @@ def _fuse(
     if (reason := misfit(block, matmuls)) is not None:
         return reason
     decode, chunk = (Halves(block, by, attend) for by in (matmuls, chunk_matmuls))
-    if (reason := numeric_misfit(block, decode, chunk)) is not None:
+    if (reason := numeric_misfit(block, decode, chunk, kernels=matmuls is BY_KERNELS)) is not None:
         return reason
     kind: Any = type(block)
     block._decode_halves, block._chunk_halves = decode, chunk
@@ -155,10 +155,10 @@ class Halves:
 
 @functools.cache
 def _fused_class(kind: Any) -> type:
-    """A subclass of `kind` that is fused for decode steps over slots and for prefill chunks."""
+    """A subclass of `kind` that is fused for decode steps over slabs and for prefill chunks."""
 
     def call(self: Any, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
-        if isinstance(cache, SlotLayer) and _is_decode(x, self._decode_halves.weight):
+        if isinstance(cache, SlabLayer) and _is_decode(x, self._decode_halves.weight):
             halves, offset = self._decode_halves, cache.offset
         elif type(cache) is KVCache and _is_chunk(x, self._chunk_halves.weight):
             halves, offset = self._chunk_halves, mx.array([cache.offset], dtype=mx.int32)

@@ -7,14 +7,12 @@ over 2,000 tokens: 430 to 470 ms against 42 to 50). One query per row is faster 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models import base
 
-Attention = Callable[..., mx.array]
-"""mlx-lm's `scaled_dot_product_attention`, or one of ours with its signature."""
+from millstream.backend.generation.layers.slab_attention import Attention
 
 
 def packed_matmuls_fit(device: str) -> bool:

@@ -10,7 +10,7 @@ import mlx.core as mx
 from millstream.backend.generation.caches.batch_caches import RowCaches, cache_arrays
 from millstream.backend.generation.caches.prompt_caches import PaddedCache, Padding, preallocate, reset_growth
 from millstream.backend.generation.caches.quantized import KvQuantization, new_prompt_caches
-from millstream.backend.generation.caches.slots import JoiningRows, joining_row
+from millstream.backend.generation.caches.joining import JoiningRows, joining_row
 from millstream.backend.generation.caches.widths import MAX_PADDED_CHUNK, padded_chunk_length
 from millstream.backend.generation.prefill.logprobs import prefill_with_logprobs, wants_logprobs
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
@@ -124,7 +124,7 @@ class SinglePrefiller:
 
 
 class BatchPrefiller:
-    """For slots. Complete prompts of similar length share one left-padded forward pass; others run one by one."""
+    """For full attention. Complete prompts of similar length share one left-padded forward pass; others run one by one."""
 
     def __init__(
         self,

@@ -1,0 +1,208 @@
+"""The KV caches of a batch with full attention, by length class: rows join, grow and leave without copying others.
+
+A row has a number in the batch, which is where a forward pass computes it, and a slot in a slab, which is where its
+tokens are. The two are independent: rows are renumbered without touching memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import mlx.core as mx
+
+from millstream.backend.generation.caches.joining import JoiningRows
+from millstream.backend.generation.caches.kernel_slabs import KernelStep, KernelWriter
+from millstream.backend.generation.caches.slab_reads import SlabStep
+from millstream.backend.generation.caches.slab_writers import MlxWriter
+from millstream.backend.generation.caches.slabs import Move, Parts, RowCache, SlabPool
+from millstream.backend.generation.caches.widths import SlotPolicy, exact
+from millstream.backend.generation.prefix_store.blocks import PrefixStore
+from millstream.engine.generation.kv_capacity import kv_capacity
+from millstream.engine.prefix_cache.orders import SavePrefix
+
+
+class SlabWriter(Protocol):
+    """Writes to slabs between two steps: with MLX's own operations, or with kernels in place."""
+
+    in_place: bool
+    """True if MLX does not know of the writes: what is saved of a row must be copied for certain."""
+
+    def join(self, rows: Sequence[RowCache], joining: JoiningRows) -> None:
+        """Write the tokens of rows that join, without those that they share."""
+        ...
+
+    def move(self, moves: Sequence[Move]) -> None: ...
+
+
+class SlabLayer:
+    """One layer's view of the slabs, with the interface that mlx-lm's attention layers expect of a cache. The layers
+    must call our attention: see `layers/slab_attention.py`."""
+
+    def __init__(self, caches: ClassCaches, index: int) -> None:
+        self.caches = caches
+        self.index = index
+        self._new: tuple[mx.array, mx.array] | None = None
+
+    @property
+    def offset(self) -> mx.array:
+        """The position of each row's next token."""
+        return self.caches.step.offset
+
+    def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> None:
+        assert N == 1 and window_size is None, "rows decode one token at a time, with full attention"
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Attention writes the tokens of a step: until then they wait here."""
+        self._new = (keys, values)
+        return keys, values
+
+    def take_new(self, keys: mx.array, values: mx.array, mask: Any) -> tuple[mx.array, mx.array]:
+        """The keys and values of this step. Raises `ValueError` if a layer passes others on, or a mask of its own, as
+        layers with latent vectors do: attention reads what the slabs hold."""
+        new, self._new = self._new, None
+        if new is None or keys is not new[0] or values is not new[1] or mask is not None:
+            raise ValueError("its layers do not pass the keys and values of the cache on to attention")
+        return new
+
+    def parts_of(self, new: tuple[mx.array, mx.array]) -> Parts:
+        """New keys and values in the form in which slabs hold them."""
+        return new
+
+    def split(self, parts: Parts) -> tuple[Any, Any]:
+        """Keys and values, as attention takes them."""
+        return parts[0], parts[1]
+
+
+class ClassCaches:
+    """Owner only. The caches of a batch: see `BatchCaches`.
+
+    `templates`: per layer, arrays whose heads, size and type slabs get. `policy`: numbers per batch for some rows.
+    `width`: rows per forward pass for some numbers. `kernels`: our CUDA kernels read and write the slabs.
+    """
+
+    def __init__(
+        self,
+        templates: Sequence[Parts],
+        policy: SlotPolicy,
+        *,
+        width: SlotPolicy | None = None,
+        kernels: bool = False,
+        layer: Callable[[ClassCaches, int], SlabLayer] = SlabLayer,
+    ) -> None:
+        self.layers = [layer(self, index) for index in range(len(templates))]
+        self.rows: list[RowCache | None] = []
+        self.step: SlabStep
+        self._writer: SlabWriter
+        self.step, self._writer = _by_kernels(len(templates)) if kernels else (SlabStep(), MlxWriter())
+        self._policy = policy
+        self._width = width
+        self.slabs = SlabPool(templates, self._writer.move, merge=not kernels)
+
+    @property
+    def size(self) -> int:
+        """How many rows a forward pass has."""
+        return len(self.rows) if self._width is None else self._width(len(self.rows))
+
+    @property
+    def nbytes(self) -> int:
+        return self.slabs.nbytes
+
+    def join(self, joining: Sequence[JoiningRows]) -> list[int]:
+        """Add rows. Returns their numbers, in order."""
+        new = [(each, [RowCache(length, shared=each.shared) for length in each.lengths]) for each in joining]
+        by_class: dict[int, list[RowCache]] = {}
+        for _, rows in new:
+            for row in rows:
+                by_class.setdefault(kv_capacity(row.own + 1), []).append(row)
+        for capacity, rows in by_class.items():
+            self.slabs.place(rows, capacity)
+        for each, rows in new:
+            self._writer.join(rows, each)
+        self.step.changed()
+        return self._number([row for _, rows in new for row in rows])
+
+    def filter(self, indices: list[int]) -> list[int]:
+        """Drop all other rows. Returns the new order: the previous number of each, -1 for a fresh one."""
+        kept = set(indices)
+        ended = [row for number, row in enumerate(self.rows) if row is not None and number not in kept]
+        self.slabs.vacate(ended)
+        for row in ended:
+            for piece in row.shared:
+                piece.release()
+        self.step.changed()
+        wanted = self._policy(len(indices)) if indices else 0
+        if self._policy is not exact and wanted * 4 > len(self.rows):
+            self.rows = [row if number in kept else None for number, row in enumerate(self.rows)]
+            return list(range(self.size))
+        self.rows = [*(self.rows[number] for number in indices), *[None] * (wanted - len(indices))]
+        return [*indices, *[-1] * (self.size - len(indices))]
+
+    def save(self, index: int, order: SavePrefix, store: PrefixStore) -> list[mx.array]:
+        """Save KV blocks of a row. Evaluate the arrays it returns at once: a copy that is still lazy would make the
+        next step copy the slab."""
+        row = self.rows[index]
+        assert row is not None, "no row has this number"
+        start = order.first * order.block
+        layers = self._tokens(row, start, start + len(order.handles) * order.block)
+        return store.save(order.handles, layers, order.export_id)
+
+    def begin_step(self) -> None:
+        """Ensure that every row has a next column, and prepare what all layers share in this step."""
+        for row in self.rows:
+            if row is not None and row.own >= row.place.capacity:
+                self.slabs.move(row, kv_capacity(row.own + 1))
+                self.step.changed()
+        self.step.begin(self.rows, self.size)
+
+    def end_step(self) -> None:
+        for row in self.rows:
+            if row is not None:
+                row.length += 1
+
+    def lost_writes(self) -> bool:
+        """True if a token that a row has written is still zero in all buffers: a kernel wrote it to a copy. The last
+        token is not checked, since its step may be under way."""
+        for row in self.rows:
+            if row is not None and row.own > 1:
+                parts = [part[row.slot, :, : row.own - 1] for part in row.place.arrays]
+                filled = [mx.any(part != 0, axis=(0, 2)) for part in parts]
+                if not mx.all(mx.any(mx.stack(filled), axis=0)).item():
+                    return True
+        return False
+
+    def _number(self, rows: Sequence[RowCache]) -> list[int]:
+        vacant = [number for number, row in enumerate(self.rows) if row is None]
+        if len(rows) > len(vacant):
+            count = len(self.rows) - len(vacant) + len(rows)
+            self.rows += [None] * (self._policy(count) - len(self.rows))
+            vacant = [number for number, row in enumerate(self.rows) if row is None]
+        numbers = vacant[: len(rows)]
+        for number, row in zip(numbers, rows, strict=True):
+            self.rows[number] = row
+        return numbers
+
+    def _tokens(self, row: RowCache, start: int, stop: int) -> list[Parts]:
+        """Copies, in the end, of some tokens of a row, per layer."""
+        sources = [(piece.layers, 0, piece.start, piece.tokens) for piece in row.shared]
+        sources.append(([tuple(parts) for parts in row.place.layers], row.slot, 0, row.own))
+        found: list[list[Parts]] = []
+        at = 0
+        for layers, slot, first, tokens in sources:
+            low, high = max(start, at), min(stop, at + tokens)
+            if low < high:
+                columns = slice(first + low - at, first + high - at)
+                found.append([tuple(part[slot : slot + 1, :, columns] for part in parts) for parts in layers])
+            at += tokens
+        joined = found[0] if len(found) == 1 else [_concatenate(pieces) for pieces in zip(*found, strict=True)]
+        # `contiguous` shares a buffer that is nearly all needed: not if kernels go on writing to it.
+        return [tuple(part * 1 for part in parts) for parts in joined] if self._writer.in_place else joined
+
+
+def _by_kernels(layers: int) -> tuple[SlabStep, SlabWriter]:
+    step = KernelStep(layers)
+    return step, KernelWriter(step.addresses)
+
+
+def _concatenate(pieces: Sequence[Parts]) -> Parts:
+    return tuple(mx.concatenate(list(parts), axis=2) for parts in zip(*pieces, strict=True))

@@ -1,0 +1,165 @@
+"""Slabs as our CUDA kernels see them: by address, with a list of work items for each step.
+
+MLX sees none of these reads and writes. So three things must hold: each step is evaluated by itself, slabs are
+contiguous, and the host never reads one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from millstream.backend.generation.caches.joining import JoiningRows
+from millstream.backend.generation.caches.slab_reads import SlabStep
+from millstream.backend.generation.caches.slabs import Move, RowCache, Slab
+from millstream.backend.kernels.decode_attention import SPAN, DecodeWork
+from millstream.backend.kernels.write_rows import addresses_of, move_rows, write_rows
+
+ROUND_ITEMS, ROUND_SLABS = 64, 16
+"""Work items and addresses are padded to multiples: every new number of them costs the host a trace."""
+
+NO_ITEM = (0, -1, 0, 0, 0, 0, 0, 0)
+
+
+class Addresses:
+    """Where the arrays of slabs and of shared tokens are, for those in use."""
+
+    def __init__(self, layers: int) -> None:
+        self._layers = layers
+        self._known: dict[int, tuple[Sequence[mx.array], mx.array]] = {}
+        """By the first array, which is held: so no other gets its number."""
+        self._numbers: dict[int, int] = {}
+
+    def number(self, arrays: Sequence[mx.array]) -> int:
+        """The number in `table` of some arrays: keys and values of all layers."""
+        key = id(arrays[0])
+        if key not in self._known:
+            mx.eval(list(arrays))
+            self._known[key] = (arrays, addresses_of(arrays))
+        return self._numbers.setdefault(key, len(self._numbers))
+
+    def forget(self) -> None:
+        """Start to number again; what is not asked for until `table` is dropped."""
+        self._numbers = {}
+
+    def table(self) -> mx.array:
+        """(slabs, layers, 2)."""
+        self._known = {key: self._known[key] for key in self._numbers}
+        rows = [self._known[key][1] for key in self._numbers]
+        rows += [rows[0]] * (-len(rows) % ROUND_SLABS) if rows else []
+        return mx.stack(rows).reshape(len(rows), self._layers, 2)
+
+
+class KernelStep(SlabStep):
+    """Owner only. Prepares the work items of a step."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.addresses = Addresses(layers)
+        self.layer_numbers = [mx.array([index], dtype=mx.int32) for index in range(layers)]
+        mx.eval(self.layer_numbers)
+        self.rows: Sequence[RowCache | None] = ()
+        """The rows of this step."""
+        self._parted = False
+        self._items = self._starts = self._table = mx.zeros((0,), dtype=mx.int32)
+
+    @property
+    def work(self) -> DecodeWork:
+        return DecodeWork(self._items, self._starts, self._parted, self._table, self.offset)
+
+    def begin(self, rows: Sequence[RowCache | None], size: int) -> None:
+        self.rows = rows
+        super().begin(rows, size)
+
+    def _look(self, rows: Sequence[RowCache | None], size: int) -> None:
+        present = [row for row in rows if row is not None]
+        self._parted = any(row.shared or row.place.capacity > 2 * SPAN for row in present)
+        self.addresses.forget()
+        items: list[tuple[int, ...]] = []
+        starts = [0]
+        for number in range(size):
+            row = rows[number] if number < len(rows) else None
+            if row is not None:
+                items += self._items_of(number, row)
+            elif not self._parted:
+                items.append((number, *NO_ITEM[1:]))
+            starts.append(len(items))
+        items += [NO_ITEM] * (-len(items) % ROUND_ITEMS) if self._parted else []
+        self._items = mx.array(items, dtype=mx.int32)
+        self._starts = mx.array(starts, dtype=mx.int32)
+        self._table = self.addresses.table() if present else self._table
+
+    def _items_of(self, number: int, row: RowCache) -> list[tuple[int, ...]]:
+        items: list[tuple[int, ...]] = []
+        for piece in row.shared:
+            arrays = [part for parts in piece.layers for part in parts]
+            slab, capacity, beyond = self.addresses.number(arrays), arrays[0].shape[2], piece.start + piece.tokens
+            for start in range(piece.start, beyond, SPAN):
+                items.append((number, slab, 0, capacity, start, min(beyond, start + SPAN), 0, 0))
+        slab, capacity = self.addresses.number(row.place.arrays), row.place.capacity
+        for start in range(0, capacity, SPAN if self._parted else capacity):
+            beyond = min(capacity, start + SPAN) if self._parted else capacity
+            items.append((number, slab, row.slot, capacity, start, beyond, row.origin, 1))
+        return items
+
+
+class KernelWriter:
+    """Writes in place: each launch is evaluated by itself, before the step that reads it."""
+
+    in_place = True
+
+    def __init__(self, addresses: Addresses) -> None:
+        self._addresses = addresses
+
+    def join(self, rows: Sequence[RowCache], joining: JoiningRows) -> None:
+        skips = [padding + row.origin for padding, row in zip(joining.left_padding, rows, strict=True)]
+        by_slab: dict[int, list[int]] = {}
+        for index, row in enumerate(rows):
+            if row.own:
+                by_slab.setdefault(id(row.place), []).append(index)
+        written = []
+        for chosen in by_slab.values():
+            slab, slots = rows[chosen[0]].place, [rows[index].slot for index in chosen]
+            everyone = chosen == list(range(joining.count))
+            picked = None if everyone else mx.array(chosen, dtype=mx.int32)
+            for parts, new in zip(slab.layers, joining.layers, strict=True):
+                for part, source in zip(parts, new, strict=True):
+                    tokens = source if picked is None else source[picked]
+                    written.append(write_rows(part, tokens, slots, [skips[index] for index in chosen]))
+        _evaluate(written)
+
+    def move(self, moves: Sequence[Move]) -> None:
+        moves = [move for move in moves if move.tokens]
+        if not moves:
+            return
+        if not _uniform(moves[0].source):
+            _evaluate([each for move in moves for each in _move_by_layer(move)])
+            return
+        self._addresses.forget()
+        orders = [
+            (
+                *(self._addresses.number(move.source.arrays), move.source_slot, move.source.capacity),
+                *(self._addresses.number(move.target.arrays), move.target_slot, move.target.capacity),
+                *(move.tokens, 0),
+            )
+            for move in moves
+        ]
+        _evaluate([move_rows(orders, self._addresses.table(), moves[0].source.arrays[0])])
+
+
+def _uniform(slab: Slab) -> bool:
+    return len({(part.shape, part.dtype) for part in slab.arrays}) == 1
+
+
+def _move_by_layer(move: Move) -> list[mx.array]:
+    source = slice(move.source_slot, move.source_slot + 1)
+    return [
+        write_rows(target, part[source, :, : move.tokens], [move.target_slot], [0])
+        for part, target in zip(move.source.arrays, move.target.arrays, strict=True)
+    ]
+
+
+def _evaluate(arrays: Sequence[mx.array]) -> None:
+    if arrays:
+        mx.async_eval(list(arrays))  # type: ignore[no-untyped-call]

@@ -1,0 +1,147 @@
+"""What a decode step reads of the slabs, with MLX's own operations: one masked attention for each slab.
+
+The same for all layers, so it is prepared once per step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from millstream.backend.generation.caches.slabs import Parts, RowCache, SharedTokens, Slab
+
+
+@dataclass(slots=True, eq=False)
+class SlabRead:
+    """The rows of one slab: `numbers[i]` of the batch stands in slot `slots[i]`."""
+
+    slab: Slab
+    slots: list[int]
+    numbers: list[int]
+    queries: mx.array | None
+    """The number to compute for each slot up to the last one in use; None if that is every row in order."""
+    written: mx.array | None
+    """The numbers whose tokens are written, one for each of `slots`; None if that is every row in order."""
+    longest: int = 0
+    ends: mx.array | None = None
+    """The column of each slot's new token; None if it is the last one of all."""
+    mask: mx.array | None = None
+
+    @property
+    def height(self) -> int:
+        return self.slots[-1] + 1
+
+    @property
+    def consecutive(self) -> bool:
+        return self.slots == list(range(self.slots[0], self.slots[0] + len(self.slots)))
+
+    def begin(self, rows: Sequence[RowCache | None]) -> None:
+        """Prepare a step: columns to write, and a mask if slots differ."""
+        ends = [0] * self.height
+        for slot, number in zip(self.slots, self.numbers, strict=True):
+            row = rows[number]
+            assert row is not None
+            ends[slot] = row.own
+        self.longest = max(ends) + 1
+        self.ends = self.mask = None
+        if min(ends) + 1 < self.longest:
+            column = mx.array(ends, dtype=mx.int32)
+            self.mask = (mx.arange(self.longest) <= column[:, None])[:, None, None]
+            self.ends = column if len(self.slots) == self.height else mx.array([ends[slot] for slot in self.slots])
+
+    def parts(self, layer: int) -> Parts:
+        return tuple(part[: self.height, :, : self.longest] for part in self.slab.layers[layer])
+
+    def write(self, layer: int, new: Parts) -> None:
+        """Write the new tokens of a layer: parts of (rows, heads, 1, size)."""
+        parts = self.slab.layers[layer]
+        for part, column in zip(parts, new, strict=True):
+            column = column[: len(self.numbers)] if self.written is None else column[self.written]
+            if self.ends is None and self.consecutive:
+                part[self.slots[0] : self.height, :, self.longest - 1 : self.longest] = column
+            else:
+                ends = mx.full((len(self.slots),), self.longest - 1) if self.ends is None else self.ends
+                slots, heads = mx.array(self.slots), mx.arange(part.shape[1])
+                part[slots[:, None], heads, ends[:, None]] = column[:, :, 0]
+
+
+@dataclass(slots=True, eq=False)
+class SharedRead:
+    """Tokens of the prefix cache, and the rows that read them: their queries run together over one copy."""
+
+    tokens: SharedTokens
+    numbers: mx.array
+
+    def parts(self, layer: int) -> Parts:
+        columns = slice(self.tokens.start, self.tokens.start + self.tokens.tokens)
+        return tuple(part[:, :, columns] for part in self.tokens.layers[layer])
+
+
+class SlabStep:
+    """Owner only. `begin` prepares a step; after `changed` it looks at all rows again."""
+
+    def __init__(self) -> None:
+        self.offset = mx.zeros((0,), dtype=mx.int32)
+        """The position of each row's next token."""
+        self.reads: list[SlabRead] = []
+        self.shared: list[SharedRead] = []
+        self.order: mx.array | None = None
+        """For each row of the forward pass, where the reads have it; None if that is the same."""
+        self._stale = True
+
+    def changed(self) -> None:
+        """Rows have joined, moved or left."""
+        self._stale = True
+
+    def begin(self, rows: Sequence[RowCache | None], size: int) -> None:
+        if self._stale:
+            self._look(rows, size)
+            self._stale = False
+        lengths = [0 if row is None else row.length for row in rows]
+        self.offset = mx.array([*lengths, *[0] * (size - len(rows))], dtype=mx.int32)
+        for read in self.reads:
+            read.begin(rows)
+
+    def _look(self, rows: Sequence[RowCache | None], size: int) -> None:
+        by_slab: dict[int, list[tuple[int, int]]] = {}
+        slabs: dict[int, Slab] = {}
+        for number, row in enumerate(rows):
+            if row is not None:
+                slabs[id(row.place)] = row.place
+                by_slab.setdefault(id(row.place), []).append((row.slot, number))
+        self.reads, order, height = [], [0] * size, 0
+        for key, places in by_slab.items():
+            self.reads.append(_read(slabs[key], sorted(places), size))
+            for slot, number in places:
+                order[number] = height + slot
+            height += self.reads[-1].height
+        self.order = None if order == list(range(height)) else mx.array(order, dtype=mx.int32)
+        self._look_at_shared(rows)
+
+    def _look_at_shared(self, rows: Sequence[RowCache | None]) -> None:
+        readers: dict[tuple[int, int, int], list[int]] = {}
+        tokens: dict[tuple[int, int, int], SharedTokens] = {}
+        for number, row in enumerate(rows):
+            for piece in row.shared if row is not None else ():
+                key = (id(piece.layers[0][0]), piece.start, piece.tokens)
+                tokens[key] = piece
+                readers.setdefault(key, []).append(number)
+        self.shared = [SharedRead(tokens[key], mx.array(numbers)) for key, numbers in readers.items()]
+
+
+def _read(slab: Slab, places: Sequence[tuple[int, int]], size: int) -> SlabRead:
+    slots, numbers = [slot for slot, _ in places], [number for _, number in places]
+    computed = [numbers[0]] * (slots[-1] + 1)
+    for slot, number in places:
+        computed[slot] = number
+    in_order = numbers == list(range(len(numbers)))
+    every = computed == list(range(size))
+    return SlabRead(
+        slab,
+        slots,
+        numbers,
+        queries=None if every else mx.array(computed, dtype=mx.int32),
+        written=None if in_order else mx.array(numbers, dtype=mx.int32),
+    )

@@ -1,0 +1,33 @@
+"""Writes rows into slabs between two steps: those that join, and those that move to another slot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from millstream.backend.generation.caches.joining import JoiningRows
+from millstream.backend.generation.caches.slabs import Move, RowCache
+
+
+class MlxWriter:
+    """With MLX's own operations, which copy a slab if running work still reads it."""
+
+    in_place = False
+
+    def join(self, rows: Sequence[RowCache], joining: JoiningRows) -> None:
+        for index, row in enumerate(rows):
+            start = joining.left_padding[index] + row.origin
+            if not row.own:
+                continue
+            for parts, new in zip(row.place.layers, joining.layers, strict=True):
+                for part, source in zip(parts, new, strict=True):
+                    part[row.slot : row.slot + 1, :, : row.own] = source[index : index + 1, :, start:]
+
+    def move(self, moves: Sequence[Move]) -> None:
+        for move in moves:
+            if not move.tokens:
+                continue
+            for old, new in zip(move.source.layers, move.target.layers, strict=True):
+                for source, target in zip(old, new, strict=True):
+                    tokens = source[move.source_slot : move.source_slot + 1, :, : move.tokens]
+                    target[move.target_slot : move.target_slot + 1, :, : move.tokens] = tokens
+

@@ -1,0 +1,205 @@
+"""Slabs: the memory of the KV cache, allocated by length class. Owner only.
+
+A slab has some slots of one capacity (`kv_capacity`); a row's tokens stand in one slot, from column 0 on. A slab is
+never copied to grow: rows that find no vacant slot get a new slab, and a row that outgrows its slot moves, alone, to
+one of the next class. Slots that rows leave are filled first, and what is too sparse is emptied, so that the memory
+follows the tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import mlx.core as mx
+
+Parts = tuple[mx.array, ...]
+"""The KV cache of a layer, tokens on axis 2: keys and values, or the packed weights, scales and biases of each."""
+
+SLAB_TOKENS = 8192
+"""The most tokens of a slab with several slots. Longer rows have a slab of their own."""
+SPARE_TOKENS = 1024
+"""Tokens that a class may have vacant, whatever the number of its rows."""
+FEW_SLABS = 4
+"""Slabs of a class that are not merged: attention is called once for each."""
+
+
+class Slab:
+    """Buffers for some rows of one class: per layer and part, (slots, heads, capacity, size)."""
+
+    __slots__ = ("capacity", "layers", "rows")
+
+    def __init__(self, capacity: int, slots: int, templates: Sequence[Parts]) -> None:
+        """`templates`: arrays whose heads, size and type the buffers get."""
+        self.capacity = capacity
+        self.rows: list[RowCache | None] = [None] * slots
+        self.layers = [
+            [mx.zeros((slots, like.shape[1], capacity, like.shape[3]), dtype=like.dtype) for like in parts]
+            for parts in templates
+        ]
+
+    @property
+    def used(self) -> int:
+        return sum(row is not None for row in self.rows)
+
+    @property
+    def vacant(self) -> int:
+        return len(self.rows) - self.used
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        return [part for parts in self.layers for part in parts]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self.arrays)
+
+
+@dataclass(slots=True, eq=False)
+class RowCache:
+    """Where the tokens of a row are: `shared` holds its first ones, its slot the others."""
+
+    length: int
+    """Tokens in the cache."""
+    slab: Slab | None = None
+    slot: int = -1
+    shared: tuple[SharedTokens, ...] = ()
+    origin: int = field(init=False)
+    """Tokens before those in its slot."""
+
+    def __post_init__(self) -> None:
+        self.origin = sum(piece.tokens for piece in self.shared)
+
+    @property
+    def own(self) -> int:
+        """Tokens in its slot."""
+        return self.length - self.origin
+
+    @property
+    def place(self) -> Slab:
+        assert self.slab is not None, "the row has no slot"
+        return self.slab
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SharedTokens:
+    """Tokens that the prefix cache holds and rows read there: columns `start` to `start + tokens` of `layers`."""
+
+    layers: Sequence[Parts]
+    start: int
+    tokens: int
+    release: Callable[[], None] = lambda: None
+    """Called when the row no longer reads them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Copy the first tokens of a slot to another slot."""
+
+    source: Slab
+    source_slot: int
+    target: Slab
+    target_slot: int
+    tokens: int
+
+
+class SlabPool:
+    """All slabs of a batch. `copy` runs moves; `merge`: have few slabs per class, since each costs a call."""
+
+    def __init__(self, templates: Sequence[Parts], copy: Callable[[Sequence[Move]], None], *, merge: bool) -> None:
+        self._templates = templates
+        self._copy = copy
+        self._merge = merge
+        self._classes: dict[int, list[Slab]] = {}
+
+    def __iter__(self) -> Iterator[Slab]:
+        for slabs in self._classes.values():
+            yield from slabs
+
+    @property
+    def nbytes(self) -> int:
+        return sum(slab.nbytes for slab in self)
+
+    def place(self, rows: Sequence[RowCache], capacity: int) -> None:
+        """Give new rows slots of a class."""
+        vacant = self._vacant(capacity)
+        if len(rows) > len(vacant):
+            self._add(capacity, len(rows))
+            vacant = self._vacant(capacity)
+        for row, (slab, slot) in zip(rows, vacant, strict=False):
+            _occupy(row, slab, slot)
+
+    def move(self, row: RowCache, capacity: int) -> None:
+        """Move a row to a slot of another class."""
+        source, source_slot, tokens = row.place, row.slot, row.own
+        source.rows[source_slot] = None
+        self.place([row], capacity)
+        self._copy([Move(source, source_slot, row.place, row.slot, tokens)])
+        self._shrink(source.capacity)
+
+    def vacate(self, rows: Sequence[RowCache]) -> None:
+        """Take their slots from rows that end."""
+        capacities = set()
+        for row in rows:
+            row.place.rows[row.slot] = None
+            capacities.add(row.place.capacity)
+            row.slab = None
+        for capacity in capacities:
+            self._shrink(capacity)
+
+    def _vacant(self, capacity: int) -> list[tuple[Slab, int]]:
+        """Vacant slots, in the fullest slab first, and there from the first on."""
+        slabs = sorted(self._classes.get(capacity, []), key=lambda slab: slab.vacant)
+        return [(slab, slot) for slab in slabs for slot, row in enumerate(slab.rows) if row is None]
+
+    def _spare(self, capacity: int, rows: int) -> int:
+        return max(SPARE_TOKENS // capacity, rows // 8)
+
+    def _add(self, capacity: int, joining: int) -> None:
+        """Add slabs for rows that join, with some slots to spare; merge the class if it has too many slabs."""
+        slabs = self._classes.setdefault(capacity, [])
+        most = max(1, SLAB_TOKENS // capacity)
+        small = [slab for slab in slabs if len(slab.rows) < most] if self._merge else []
+        merged = small if len(small) >= FEW_SLABS else []
+        rows = joining + sum(slab.used for slab in slabs)
+        staying = [slab for slab in slabs if slab not in merged]
+        missing = joining + sum(slab.used for slab in merged) - sum(slab.vacant for slab in staying)
+        slots = missing + self._spare(capacity, rows)
+        while missing > 0:
+            slabs.append(Slab(capacity, min(slots, most), self._templates))
+            missing, slots = missing - most, slots - most
+        self._empty(capacity, merged)
+
+    def _shrink(self, capacity: int) -> None:
+        """Empty slabs while a class has more vacant slots than it may."""
+        slabs = self._classes[capacity]
+        slabs[:] = [slab for slab in slabs if slab.used]
+        while slabs:
+            rows = sum(slab.used for slab in slabs)
+            vacant = sum(slab.vacant for slab in slabs)
+            if vacant <= self._spare(capacity, rows):
+                return
+            sparsest = max(slabs, key=lambda slab: slab.vacant)
+            if vacant - sparsest.vacant < sparsest.used:
+                slabs.append(Slab(capacity, sparsest.used - (vacant - sparsest.vacant), self._templates))
+            self._empty(capacity, [sparsest])
+
+    def _empty(self, capacity: int, emptied: Sequence[Slab]) -> None:
+        """Move the rows of some slabs to others of the class, and free them."""
+        slabs = self._classes[capacity]
+        slabs[:] = [slab for slab in slabs if slab not in emptied]
+        targets = iter(self._vacant(capacity))
+        moves = []
+        for slab in emptied:
+            for slot, row in enumerate(slab.rows):
+                if row is not None:
+                    target, target_slot = next(targets)
+                    moves.append(Move(slab, slot, target, target_slot, row.own))
+                    _occupy(row, target, target_slot)
+        if moves:
+            self._copy(moves)
+
+
+def _occupy(row: RowCache, slab: Slab, slot: int) -> None:
+    row.slab, row.slot = slab, slot
+    slab.rows[slot] = row

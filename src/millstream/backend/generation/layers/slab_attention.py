@@ -1,0 +1,124 @@
+"""Decode attention over slabs, with MLX's own operations: one call for each slab.
+
+Rows whose first tokens are in the prefix cache also attend to these: all rows that share some read them in one matmul,
+and the parts of a row are joined by their maximum and their sum of weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+
+from millstream.backend.generation.caches.class_caches import SlabLayer
+from millstream.backend.generation.caches.slab_reads import SlabStep
+
+Attention = Callable[..., mx.array]
+"""mlx-lm's `scaled_dot_product_attention`, or one of ours with its signature."""
+
+_FLOOR = -1e30
+
+
+def slab_attention(plain: Attention) -> Attention:
+    """Replaces mlx-lm's function of the same signature. `plain` computes attention over a prompt's own caches, and over
+    each slab."""
+
+    def attention(
+        queries: mx.array,
+        keys: Any,
+        values: Any,
+        cache: Any,
+        scale: float,
+        mask: Any,
+        sinks: mx.array | None = None,
+    ) -> mx.array:
+        if not isinstance(cache, SlabLayer):
+            return plain(queries, keys, values, cache, scale, mask, sinks)
+        write_step(cache, cache.take_new(keys, values, mask))
+        return over_slabs(plain, queries, cache, scale, sinks)
+
+    return attention
+
+
+def write_step(cache: SlabLayer, new: tuple[mx.array, mx.array]) -> None:
+    parts = cache.parts_of(new)
+    for read in cache.caches.step.reads:
+        read.write(cache.index, parts)
+
+
+def over_slabs(
+    plain: Attention, queries: mx.array, cache: SlabLayer, scale: float, sinks: mx.array | None
+) -> mx.array:
+    """Attention of one query per row over all of its tokens. Rows without a slot get the output of another."""
+    step = cache.caches.step
+    if step.shared:
+        return _with_shared(queries, cache, scale, sinks)
+    found = []
+    for read in step.reads:
+        chosen = queries if read.queries is None else queries[read.queries]
+        keys, values = cache.split(read.parts(cache.index))
+        found.append(plain(chosen, keys, values, cache, scale, read.mask, sinks))
+    return _in_order(step, found)
+
+
+def _in_order(step: SlabStep, found: list[mx.array]) -> mx.array:
+    joined = found[0] if len(found) == 1 else mx.concatenate(found)
+    return joined if step.order is None else joined[step.order]
+
+
+def _with_shared(queries: mx.array, cache: SlabLayer, scale: float, sinks: mx.array | None) -> mx.array:
+    """All parts of all rows, each with its maximum and its sum of weights, then joined."""
+    assert sinks is None, "models with attention sinks do not share prefixes"
+    step = cache.caches.step
+    rows, heads, _, size = queries.shape
+    own = []
+    for read in step.reads:
+        chosen = queries if read.queries is None else queries[read.queries]
+        own.append(_partial(chosen, *cache.split(read.parts(cache.index)), scale, read.mask))
+    best, total, out = (_in_order(step, [part[index] for part in own]) for index in range(3))
+    for shared in step.shared:
+        keys, values = cache.split(shared.parts(cache.index))
+        count, groups = shared.numbers.shape[0], keys.shape[1]
+        chosen = queries[shared.numbers].reshape(count, groups, heads // groups, size).swapaxes(0, 1)
+        found = _partial(chosen.reshape(1, heads * count, 1, size), keys, values, scale, None)
+        best, total, out = _join(best, total, out, shared.numbers, [_by_row(each, count, groups) for each in found])
+    return (out / total).astype(queries.dtype)
+
+
+def _by_row(part: mx.array, count: int, groups: int) -> mx.array:
+    """From (1, groups * rows * heads of a group, 1, any) to (rows, heads, 1, any)."""
+    size = part.shape[-1]
+    return part.reshape(groups, count, -1, size).swapaxes(0, 1).reshape(count, -1, 1, size)
+
+
+def _partial(
+    queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: mx.array | None
+) -> tuple[mx.array, mx.array, mx.array]:
+    """The greatest score of each query, the sum of its weights, and the weighted sum of values; in float32."""
+    rows, heads, _, size = queries.shape
+    groups = keys.shape[1]
+    scores = (queries * scale).reshape(rows, groups, heads // groups, size) @ keys.swapaxes(-1, -2)
+    scores = scores.astype(mx.float32)
+    if mask is not None:
+        scores = mx.where(mask, scores, _FLOOR)
+    best = mx.max(scores, axis=-1, keepdims=True)
+    weights = mx.exp(scores - best)
+    out = weights.astype(values.dtype) @ values
+    total = mx.sum(weights, axis=-1, keepdims=True)
+    return tuple(  # type: ignore[return-value]
+        each.astype(mx.float32).reshape(rows, heads, 1, -1) for each in (best, total, out)
+    )
+
+
+def _join(
+    best: mx.array, total: mx.array, out: mx.array, numbers: mx.array, found: list[mx.array]
+) -> tuple[mx.array, mx.array, mx.array]:
+    """Add a part to some rows."""
+    top = mx.maximum(best[numbers], found[0])
+    before, after = mx.exp(best[numbers] - top), mx.exp(found[0] - top)
+    sums = total[numbers] * before + found[1] * after
+    outs = out[numbers] * before + found[2] * after
+    for array, new in ((best, top), (total, sums), (out, outs)):
+        array[numbers] = new
+    return best, total, out
