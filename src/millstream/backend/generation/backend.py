@@ -111,7 +111,7 @@ class MlxGenerationBackend:
             identity=identity_of(settings.path, loaded.dtype, self._device.kind, settings.unpack, settings.kv_bits),
             media=self._encoder.kinds if self._encoder else (),
             whole_media=self._encoder is not None and self._model.whole_media,
-            kv_layout="rectangle",
+            kv_layout="classes" if layout.caches == "classes" else "rectangle",
             device_memory=self._weight_bytes + max(0, free_bytes(self._device)),
             feature_bytes=settings.feature_bytes if self._encoder is not None else 0,
         )

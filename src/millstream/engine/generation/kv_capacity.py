@@ -14,3 +14,12 @@ def kv_capacity(tokens: int) -> int:
     """The class of a row that holds so many tokens."""
     step = max(SMALLEST, 1 << max(0, (tokens - 1).bit_length() - 3))
     return max(SMALLEST, -(-tokens // step) * step)
+
+
+SPARE_TOKENS = 1024
+"""Tokens that a class may have vacant, whatever the number of its rows."""
+
+
+def spare_slots(capacity: int, rows: int) -> int:
+    """How many vacant slots a class with so many rows may have."""
+    return max(SPARE_TOKENS // capacity, rows // 8)

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 
 import mlx.core as mx
 
+from millstream.engine.generation.kv_capacity import spare_slots
+
 Parts = tuple[mx.array, ...]
 """The KV cache of a layer, tokens on axis 2: keys and values, or the packed weights, scales and biases of each."""
 
 SLAB_TOKENS = 8192
 """The most tokens of a slab with several slots. Longer rows have a slab of their own."""
-SPARE_TOKENS = 1024
-"""Tokens that a class may have vacant, whatever the number of its rows."""
 FEW_SLABS = 4
 """Slabs of a class that are not merged: attention is called once for each."""
 
@@ -152,9 +152,6 @@ class SlabPool:
         slabs = sorted(self._classes.get(capacity, []), key=lambda slab: slab.vacant)
         return [(slab, slot) for slab in slabs for slot, row in enumerate(slab.rows) if row is None]
 
-    def _spare(self, capacity: int, rows: int) -> int:
-        return max(SPARE_TOKENS // capacity, rows // 8)
-
     def _add(self, capacity: int, joining: int) -> None:
         """Add slabs for rows that join, with some slots to spare; merge the class if it has too many slabs."""
         slabs = self._classes.setdefault(capacity, [])
@@ -164,7 +161,7 @@ class SlabPool:
         rows = joining + sum(slab.used for slab in slabs)
         staying = [slab for slab in slabs if slab not in merged]
         missing = joining + sum(slab.used for slab in merged) - sum(slab.vacant for slab in staying)
-        slots = missing + self._spare(capacity, rows)
+        slots = missing + spare_slots(capacity, rows)
         while missing > 0:
             slabs.append(Slab(capacity, min(slots, most), self._templates))
             missing, slots = missing - most, slots - most
@@ -177,7 +174,7 @@ class SlabPool:
         while slabs:
             rows = sum(slab.used for slab in slabs)
             vacant = sum(slab.vacant for slab in slabs)
-            if vacant <= self._spare(capacity, rows):
+            if vacant <= spare_slots(capacity, rows):
                 return
             sparsest = max(slabs, key=lambda slab: slab.vacant)
             if vacant - sparsest.vacant < sparsest.used:
