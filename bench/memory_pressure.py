@@ -97,7 +97,7 @@ async def measure(url: str, wanted: list[dict[str, Any]], concurrency: int) -> d
         "seconds": round(seconds, 2),
         "prompt_tokens": sum(len(body["prompt"]) for body in wanted),
         "output_tokens": sum(tokens for _, _, tokens in results),
-        "request_seconds": {name: percentile(times, share) for name, share in (("p50", 0.5), ("p99", 0.99))},
+        "request_ms": {name: percentile(times, share) for name, share in (("p50", 0.5), ("p99", 0.99))},
         "most_memory_bytes": max(samples),
         "memory_samples": len(samples) - 1,
     }

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from millstream.backend.generation.caches.class_caches import ClassCaches
 from millstream.backend.generation.caches.joining import JoiningRows
-from millstream.backend.generation.caches.slabs import SPARE_TOKENS, RowCache
+from millstream.backend.generation.caches.slabs import RowCache
 from millstream.backend.generation.caches.widths import exact, powers_of_two
-from millstream.engine.generation.kv_capacity import SMALLEST, kv_capacity
+from millstream.engine.generation.kv_capacity import SMALLEST, SPARE_TOKENS, kv_capacity
 from support.pointer_kernels import PointerKernels, play_pointer_kernels
 from support.tiers import examples
 

@@ -293,8 +293,8 @@ def options(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
 
 
 def test_help_shows_the_defaults(options: dict[str, str]) -> None:
-    shown = {"--host": "127.0.0.1", "--port": "8000", "--max-batch": "32", "--queue": "256", "--memory": "no limit"}
-    shown |= {"--kv-bits": "0", "--prefill-chunk": "measured at load"}
+    shown = {"--host": "127.0.0.1", "--port": "8000", "--max-batch": "32", "--queue": "256", "--kv-bits": "0"}
+    shown |= {"--memory": "what the device has", "--prefill-chunk": "measured at load"}
     shown |= {"--load": "start", "--idle-unload": "never", "--step-timeout": "120", "--isolation": "auto"}
     shown |= {"--max-token-gap": "50"}
     shown |= {

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import random
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from millstream.engine.generation.kv_capacity import kv_capacity
+from millstream.engine.generation.kv_capacity import kv_capacity, spare_slots
 from millstream.engine.generation.messages import Generate
 from millstream.engine.generation.plan import ChunkLogprobs, Plan, RowOutput, StepResult
 from millstream.types import TokenLogprob
@@ -46,16 +47,18 @@ class CountingBackend:
         for request_id in plan.drop:
             known = self.rows.pop(request_id, None) or self.prompts.pop(request_id, None)
             assert known is not None, "dropped a request without a row"
-        copies = sum(self._join(request_id) for request_id in plan.decode if request_id not in self.rows)
+        prompts = sum(self._join(request_id) for request_id in plan.decode if request_id not in self.rows)
         assert set(plan.decode) == set(self.rows)
-        outputs = []
+        outputs, outgrown = [], []
         for request_id, row in self.rows.items():
             if row.launched is not None:
                 outputs.append(RowOutput(request_id, (row.launched,)))
-            copies += self._decode(row)
+            outgrown += self._decode(row)
         logprobs = tuple(self._prefill(plan))
-        self.peak = copies + sum(row.capacity for row in self.rows.values())
-        self.peak += sum(kv_capacity(len(submit.prompt)) + PADDING for submit, _ in self.prompts.values())
+        slots = Counter([*outgrown, *(row.capacity for row in self.rows.values())])
+        self.peak = sum(capacity * (rows + spare_slots(capacity)) for capacity, rows in slots.items())
+        prompts += sum(kv_capacity(len(submit.prompt)) + PADDING for submit, _ in self.prompts.values())
+        self.peak += prompts
         self._deferred = bool(plan.prefill) and self._defer is not None and self._defer.random() < 0.5
         return StepResult(tuple(outputs), prompt_logprobs=logprobs, prefilling=self._deferred)
 
@@ -66,13 +69,13 @@ class CountingBackend:
         self.rows[request_id] = _Row(digest(submit.prompt), len(submit.prompt), kv_capacity(len(submit.prompt)))
         return kv_capacity(len(submit.prompt)) + PADDING
 
-    def _decode(self, row: _Row) -> int:
-        """Returns the size of the buffer that the row has outgrown, if it has."""
+    def _decode(self, row: _Row) -> list[int]:
+        """Returns the class of the slot that the row has outgrown, if it has."""
         old = row.capacity
         row.capacity = max(old, kv_capacity(row.length))
         row.launched = row.context
         row.context, row.length = digest([row.launched], row.context), row.length + 1
-        return old if row.capacity > old else 0
+        return [old] if row.capacity > old else []
 
     def _prefill(self, plan: Plan) -> list[ChunkLogprobs]:
         found = []

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from millstream.engine.generation.kv_budget import (
     AHEAD,
+    MERGED_TOKENS,
     PADDING_TOKENS,
-    SURE_STEPS,
-    VACANT_TOKENS,
     KvBudget,
     LayoutName,
     Phase,
@@ -25,8 +24,8 @@ rows = st.lists(st.builds(Row, lengths, st.sampled_from(Phase)), max_size=12)
 
 
 def budget(usable: int) -> KvBudget:
-    """With so many tokens beside what vacant slots take."""
-    return KvBudget(usable + VACANT_TOKENS)
+    """With so many tokens beside what merging slabs takes."""
+    return KvBudget(usable + MERGED_TOKENS)
 
 
 def test_without_a_bound_everything_fits() -> None:
@@ -61,13 +60,12 @@ def test_in_a_rectangle_the_longest_row_counts_for_all() -> None:
 @given(rows, st.integers(0, 2_000_000), st.sampled_from(LAYOUTS))
 def test_steps_that_are_not_checked_fit(held: list[Row], tokens: int, layout: LayoutName) -> None:
     subject = KvBudget(tokens, layout)
-    if subject.fits_for_long(held):
-        for steps in range(SURE_STEPS + 1):
-            grown = [
-                Row(row.tokens + steps, Phase.DECODING) if row.phase is not Phase.PREFILLING and steps else row
-                for row in held
-            ]
-            assert subject.fits(grown)
+    for steps in range(sure + 1 if (sure := subject.sure_steps(held)) else 0):
+        grown = [
+            Row(row.tokens + steps, Phase.DECODING) if row.phase is not Phase.PREFILLING and steps else row
+            for row in held
+        ]
+        assert subject.fits(grown)
 
 
 @given(rows, lengths, st.integers(0, 2_000_000), st.sampled_from(LAYOUTS))
@@ -90,7 +88,8 @@ def test_the_longest_row_fits_in_every_phase(tokens: int, most: int, layout: Lay
     subject = KvBudget(tokens, layout)
     longest = subject.longest_row(most)
     assert 0 <= longest <= most
-    if longest:
-        assert all(subject.fits([Row(longest, phase)]) for phase in Phase)
+    near = [length for length in (1, longest // 2, longest - 1, longest) if 0 < length <= longest]
+    assert all(subject.fits([Row(length, phase)]) for phase in Phase for length in near)
     if longest < most:
-        assert not subject.fits([Row(longest + 1, Phase.JOINING)])
+        beyond = range(max(1, longest - 1), longest + 2)
+        assert not all(subject.fits([Row(length, phase)]) for phase in Phase for length in beyond)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millstream.engine.generation.kv_budget import VACANT_SHARE, VACANT_TOKENS, KvBudget, tokens_for_row
+from millstream.engine.generation.kv_budget import MERGED_SHARE, MERGED_TOKENS, KvBudget, tokens_for_row
 from millstream.engine.generation.messages import Generate, Generated, PromptLogprobs, Tokens
 from millstream.engine.generation.plan import ChunkLogprobs, Plan, RowOutput, StepResult
 from millstream.engine.generation.scheduler import GenerationScheduler
@@ -125,7 +125,7 @@ def test_no_step_exceeds_the_budget_and_every_request_ends(wanted: list[Arrival]
     """From a budget for the longest request alone to one for several."""
     longest = max(len(each.submit.prompt) + each.submit.max_tokens for each in wanted)
     tokens = int(scale * tokens_for_row(longest))
-    usable = tokens - min(VACANT_TOKENS, int(VACANT_SHARE * tokens))
+    usable = tokens - min(MERGED_TOKENS, int(MERGED_SHARE * tokens))
     assert run(wanted, KvBudget(tokens), usable)[0] == expected(wanted)
     assert run(wanted, KvBudget(tokens), usable, force=random.Random(seed))[0] == expected(wanted)
 

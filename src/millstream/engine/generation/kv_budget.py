@@ -8,12 +8,12 @@ is planned, and at its worst moment: a row that grows or joins is copied, and ex
 from __future__ import annotations
 
 import bisect
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
-from millstream.engine.generation.kv_capacity import kv_capacity
+from millstream.engine.generation.kv_capacity import kv_capacity, spare_slots
 
 LayoutName = Literal["classes", "rectangle"]
 
@@ -23,13 +23,10 @@ AHEAD = 2
 PADDING_TOKENS = 512
 """The most padding that the KV cache of a prompt in prefill has."""
 
-VACANT_TOKENS = 8192
-"""Tokens that vacant slots of partly used buffers may hold, over all classes; in a small budget, `VACANT_SHARE`."""
+MERGED_TOKENS = 8192
+"""Tokens that exist twice while slabs of a class are merged or emptied. In a small budget, `MERGED_SHARE` of it."""
 
-VACANT_SHARE = 1 / 8
-
-COPIED_SHARE = 1.0
-"""How much of a row exists a second time while it joins or grows."""
+MERGED_SHARE = 1 / 8
 
 COLUMNS = 256
 """A rectangle has a multiple of so many columns, and half as many to spare when it is made."""
@@ -37,7 +34,10 @@ COLUMNS = 256
 HORIZON = 64
 """A request is admitted only if all rows could generate so many more tokens: else it might be preempted at once."""
 
-SURE_STEPS = 16
+PROMPT_PER_STEP = 64
+"""And one more for so many tokens of its prompt: rows go on while it is prefilled."""
+
+SURE_STEPS = (64, 8)
 """If the rows fit as they will be after so many steps, the steps between are not checked."""
 
 
@@ -49,8 +49,7 @@ class Phase(Enum):
     DECODING = auto()
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """What the budget knows of a request: `tokens` is its prompt and what it has generated."""
 
     tokens: int
@@ -70,26 +69,29 @@ class Layout(Protocol):
 
 
 class LengthClasses:
-    """Each row has a buffer of its length class."""
+    """Each row has a slot of its length class, and a class has some vacant slots."""
 
     def step(self, rows: Sequence[Row], ahead: int) -> int:
-        return sum(self._peak(row, ahead) for row in rows)
+        prompts = 0
+        slots: Counter[int] = Counter()
+        for row in rows:
+            now, grown = kv_capacity(row.tokens), kv_capacity(row.tokens + ahead)
+            if row.phase is Phase.DECODING:
+                slots[now] += 1
+            else:
+                prompts += now + PADDING_TOKENS
+            if row.phase is Phase.JOINING or (row.phase is Phase.DECODING and grown > now):
+                slots[grown] += 1
+        return prompts + self._slabs(slots)
 
     def later(self, rows: Sequence[Row], ahead: int) -> int:
-        sizes = [kv_capacity(row.tokens + ahead) for row in rows]
+        slots = Counter(kv_capacity(row.tokens + ahead) for row in rows)
         prompts = sum(row.phase is not Phase.DECODING for row in rows)
-        return sum(sizes) + prompts * PADDING_TOKENS + _copied(max(sizes, default=0))
+        return self._slabs(slots) + prompts * PADDING_TOKENS + max(slots, default=0)
 
     @staticmethod
-    def _peak(row: Row, ahead: int) -> int:
-        now, grown = kv_capacity(row.tokens), kv_capacity(row.tokens + ahead)
-        match row.phase:
-            case Phase.PREFILLING:
-                return now + PADDING_TOKENS
-            case Phase.JOINING:
-                return max(now + PADDING_TOKENS, grown + _copied(now + PADDING_TOKENS))
-            case Phase.DECODING:
-                return now if grown == now else grown + _copied(now)
+    def _slabs(slots: Counter[int]) -> int:
+        return sum(capacity * (rows + spare_slots(capacity)) for capacity, rows in slots.items())
 
 
 class Rectangle:
@@ -103,10 +105,6 @@ class Rectangle:
         return len(rows) * -(-(longest + ahead + COLUMNS // 2) // COLUMNS) * COLUMNS
 
 
-def _copied(tokens: int) -> int:
-    return int(COPIED_SHARE * tokens)
-
-
 _LAYOUTS: dict[LayoutName, Layout] = {"classes": LengthClasses(), "rectangle": Rectangle()}
 
 
@@ -116,35 +114,45 @@ class KvBudget:
     def __init__(self, tokens: int | None, layout: LayoutName = "classes") -> None:
         self.bounded = tokens is not None
         self._layout = _LAYOUTS[layout]
-        vacant = 0 if layout == "rectangle" else min(VACANT_TOKENS, int(VACANT_SHARE * (tokens or 0)))
-        self._tokens = (tokens or 0) - vacant
+        merged = 0 if layout == "rectangle" else min(MERGED_TOKENS, int(MERGED_SHARE * (tokens or 0)))
+        self._tokens = (tokens or 0) - merged
 
     def fits(self, rows: Sequence[Row], ahead: int = AHEAD) -> bool:
         """Whether the next step of these rows fits, at its worst moment."""
         return not self.bounded or self._layout.step(rows, ahead) <= self._tokens
 
-    def fits_for_long(self, rows: Sequence[Row]) -> bool:
-        """Whether the next `SURE_STEPS` steps fit too, if no row is added."""
-        return self.fits(rows, AHEAD + SURE_STEPS)
+    def sure_steps(self, rows: Sequence[Row]) -> int:
+        """How many more steps surely fit after the next one, if no row is added and no prompt is completed."""
+        return next((steps for steps in SURE_STEPS if self.fits(rows, AHEAD + steps)), 0)
 
     def admits(self, rows: Sequence[Row], prompt: int) -> bool:
         """Whether a request with a prompt of so many tokens may start beside these rows."""
         if not self.bounded or not rows:
             return True
         together = [*rows, Row(prompt, Phase.PREFILLING)]
-        return self.fits(together) and self._layout.later(together, HORIZON) <= self._tokens
+        later = self._layout.later(together, HORIZON + prompt // PROMPT_PER_STEP)
+        return self.fits(together) and later <= self._tokens
 
     def longest_row(self, most: int) -> int:
         """How long one row may become, up to `most`, so that it can always start again by itself."""
         if not self.bounded:
             return most
-        lengths = range(1, most + 1)
-        return bisect.bisect_left(lengths, True, key=lambda tokens: not self.fits([Row(tokens, Phase.JOINING)]))
+        return bisect.bisect_right(range(1, most + 1), self._tokens, key=lambda tokens: _alone(tokens, self._layout))
+
+
+def _alone(tokens: int, layout: Layout) -> int:
+    """The most that one row ever takes until it has so many tokens, if it may start again at any length."""
+    peaks = [layout.step([Row(tokens, Phase.JOINING)], AHEAD)]
+    capacity = kv_capacity(1)
+    while capacity < tokens + AHEAD:
+        peaks.append(layout.step([Row(capacity, Phase.DECODING)], AHEAD))
+        capacity = kv_capacity(capacity + 1)
+    return max(peaks)
 
 
 def tokens_for_row(tokens: int, layout: LayoutName = "classes") -> int:
     """The smallest budget in which one row may become so long."""
-    needed = _LAYOUTS[layout].step([Row(tokens, Phase.JOINING)], AHEAD)
+    needed = _alone(tokens, _LAYOUTS[layout])
     if layout == "rectangle":
         return needed
-    return min(needed + VACANT_TOKENS, -int(-needed // (1 - VACANT_SHARE)))
+    return min(needed + MERGED_TOKENS, -int(-needed // (1 - MERGED_SHARE)))

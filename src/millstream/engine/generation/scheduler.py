@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import islice
 
 from millstream.engine.generation.chunk_sizer import ChunkSizer
-from millstream.engine.generation.kv_budget import SURE_STEPS, KvBudget
+from millstream.engine.generation.kv_budget import KvBudget
 from millstream.engine.generation.messages import ClearPrefixCache, Generate, Generated, PromptLogprobs, Tokens
 from millstream.engine.generation.plan import Plan, Prefill, RowOutput, StepResult
 from millstream.engine.generation.prefill_planner import PrefillPlanner
@@ -52,6 +52,8 @@ class GenerationScheduler:
         self._kv_budget = kv_budget or KvBudget(None)
         self._sure_steps = 0
         """How many steps need no check of the budget."""
+        self._full = False
+        """True if the oldest waiting request did not fit, and no row has joined or left since: rows only grow."""
         self._ages = itertools.count()
         self._cache = prefix_cache or NullPrefixCache()
         self._planner = PrefillPlanner(
@@ -220,6 +222,7 @@ class GenerationScheduler:
     def _wait(self, request: Request) -> None:
         request.arrived = self._planner.clock
         bisect.insort(self._waiting, request, key=lambda each: each.age)
+        self._full = False
 
     def _make_room(self) -> None:
         """Preempt the youngest requests until the next step fits. The oldest stays, whatever it needs."""
@@ -230,10 +233,8 @@ class GenerationScheduler:
             return
         requests = sorted((*self._prefilling, *self._running.values()), key=lambda request: request.age)
         rows = [request.kv_row for request in requests]
-        if self._kv_budget.fits_for_long(rows):
-            self._sure_steps = SURE_STEPS
-            return
-        while len(rows) > 1 and not self._kv_budget.fits(rows):
+        self._sure_steps = self._kv_budget.sure_steps(rows)
+        while not self._sure_steps and len(rows) > 1 and not self._kv_budget.fits(rows):
             rows.pop()
             self.preempt(requests.pop().request_id)
 
@@ -253,10 +254,11 @@ class GenerationScheduler:
     def _fits(self, request: Request) -> bool:
         if len(self._prefilling) + len(self._running) >= self._max_rows:
             return False
-        if not self._kv_budget.bounded:
-            return True
+        if self._full or not self._kv_budget.bounded:
+            return not self._full
         rows = [each.kv_row for each in (*self._prefilling, *self._running.values())]
         fits = self._kv_budget.admits(rows, len(request.submit.prompt))
+        self._full = not fits
         if fits:
             self._sure_steps = 0
         return fits
@@ -271,8 +273,9 @@ class GenerationScheduler:
     def _join_batch(self) -> list[Event]:
         """Requests whose prompts are complete join the batch, unless they want no token."""
         joining = [request for request in self._prefilling if request.state is State.COMPLETING]
+        if joining:
+            self._sure_steps, self._full = 0, False
         for request in joining:
-            self._sure_steps = 0
             request.move(State.RUNNING)
             self._prefilling.remove(request)
             self._running[request.request_id] = request
@@ -321,6 +324,7 @@ class GenerationScheduler:
 
     def _leave_queue(self, request: Request) -> None:
         """A row is dropped by the next plan."""
+        self._full = False
         match request.state:
             case State.WAITING:
                 self._waiting.remove(request)

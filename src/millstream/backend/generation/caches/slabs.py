@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 
 import mlx.core as mx
 
+from millstream.engine.generation.kv_capacity import SPARE_TOKENS, spare_slots
+
 Parts = tuple[mx.array, ...]
 """The KV cache of a layer, tokens on axis 2: keys and values, or the packed weights, scales and biases of each."""
 
 SLAB_TOKENS = 8192
 """The most tokens of a slab with several slots. Longer rows have a slab of their own."""
-SPARE_TOKENS = 1024
-"""The most tokens that a class may have vacant."""
 FEW_SLABS = 4
 """Slabs of a class that are not merged: attention is called once for each."""
 
@@ -151,7 +151,7 @@ class SlabPool:
         return [(slab, slot) for slab in slabs for slot, row in enumerate(slab.rows) if row is None]
 
     def _spare(self, capacity: int, rows: int) -> int:
-        return min(SPARE_TOKENS // capacity, rows // 8) if self._merge else SPARE_TOKENS // capacity
+        return min(spare_slots(capacity), rows // 8) if self._merge else spare_slots(capacity)
 
     def _most(self, capacity: int) -> int:
         """The most slots of a slab."""
