@@ -113,6 +113,19 @@ def test_exchanging_a_function_touches_no_other_model(tiny_model: Callable[[str]
     assert len(calls) == len(mine.layers)
 
 
+class OwnAttention(nn.Module):  # type: ignore[misc]
+    """Has mlx-lm's name as an attribute of another module, as PLaMo 2 and some vision models do."""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return mx.fast.scaled_dot_product_attention(x, x, x, scale=1.0)
+
+
+def test_an_attribute_of_the_same_name_is_not_exchanged() -> None:
+    layer = OwnAttention()
+    assert patch_function(layer, "scaled_dot_product_attention", None) == 0
+    assert patch_function(layer, "mx", mx, "scaled_dot_product_attention") == 1
+
+
 def test_slot_policies() -> None:
     assert [exact(rows) for rows in (1, 3, 9)] == [1, 3, 9]
     assert [powers_of_two(rows) for rows in (1, 2, 3, 5, 64, 65)] == [1, 2, 4, 8, 64, 128]

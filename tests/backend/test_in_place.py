@@ -5,7 +5,9 @@ NumPy plays the kernels and writes to the very memory of the slabs; everything e
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+from collections.abc import Callable
 from pathlib import Path
 
 import mlx.core as mx
@@ -76,6 +78,28 @@ def test_no_saved_prefix_is_overwritten(groups: int, rows: int, kernels: Pointer
     finally:
         driver.stop()
     assert {"write_rows", "decode"} <= set(kernels.calls)
+
+
+@pytest.mark.parametrize("family", some(["lfm2", "gemma3_text", "falcon_h1"], ["lfm2"]))
+def test_layers_of_several_kinds(family: str, kernels: PointerKernels, tiny_model: Callable[[str], Path]) -> None:
+    """Kernels write where layers have full attention, MLX elsewhere. Prefixes and states of rows are saved as they
+    end, and rows outgrow their class."""
+    settings = GenerationSettings("folder", tiny_model(family), max_rows=3, disabled=frozenset({"slots"}))
+    submits = [Generate(number, prompt, 3 + number * 7 % 12) for number, prompt in enumerate(prompts()[:12])]
+    submits.append(Generate(50, tuple(place * 7 % VOCAB for place in range(250)), 12))
+    again = [Generate(100 + submit.request_id, submit.prompt, submit.max_tokens) for submit in submits]
+    with engine(functools.partial(MlxGenerationBackend, settings)) as driver:
+        expected = driver.run(*submits)
+    assert not kernels.calls, "--disable slots"
+    ours = functools.partial(MlxGenerationBackend, dataclasses.replace(settings, disabled=frozenset()))
+    driver = Driver(ThreadLink("in place", ours, functools.partial(caching_scheduler, 10_000, None)))
+    driver.start()
+    try:
+        assert driver.run(*submits) == expected, "cold"
+        assert driver.run(*again) == expected, "warm"
+    finally:
+        driver.stop()
+    assert {"write_rows", "decode", "move_rows"} <= set(kernels.calls)
 
 
 def test_a_saved_prefix_shares_no_memory_with_a_slab(kernels: PointerKernels) -> None:

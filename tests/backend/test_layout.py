@@ -11,12 +11,13 @@ import pytest
 
 from millstream.backend.device import current_device
 from millstream.backend.generation.assembly import Assembly
-from millstream.backend.generation.layout import Layout, LayoutChooser
+from millstream.backend.generation.layout import Layout, LayoutChooser, Trial
 from millstream.backend.generation.settings import GenerationSettings
 from millstream.backend.generation.trial import TwoRowTrial
 from millstream.backend.weights.loading import load
 from millstream.config import FAST_PATHS
 from support.engines import engine
+from support.rare import RARE, write_rare
 from support.tiny import VOCAB, write_model
 
 pytestmark = pytest.mark.skipif(
@@ -24,12 +25,12 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def choose(folder: Path, **changes: Any) -> Layout:
+def choose(folder: Path, trial: Trial | None = None, **changes: Any) -> Layout:
     settings = GenerationSettings("folder", folder, max_rows=4, **changes)
     model = load("folder", folder, current_device(), unpack=True).model
     chooser = LayoutChooser(settings, current_device(), model, takes_media=False)
     chooser.shape_layers()
-    return chooser.choose(TwoRowTrial(Assembly(model, VOCAB)))
+    return chooser.choose(trial or TwoRowTrial(Assembly(model, VOCAB)))
 
 
 def test_full_attention_gets_length_classes(tiny_model: Callable[[str], Path]) -> None:
@@ -48,15 +49,76 @@ def test_the_paths_of_a_gpu_can_be_had_on_the_cpu(tiny_model: Callable[[str], Pa
     assert dict(layout.reasons)["fused-matmul"] is None
 
 
+@pytest.mark.parametrize("family", ["gemma3_text", "lfm2", "falcon_h1"])
+def test_full_attention_beside_other_layers_gets_length_classes(family: str, tiny_model: Callable[[str], Path]) -> None:
+    layout = choose(tiny_model(family), like_gpu=True)
+    assert (layout.caches, layout.one_row_reason, layout.in_place) == ("mixed", None, False)
+    assert (layout.width, layout.group_fill, layout.padded_chunks) == (None, None, False)
+    reasons = dict(layout.reasons)
+    assert reasons["slots"] is None
+    assert reasons["group-prefill"] == reasons["fused-matmul"] == "needs full attention in all layers"
+
+
 @pytest.mark.parametrize(
-    ("family", "cache"), [("gemma3_text", "RotatingKVCache"), ("lfm2", "ArraysCache"), ("falcon_h1", "CacheList")]
+    ("family", "reason"),
+    [
+        ("mamba2", "ArraysCache is not full attention, and no other cache is"),
+        ("gemma4_text", "RotatingKVCache is not full attention, and its layers share keys and values"),
+    ],
 )
-def test_other_caches_are_merged(family: str, cache: str, tiny_model: Callable[[str], Path]) -> None:
-    layout = choose(tiny_model(family))
+def test_other_models_run_on_merged_caches(
+    family: str, reason: str, tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    layout = choose(write_rare(tmp_path / family, family) if family in RARE else tiny_model(family))
     assert (layout.caches, layout.one_row_reason) == ("merged", None)
     reasons = dict(layout.reasons)
-    assert reasons["slots"] == f"{cache} is not full attention"
+    assert reasons["slots"] == reason
     assert reasons["group-prefill"] == "needs slots"
+
+
+class Scripted:
+    """A trial with given results, by the layout's caches and whether kernels write."""
+
+    def __init__(self, raises: set[tuple[str, bool]], disagrees: set[str]) -> None:
+        self._raises = raises
+        self._disagrees = disagrees
+
+    def two_rows(self, layout: Layout) -> None:
+        if (layout.caches, layout.in_place) in self._raises:
+            raise ValueError("told to")
+
+    def disagreement(self, layout: Layout) -> float:
+        return 0.5 if layout.caches in self._disagrees else 0.01
+
+
+@pytest.mark.parametrize(
+    ("raises", "disagrees", "caches", "in_place", "reason"),
+    [
+        (set(), set(), "mixed", True, None),
+        ({("mixed", True)}, set(), "mixed", False, None),
+        ({("mixed", True), ("mixed", False)}, set(), "merged", False, "told to"),
+        (set(), {"mixed"}, "merged", False, "its rows answer differently together than alone"),
+        (set(), {"mixed", "merged"}, "mixed", True, None),
+    ],
+)
+def test_a_trial_decides_whether_a_mixed_model_gets_length_classes(
+    raises: set[tuple[str, bool]],
+    disagrees: set[str],
+    caches: str,
+    in_place: bool,
+    reason: str | None,
+    tiny_model: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(LayoutChooser, "kernels_write", True)
+    layout = choose(tiny_model("lfm2"), Scripted(raises, disagrees))
+    assert (layout.caches, layout.in_place) == (caches, in_place)
+    assert dict(layout.reasons)["slots"] == (reason and f"ArraysCache is not full attention, and {reason}")
+
+
+def test_without_slots_a_mixed_model_runs_on_merged_caches(tiny_model: Callable[[str], Path]) -> None:
+    layout = choose(tiny_model("lfm2"), disabled=frozenset({"slots"}))
+    assert (layout.caches, dict(layout.reasons)["slots"]) == ("merged", "--disable")
 
 
 def test_a_cache_that_cannot_be_batched_is_named(tiny_model: Callable[[str], Path]) -> None:

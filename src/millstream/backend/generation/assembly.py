@@ -16,6 +16,7 @@ from millstream.backend.generation.caches.batch_caches import (
     new_row_caches,
 )
 from millstream.backend.generation.caches.class_caches import ClassCaches, SlabLayer
+from millstream.backend.generation.caches.mixed_caches import MixedCaches
 from millstream.backend.generation.caches.quantized import KvQuantization, QuantizedSlabLayer, new_prompt_caches
 from millstream.backend.generation.caches.slabs import Parts
 from millstream.backend.generation.caches.slots import SlotCaches
@@ -47,15 +48,21 @@ class Assembly:
         self._encoder = encoder
         self._grammars = grammars
         self._slabs: ClassCaches | None = None
-        """The caches of the batch that was made last, if they are of length classes."""
+        """Where kernels may write in the batch that was made last: its caches of length classes, if it has some."""
         self._templates: dict[KvQuantization | None, list[Parts]] = {}
+        self._like: RowCaches = []
+        """Caches of one row that hold a token, once they were needed."""
 
     def make(self, layout: Layout, store: PrefixStore) -> tuple[Batch, Prefiller]:
         """A batch without rows, and the prefiller whose rows it takes."""
         if layout.caches == "merged":
             self._slabs = None
-            prefill_media = self._encoder.prefill if self._encoder is not None else None
-            return self._batch(layout, MergedCaches()), SinglePrefiller(self.model, store, prefill_media=prefill_media)
+            return self._batch(layout, MergedCaches()), self._single_prefiller(store)
+        if layout.caches == "mixed":
+            self._like = self._like or self._one_token(None)
+            mixed = MixedCaches(self._like, kernels=layout.in_place)
+            self._slabs = mixed.full
+            return self._batch(layout, mixed), self._single_prefiller(store)
         if layout.caches == "slots":
             self._slabs = None
             slots = SlotCaches(len(new_row_caches(self.model)), layout.slot_policy, mask_dims=layout.mask_dims)
@@ -102,6 +109,10 @@ class Assembly:
             kernels=layout.in_place,
             layer=SlabLayer if packing is None else functools.partial(QuantizedSlabLayer, packing),
         )
+
+    def _single_prefiller(self, store: PrefixStore) -> Prefiller:
+        prefill_media = self._encoder.prefill if self._encoder is not None else None
+        return SinglePrefiller(self.model, store, prefill_media=prefill_media)
 
     def _prefiller(self, layout: Layout, store: PrefixStore) -> Prefiller:
         return BatchPrefiller(

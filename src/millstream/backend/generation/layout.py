@@ -15,6 +15,7 @@ from mlx_lm.models.base import scaled_dot_product_attention
 
 from millstream.backend.device import Device
 from millstream.backend.generation.caches.batch_caches import RowCaches, new_row_caches, unbatchable
+from millstream.backend.generation.caches.mixed_caches import mixed_misfit
 from millstream.backend.generation.caches.quantized import KvQuantization, choose_quantization, unsupported
 from millstream.backend.generation.caches.slots import fits_slots
 from millstream.backend.generation.caches.widths import SlotPolicy, cublas_width, exact, kernel_width, powers_of_two
@@ -48,9 +49,10 @@ AttentionKind = Literal["mlx-lm", "cpu", "kernels", "packed"]
 class Layout:
     """What was chosen for one model, and why."""
 
-    caches: Literal["classes", "slots", "merged"]
-    """Length classes for full attention; slots in one rectangle if its layers have attention of their own; mlx-lm's own
-    batch caches for sliding windows, recurrent and hybrid models."""
+    caches: Literal["classes", "slots", "mixed", "merged"]
+    """Length classes for full attention; slots in one rectangle if its layers have attention of their own; for models
+    with sliding windows or recurrent layers, length classes where they attend to all tokens and mlx-lm's own batch
+    caches elsewhere (mixed), or mlx-lm's caches for all layers (merged)."""
     attention: AttentionKind
     """The attention that the layers call when rows decode."""
     slot_policy: SlotPolicy = exact
@@ -124,7 +126,8 @@ class LayoutChooser:
                 patch_function(self._model, "scaled_dot_product_attention", cpu_attention)
 
     def choose(self, trial: Trial) -> Layout:
-        """Slots for full attention, merged caches for the rest; one row at a time if a model cannot run two."""
+        """Length classes where layers have full attention, mlx-lm's caches elsewhere; one row at a time if a model
+        cannot run two."""
         if self._device.kind != "cuda":
             self._decline("kernel", "no CUDA")
         if not self._on_cuda and not self._settings.like_gpu:
@@ -132,8 +135,6 @@ class LayoutChooser:
         layout = self._quantised(trial) if self._settings.kv_bits else self._plain(trial)
         if layout.caches == "merged":
             layout = dataclasses.replace(layout, width=None, in_place=False, group_fill=None, padded_chunks=False)
-            self._decline("group-prefill", "needs slots")
-            self._decline("fused-matmul", "needs slots")
         if layout.caches == "classes" and layout.packing is None:
             tokens, runs = KERNEL_SHARE if layout.in_place else MLX_SHARE
             layout = dataclasses.replace(
@@ -141,6 +142,10 @@ class LayoutChooser:
                 share_tokens=tokens if self._settings.share_tokens is None else self._settings.share_tokens,
                 share_runs=runs,
             )
+        if layout.caches in ("mixed", "merged"):
+            needs = "needs slots" if layout.caches == "merged" else "needs full attention in all layers"
+            self._decline("group-prefill", needs)
+            self._decline("fused-matmul", needs)
         reasons = tuple((name, self._declined.get(name)) for name in FAST_PATHS)
         return dataclasses.replace(layout, reasons=reasons)
 
@@ -170,6 +175,10 @@ class LayoutChooser:
         if (kind := unbatchable(caches)) is not None:
             self._decline("slots", f"{kind} cannot be batched")
             return dataclasses.replace(layout, caches="merged", one_row_reason=f"{kind} cannot be batched")
+        if not fits_slots(caches) and self._enabled("slots"):
+            if (mixed := self._mixed(layout, caches, trial)) is not None:
+                return mixed
+            layout = dataclasses.replace(layout, caches="merged")
         layout = self._adopt_attention(layout, caches)
         layout, trouble = self._settle(layout, caches, trial)
         if trouble is None:
@@ -180,9 +189,6 @@ class LayoutChooser:
 
     def _draft(self, caches: RowCaches) -> Layout:
         """The layout that the caches allow, before anything is tried."""
-        if not fits_slots(caches):
-            kind = next(type(cache).__name__ for cache in caches if not fits_slots([cache]))
-            self._decline("slots", f"{kind} is not full attention")
         # Padding is computed like everything else: almost for nothing on a GPU, at full cost on the CPU.
         fill = 0.5 if self._as_on_gpu else 0.75
         return Layout(
@@ -193,6 +199,27 @@ class LayoutChooser:
             padded_chunks=(self._on_cuda or self._settings.like_gpu) and not self._takes_media,
             sampling_kernel=self._on_cuda,
         )
+
+    def _mixed(self, layout: Layout, caches: RowCaches, trial: Trial) -> Layout | None:
+        """Length classes for those layers that have full attention; None, with the reason told, if that cannot be."""
+        merged = dataclasses.replace(layout, caches="merged", slot_policy=exact, group_fill=None, padded_chunks=False)
+        layout = dataclasses.replace(merged, caches="mixed")
+        trouble = mixed_misfit(self._model, caches)
+        if trouble is None:
+            adopt_attention(self._model, kernel_attention if self._on_cuda else slab_attention(self._attention))
+            if self.kernels_write:
+                layout = dataclasses.replace(layout, in_place=True, attention="kernels")
+            trouble = _disagreement(trial, layout, merged)
+        if trouble and layout.in_place:
+            log.info("This model decodes without kernels: %s", trouble)
+            layout = dataclasses.replace(layout, in_place=False, attention=merged.attention)
+            trouble = _disagreement(trial, layout, merged)
+        if trouble is None:
+            return layout
+        log.info("This model decodes without length classes: %s", trouble)
+        kind = next(type(cache).__name__ for cache in caches if not fits_slots([cache]))
+        self._decline("slots", f"{kind} is not full attention, and {trouble}")
+        return None
 
     def _adopt_attention(self, layout: Layout, caches: RowCaches) -> Layout:
         """Have the layers call our attention over slabs; on CUDA, or where tests want it, also fuse their matmuls."""
@@ -278,3 +305,14 @@ def _trouble(trial: Trial, layout: Layout) -> str | None:
     except (ValueError, TypeError, RuntimeError, AttributeError) as error:
         return str(error) or type(error).__name__
     return None
+
+
+def _disagreement(trial: Trial, layout: Layout, other: Layout) -> str | None:
+    """Why a layout cannot be used: two rows cannot run in it, or they answer otherwise than alone. If they do that in
+    the other layout too, the layout is not the reason: PLaMo 3 answers by the chunks in which its prompt was read."""
+    if (trouble := _trouble(trial, layout)) is not None:
+        return trouble
+    if trial.disagreement(layout) <= AGREED:
+        return None
+    everywhere = _trouble(trial, other) is None and trial.disagreement(other) > AGREED
+    return None if everywhere else "its rows answer differently together than alone"

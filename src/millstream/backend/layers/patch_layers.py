@@ -6,6 +6,8 @@ with one global replaced: no module of mlx-lm is changed, and no other model is 
 
 from __future__ import annotations
 
+import dis
+import functools
 import types
 from typing import Any
 
@@ -24,14 +26,21 @@ def patch_function(model: Any, name: str, function: Any, also: str | None = None
 
 
 def callers_of(model: Any, name: str, also: str | None = None) -> list[Any]:
-    """The layers whose code uses `name`, and `also` if it is given."""
+    """The layers whose code uses the global `name`, and also, as a global or an attribute, `also` if it is given."""
     found = []
     for _, module in model.named_modules():
         call = vars(type(module)).get("__call__")
-        names = call.__code__.co_names if isinstance(call, types.FunctionType) else ()
-        if name in names and (also is None or also in names):
+        if not isinstance(call, types.FunctionType) or name not in _globals_in(call.__code__):
+            continue
+        if also is None or also in call.__code__.co_names:
             found.append(module)
     return found
+
+
+@functools.cache
+def _globals_in(code: types.CodeType) -> frozenset[str]:
+    """Without attributes: a layer that calls `mx.fast.name` has a function of its own."""
+    return frozenset(each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL")
 
 
 def _patched_class(kind: type, call: types.FunctionType, name: str, function: Any) -> type:

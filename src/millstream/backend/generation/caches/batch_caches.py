@@ -128,8 +128,11 @@ class MergedCaches:
         return indices
 
     def save(self, index: int, order: SavePrefix, store: PrefixStore) -> list[mx.array]:
-        row = [layer.extract(index) for layer in self.layers] if self.size > 1 else self.layers
-        return store.save_row(order, row)
+        return store.save_row(order, self.row(index))
+
+    def row(self, index: int) -> RowCaches:
+        """The caches of one row."""
+        return [layer.extract(index) for layer in self.layers] if self.size > 1 else self.layers
 
     @property
     def nbytes(self) -> int:

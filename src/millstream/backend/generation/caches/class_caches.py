@@ -50,7 +50,9 @@ class SlabLayer:
         return self.caches.step.offset
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> None:
-        assert N == 1 and window_size is None, "rows decode one token at a time, with full attention"
+        """No mask: attention knows what each row sees. Raises `ValueError` if a layer wants a window."""
+        if N != 1 or window_size is not None:
+            raise ValueError("its layers do not attend to all tokens of their cache")
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Attention writes the tokens of a step: until then they wait here."""
@@ -141,10 +143,8 @@ class ClassCaches:
     def save(self, index: int, order: SavePrefix, store: PrefixStore) -> list[mx.array]:
         """Save KV blocks of a row. Evaluate the arrays it returns at once: a copy that is still lazy would make the
         next step copy the slab."""
-        row = self.rows[index]
-        assert row is not None, "no row has this number"
         start = order.first * order.block
-        layers = self._tokens(row, start, start + len(order.handles) * order.block)
+        layers = self.tokens(index, start, start + len(order.handles) * order.block)
         return store.save(order.handles, layers, order.export_id)
 
     def begin_step(self) -> None:
@@ -182,8 +182,10 @@ class ClassCaches:
             self.rows[number] = row
         return numbers
 
-    def _tokens(self, row: RowCache, start: int, stop: int) -> list[Parts]:
-        """Copies, in the end, of some tokens of a row, per layer."""
+    def tokens(self, index: int, start: int, stop: int) -> list[Parts]:
+        """Some tokens of a row, per layer. If kernels write to the slabs, copies."""
+        row = self.rows[index]
+        assert row is not None, "no row has this number"
         sources = [(piece.layers, 0, piece.start, piece.tokens) for piece in row.shared]
         sources.append(([tuple(parts) for parts in row.place.layers], row.slot, 0, row.own))
         found: list[list[Parts]] = []

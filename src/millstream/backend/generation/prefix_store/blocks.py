@@ -8,7 +8,7 @@ rest of the run is then compacted.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,9 @@ from millstream.backend.generation.prefix_store.serialize import (
     unpack_layers,
 )
 from millstream.engine.prefix_cache.orders import RestorePrefix, SavePrefix
+
+TokensOf = Callable[[int, int], Layers]
+"""Returns the keys and values of a row's tokens from one number to another, per layer."""
 
 
 @dataclass(slots=True, eq=False)
@@ -86,17 +89,25 @@ class PrefixStore:
     def save_row(self, order: SavePrefix, caches: Sequence[Any]) -> list[mx.array]:
         """Save blocks and a checkpoint from the caches of a row that holds exactly `order.tokens` tokens. Evaluate the
         arrays it returns."""
-        sliceable = [kv_parts(leaf) for leaf in leaf_caches(caches) if is_sliceable(leaf) and leaf.keys is not None]
+        leaves = leaf_caches(caches)
+        sliceable = [kv_parts(leaf) for leaf in leaves if is_sliceable(leaf) and leaf.keys is not None]
+        return self.save_tokens(
+            order,
+            lambda start, stop: [_slice_tokens(parts, start, stop) for parts in sliceable],
+            [leaf for leaf in leaves if not is_sliceable(leaf)],
+        )
+
+    def save_tokens(self, order: SavePrefix, tokens: TokensOf, others: Sequence[Any]) -> list[mx.array]:
+        """The same for a row whose KV caches are elsewhere. `others`: its leaf caches that cannot be sliced."""
         start = order.first * order.block
         stop = start + len(order.handles) * order.block
         arrays = []
         if order.handles:
-            layers = [_slice_tokens(parts, start, stop) for parts in sliceable]
-            arrays += self.save(order.handles, layers, order.export_id)
+            arrays += self.save(order.handles, tokens(start, stop), order.export_id)
         if order.checkpoint is not None:
             border = order.tokens // order.block * order.block
-            tail = [_slice_tokens(parts, border, order.tokens) for parts in sliceable] if border < order.tokens else []
-            states = [save_state(leaf) for leaf in leaf_caches(caches) if not is_sliceable(leaf)]
+            tail = tokens(border, order.tokens) if border < order.tokens else []
+            states = [save_state(leaf) for leaf in others]
             checkpoint = Checkpoint(states, [tuple(mx.contiguous(part) for part in parts) for parts in tail])
             arrays += self._add_checkpoint(order.checkpoint, checkpoint, order.checkpoint_export_id)
         return arrays
