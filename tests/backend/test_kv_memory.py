@@ -18,7 +18,7 @@ from support.tiers import examples
 
 MAX_ROWS = 24
 CONSTANT = MAX_ROWS * SMALLEST + 4 * SPARE_TOKENS
-"""In tokens: a row takes at least the smallest class, and the four classes up to `SPARE_TOKENS` may have vacant slots."""
+"""In tokens: a row takes at least the smallest class, and the classes up to `SPARE_TOKENS` may have vacant slots."""
 
 LENGTHS = st.one_of(st.integers(0, 40), st.integers(200, 1100), st.integers(1000, 9000), st.just(30_000))
 

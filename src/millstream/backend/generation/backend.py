@@ -232,9 +232,9 @@ class MlxGenerationBackend:
     def _wait_if_copied(self, batch: Batch) -> None:
         """Wait for the last step before the next one is launched, if KV caches are large and MLX writes to them: it
         copies a buffer that the device still reads."""
-        if self._pending is not None and self._layout is not None and not self._layout.in_place:
-            if batch.nbytes > self._run_ahead_bytes:
-                self._pending.wait()
+        assert self._layout is not None
+        if self._pending is not None and not self._layout.in_place and batch.nbytes > self._run_ahead_bytes:
+            self._pending.wait()
 
     def _prefill(self, plan: Plan, prefiller: Prefiller) -> tuple[Passes, Encoded, dict[int, str]]:
         """Prefill the plan's chunks and encode its media. Returns the arrays to evaluate, what was encoded, and why
