@@ -6,6 +6,7 @@ is named by its node id.
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 from collections.abc import Callable
@@ -13,21 +14,28 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+from httpx._transports import default as httpx_transport
 
 from millstream.backend.environment import load_blas
-from support import tiers
+from support import kernel_compiler, tiers
+
+CACHE = Path(__file__).parent.parent / ".pytest_cache"
+kernel_compiler.install(CACHE / "kernels")
 
 if worker := os.environ.get("PYTEST_XDIST_WORKER"):
     # Workers share the cores: one BLAS thread each. MLX compiles kernels into the temporary folder, and another process
     # might load a library that is half written there.
     os.environ["OMP_NUM_THREADS"] = "1"
-    kernels = Path(__file__).parent.parent / ".pytest_cache" / f"tmp-{worker}"
+    kernels = CACHE / f"tmp-{worker}"
     kernels.mkdir(parents=True, exist_ok=True)
     os.environ["TMPDIR"] = str(kernels)
 
 load_blas()
 
 pytest_plugins = ["support.demo"]
+
+# `httpx.get` makes a client each time, and each reads the certificates of all authorities: 80 ms of CPU time a request.
+httpx_transport.create_ssl_context = functools.cache(httpx_transport.create_ssl_context)
 
 # How long an example takes says something of the machine, not of the code.
 _SLOW = [hypothesis.HealthCheck.too_slow]

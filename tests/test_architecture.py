@@ -222,7 +222,8 @@ def test_upper_floors_load_no_mlx(floors: str) -> None:
 def test_composing_a_server_loads_no_mlx_and_no_mcp() -> None:
     """MLX is imported on the owner thread, when a model is loaded. mcp is an extra, and takes a second to import: only
     if a server is configured."""
-    code = "import sys, millstream.cli; from millstream.service.mcp.servers import McpServers; McpServers(())"
+    code = "import sys, millstream.cli, millstream.server; "
+    code += "from millstream.service.mcp.servers import McpServers; McpServers(())"
     code += "; print([name for name in ('mlx.core', 'mcp') if name in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"

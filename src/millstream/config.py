@@ -14,6 +14,7 @@ FAST_PATHS = {
     "kernel": "custom kernels for attention over rows of unequal length and for sampling (CUDA)",
     "fused-matmul": "custom kernels for small-batch matmuls fused with the next operation (CUDA; with kernel, slots)",
     "group-prefill": "prefill prompts of similar length in one pass",
+    "calibration": "measure chunks, steps and copies at load, and choose chunk lengths and the like by that",
     "warmup": "compile kernels (GPU) and build the vocabulary for grammars at load, not at the first request",
 }
 """What `--disable` can turn off, one by one."""
@@ -95,8 +96,10 @@ class Settings:
     queue: int = 256
     fail_fast: bool = False
     prefill_chunk: int | None = None
-    """Most prompt tokens per request and step while other rows decode. None for the device's default, which is in
-    `engine.generation.tuning.PREFILL`."""
+    """Most prompt tokens per request and step while other rows decode. None for what the calibration
+    finds: see `engine.generation.cost_model`."""
+    max_token_gap: float = 50.0
+    """Longest time between two tokens of a stream that prefill of other requests may cause, in milliseconds."""
     body_limit: int = 32 * 2**20
     unread_output: int = 8 * 2**20
     """Bytes of output that a client may leave unread; 32 times as many for all clients together."""
@@ -116,7 +119,7 @@ class Settings:
     """Fast paths that are turned off: keys of `FAST_PATHS`."""
     cache_dir: Path | None = None
     memory: int | None = None
-    """Memory budget of all models in bytes. None for no limit."""
+    """Memory budget of all models in bytes. None: each model may use what its device has free when it is loaded."""
     prefix_cache_memory: int = 2**30
     """Prefix cache size per model in bytes; 0 for no prefix cache."""
     prefix_cache_disk: int = 0

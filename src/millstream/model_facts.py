@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 LEAST_TOKENS = 256
 """Tokens that a model must be able to hold to be useful."""
+
+
+MARGIN = 0.1
+"""Share of a device's memory that is left to activations, to MLX and to other programs, if nobody gave a budget."""
 
 
 class ModelFacts(Protocol):
@@ -49,6 +53,22 @@ class PrefixSizes:
 
 
 @dataclass(frozen=True, slots=True)
+class Calibration:
+    """What a short run at load measured on this device with this model. Plain data: it crosses to other processes."""
+
+    chunks: tuple[tuple[int, float], ...]
+    """(tokens, seconds) of a prefill chunk while no row decodes, shortest first."""
+    steps: tuple[tuple[int, float], ...]
+    """(rows, seconds) of a decode step, fewest rows first."""
+    save_seconds: float = 0.0
+    """The fixed cost of saving a prefix to the prefix cache."""
+    save_seconds_per_byte: float = 0.0
+    workspace_bytes: int = 0
+    """Memory beside weights and KV cache at the peak of the longest chunk. MLX counts per process, so work of another
+    engine in the same process is in it."""
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationFacts:
     """What a generation engine reports of its model."""
 
@@ -69,6 +89,20 @@ class GenerationFacts:
     """Input besides text: `image`, `video`, `audio`."""
     whole_media: bool = False
     """True if the tokens of an image attend to each other, so that one chunk must hold all of them."""
+    calibration: Calibration | None = None
+    """None if nothing was measured: `--disable calibration`, or a model so small that it does not matter."""
+    workspace_bytes: int = 0
+    """Memory that the longest chunk takes beside weights and KV cache; 0 if it was not measured."""
+    kv_layout: Literal["classes", "rectangle"] = "classes"
+    """How the rows' KV caches lie in memory: each in a buffer of its length class, or all as long as the longest."""
+    share_tokens: int = 0
+    """Rows with at least so many tokens in the prefix cache read them there; 0: they hold all of their tokens."""
+    device_memory: int = 0
+    """Bytes that the model may take of its device: its weights, and what was free when it was loaded. 0: unknown."""
+    feature_bytes: int = 0
+    """Size of its cache of encoded media."""
+    context_reason: str = ""
+    """If the context was cut: the model's own limit and why there is less, as a sentence for errors."""
 
     @property
     def capacity(self) -> int:
@@ -81,16 +115,32 @@ class GenerationFacts:
             f"context {self.context_length}, {self.max_rows} rows"
         )
 
-    def tokens_in(self, granted: int | None) -> int | None:
-        """How many tokens all rows may hold with so many bytes for weights and caches. None: no bound.
+    def memory_bound(self, granted: int | None) -> int | None:
+        """Bytes for weights and caches together: as granted, else what the device has. None if that is unknown."""
+        if granted is not None or not self.device_memory:
+            return granted
+        return int((1 - MARGIN) * self.device_memory)
 
-        A quarter is kept for rows that exist twice while they join, and half of the rest on a GPU, which has up to
-        twice as many slots as rows.
+    def tokens_in(self, granted: int | None, prefix_cache: int = 0) -> int | None:
+        """How many tokens' worth of KV cache all rows together may take, if `granted` bytes are for weights and caches
+        and `prefix_cache` of them for the prefix cache. None: no bound.
+
+        Of a rectangle, a quarter is kept for rows that exist twice while they join, and half of the rest on a GPU,
+        which has up to twice as many slots as rows. For length classes, `KvBudget` counts such copies.
         """
-        if granted is None or not self.kv_bytes_per_token:
+        bound = self.memory_bound(granted)
+        if bound is None or not self.kv_bytes_per_token:
             return None
-        share = 0.75 if self.device.startswith("cpu") else 0.375
-        return max(LEAST_TOKENS, int(share * (granted - self.weight_bytes)) // self.kv_bytes_per_token)
+        free = bound - prefix_cache - self.weight_bytes - self.workspace_bytes - self.feature_bytes - self._row_states
+        if self.kv_layout == "rectangle":
+            free = int((0.75 if self.device.startswith("cpu") else 0.375) * free)
+        return max(LEAST_TOKENS, free // self.kv_bytes_per_token)
+
+    @property
+    def _row_states(self) -> int:
+        """Bytes of the recurrent states of all rows. They do not grow with the tokens."""
+        states = () if self.prefix_sizes is None else self.prefix_sizes.states
+        return self.max_rows * sum(size for limit, size in states if limit == 1)
 
 
 @dataclass(frozen=True, slots=True)

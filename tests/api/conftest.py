@@ -25,7 +25,7 @@ from millstream.model_facts import ModelCard
 from millstream.types import Delta, FinishReason, GenerationRequest, Usage
 from support.services import services
 
-WAIT = 10
+WAIT = 60
 BODY_LIMIT = 64 * 1024
 LIMITS = HttpLimits()
 Step = Sequence[Delta] | Exception

@@ -121,7 +121,7 @@ def test_openais_client_raises_an_authentication_error(locked):
 def test_no_body_is_read_before_the_key(locked, expects):
     """The response arrives before any byte of the announced body, even if the body is over the limit."""
     with (
-        socket.create_connection(("127.0.0.1", locked.base_url.port), timeout=10) as line,
+        socket.create_connection(("127.0.0.1", locked.base_url.port), timeout=60) as line,
         line.makefile("rb") as reply,
     ):
         head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 900000\r\n"

@@ -83,7 +83,7 @@ def test_body_limit(http, service, chunked):
 @pytest.mark.parametrize("framing", [b"content-length: 3000000", b"transfer-encoding: chunked"])
 def test_connection_survives_a_body_over_the_limit(port, framing):
     """The response arrives while the body is still being sent. The rest is dropped, and the next request is served."""
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as line:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as line:
         responses = line.makefile("rb")
         line.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n" + framing + b"\r\n\r\n")
         chunked = b"chunked" in framing
@@ -100,7 +100,7 @@ def test_connection_survives_a_body_over_the_limit(port, framing):
 
 
 def test_expect_continue_is_refused_before_the_body_is_sent(port):
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as line, line.makefile("rb") as responses:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as line, line.makefile("rb") as responses:
         line.sendall(
             b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 900000\r\nexpect: 100-continue\r\n\r\n"
         )
@@ -120,7 +120,7 @@ def read_response(responses) -> int:
 
 
 def test_a_client_that_disconnects_within_its_body(port, service):
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as line:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as line:
         line.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 900\r\n\r\nhalf")
     assert httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200
     assert service.requests == []

@@ -16,7 +16,7 @@ from millstream.api.disconnect import ClientLeft, WhileConnected
 from millstream.types import Delta
 from support.services import services
 
-WAIT = 10
+WAIT = 60
 
 
 @pytest.fixture(params=["ours-uvloop", "ours-asyncio", "httptools-uvloop", "h11-asyncio"])

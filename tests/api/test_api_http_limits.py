@@ -18,7 +18,7 @@ from millstream.api.http1.limits import HttpLimits
 from millstream.types import Delta
 from support.services import services
 
-WAIT = 10
+WAIT = 60
 GET = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n"
 QUICK = HttpLimits(header_seconds=0.2, body_seconds=0.2, linger_seconds=0.2)

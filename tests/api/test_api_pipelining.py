@@ -14,7 +14,7 @@ from millstream.api.http1.limits import HttpLimits
 from millstream.types import Delta
 from support.services import services
 
-WAIT = 10
+WAIT = 60
 
 
 @pytest.fixture(params=["uvloop", "asyncio"])

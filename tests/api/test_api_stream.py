@@ -68,7 +68,7 @@ def test_pings_while_no_token_flows(serve, service):
     service.steps, service.ends = [], False
     with (
         serve(create_app(services(service), body_limit=1000, ping_seconds=0.01)) as port,
-        httpx.Client(timeout=10) as http,
+        httpx.Client(timeout=60) as http,
         http.stream("POST", f"http://127.0.0.1:{port}/v1/chat/completions", json=CHAT) as response,
     ):
         generation, arriving = service.generation(), response.iter_raw()

@@ -168,7 +168,7 @@ BOTH = (*DIALECTS, TINY)
 @contextmanager
 def client(serve: Any, service: Any, **options: Any) -> Iterator[httpx.Client]:
     app = create_app(services(service), body_limit=1000, dialects=BOTH, **options)
-    with serve(app) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=10) as http:
+    with serve(app) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as http:
         yield http
 
 
@@ -329,7 +329,7 @@ def test_refusals_before_a_request_have_the_format_that_the_protocol_got(serve, 
         LimitedProtocol, limits=limits, connections=Connections(limits), error_format=TINY.errors
     )
     app = create_app(services(service), body_limit=1000, dialects=BOTH)
-    with serve(app, http=protocol) as port, socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+    with serve(app, http=protocol) as port, socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
         connection.sendall(b"no http\r\n\r\n")
         raw = b"".join(iter(lambda: connection.recv(65536), b""))
     head, _, body = raw.partition(b"\r\n\r\n")

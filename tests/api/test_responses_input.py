@@ -32,7 +32,7 @@ def service() -> Scripts:
 @pytest.fixture(scope="module")
 def http(service, serve_module) -> Iterator[httpx.Client]:
     app = create_app(services(service), body_limit=1_000_000)
-    with serve_module(app) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=10) as client:
+    with serve_module(app) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
         yield client
 
 

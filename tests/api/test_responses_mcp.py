@@ -49,7 +49,7 @@ def fresh(service, tools) -> None:
 @pytest.fixture(scope="module")
 def http(service, tools, serve_module) -> Iterator[httpx.Client]:
     app = create_app(services(service, tool_servers=tools), body_limit=100_000)
-    with serve_module(app) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=10) as client:
+    with serve_module(app) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
         yield client
 
 

@@ -31,7 +31,7 @@ def service() -> Scripts:
 @pytest.fixture(scope="module")
 def http(service, serve_module) -> Iterator[httpx.Client]:
     app = create_app(services(service, tool_servers=Tools()), body_limit=1_000_000)
-    with serve_module(app) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=10) as client:
+    with serve_module(app) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
         yield client
 
 
@@ -189,7 +189,7 @@ def test_hosted_tools_are_left_out_and_that_is_said_once(serve, service, caplog)
     with (
         caplog.at_level(logging.INFO),
         serve(app) as port,
-        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=10) as http,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as http,
     ):
         for _ in range(2):
             accepted(http, tools=[{"type": kind} for kind in HOSTED], tool_choice="auto")

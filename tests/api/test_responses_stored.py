@@ -48,7 +48,7 @@ def records() -> MemoryRecords:
 @pytest.fixture(scope="module")
 def http(service, records, serve_module) -> Iterator[httpx.Client]:
     app = create_app(services(service, records=records), body_limit=100_000)
-    with serve_module(app) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=10) as client:
+    with serve_module(app) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
         yield client
 
 
@@ -64,7 +64,7 @@ def get(http: httpx.Client, response: dict[str, Any], route: str = "") -> dict[s
 
 
 def until(http: httpx.Client, response: dict[str, Any], status: str) -> dict[str, Any]:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while (found := get(http, response))["status"] != status:
         assert time.monotonic() < deadline, found
         time.sleep(0.01)
@@ -178,7 +178,7 @@ def test_a_background_response(http, service):
 def test_a_background_response_is_cancelled(http, service):
     service.gate = threading.Event()
     response = create(http, background=True)
-    generation = service.generations.get(timeout=10)
+    generation = service.generations.get(timeout=60)
     cancelled = http.post(f"{PATH}/{response['id']}/cancel").json()
     check_response(cancelled)
     assert cancelled["status"] == "cancelled" and generation.cancelled.is_set() and not generation.ended
@@ -204,7 +204,7 @@ def test_a_background_response_is_cancelled_before_it_begins(service):
 def test_a_background_response_is_deleted_while_it_runs(http, service):
     service.gate = threading.Event()
     response = create(http, background=True)
-    generation = service.generations.get(timeout=10)
+    generation = service.generations.get(timeout=60)
     assert http.delete(f"{PATH}/{response['id']}").status_code == 200
     assert generation.cancelled.is_set()
     missing(http.get(f"{PATH}/{response['id']}"))
@@ -233,7 +233,7 @@ def test_a_background_response_waits_for_a_free_engine(http, service):
 def test_a_prompt_that_is_too_long_in_the_background(http, service):
     service.limit = 1
     response = create(http, background=True)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while (found := get(http, response))["status"] != "failed":
         assert time.monotonic() < deadline
     assert found["error"]["code"] == "context_length_exceeded"

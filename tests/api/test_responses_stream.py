@@ -82,7 +82,7 @@ def service() -> Scripts:
 @pytest.fixture(scope="module")
 def http(service, serve_module) -> Iterator[httpx.Client]:
     app = create_app(services(service), body_limit=100_000)
-    with serve_module(app) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=10) as client:
+    with serve_module(app) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
         yield client
 
 
@@ -303,7 +303,7 @@ def test_a_client_that_leaves_ends_its_generation(http, service):
     service.gate = threading.Event()
     with http.stream("POST", PATH, json={"input": "hi", "stream": True}) as response:
         next(response.iter_raw())
-        generation = service.generations.get(timeout=10)
+        generation = service.generations.get(timeout=60)
     assert generation.cancelled.wait(10) and not generation.ended
 
 

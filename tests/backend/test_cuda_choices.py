@@ -13,8 +13,8 @@ import mlx.core as mx
 import pytest
 
 from millstream.backend.device import Device, current_device
-from millstream.backend.generation import layout
 from millstream.backend.generation import backend as backend_module
+from millstream.backend.generation import layout
 from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
 from millstream.backend.generation.layers import attention
 from millstream.backend.kernels import sample, small_matmul
@@ -97,7 +97,7 @@ def test_a_model_gets_every_fast_path(family: str, cuda: Pretended, tmp_path: Pa
         assert driver.facts is not None
         (note,) = [note for note in driver.facts.notes if note.startswith("fast paths: ")]
         assert note == (
-            "fast paths: fuse, slots, kernel, fused-matmul, group-prefill; "
+            "fast paths: fuse, slots, kernel, fused-matmul, group-prefill, calibration; "
             "not used: mkl-layout (for the CPU), warmup (--disable)"
         )
         answers = driver.run(*(Generate(number, prompt, 12) for number, prompt in enumerate(prompts())))

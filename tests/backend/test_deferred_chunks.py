@@ -39,13 +39,14 @@ def done(monkeypatch: pytest.MonkeyPatch) -> Evaluated:
     return found
 
 
-def arrays(*numbers: int) -> list[mx.array]:
-    return [mx.array(number) for number in numbers]
+def passes(*numbers: int) -> list[list[mx.array]]:
+    """One forward pass."""
+    return [[mx.array(number) for number in numbers]]
 
 
 def test_with_running_rows_one_chunk_is_evaluated_over_several_steps(done: Evaluated) -> None:
     deferred_chunks = DeferredChunks(steps_per_chunk=3, wait_for_previous=False)
-    deferred_chunks.evaluate(arrays(1, 2, 3, 4, 5), has_running_rows=True, complete_now=False)
+    deferred_chunks.evaluate(passes(1, 2, 3, 4, 5), has_running_rows=True, complete_now=False)
     assert deferred_chunks and done == []
     pending = []
     for _ in range(4):
@@ -63,16 +64,16 @@ def test_otherwise_it_takes_one_step(
     steps_per_chunk: int, has_running_rows: bool, complete_now: bool, done: Evaluated
 ) -> None:
     deferred_chunks = DeferredChunks(steps_per_chunk=steps_per_chunk, wait_for_previous=False)
-    deferred_chunks.evaluate(arrays(1, 2, 3), has_running_rows=has_running_rows, complete_now=complete_now)
+    deferred_chunks.evaluate(passes(1, 2, 3), has_running_rows=has_running_rows, complete_now=complete_now)
     assert not deferred_chunks and done == [("started" if has_running_rows else "waited", [1, 2, 3])]
 
 
 @pytest.mark.parametrize("has_running_rows", [True, False])
 def test_a_new_chunk_completes_the_deferred_one(has_running_rows: bool, done: Evaluated) -> None:
     deferred_chunks = DeferredChunks(steps_per_chunk=2, wait_for_previous=False)
-    deferred_chunks.evaluate(arrays(1, 2), has_running_rows=True, complete_now=False)
+    deferred_chunks.evaluate(passes(1, 2), has_running_rows=True, complete_now=False)
     deferred_chunks.evaluate([], has_running_rows=True, complete_now=False)
-    deferred_chunks.evaluate(arrays(3, 4), has_running_rows=has_running_rows, complete_now=False)
+    deferred_chunks.evaluate(passes(3, 4), has_running_rows=has_running_rows, complete_now=False)
     assert not deferred_chunks and [numbers for _, numbers in done] == [[1], [2, 3, 4]]
 
 
@@ -80,29 +81,41 @@ def test_one_chunk_waits_for_the_previous_one(done: Evaluated) -> None:
     """Without holding its arrays: it waits for a scalar of its own."""
     deferred_chunks = DeferredChunks(steps_per_chunk=1, wait_for_previous=True)
     for numbers in ((1, 2), (3, 4)):
-        deferred_chunks.evaluate(arrays(*numbers), has_running_rows=True, complete_now=False)
+        deferred_chunks.evaluate(passes(*numbers), has_running_rows=True, complete_now=False)
     assert done == [("started", [1, 2, 2]), ("waited", [2]), ("started", [3, 4, 4])]
     deferred_chunks.clear()
-    deferred_chunks.evaluate(arrays(5), has_running_rows=False, complete_now=True)
+    deferred_chunks.evaluate(passes(5), has_running_rows=False, complete_now=True)
     assert done[3:] == [("waited", [5])]
 
 
 def test_without_running_rows_the_rest_is_evaluated_at_once(done: Evaluated) -> None:
     deferred_chunks = DeferredChunks(steps_per_chunk=3, wait_for_previous=False)
-    deferred_chunks.evaluate(arrays(1, 2, 3), has_running_rows=True, complete_now=False)
+    deferred_chunks.evaluate(passes(1, 2, 3), has_running_rows=True, complete_now=False)
     deferred_chunks.evaluate([], has_running_rows=False, complete_now=False)
     assert not deferred_chunks and done == [("waited", [1, 2, 3])]
 
 
+def test_every_part_has_a_share_of_every_pass(done: Evaluated) -> None:
+    """Else a long chunk after a short one would be computed in the last steps only."""
+    deferred_chunks = DeferredChunks(steps_per_chunk=2, wait_for_previous=False)
+    chunks = [*passes(1, 2, 3, 4), *passes(), *passes(5, 6, 7)]
+    deferred_chunks.evaluate(chunks, has_running_rows=True, complete_now=False)
+    assert deferred_chunks.append([mx.array(9)])
+    for _ in range(2):
+        deferred_chunks.evaluate([], has_running_rows=True, complete_now=False)
+    assert done == [("started", [1, 2, 5, 6]), ("started", [3, 4, 7, 9])]
+    assert not deferred_chunks.append([mx.array(8)]), "nothing is deferred"
+
+
 def test_clear_drops_the_rest(done: Evaluated) -> None:
     deferred_chunks = DeferredChunks(steps_per_chunk=2, wait_for_previous=False)
-    deferred_chunks.evaluate(arrays(1, 2), has_running_rows=True, complete_now=False)
+    deferred_chunks.evaluate(passes(1, 2), has_running_rows=True, complete_now=False)
     deferred_chunks.clear()
     assert not deferred_chunks and done == []
 
 
 def test_the_backend_reports_that_it_is_prefilling(tiny_model: Callable[[str], Path]) -> None:
-    """Only with running rows, only as on a GPU, and never for short prompts."""
+    """Only with running rows, only as on a GPU, and not if the plan must be completed."""
 
     def prefilling(steps: list[Plan], **changes: Any) -> list[bool]:
         def own() -> list[bool]:
@@ -125,7 +138,7 @@ def test_the_backend_reports_that_it_is_prefilling(tiny_model: Callable[[str], P
         *(decode_only * STEPS_PER_CHUNK),
         Plan(decode=(1,), prefill=(last,)),
         *(decode_only * STEPS_PER_CHUNK),
-        Plan(decode=(1, 2), prefill=(Prefill(Generate(3, (4, 5, 6), 9), 0, 2),)),
+        Plan(decode=(1, 2), prefill=(Prefill(Generate(3, (4, 5, 6), 9), 0, 2),), complete_prefill=True),
         Plan(decode=(1, 2, 3)),
     ]
     one_chunk = [True] * STEPS_PER_CHUNK + [False]

@@ -25,7 +25,8 @@ from millstream.text.grammars.grammar import GrammarCompiler, compiler_of
 from millstream.text.loading import load_tokenizer
 from millstream.types import FinishReason, Grammar, Sampling, TokenLogprob
 from support.engines import Driver, engine
-from support.guided import children_find_us, guided_backend
+from support.guided import guided_backend
+from support.processes import children_find_us
 from support.tiny import byte_source, write_model, write_tokenizer
 
 END = 258

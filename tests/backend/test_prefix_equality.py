@@ -23,7 +23,7 @@ from support.tiers import some
 from support.tiny import FAMILIES
 
 ROWS = 4
-COUNT, SOME = 60, 20
+COUNT, SOME = 60, 14
 """Prompts with `--whole`, and without."""
 VOCAB = 90
 KINDS = [family for family in FAMILIES if family != "qwen3_moe"]

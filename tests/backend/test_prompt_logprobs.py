@@ -19,7 +19,8 @@ from millstream.engine.messages import Event, Finished
 from millstream.engine.process_link import ProcessLink
 from millstream.types import FinishReason, TokenLogprob
 from support.engines import Driver, engine
-from support.guided import children_find_us, guided_backend
+from support.guided import guided_backend
+from support.processes import children_find_us
 from support.tiny import VOCAB
 
 PROMPT = tuple((7 * index * index + 3) % VOCAB for index in range(60))

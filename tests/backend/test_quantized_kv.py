@@ -112,9 +112,9 @@ def make(folder: Path, **changes: Any) -> Callable[[], MlxGenerationBackend]:
     ),
 )
 def test_equals_mlx_lm_alone_and_in_a_changing_batch(
-    family: str, head: int, bits: int, like_gpu: bool, folders: Folders
+    family: str, head: int, bits: int, like_gpu: bool, folders: Folders, whole: bool
 ) -> None:
-    folder, submits = folders(family, head), requests(bits + head, 16)
+    folder, submits = folders(family, head), requests(bits + head, 16 if whole else 10)
     expected = mlx_lm_outputs(folder, bits, submits)
     assert len({token for output in expected for token, _ in output}) > 10
     with engine(make(folder, kv_bits=bits, like_gpu=like_gpu)) as driver:
@@ -142,8 +142,8 @@ def test_rows_outlast_their_columns(folders: Folders) -> None:
         [(1000, False, 8), (12, True, 4)],
     ),
 )
-def test_cached_prefixes_change_no_token(bits: int, budget: int, like_gpu: bool, folders: Folders) -> None:
-    folder, submits = folders("llama", 32), requests(bits + budget, 24)
+def test_cached_prefixes_change_no_token(bits: int, budget: int, like_gpu: bool, folders: Folders, whole: bool) -> None:
+    folder, submits = folders("llama", 32), requests(bits + budget, 24 if whole else 16)
     expected = mlx_lm_outputs(folder, bits, submits)
     link = ThreadLink(
         "cached", make(folder, kv_bits=bits, like_gpu=like_gpu), functools.partial(caching_scheduler, budget, None)

@@ -42,6 +42,7 @@ def test_everything(read: Reads) -> None:
         max_batch = 8
         kv_bits = 8
         queue = 0
+        max_token_gap = 80
         api_keys = ["one", "two"]
         cors_origins = ["http://localhost:3000", "https://App.Example"]
 
@@ -84,6 +85,7 @@ def test_everything(read: Reads) -> None:
         "max_batch": 8,
         "kv_bits": 8,
         "queue": 0,
+        "max_token_gap": 80.0,
         "api_keys": ("one", "two"),
         "cors_origins": ("http://localhost:3000", "https://app.example"),
     }

@@ -14,11 +14,7 @@ from millstream.cli import main, serve
 from millstream.cli.arguments import duration, memory_size, origin
 from millstream.cli.settings import settings_of
 from millstream.config import FAST_PATH_ALIASES, FAST_PATHS, ModelSpec, Settings
-from millstream.engine.generation.messages import Generate
-from millstream.engine.generation.plan import StepResult
-from millstream.engine.generation.tuning import SchedulerSettings, make_scheduler
 from millstream.errors import ModelError
-from millstream.model_facts import GenerationFacts
 from millstream.server import bind, warn_if_open
 
 
@@ -50,7 +46,7 @@ def test_every_option_arrives() -> None:
         *("--tool-format", "glm", "--reasoning-format", "think"),
         *("--api-key", "k1", "--api-key", "k2", "--cors-origin", "*", "--cors-origin", "http://a"),
         *("--allowed-host", "Mill.example", "--allowed-host", "[FE80::1]", "--max-connections", "10"),
-        *("--header-timeout", "11s", "--body-timeout", "0"),
+        *("--header-timeout", "11s", "--body-timeout", "0", "--max-token-gap", "12.5"),
     )
     assert given == Settings(
         models=("a", "b"),
@@ -81,6 +77,7 @@ def test_every_option_arrives() -> None:
         max_connections=10,
         header_timeout=11.0,
         body_timeout=0.0,
+        max_token_gap=12.5,
     )
 
 
@@ -98,6 +95,17 @@ def test_an_unknown_fast_path_is_refused_with_the_current_names(capsys: pytest.C
     error = capsys.readouterr().err
     assert "argument --disable: invalid choice: 'products-of-rows'" in error
     assert all(name in error for name in FAST_PATHS) and "turn" not in error
+
+
+@pytest.mark.parametrize("gap", ["0", "-5", "70000", "nan", "inf", "50ms", ""])
+def test_a_token_gap_that_is_no_number_of_milliseconds_is_refused(
+    gap: str, write: Callable[[str], str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parse(f"--max-token-gap={gap}")
+    assert f"--max-token-gap: {gap!r} is not a number of milliseconds from 1 to 60000" in capsys.readouterr().err
+    with pytest.raises(ModelError, match=r"max_token_gap.*from 1 to 60000"):
+        parse("--config", write("[server]\nmax_token_gap = 0"))
 
 
 SERVER = """
@@ -285,9 +293,10 @@ def options(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
 
 
 def test_help_shows_the_defaults(options: dict[str, str]) -> None:
-    shown = {"--host": "127.0.0.1", "--port": "8000", "--max-batch": "32", "--queue": "256", "--memory": "no limit"}
-    shown |= {"--kv-bits": "0"}
+    shown = {"--host": "127.0.0.1", "--port": "8000", "--max-batch": "32", "--queue": "256", "--kv-bits": "0"}
+    shown |= {"--memory": "what the device has", "--prefill-chunk": "measured at load"}
     shown |= {"--load": "start", "--idle-unload": "never", "--step-timeout": "120", "--isolation": "auto"}
+    shown |= {"--max-token-gap": "50"}
     shown |= {
         "--body-limit": str(32 * 2**20),
         "--grace": "20",
@@ -297,18 +306,6 @@ def test_help_shows_the_defaults(options: dict[str, str]) -> None:
     }
     for option, default in shown.items():
         assert f"(default: {default})" in options[option]
-
-
-@pytest.mark.parametrize("device, where", [("cpu (none)", "on the CPU"), ("gpu (none)", "on a GPU")])
-def test_help_shows_the_chunk_that_the_scheduler_uses(options: dict[str, str], device: str, where: str) -> None:
-    scheduler = make_scheduler(SchedulerSettings(), GenerationFacts(2**20, 2048, 8, 0, "none", device))
-    scheduler.submit(Generate(1, (1, 2), 9))
-    scheduler.advance(scheduler.plan(), StepResult())
-    scheduler.submit(Generate(2, tuple(range(2000)), 9))
-    plan = scheduler.plan()
-    assert plan.decode == (1,)
-    chunk = plan.prefill[0].end - plan.prefill[0].start
-    assert re.search(rf"\(default: .*\b{chunk} {where}\b", options["--prefill-chunk"])
 
 
 def test_help_names_every_fast_path(options: dict[str, str]) -> None:

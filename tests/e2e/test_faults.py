@@ -19,19 +19,18 @@ import psutil
 import pytest
 
 from millstream.config import Settings
-from millstream.engine.generation.plan import GenerationBackend
-from millstream.loading.backends import generation_backend
-from millstream.models.source import ModelSource
-from support.fifo_gate import FifoGate, RemoteGate
-from support.guided import children_find_us
-from support.processes import ENGINE, TEMPLATE, children
+from support.fifo_gate import FifoGate
+from support.held_backends import held_backend
+from support.processes import ENGINE, TEMPLATE, children, children_find_us
 from support.server import RunningServer, running
 from support.tiny import write_servable
-from support.wrapped import Gated
 
 PATIENCE = 60
 STREAMS = 16
 LENGTH = 120
+ENDLESS = 8000
+LATE = 15.0
+"""Seconds. Usually a tenth; half of what the watchdog would take."""
 KILLS, FEW = 20, 4
 """With `--whole`, and without."""
 
@@ -39,14 +38,15 @@ KILLS, FEW = 20, 4
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     root = tmp_path_factory.mktemp("pair")
-    return write_servable(root / "one", seed=1), write_servable(root / "two", seed=2)
+    # A long context, so that a stream is still running when its engine is killed, also on a busy machine.
+    long = {"max_position_embeddings": 8192}
+    return write_servable(root / "one", seed=1, **long), write_servable(root / "two", seed=2, **long)
 
 
 @pytest.fixture(autouse=True)
 def importable(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets child processes import this test's backends."""
     children_find_us(monkeypatch)
-    monkeypatch.setenv("PYTHONPATH", f"{os.environ['PYTHONPATH']}{os.pathsep}{Path(__file__).parent}")
 
 
 class Stream(threading.Thread):
@@ -107,7 +107,7 @@ def two_models(pair: tuple[Path, Path]) -> Iterator[RunningServer]:
 def test_killing_one_of_two_engines_does_not_interrupt_the_others_streams(pair: tuple[Path, Path]) -> None:
     with two_models(pair) as server:
         expected = answer(server, "two")
-        dying = [Stream(server.url, "two", 2000) for _ in range(STREAMS // 2)]
+        dying = [Stream(server.url, "two", ENDLESS) for _ in range(STREAMS // 2)]
         living = [Stream(server.url, "one") for _ in range(STREAMS // 2)]
         for stream in (*dying, *living):
             assert stream.began.wait(PATIENCE)
@@ -119,7 +119,7 @@ def test_killing_one_of_two_engines_does_not_interrupt_the_others_streams(pair: 
         assert len({stream.text for stream in living}) == 1
         for stream in dying:
             assert "killed by signal 9" in stream.lines[-1]
-            assert stream.ended_at - killed_at < 1.0, "the error arrived too late"
+            assert stream.ended_at - killed_at < LATE, "the error arrived too late"
         assert answer(server, "two") == expected, "the restarted engine gives the same answer"
         assert card(server, "two")["restarts"] == 1
         assert card(server, "one")["restarts"] == 0
@@ -133,7 +133,7 @@ def test_twenty_kills_leave_nothing_behind(pair: tuple[Path, Path], whole: bool)
         expected = answer(server, "one")
         samples = []
         for number in range(kills):
-            stream = Stream(server.url, "one", 2000)
+            stream = Stream(server.url, "one", ENDLESS)
             assert stream.began.wait(PATIENCE)
             os.kill(card(server, "one")["pid"], signal.SIGKILL)
             stream.join(PATIENCE)
@@ -151,10 +151,6 @@ def test_twenty_kills_leave_nothing_behind(pair: tuple[Path, Path], whole: bool)
     assert fds_after - fds < min(lives, 5)
     assert threads_after - threads < min(lives, 5)
     assert memory_after - memory < 32 * 2**20, "more lives of an engine may not cost the server memory"
-
-
-def held_backend(far: RemoteGate, source: ModelSource, settings: Settings) -> GenerationBackend:
-    return Gated(generation_backend(source, settings), far)
 
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])

@@ -21,7 +21,7 @@ SILENT = "cat > /dev/null # silent-mcp-server"
 
 
 def servers(server: RunningServer) -> dict[str, dict[str, Any]]:
-    answer = httpx.get(f"{server.url}/v1/mcp/servers", timeout=10)
+    answer = httpx.get(f"{server.url}/v1/mcp/servers", timeout=60)
     return {card["label"]: card for card in answer.json()["data"]}
 
 
@@ -30,7 +30,7 @@ def test_a_server_with_tools_and_a_store(servable: Path, tmp_path: Path) -> None
     settings = Settings(models=(str(servable),), port=0, store_dir=tmp_path, tool_servers=tools)
     with running(settings) as server:
         # The model is ready; a tool server that never answers has kept nobody waiting.
-        assert httpx.get(f"{server.url}/health", timeout=10).json()["status"] == "ok"
+        assert httpx.get(f"{server.url}/health", timeout=60).json()["status"] == "ok"
         assert servers(server)["silent"]["state"] == "starting"
         found = server.call(lambda s: s.mill.services.tool_servers.tools("real"))
         card = servers(server)["real"]

@@ -246,8 +246,8 @@ def test_the_event_loop_responds_while_a_large_image_is_prepared(bench: Bench) -
             waits.append(time.monotonic() - began)
         assert pending.result().status_code == 200
     assert len(waits) > 5, "the image was prepared too quickly for this test"
-    # A busy machine may delay single responses; a loop that waits for the image would delay them all.
-    assert sorted(waits)[len(waits) // 2] < 0.2
+    # A busy machine may delay single responses; a loop that waits for the image would delay one almost all the time.
+    assert max(waits) < 0.8 * sum(waits)
 
 
 def test_slow_preparation_is_logged_with_counts(web: Web, caplog: pytest.LogCaptureFixture) -> None:

@@ -95,6 +95,19 @@ def start() -> Iterator[Callable[..., Process]]:
         process.end()
 
 
+@pytest.fixture(scope="module")
+def idle(servable: Path) -> Iterator[Process]:
+    """A server that is ready, for tests that only look at it."""
+    process = Process(str(servable), "--isolation", "thread")
+    try:
+        process.url()
+        yield process
+        process.send(signal.SIGTERM)
+        assert process.wait() == 0
+    finally:
+        process.end()
+
+
 @pytest.mark.parametrize(
     ("number", "isolation"),
     some(
@@ -168,22 +181,18 @@ def test_a_second_signal_ends_a_load(start: Callable[..., Process], servable: Pa
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: reads /proc")
-def test_loading_a_model_leaves_the_limit_of_open_files(start: Callable[..., Process], servable: Path) -> None:
+def test_loading_a_model_leaves_the_limit_of_open_files(idle: Process) -> None:
     """mlx-lm lowers it to 2,048 when it is imported, and the hard limit to 4,096, which only root may raise again."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    process = start(str(servable), "--isolation", "thread")
-    process.url()
-    lines = Path(f"/proc/{process.pid}/limits").read_text().splitlines()
+    lines = Path(f"/proc/{idle.pid}/limits").read_text().splitlines()
     soft = int(next(line for line in lines if line.startswith("Max open files")).split()[3])
     assert soft >= min(hard, 4096)
-    process.send(signal.SIGTERM)
-    assert process.wait() == 0
 
 
 def test_a_crashed_engine_is_an_error_and_the_server_stays_up(start: Callable[..., Process], servable: Path) -> None:
     process = start(str(servable), "--isolation", "process")
     url = process.url()
-    body = {"prompt": "hello", "max_tokens": 400, "ignore_eos": True, "stream": True}
+    body = {"prompt": "hello", "max_tokens": 400, "ignore_eos": True, "stream": True, "n": 16}  # takes a while
     with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=PATIENCE) as stream:
         lines = stream.iter_lines()
         next(lines)
@@ -197,15 +206,11 @@ def test_a_crashed_engine_is_an_error_and_the_server_stays_up(start: Callable[..
     assert process.wait() == 0
 
 
-def test_the_log_names_blas_and_dtype(start: Callable[..., Process], servable: Path) -> None:
-    process = start(str(servable))
-    process.url()
-    line = process.wait_line(r"tiny: loaded in .*")[0]
+def test_the_log_names_blas_and_dtype(idle: Process) -> None:
+    line = idle.wait_line(r"tiny: loaded in .*")[0]
     assert "float32 weights" in line
     if sys.platform == "linux" and "cpu (" in line:
         assert re.search(r"MKL|NVPL BLAS|OpenBLAS", line), line
-    process.send(signal.SIGTERM)
-    assert process.wait() == 0
 
 
 def test_a_port_in_use_is_a_clear_error(start: Callable[..., Process], servable: Path) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from support.engines import Driver, engine
-from support.guided import children_find_us
 from support.kinds import LINKS, Kind, kind_of
+from support.processes import children_find_us
 
 
 @pytest.fixture(scope="module", params=["fake", "mlx"])

@@ -11,7 +11,7 @@ from millstream.engine import background as module
 from millstream.engine.background import BackgroundTask, BackgroundThread, Done
 from millstream.errors import BadRequest, ModelError
 
-TIMEOUT = 10
+TIMEOUT = 60
 
 
 class Busy:

@@ -22,8 +22,8 @@ from support.digest_kind import CAPACITY, REFUSED, Digest, DigestBackend, Digest
 from support.engines import Driver, engine
 from support.fake import panic
 from support.fifo_gate import FifoGate
-from support.guided import children_find_us
 from support.kinds import LINKS, Kind, kind_of
+from support.processes import children_find_us
 from support.tiers import some
 from support.wrapped import gated
 

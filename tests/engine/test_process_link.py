@@ -27,7 +27,7 @@ from millstream.types import FinishReason, TokenLogprob, Usage
 from support.digest_kind import DigestBackend, DigestScheduler
 from support.engines import Driver, engine
 from support.fake import FakeBackend, exit_at_once
-from support.guided import children_find_us
+from support.processes import children_find_us
 from support.tiers import some
 
 

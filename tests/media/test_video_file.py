@@ -166,7 +166,7 @@ def test_decoding_has_a_timeout() -> None:
     began = time.monotonic()
     message = refusal(MP4, MediaLimits(timeout=0.01))
     assert "decoding this video took longer than 0.01 s (--media-timeout)" in message
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,7 @@ def test_cancelling_the_request_stops_its_check() -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
         await child.wait()
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 40
         assert await checks.check(SMALL) == SMALL
 
     run(work, quick=0.05, slow=60)

@@ -119,7 +119,7 @@ async def test_a_model_that_cannot_fit_evicts_nothing_and_has_not_failed() -> No
 
 @on_loop
 async def test_idle_models_are_unloaded_but_pinned_ones_stay() -> None:
-    fake = FakeHub(idle_unload=0.05, step_timeout=1.0)
+    fake = FakeHub(idle_unload=0.05, every=0.02)
     fake.add("a")
     fake.add("never", idle_unload=0.0)
     fake.add("pinned", pin=True)
@@ -212,7 +212,7 @@ def hanging(gates: list[Gate]) -> Callable[[], FakeBackend]:
 
 @on_loop
 async def test_a_hung_step_fails_its_requests_and_the_thread_is_replaced() -> None:
-    fake = FakeHub(step_timeout=0.5)
+    fake = FakeHub(step_timeout=2.0, every=0.1)
     stuck, free = Gate(), Gate()
     free.open()
     fake.backends["a"] = hanging([stuck, free])
@@ -223,7 +223,7 @@ async def test_a_hung_step_fails_its_requests_and_the_thread_is_replaced() -> No
     end = await last_of(inbox)
     assert isinstance(end, Failed)
     assert end.gone
-    assert "--step-timeout 0.5" in end.message
+    assert "--step-timeout 2" in end.message
     assert isinstance(await fake.ask("a"), Finished)
     assert managed.restarts == 1
     stuck.open()

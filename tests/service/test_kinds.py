@@ -31,8 +31,8 @@ from support.digest_kind import (
     DigestScheduler,
     expected,
 )
-from support.guided import children_find_us
 from support.hubs import last_of, on_loop
+from support.processes import children_find_us
 
 
 class DigestServer:

@@ -101,7 +101,7 @@ def test_a_process_that_ignores_its_end_is_killed_with_its_children(monkeypatch:
         family = stubborn_family()
         assert subject.card("bad").state == "starting"
         began = time.monotonic()
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 40
     assert_gone(family)
 
 
@@ -115,7 +115,7 @@ def test_a_second_signal_kills_without_waiting(monkeypatch: pytest.MonkeyPatch) 
 
 def stubborn_family() -> list[psutil.Process]:
     """The shell and what it started."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         for child in psutil.Process().children():
             if any("stubborn-mcp-server" in word for word in child.cmdline()) and child.children():
@@ -126,7 +126,7 @@ def stubborn_family() -> list[psutil.Process]:
 
 def assert_gone(family: list[psutil.Process]) -> None:
     """Not psutil's wait: it would take the exit status from the event loop."""
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while any(is_alive(member) for member in family):
         assert time.monotonic() < deadline
 

@@ -84,7 +84,7 @@ def test_a_list_that_is_not_fresh_is_read_again(mill: Connected, monkeypatch: py
     mill.call("one", "grow")
     assert "grown" not in [tool.name for tool in mill.run(mill.servers.tools("one"))]
     monkeypatch.setattr(tool_server, "TOOLS_FRESH_SECONDS", 0.0)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while "grown" not in [tool.name for tool in mill.run(mill.servers.tools("one"))]:
         assert time.monotonic() < deadline
     assert mill.call("one", "grown").text == "new"
@@ -105,20 +105,20 @@ def test_a_process_gets_no_secrets(mill: Connected) -> None:
 
 def test_calls_have_a_time_limit(mill: Connected) -> None:
     began = time.monotonic()
-    output = mill.call("two", "sleep", seconds=30)
-    assert time.monotonic() - began < 8
+    output = mill.call("two", "sleep", seconds=60)
+    assert time.monotonic() - began < 40
     assert output.is_error and "time limit of 2 seconds" in output.text
     assert mill.call("two", "echo", text="still there").text == "still there"
 
 
 def test_calls_run_side_by_side(mill: Connected) -> None:
     async def all_at_once() -> list[str]:
-        calls = [mill.servers.call("one", "sleep", {"seconds": 0.5}) for _ in range(20)]
+        calls = [mill.servers.call("one", "sleep", {"seconds": 2.0}) for _ in range(20)]
         return [output.text for output in await asyncio.gather(*calls)]
 
     began = time.monotonic()
     assert mill.run(all_at_once()) == ["slept"] * 20
-    assert time.monotonic() - began < 8
+    assert time.monotonic() - began < 30
 
 
 def test_a_cancelled_call_costs_nothing_else(mill: Connected) -> None:
@@ -148,7 +148,7 @@ def test_a_server_that_dies_fails_its_own_calls_and_starts_again(
     began = time.monotonic()
     assert mill.run(die_amid_calls()) == ([True, True], other, "starting")
     second = mill.call("one", "pid")  # waits until it is ready again
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 50
     assert not second.is_error and second.text != first
     assert mill.card("one").error is None
     assert "MCP server one: it has ended; starting it again" in caplog.text

@@ -35,7 +35,8 @@ def demo_path() -> Path:
 
 @pytest.fixture(scope="session")
 def demo(demo_path: Path) -> Iterator[RunningServer]:
-    with running(Settings(port=0, max_batch=8)) as server:
+    # What a calibration finds depends on what else this machine does, and tests count cached tokens.
+    with running(Settings(port=0, max_batch=8, disabled=frozenset({"calibration"}))) as server:
         yield server
 
 

@@ -18,7 +18,8 @@ VOCAB = 97
 
 def answer(submit: Generate, count: int) -> list[int]:
     """The tokens that the fake generates: they depend on the prompt alone, like a model's at temperature 0."""
-    start = sum((position + 1) * token for position, token in enumerate(submit.prompt))
+    prompt = submit.prompt[: len(submit.prompt) - submit.resumed]
+    start = sum((position + 1) * token for position, token in enumerate(prompt))
     return [(start + 13 * position) % VOCAB for position in range(count)]
 
 
@@ -42,7 +43,7 @@ class Gate:
         self._open.set()
 
     def wait_entered(self) -> None:
-        assert self.entered.acquire(timeout=10), "the backend was never called"
+        assert self.entered.acquire(timeout=60), "the backend was never called"
 
 
 class FakeBackend:
@@ -119,7 +120,7 @@ class FakeBackend:
             if request_id in self.progress:
                 submit = self.prompts.pop(request_id)
                 assert self.progress.pop(request_id) == len(submit.prompt) - 1, "joined before its prompt was prefilled"
-                self.rows[request_id] = (submit, 0)
+                self.rows[request_id] = (submit, submit.resumed)
         assert set(plan.decode) == set(self.rows), "a row in the batch was not decoded"
 
     def _decode(self, request_id: int) -> RowOutput:

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pytest
-
-import millstream
-from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
 from millstream.models.source import ModelSource
 from millstream.text.grammars.grammar import compiler_of
 
+if TYPE_CHECKING:
+    from millstream.backend.generation.backend import MlxGenerationBackend
+
 
 def guided_backend(folder: Path, settings: dict[str, Any]) -> MlxGenerationBackend:
+    from millstream.backend import mlx_lm_import  # noqa: F401  before all that imports mlx-lm
+    from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
+
     grammars = compiler_of(ModelSource("tiny", "folder", folder))
     return MlxGenerationBackend(GenerationSettings("folder", folder, max_rows=6, grammars=grammars, **settings))
-
-
-def children_find_us(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine in a process of its own imports this module, and the package that is tested."""
-    places = [Path(__file__).parents[1], Path(millstream.__file__).parents[1]]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, places)))

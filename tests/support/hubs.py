@@ -39,8 +39,12 @@ def on_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
 class FakeHub:
     """A hub whose models are fakes of a given size. Records each load."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, *, every: float | None = None, **settings: Any) -> None:
+        """`every`: seconds between two looks for idle models. It sets no limit for a step, as a short `step_timeout`
+        would: a busy machine may take long for one."""
         self.hub = ModelHub(grace=1.0, patience=5.0, **settings)
+        if every is not None:
+            self.hub._watchdog.interval = every
         self.loads: list[str] = []
         self.backends: dict[str, BackendFactory] = {}
         self.before_reserve: Callable[[str], Awaitable[None]] | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from millstream.engine.generation.scheduler import GenerationScheduler
@@ -15,7 +16,12 @@ from millstream.model_facts import GenerationFacts
 BLOCK = 4
 
 
-def caching_scheduler(budget: int, disk: Path | None, facts: GenerationFacts) -> GenerationScheduler:
+def caching_scheduler(
+    budget: int,
+    disk: Path | None,
+    facts: GenerationFacts,
+    make: Callable[..., GenerationScheduler] = GenerationScheduler,
+) -> GenerationScheduler:
     """Every block and every checkpoint counts as one byte."""
     assert facts.prefix_sizes is not None
     from_checkpoints = bool(facts.prefix_sizes.states)
@@ -25,7 +31,9 @@ def caching_scheduler(budget: int, disk: Path | None, facts: GenerationFacts) ->
         store = DiskStore(disk, 2**30, facts.identity)
         store.open()
         tier = DiskTier(store, facts.identity, BLOCK)
-    cache = CheckpointPrefixCache(index, lambda tokens: 1, tier) if from_checkpoints else BlockPrefixCache(index, tier)
-    return GenerationScheduler(
-        max_rows=facts.max_rows, prefill_tokens=7, prefix_cache=cache, whole_media=facts.whole_media
+    cache = (
+        CheckpointPrefixCache(index, lambda tokens: 1, tier)
+        if from_checkpoints
+        else BlockPrefixCache(index, tier, share_tokens=facts.share_tokens)
     )
+    return make(max_rows=facts.max_rows, prefill_tokens=7, prefix_cache=cache, whole_media=facts.whole_media)

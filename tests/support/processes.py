@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import psutil
+import pytest
+
+import millstream
 
 ENGINE, TEMPLATE = "millstream.engine.child", "millstream.text.templates.child"
 
@@ -16,3 +22,9 @@ def children(kind: str, pid: int | None = None) -> list[psutil.Process]:
         except psutil.NoSuchProcess:
             continue
     return found
+
+
+def children_find_us(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine in a process of its own imports the tests' backends, and the package that is tested."""
+    places = [Path(__file__).parents[1], Path(millstream.__file__).parents[1]]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, places)))

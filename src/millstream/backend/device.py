@@ -47,5 +47,17 @@ def available_bytes(device: Device) -> int:
     return device.memory_bytes - mx.get_active_memory()
 
 
+def free_bytes(device: Device) -> int:
+    """Memory that is free for KV caches now, other models and programs considered as far as the system reports them:
+    on Metal only what this process holds. Memory that MLX holds for reuse counts as free."""
+    if device.is_cpu:
+        return available_bytes(device) + mx.get_cache_memory()
+    info = mx.device_info()
+    if "free_memory" in info:
+        return int(info["free_memory"]) + mx.get_cache_memory()
+    # Beyond its recommended working set, Metal swaps.
+    return int(info.get("max_recommended_working_set_size") or device.memory_bytes) - mx.get_active_memory()
+
+
 def _ram() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

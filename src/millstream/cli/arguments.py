@@ -74,6 +74,16 @@ def duration(text: str) -> float:
     return float(value)
 
 
+def milliseconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 1 <= value <= 60_000:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of milliseconds from 1 to 60000")
+    return value
+
+
 def origin(text: str) -> str:
     """An origin in lower case, as browsers send it, or a word for several."""
     if text not in _ORIGIN_WORDS and not _ORIGIN.fullmatch(text):

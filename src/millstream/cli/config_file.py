@@ -95,6 +95,7 @@ SERVER: dict[str, Reader] = {
     "isolation": toml.choice(*ISOLATION),
     "max_batch": toml.integer(1, _MAX_COUNT),
     "queue": toml.integer(0, _MAX_COUNT),
+    "max_token_gap": toml.number(1, 60_000),
     "tool_format": toml.choice(*TOOL_FORMATS),
     "reasoning_format": toml.choice(*REASONING_FORMATS),
     "allow_special_tokens": toml.boolean,

@@ -11,7 +11,6 @@ from pathlib import Path
 from millstream.cli.serve_options import add_options
 from millstream.cli.settings import settings_of
 from millstream.errors import MillstreamError
-from millstream.server import serve
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -46,7 +45,10 @@ def run(arguments: argparse.Namespace) -> int:
     for name in ("httpx", "httpx2", "mcp"):  # they log each request, with its URL
         logging.getLogger(name).setLevel(logging.WARNING)
     try:
-        code, clean = serve(settings_of(arguments))
+        settings = settings_of(arguments)
+        from millstream.server import serve  # two seconds, which other commands and wrong options do without
+
+        code, clean = serve(settings)
     except MillstreamError as error:
         print(f"millstream: {error.message}", file=sys.stderr)
         return 1

@@ -24,6 +24,7 @@ def generation_backend(source: ModelSource, settings: EngineSettings) -> Generat
     blas = load_blas(settings.blas)
     avoid_cudnn_attention()
     with preserve_open_files():
+        from millstream.backend import mlx_lm_import  # noqa: F401  before all that imports mlx-lm
         from millstream.backend.device import use_device
         from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from millstream.config import ModelSpec, Settings
+from millstream.engine.generation.cost_model import describe as describe_costs
 from millstream.engine.generation.tuning import DiskTierConfig, SchedulerSettings, limit_context, make_scheduler
 from millstream.errors import ModelError
 from millstream.loading.backends import BackendMaker
@@ -93,6 +94,8 @@ class GenerationLoader:
         self._close_with(engine, template)
         for note in facts.notes:
             log.info("%s: %s", name, note)
+        for line in describe_costs(facts):
+            log.debug("%s: %s", name, line)
         for note in (*tokenizer.notes, *([template.note] if template.note and tokenizer.template else [])):
             log.warning("%s: tokenizer: %s", name, note)
         log.info("%s: tool calls: %s; reasoning: %s", name, *chat_format.names)
@@ -141,7 +144,11 @@ class GenerationLoader:
     ) -> tuple[EngineClient, GenerationFacts]:
         settings = self._settings
         scheduler = SchedulerSettings(
-            settings.prefill_chunk, memory, settings.prefix_cache_memory, self._disk_tier(name, source)
+            settings.prefill_chunk,
+            memory,
+            settings.prefix_cache_memory,
+            self._disk_tier(name, source),
+            max_token_gap=settings.max_token_gap / 1000,
         )
         engine, facts = await self._engines.start(
             name,

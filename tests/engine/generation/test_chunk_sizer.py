@@ -82,27 +82,66 @@ def test_one_slow_step_has_no_lasting_effect() -> None:
     )
 )
 def test_a_chunk_has_one_of_few_lengths(steps: list[tuple[int, int, float, bool]]) -> None:
-    sizer = ChunkSizer(most=16, least=2)
+    sizer = ChunkSizer(most=16, least=2, longest=64)
     for number, (rows, tokens, seconds, prefilling) in enumerate(steps):
         if number % 7 == 6:
             sizer.skip_steps()
         sizer.observe(rows=rows, prompt_tokens=tokens, seconds=seconds, prefilling=prefilling)
         assert sizer.chunk in (2, 4, 8, 16)
-        assert sizer.limit(10_000) == sizer.chunk
+        assert sizer.chunk_for(0) == sizer.chunk
+        assert sizer.chunk_for(1e9) in (2, 4, 8, 16, 32, 64)
 
 
 def test_equal_bounds_fix_the_length() -> None:
     assert settle(ChunkSizer(most=256, least=256), step=0.001, token=1.0) == 256
 
 
-@pytest.mark.parametrize(("most", "least"), [(0, 0), (4, 8), (4, 0)])
-def test_bounds_are_checked(most: int, least: int) -> None:
+@pytest.mark.parametrize(("most", "least", "longest"), [(0, 0, 0), (4, 8, 8), (4, 0, 4), (4, 2, 3)])
+def test_bounds_are_checked(most: int, least: int, longest: int) -> None:
     with pytest.raises(ValueError, match="least"):
-        ChunkSizer(most=most, least=least)
+        ChunkSizer(most=most, least=least, longest=longest)
 
 
-def test_short_prompts_are_not_cut() -> None:
-    sizer = ChunkSizer(most=128, least=16)
-    settle(sizer, step=0.01, token=0.01)
-    assert sizer.chunk == 16
-    assert [sizer.limit(left) for left in (1, 45, 128, 129, 5000)] == [1, 45, 128, 16, 16]
+def test_the_gap_is_checked() -> None:
+    with pytest.raises(ValueError, match="positive"):
+        ChunkSizer(most=4, least=4, max_gap=0)
+
+
+def pressed(*, step: float, token: float, parts: int = 1) -> ChunkSizer:
+    sizer = ChunkSizer(most=128, least=16, longest=2048, max_gap=0.05)
+    run(sizer, lambda tokens: tokens * token, step=step, parts=parts)
+    return sizer
+
+
+def test_under_pressure_a_step_lasts_as_long_as_the_gap() -> None:
+    sizer = pressed(step=0.01, token=0.0001)
+    assert sizer.chunk == 32
+    assert sizer.chunk_for(1e9) == 256, "10 ms and 25.6 ms; 512 tokens would make it 61 ms"
+    assert sizer.at_once == pytest.approx(400, abs=8)
+
+
+def test_a_chunk_is_as_long_as_the_pace_needs() -> None:
+    sizer = pressed(step=0.01, token=0.0001)
+    assert [sizer.chunk_for(pace) for pace in (0, 2000, 3500, 5000, 7000)] == [32, 32, 64, 128, 256]
+
+
+def test_a_chunk_that_spans_steps_may_be_longer_under_pressure() -> None:
+    """Four of five steps compute it."""
+    assert pressed(step=0.01, token=0.0001, parts=5).chunk_for(1e9) == 1024
+
+
+def test_rows_that_are_slower_than_the_gap_get_gentle_chunks() -> None:
+    sizer = pressed(step=0.06, token=0.001)
+    assert sizer.chunk_for(1e9) == sizer.chunk == 16
+    assert sizer.at_once == pytest.approx(30, abs=1)
+
+
+def test_costs_are_known_before_a_step_without_prefill_was_seen() -> None:
+    """Prompts that arrive together: a row decodes beside chunks from its first step on."""
+    sizer = ChunkSizer(most=128, least=16, longest=2048, max_gap=0.05)
+    sizer.observe(rows=0, prompt_tokens=10, seconds=1.0)
+    assert sizer.at_once is None, "too short a prompt to tell the cost of a token"
+    sizer.observe(rows=0, prompt_tokens=1000, seconds=0.1)
+    sizer.observe(rows=1, prompt_tokens=128, seconds=0.0228)
+    assert sizer.at_once == pytest.approx(400, abs=2)
+    assert sizer.chunk_for(1e9) == 256

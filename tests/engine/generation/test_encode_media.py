@@ -88,6 +88,21 @@ def test_media_that_cannot_be_encoded_fail_only_their_request() -> None:
     assert isinstance(end, Finished)
 
 
+def test_media_that_are_rejected_late_leave_what_was_computed_before() -> None:
+    """The chunk of the step that rejects them may not have run."""
+    cache = BlockPrefixCache(PrefixIndex(block=4, block_bytes=1, budget=100))
+    subject = GenerationScheduler(max_rows=2, prefill_tokens=10, prefix_cache=cache)
+    subject.submit(submit(1, 30, (10, 3), (22, 3)))
+    subject.advance(subject.plan(), StepResult(encoded=((1, 1),)))
+    plan = subject.plan()
+    assert spans(plan) == [(1, 10, 20)]
+    subject.advance(plan, StepResult(failed=(RowFailure(1, "damaged image"),)))
+    plan = subject.plan()
+    assert plan.drop == (1,)
+    [order] = plan.save
+    assert (order.request_id, order.first, order.tokens, len(order.handles)) == (1, 0, 10, 2)
+
+
 def test_cached_media_are_not_encoded_again() -> None:
     cache = BlockPrefixCache(PrefixIndex(block=4, block_bytes=1, budget=100))
     subject = GenerationScheduler(max_rows=2, prefill_tokens=50, prefix_cache=cache)

@@ -60,17 +60,19 @@ def test_the_budget_is_shared_oldest_first() -> None:
     assert spans == [(1, 0, 3), (2, 0, 1)]
 
 
-def test_while_rows_decode_a_long_prompt_leaves_budget_for_short_ones() -> None:
-    subject = GenerationScheduler(max_rows=4, prefill_tokens=10, chunk_sizer=ChunkSizer(most=3, least=3))
+def test_while_rows_decode_prompts_are_read_one_after_the_other_and_a_short_one_overtakes() -> None:
+    subject = GenerationScheduler(max_rows=5, prefill_tokens=10, chunk_sizer=ChunkSizer(most=3, least=3))
     subject.submit(submit(1, length=1, max_tokens=100))
     step(subject)
-    for number, length in ((2, 50), (3, 3), (4, 40)):
+    for number, length in ((2, 8), (3, 3), (4, 40)):
         subject.submit(submit(number, length=length))
-    spans = [(chunk.request.request_id, chunk.start, chunk.end) for chunk in step(subject, r1=(5,))[0].prefill]
-    assert spans == [(2, 0, 3), (3, 0, 2), (4, 0, 3)]
-    subject.cancel(1)
-    subject.cancel(3)
-    assert [(c.request.request_id, c.start, c.end) for c in subject.plan().prefill] == [(2, 3, 13)]
+    plans = [step(subject, r1=(5,))[0] for _ in range(5)]
+    spans = [[(chunk.request.request_id, chunk.start, chunk.end) for chunk in plan.prefill] for plan in plans]
+    assert spans == [[(3, 0, 2)], [(2, 0, 3)], [(2, 3, 6)], [(2, 6, 7)], [(4, 0, 3)]]
+    assert [plan.complete_prefill for plan in plans] == [True, False, False, False, False]
+    for number in (1, 2, 3):
+        subject.cancel(number)
+    assert [(c.request.request_id, c.start, c.end) for c in subject.plan().prefill] == [(4, 3, 13)]
 
 
 def test_rows_are_limited_and_the_queue_is_fifo() -> None:
@@ -127,7 +129,7 @@ def test_no_chunk_is_planned_while_one_spans_steps() -> None:
     subject.submit(submit(1, length=1))
     step(subject)
     subject.submit(submit(2, length=50))
-    subject.submit(submit(3, length=2))
+    subject.submit(submit(3, length=20))
     plan = subject.plan()
     assert [(chunk.start, chunk.end) for chunk in plan.prefill] == [(0, 4)]
     subject.advance(plan, StepResult((RowOutput(1, (5,)),), prefilling=True))
@@ -188,7 +190,7 @@ def test_a_failed_step_fails_its_requests_and_no_others() -> None:
     subject.submit(submit(1, length=1))
     step(subject)
     subject.submit(submit(2, length=50))
-    subject.submit(submit(3, length=3))
+    subject.submit(submit(3, length=30))
     plan = subject.plan()
     assert [chunk.request.request_id for chunk in plan.prefill] == [2]
     assert subject.fail("broken") == [Failed(1, "broken"), Failed(2, "broken")]

@@ -47,7 +47,7 @@ def read_all(store: DiskStore, folder: Path) -> int:
         assert found is not None, "a file that the store has not indexed"
         store.read_soon([found[1]], results.put)
     for _ in names:
-        runs = results.get(timeout=20)
+        runs = results.get(timeout=60)
         assert runs is not None, "a file that cannot be read"
         assert runs == [recreated(run) for run in runs]
     return len(names)

@@ -39,7 +39,7 @@ def opened(
 
 
 def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline, "timed out"
         time.sleep(0.002)
@@ -54,7 +54,7 @@ def write(store: DiskStore, run: StoredRun) -> None:
 def read(store: DiskStore, pieces: Sequence[Piece]) -> list[StoredRun] | None:
     results: queue.Queue[list[StoredRun] | None] = queue.Queue()
     store.read_soon(pieces, results.put)
-    return results.get(timeout=20)
+    return results.get(timeout=60)
 
 
 def fetch(store: DiskStore, run: StoredRun) -> list[StoredRun] | None:

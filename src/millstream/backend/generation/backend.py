@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import logging
 import time
@@ -10,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from millstream.backend.device import current_device
+from millstream.backend.device import available_bytes, current_device, free_bytes
 from millstream.backend.generation.assembly import Assembly
 from millstream.backend.generation.batch import Batch, Launched
+from millstream.backend.generation.calibration import MIN_WEIGHT_BYTES, calibrate
 from millstream.backend.generation.layout import Layout, LayoutChooser
 from millstream.backend.generation.prefill.deferred import STEPS_PER_CHUNK, DeferredChunks
-from millstream.backend.generation.prefill.prefiller import Prefiller
+from millstream.backend.generation.prefill.prefiller import Passes, Prefiller, Shared
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
 from millstream.backend.generation.sampling.guides import prepare_grammar
 from millstream.backend.generation.settings import GenerationSettings
@@ -25,16 +27,23 @@ from millstream.backend.weights.identity import identity_of
 from millstream.backend.weights.loading import load
 from millstream.backend.weights.materialize import evaluate_all
 from millstream.engine.background import BackgroundTask
+from millstream.engine.generation.cost_model import workspace_bytes
 from millstream.engine.generation.messages import Generate
 from millstream.engine.generation.plan import Plan, RowFailure, RowOutput, StepResult
 from millstream.engine.ownership import OwnerGuard, at_thread_end
-from millstream.engine.prefix_cache.orders import SavePrefix
+from millstream.engine.prefix_cache.orders import SavePrefix, SharePrefix
 from millstream.engine.protocols import Progress, ignore_progress
 from millstream.errors import ModelError
 from millstream.model_facts import GenerationFacts
 
 if TYPE_CHECKING:
     from millstream.backend.generation.media.encoder import Encoded, MediaEncoder
+
+RUN_AHEAD_BYTES = 4 * 2**20
+"""KV caches that may be copied in each step, so that the device need not wait for Python, if nothing was measured."""
+
+HOST_SECONDS = 0.002
+"""What Python does between two steps takes about so long: copies may take as long, no longer."""
 
 TEXT_ONLY = "this model takes text only"
 
@@ -64,13 +73,14 @@ class MlxGenerationBackend:
         self._prefiller: Prefiller | None = None
         self._pending: Launched | None = None
         self._weight_bytes = 0
+        self._run_ahead_bytes = RUN_AHEAD_BYTES
         self._store = PrefixStore()
         on_cpu = self._device.is_cpu and not settings.like_gpu
         self._deferred = DeferredChunks(steps_per_chunk=1 if on_cpu else STEPS_PER_CHUNK, wait_for_previous=on_cpu)
         self._encoder: MediaEncoder | None = None
 
     def load(self, report: Progress = ignore_progress) -> GenerationFacts:
-        """Owner only. Load and evaluate the weights, choose a layout, and warm up."""
+        """Owner only. Load and evaluate the weights, choose a layout, warm up and calibrate."""
         self._guard.check("load")
         settings = self._settings
         loaded = load(settings.kind, settings.path, self._device, unpack=settings.unpack, report=report)
@@ -111,8 +121,13 @@ class MlxGenerationBackend:
             identity=identity_of(settings.path, loaded.dtype, self._device.kind, settings.unpack, settings.kv_bits),
             media=self._encoder.kinds if self._encoder else (),
             whole_media=self._encoder is not None and self._model.whole_media,
+            share_tokens=layout.share_tokens,
+            kv_layout="classes" if layout.caches in ("classes", "mixed") else "rectangle",
+            device_memory=self._weight_bytes + max(0, free_bytes(self._device)),
+            feature_bytes=settings.feature_bytes if self._encoder is not None else 0,
         )
         self._warm_up(facts)
+        facts = self._calibrate(facts)
         # Else the garbage collector would scan all of it between two steps: 20 ms and more.
         gc.freeze()
         return facts
@@ -125,15 +140,17 @@ class MlxGenerationBackend:
         batch, prefiller = self._batch, self._prefiller
         if restored := [array for order in plan.restore for array in self._store.restore(order)]:
             mx.eval(restored)
-        unsaved = self._save(batch, plan.save)
+        unsaved = self._save(batch, prefiller, plan.save, plan.decode)
         if plan.drop:
             prefiller.drop(plan.drop)
             batch.drop(set(plan.drop))
             if self._encoder is not None:
                 self._encoder.drop(plan.drop)
         joining = [request_id for request_id in plan.decode if request_id not in batch.ids]
+        shared: Shared = {}
         if joining:
-            batch.join(*prefiller.take(joining))
+            shared = self._share(plan.share, joining)
+            batch.join(*prefiller.take(joining, shared))
             if self._encoder is not None:
                 self._encoder.release_features(joining)
         launched, rows, failed = self._decode(batch)
@@ -141,7 +158,7 @@ class MlxGenerationBackend:
         unsaved += [
             handle for chunk in plan.prefill if chunk.request.request_id in rejected for handle in chunk.saved_handles
         ]
-        self._deferred.evaluate(chunks, has_running_rows=launched is not None, complete_now=not plan.may_span_steps)
+        self._deferred.evaluate(chunks, has_running_rows=launched is not None, complete_now=plan.complete_prefill)
         self._store.evict(plan.evict)
         self._compact(has_running_rows=launched is not None, busy=bool(plan.prefill or plan.save or joining))
         rows = self._read(batch) if rows is None else rows
@@ -151,6 +168,7 @@ class MlxGenerationBackend:
             failed=(*failed, *(RowFailure(*each) for each in rejected.items())),
             prompt_logprobs=tuple(prefiller.take_logprobs()),
             encoded=encoded,
+            shared=tuple((each, sum(piece.tokens for piece in pieces)) for each, pieces in shared.items()),
             unsaved=tuple(unsaved),
             exported=tuple(self._store.exports.advance()),
             exporting=bool(self._store.exports),
@@ -202,6 +220,7 @@ class MlxGenerationBackend:
         before), and the rows that cannot follow their grammar."""
         if not batch.ids:
             return None, None, []
+        self._wait_if_copied(batch)
         logits = batch.forward()
         if not batch.guided:
             return batch.launch(logits), None, []
@@ -210,7 +229,14 @@ class MlxGenerationBackend:
         mask, failed = batch.guide(rows)
         return batch.launch(logits, mask), rows, failed
 
-    def _prefill(self, plan: Plan, prefiller: Prefiller) -> tuple[list[mx.array], Encoded, dict[int, str]]:
+    def _wait_if_copied(self, batch: Batch) -> None:
+        """Wait for the last step before the next one is launched, if KV caches are large and MLX writes to them: it
+        copies a buffer that the device still reads."""
+        assert self._layout is not None
+        if self._pending is not None and not self._layout.in_place and batch.nbytes > self._run_ahead_bytes:
+            self._pending.wait()
+
+    def _prefill(self, plan: Plan, prefiller: Prefiller) -> tuple[Passes, Encoded, dict[int, str]]:
         """Prefill the plan's chunks and encode its media. Returns the arrays to evaluate, what was encoded, and why
         the media of some requests were rejected."""
         if self._encoder is not None:
@@ -221,14 +247,28 @@ class MlxGenerationBackend:
         """Wait for the last step; its tokens, for the rows that are still in the batch."""
         return [] if self._pending is None else self._pending.read(batch.ids)
 
-    def _save(self, batch: Batch, orders: Sequence[SavePrefix]) -> list[int]:
-        """Save prefixes of rows. Returns the handles of those that could not be saved."""
+    def _share(self, orders: Sequence[SharePrefix], joining: Sequence[int]) -> Shared:
+        """The tokens that rows go on to read in the prefix cache."""
+        assert self._layout is not None
+        runs = self._layout.share_runs
+        return {
+            order.request_id: self._store.share(order.handles, runs) for order in orders if order.request_id in joining
+        }
+
+    def _save(
+        self, batch: Batch, prefiller: Prefiller, orders: Sequence[SavePrefix], joining: Sequence[int]
+    ) -> list[int]:
+        """Save prefixes of rows and of prompts that end in prefill. Returns the handles of those that could not be
+        saved."""
         copies: list[mx.array] = []
         unsaved: list[int] = []
         for order in orders:
-            if (arrays := batch.save(order, self._store)) is None:
+            in_batch = order.request_id in batch.ids
+            arrays = batch.save(order, self._store) if in_batch else prefiller.save(order)
+            if arrays is None:
                 unsaved += order.all_handles
-            else:
+            elif in_batch or order.request_id in joining or not self._deferred.append(arrays):
+                # Else its last chunk may be among the deferred ones.
                 copies += arrays
         if copies:
             # If MLX writes to the slots, it would copy all of them while a step that reads them is under way.
@@ -260,3 +300,15 @@ class MlxGenerationBackend:
             context_length=facts.context_length,
         )
         log.info("Warmed up in %.1f s", time.monotonic() - started)
+
+    def _calibrate(self, facts: GenerationFacts) -> GenerationFacts:
+        """The facts with what chunks, steps and saves cost here, measured after the warm-up has compiled kernels."""
+        if "calibration" in self._settings.disabled or self._weight_bytes < MIN_WEIGHT_BYTES:
+            return facts
+        started = time.monotonic()
+        measured = calibrate(self, facts, available_bytes=lambda: available_bytes(self._device))
+        log.debug("Calibrated in %.1f s", time.monotonic() - started)
+        if measured.save_seconds_per_byte:
+            self._run_ahead_bytes = int(HOST_SECONDS / measured.save_seconds_per_byte)
+        facts = dataclasses.replace(facts, calibration=measured)
+        return dataclasses.replace(facts, workspace_bytes=workspace_bytes(facts))

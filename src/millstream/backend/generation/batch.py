@@ -35,6 +35,10 @@ class Launched:
         self._tokens = tokens
         self._logprobs = logprobs
 
+    def wait(self) -> None:
+        """Wait for the step."""
+        mx.eval(self._tokens)
+
     def read(self, ids: set[int]) -> list[RowOutput]:
         """Wait for the step. Returns its tokens for the rows among `ids`."""
         tokens: list[int] = self._tokens.tolist()  # type: ignore[assignment]
@@ -95,10 +99,11 @@ class Batch:
             self._joined[submit.request_id] = self._launches
             self._guides.add(submit)
             if wants_penalties(submit.sampling):
-                self._penalties.add(slot, submit.sampling, submit.prompt, self._vocab_size)
+                prompt = submit.prompt[: len(submit.prompt) - submit.resumed]
+                self._penalties.add(slot, submit.sampling, prompt, self._vocab_size, output=submit.output)
         chosen = mx.array(slots, dtype=mx.int32)
         self._inputs[chosen] = mx.array([submit.prompt[-1] for submit in submits], dtype=mx.int32)
-        self._positions[chosen] = mx.zeros((len(slots),), dtype=mx.int32)
+        self._positions[chosen] = mx.array([submit.resumed for submit in submits], dtype=mx.int32)
         self._rows_changed()
 
     def drop(self, ids: set[int]) -> None:

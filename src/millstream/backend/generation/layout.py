@@ -40,6 +40,9 @@ AGREED = 0.1
 """How far the logits of rows together may be from those of each alone, relative to their size. Rounding is far below,
 and a mask that the model does not understand far above."""
 
+KERNEL_SHARE, MLX_SHARE = (512, 256), (1024, 2)
+"""How many tokens are worth sharing, and in how many pieces at most."""
+
 AttentionKind = Literal["mlx-lm", "cpu", "kernels", "packed"]
 
 
@@ -65,6 +68,10 @@ class Layout:
     """The form of a quantised KV cache."""
     group_fill: float | None = None
     """How long the shortest prompt of a prefill group is at least, relative to the longest. None: no groups."""
+    share_tokens: int = 0
+    """Rows with at least so many tokens in the prefix cache read them there. 0: rows hold all of their tokens."""
+    share_runs: int = 0
+    """In how many pieces a row may do so: each is a call of attention, except with kernels."""
     padded_chunks: bool = False
     """True if chunks are padded to one of a few lengths."""
     sampling_kernel: bool = False
@@ -129,6 +136,13 @@ class LayoutChooser:
         layout = self._quantised(trial) if self._settings.kv_bits else self._plain(trial)
         if layout.caches == "merged":
             layout = dataclasses.replace(layout, width=None, in_place=False, group_fill=None, padded_chunks=False)
+        if layout.caches == "classes" and layout.packing is None:
+            tokens, runs = KERNEL_SHARE if layout.in_place else MLX_SHARE
+            layout = dataclasses.replace(
+                layout,
+                share_tokens=tokens if self._settings.share_tokens is None else self._settings.share_tokens,
+                share_runs=runs,
+            )
         if layout.caches in ("mixed", "merged"):
             needs = "needs slots" if layout.caches == "merged" else "needs full attention in all layers"
             self._decline("group-prefill", needs)

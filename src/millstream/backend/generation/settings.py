@@ -25,6 +25,8 @@ class GenerationSettings:
     """Bits per number of a quantised KV cache, 8 or 4; 0 for the type that the model computes in."""
     feature_bytes: int = 256 * 2**20
     """Memory for features of encoded media that later requests may reuse."""
+    share_tokens: int | None = None
+    """The fewest tokens that a row shares with the prefix cache; 0: it shares none. None: what suits the device."""
     like_gpu: bool = False
     """Use slots and grouped prefill as on a GPU, whatever the device, so that the CPU can test them."""
     grammars: Compiler | None = None

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from millstream.backend.generation.caches.widths import CHUNK_LENGTHS
+from millstream.backend.generation.caches.widths import CHUNK_LENGTHS, MAX_PADDED_CHUNK
 from millstream.engine.generation.messages import Generate
 from millstream.engine.generation.plan import GenerationBackend
 from millstream.engine.generation.scheduler import GenerationScheduler
-from millstream.engine.generation.tuning import PREFILL
 from millstream.types import Sampling
 
 SAMPLINGS = (
@@ -38,7 +37,7 @@ def warm_up(backend: GenerationBackend, *, max_rows: int, vocab_size: int, conte
     count = max(2 * len(SAMPLINGS), min(2 * max_rows, 64))
     mixed = [submit(number, LENGTHS[number % len(LENGTHS)], 3 + number % 9) for number in range(count)]
     _run(backend, GenerationScheduler(max_rows=max_rows, prefill_tokens=128), mixed)
-    _, chunk, _ = PREFILL["gpu"]
+    chunk = MAX_PADDED_CHUNK  # calibration runs longer ones, if they are not too slow here
     for length in CHUNK_LENGTHS:
         if length <= chunk:
             _run(backend, GenerationScheduler(max_rows=max_rows, prefill_tokens=chunk), [submit(0, length, 2)])

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from millstream.cli.arguments import duration, fast_path, natural, positive
+from millstream.cli.arguments import duration, fast_path, milliseconds, natural, positive
 from millstream.cli.config_file import ISOLATION
 from millstream.cli.serve_options.common import DEFAULTS, Group, with_default
 from millstream.config import FAST_PATHS
-from millstream.engine.generation.tuning import PREFILL
 
 
 def add_batching(group: Group) -> None:
@@ -32,16 +31,18 @@ def add_batching(group: Group) -> None:
         "--prefill-chunk",
         type=positive,
         metavar="TOKENS",
+        help=with_default("most prompt tokens per request and step while other requests decode", "measured at load"),
+    )
+    group.add_argument(
+        "--max-token-gap",
+        type=milliseconds,
+        metavar="MS",
         help=with_default(
-            "most prompt tokens per request and step while other requests decode", prefill_chunk_defaults()
+            "longest time between two tokens of a stream, in milliseconds, that reading other prompts may cause while "
+            "prompts wait; prompts are read faster with longer gaps",
+            f"{DEFAULTS.max_token_gap:g}",
         ),
     )
-
-
-def prefill_chunk_defaults() -> str:
-    """The defaults per device, taken from the table that the scheduler uses."""
-    (_, cpu, _), (_, gpu, _) = PREFILL["cpu"], PREFILL["gpu"]
-    return f"{cpu} on the CPU, {gpu} on a GPU"
 
 
 def add_engine(group: Group) -> None:

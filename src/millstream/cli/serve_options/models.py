@@ -51,7 +51,9 @@ def add_memory(group: Group) -> None:
         "--memory",
         type=memory_size,
         metavar="SIZE",
-        help=with_default("memory budget of all models, e.g. 16GB; idle models are unloaded to stay in it", "no limit"),
+        help=with_default(
+            "memory budget of all models, e.g. 16GB; idle models are unloaded to stay in it", "what the device has"
+        ),
     )
     group.add_argument(
         "--prefix-cache-memory",

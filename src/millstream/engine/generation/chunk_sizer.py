@@ -1,46 +1,95 @@
-"""Decides the length of a prefill chunk while rows decode, from measured step times.
+"""Decides how long a prefill chunk may be while rows decode, from measured step times.
 
-A chunk may add half of the rows' own time to a step. A prompt then gets a third of the device and running streams keep
-two thirds of their pace, whatever the model, the machine and the context length. Pure: it is told how long steps took.
+While nobody waits long, a chunk may add half of the rows' own time to a step: a prompt then gets a third of the device
+and running streams keep two thirds of their pace, whatever the model, the machine and the context length. When prompts
+wait, chunks grow until a step takes as long as the longest gap that streams may have. Pure: it is told how long steps
+took.
 """
 
 from __future__ import annotations
 
 SHARE = 0.5
-"""The share of the rows' own step time that a chunk may add on average; single steps take longer."""
+"""The share of the rows' own step time that a gentle chunk may add on average; single steps take longer."""
+
+MAX_GAP = 0.05
+"""Seconds between two tokens of a stream that prefill may cause, by default."""
 
 _RISING = 0.5
 _FALLING = 0.1
 
 
 class ChunkSizer:
-    """`most` and `least` bound a chunk; if equal, they fix it. A remainder of at most `most` tokens is not cut: short
-    prompts run in one chunk, several in one pass, which is worth more than a smoother step.
-    `free_seconds`: the time that a chunk may add to a step, however short the step is."""
+    """`least` and `most` bound a gentle chunk; if equal, they fix it. `longest` bounds a chunk under pressure.
+    `free_seconds`: the time that a chunk may add to a step, however short the step is. `max_gap`: the longest step, in
+    seconds, that a chunk under pressure may cause."""
 
-    def __init__(self, *, most: int, least: int, free_seconds: float = 0.0) -> None:
-        if not 1 <= least <= most:
-            raise ValueError("a chunk has at least one token, and `least` is not above `most`")
-        self._most = most
-        self._least = least
+    def __init__(
+        self,
+        *,
+        most: int,
+        least: int,
+        longest: int | None = None,
+        free_seconds: float = 0.0,
+        max_gap: float = MAX_GAP,
+    ) -> None:
+        if not 1 <= least <= most <= (longest or most):
+            raise ValueError("a chunk has at least one token, and `least`, `most` and `longest` are in ascending order")
+        if not max_gap > 0:
+            raise ValueError("the longest gap is a positive time")
+        self.most = most
+        self.least = least
+        self.max_gap = max_gap
+        self._longest = longest or most
         self._free_seconds = free_seconds
-        self._step: float | None = None
+        self._decode: float | None = None
+        """Seconds of a step that only decodes."""
+        self._decode_guess: float | None = None
+        """The same, from steps that also prefill: until one was seen that does not."""
         self._token: float | None = None
+        """Seconds that a prompt token adds beside rows, over all steps that compute it."""
+        self._token_alone: float | None = None
+        self._steps_per_chunk = 1
         self._last_tokens = 0
         self._skip = 0
         self._partial_steps: list[tuple[int, float]] = []
 
-    def limit(self, left: int) -> int:
-        """The longest chunk for a prompt with `left` tokens to go."""
-        return left if left <= self._most else self.chunk
-
     @property
     def chunk(self) -> int:
-        """A power of two times `least`: few lengths, so few shapes to compile."""
-        if self._step is None or self._token is None or self._token <= 0:
-            return self._most
-        chunk = self._least
-        while chunk * 2 <= min(self._most, max(SHARE * self._step, self._free_seconds) / self._token):
+        """The longest gentle chunk: a power of two times `least`, so that there are few shapes to compile."""
+        decode, token = self._costs()
+        if not token:
+            return self.most
+        return self.at_most(min(self.most, self._gentle(decode) * self._steps_per_chunk / token))
+
+    def chunk_for(self, tokens_per_second: float) -> int:
+        """The shortest chunk that prefills this fast, at least the gentle one; or the longest that keeps the gap."""
+        decode, token = self._costs()
+        chunk = self.chunk
+        if not token:
+            return chunk
+        steps = self._steps_per_chunk
+        # The step that builds a chunk evaluates nothing of one that spans several.
+        per_step = token / max(1, steps - 1)
+        while (
+            chunk / (steps * decode + token * chunk) < tokens_per_second
+            and chunk * 2 <= self._longest
+            and decode + per_step * chunk * 2 <= self.max_gap
+        ):
+            chunk *= 2
+        return chunk
+
+    @property
+    def at_once(self) -> int | None:
+        """How many tokens one step may prefill completely, at least `least`. None if nothing is measured yet."""
+        decode, token = self._costs()
+        if not token:
+            return None
+        return max(self.least, int(max(self.max_gap - decode, self._gentle(decode)) / token))
+
+    def at_most(self, tokens: float) -> int:
+        """The longest usual length of a chunk that is not above `tokens`, or `least`."""
+        chunk = self.least
+        while chunk * 2 <= tokens:
             chunk *= 2
         return chunk
 
@@ -50,7 +99,7 @@ class ChunkSizer:
 
     def observe(self, *, rows: int, prompt_tokens: int, seconds: float, prefilling: bool = False) -> None:
         """A step of `rows` rows that also prefilled `prompt_tokens` took `seconds`. `prefilling`: the next step goes on
-        computing the same chunk, so the mean of the steps counts.
+        computing the same chunk, so all these steps count together.
 
         A backend may run ahead, so the cost of a chunk may show in the step after it: both are counted.
         """
@@ -58,20 +107,41 @@ class ChunkSizer:
         if prefilling and rows:
             return
         prompt_tokens = sum(tokens for tokens, _ in self._partial_steps)
-        seconds = sum(seconds for _, seconds in self._partial_steps) / len(self._partial_steps)
+        seconds = sum(seconds for _, seconds in self._partial_steps)
+        steps = len(self._partial_steps)
         self._partial_steps = []
         tokens, self._last_tokens = (prompt_tokens + self._last_tokens) / 2, prompt_tokens
         if self._skip:
             self._skip -= 1
             return
-        if not rows or seconds <= 0:
+        if seconds <= 0:
             return
-        if not tokens:
-            self._step = seconds if self._step is None else self._step + _FALLING * (seconds - self._step)
-        elif self._step is not None:
-            token = max(0.0, seconds - self._step) / tokens
-            if self._token is None:
-                self._token = token
-            else:
-                # Follow rising cost quickly and falling cost slowly: one fast step must not make the next chunk long.
-                self._token += (_RISING if token > self._token else _FALLING) * (token - self._token)
+        if steps > 1 and rows:
+            self._steps_per_chunk = steps
+        if not rows:
+            if prompt_tokens >= self.most:  # in a shorter one, fixed costs count for more than tokens
+                self._token_alone = _follow(self._token_alone, seconds / prompt_tokens)
+        elif not tokens:
+            self._decode = seconds if self._decode is None else self._decode + _FALLING * (seconds - self._decode)
+        elif self._decode is not None:
+            self._token = _follow(self._token, max(0.0, seconds - steps * self._decode) / tokens)
+        elif self._token_alone is not None and prompt_tokens:
+            self._decode_guess = _follow(
+                self._decode_guess, max(0.0, seconds - prompt_tokens * self._token_alone) / steps
+            )
+
+    def _costs(self) -> tuple[float, float]:
+        """Seconds per decode step and per prompt token; 0 for a token if either is unknown."""
+        decode = self._decode_guess if self._decode is None else self._decode
+        token = self._token_alone if self._token is None else self._token
+        return (0.0, 0.0) if decode is None or token is None else (decode, token)
+
+    def _gentle(self, decode: float) -> float:
+        return max(SHARE * decode, self._free_seconds)
+
+
+def _follow(known: float | None, seen: float) -> float:
+    """Follow rising cost quickly and falling cost slowly: one fast step must not make the next chunk long."""
+    if known is None:
+        return seen
+    return known + (_RISING if seen > known else _FALLING) * (seen - known)

@@ -14,3 +14,12 @@ def kv_capacity(tokens: int) -> int:
     """The class of a row that holds so many tokens."""
     step = max(SMALLEST, 1 << max(0, (tokens - 1).bit_length() - 3))
     return max(SMALLEST, -(-tokens // step) * step)
+
+
+SPARE_TOKENS = 1024
+"""The most tokens that a class may have vacant."""
+
+
+def spare_slots(capacity: int) -> int:
+    """How many vacant slots a class may have."""
+    return SPARE_TOKENS // capacity

@@ -31,6 +31,13 @@ class Generate(Submit):
     grammar: Grammar | None = None
     prompt_logprobs: int | None = None
     """Like `logprobs`, for the prompt's tokens but the first. They arrive as `PromptLogprobs` before any `Tokens`."""
+    resumed: int = 0
+    """How many of the last prompt tokens are its own output: set by the scheduler for a request that was preempted."""
+
+    @property
+    def output(self) -> tuple[int, ...]:
+        """What it had generated when it was preempted."""
+        return self.prompt[len(self.prompt) - self.resumed :]
 
 
 @dataclass(frozen=True, slots=True)

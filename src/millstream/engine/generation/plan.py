@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from millstream.engine.generation.messages import Generate
-from millstream.engine.prefix_cache.orders import ExportedPrefix, RestorePrefix, SavePrefix
+from millstream.engine.prefix_cache.orders import ExportedPrefix, RestorePrefix, SavePrefix, SharePrefix
 from millstream.engine.protocols import Backend
 from millstream.model_facts import GenerationFacts
 from millstream.types import TokenLogprob
@@ -36,11 +36,6 @@ class Prefill:
         return self.end == len(self.request.prompt) - 1
 
     @property
-    def continues_prompt(self) -> bool:
-        """True if an earlier step ran another chunk of the prompt."""
-        return bool(self.start) and not self.reuse and self.reuse_checkpoint is None
-
-    @property
     def saved_handles(self) -> tuple[int, ...]:
         return () if self.save is None else self.save.all_handles
 
@@ -60,7 +55,7 @@ class Plan:
     """One step: restore, save and drop first, then decode every row in the batch, then prefill and encode.
 
     A row whose prefill is complete joins the batch in the next step. Prefixes are saved from rows in the batch,
-    including those that this step drops, and from prompts in prefill. Evictions happen after saves.
+    and from prompts in prefill, including those that this step drops. Evictions happen after saves.
     """
 
     restore: tuple[RestorePrefix, ...] = ()
@@ -69,14 +64,12 @@ class Plan:
     drop: tuple[int, ...] = ()
     prefill: tuple[Prefill, ...] = ()
     decode: tuple[int, ...] = ()
+    share: tuple[SharePrefix, ...] = ()
+    """For rows that join in this step."""
     encode: tuple[EncodeMedia, ...] = ()
-
-    @property
-    def may_span_steps(self) -> bool:
-        """True if prefill may span several steps: at most one chunk of a multi-chunk prompt. Short prompts complete in
-        one step, so that they answer soon."""
-        long = all(not chunk.joins or chunk.continues_prompt for chunk in self.prefill)
-        return long and len(self.prefill) <= 1 and not self.encode
+    complete_prefill: bool = False
+    """True if this step must compute its chunks, and what is left of earlier ones, completely: short prompts, so that
+    they answer soon. Otherwise the chunks may span several steps while rows decode."""
 
     def __str__(self) -> str:
         return f"{len(self.decode)} rows, {len(self.prefill)} prompts"
@@ -122,6 +115,8 @@ class StepResult:
     prefilling: bool = False
     """True if a chunk is still being computed. The next step should have none while rows run, and a row whose prompt
     the chunk completes does not join yet."""
+    shared: tuple[tuple[int, int], ...] = ()
+    """(request id, how many of its tokens a row that joined reads in the prefix cache)."""
     failed: tuple[RowFailure, ...] = ()
     prompt_logprobs: tuple[ChunkLogprobs, ...] = ()
     """Of this step's chunks, never later: a request that only prefills ends with its last chunk."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import Enum, auto
 
+from millstream.engine.generation.kv_budget import Phase, Row
 from millstream.engine.generation.messages import Generate
 from millstream.engine.prefix_cache.prompt import CachedPrompt
-from millstream.types import Usage
+from millstream.types import TokenLogprob, Usage
 
 
 class State(Enum):
@@ -15,7 +17,7 @@ class State(Enum):
     FETCHING = auto()
     """Outside the queue: its prefix is being read from disk."""
     WAITING = auto()
-    """In the queue."""
+    """In the queue: it is new, or was preempted."""
     PREFILLING = auto()
     """Has a row; chunks of its prompt are planned."""
     COMPLETING = auto()
@@ -32,9 +34,9 @@ MOVES: dict[State, frozenset[State]] = {
     State.HELD: frozenset({State.FETCHING, State.WAITING}) | _ENDS,
     State.FETCHING: frozenset({State.WAITING}) | _ENDS,
     State.WAITING: frozenset({State.PREFILLING}) | _ENDS,
-    State.PREFILLING: frozenset({State.COMPLETING}) | _ENDS,
-    State.COMPLETING: frozenset({State.RUNNING}) | _ENDS,
-    State.RUNNING: _ENDS,
+    State.PREFILLING: frozenset({State.COMPLETING, State.WAITING}) | _ENDS,
+    State.COMPLETING: frozenset({State.RUNNING, State.WAITING}) | _ENDS,
+    State.RUNNING: frozenset({State.WAITING}) | _ENDS,
     State.FINISHED: frozenset(),
     State.FAILED: frozenset(),
 }
@@ -47,22 +49,47 @@ class IllegalMove(RuntimeError):
 class Request:
     """What the scheduler knows of one `Generate`."""
 
-    __slots__ = ("encoded", "generated", "prefilled", "prefix", "state", "submit", "tokens")
+    __slots__ = (
+        "age",
+        "arrived",
+        "cached",
+        "encoded",
+        "generated",
+        "in_batch",
+        "logprobs_seen",
+        "logprobs_sent",
+        "prefilled",
+        "prefix",
+        "shared",
+        "state",
+        "submit",
+        "tokens",
+    )
 
-    def __init__(self, submit: Generate) -> None:
+    def __init__(self, submit: Generate, age: int = 0) -> None:
+        """`age`: its number in the order of arrival; the oldest has the lowest."""
         self.submit = submit
+        self.age = age
         self.state = State.HELD
+        self.arrived = 0.0
+        """When it entered the queue, in seconds of steps."""
+        self.in_batch = False
+        """True if a step was planned in which its row decodes."""
+        self.cached: int | None = None
+        """For a request that was preempted: its cached tokens when it started for the first time."""
+        self.logprobs_sent = self.logprobs_seen = 0
+        """Log-probabilities of its prompt: how many were sent, and how many were computed since its row started."""
         self.prefilled = 0
         """Tokens of its prompt that are computed, or restored from the prefix cache."""
         self.encoded = 0
         """Media, counted from the first, that are encoded or part of the cached prefix."""
+        self.shared = 0
+        """Tokens that its row reads in the prefix cache and does not hold."""
         self.generated = 0
         """Tokens that count as its output."""
         self.tokens: list[int] = []
-        """All tokens that its row gave, including what ended it."""
-        self.prefix = CachedPrompt(
-            submit.request_id, submit.prompt, submit.contents, bypass=submit.prompt_logprobs is not None
-        )
+        """All tokens that its row gave since it started, including what ended it."""
+        self.prefix = _cached_prompt(submit)
 
     @property
     def request_id(self) -> int:
@@ -74,13 +101,42 @@ class Request:
         return len(self.submit.prompt) - 1
 
     @property
-    def most_tokens(self) -> int:
-        """The most tokens that its row may come to hold."""
-        return len(self.submit.prompt) + self.submit.max_tokens
+    def kv_row(self) -> Row:
+        """What its KV cache holds, for the budget."""
+        if self.state is not State.RUNNING:
+            return Row(len(self.submit.prompt), Phase.PREFILLING)
+        tokens = len(self.submit.prompt) + len(self.tokens) - self.shared
+        return Row(tokens, Phase.DECODING if self.in_batch else Phase.JOINING)
 
     @property
     def usage(self) -> Usage:
-        return Usage(len(self.submit.prompt), self.generated, self.prefix.hit.tokens)
+        cached = self.prefix.hit.tokens if self.cached is None else self.cached
+        return Usage(len(self.submit.prompt) - self.submit.resumed, self.generated, cached)
+
+    def preempt(self) -> None:
+        """Its row is gone. It waits to start again, with a prompt that ends with what it has generated."""
+        self.move(State.WAITING)
+        if self.cached is None:
+            self.cached = self.prefix.hit.tokens
+        submit = self.submit
+        prompt_done = self.logprobs_sent >= len(submit.prompt) - 1
+        self.submit = replace(
+            submit,
+            prompt=(*submit.prompt, *self.tokens),
+            resumed=submit.resumed + len(self.tokens),
+            prompt_logprobs=None if prompt_done else submit.prompt_logprobs,
+        )
+        self.prefix = _cached_prompt(self.submit)
+        self.tokens = []
+        self.in_batch = False
+        self.prefilled = self.encoded = self.logprobs_seen = self.shared = 0
+
+    def unsent(self, logprobs: tuple[TokenLogprob, ...]) -> tuple[TokenLogprob, ...]:
+        """Of the log-probabilities of its next prompt tokens, those that were not sent before it was preempted."""
+        known = min(self.logprobs_sent - self.logprobs_seen, len(logprobs))
+        self.logprobs_seen += len(logprobs)
+        self.logprobs_sent = max(self.logprobs_sent, self.logprobs_seen)
+        return logprobs[known:]
 
     @property
     def next_media(self) -> int | None:
@@ -108,3 +164,8 @@ class Request:
         if to not in MOVES[self.state]:
             raise IllegalMove(f"request {self.request_id}: {self.state.name} to {to.name}")
         self.state = to
+
+
+def _cached_prompt(submit: Generate) -> CachedPrompt:
+    bypass = submit.prompt_logprobs is not None
+    return CachedPrompt(submit.request_id, submit.prompt, submit.contents, bypass=bypass)

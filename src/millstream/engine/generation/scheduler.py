@@ -5,26 +5,34 @@ Pure: no thread, clock, MLX or I/O, so that every interleaving can be tested.
 
 from __future__ import annotations
 
+import bisect
+import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from itertools import islice
 
 from millstream.engine.generation.chunk_sizer import ChunkSizer
+from millstream.engine.generation.kv_budget import KvBudget
 from millstream.engine.generation.messages import ClearPrefixCache, Generate, Generated, PromptLogprobs, Tokens
-from millstream.engine.generation.plan import EncodeMedia, Plan, Prefill, RowOutput, StepResult
+from millstream.engine.generation.plan import Plan, Prefill, RowOutput, StepResult
+from millstream.engine.generation.prefill_planner import PrefillPlanner
 from millstream.engine.generation.request import Request, State
 from millstream.engine.messages import Command, Event, Failed, Finished
 from millstream.engine.prefix_cache.cache import NullPrefixCache, PrefixCache
+from millstream.engine.prefix_cache.index import Hit
 from millstream.engine.prefix_cache.orders import RestorePrefix
 from millstream.types import FinishReason
 
 
 class GenerationScheduler:
-    """Keeps requests in order, cuts prompts into chunks, and turns a step's result into events.
+    """Keeps requests in order, gives them rows, and turns a step's result into events.
 
-    At most `max_rows` requests hold a row. A step prefills at most `prefill_tokens`, oldest request first. While rows
-    decode, one prompt gets at most `chunk_sizer.chunk` of it: many short prompts may share a step, but a long one is
-    cut finely, so that running streams keep their pace.
+    At most `max_rows` requests hold a row. A step prefills at most `prefill_tokens`; while rows decode, what
+    `PrefillPlanner` allows, so that running streams keep their pace.
+
+    Requests start in the order of their arrival, and the youngest are preempted if the rows outgrow the KV budget. The
+    oldest never is, so every request ends.
     """
 
     def __init__(
@@ -33,29 +41,37 @@ class GenerationScheduler:
         max_rows: int,
         prefill_tokens: int,
         chunk_sizer: ChunkSizer | None = None,
-        kv_tokens: int | None = None,
+        kv_budget: KvBudget | None = None,
         prefix_cache: PrefixCache | None = None,
         whole_media: bool = False,
     ) -> None:
-        """`kv_tokens`: tokens that fit into memory. A batch is a rectangle, so its longest row counts for all rows.
-        `whole_media`: no chunk may end inside an image."""
+        """`kv_budget`: None for no bound. `whole_media`: no chunk may end inside an image."""
         if max_rows < 1 or prefill_tokens < 1:
             raise ValueError("max_rows and prefill_tokens must be at least 1")
         self._max_rows = max_rows
-        self._prefill_tokens = prefill_tokens
-        self._kv_tokens = kv_tokens
+        self._kv_budget = kv_budget or KvBudget(None)
+        self._sure_steps = 0
+        """How many steps need no check of the budget."""
+        self._full = False
+        """True if the oldest waiting request did not fit, and no row has joined or left since: rows only grow."""
+        self._ages = itertools.count()
         self._cache = prefix_cache or NullPrefixCache()
-        self._whole_media = whole_media
-        self._chunk_sizer = chunk_sizer or ChunkSizer(most=prefill_tokens, least=prefill_tokens)
+        self._planner = PrefillPlanner(
+            chunk_sizer or ChunkSizer(most=prefill_tokens, least=prefill_tokens),
+            prefill_tokens=prefill_tokens,
+            prefix_cache=self._cache,
+            whole_media=whole_media,
+        )
         self._requests: dict[int, Request] = {}
         """All that have not ended. Those in no queue below are held or fetching."""
         self._waiting: deque[Request] = deque()
+        """In the order of their arrival."""
         self._prefilling: list[Request] = []
         """Those prefilling or completing."""
         self._running: dict[int, Request] = {}
         self._drop: list[int] = []
         self._restore: list[RestorePrefix] = []
-        self._exporting = self._chunk_pending = False
+        self._exporting = False
 
     @property
     def idle(self) -> bool:
@@ -67,7 +83,7 @@ class GenerationScheduler:
         """With `held`, the request stays outside the queue until `release` or `refuse`."""
         if submit.request_id in self._requests:
             raise ValueError(f"request {submit.request_id} was submitted twice")
-        request = Request(submit)
+        request = Request(submit, next(self._ages))
         self._requests[submit.request_id] = request
         if not held:
             self._enqueue(request)
@@ -83,13 +99,22 @@ class GenerationScheduler:
         return [] if request is None else [self._fail(request, message, refused=refused)]
 
     def collect(self) -> None:
-        """Take in prefixes that were read from disk. Their requests go to the front of the queue: they have waited."""
+        """Take in prefixes that were read from disk. Their requests take their places in the queue."""
         for fetched in self._cache.fetched():
             request = self._in_state(fetched.request_id, State.FETCHING)
             if request is not None:
                 self._restore += self._cache.restore(request.prefix, fetched)
                 request.move(State.WAITING)
-                self._waiting.appendleft(request)
+                self._wait(request)
+
+    def preempt(self, request_id: int) -> None:
+        """Take a request's row away. It starts again when it fits, and its output goes on as if nothing had happened.
+        Between two steps only. Ignores requests without a row."""
+        request = self._requests.get(request_id)
+        if request is not None and request.state in (State.PREFILLING, State.COMPLETING, State.RUNNING):
+            self._leave_queue(request)
+            request.preempt()
+            self._wait(request)
 
     def cancel(self, request_id: int) -> list[Event]:
         """Ends the request now; the next plan drops its row."""
@@ -118,35 +143,43 @@ class GenerationScheduler:
     def plan(self) -> Plan:
         """The next step."""
         self.collect()
+        self._make_room()
         restore, self._restore = tuple(self._restore), []
         drop, self._drop = tuple(self._drop), []
         decode = tuple(self._running)
+        free_rows = max(0, self._max_rows - len(self._prefilling) - len(self._running))
+        waiting = islice(self._waiting, free_rows)
         # All chunks before any save: a prompt must not match what another chunk of this very plan will save.
-        chunks = [] if self._chunk_pending and self._running else list(self._chunks())
-        prefill = tuple(map(self._with_save, chunks))
-        encode = self._encode()
+        planned = self._planner.plan(self._prefilling, waiting, self._admit, has_running_rows=bool(self._running))
+        prefill = tuple(map(self._with_save, planned.chunks))
+        for request in self._running.values():
+            request.in_batch = True
         orders = self._cache.orders()
         return Plan(
             restore=restore,
             save=tuple(orders.save),
             evict=tuple(orders.evict),
+            share=tuple(orders.share),
             drop=drop,
             prefill=prefill,
             decode=decode,
-            encode=encode,
+            encode=planned.encode,
+            complete_prefill=planned.complete,
         )
 
     def advance(self, plan: Plan, result: StepResult, seconds: float = 0.0) -> list[Event]:
         """Book a step that succeeded. `seconds`: its duration, if known."""
-        self._observe(plan, result, seconds)
-        events: list[Event] = [PromptLogprobs(chunk.request_id, chunk.logprobs) for chunk in result.prompt_logprobs]
+        self._planner.observe(plan, result, seconds)
+        events: list[Event] = self._prompt_logprobs(result)
         for chunk in plan.prefill:
             self._book_chunk(self._requests[chunk.request.request_id], chunk)
         if not result.prefilling:
             events += self._join_batch()
         for request_id, count in result.encoded:
             self._requests[request_id].encoded = count
-        self._exporting, self._chunk_pending = result.exporting, result.prefilling
+        for request_id, tokens in result.shared:
+            self._requests[request_id].shared = tokens
+        self._exporting = result.exporting
         self._cache.unsaved(result.unsaved)
         self._cache.exported(result.exported)
         for row in result.rows:
@@ -155,6 +188,9 @@ class GenerationScheduler:
                 events.extend(self._accept(running, row))
         for failure in result.failed:
             if (failing := self._requests.get(failure.request_id)) is not None:
+                # Its chunks of this step may not have run.
+                starts = [chunk.start for chunk in plan.prefill if chunk.request.request_id == failure.request_id]
+                failing.prefilled = min([failing.prefilled, *starts])
                 events.append(self._fail(failing, failure.message, refused=failure.refused))
         return events
 
@@ -163,7 +199,8 @@ class GenerationScheduler:
         events: list[Event] = [self._fail(request, message) for request in [*self._running.values(), *self._prefilling]]
         self._drop.clear()
         self._restore.clear()
-        self._exporting = self._chunk_pending = False
+        self._exporting = False
+        self._planner.reset()
         self._cache.reset()
         return events
 
@@ -180,66 +217,51 @@ class GenerationScheduler:
             request.move(State.FETCHING)
         else:
             request.move(State.WAITING)
-            self._waiting.append(request)
+            self._wait(request)
 
-    def _chunks(self) -> Iterator[Prefill]:
-        """Spend the token budget, oldest request first. A request gets a row only together with its first chunk."""
-        budget = self._prefill_tokens
-        for request in self._prefilling:
-            if budget > 0 and request.state is State.PREFILLING:
-                chunk = self._chunk(request, budget)
-                if chunk.end > chunk.start or chunk.joins:
-                    yield chunk
-                    budget -= max(1, chunk.end - chunk.start)
-        while budget > 0 and self._waiting and self._fits(self._waiting[0]):
-            request = self._waiting.popleft()
-            request.move(State.PREFILLING)
-            self._prefilling.append(request)
-            hit = self._cache.match(request.prefix)
-            request.prefilled = hit.tokens
-            chunk = self._chunk(request, budget)
-            yield replace(chunk, reuse=hit.handles, reuse_checkpoint=hit.checkpoint) if hit.tokens else chunk
-            # A one-token prompt has nothing to prefill, and its row still costs something in this step.
-            budget -= max(1, chunk.end - chunk.start)
+    def _wait(self, request: Request) -> None:
+        request.arrived = self._planner.clock
+        bisect.insort(self._waiting, request, key=lambda each: each.age)
+        self._full = False
+
+    def _make_room(self) -> None:
+        """Preempt the youngest requests until the next step fits. The oldest stays, whatever it needs."""
+        if not self._kv_budget.bounded:
+            return
+        if self._sure_steps:
+            self._sure_steps -= 1
+            return
+        requests = sorted((*self._prefilling, *self._running.values()), key=lambda request: request.age)
+        rows = [request.kv_row for request in requests]
+        self._sure_steps = self._kv_budget.sure_steps(rows)
+        while not self._sure_steps and len(rows) > 1 and not self._kv_budget.fits(rows):
+            rows.pop()
+            self.preempt(requests.pop().request_id)
+
+    def _admit(self, request: Request) -> Hit | None:
+        """Give a waiting request a row, if there is room. Returns its cached prefix."""
+        if not self._fits(request):
+            return None
+        self._waiting.remove(request)
+        request.move(State.PREFILLING)
+        self._prefilling.append(request)
+        return self._cache.match(request.prefix)
 
     def _with_save(self, chunk: Prefill) -> Prefill:
         save = self._cache.save_chunk(self._requests[chunk.request.request_id].prefix, chunk.end)
         return chunk if save is None else replace(chunk, save=save)
 
     def _fits(self, request: Request) -> bool:
-        rows = len(self._prefilling) + len(self._running)
-        if self._kv_tokens is None or not rows:
-            return rows < self._max_rows
-        longest = max(each.most_tokens for each in (request, *self._prefilling, *self._running.values()))
-        return rows < self._max_rows and (rows + 1) * longest <= self._kv_tokens
-
-    def _chunk(self, request: Request, budget: int) -> Prefill:
-        start = request.prefilled
-        if self._running:
-            budget = min(budget, self._chunk_sizer.limit(request.prefill_end - start))
-        checkpoints = request.prefix.checkpoints
-        stop = next((position for position in checkpoints if position > start), request.prefill_end)
-        end = min(stop, start + budget)
-        if request.submit.media:
-            end = request.chunk_end(end, whole_media=self._whole_media)
-        return Prefill(request.submit, start, end)
-
-    def _encode(self) -> tuple[EncodeMedia, ...]:
-        """Media of the oldest request that waits for them: one request per step, and for as long as a chunk takes if
-        rows are decoding."""
-        for request in self._prefilling:
-            if request.submit.media and (first := request.next_media) is not None:
-                tokens = self._chunk_sizer.chunk if self._running else self._prefill_tokens
-                return (EncodeMedia(request.submit, first, tokens),)
-        return ()
-
-    def _observe(self, plan: Plan, result: StepResult, seconds: float) -> None:
-        tokens = sum(chunk.end - chunk.start for chunk in plan.prefill)
-        if plan.encode:
-            self._chunk_sizer.skip_steps()
-        self._chunk_sizer.observe(
-            rows=len(plan.decode), prompt_tokens=tokens, seconds=seconds, prefilling=result.prefilling
-        )
+        if len(self._prefilling) + len(self._running) >= self._max_rows:
+            return False
+        if self._full or not self._kv_budget.bounded:
+            return not self._full
+        rows = [each.kv_row for each in (*self._prefilling, *self._running.values())]
+        fits = self._kv_budget.admits(rows, len(request.submit.prompt))
+        self._full = not fits
+        if fits:
+            self._sure_steps = 0
+        return fits
 
     def _book_chunk(self, request: Request, chunk: Prefill) -> None:
         request.prefilled = chunk.end
@@ -251,12 +273,19 @@ class GenerationScheduler:
     def _join_batch(self) -> list[Event]:
         """Requests whose prompts are complete join the batch, unless they want no token."""
         joining = [request for request in self._prefilling if request.state is State.COMPLETING]
+        if joining:
+            self._sure_steps, self._full = 0, False
         for request in joining:
             request.move(State.RUNNING)
             self._prefilling.remove(request)
             self._running[request.request_id] = request
             self._cache.joined(request.prefix)
         return [self._finish(request, FinishReason.LENGTH) for request in joining if not request.submit.max_tokens]
+
+    def _prompt_logprobs(self, result: StepResult) -> list[Event]:
+        """Those that were not sent before their request was preempted."""
+        unsent = ((chunk, self._requests[chunk.request_id].unsent(chunk.logprobs)) for chunk in result.prompt_logprobs)
+        return [PromptLogprobs(chunk.request_id, logprobs) for chunk, logprobs in unsent if logprobs]
 
     def _accept(self, request: Request, row: RowOutput) -> Iterable[Event]:
         """Cut a row's output at the first stop token or at the limit. A stop token before `min_tokens` has probability
@@ -290,14 +319,19 @@ class GenerationScheduler:
         return Failed(request.request_id, message, gone, refused)
 
     def _remove(self, request: Request) -> None:
-        """From every queue; a row is dropped by the next plan."""
         del self._requests[request.request_id]
+        self._leave_queue(request)
+
+    def _leave_queue(self, request: Request) -> None:
+        """A row is dropped by the next plan."""
+        self._full = False
         match request.state:
             case State.WAITING:
                 self._waiting.remove(request)
             case State.PREFILLING | State.COMPLETING:
                 self._prefilling.remove(request)
                 self._drop.append(request.request_id)
+                self._cache.abandoned(request.prefix, request.prefilled)
             case State.RUNNING:
                 del self._running[request.request_id]
                 self._drop.append(request.request_id)

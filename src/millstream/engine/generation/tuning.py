@@ -1,6 +1,6 @@
-"""Sets up generation for a device and a memory share: chunk lengths, block sizes, the prefix cache and its disk tier.
+"""Sets up generation for a model and its memory share: the scheduler, the prefix cache and its disk tier.
 
-The measurements that decided the constants stand beside them.
+Chunk lengths and block sizes come from `cost_model.py`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from millstream.engine.generation.chunk_sizer import ChunkSizer
+from millstream.engine.generation.chunk_sizer import MAX_GAP, ChunkSizer
+from millstream.engine.generation.cost_model import Tuning, tune
+from millstream.engine.generation.kv_budget import KvBudget, tokens_for_row
 from millstream.engine.generation.scheduler import GenerationScheduler
 from millstream.engine.prefix_cache.blocks import BlockPrefixCache
 from millstream.engine.prefix_cache.cache import NullPrefixCache, PrefixCache
@@ -19,25 +21,12 @@ from millstream.engine.prefix_cache.disk.folder import StoreBusy
 from millstream.engine.prefix_cache.disk.store import DiskStore
 from millstream.engine.prefix_cache.disk.tier import DiskTier
 from millstream.engine.prefix_cache.index import PrefixIndex
-from millstream.model_facts import GenerationFacts
+from millstream.model_facts import LEAST_TOKENS, GenerationFacts
 
 log = logging.getLogger(__name__)
 
-PREFILL = {"cpu": (256, 128, 4), "gpu": (2048, 512, 64)}
-"""Prompt tokens per step; and, for one prompt while rows decode, the longest and the shortest chunk. A GPU's step costs
-the host much the same for 300 tokens and for 3,000, so prompts share steps, and every new shape costs milliseconds, so
-there are few lengths. On the CPU, cost is proportional to tokens."""
-
-FREE_SECONDS = {"cpu": 0.0, "gpu": 0.005}
-"""Seconds that a chunk may add to a decode step, however short that is: building the graph of a chunk costs the H200's
-host 1.5 ms in each of its steps, where four rows of a small model take 1.8 ms."""
-
 FORMAT_VERSION = 1
 """Of the files on disk; files of another version are removed."""
-
-BLOCK_TOKENS = {"cpu": 16, "gpu": 64}
-"""Tokens per KV block of the prefix cache. A GPU prefills 64 as quickly as 16, and the index of 8,000 tokens is built
-between two decode steps: 2 to 3 ms in blocks of 16 on the H200's host."""
 
 INDEX_BYTES = 512
 """The memory of a block in the index itself: the least that a block counts for."""
@@ -45,16 +34,20 @@ INDEX_BYTES = 512
 MIN_CHECKPOINT_TOKENS = 64
 """The fewest new tokens that make a checkpoint worth it: a prompt is cut there, which costs a pass."""
 
-MIN_NEW_TOKENS = {"cpu": BLOCK_TOKENS["cpu"], "gpu": 512}
-"""The fewest new tokens that are saved. A GPU prefills some hundred in a few milliseconds, and copies cost launches:
-with all saved, 64 streams of 260 tokens ran at 10,250 tokens/s on the H200, and with none at 12,273."""
-
 
 def prefix_cache_share(facts: GenerationFacts, memory: int | None, asked: int) -> int:
-    """Bytes for the prefix cache: as asked for, but at most a quarter of what a budget leaves beside the weights."""
+    """Bytes for the prefix cache: as asked for, but at most a quarter of what a budget, or else the device, leaves
+    beside the weights."""
     if facts.prefix_sizes is None:
         return 0
-    return asked if memory is None else max(0, min(asked, (memory - facts.weight_bytes) // 4))
+    bound = facts.memory_bound(memory)
+    return asked if bound is None else max(0, min(asked, (bound - facts.weight_bytes) // 4))
+
+
+def kv_budget(facts: GenerationFacts, memory: int | None, prefix_cache_bytes: int) -> KvBudget:
+    """What is left for the KV caches of rows and of prompts in prefill."""
+    share = prefix_cache_share(facts, memory, prefix_cache_bytes)
+    return KvBudget(facts.tokens_in(memory, share), facts.kv_layout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,36 +64,41 @@ class SchedulerSettings:
     engine process."""
 
     prefill_chunk: int | None = None
-    """The longest chunk of one prompt while rows decode. None: see `PREFILL`."""
+    """The longest chunk of one prompt while rows decode. None: see `cost_model.py`."""
     memory: int | None = None
-    """Bytes for weights and caches together. None: no bound."""
+    """Bytes for weights and caches together. None: what the device has."""
     prefix_cache_bytes: int = 0
     disk: DiskTierConfig | None = None
+    max_token_gap: float = MAX_GAP
+    """Seconds between two tokens of a stream that prefill may cause."""
 
 
 def make_scheduler(settings: SchedulerSettings, facts: GenerationFacts) -> GenerationScheduler:
-    budget, most, least = PREFILL[_device_kind(facts)]
-    most = settings.prefill_chunk or most
+    tuning = tune(facts)
+    most = settings.prefill_chunk or tuning.gentle_chunk
+    sizer = ChunkSizer(
+        most=most,
+        least=min(tuning.shortest_chunk, most),
+        longest=settings.prefill_chunk or max(most, tuning.longest_chunk),
+        free_seconds=tuning.free_seconds,
+        max_gap=settings.max_token_gap,
+    )
     share = prefix_cache_share(facts, settings.memory, settings.prefix_cache_bytes)
     return GenerationScheduler(
         max_rows=facts.max_rows,
-        prefill_tokens=max(most, budget),
-        chunk_sizer=ChunkSizer(most=most, least=min(least, most), free_seconds=FREE_SECONDS[_device_kind(facts)]),
-        kv_tokens=facts.tokens_in(None if settings.memory is None else settings.memory - share),
-        prefix_cache=_prefix_cache(facts, share, settings.disk),
+        prefill_tokens=max(most, tuning.prefill_tokens),
+        chunk_sizer=sizer,
+        kv_budget=kv_budget(facts, settings.memory, settings.prefix_cache_bytes),
+        prefix_cache=_prefix_cache(facts, tuning, share, settings.disk),
         whole_media=facts.whole_media,
     )
 
 
-def _device_kind(facts: GenerationFacts) -> str:
-    return "cpu" if facts.device.startswith("cpu") else "gpu"
-
-
-def _prefix_cache(facts: GenerationFacts, budget: int, disk: DiskTierConfig | None) -> PrefixCache:
+def _prefix_cache(facts: GenerationFacts, tuning: Tuning, budget: int, disk: DiskTierConfig | None) -> PrefixCache:
     if not budget or facts.prefix_sizes is None:
         return NullPrefixCache()
     sizes = facts.prefix_sizes
-    worth, block = MIN_NEW_TOKENS[_device_kind(facts)], BLOCK_TOKENS[_device_kind(facts)]
+    worth, block = tuning.min_new_tokens, tuning.block_tokens
     index = PrefixIndex(
         block=block,
         block_bytes=max(INDEX_BYTES, block * sizes.token),
@@ -110,7 +108,7 @@ def _prefix_cache(facts: GenerationFacts, budget: int, disk: DiskTierConfig | No
     )
     tier = None if disk is None else _disk_tier(facts, disk, block)
     if not sizes.states:
-        return BlockPrefixCache(index, tier)
+        return BlockPrefixCache(index, tier, share_tokens=facts.share_tokens)
 
     def checkpoint_bytes(tokens: int) -> int:
         return INDEX_BYTES + sizes.state(tokens) + tokens % block * sizes.token
@@ -136,10 +134,18 @@ def _disk_tier(facts: GenerationFacts, disk: DiskTierConfig, block: int) -> Disk
 
 
 def limit_context(facts: GenerationFacts, memory: int | None, prefix_cache_bytes: int) -> GenerationFacts:
-    """The facts with the context that fits into memory."""
-    share = prefix_cache_share(facts, memory, prefix_cache_bytes)
-    tokens = facts.tokens_in(None if memory is None else memory - share)
-    if tokens is None or tokens >= facts.context_length:
+    """The facts with the context that fits into memory if a request has all of it: then every request can end, and one
+    that never fits is refused before any work."""
+    whole = facts.context_length
+    fitting = kv_budget(facts, memory, prefix_cache_bytes).longest_row(whole)
+    fitting = max(fitting, min(whole, LEAST_TOKENS))
+    if fitting >= whole:
         return facts
-    note = f"context cut from {facts.context_length} to {tokens} tokens: more do not fit its share of --memory"
-    return dataclasses.replace(facts, context_length=tokens, notes=(*facts.notes, note))
+    needed = tokens_for_row(whole, facts.kv_layout) * facts.kv_bytes_per_token
+    where = "its share of --memory" if memory is not None else "the memory of this device"
+    note = (
+        f"context cut from {whole} to {fitting} tokens: more do not fit {where}; the whole context needs "
+        f"{needed / 2**30:.2f} GiB for its KV cache"
+    )
+    reason = f"The model's own limit is {whole} tokens, but more than {fitting} do not fit {where}."
+    return dataclasses.replace(facts, context_length=fitting, context_reason=reason, notes=(*facts.notes, note))

@@ -9,22 +9,25 @@ from millstream.engine.prefix_cache.disk.block_file import StoredRun
 from millstream.engine.prefix_cache.disk.index import Piece
 from millstream.engine.prefix_cache.disk.tier import DiskMatch, Fetched, NullDiskTier, Tier
 from millstream.engine.prefix_cache.index import Hit, Inserted, PrefixIndex
-from millstream.engine.prefix_cache.orders import ExportedPrefix, RestorePrefix, SavePrefix
+from millstream.engine.prefix_cache.orders import ExportedPrefix, RestorePrefix, SavePrefix, SharePrefix
 from millstream.engine.prefix_cache.prompt import CachedPrompt
 
 
 class BlockPrefixCache:
-    """See `PrefixCache`. A prompt is saved in the step after its row joined the batch, so that concurrent requests
-    find it, and with its output when the row ends, so that the next turn of a conversation does."""
+    """See `PrefixCache`. A prompt is saved in the step in which its row joins the batch, so that concurrent requests
+    find it, and with its output when the row ends, so that the next turn of a conversation does. Of a request that ends
+    in prefill, what was computed is saved."""
 
-    def __init__(self, index: PrefixIndex, disk: Tier | None = None) -> None:
-        """`disk`: the tier for what does not stay in memory."""
+    def __init__(self, index: PrefixIndex, disk: Tier | None = None, *, share_tokens: int = 0) -> None:
+        """`disk`: the tier for what does not stay in memory. `share_tokens`: rows with at least so many tokens in the
+        cache read them there, instead of holding a copy; 0: none does."""
         self._index = index
         self._disk = disk or NullDiskTier()
+        self._share_tokens = share_tokens
         self._joined: dict[int, CachedPrompt] = {}
-        self._due: dict[int, CachedPrompt] = {}
-        """Rows that are in the batch, so that their prompts can be saved."""
+        """Their rows join the batch in the next step."""
         self._ended: list[tuple[CachedPrompt, Sequence[int]]] = []
+        self._abandoned: list[tuple[CachedPrompt, int]] = []
         self._evict: list[int] = []
 
     @property
@@ -76,32 +79,63 @@ class BlockPrefixCache:
             orders.append(RestorePrefix(last.tensors, last.extra, checkpoint=inserted.checkpoint))
         return orders
 
+    def peek(self, prompt: CachedPrompt) -> int:
+        if prompt.bypass or not len(self._index):
+            return 0
+        hit = self._index.match(prompt.prefilled_tokens, prompt.contents)
+        self._index.release(hit)
+        return hit.tokens
+
     def match(self, prompt: CachedPrompt) -> Hit:
         if not prompt.bypass:
-            prompt.hit = self._index.match(prompt.prefilled_tokens, prompt.contents)
+            prompt.hit = prompt.held = self._index.match(prompt.prefilled_tokens, prompt.contents)
         return prompt.hit
 
     def release(self, prompt: CachedPrompt) -> None:
-        self._index.release(prompt.hit)
+        if not self._share_tokens:
+            self._let_go(prompt)
+
+    def _let_go(self, prompt: CachedPrompt) -> None:
+        if prompt.held is not None:
+            self._index.release(prompt.held)
+            prompt.held = None
 
     def save_chunk(self, prompt: CachedPrompt, end: int) -> SavePrefix | None:
-        """A prompt is saved as a whole, once its row has joined."""
+        """A prompt is saved as a whole, when its row joins."""
         return None
 
     def joined(self, prompt: CachedPrompt) -> None:
         self._joined[prompt.request_id] = prompt
 
     def ended(self, prompt: CachedPrompt, generated: Sequence[int]) -> None:
-        self._due.pop(prompt.request_id, None)
+        self._let_go(prompt)
         if self._joined.pop(prompt.request_id, None) is None:
             self._ended.append((prompt, generated))
+        else:
+            self.abandoned(prompt, len(prompt.tokens) - 1)  # its row has never been in the batch
+
+    def abandoned(self, prompt: CachedPrompt, computed: int) -> None:
+        self._let_go(prompt)
+        self._abandoned.append((prompt, computed))
 
     def orders(self) -> CacheOrders:
         save = [order for order in self._save_rows() if order is not None]
+        share = [order for prompt in self._joined.values() if (order := self._share(prompt)) is not None]
         evict, self._evict = self._evict, []
         self._ended.clear()
-        self._due, self._joined = self._joined, {}
-        return CacheOrders(save, evict)
+        self._abandoned.clear()
+        self._joined.clear()
+        return CacheOrders(save, evict, share)
+
+    def _share(self, prompt: CachedPrompt) -> SharePrefix | None:
+        """What a row that joins reads in the cache: all that is there once this plan's saves are done, whichever
+        request computed it."""
+        if not self._share_tokens or prompt.bypass:
+            return None
+        held = self._index.match(prompt.prefilled_tokens, prompt.contents)
+        self._let_go(prompt)
+        prompt.held = held
+        return SharePrefix(prompt.request_id, held.handles) if held.tokens >= self._share_tokens else None
 
     def unsaved(self, handles: Sequence[int]) -> None:
         self._evict += self._index.remove(handles)
@@ -120,8 +154,8 @@ class BlockPrefixCache:
         self._index.clear()
         self._evict.clear()
         self._joined.clear()
-        self._due.clear()
         self._ended.clear()
+        self._abandoned.clear()
         self._disk.reset()
 
     def wake_by(self, wake: Callable[[], None]) -> None:
@@ -150,7 +184,9 @@ class BlockPrefixCache:
         for prompt, generated in self._ended:
             # The row may not have computed the last token that it gave.
             yield self._insert(prompt, (*prompt.tokens, *generated[:-1]))
-        for prompt in self._due.values():
+        for prompt, computed in self._abandoned:
+            yield self._insert(prompt, prompt.tokens[:computed])
+        for prompt in self._joined.values():
             yield self._insert(prompt, prompt.prefilled_tokens)
 
     def _insert(

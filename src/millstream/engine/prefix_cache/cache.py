@@ -12,7 +12,7 @@ from typing import Protocol
 
 from millstream.engine.prefix_cache.disk.tier import Fetched
 from millstream.engine.prefix_cache.index import Hit
-from millstream.engine.prefix_cache.orders import ExportedPrefix, RestorePrefix, SavePrefix
+from millstream.engine.prefix_cache.orders import ExportedPrefix, RestorePrefix, SavePrefix, SharePrefix
 from millstream.engine.prefix_cache.prompt import CachedPrompt
 
 
@@ -22,6 +22,7 @@ class CacheOrders:
 
     save: list[SavePrefix] = field(default_factory=list)
     evict: list[int] = field(default_factory=list)
+    share: list[SharePrefix] = field(default_factory=list)
 
 
 class PrefixCache(Protocol):
@@ -48,8 +49,13 @@ class PrefixCache(Protocol):
         """Orders that bring fetched data into memory, with the next plan. The request may start in the same plan."""
         ...
 
+    def peek(self, prompt: CachedPrompt) -> int:
+        """How many tokens of a prompt `match` would find now."""
+        ...
+
     def match(self, prompt: CachedPrompt) -> Hit:
-        """The longest cached prefix of a prompt that starts now. It is not evicted until `release`."""
+        """The longest cached prefix of a prompt that starts now. It is not evicted until `release`, or, if rows share
+        prefixes, until the request has ended."""
         ...
 
     def release(self, prompt: CachedPrompt) -> None:
@@ -61,11 +67,15 @@ class PrefixCache(Protocol):
         ...
 
     def joined(self, prompt: CachedPrompt) -> None:
-        """The prompt is complete; its row joins the batch in the next step."""
+        """The prompt is complete; its row joins the batch in the next step, which saves the prompt."""
         ...
 
     def ended(self, prompt: CachedPrompt, generated: Sequence[int]) -> None:
         """A row has left the batch, or will in the next step. `generated`: the tokens that it gave."""
+        ...
+
+    def abandoned(self, prompt: CachedPrompt, computed: int) -> None:
+        """A request has ended in prefill, with so many tokens of its prompt computed. The next step drops them."""
         ...
 
     def orders(self) -> CacheOrders:
@@ -114,6 +124,9 @@ class NullPrefixCache:
     def restore(self, prompt: CachedPrompt, fetched: Fetched) -> list[RestorePrefix]:
         return []
 
+    def peek(self, prompt: CachedPrompt) -> int:
+        return 0
+
     def match(self, prompt: CachedPrompt) -> Hit:
         return prompt.hit
 
@@ -127,6 +140,9 @@ class NullPrefixCache:
         """Nothing is saved."""
 
     def ended(self, prompt: CachedPrompt, generated: Sequence[int]) -> None:
+        """Nothing is saved."""
+
+    def abandoned(self, prompt: CachedPrompt, computed: int) -> None:
         """Nothing is saved."""
 
     def orders(self) -> CacheOrders:

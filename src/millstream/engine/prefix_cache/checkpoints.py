@@ -19,7 +19,7 @@ CHECKPOINT_EVERY = 1024
 
 class CheckpointPrefixCache(BlockPrefixCache):
     """Saves checkpoints during prefill (at the last block border, where the prompt leaves a known prefix, and every
-    `CHECKPOINT_EVERY` tokens) and at the end of a row."""
+    `CHECKPOINT_EVERY` tokens) and at the end of a row. A request that ends in prefill leaves its checkpoints."""
 
     def __init__(self, index: PrefixIndex, checkpoint_bytes: Callable[[int], int], disk: Tier | None = None) -> None:
         """`checkpoint_bytes`: an upper bound for the size of a checkpoint after so many tokens."""

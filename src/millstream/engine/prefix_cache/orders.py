@@ -29,6 +29,15 @@ class SavePrefix:
 
 
 @dataclass(frozen=True, slots=True)
+class SharePrefix:
+    """A row that joins the batch reads its first tokens where these blocks are, instead of holding a copy. They are not
+    evicted until it has left."""
+
+    request_id: int
+    handles: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ExportedPrefix:
     """Saved blocks or a checkpoint as plain data, under the id that was asked for."""
 

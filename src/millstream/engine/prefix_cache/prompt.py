@@ -9,7 +9,7 @@ from millstream.engine.prefix_cache.index import Hit
 class CachedPrompt:
     """What the cache knows of one request, from its arrival to its end."""
 
-    __slots__ = ("bypass", "checkpoints", "contents", "hashes", "hit", "request_id", "tokens")
+    __slots__ = ("bypass", "checkpoints", "contents", "expected", "hashes", "held", "hit", "request_id", "tokens")
 
     def __init__(
         self,
@@ -25,6 +25,11 @@ class CachedPrompt:
         self.contents = contents
         self.bypass = bypass
         self.hit = Hit()
+        """The cached prefix that it started with."""
+        self.held: Hit | None = None
+        """What must not be evicted for it."""
+        self.expected: int | None = None
+        """Tokens that were cached when the request waited, if that was looked up."""
         self.checkpoints: tuple[int, ...] = ()
         """Positions where a chunk must end because a checkpoint is saved there."""
         self.hashes: BlockHashes | None = None

@@ -107,7 +107,7 @@ def _template_job(model: GenerationModel, prompt: ChatPrompt, request: Generatio
     if _is_longer(limit, prompt.messages, prompt.template_kwargs):
         raise ContextOverflow(
             f"This model's maximum context length is {model.facts.context_length} tokens. However, the conversation "
-            f"has more than {limit} characters. Shorten it.",
+            f"has more than {limit} characters. Shorten it.{_context_reason(model)}",
             limit=model.facts.context_length,
         )
     assert model.template is not None
@@ -174,11 +174,15 @@ def _check_length(model: GenerationModel, prompt: PreparedPrompt, index: int | N
         # Clients know this error by the first words, which are those of OpenAI and vLLM.
         raise ContextOverflow(
             f"This model's maximum context length is {limit} tokens. However, {which} has {len(prompt.tokens)} "
-            f"tokens{media}, and the output needs at least one. Shorten the prompt.",
+            f"tokens{media}, and the output needs at least one. Shorten the prompt.{_context_reason(model)}",
             tokens=len(prompt.tokens),
             limit=limit,
         )
     _check_embedded(model, prompt, which)
+
+
+def _context_reason(model: GenerationModel) -> str:
+    return f" {model.facts.context_reason}" if model.facts.context_reason else ""
 
 
 def _check_embedded(model: GenerationModel, prompt: PreparedPrompt, which: str) -> None:

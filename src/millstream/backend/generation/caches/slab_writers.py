@@ -30,4 +30,3 @@ class MlxWriter:
                 for source, target in zip(old, new, strict=True):
                     tokens = source[move.source_slot : move.source_slot + 1, :, : move.tokens]
                     target[move.target_slot : move.target_slot + 1, :, : move.tokens] = tokens
-

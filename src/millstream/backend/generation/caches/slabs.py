@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 
 import mlx.core as mx
 
+from millstream.engine.generation.kv_capacity import SPARE_TOKENS, spare_slots
+
 Parts = tuple[mx.array, ...]
 """The KV cache of a layer, tokens on axis 2: keys and values, or the packed weights, scales and biases of each."""
 
 SLAB_TOKENS = 8192
 """The most tokens of a slab with several slots. Longer rows have a slab of their own."""
-SPARE_TOKENS = 1024
-"""Tokens that a class may have vacant, whatever the number of its rows."""
 FEW_SLABS = 4
 """Slabs of a class that are not merged: attention is called once for each."""
 
@@ -27,7 +27,7 @@ FEW_SLABS = 4
 class Slab:
     """Buffers for some rows of one class: per layer and part, (slots, heads, capacity, size)."""
 
-    __slots__ = ("capacity", "layers", "rows")
+    __slots__ = ("capacity", "layers", "nbytes", "rows")
 
     def __init__(self, capacity: int, slots: int, templates: Sequence[Parts]) -> None:
         """`templates`: arrays whose heads, size and type the buffers get."""
@@ -37,6 +37,7 @@ class Slab:
             [mx.zeros((slots, like.shape[1], capacity, like.shape[3]), dtype=like.dtype) for like in parts]
             for parts in templates
         ]
+        self.nbytes = sum(part.nbytes for part in self.arrays)
 
     @property
     def used(self) -> int:
@@ -49,10 +50,6 @@ class Slab:
     @property
     def arrays(self) -> list[mx.array]:
         return [part for parts in self.layers for part in parts]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(part.nbytes for part in self.arrays)
 
 
 @dataclass(slots=True, eq=False)
@@ -104,7 +101,8 @@ class Move:
 
 
 class SlabPool:
-    """All slabs of a batch. `copy` runs moves; `merge`: have few slabs per class, since each costs a call."""
+    """All slabs of a batch. `copy` runs moves; `merge`: have few slabs per class, as full as can be, since each costs a
+    call and vacant slots are computed. Otherwise slabs cost nothing, and moves are what is saved."""
 
     def __init__(self, templates: Sequence[Parts], copy: Callable[[Sequence[Move]], None], *, merge: bool) -> None:
         self._templates = templates
@@ -153,12 +151,16 @@ class SlabPool:
         return [(slab, slot) for slab in slabs for slot, row in enumerate(slab.rows) if row is None]
 
     def _spare(self, capacity: int, rows: int) -> int:
-        return max(SPARE_TOKENS // capacity, rows // 8)
+        return min(spare_slots(capacity), rows // 8) if self._merge else spare_slots(capacity)
+
+    def _most(self, capacity: int) -> int:
+        """The most slots of a slab."""
+        return max(1, (SLAB_TOKENS if self._merge or capacity <= SPARE_TOKENS else 0) // capacity)
 
     def _add(self, capacity: int, joining: int) -> None:
         """Add slabs for rows that join, with some slots to spare; merge the class if it has too many slabs."""
         slabs = self._classes.setdefault(capacity, [])
-        most = max(1, SLAB_TOKENS // capacity)
+        most = self._most(capacity)
         small = [slab for slab in slabs if len(slab.rows) < most] if self._merge else []
         merged = small if len(small) >= FEW_SLABS else []
         rows = joining + sum(slab.used for slab in slabs)

@@ -24,6 +24,7 @@ from millstream.engine.prefix_cache.orders import SavePrefix
 COLUMN_STEP = 256
 """Columns are allocated in multiples, so that buffers are copied rarely and shapes repeat."""
 
+
 def fits_slots(caches: Sequence[Any]) -> bool:
     """Whether all caches are plain KV caches. Slots hold full attention only; a subclass may hold something else."""
     return all(type(cache) is KVCache for cache in caches)
@@ -123,9 +124,7 @@ class SlotCaches:
         start = row_start + order.first * order.block
         columns = slice(start, start + len(order.handles) * order.block)
         layers = [
-            tuple(part[slot : slot + 1, :, columns] for part in layer.parts)
-            for layer in self.layers
-            if layer.parts
+            tuple(part[slot : slot + 1, :, columns] for part in layer.parts) for layer in self.layers if layer.parts
         ]
         return store.save(order.handles, layers, order.export_id)
 

@@ -10,7 +10,7 @@ SlotPolicy = Callable[[int], int]
 """Returns how many slots to allocate for some rows, or how many rows a forward pass has for some slots."""
 
 CUBLAS_ROWS = 64
-CHUNK_LENGTHS = (64, 128, 256, 512, 1024, 2048)
+CHUNK_LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
 """The usual lengths of a prefill chunk: padding goes up to one of the first four, warm-up runs all that fit."""
 MAX_PADDED_CHUNK = 512
 

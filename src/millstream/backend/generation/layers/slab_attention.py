@@ -47,9 +47,7 @@ def write_step(cache: SlabLayer, new: tuple[mx.array, mx.array]) -> None:
         read.write(cache.index, parts)
 
 
-def over_slabs(
-    plain: Attention, queries: mx.array, cache: SlabLayer, scale: float, sinks: mx.array | None
-) -> mx.array:
+def over_slabs(plain: Attention, queries: mx.array, cache: SlabLayer, scale: float, sinks: mx.array | None) -> mx.array:
     """Attention of one query per row over all of its tokens. Rows without a slot get the output of another."""
     step = cache.caches.step
     if step.shared:
@@ -69,9 +67,8 @@ def _in_order(step: SlabStep, found: list[mx.array]) -> mx.array:
 
 def _with_shared(queries: mx.array, cache: SlabLayer, scale: float, sinks: mx.array | None) -> mx.array:
     """All parts of all rows, each with its maximum and its sum of weights, then joined."""
-    assert sinks is None, "models with attention sinks do not share prefixes"
     step = cache.caches.step
-    rows, heads, _, size = queries.shape
+    heads, size = queries.shape[1], queries.shape[3]
     own = []
     for read in step.reads:
         chosen = queries if read.queries is None else queries[read.queries]
@@ -83,6 +80,10 @@ def _with_shared(queries: mx.array, cache: SlabLayer, scale: float, sinks: mx.ar
         chosen = queries[shared.numbers].reshape(count, groups, heads // groups, size).swapaxes(0, 1)
         found = _partial(chosen.reshape(1, heads * count, 1, size), keys, values, scale, None)
         best, total, out = _join(best, total, out, shared.numbers, [_by_row(each, count, groups) for each in found])
+    if sinks is not None:
+        top = mx.maximum(best, sinks[None, :, None, None])
+        out = out * mx.exp(best - top)
+        total = total * mx.exp(best - top) + mx.exp(sinks[None, :, None, None] - top)
     return (out / total).astype(queries.dtype)
 
 

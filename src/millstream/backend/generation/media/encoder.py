@@ -13,7 +13,7 @@ from millstream.backend.generation.caches.batch_caches import RowCaches
 from millstream.backend.generation.media.features import Encoding, FeatureCache, Features, Tower
 from millstream.backend.generation.media.language_parts import LanguagePart, MediaChunk
 from millstream.backend.generation.media.mrope import Grid, grid_spans, mrope_positions
-from millstream.backend.generation.prefill.prefiller import Prefiller
+from millstream.backend.generation.prefill.prefiller import Passes, Prefiller
 from millstream.engine.generation.messages import Generate
 from millstream.engine.generation.plan import EncodeMedia, Plan, Prefill
 from millstream.types import Media, Tensor
@@ -71,11 +71,12 @@ class MediaEncoder:
         """How many media items have cached features."""
         return len(self._cache)
 
-    def step(self, plan: Plan, prefiller: Prefiller) -> tuple[list[mx.array], Encoded, dict[int, str]]:
+    def step(self, plan: Plan, prefiller: Prefiller) -> tuple[Passes, Encoded, dict[int, str]]:
         """Prefill the plan's chunks and encode its media. Returns the arrays to evaluate, how many media items are
         encoded per request, and the errors of requests whose media do not match."""
         failed: dict[int, str] = {}
-        arrays = prefiller.prefill(self._matching(plan.prefill, failed))
+        passes = prefiller.prefill(self._matching(plan.prefill, failed))
+        arrays: list[mx.array] = []
         encoded: list[tuple[int, int]] = []
         for order in plan.encode:
             request_id = order.request.request_id
@@ -83,7 +84,7 @@ class MediaEncoder:
                 encoded.append((request_id, self._advance(order, arrays)))
             except _MISMATCH as error:
                 failed[request_id] = _mismatch(error)
-        return arrays, tuple(encoded), failed
+        return [*passes, arrays], tuple(encoded), failed
 
     def _matching(self, chunks: Sequence[Prefill], failed: dict[int, str]) -> list[Prefill]:
         """The chunks without those of requests whose media do not match their prompt: only these fail."""

@@ -1,4 +1,4 @@
-"""Spreads the evaluation of a prefill chunk over several steps while rows are decoding.
+"""Spreads the evaluation of prefill chunks over several steps while rows are decoding.
 
 Encoding a chunk's launches costs the host as much as several decode steps, and about the same for 200 tokens as for
 500. MLX is lazy, so a chunk is built in one step and evaluated in the following ones, some layers in each.
@@ -33,21 +33,27 @@ class DeferredChunks:
         self._remaining = []
         self._previous = None
 
-    def evaluate(self, arrays: Sequence[mx.array], *, has_running_rows: bool, complete_now: bool) -> None:
-        """Evaluate, or start to evaluate, a new chunk's `arrays` (in layer order) and the deferred ones.
+    def append(self, arrays: Sequence[mx.array]) -> bool:
+        """Evaluate these together with the last deferred part. False if nothing is deferred."""
+        if self._remaining:
+            self._remaining[-1].extend(arrays)
+        return bool(self._remaining)
 
-        Evaluates everything now if `complete_now`, or if a new chunk arrives while another is deferred. Without
-        running rows it waits for the result; with them, reading their next tokens bounds how far Python runs ahead of
-        the device.
+    def evaluate(self, passes: Sequence[Sequence[mx.array]], *, has_running_rows: bool, complete_now: bool) -> None:
+        """Evaluate, or start to evaluate, the arrays of new forward passes (in layer order) and the deferred ones.
+
+        Evaluates everything now if `complete_now`, or if new passes arrive while others are deferred. Without running
+        rows it waits for the result; with them, reading their next tokens bounds how far Python runs ahead of the
+        device.
         """
         may_defer = has_running_rows and not complete_now and self._steps_per_chunk > 1
-        if may_defer and bool(arrays) != bool(self._remaining):
-            if arrays:
-                self._remaining = _split(arrays, self._steps_per_chunk)
+        if may_defer and any(passes) != bool(self._remaining):
+            if not self._remaining:
+                self._remaining = _split(passes, self._steps_per_chunk)
                 return
             due = self._remaining.pop(0)
         else:
-            due = [*(array for part in self._remaining for array in part), *arrays]
+            due = [array for part in (*self._remaining, *passes) for array in part]
             self._remaining = []
         if not due:
             return
@@ -62,10 +68,15 @@ class DeferredChunks:
             mx.async_eval(due)  # type: ignore[no-untyped-call]
 
 
-def _split(arrays: Sequence[mx.array], parts: int) -> list[list[mx.array]]:
-    """Split into at most `parts` lists, none of them empty."""
-    length = -(-len(arrays) // parts)
-    return [list(arrays[start : start + length]) for start in range(0, len(arrays), length)]
+def _split(passes: Sequence[Sequence[mx.array]], parts: int) -> list[list[mx.array]]:
+    """Split into at most `parts` lists, none of them empty. Each has a share of every pass, so that a long pass after a
+    short one does not fall into few steps."""
+    found: list[list[mx.array]] = [[] for _ in range(parts)]
+    for arrays in passes:
+        length = -(-len(arrays) // parts)
+        for part in range(parts):
+            found[part] += arrays[part * length : (part + 1) * length]
+    return [part for part in found if part]
 
 
 def _first_element(array: mx.array) -> mx.array:

@@ -2,40 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import mlx.core as mx
 
 from millstream.backend.generation.caches.batch_caches import RowCaches, cache_arrays
+from millstream.backend.generation.caches.joining import JoiningRows, joining_row
 from millstream.backend.generation.caches.prompt_caches import PaddedCache, Padding, preallocate, reset_growth
 from millstream.backend.generation.caches.quantized import KvQuantization, new_prompt_caches
-from millstream.backend.generation.caches.joining import JoiningRows, joining_row
+from millstream.backend.generation.caches.slabs import SharedTokens
 from millstream.backend.generation.caches.widths import MAX_PADDED_CHUNK, padded_chunk_length
 from millstream.backend.generation.prefill.logprobs import prefill_with_logprobs, wants_logprobs
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
 from millstream.backend.generation.prefix_store.cache_state import kv_parts
+from millstream.backend.generation.prefix_store.serialize import Layers
 from millstream.engine.generation.messages import Generate
 from millstream.engine.generation.plan import ChunkLogprobs, Prefill
+from millstream.engine.prefix_cache.orders import SavePrefix
 
 PrefillMedia = Callable[[Generate, int, int, RowCaches], None]
 """Prefills `prompt[start:end]` of a request with media into its caches."""
 
 
+Shared = Mapping[int, tuple[SharedTokens, ...]]
+"""By request, the tokens of a row that stay in the prefix cache."""
+
+Passes = list[list[mx.array]]
+"""The arrays of forward passes, each in layer order."""
+
+
 class Prefiller(Protocol):
     """Owner only. Prefills chunks, and hands over complete rows in the form that the batch's caches take."""
 
-    def prefill(self, chunks: Sequence[Prefill]) -> list[mx.array]:
+    def prefill(self, chunks: Sequence[Prefill]) -> Passes:
         """Run the chunks. Evaluate the arrays it returns. Computes no logits, except for prompt log-probabilities."""
+        ...
+
+    def save(self, order: SavePrefix) -> list[mx.array] | None:
+        """Save blocks of a prompt that is here. Evaluate the arrays it returns; None if the prompt is not here."""
         ...
 
     def take_logprobs(self) -> list[ChunkLogprobs]:
         """Returns the prompt log-probabilities of chunks since the last call, for requests that asked for them."""
         ...
 
-    def take(self, ids: Iterable[int]) -> tuple[list[Generate], list[Any]]:
+    def take(self, ids: Iterable[int], shared: Shared | None = None) -> tuple[list[Generate], list[Any]]:
         """Remove rows whose prefill is complete. Returns their requests, and in the same order what the batch's caches
-        take."""
+        take. `shared`: the tokens that rows go on to read in the prefix cache."""
         ...
 
     def drop(self, ids: Iterable[int]) -> None: ...
@@ -67,19 +83,25 @@ class SinglePrefiller:
         self._rows: dict[int, tuple[Generate, RowCaches]] = {}
         self._logprobs: list[ChunkLogprobs] = []
 
-    def prefill(self, chunks: Sequence[Prefill]) -> list[mx.array]:
-        arrays: list[mx.array] = []
+    def prefill(self, chunks: Sequence[Prefill]) -> Passes:
+        passes: Passes = []
         for chunk in chunks:
             submit = chunk.request
             if submit.request_id not in self._rows:
                 self._rows[submit.request_id] = (submit, self._new_caches(chunk))
             _, caches = self._rows[submit.request_id]
+            arrays: list[mx.array] = []
             if chunk.end > chunk.start:
                 self._run(chunk, caches)
-                arrays.extend(cache_arrays(caches))
+                arrays += cache_arrays(caches)
             if chunk.save is not None:
-                arrays.extend(self._prefix_store.save_row(chunk.save, caches))
-        return arrays
+                arrays += self._prefix_store.save_row(chunk.save, caches)
+            passes.append(arrays)
+        return passes
+
+    def save(self, order: SavePrefix) -> list[mx.array] | None:
+        row = self._rows.get(order.request_id)
+        return None if row is None else self._prefix_store.save_row(order, row[1])
 
     def _run(self, chunk: Prefill, caches: RowCaches) -> None:
         submit = chunk.request
@@ -105,7 +127,7 @@ class SinglePrefiller:
             self._prefix_store.fill_caches(chunk.reuse, chunk.reuse_checkpoint, caches)
         return caches
 
-    def take(self, ids: Iterable[int]) -> tuple[list[Generate], list[RowCaches]]:
+    def take(self, ids: Iterable[int], shared: Shared | None = None) -> tuple[list[Generate], list[RowCaches]]:
         rows = [self._rows.pop(request_id) for request_id in ids if request_id in self._rows]
         for _, caches in rows:
             reset_growth(caches)
@@ -124,7 +146,7 @@ class SinglePrefiller:
 
 
 class BatchPrefiller:
-    """For full attention. Complete prompts of similar length share one left-padded forward pass; others run one by one."""
+    """For full attention. Whole prompts of similar length share one left-padded forward pass; others run one by one."""
 
     def __init__(
         self,
@@ -140,35 +162,46 @@ class BatchPrefiller:
         """`min_length_ratio`: of the shortest prompt in a group to the longest one. None: no groups."""
         self._model = model
         self._layer_count = layer_count
+        self._prefix_store = prefix_store
         self._min_length_ratio = min_length_ratio
         self._single = SinglePrefiller(model, prefix_store, quantization, prefill_media, pad_chunks)
         self._groups: list[_Group] = []
 
-    def prefill(self, chunks: Sequence[Prefill]) -> list[mx.array]:
+    def prefill(self, chunks: Sequence[Prefill]) -> Passes:
         complete = [chunk for chunk in chunks if not chunk.start and chunk.joins and chunk.end and _can_share(chunk)]
         groups: list[list[Prefill]] = []
         if self._min_length_ratio is not None:
             groups = [group for group in group_by_length(complete, self._min_length_ratio) if len(group) > 1]
         grouped = {id(chunk) for group in groups for chunk in group}
-        arrays = self._single.prefill([chunk for chunk in chunks if id(chunk) not in grouped])
+        passes = self._single.prefill([chunk for chunk in chunks if id(chunk) not in grouped])
         for chunks_of_group in groups:
             group = _Group(self._model, self._layer_count, [chunk.request for chunk in chunks_of_group])
             self._groups.append(group)
-            arrays += group.rows.arrays
-        return arrays
+            passes.append(group.rows.arrays)
+        return passes
+
+    def save(self, order: SavePrefix) -> list[mx.array] | None:
+        for group in self._groups:
+            if (layers := group.blocks(order)) is not None:
+                return self._prefix_store.save(order.handles, layers, order.export_id)
+        return self._single.save(order)
 
     def take_logprobs(self) -> list[ChunkLogprobs]:
         return self._single.take_logprobs()
 
-    def take(self, ids: Iterable[int]) -> tuple[list[Generate], list[JoiningRows]]:
-        wanted = set(ids)
+    def take(self, ids: Iterable[int], shared: Shared | None = None) -> tuple[list[Generate], list[JoiningRows]]:
+        wanted, shared = set(ids), shared or {}
         submits, single = self._single.take(wanted)
-        joining = [joining_row(caches) for caches in single]
-        for group in self._groups:
-            members, rows = group.take(wanted)
+        joining = [
+            joining_row(caches, shared.get(submit.request_id, ()))
+            for submit, caches in zip(submits, single, strict=True)
+        ]
+        alone = [{request_id} for request_id in sorted(wanted & set(shared))]
+        for group, chosen in itertools.product(self._groups, [wanted - set(shared), *alone]):
+            members, rows = group.take(chosen)
             if members:
                 submits += members
-                joining.append(rows)
+                joining.append(replace(rows, shared=shared.get(members[0].request_id, ())))
         self._discard(wanted)
         return submits, joining
 
@@ -216,6 +249,16 @@ class _Group:
             return [], JoiningRows([], ())
         layers = [tuple(part[indices] for part in parts) for parts in self.rows.layers]
         return members, JoiningRows(layers, left_padding)
+
+    def blocks(self, order: SavePrefix) -> Layers | None:
+        """The keys and values of a member's blocks; None if the request is no member."""
+        ids = [None if member is None else member.request_id for member in self.members]
+        if order.request_id not in ids:
+            return None
+        index = ids.index(order.request_id)
+        start = self.rows.left_padding[index] + order.first * order.block
+        stop = start + len(order.handles) * order.block
+        return [tuple(part[index : index + 1, :, start:stop] for part in parts) for parts in self.rows.layers]
 
     def discard(self, ids: set[int]) -> None:
         self.members = [None if member and member.request_id in ids else member for member in self.members]

@@ -7,12 +7,14 @@ rest of the run is then compacted.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 
+from millstream.backend.generation.caches.slabs import SharedTokens
 from millstream.backend.generation.prefix_store.cache_state import (
     fill_cache,
     is_sliceable,
@@ -45,6 +47,8 @@ class BlockRun:
     block: int
     """Tokens per block."""
     blocks: int
+    readers: int = 0
+    """Rows that read it instead of holding a copy."""
 
     @property
     def nbytes(self) -> int:
@@ -123,24 +127,42 @@ class PrefixStore:
                 continue
             run, number = self._blocks.pop(handle)
             run.blocks = min(run.blocks, number)
-            if run.blocks:
-                self._partly_evicted[id(run)] = run
-            else:
-                self._partly_evicted.pop(id(run), None)
-                self.nbytes -= run.nbytes
-                run.layers = []
+            self._partly_evicted[id(run)] = run
+            if not run.readers:
+                self._free(run)
+
+    def _free(self, run: BlockRun) -> None:
+        """Free a run of which no block is left."""
+        if not run.blocks and self._partly_evicted.pop(id(run), None) is not None:
+            self.nbytes -= run.nbytes
+            run.layers = []
+
+    def share(self, handles: Sequence[int], most: int) -> tuple[SharedTokens, ...]:
+        """The first of these blocks, in at most so many runs, for a row to read. They are not freed until the row
+        releases them, even if they are evicted."""
+        shared = []
+        for run, start, stop in self._spans(handles)[:most]:
+            run.readers += 1
+            release = functools.partial(self._release, run)
+            shared.append(SharedTokens(run.layers, start * run.block, (stop - start) * run.block, release))
+        return tuple(shared)
+
+    def _release(self, run: BlockRun) -> None:
+        run.readers -= 1
+        if not run.readers:
+            self._free(run)
 
     @property
     def compactable(self) -> int:
-        """How many runs still hold the memory of evicted blocks."""
-        return len(self._partly_evicted)
+        """How many runs still hold the memory of evicted blocks that nobody reads."""
+        return sum(not run.readers for run in self._partly_evicted.values())
 
     def compact(self) -> list[mx.array]:
         """Compact the oldest partly evicted run. Evaluate the arrays it returns.
 
         This copies into memory of a new size, which costs a GPU's host milliseconds.
         """
-        run = self._partly_evicted.pop(next(iter(self._partly_evicted)))
+        run = self._partly_evicted.pop(next(key for key, run in self._partly_evicted.items() if not run.readers))
         self.nbytes -= run.nbytes
         tokens = run.blocks * run.block
         run.layers = [tuple(mx.contiguous(part[:, :, :tokens]) for part in parts) for parts in run.layers]

@@ -154,7 +154,11 @@ class GrammarGuides:
             try:
                 if self._compiler is None:
                     raise ModelError("this engine has no tokenizer, which structured output needs")
-                self._matchers[request_id] = (submit, self._compiler.matcher(submit.grammar))
+                matcher = self._compiler.matcher(submit.grammar)
+                self._matchers[request_id] = (submit, matcher)
+                # A row that was preempted goes on where it was.
+                if submit.resumed and not matcher.consume_tokens(list(submit.output)):
+                    failed.append(self._fail(request_id))
             except (ValueError, ModelError) as error:
                 refused = isinstance(error, ValueError)
                 failed.append(RowFailure(request_id, f"{GRAMMAR_ERROR}: {error}", refused))

@@ -27,10 +27,13 @@ class Penalties:
         self._in_prompt: mx.array | None = None
         self._build_columns()
 
-    def add(self, row: int, sampling: Sampling, prompt: Sequence[int], vocab_size: int) -> None:
+    def add(
+        self, row: int, sampling: Sampling, prompt: Sequence[int], vocab_size: int, *, output: Sequence[int] = ()
+    ) -> None:
+        """`output`: what the row generated before it was preempted."""
         in_prompt = np.zeros((1, vocab_size), dtype=np.bool_)
         in_prompt[0, [token for token in prompt if token < vocab_size]] = True
-        counts = mx.zeros((1, vocab_size), dtype=mx.float32)
+        counts = mx.array(np.bincount(np.array(output, dtype=np.int64), minlength=vocab_size)[None], dtype=mx.float32)
         if self._output_counts is None or self._in_prompt is None:
             self._output_counts, self._in_prompt = counts, mx.array(in_prompt)
         else:

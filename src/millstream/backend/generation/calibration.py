@@ -1,0 +1,190 @@
+"""Calibration: measures at load what chunks, decode steps and saved prefixes cost on this device with this model.
+
+It drives the backend with plans, as a scheduler does, so every layout and kind of KV cache is measured as it runs.
+`engine/generation/cost_model.py` turns the result into chunk lengths and the like.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+
+import mlx.core as mx
+
+from millstream.engine.generation.messages import Generate
+from millstream.engine.generation.plan import GenerationBackend, Plan, Prefill
+from millstream.engine.prefix_cache.orders import SavePrefix
+from millstream.model_facts import Calibration, GenerationFacts
+
+MIN_WEIGHT_BYTES = 32 * 2**20
+"""Smaller models are not calibrated: they are quick whatever the numbers, and what was measured would be noise."""
+
+SECONDS = 1.0
+"""The time for a calibration. A model whose shortest chunk takes longer is measured on that one alone."""
+
+CHUNK_SECONDS = 0.7 * SECONDS
+"""Of these, the time for chunks and saves; the rest is for decode steps."""
+
+LONG_RUN = SECONDS / 8
+"""A chunk that takes so long is run once: whatever the first run pays for besides is little beside it."""
+
+REPEATS, SAVE_REPEATS = 2, 4
+"""Runs of other chunks, and of saves. The fastest counts: whatever disturbs a run makes it slower."""
+
+SHORTEST_CHUNK, LONGEST_CHUNK = 16, 4096
+GROWTH = 1.05
+"""Twice in a row, a chunk of double length that raises the throughput by less: it has stopped growing."""
+
+SHORT_SAVE = 16
+"""Tokens of the shorter of the two saves that are compared. The longer one has all tokens of a chunk."""
+
+SLOWEST_COPY = 1e-9
+"""Seconds per byte. No device copies more slowly: a save that seems to was disturbed."""
+
+ROWS = (1, 4, 16)
+ROW_TOKENS = 8
+WARM_STEPS, TIMED_STEPS = 2, 4
+"""A backend may run a step ahead, so a step's own time shows only once its rows are running."""
+
+
+def calibrate(
+    backend: GenerationBackend,
+    facts: GenerationFacts,
+    *,
+    available_bytes: Callable[[], int],
+    now: Callable[[], float] = time.perf_counter,
+) -> Calibration:
+    """Owner only. Leaves the backend without rows. `available_bytes`: the memory that is left on the device."""
+    return _Calibrator(backend, facts, available_bytes, now).run()
+
+
+class _Calibrator:
+    def __init__(
+        self,
+        backend: GenerationBackend,
+        facts: GenerationFacts,
+        available_bytes: Callable[[], int],
+        now: Callable[[], float],
+    ) -> None:
+        self._backend = backend
+        self._facts = facts
+        self._available_bytes = available_bytes
+        self._now = now
+        self._started = now()
+        self._numbers = itertools.count(1)
+        self._workspace_bytes = 0
+        self._saves: list[tuple[int, float]] = []
+        """(bytes, seconds) of a short and a long save of the longest chunk so far."""
+
+    def run(self) -> Calibration:
+        chunks = self._chunks()
+        steps = self._steps()
+        self._backend.reset()
+        return Calibration(tuple(chunks), tuple(steps), *_save_cost(self._saves), self._workspace_bytes)
+
+    def _chunks(self) -> list[tuple[int, float]]:
+        """Double the length until the throughput stops growing, or until time or memory would run out."""
+        longest = max(1, min(LONGEST_CHUNK, self._facts.context_length - 2))
+        length = min(SHORTEST_CHUNK, longest)
+        found = [(length, self._chunk(length))]
+        stalled = 0
+        while stalled < 2 and length * 2 <= longest and self._in_bounds(2 * found[-1][1]):
+            best = max(tokens / seconds for tokens, seconds in found)
+            length *= 2
+            found.append((length, self._chunk(length)))
+            stalled = 0 if length / found[-1][1] > GROWTH * best else stalled + 1
+        return found
+
+    def _in_bounds(self, seconds: float) -> bool:
+        """True if there is time for a chunk of `seconds`, and for twice the memory of the last one."""
+        needed = seconds * (1 if seconds >= LONG_RUN else REPEATS)
+        return self._in_time(needed, CHUNK_SECONDS) and 4 * self._workspace_bytes <= self._available_bytes()
+
+    def _chunk(self, length: int) -> float:
+        """Seconds of a chunk; measures its workspace and the cost of saving it as well."""
+        best = float("inf")
+        peaks: list[int] = []
+        for repeat in range(REPEATS):
+            request = self._request(length + 2)  # not complete after the chunk, so that no row joins
+            mx.reset_peak_memory()
+            seconds = self._timed(Plan(prefill=(Prefill(request, 0, length),)))
+            # Keys and values of the chunk are active now, and are counted per token elsewhere.
+            peaks.append(max(0, mx.get_peak_memory() - mx.get_active_memory()))
+            best = min(best, seconds)
+            last = repeat == REPEATS - 1 or seconds >= LONG_RUN
+            if last:
+                self._save(request, length)
+            self._backend.step(Plan(drop=(request.request_id,)))
+            if last:
+                break
+        self._workspace_bytes = min(peaks)  # more than that was another engine's: MLX counts per process
+        return best
+
+    def _save(self, request: Generate, length: int) -> None:
+        sizes = self._facts.prefix_sizes
+        if sizes is not None:
+            short = min(SHORT_SAVE, length)
+            tokens = (short, length // short * short)
+            self._saves = [(each * sizes.token, self._saving(request, length, each // short, short)) for each in tokens]
+
+    def _saving(self, request: Generate, position: int, blocks: int, block: int) -> float:
+        """Seconds to save the first `blocks` of a prompt in prefill, and its state if that cannot be cut: a chunk
+        without tokens."""
+        sizes = self._facts.prefix_sizes
+        times = []
+        for _ in range(SAVE_REPEATS):
+            handles = tuple(next(self._numbers) for _ in range(blocks))
+            state = next(self._numbers) if sizes is not None and sizes.states else None
+            order = SavePrefix(request.request_id, 0, block, handles, state, tokens=position)
+            times.append(self._timed(Plan(prefill=(Prefill(request, position, position, save=order),))))
+            self._backend.step(Plan(evict=order.all_handles))
+        return min(times)
+
+    def _steps(self) -> list[tuple[int, float]]:
+        """Let rows join and time their steps, while there is time; one row in any case."""
+        found: list[tuple[int, float]] = []
+        running: tuple[int, ...] = ()
+        expected = 0.0
+        for rows in ROWS:
+            if rows > self._facts.max_rows or (found and not self._in_time(expected, SECONDS)):
+                break
+            joining = [self._request(ROW_TOKENS + 1) for _ in range(rows - len(running))]
+            chunks = tuple(Prefill(request, 0, len(request.prompt) - 1) for request in joining)
+            joined = self._timed(Plan(prefill=chunks, decode=running))
+            running += tuple(request.request_id for request in joining)
+            found.append((rows, self._step(running)))
+            expected = 4 * joined + 2 * (WARM_STEPS + 1) * found[-1][1]
+        return found
+
+    def _step(self, running: tuple[int, ...]) -> float:
+        """Mean seconds of a few steps. The fastest would not do: the work of one step may show in the next one."""
+        for _ in range(WARM_STEPS):
+            self._backend.step(Plan(decode=running))
+        times = [self._timed(Plan(decode=running))]
+        while len(times) < TIMED_STEPS and self._in_time(times[-1], SECONDS):
+            times.append(self._timed(Plan(decode=running)))
+        return sum(times) / len(times)
+
+    def _in_time(self, seconds: float, end: float) -> bool:
+        """True if work of `seconds` ends in time, `end` seconds after the start."""
+        return self._now() - self._started + seconds <= end
+
+    def _request(self, length: int) -> Generate:
+        length = max(1, min(length, self._facts.context_length))
+        tokens = tuple(index % self._facts.vocab_size for index in range(length))
+        return Generate(next(self._numbers), tokens, max_tokens=1)
+
+    def _timed(self, plan: Plan) -> float:
+        started = self._now()
+        self._backend.step(plan)
+        return max(self._now() - started, 1e-9)
+
+
+def _save_cost(saves: list[tuple[int, float]]) -> tuple[float, float]:
+    """The fixed cost of a save, taken from the short one, whose bytes cost next to nothing; and its cost per byte."""
+    if not saves:
+        return 0.0, 0.0
+    (few, short), (many, long) = saves
+    per_byte = max(0.0, long - short) / (many - few) if many > few else 0.0
+    return short, min(per_byte, SLOWEST_COPY)

@@ -1,0 +1,158 @@
+"""Admission by tokens: what the rows' KV caches take, what the next step may need, whether one more request fits. Pure.
+
+Memory is counted in tokens. A request is admitted when its prompt fits beside what runs, not when everything that it
+may generate does: rows that outgrow the budget are preempted (see `scheduler.py`). So each step is checked before it
+is planned, and at its worst moment: a row that grows or joins is copied, and exists twice until the copy is done.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections import Counter
+from collections.abc import Sequence
+from enum import Enum, auto
+from typing import Literal, NamedTuple, Protocol
+
+from millstream.engine.generation.kv_capacity import kv_capacity, spare_slots
+
+LayoutName = Literal["classes", "rectangle"]
+
+AHEAD = 2
+"""Tokens that a row may have in its KV cache beyond those that were reported: the backend runs a step ahead."""
+
+PADDING_TOKENS = 512
+"""The most padding that the KV cache of a prompt in prefill has."""
+
+MERGED_TOKENS = 8192
+"""Tokens that exist twice while slabs of a class are merged or emptied. In a small budget, `MERGED_SHARE` of it."""
+
+MERGED_SHARE = 1 / 8
+
+COLUMNS = 256
+"""A rectangle has a multiple of so many columns, and half as many to spare when it is made."""
+
+HORIZON = 64
+"""A request is admitted only if all rows could generate so many more tokens: else it might be preempted at once."""
+
+PROMPT_PER_STEP = 64
+"""And one more for so many tokens of its prompt: rows go on while it is prefilled."""
+
+SURE_STEPS = (64, 8)
+"""If the rows fit as they will be after so many steps, the steps between are not checked."""
+
+
+class Phase(Enum):
+    PREFILLING = auto()
+    """Its KV cache is its own, with room for the whole prompt."""
+    JOINING = auto()
+    """It joins the batch in the next step."""
+    DECODING = auto()
+
+
+class Row(NamedTuple):
+    """What the budget knows of a request: `tokens` is its prompt and what it has generated."""
+
+    tokens: int
+    phase: Phase
+
+
+class Layout(Protocol):
+    """How the KV caches of rows lie in memory."""
+
+    def step(self, rows: Sequence[Row], ahead: int) -> int:
+        """The most tokens that these rows take at any moment of a step, or of all steps until each has `ahead` more."""
+        ...
+
+    def later(self, rows: Sequence[Row], ahead: int) -> int:
+        """What they take when all have joined and have `ahead` more tokens, while one of them is copied."""
+        ...
+
+
+class LengthClasses:
+    """Each row has a slot of its length class, and a class has some vacant slots."""
+
+    def step(self, rows: Sequence[Row], ahead: int) -> int:
+        prompts = 0
+        slots: Counter[int] = Counter()
+        for row in rows:
+            now, grown = kv_capacity(row.tokens), kv_capacity(row.tokens + ahead)
+            if row.phase is Phase.DECODING:
+                slots[now] += 1
+            else:
+                prompts += now + PADDING_TOKENS
+            if row.phase is Phase.JOINING or (row.phase is Phase.DECODING and grown > now):
+                slots[grown] += 1
+        return prompts + self._slabs(slots)
+
+    def later(self, rows: Sequence[Row], ahead: int) -> int:
+        slots = Counter(kv_capacity(row.tokens + ahead) for row in rows)
+        prompts = sum(row.phase is not Phase.DECODING for row in rows)
+        return self._slabs(slots) + prompts * PADDING_TOKENS + max(slots, default=0)
+
+    @staticmethod
+    def _slabs(slots: Counter[int]) -> int:
+        return sum(capacity * (rows + spare_slots(capacity)) for capacity, rows in slots.items())
+
+
+class Rectangle:
+    """All rows are as long as the longest. The memory that copies need is not in the budget (`facts.tokens_in`)."""
+
+    def step(self, rows: Sequence[Row], ahead: int) -> int:
+        return self.later(rows, ahead)
+
+    def later(self, rows: Sequence[Row], ahead: int) -> int:
+        longest = max((row.tokens for row in rows), default=0)
+        return len(rows) * -(-(longest + ahead + COLUMNS // 2) // COLUMNS) * COLUMNS
+
+
+_LAYOUTS: dict[LayoutName, Layout] = {"classes": LengthClasses(), "rectangle": Rectangle()}
+
+
+class KvBudget:
+    """`tokens`: how many fit into memory beside everything else; None: no bound."""
+
+    def __init__(self, tokens: int | None, layout: LayoutName = "classes") -> None:
+        self.bounded = tokens is not None
+        self._layout = _LAYOUTS[layout]
+        merged = 0 if layout == "rectangle" else min(MERGED_TOKENS, int(MERGED_SHARE * (tokens or 0)))
+        self._tokens = (tokens or 0) - merged
+
+    def fits(self, rows: Sequence[Row], ahead: int = AHEAD) -> bool:
+        """Whether the next step of these rows fits, at its worst moment."""
+        return not self.bounded or self._layout.step(rows, ahead) <= self._tokens
+
+    def sure_steps(self, rows: Sequence[Row]) -> int:
+        """How many more steps surely fit after the next one, if no row is added and no prompt is completed."""
+        return next((steps for steps in SURE_STEPS if self.fits(rows, AHEAD + steps)), 0)
+
+    def admits(self, rows: Sequence[Row], prompt: int) -> bool:
+        """Whether a request with a prompt of so many tokens may start beside these rows."""
+        if not self.bounded or not rows:
+            return True
+        together = [*rows, Row(prompt, Phase.PREFILLING)]
+        later = self._layout.later(together, HORIZON + prompt // PROMPT_PER_STEP)
+        return self.fits(together) and later <= self._tokens
+
+    def longest_row(self, most: int) -> int:
+        """How long one row may become, up to `most`, so that it can always start again by itself."""
+        if not self.bounded:
+            return most
+        return bisect.bisect_right(range(1, most + 1), self._tokens, key=lambda tokens: _alone(tokens, self._layout))
+
+
+def _alone(tokens: int, layout: Layout) -> int:
+    """The most that one row ever takes until it has so many tokens, if it may start again at any length."""
+    peaks = [layout.step([Row(tokens, Phase.JOINING)], AHEAD)]
+    capacity = kv_capacity(1)
+    while capacity < tokens + AHEAD:
+        peaks.append(layout.step([Row(capacity, Phase.DECODING)], AHEAD))
+        capacity = kv_capacity(capacity + 1)
+    return max(peaks)
+
+
+def tokens_for_row(tokens: int, layout: LayoutName = "classes") -> int:
+    """The smallest budget in which one row may become so long."""
+    needed = _alone(tokens, _LAYOUTS[layout])
+    if layout == "rectangle":
+        return needed
+    return min(needed + MERGED_TOKENS, -int(-needed // (1 - MERGED_SHARE)))

@@ -1,0 +1,239 @@
+"""Decides which prompts a step prefills, and how much of each. Pure: it is told how long steps took.
+
+Prompts are read oldest first, to the end, so the first ones answer early. While rows decode, chunks are gentle as long
+as every prompt will be complete within a patience that way; otherwise they grow, up to the longest gap that running
+streams may have. Short prompts may overtake long ones, by a bounded amount.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import takewhile
+
+from millstream.engine.generation.chunk_sizer import ChunkSizer
+from millstream.engine.generation.plan import EncodeMedia, Plan, Prefill, StepResult
+from millstream.engine.generation.request import Request, State
+from millstream.engine.prefix_cache.cache import PrefixCache
+from millstream.engine.prefix_cache.index import Hit
+
+PATIENCE = 20
+"""How long a prompt may wait for its prefill before chunks grow, in longest gaps: one second for gaps of 50 ms."""
+
+OVERTAKING = 1 / 3
+"""Tokens of short prompts that may overtake, per token of the others: a quarter of all."""
+
+Admit = Callable[[Request], Hit | None]
+"""Gives a waiting request a row and returns its cached prefix; None if there is no room for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedPrefill:
+    """What a step prefills and encodes. `complete`: it must compute all of that, though rows decode."""
+
+    chunks: Sequence[Prefill] = ()
+    encode: tuple[EncodeMedia, ...] = ()
+    complete: bool = False
+
+
+class PrefillPlanner:
+    """If no row decodes, a step prefills `prefill_tokens`. Beside rows, it prefills as many tokens of whole short
+    prompts if the gap allows it, or as much of the oldest prompts as `sizer` allows."""
+
+    def __init__(
+        self, sizer: ChunkSizer, *, prefill_tokens: int, prefix_cache: PrefixCache, whole_media: bool = False
+    ) -> None:
+        """`whole_media`: no chunk may end inside an image."""
+        self._sizer = sizer
+        self._prefill_tokens = prefill_tokens
+        self._cache = prefix_cache
+        self._whole_media = whole_media
+        self._patience = PATIENCE * sizer.max_gap
+        self._credit = float(sizer.most)
+        """Tokens of short prompts that may overtake."""
+        self._chunk_pending = False
+        """True while the backend computes a chunk over several steps."""
+        self.clock = 0.0
+        """Seconds of all steps. A request's patience counts from the clock at its arrival."""
+
+    def plan(
+        self, prefilling: Sequence[Request], waiting: Iterable[Request], admit: Admit, *, has_running_rows: bool
+    ) -> PlannedPrefill:
+        """The prefill of the next step. `waiting`: requests that may get a row, oldest first; `admit` adds them to
+        `prefilling`."""
+        if not has_running_rows:
+            return PlannedPrefill(self._chunks_alone(prefilling, waiting, admit), self._encode(prefilling, alone=True))
+        if self._chunk_pending:
+            return PlannedPrefill()
+        chunks, complete = self._chunks_beside_rows(prefilling, waiting, admit)
+        encode = self._encode(prefilling, alone=False) if complete or not chunks else ()
+        return PlannedPrefill(chunks, encode, complete or bool(encode))
+
+    def _chunks_alone(self, prefilling: Iterable[Request], waiting: Iterable[Request], admit: Admit) -> list[Prefill]:
+        queue = [*_unfinished(prefilling), *waiting]
+        overtaking = self._overtaking(queue, self._prefill_tokens)
+        others = [request for request in queue if request not in overtaking]
+        chunks = [*self._fill([*overtaking, *others], admit, self._prefill_tokens)]
+        self._book(chunks, overtaking)
+        return chunks
+
+    def _chunks_beside_rows(
+        self, prefilling: Iterable[Request], waiting: Iterable[Request], admit: Admit
+    ) -> tuple[list[Prefill], bool]:
+        """Chunks, and whether the step must complete them."""
+        started = _unfinished(prefilling)
+        queue = [*started, *waiting]
+        if any(request.submit.media and request.next_media is not None for request in (*started, *queue[:1])):
+            # Encoding takes its part of the step as well.
+            chunks = [*self._fill(queue, admit, self._beside_media, beside_rows=True)]
+            self._book(chunks)
+            return chunks, True
+        budget = self._at_once
+        overtaking = self._overtaking(queue, budget)
+        short = overtaking or _fitting(list(takewhile(self._is_short, queue)), self._left, budget)
+        if short and self._left(short[0]) > budget:
+            # Where 100 tokens take longer than the gap, prompts that are cut would leave the batch of a busy server
+            # half empty. So one that has lost its patience is not.
+            late = short[0].arrived + self._patience < self.clock
+            budget = self._left(short[0]) if late else self._sizer.at_most(budget)
+        chunks = [*self._fill(short, admit, budget, beside_rows=True)]
+        complete = bool(chunks)
+        if not chunks:
+            chunk = self._sizer.chunk_for(self._needed_pace(queue))
+            chunks = [*self._fill(queue, admit, chunk, beside_rows=True)]
+        self._book(chunks, overtaking)
+        return chunks, complete
+
+    def _encode(self, prefilling: Iterable[Request], *, alone: bool) -> tuple[EncodeMedia, ...]:
+        """Media of the oldest request that waits for them: one request per step, and for as long as a chunk takes if
+        rows are decoding."""
+        for request in prefilling:
+            if request.submit.media and (first := request.next_media) is not None:
+                return (EncodeMedia(request.submit, first, self._prefill_tokens if alone else self._beside_media),)
+        return ()
+
+    def observe(self, plan: Plan, result: StepResult, seconds: float) -> None:
+        """The step of this plan took so long."""
+        self.clock += seconds
+        self._chunk_pending = result.prefilling
+        tokens = sum(chunk.end - chunk.start for chunk in plan.prefill)
+        if plan.encode:
+            self._sizer.skip_steps()
+        self._sizer.observe(rows=len(plan.decode), prompt_tokens=tokens, seconds=seconds, prefilling=result.prefilling)
+
+    def reset(self) -> None:
+        """A step has failed: the backend has dropped all prompts."""
+        self._chunk_pending = False
+
+    @property
+    def _at_once(self) -> int:
+        """How many tokens a step beside rows may prefill if it completes them."""
+        limit = self._sizer.at_once
+        return self._prefill_tokens if limit is None else min(self._prefill_tokens, limit)
+
+    @property
+    def _beside_media(self) -> int:
+        """How many tokens a step beside rows may prefill if it encodes media for as long."""
+        limit = self._sizer.at_once
+        return self._sizer.chunk if limit is None else max(self._sizer.chunk, self._sizer.at_most(limit / 2))
+
+    def _left(self, request: Request) -> int:
+        """Tokens to prefill. For a waiting request, those that were not cached when it was first looked at."""
+        if request.state is not State.WAITING:
+            return request.prefill_end - request.prefilled
+        if request.prefix.expected is None:
+            request.prefix.expected = self._cache.peek(request.prefix)
+        return request.prefill_end - request.prefix.expected
+
+    def _is_short(self, request: Request) -> bool:
+        """True if one chunk will do, even a gentle one. The end of a long prompt is not short: it may span steps."""
+        started = request.state is State.PREFILLING and request.prefilled > request.prefix.hit.tokens
+        return not started and self._left(request) <= self._sizer.most
+
+    def _overtaking(self, queue: Sequence[Request], budget: int) -> list[Request]:
+        """Short prompts that go before the oldest one, which is long."""
+        if not queue or self._is_short(queue[0]):
+            return []
+        limit = min(budget, int(self._credit))
+        chosen = _fitting([request for request in queue if self._is_short(request)], self._left, limit)
+        return chosen if chosen and self._left(chosen[0]) <= limit else []
+
+    def _needed_pace(self, queue: Iterable[Request]) -> float:
+        """Tokens per second that complete every prompt within the patience, as far as it is not over."""
+        tokens, pace = 0, 0.0
+        for request in queue:
+            tokens += self._left(request)
+            seconds = request.arrived + self._patience - self.clock
+            pace = max(pace, tokens / max(seconds, self._sizer.max_gap))
+        return pace
+
+    def _fill(
+        self, queue: Iterable[Request], admit: Admit, budget: int, *, beside_rows: bool = False
+    ) -> Iterator[Prefill]:
+        """Spend the budget in order. A request gets a row only together with its first chunk."""
+        first = True
+        for request in queue:
+            if budget <= 0 or (beside_rows and not first and self._left(request) > budget < self._sizer.least):
+                return
+            hit: Hit | None = None
+            if request.state is State.WAITING:
+                if (hit := admit(request)) is None:
+                    return
+                request.prefilled = hit.tokens
+            length = self._length(request, budget, beside_rows=beside_rows, first=first)
+            for chunk in self._cut(request, length, hit):
+                yield chunk
+                # A one-token prompt has nothing to prefill, and its row still costs something in this step.
+                budget -= max(1, chunk.end - chunk.start)
+            if request.prefilled + length < request.prefill_end and not request.submit.media:
+                return  # what is left of a budget is too little for a usual length
+            first = False
+
+    def _length(self, request: Request, budget: int, *, beside_rows: bool, first: bool) -> int:
+        """All that is left of a prompt or what the budget allows; if that is cut beside rows, a usual length."""
+        left = request.prefill_end - request.prefilled
+        if beside_rows and request.submit.prompt_logprobs is not None:
+            budget = min(budget, self._sizer.at_most(self._at_once))  # its chunks are computed at once
+        if left <= budget or first or not beside_rows:
+            return min(left, budget)
+        return min(left, self._sizer.at_most(budget))
+
+    def _cut(self, request: Request, length: int, hit: Hit | None) -> Iterator[Prefill]:
+        """The next `length` tokens of a prompt, cut where checkpoints are saved. Of a prompt with media, one chunk at
+        most, which ends before those that are not encoded."""
+        start, stop = request.prefilled, request.prefilled + length
+        while True:
+            end = next((position for position in request.prefix.checkpoints if start < position < stop), stop)
+            if request.submit.media:
+                end = stop = request.chunk_end(end, whole_media=self._whole_media)
+            chunk = Prefill(request.submit, start, end)
+            if hit is not None and hit.tokens and start == hit.tokens:
+                chunk = replace(chunk, reuse=hit.handles, reuse_checkpoint=hit.checkpoint)
+            if end > start or chunk.joins or hit is not None:
+                yield chunk
+            if end >= stop:
+                return
+            start = end
+
+    def _book(self, chunks: Iterable[Prefill], overtaking: Iterable[Request] = ()) -> None:
+        """Those that overtake spend credit, all others earn it."""
+        overtakers = {request.request_id for request in overtaking}
+        for chunk in chunks:
+            tokens = chunk.end - chunk.start
+            self._credit += -tokens if chunk.request.request_id in overtakers else tokens * OVERTAKING
+        self._credit = min(self._credit, max(self._prefill_tokens, self._sizer.most))
+
+
+def _unfinished(prefilling: Iterable[Request]) -> list[Request]:
+    return [request for request in prefilling if request.state is State.PREFILLING]
+
+
+def _fitting(requests: Sequence[Request], left: Callable[[Request], int], budget: int) -> list[Request]:
+    """The first of these requests, and those after it that fit into the budget as a whole."""
+    chosen: list[Request] = []
+    for request in requests:
+        if chosen and left(request) > budget:
+            break
+        chosen.append(request)
+        budget -= max(1, left(request))
+    return chosen

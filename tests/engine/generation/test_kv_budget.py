@@ -1,0 +1,95 @@
+"""The KV budget: what rows take in each layout, what is admitted, and how long a row may become."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millstream.engine.generation.kv_budget import (
+    AHEAD,
+    MERGED_TOKENS,
+    PADDING_TOKENS,
+    KvBudget,
+    LayoutName,
+    Phase,
+    Row,
+    tokens_for_row,
+)
+from millstream.engine.generation.kv_capacity import kv_capacity
+
+LAYOUTS: list[LayoutName] = ["classes", "rectangle"]
+lengths = st.integers(1, 300_000)
+rows = st.lists(st.builds(Row, lengths, st.sampled_from(Phase)), max_size=12)
+
+
+def budget(usable: int) -> KvBudget:
+    """With so many tokens beside what merging slabs takes."""
+    return KvBudget(usable + MERGED_TOKENS)
+
+
+def test_without_a_bound_everything_fits() -> None:
+    free = KvBudget(None)
+    many = [Row(10**9, Phase.JOINING)] * 100
+    assert free.fits(many) and free.admits(many, 10**9) and free.longest_row(10**9) == 10**9
+
+
+@pytest.mark.parametrize(
+    ("row", "needed"),
+    [
+        (Row(10_000, Phase.PREFILLING), 10_240 + PADDING_TOKENS),
+        (Row(10_000, Phase.JOINING), 10_240 + PADDING_TOKENS + 10_240),
+        (Row(10_000, Phase.DECODING), 10_240),
+        (Row(10_240 - AHEAD, Phase.DECODING), 10_240),
+        (Row(10_240 - AHEAD + 1, Phase.DECODING), 10_240 + 12_288),
+        (Row(10_240, Phase.JOINING), 10_240 + PADDING_TOKENS + 12_288),
+    ],
+)
+def test_a_row_counts_by_its_class_and_twice_while_it_is_copied(row: Row, needed: int) -> None:
+    others = [Row(60_000, Phase.DECODING)]
+    assert budget(needed + kv_capacity(60_000)).fits([row, *others])
+    assert not budget(needed + kv_capacity(60_000) - 1).fits([row, *others])
+
+
+def test_in_a_rectangle_the_longest_row_counts_for_all() -> None:
+    three = [Row(1000, Phase.DECODING), Row(10, Phase.DECODING), Row(10, Phase.PREFILLING)]
+    assert KvBudget(3 * 1280, "rectangle").fits(three)
+    assert not KvBudget(3 * 1280 - 1, "rectangle").fits(three)
+
+
+@given(rows, st.integers(0, 2_000_000), st.sampled_from(LAYOUTS))
+def test_steps_that_are_not_checked_fit(held: list[Row], tokens: int, layout: LayoutName) -> None:
+    subject = KvBudget(tokens, layout)
+    for steps in range(sure + 1 if (sure := subject.sure_steps(held)) else 0):
+        grown = [
+            Row(row.tokens + steps, Phase.DECODING) if row.phase is not Phase.PREFILLING and steps else row
+            for row in held
+        ]
+        assert subject.fits(grown)
+
+
+@given(rows, lengths, st.integers(0, 2_000_000), st.sampled_from(LAYOUTS))
+def test_an_admitted_request_fits_now_and_alone_it_always_starts(
+    held: list[Row], prompt: int, tokens: int, layout: LayoutName
+) -> None:
+    subject = KvBudget(tokens, layout)
+    if held and subject.admits(held, prompt):
+        assert subject.fits([*held, Row(prompt, Phase.PREFILLING)])
+    assert subject.admits([], prompt)
+
+
+@given(lengths, st.sampled_from(LAYOUTS))
+def test_a_row_may_be_as_long_as_its_budget_says(length: int, layout: LayoutName) -> None:
+    assert KvBudget(tokens_for_row(length, layout), layout).longest_row(2 * length) >= length
+
+
+@given(st.integers(0, 500_000), st.integers(1, 300_000), st.sampled_from(LAYOUTS))
+def test_the_longest_row_fits_in_every_phase(tokens: int, most: int, layout: LayoutName) -> None:
+    subject = KvBudget(tokens, layout)
+    longest = subject.longest_row(most)
+    assert 0 <= longest <= most
+    near = [length for length in (1, longest // 2, longest - 1, longest) if 0 < length <= longest]
+    assert all(subject.fits([Row(length, phase)]) for phase in Phase for length in near)
+    if longest < most:
+        beyond = range(max(1, longest - 1), longest + 2)
+        assert not all(subject.fits([Row(length, phase)]) for phase in Phase for length in beyond)
