@@ -197,7 +197,8 @@ class Recording(MlxGenerationBackend):
 
 
 def smallest_chunks(facts: GenerationFacts) -> GenerationScheduler:
-    return GenerationScheduler(max_rows=facts.max_rows, prefill_tokens=50, chunk_sizer=ChunkSizer(most=1, least=1))
+    sizer = ChunkSizer(most=1, least=1, max_gap=1e-6)
+    return GenerationScheduler(max_rows=facts.max_rows, prefill_tokens=50, chunk_sizer=sizer)
 
 
 def test_running_rows_get_a_token_in_every_slice(vision_model: Callable[[str], Path]) -> None:

@@ -108,7 +108,9 @@ def test_features_stay_within_their_budget(budget: int, vision_model: Callable[[
 
 
 def smallest_chunks(facts: GenerationFacts) -> GenerationScheduler:
-    return GenerationScheduler(max_rows=facts.max_rows, prefill_tokens=50, chunk_sizer=ChunkSizer(most=1, least=1))
+    return GenerationScheduler(
+        max_rows=facts.max_rows, prefill_tokens=50, chunk_sizer=ChunkSizer(most=1, least=1, max_gap=1e-6)
+    )
 
 
 def test_running_rows_get_a_token_in_every_slice(vision_model: Callable[[str], Path]) -> None:

@@ -68,8 +68,8 @@ def test_while_rows_decode_prompts_are_read_one_after_the_other_and_a_short_one_
         subject.submit(submit(number, length=length))
     plans = [step(subject, r1=(5,))[0] for _ in range(5)]
     spans = [[(chunk.request.request_id, chunk.start, chunk.end) for chunk in plan.prefill] for plan in plans]
-    assert spans == [[(3, 0, 2)], [(2, 0, 3)], [(2, 3, 6)], [(2, 6, 7)], [(4, 0, 3)]]
-    assert [plan.complete_prefill for plan in plans] == [True, False, False, False, False]
+    assert spans == [[(2, 0, 3)], [(3, 0, 2)], [(2, 3, 6)], [(2, 6, 7)], [(4, 0, 3)]]
+    assert [plan.complete_prefill for plan in plans] == [False, True, False, False, False]
     for number in (1, 2, 3):
         subject.cancel(number)
     assert [(c.request.request_id, c.start, c.end) for c in subject.plan().prefill] == [(4, 3, 13)]

@@ -25,8 +25,8 @@ LONG = 1300
 
 def warm_up(backend: GenerationBackend, *, max_rows: int, vocab_size: int, context_length: int) -> None:
     """Rows with all kinds of sampling join, decode during prefill, and leave at different times, until one runs alone.
-    Then prompts of every usual chunk length are prefilled, and rows decode while a long prompt is prefilled in
-    chunks."""
+    Then prompts of every usual chunk length are prefilled, rows decode while a long prompt is prefilled in chunks, and
+    as many rows as there may be decode together."""
 
     def submit(number: int, length: int, tokens: int) -> Generate:
         length = max(1, min(length, context_length - 20))
@@ -43,6 +43,9 @@ def warm_up(backend: GenerationBackend, *, max_rows: int, vocab_size: int, conte
             _run(backend, GenerationScheduler(max_rows=max_rows, prefill_tokens=chunk), [submit(0, length, 2)])
     rows_and_prompt = [submit(0, 130, 40), submit(1, 120, 40), submit(2, LONG, 4)]
     _run(backend, GenerationScheduler(max_rows=max_rows, prefill_tokens=chunk), rows_and_prompt)
+    # All rows at once: the widest forward pass has kernels of its own.
+    together = [submit(number, 2, 3) for number in range(max_rows)]
+    _run(backend, GenerationScheduler(max_rows=max_rows, prefill_tokens=chunk), together)
     backend.reset()
 
 

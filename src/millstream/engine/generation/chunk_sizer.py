@@ -14,6 +14,9 @@ SHARE = 0.5
 MAX_GAP = 0.05
 """Seconds between two tokens of a stream that prefill may cause, by default."""
 
+MARGIN = 0.8
+"""How much of the longest gap a chunk is planned for: the deeper a prompt, the more the next token costs."""
+
 _RISING = 0.5
 _FALLING = 0.1
 
@@ -31,7 +34,10 @@ class ChunkSizer:
         longest: int | None = None,
         free_seconds: float = 0.0,
         max_gap: float = MAX_GAP,
+        token_seconds: float | None = None,
+        step_seconds: float | None = None,
     ) -> None:
+        """`token_seconds`, `step_seconds`: what a prompt token and a decode step were measured to cost at load."""
         if not 1 <= least <= most <= (longest or most):
             raise ValueError("a chunk has at least one token, and `least`, `most` and `longest` are in ascending order")
         if not max_gap > 0:
@@ -43,11 +49,11 @@ class ChunkSizer:
         self._free_seconds = free_seconds
         self._decode: float | None = None
         """Seconds of a step that only decodes."""
-        self._decode_guess: float | None = None
+        self._decode_guess = step_seconds
         """The same, from steps that also prefill: until one was seen that does not."""
         self._token: float | None = None
         """Seconds that a prompt token adds beside rows, over all steps that compute it."""
-        self._token_alone: float | None = None
+        self._token_alone = token_seconds
         self._steps_per_chunk = 1
         self._last_tokens = 0
         self._skip = 0
@@ -73,7 +79,7 @@ class ChunkSizer:
         while (
             chunk / (steps * decode + token * chunk) < tokens_per_second
             and chunk * 2 <= self._longest
-            and decode + per_step * chunk * 2 <= self.max_gap
+            and decode + per_step * chunk * 2 <= MARGIN * self.max_gap
         ):
             chunk *= 2
         return chunk

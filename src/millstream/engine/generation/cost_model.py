@@ -54,6 +54,10 @@ class Tuning:
     """Tokens per KV block of the prefix cache."""
     min_new_tokens: int = 16
     """The fewest new tokens that are saved to the prefix cache."""
+    token_seconds: float | None = None
+    """What a prompt token costs, if it was measured."""
+    step_seconds: float | None = None
+    """What a decode step costs."""
 
 
 UNCALIBRATED = Tuning()
@@ -75,6 +79,8 @@ def tune(facts: GenerationFacts) -> Tuning:
         free_seconds=min(fixed_seconds(measured), MAX_FREE_SECONDS),
         block_tokens=block,
         min_new_tokens=min_new_tokens(measured, token_bytes, block),
+        token_seconds=token_seconds(measured),
+        step_seconds=measured.steps[0][1] if measured.steps else None,
     )
 
 

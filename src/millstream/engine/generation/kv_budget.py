@@ -123,7 +123,11 @@ class KvBudget:
 
     def sure_steps(self, rows: Sequence[Row]) -> int:
         """How many more steps surely fit after the next one, if no row is added and no prompt is completed."""
-        return next((steps for steps in SURE_STEPS if self.fits(rows, AHEAD + steps)), 0)
+        # Rows that join stand in the class of their prompt first: its vacant slots count as well.
+        joining = [Row(row.tokens, Phase.DECODING) for row in rows if row.phase is Phase.JOINING]
+        prompts = [Row(row.tokens, Phase.PREFILLING) for row in rows if row.phase is Phase.JOINING]
+        together = [*(row for row in rows if row.phase is not Phase.JOINING), *joining, *prompts]
+        return next((steps for steps in SURE_STEPS if self.fits(together, AHEAD + steps)), 0)
 
     def admits(self, rows: Sequence[Row], prompt: int) -> bool:
         """Whether a request with a prompt of so many tokens may start beside these rows."""

@@ -73,7 +73,9 @@ class PrefillPlanner:
         queue = [*_unfinished(prefilling), *waiting]
         overtaking = self._overtaking(queue, self._prefill_tokens)
         others = [request for request in queue if request not in overtaking]
-        chunks = [*self._fill([*overtaking, *others], admit, self._prefill_tokens)]
+        chunks = [*self._fill(overtaking, admit, self._prefill_tokens)]
+        spent = sum(max(1, chunk.end - chunk.start) for chunk in chunks)
+        chunks += self._fill(others, admit, self._prefill_tokens - spent)
         self._book(chunks, overtaking)
         return chunks
 
@@ -151,8 +153,9 @@ class PrefillPlanner:
         return not started and self._left(request) <= self._sizer.most
 
     def _overtaking(self, queue: Sequence[Request], budget: int) -> list[Request]:
-        """Short prompts that go before the oldest one, which is long."""
-        if not queue or self._is_short(queue[0]):
+        """Short prompts that go before the oldest one, which is long and has started: one that waits for memory or for
+        a row is not overtaken, or it might wait for ever."""
+        if not queue or self._is_short(queue[0]) or queue[0].state is State.WAITING:
             return []
         limit = min(budget, int(self._credit))
         chosen = _fitting([request for request in queue if self._is_short(request)], self._left, limit)

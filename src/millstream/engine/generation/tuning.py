@@ -82,6 +82,8 @@ def make_scheduler(settings: SchedulerSettings, facts: GenerationFacts) -> Gener
         longest=settings.prefill_chunk or max(most, tuning.longest_chunk),
         free_seconds=tuning.free_seconds,
         max_gap=settings.max_token_gap,
+        token_seconds=tuning.token_seconds,
+        step_seconds=tuning.step_seconds,
     )
     share = prefix_cache_share(facts, settings.memory, settings.prefix_cache_bytes)
     return GenerationScheduler(
