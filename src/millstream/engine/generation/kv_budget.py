@@ -74,15 +74,18 @@ class LengthClasses:
     def step(self, rows: Sequence[Row], ahead: int) -> int:
         prompts = 0
         slots: Counter[int] = Counter()
+        joining: list[tuple[int, int]] = []
         for row in rows:
             now, grown = kv_capacity(row.tokens), kv_capacity(row.tokens + ahead)
             if row.phase is Phase.DECODING:
-                slots[now] += 1
+                slots.update({now, grown})
             else:
                 prompts += now + PADDING_TOKENS
-            if row.phase is Phase.JOINING or (row.phase is Phase.DECODING and grown > now):
-                slots[grown] += 1
-        return prompts + self._slabs(slots)
+            if row.phase is Phase.JOINING:
+                joining.append((now, grown))
+        # Those that join stand in the smaller class first, which may take more for its vacant slots.
+        moments = [Counter(each) for each in zip(*joining, strict=True)] or [Counter()]
+        return prompts + max(self._slabs(slots + moment) for moment in moments)
 
     def later(self, rows: Sequence[Row], ahead: int) -> int:
         slots = Counter(kv_capacity(row.tokens + ahead) for row in rows)
