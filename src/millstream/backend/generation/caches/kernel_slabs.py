@@ -35,7 +35,7 @@ class Addresses:
         """The number in `table` of some arrays: keys and values of all layers."""
         key = id(arrays[0])
         if key not in self._known:
-            mx.eval(list(arrays))
+            mx.async_eval(list(arrays))  # type: ignore[no-untyped-call]
             self._known[key] = (arrays, addresses_of(arrays))
         return self._numbers.setdefault(key, len(self._numbers))
 
