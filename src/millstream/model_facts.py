@@ -66,6 +66,8 @@ class Calibration:
     workspace_bytes: int = 0
     """Memory beside weights and KV cache at the peak of the longest chunk. MLX counts per process, so work of another
     engine in the same process is in it."""
+    depth_cost: float = 0.0
+    """By how much a prompt token costs more for each token before it, relative to the first; 0 if not measured."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 from dataclasses import dataclass, field
 
@@ -34,10 +35,13 @@ class Device:
     build: float = 0.003
     token: float = 0.0000125
     parts: int = 4
+    depth: float = 0.0
     pending: list[float] = field(default_factory=list)
 
     def run(self, plan: Plan) -> tuple[StepResult, float]:
-        tokens = sum(chunk.end - chunk.start for chunk in plan.prefill)
+        tokens = sum(
+            (chunk.end - chunk.start) * (1 + self.depth * (chunk.start + chunk.end) / 2) for chunk in plan.prefill
+        )
         seconds = self.step + self.row * len(plan.decode) if plan.decode else 0.0
         assert not (plan.decode and plan.prefill and self.pending), "a chunk was planned while another one spans steps"
         if self.pending and plan.decode and not plan.complete_prefill:
@@ -168,6 +172,22 @@ def test_the_pace_rises_with_the_backlog_and_falls_again() -> None:
     subject.gaps.clear()
     subject.run_until_answered(subject.submit(8000))
     assert max(subject.gaps) < max(crowded) <= GAP
+
+
+def test_chunks_of_a_deep_prompt_keep_the_gap() -> None:
+    """At its end, attention makes a token of this prompt four times as expensive as at its start."""
+    depth = 5e-5
+    facts = dataclasses.replace(H200, calibration=dataclasses.replace(MEASURED, depth_cost=depth))
+    subject = Simulation(make_scheduler(SchedulerSettings(max_token_gap=GAP), facts), Device(depth=depth))
+    subject.run_until_answered(subject.submit(*[100] * 31))
+    for _ in range(20):
+        subject.step()
+    subject.gaps.clear()
+    long = subject.submit(60_000)
+    subject.run_until_answered(long)
+    [wait] = subject.waits(long)
+    assert max(subject.gaps) <= GAP
+    assert wait <= 1.4 * 60_000 * Device.token * (1 + depth * 30_000)
 
 
 def test_chunks_beside_rows_have_few_lengths() -> None:

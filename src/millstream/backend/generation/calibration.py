@@ -42,6 +42,9 @@ SHORT_SAVE = 16
 SLOWEST_COPY = 1e-9
 """Seconds per byte. No device copies more slowly: a save that seems to was disturbed."""
 
+DEEP, DEEP_SECONDS, MIN_DEEP_CHUNK = 6, 0.4, 256
+"""Chunks of the prompt that tells how attention grows with depth, the time for it, and its shortest chunks."""
+
 ROWS = (1, 4, 16)
 ROW_TOKENS = 8
 WARM_STEPS, TIMED_STEPS = 2, 4
@@ -79,9 +82,28 @@ class _Calibrator:
 
     def run(self) -> Calibration:
         chunks = self._chunks()
+        depth_cost = self._depth_cost(chunks)
         steps = self._steps()
         self._backend.reset()
-        return Calibration(tuple(chunks), tuple(steps), *_save_cost(self._saves), self._workspace_bytes)
+        costs = _save_cost(self._saves)
+        return Calibration(tuple(chunks), tuple(steps), *costs, self._workspace_bytes, depth_cost)
+
+    def _depth_cost(self, chunks: list[tuple[int, float]]) -> float:
+        """Run several chunks of one prompt and compare the last with the first: attention reads all tokens before. Only
+        with chunks that are quick enough."""
+        fitting = [
+            length
+            for length, seconds in chunks
+            if DEEP * seconds <= DEEP_SECONDS and DEEP * length + 2 <= self._facts.context_length
+        ]
+        if not fitting or fitting[-1] < MIN_DEEP_CHUNK:
+            return 0.0
+        length = fitting[-1]
+        request = self._request(DEEP * length + 2)
+        starts = range(0, DEEP * length, length)
+        times = [self._timed(Plan(prefill=(Prefill(request, start, start + length),))) for start in starts]
+        self._backend.step(Plan(drop=(request.request_id,)))
+        return max(0.0, times[-1] / min(times) - 1) / ((DEEP - 1) * length)
 
     def _chunks(self) -> list[tuple[int, float]]:
         """Double the length until the throughput stops growing, or until time or memory would run out."""

@@ -14,8 +14,8 @@ SHARE = 0.5
 MAX_GAP = 0.05
 """Seconds between two tokens of a stream that prefill may cause, by default."""
 
-MARGIN = 0.8
-"""How much of the longest gap a chunk is planned for: the deeper a prompt, the more the next token costs."""
+MARGIN = 0.9
+"""How much of the longest gap a chunk is planned for: steps differ."""
 
 _RISING = 0.5
 _FALLING = 0.1
@@ -55,29 +55,34 @@ class ChunkSizer:
         """Seconds that a prompt token adds beside rows, over all steps that compute it."""
         self._token_alone = token_seconds
         self._steps_per_chunk = 1
-        self._last_tokens = 0
+        self._last_tokens = 0.0
         self._skip = 0
-        self._partial_steps: list[tuple[int, float]] = []
+        self._partial_steps: list[tuple[float, float]] = []
 
     @property
     def chunk(self) -> int:
         """The longest gentle chunk: a power of two times `least`, so that there are few shapes to compile."""
+        return self._gentle_chunk(1.0)
+
+    def _gentle_chunk(self, weight: float) -> int:
         decode, token = self._costs()
         if not token:
             return self.most
-        return self.at_most(min(self.most, self._gentle(decode) * self._steps_per_chunk / token))
+        return self.at_most(min(self.most, self._gentle(decode) * self._steps_per_chunk / (weight * token)))
 
-    def chunk_for(self, tokens_per_second: float) -> int:
-        """The shortest chunk that prefills this fast, at least the gentle one; or the longest that keeps the gap."""
+    def chunk_for(self, tokens_per_second: float, weight: float = 1.0) -> int:
+        """The shortest chunk that prefills this fast, at least the gentle one; or the longest that keeps the gap.
+        `weight`: what its tokens cost, relative to the first ones of a prompt; those of the pace count as such."""
         decode, token = self._costs()
-        chunk = self.chunk
+        chunk = self._gentle_chunk(weight)
+        token *= weight
         if not token:
             return chunk
         steps = self._steps_per_chunk
         # The step that builds a chunk evaluates nothing of one that spans several.
         per_step = token / max(1, steps - 1)
         while (
-            chunk / (steps * decode + token * chunk) < tokens_per_second
+            weight * chunk / (steps * decode + token * chunk) < tokens_per_second
             and chunk * 2 <= self._longest
             and decode + per_step * chunk * 2 <= MARGIN * self.max_gap
         ):
@@ -103,8 +108,9 @@ class ChunkSizer:
         """The next observed step had other work as well: ignore it and the one after it."""
         self._skip = 2
 
-    def observe(self, *, rows: int, prompt_tokens: int, seconds: float, prefilling: bool = False) -> None:
-        """A step of `rows` rows that also prefilled `prompt_tokens` took `seconds`. `prefilling`: the next step goes on
+    def observe(self, *, rows: int, prompt_tokens: float, seconds: float, prefilling: bool = False) -> None:
+        """A step of `rows` rows that also prefilled `prompt_tokens`, weighted by what they cost, took `seconds`.
+        `prefilling`: the next step goes on
         computing the same chunk, so all these steps count together.
 
         A backend may run ahead, so the cost of a chunk may show in the step after it: both are counted.

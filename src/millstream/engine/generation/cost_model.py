@@ -58,6 +58,8 @@ class Tuning:
     """What a prompt token costs, if it was measured."""
     step_seconds: float | None = None
     """What a decode step costs."""
+    depth_cost: float = 0.0
+    """By how much a prompt token costs more for each token before it, relative to the first."""
 
 
 UNCALIBRATED = Tuning()
@@ -81,6 +83,7 @@ def tune(facts: GenerationFacts) -> Tuning:
         min_new_tokens=min_new_tokens(measured, token_bytes, block),
         token_seconds=token_seconds(measured),
         step_seconds=measured.steps[0][1] if measured.steps else None,
+        depth_cost=measured.depth_cost,
     )
 
 
@@ -146,7 +149,8 @@ def describe(facts: GenerationFacts) -> list[str]:
     steps = ", ".join(f"{rows}: {1e3 * seconds:.1f} ms" for rows, seconds in measured.steps)
     per_gib = 1e3 * measured.save_seconds_per_byte * 2**30
     return [
-        f"chunks by tokens: {chunks}; at best {best:.0f} tokens/s, {1e3 * fixed_seconds(measured):.1f} ms fixed",
+        f"chunks by tokens: {chunks}; at best {best:.0f} tokens/s, {1e3 * fixed_seconds(measured):.1f} ms fixed; "
+        f"after 10,000 tokens {1 + 10_000 * measured.depth_cost:.1f} times as much per token",
         f"decode steps by rows: {steps}",
         f"saving a prefix: {1e3 * measured.save_seconds:.2f} ms and {per_gib:.1f} ms per GiB; "
         f"workspace {measured.workspace_bytes / 2**20:.0f} MiB",

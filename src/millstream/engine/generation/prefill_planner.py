@@ -41,9 +41,17 @@ class PrefillPlanner:
     prompts if the gap allows it, or as much of the oldest prompts as `sizer` allows."""
 
     def __init__(
-        self, sizer: ChunkSizer, *, prefill_tokens: int, prefix_cache: PrefixCache, whole_media: bool = False
+        self,
+        sizer: ChunkSizer,
+        *,
+        prefill_tokens: int,
+        prefix_cache: PrefixCache,
+        whole_media: bool = False,
+        depth_cost: float = 0.0,
     ) -> None:
-        """`whole_media`: no chunk may end inside an image."""
+        """`whole_media`: no chunk may end inside an image. `depth_cost`: by how much a token costs more for each token
+        before it, relative to the first."""
+        self._depth_cost = depth_cost
         self._sizer = sizer
         self._prefill_tokens = prefill_tokens
         self._cache = prefix_cache
@@ -101,7 +109,8 @@ class PrefillPlanner:
         chunks = [*self._fill(short, admit, budget, beside_rows=True)]
         complete = bool(chunks)
         if not chunks:
-            chunk = self._sizer.chunk_for(self._needed_pace(queue))
+            depth = queue[0].prefilled if queue else 0
+            chunk = self._sizer.chunk_for(self._needed_pace(queue), 1 + self._depth_cost * depth)
             chunks = [*self._fill(queue, admit, chunk, beside_rows=True)]
         self._book(chunks, overtaking)
         return chunks, complete
@@ -118,7 +127,7 @@ class PrefillPlanner:
         """The step of this plan took so long."""
         self.clock += seconds
         self._chunk_pending = result.prefilling
-        tokens = sum(chunk.end - chunk.start for chunk in plan.prefill)
+        tokens = sum(self._cost(chunk.start, chunk.end) for chunk in plan.prefill)
         if plan.encode:
             self._sizer.skip_steps()
         self._sizer.observe(rows=len(plan.decode), prompt_tokens=tokens, seconds=seconds, prefilling=result.prefilling)
@@ -147,6 +156,10 @@ class PrefillPlanner:
             request.prefix.expected = self._cache.peek(request.prefix)
         return request.prefill_end - request.prefix.expected
 
+    def _cost(self, start: int, end: int) -> float:
+        """What these tokens of a prompt cost, in tokens of the beginning of one: attention reads all before them."""
+        return (end - start) * (1 + self._depth_cost * (start + end) / 2)
+
     def _is_short(self, request: Request) -> bool:
         """True if one chunk will do, even a gentle one. The end of a long prompt is not short: it may span steps."""
         started = request.state is State.PREFILLING and request.prefilled > request.prefix.hit.tokens
@@ -163,9 +176,9 @@ class PrefillPlanner:
 
     def _needed_pace(self, queue: Iterable[Request]) -> float:
         """Tokens per second that complete every prompt within the patience, as far as it is not over."""
-        tokens, pace = 0, 0.0
+        tokens, pace = 0.0, 0.0
         for request in queue:
-            tokens += self._left(request)
+            tokens += self._cost(request.prefill_end - self._left(request), request.prefill_end)
             seconds = request.arrived + self._patience - self.clock
             pace = max(pace, tokens / max(seconds, self._sizer.max_gap))
         return pace

@@ -44,6 +44,7 @@ class GenerationScheduler:
         kv_budget: KvBudget | None = None,
         prefix_cache: PrefixCache | None = None,
         whole_media: bool = False,
+        depth_cost: float = 0.0,
     ) -> None:
         """`kv_budget`: None for no bound. `whole_media`: no chunk may end inside an image."""
         if max_rows < 1 or prefill_tokens < 1:
@@ -61,6 +62,7 @@ class GenerationScheduler:
             prefill_tokens=prefill_tokens,
             prefix_cache=self._cache,
             whole_media=whole_media,
+            depth_cost=depth_cost,
         )
         self._requests: dict[int, Request] = {}
         """All that have not ended. Those in no queue below are held or fetching."""

@@ -93,6 +93,7 @@ def make_scheduler(settings: SchedulerSettings, facts: GenerationFacts) -> Gener
         kv_budget=kv_budget(facts, settings.memory, settings.prefix_cache_bytes),
         prefix_cache=_prefix_cache(facts, tuning, share, settings.disk),
         whole_media=facts.whole_media,
+        depth_cost=tuning.depth_cost,
     )
 
 
