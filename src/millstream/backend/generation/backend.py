@@ -39,12 +39,6 @@ from millstream.model_facts import GenerationFacts
 if TYPE_CHECKING:
     from millstream.backend.generation.media.encoder import Encoded, MediaEncoder
 
-RUN_AHEAD_BYTES = 4 * 2**20
-"""KV caches that may be copied in each step, so that the device need not wait for Python, if nothing was measured."""
-
-HOST_SECONDS = 0.002
-"""What Python does between two steps takes about so long: copies may take as long, no longer."""
-
 TEXT_ONLY = "this model takes text only"
 
 log = logging.getLogger(__name__)
@@ -73,7 +67,6 @@ class MlxGenerationBackend:
         self._prefiller: Prefiller | None = None
         self._pending: Launched | None = None
         self._weight_bytes = 0
-        self._run_ahead_bytes = RUN_AHEAD_BYTES
         self._store = PrefixStore()
         on_cpu = self._device.is_cpu and not settings.like_gpu
         self._deferred = DeferredChunks(steps_per_chunk=1 if on_cpu else STEPS_PER_CHUNK, wait_for_previous=on_cpu)
@@ -220,7 +213,6 @@ class MlxGenerationBackend:
         before), and the rows that cannot follow their grammar."""
         if not batch.ids:
             return None, None, []
-        self._wait_if_copied(batch)
         logits = batch.forward()
         if not batch.guided:
             return batch.launch(logits), None, []
@@ -228,13 +220,6 @@ class MlxGenerationBackend:
         rows = self._read(batch)
         mask, failed = batch.guide(rows)
         return batch.launch(logits, mask), rows, failed
-
-    def _wait_if_copied(self, batch: Batch) -> None:
-        """Wait for the last step before the next one is launched, if KV caches are large and MLX writes to them: it
-        copies a buffer that the device still reads."""
-        assert self._layout is not None
-        if self._pending is not None and not self._layout.in_place and batch.nbytes > self._run_ahead_bytes:
-            self._pending.wait()
 
     def _prefill(self, plan: Plan, prefiller: Prefiller) -> tuple[Passes, Encoded, dict[int, str]]:
         """Prefill the plan's chunks and encode its media. Returns the arrays to evaluate, what was encoded, and why
@@ -308,7 +293,5 @@ class MlxGenerationBackend:
         started = time.monotonic()
         measured = calibrate(self, facts, available_bytes=lambda: available_bytes(self._device))
         log.debug("Calibrated in %.1f s", time.monotonic() - started)
-        if measured.save_seconds_per_byte:
-            self._run_ahead_bytes = int(HOST_SECONDS / measured.save_seconds_per_byte)
         facts = dataclasses.replace(facts, calibration=measured)
         return dataclasses.replace(facts, workspace_bytes=workspace_bytes(facts))

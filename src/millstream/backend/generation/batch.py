@@ -35,10 +35,6 @@ class Launched:
         self._tokens = tokens
         self._logprobs = logprobs
 
-    def wait(self) -> None:
-        """Wait for the step."""
-        mx.eval(self._tokens)
-
     def read(self, ids: set[int]) -> list[RowOutput]:
         """Wait for the step. Returns its tokens for the rows among `ids`."""
         tokens: list[int] = self._tokens.tolist()  # type: ignore[assignment]
