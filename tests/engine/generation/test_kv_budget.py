@@ -25,7 +25,7 @@ rows = st.lists(st.builds(Row, lengths, st.sampled_from(Phase)), max_size=12)
 
 def budget(usable: int) -> KvBudget:
     """With so many tokens beside what merging slabs takes."""
-    return KvBudget(usable + MERGED_TOKENS)
+    return KvBudget(min(usable + MERGED_TOKENS, 8 * usable // 7))
 
 
 def test_without_a_bound_everything_fits() -> None:

@@ -23,7 +23,7 @@ AHEAD = 2
 PADDING_TOKENS = 512
 """The most padding that the KV cache of a prompt in prefill has."""
 
-MERGED_TOKENS = 8192
+MERGED_TOKENS = 16384
 """Tokens that exist twice while slabs of a class are merged or emptied. In a small budget, `MERGED_SHARE` of it."""
 
 MERGED_SHARE = 1 / 8
