@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -152,6 +153,27 @@ def test_cancelling_stops_the_job_and_keeps_the_child() -> None:
         assert forks(child.pid) == []
 
     run(work, quick=30)
+
+
+def test_a_job_can_be_stopped_at_any_moment() -> None:
+    """Also before the child has read it, and while it forks: else the next grammar would wait for the limit."""
+
+    async def main() -> None:
+        process = GrammarProcess()
+        await process.check(SMALL, 30)
+        child = process._child
+        moments = random.Random(1)
+        for _ in range(100):
+            task = asyncio.create_task(process.check(ENDLESS, 300))
+            await asyncio.sleep(moments.random() * 0.006)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert process._child is child
+        assert await process.check(SMALL, 30) == SMALL
+        await process.close()
+
+    asyncio.run(main())
 
 
 def test_a_cancelled_waiter_is_skipped() -> None:

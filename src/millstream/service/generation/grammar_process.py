@@ -96,12 +96,12 @@ class GrammarProcess:
         """Stops the job and discards its reply, so that the next job does not read it. Replaces a child that does not
         answer."""
         try:
-            child.send_signal(signal.SIGUSR1)
+            assert child.stdin is not None and child.stdout is not None
+            child.stdin.write(b"\n")
             async with asyncio.timeout(STOP_SECONDS):
-                assert child.stdout is not None
                 if await child.stdout.readline():
                     return
-        except (ProcessLookupError, TimeoutError) as error:
+        except (ConnectionError, TimeoutError) as error:
             log.warning("the process that checks grammars did not stop its job and is replaced: %r", error)
         await self.close()
 
