@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -15,6 +17,7 @@ import pytest
 from millstream import errors
 from millstream.api.app import create_app
 from millstream.api.background import BackgroundTasks
+from millstream.api.openai.responses import frame
 from millstream.api.openai.responses.background import BackgroundRuns
 from millstream.api.openai.responses.request import response_plan
 from millstream.api.openai.responses.run import ResponseRun
@@ -57,6 +60,14 @@ def create(http: httpx.Client, **body: object) -> dict[str, Any]:
     assert response.status_code == 200, response.text
     check_response(response.json())
     return response.json()
+
+
+def test_what_is_stored_equals_what_was_sent_however_late(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look at the clock is a second later."""
+    seconds = itertools.count(1_000)
+    monkeypatch.setattr(frame, "time", SimpleNamespace(time=lambda: next(seconds)))
+    sent = create(http)
+    assert http.get(f"{PATH}/{sent['id']}").json() == sent
 
 
 def get(http: httpx.Client, response: dict[str, Any], route: str = "") -> dict[str, Any]:

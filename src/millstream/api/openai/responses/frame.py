@@ -40,6 +40,7 @@ class Frame:
         """The name that was requested, until the model that answers is known."""
         self._request = request
         self._created = int(time.time())
+        self._completed: int | None = None
         self._tools = [_tool_fields(tool) for tool in tools]
 
     def render(
@@ -52,6 +53,8 @@ class Frame:
         incomplete: str | None = None,
     ) -> dict[str, Any]:
         request = self._request
+        if status == "completed" and self._completed is None:
+            self._completed = int(time.time())  # once: what is stored equals what was streamed
         return {
             **_NOT_USED,
             "id": self.id,
@@ -59,7 +62,7 @@ class Frame:
             "created_at": self._created,
             "status": status,
             "background": request.background,
-            "completed_at": int(time.time()) if status == "completed" else None,
+            "completed_at": self._completed if status == "completed" else None,
             "error": None if error is None else error_fields(error),
             "incomplete_details": None if incomplete is None else {"reason": incomplete},
             "instructions": request.instructions,
