@@ -9,6 +9,9 @@ from collections.abc import Sequence
 from millstream import __version__
 from millstream.cli import bench, launch, serve
 
+INTERRUPTED = 130
+"""The exit code of a shell for a program that Ctrl-C ended."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="millstream", description="An inference server for MLX.")
@@ -19,6 +22,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     launch.add_parser(commands)
     own, of_agent = launch.split_arguments(sys.argv[1:] if argv is None else argv)
     arguments = parser.parse_args(own, argparse.Namespace(agent_arguments=of_agent))
-    run = arguments.run
-    code: int = run(arguments)
+    try:
+        code: int = arguments.run(arguments)
+    except KeyboardInterrupt:
+        print("millstream: interrupted", file=sys.stderr)
+        return INTERRUPTED
     return code
