@@ -31,6 +31,7 @@ from millstream.compose import Mill
 from millstream.config import Settings
 from millstream.errors import ModelError
 from millstream.loading.backends import BackendMaker, generation_backend
+from millstream.loading.progress import LoadWatch, Show
 
 log = logging.getLogger(__name__)
 
@@ -40,14 +41,17 @@ NETWORK_THREADS = 16
 STOPPING = "the server is shutting down"
 
 
-def serve(settings: Settings) -> tuple[int, bool]:
-    """Serve until a signal or a fatal error. Returns the exit code, and False if an engine could not be stopped."""
+def serve(settings: Settings, show_progress: Show | None = None) -> tuple[int, bool]:
+    """Serve until a signal or a fatal error. Returns the exit code, and False if an engine could not be stopped.
+
+    `show_progress` shows the progress of loads in a terminal; without it, the log tells it.
+    """
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     raise_open_files()
     runner = asyncio.Runner(loop_factory=_loop_factory())
     with bind(settings) as listener:
         warn_if_open(listener, settings)
-        code, clean = runner.run(serve_on(listener, settings))
+        code, clean = runner.run(serve_on(listener, settings, show_progress=show_progress))
     if clean:
         runner.close()  # else it would wait for threads that hang, for minutes
     return code, clean
@@ -78,6 +82,7 @@ async def serve_on(
     *,
     make_backend: BackendMaker = generation_backend,
     on_start: Callable[[MillServer], None] = lambda _: None,
+    show_progress: Show | None = None,
 ) -> tuple[int, bool]:
     """Serve on a bound socket until the server is told to exit. `on_start` receives the server, to stop it later."""
     pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="prepare")
@@ -99,10 +104,12 @@ async def serve_on(
         mill.add(spec)
     on_start(server)
     watcher = asyncio.create_task(_watch(mill, server, listener))
+    loads = asyncio.create_task(LoadWatch(mill.hub.loading, show_progress).run())
     with server.exit_on_signals():
         await server.serve(sockets=[listener])
         await background.close()  # the engines are gone by now, so nothing is left to wait for
     watcher.cancel()
+    loads.cancel()
     for threads in (pool, network, dns):
         threads.shutdown(wait=False, cancel_futures=True)
     return server.exit_code, server.freed
@@ -171,7 +178,9 @@ class MillServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         running = sum(card.active + card.waiting for card in self.mill.hub.cards())
-        log.info("shutting down%s", f": waiting for {running} running requests; Ctrl-C ends them now" if running else "")
+        log.info(
+            "shutting down%s", f": waiting for {running} running requests; Ctrl-C ends them now" if running else ""
+        )
         draining = asyncio.create_task(self.mill.close(STOPPING))
         await super().shutdown(sockets)
         self.freed = await draining
