@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from millstream.model_facts import LoadProgress
-from millstream.models.source import ModelSource, resolve
+from millstream.models.last_used import mark_used
+from millstream.models.source import ModelSource, is_demo, resolve
 from millstream.service.managed_model import LoadContext
 
 
@@ -26,13 +27,16 @@ class FileSearch:
 
     def find(self, spec: str | None, cache_dir: Path | None) -> ModelSource:
         """On any thread. Raises `LoadCancelled` after `cancel`."""
-        return resolve(
+        source = resolve(
             spec,
             cache_dir=cache_dir,
             report=self._report,
             progress=self._progress,
             cancelled=lambda: self._cancelled,
         )
+        if is_demo(spec) or (spec is not None and not Path(spec).expanduser().exists()):  # it is in a cache
+            mark_used(source.path, cache_dir)
+        return source
 
     def _progress(self, done: int, total: int) -> None:
         if not self._cancelled:

@@ -18,7 +18,7 @@ from millstream.engine.generation.cost_model import describe as describe_costs
 from millstream.engine.generation.tuning import DiskTierConfig, SchedulerSettings, limit_context, make_scheduler
 from millstream.errors import ModelError
 from millstream.loading.backends import BackendMaker
-from millstream.loading.description import BAD_FILES, describe
+from millstream.loading.description import describe
 from millstream.loading.engines import Engines
 from millstream.loading.files import FileSearch
 from millstream.loading.memory import footprint
@@ -28,6 +28,7 @@ from millstream.media.port import MediaPreprocessor
 from millstream.model_facts import UNDESCRIBED, GenerationFacts, ModelDescription
 from millstream.models.checks import check_model
 from millstream.models.demo import user_cache_dir
+from millstream.models.description import BAD_FILES
 from millstream.models.estimate import estimate, expected_device
 from millstream.models.source import ModelSource, find_local
 from millstream.service.admission import Admission

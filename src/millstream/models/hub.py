@@ -19,6 +19,7 @@ from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, R
 
 from millstream import sandbox
 from millstream.errors import ModelError
+from millstream.models.card import CARD
 from millstream.models.child_process import run_child
 from millstream.models.gguf_choice import choose_gguf, gguf_files
 from millstream.models.hub_errors import FAILURES, reason_of
@@ -30,8 +31,6 @@ BytesDone = Callable[[int, int], None]
 ALLOWED = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "*.tiktoken")
 # Copies of the weights in another layout, which some publishers add.
 IGNORED = ("consolidated*.safetensors", "original/*")
-CARD = "README.md"
-"""Downloaded with a model, since it names the licence. A model without it is complete."""
 
 _CHILD, _EVENT = "millstream.models.hub_child", "millstream: "
 _TAIL_LINES = 5
@@ -123,6 +122,7 @@ class _Download:
         here = _snapshot(model.repo, info.sha, self.cache_dir, allowed, ignored)
         if here is None or (file is not None and not (here / file).is_file()):
             self.report(f"downloading {model} from the hub...")
+            # The card names the licence. A snapshot without it is complete.
             here = self._download(info.sha, (*allowed, CARD), ignored)
         else:
             _note_revision(here, model.revision or "main")
