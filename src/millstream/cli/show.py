@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from millstream.loading.inspection import Inspection, MemoryNeed
     from millstream.models.source import ModelSource
 
-GB = 10**9
 _DEVICES = {"cpu": "CPU", "cuda": "GPU", "metal": "GPU"}
 
 
@@ -27,8 +26,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = commands.add_parser(
         "show",
         help="show what is known of a model",
-        description="Show what is known of a model without loading it: architecture, parameters, quantisation, context, "
-        "formats, licence, and the memory that it needs. With --url: a model of a running server.",
+        description="Show what is known of a model without loading it: architecture, parameters, quantisation, "
+        "context, formats, licence, and the memory that it needs. With --url: a model of a running server.",
     )
     parser.set_defaults(run=run)
     parser.add_argument(
@@ -69,6 +68,8 @@ def find(name: str, cache_dir: Path | None) -> ModelSource:
     source = find_local(name, cache_dir=cache_dir)
     if source is not None:
         return source
+    if name.startswith((".", "/", "~")):
+        raise NotFound(f"no such folder or file: {name}")
     models = cached_models(cache_dir)
     for model in models:
         if model.name == name and model.is_complete:

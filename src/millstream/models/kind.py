@@ -10,8 +10,8 @@ _AUDIO = frozenset({
     "qwen3_tts", "csm", "sesame", "dia", "outetts", "spark", "wav2vec2", "speecht5", "vits", "bark", "parler_tts",
 })  # fmt: skip
 _EMBEDDING = frozenset({
-    "bert", "xlm-roberta", "modernbert", "mpnet", "roberta", "distilbert", "nomic_bert", "new", "gte", "qwen3_embedding",
-    "gemma3_embedding", "embedding_gemma2", "siglip", "clip",
+    "bert", "xlm-roberta", "modernbert", "mpnet", "roberta", "distilbert", "nomic_bert", "new", "gte",
+    "qwen3_embedding", "gemma3_embedding", "embedding_gemma2", "siglip", "clip",
 })  # fmt: skip
 _SENTENCE_FILES = frozenset({"modules.json", "config_sentence_transformers.json", "1_Pooling"})
 
