@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import pty
@@ -14,11 +15,13 @@ from typing import Any
 import pytest
 
 from millstream.cli import main
-from millstream.cli.cache_options import did_you_mean
+from millstream.errors import ModelError
+from millstream.loading.files import FileSearch
 from millstream.model_facts import ModelCard
 from millstream.models.hub import ALLOWED
 from millstream.models.hub_fetch import Repository, fetch
 from millstream.models.last_used import mark_used
+from millstream.models.suggestions import did_you_mean
 from support.agent_stage import Player, playing
 from support.hub_server import COMMIT, HubServer
 from support.tiny_gguf import write_gguf
@@ -183,6 +186,18 @@ def test_rm_refuses_what_a_server_uses_and_what_it_does_not_know(
         cards[0] = ModelCard(TINY, created=1, state="failed")
         assert main(["rm", TINY, "--yes", "--cache-dir", str(filled), "--url", url]) == 0
     assert TINY not in listed(filled, capsys)
+
+
+def test_serve_suggests_a_model_on_disk(filled: Path) -> None:
+    class Loading:
+        def report_progress(self, progress: object) -> None:
+            raise AssertionError("nothing is downloaded")
+
+    async def find(spec: str) -> None:
+        FileSearch(Loading(), print).find(spec, filled)  # type: ignore[arg-type]
+
+    with pytest.raises(ModelError, match="a hub id would look like org/name. Did you mean mill/tiny"):
+        asyncio.run(find("tiny"))
 
 
 def test_similar_names() -> None:

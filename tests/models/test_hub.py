@@ -219,3 +219,12 @@ def test_a_stopped_download_ends_at_once_and_the_next_one_continues(hub: HubServ
     folder = download(HubModel(REPO), report=print, cache_dir=tmp_path, endpoint=hub.url)
     assert (folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
     assert not list((tmp_path / BLOBS).glob("*.incomplete"))
+
+
+def test_a_snapshot_that_another_program_began_is_completed(hub: HubServer, tmp_path: Path) -> None:
+    folder, _ = download_here(hub, tmp_path)
+    shutil.rmtree(tmp_path / "models--mill--stream" / "trees", ignore_errors=True)
+    (folder / "model.safetensors").unlink()
+    again = download(HubModel(REPO), report=print, cache_dir=tmp_path, endpoint=hub.url)
+    assert again == folder
+    assert (folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]

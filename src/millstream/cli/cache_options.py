@@ -1,28 +1,21 @@
-"""What the commands about models on disk share: the cache folder, and names that are almost right."""
+"""What the commands about models on disk share: the cache folder."""
 
 from __future__ import annotations
 
 import argparse
-import difflib
-from collections.abc import Iterable
+import os
 from pathlib import Path
+
+VARIABLE = "MILLSTREAM_CACHE_DIR"
 
 
 def add_cache_dir(parser: argparse.ArgumentParser) -> None:
+    folder = os.environ.get(VARIABLE)
     parser.add_argument(
         "--cache-dir",
         type=Path,
-        default=None,
+        default=Path(folder) if folder else None,
         metavar="FOLDER",
-        help="folder of downloaded models, as in 'millstream serve --cache-dir' (default: the hub client's cache)",
+        help="folder of downloaded models, as in 'millstream serve --cache-dir' "
+        f"(default: {VARIABLE}, or the hub client's cache)",
     )
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A sentence with the most similar names, after a space; empty if none is similar."""
-    names = list(known)
-    lower = {each.lower(): each for each in names}
-    close = difflib.get_close_matches(name.lower(), lower, n=3, cutoff=0.6)
-    parts = [each for each in names if name.lower() in each.lower().split("/")[-1]] if not close else []
-    found = [lower[each] for each in close] or parts[:3]
-    return f" Did you mean {' or '.join(found)}?" if found else ""

@@ -16,6 +16,7 @@ from typing import Any
 
 from huggingface_hub import HfApi, constants, snapshot_download
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RevisionNotFoundError
+from huggingface_hub.utils import filter_repo_objects
 
 from millstream import sandbox
 from millstream.errors import ModelError
@@ -120,7 +121,9 @@ class _Download:
         file = _gguf_file(model, names)
         allowed, ignored = ((glob.escape(file),), ()) if file else (ALLOWED, IGNORED)
         here = _snapshot(model.repo, info.sha, self.cache_dir, allowed, ignored)
-        if here is None or (file is not None and not (here / file).is_file()):
+        # Another program may have made a snapshot of some files only.
+        needed = filter_repo_objects(names, allow_patterns=list(allowed), ignore_patterns=list(ignored))
+        if here is None or not all((here / name).is_file() for name in needed):
             self.report(f"downloading {model} from the hub...")
             # The card names the licence. A snapshot without it is complete.
             here = self._download(info.sha, (*allowed, CARD), ignored)
