@@ -32,7 +32,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "engine": (set(), {"threads"}),
     "engine.prefix_cache": (set(), {"threads"}),
     "engine.generation": ({"engine", "engine.prefix_cache"}, set()),
-    "models": (set(), set()),
+    "models": (set(), {"threads", "executors"}),
     "media": (set(), {"executors"}),
     "text": ({"models"}, set()),
     "backend": ({"engine", "models"}, {"mlx"}),

@@ -5,12 +5,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+LoadPhase = Literal["starting", "downloading", "reading weights", "warming up"]
+"""What a load does: find and check files; download them; read, convert and evaluate weights; choose a layout, compile
+kernels and calibrate."""
+
 LEAST_TOKENS = 256
 """Tokens that a model must be able to hold to be useful."""
 
 
 MARGIN = 0.1
 """Share of a device's memory that is left to activations, to MLX and to other programs, if nobody gave a budget."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadProgress:
+    """How far a load is."""
+
+    phase: LoadPhase = "starting"
+    share: float = 0.0
+    """Of the phase, from 0 to 1. It begins anew with each phase."""
+    done_bytes: int = 0
+    """Of a download; 0 in other phases."""
+    total_bytes: int = 0
 
 
 class ModelFacts(Protocol):
@@ -173,6 +189,9 @@ class ModelCard:
     state: str
     aliases: tuple[str, ...] = ()
     progress: float | None = None
+    """The share of `phase` that is done, from 0 to 1. None unless it is loading."""
+    phase: LoadPhase | None = None
+    """What the load does. None unless it is loading."""
     error: str | None = None
     isolation: str = "thread"
     pid: int | None = None

@@ -31,6 +31,7 @@ from millstream.compose import Mill
 from millstream.config import Settings
 from millstream.errors import ModelError
 from millstream.loading.backends import BackendMaker, generation_backend
+from millstream.loading.progress import LoadWatch, Show
 
 log = logging.getLogger(__name__)
 
@@ -40,13 +41,20 @@ NETWORK_THREADS = 16
 STOPPING = "the server is shutting down"
 
 
-def serve(settings: Settings) -> tuple[int, bool]:
-    """Serve until a signal or a fatal error. Returns the exit code, and False if an engine could not be stopped."""
+def serve(settings: Settings, show_progress: Show | None = None) -> tuple[int, bool]:
+    """Serve until a signal or a fatal error. Returns the exit code, and False if an engine could not be stopped.
+
+    `show_progress` shows the progress of loads in a terminal; without it, the log tells it.
+    """
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     raise_open_files()
-    with bind(settings) as listener, asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    runner = asyncio.Runner(loop_factory=_loop_factory())
+    with bind(settings) as listener:
         warn_if_open(listener, settings)
-        return runner.run(serve_on(listener, settings))
+        code, clean = runner.run(serve_on(listener, settings, show_progress=show_progress))
+    if clean:
+        runner.close()  # else it would wait for threads that hang, for minutes
+    return code, clean
 
 
 def bind(settings: Settings) -> socket.socket:
@@ -74,6 +82,7 @@ async def serve_on(
     *,
     make_backend: BackendMaker = generation_backend,
     on_start: Callable[[MillServer], None] = lambda _: None,
+    show_progress: Show | None = None,
 ) -> tuple[int, bool]:
     """Serve on a bound socket until the server is told to exit. `on_start` receives the server, to stop it later."""
     pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="prepare")
@@ -95,9 +104,12 @@ async def serve_on(
         mill.add(spec)
     on_start(server)
     watcher = asyncio.create_task(_watch(mill, server, listener))
-    await server.serve(sockets=[listener])
-    await background.close()  # the engines are gone by now, so nothing is left to wait for
+    loads = asyncio.create_task(LoadWatch(mill.hub.loading, show_progress).run())
+    with server.exit_on_signals():
+        await server.serve(sockets=[listener])
+        await background.close()  # the engines are gone by now, so nothing is left to wait for
     watcher.cancel()
+    loads.cancel()
     for threads in (pool, network, dns):
         threads.shutdown(wait=False, cancel_futures=True)
     return server.exit_code, server.freed
@@ -109,6 +121,8 @@ async def _watch(mill: Mill, server: MillServer, listener: socket.socket) -> Non
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     log.info("Millstream %s is listening on %s", __version__, url)
     ready = await mill.hub.settled()
+    if server.should_exit:  # a cancelled load has settled too
+        return
     if not ready:
         log.error("no model could be loaded")
         server.exit_code = 1
@@ -163,11 +177,14 @@ class MillServer(uvicorn.Server):
         self.freed = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        log.info("shutting down: waiting for running requests to finish")
+        running = sum(card.active + card.waiting for card in self.mill.hub.cards())
+        log.info(
+            "shutting down%s", f": waiting for {running} running requests; Ctrl-C ends them now" if running else ""
+        )
         draining = asyncio.create_task(self.mill.close(STOPPING))
         await super().shutdown(sockets)
         self.freed = await draining
-        log.info("stopped" if self.freed else "stopped; an engine is stuck in a step and was abandoned")
+        log.info("stopped" if self.freed else "stopped; work that does not end was abandoned")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal lets running requests finish, the second exits at once."""
@@ -179,12 +196,15 @@ class MillServer(uvicorn.Server):
         logging.shutdown()
         os._exit(128 + sig)
 
+    def capture_signals(self) -> contextlib.AbstractContextManager[None]:
+        """uvicorn would listen for them only while it serves: not while background tasks end."""
+        return super().capture_signals() if sys.platform == "win32" else contextlib.nullcontext()
+
     @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
+    def exit_on_signals(self) -> Iterator[None]:
         """SIGTERM and SIGINT shut down gracefully, with exit code 0. A second signal exits at once."""
         if sys.platform == "win32" or threading.current_thread() is not threading.main_thread():
-            with super().capture_signals():
-                yield
+            yield
             return
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):

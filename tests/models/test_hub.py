@@ -2,109 +2,28 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
+import shutil
 import subprocess
 import sys
-import threading
+from collections import namedtuple
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
-from millstream.errors import ModelError
-from millstream.models.hub import HubModel, download
+from millstream.errors import LoadCancelled, ModelError
+from millstream.models.hub import HubModel, cached, download
+from millstream.models.hub_fetch import Repository, fetch
+from support.hub_server import COMMIT, FILES, GGUF_FILES, GGUF_REPO, HALF_GATED, REPO, HubServer
 
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
-REPO = "mill/stream"
-HALF_GATED = "mill/asks-first"
-"""As most gated models: the repository and its file list are public, the files are not."""
-FILES = {
-    "config.json": b'{"model_type": "llama"}',
-    "model.safetensors": b"weights" * 100,
-    "tokenizer.json": b"{}",
-    "chat_template.jinja": b"{{ messages }}",
-    "modeling.py": b"raise SystemExit",
-    "pytorch_model.bin": b"a pickle",
-    "model.pt": b"a pickle",
-    "vocab.pkl": b"a pickle",
-    "consolidated.safetensors": b"the same weights",
-    "notes.md": b"words",
-}
-WANTED = {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"}
-
-
-class StandIn(BaseHTTPRequestHandler):
-    """The hub's endpoints that the client uses: repository info, file list, and files."""
-
-    def do_GET(self) -> None:
-        self._answer(with_body=True)
-
-    def do_HEAD(self) -> None:
-        self._answer(with_body=False)
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-    def _answer(self, *, with_body: bool) -> None:
-        path = self.path.split("?")[0]
-        if path.startswith(f"/{HALF_GATED}/resolve/"):
-            status, body, headers = 403, b"", {"X-Error-Code": "GatedRepo"}
-        else:
-            status, body, headers = self._find(path.replace(HALF_GATED, REPO))
-        self.send_response(status)
-        for name, value in {**headers, "Content-Length": str(len(body))}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if with_body:
-            self.wfile.write(body)
-
-    def _find(self, path: str) -> tuple[int, bytes, dict[str, str]]:
-        if path.startswith("/api/models/mill/gated"):
-            return 403, b"{}", {"X-Error-Code": "GatedRepo"}
-        if path.startswith("/api/models/mill/locked"):
-            return 401, b"{}", {"X-Error-Message": "Invalid credentials in Authorization header"}
-        if path.startswith("/api/models/mill/private"):
-            return 401, b"{}", {}
-        if path.startswith("/api/models/mill/broken"):
-            return 501, b"{}", {}
-        if path.startswith(f"/api/models/{REPO}/tree/"):
-            tree = [
-                {"type": "file", "path": name, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
-                for name, data in FILES.items()
-            ]
-            return 200, json.dumps(tree).encode(), {"Content-Type": "application/json"}
-        if path in (f"/api/models/{REPO}", f"/api/models/{REPO}/revision/main", f"/api/models/{REPO}/revision/v1"):
-            facts = {"id": REPO, "sha": COMMIT, "siblings": [], "tags": [], "private": False}
-            return 200, json.dumps(facts).encode(), {"Content-Type": "application/json"}
-        if path.startswith(f"/api/models/{REPO}/revision/"):
-            return 404, b"{}", {"X-Error-Code": "RevisionNotFound"}
-        if path.startswith(f"/{REPO}/resolve/{COMMIT}/"):
-            data = FILES[path.rsplit("/", 1)[1]]
-            return 200, data, {"ETag": f'"{hashlib.sha1(data).hexdigest()}"', "X-Repo-Commit": COMMIT}
-        return 404, b"{}", {"X-Error-Code": "RepoNotFound"}
-
-
-class Hub:
-    def __init__(self) -> None:
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), StandIn)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+WANTED = {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja", "README.md"}
 
 
 @pytest.fixture
-def hub() -> Iterator[Hub]:
-    server = Hub()
-    yield server
-    server.stop()
+def hub() -> Iterator[HubServer]:
+    with HubServer() as server:
+        yield server
 
 
 @pytest.fixture
@@ -112,7 +31,7 @@ def reports() -> list[str]:
     return []
 
 
-def test_it_downloads_the_needed_files_only(hub: Hub, tmp_path: Path, reports: list[str]) -> None:
+def test_it_downloads_the_needed_files_only(hub: HubServer, tmp_path: Path, reports: list[str]) -> None:
     folder = download(HubModel(REPO), report=reports.append, cache_dir=tmp_path, endpoint=hub.url)
     assert {path.name for path in folder.iterdir()} == WANTED
     assert (folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
@@ -122,7 +41,7 @@ def test_it_downloads_the_needed_files_only(hub: Hub, tmp_path: Path, reports: l
     assert reports == []
 
 
-def test_without_the_hub_the_cache_is_used_and_reported(hub: Hub, tmp_path: Path, reports: list[str]) -> None:
+def test_without_the_hub_the_cache_is_used_and_reported(hub: HubServer, tmp_path: Path, reports: list[str]) -> None:
     folder = download(HubModel(REPO, "v1"), report=reports.append, cache_dir=tmp_path, endpoint=hub.url)
     hub.stop()
     reports.clear()
@@ -132,7 +51,7 @@ def test_without_the_hub_the_cache_is_used_and_reported(hub: Hub, tmp_path: Path
     assert "copy in the cache" in reports[0]
 
 
-def test_without_the_hub_an_incomplete_snapshot_is_not_used(hub: Hub, tmp_path: Path, reports: list[str]) -> None:
+def test_without_the_hub_an_incomplete_snapshot_is_not_used(hub: HubServer, tmp_path: Path, reports: list[str]) -> None:
     folder = download(HubModel(REPO), report=reports.append, cache_dir=tmp_path, endpoint=hub.url)
     hub.stop()
     (folder / "model.safetensors").unlink()
@@ -140,7 +59,7 @@ def test_without_the_hub_an_incomplete_snapshot_is_not_used(hub: Hub, tmp_path: 
         download(HubModel(REPO), report=reports.append, cache_dir=tmp_path, endpoint=hub.url)
 
 
-def test_without_the_hub_and_a_snapshot(hub: Hub, tmp_path: Path, reports: list[str]) -> None:
+def test_without_the_hub_and_a_snapshot(hub: HubServer, tmp_path: Path, reports: list[str]) -> None:
     hub.stop()
     with pytest.raises(ModelError, match="cannot be reached"):
         download(HubModel(REPO), report=reports.append, cache_dir=tmp_path, endpoint=hub.url)
@@ -159,7 +78,7 @@ def test_without_the_hub_and_a_snapshot(hub: Hub, tmp_path: Path, reports: list[
         (HubModel(REPO, "v9"), "no revision 'v9'"),
     ],
 )
-def test_refusals(hub: Hub, tmp_path: Path, reports: list[str], model: HubModel, words: str) -> None:
+def test_refusals(hub: HubServer, tmp_path: Path, reports: list[str], model: HubModel, words: str) -> None:
     with pytest.raises(ModelError, match=words):
         download(model, report=reports.append, cache_dir=tmp_path, endpoint=hub.url)
 
@@ -176,7 +95,7 @@ except ModelError as error:
 """
 
 
-def test_offline_mode_uses_the_cache_only(hub: Hub, tmp_path: Path, reports: list[str]) -> None:
+def test_offline_mode_uses_the_cache_only(hub: HubServer, tmp_path: Path, reports: list[str]) -> None:
     folder = download(HubModel(REPO), report=reports.append, cache_dir=tmp_path, endpoint=hub.url)
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_ENDPOINT": hub.url}
 
@@ -187,3 +106,125 @@ def test_offline_mode_uses_the_cache_only(hub: Hub, tmp_path: Path, reports: lis
     here, missing = start(REPO), start("mill/other")
     assert here.communicate()[0].splitlines() == [f"offline: serving {REPO} from the cache", str(folder)]
     assert "refused: mill/other is not in the cache, and HF_HUB_OFFLINE is set" in missing.communicate()[0]
+
+
+BLOBS = "models--mill--stream/blobs"
+
+
+def download_here(hub: HubServer, folder: Path) -> tuple[Path, list[tuple[int, int]]]:
+    """Without the child process."""
+    told: list[tuple[int, int]] = []
+    repository = Repository(REPO, None, COMMIT, ("*.json", "*.safetensors"), ("consolidated*",))
+    path = fetch(repository, progress=lambda *each: told.append(each), cache_dir=folder, endpoint=hub.url)
+    return path, told
+
+
+def test_progress_counts_the_bytes_of_all_files(hub: HubServer, tmp_path: Path) -> None:
+    _, told = download_here(hub, tmp_path)
+    total = sum(len(FILES[name]) for name in ("config.json", "model.safetensors", "tokenizer.json"))
+    assert told[0] == (0, total)
+    assert told[-1] == (total, total)
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+
+
+def test_a_partial_file_is_continued(hub: HubServer, tmp_path: Path) -> None:
+    folder, _ = download_here(hub, tmp_path)
+    weights = FILES["model.safetensors"]
+    blob = (folder / "model.safetensors").resolve()
+    (folder / "model.safetensors").unlink()
+    blob.unlink()
+    blob.with_name(f"{blob.name}.incomplete").write_bytes(weights[:300])
+    hub.sent.clear()
+    again, told = download_here(hub, tmp_path)
+    assert again == folder
+    assert (folder / "model.safetensors").read_bytes() == weights
+    assert hub.sent == {"model.safetensors": len(weights) - 300}
+    assert told[0][0] == told[-1][1] - (len(weights) - 300)
+    assert not list((tmp_path / BLOBS).glob("*.incomplete"))
+
+
+def test_a_hub_that_ignores_ranges_sends_all_of_it(hub: HubServer, tmp_path: Path) -> None:
+    folder, _ = download_here(hub, tmp_path)
+    weights = FILES["model.safetensors"]
+    blob = (folder / "model.safetensors").resolve()
+    (folder / "model.safetensors").unlink()
+    blob.rename(blob.with_name(f"{blob.name}.incomplete"))
+    os.truncate(blob.with_name(f"{blob.name}.incomplete"), 300)
+    hub.ranges = False
+    _, told = download_here(hub, tmp_path)
+    assert (folder / "model.safetensors").read_bytes() == weights
+    assert told[-1][0] == told[-1][1]
+
+
+def test_a_damaged_partial_file_is_found_and_not_kept(hub: HubServer, tmp_path: Path) -> None:
+    folder, _ = download_here(hub, tmp_path)
+    blob = (folder / "model.safetensors").resolve()
+    (folder / "model.safetensors").unlink()
+    blob.unlink()
+    blob.with_name(f"{blob.name}.incomplete").write_bytes(b"x" * 300)
+    with pytest.raises(ModelError, match="arrived damaged"):
+        download_here(hub, tmp_path)
+    assert (download_here(hub, tmp_path)[0] / "model.safetensors").read_bytes() == FILES["model.safetensors"]
+
+
+def test_a_disk_that_is_too_small_is_told_before_the_download(
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(1000, 600, 400))
+    with pytest.raises(ModelError, match=r"needs 725 bytes .* has 400 bytes free: 325 bytes are missing") as caught:
+        download_here(hub, tmp_path / "not" / "yet")
+    assert "millstream list" in caught.value.message
+    assert hub.sent == {}
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        (HubModel(GGUF_REPO, tag="q4_k_m"), "model-Q4_K_M.gguf"),
+        (HubModel(GGUF_REPO, file="model-Q8_0.gguf"), "model-Q8_0.gguf"),
+    ],
+)
+def test_one_gguf_file_of_a_repository(hub: HubServer, tmp_path: Path, model: HubModel, name: str) -> None:
+    path = download(model, report=print, cache_dir=tmp_path, endpoint=hub.url)
+    assert (path.name, path.read_bytes()) == (name, GGUF_FILES[name])
+    assert set(hub.sent) == {name, "README.md"}
+    assert cached(model, tmp_path) == path
+    assert cached(HubModel(GGUF_REPO), tmp_path) == path, "the only file in the cache"
+    assert cached(HubModel(GGUF_REPO, tag="Q2_K"), tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (HubModel(GGUF_REPO), "several GGUF files; choose one of: mill/quants:Q4_K_M, mill/quants:Q8_0$"),
+        (HubModel(GGUF_REPO, tag="Q2_K"), "no GGUF file with Q2_K; choose one of: mill/quants:Q4_K_M"),
+        (HubModel(GGUF_REPO, file="other.gguf"), "no GGUF file other.gguf; choose one of"),
+        (HubModel(REPO, tag="Q4_0"), "mill/stream has no GGUF file"),
+    ],
+)
+def test_a_gguf_file_that_is_not_there(hub: HubServer, tmp_path: Path, model: HubModel, words: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        download(model, report=print, cache_dir=tmp_path, endpoint=hub.url)
+
+
+def test_a_stopped_download_ends_at_once_and_the_next_one_continues(hub: HubServer, tmp_path: Path) -> None:
+    hub.hold_after = 300
+    with pytest.raises(LoadCancelled):
+        download(HubModel(REPO), report=print, cache_dir=tmp_path, endpoint=hub.url, cancelled=hub.held.is_set)
+    assert not (tmp_path / "models--mill--stream" / "snapshots").exists()
+    assert cached(HubModel(REPO), tmp_path) is None
+    hub.release()
+    hub.sent.clear()
+    folder = download(HubModel(REPO), report=print, cache_dir=tmp_path, endpoint=hub.url)
+    assert (folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
+    assert not list((tmp_path / BLOBS).glob("*.incomplete"))
+
+
+def test_a_snapshot_that_another_program_began_is_completed(hub: HubServer, tmp_path: Path) -> None:
+    folder, _ = download_here(hub, tmp_path)
+    shutil.rmtree(tmp_path / "models--mill--stream" / "trees", ignore_errors=True)
+    (folder / "model.safetensors").unlink()
+    again = download(HubModel(REPO), report=print, cache_dir=tmp_path, endpoint=hub.url)
+    assert again == folder
+    assert (folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]

@@ -103,13 +103,15 @@ def test_an_invalid_argument(spec: str) -> None:
         ("org/name-1.5B_4bit", HubModel("org/name-1.5B_4bit")),
         ("org/name@main", HubModel("org/name", "main")),
         ("org/name@refs/pr/3", HubModel("org/name", "refs/pr/3")),
+        ("hf.co/org/name", HubModel("org/name")),
+        ("https://huggingface.co/org/name@v1", HubModel("org/name", "v1")),
     ],
 )
 def test_a_hub_id(here: Path, monkeypatch: pytest.MonkeyPatch, spec: str, model: HubModel) -> None:
     path = make_folder(here / "snapshot", "config.json", "model.safetensors")
     asked: list[tuple[HubModel, Path | None]] = []
 
-    def download(model: HubModel, *, report: object, cache_dir: Path | None) -> Path:
+    def download(model: HubModel, *, cache_dir: Path | None, **_: object) -> Path:
         asked.append((model, cache_dir))
         return path
 
@@ -127,7 +129,7 @@ def test_a_hub_model_without_weights_is_refused_by_its_id(here: Path, monkeypatc
 
 
 def test_none_means_the_demo_model(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source, "demo_model", lambda *, report, cache_dir: cache_dir / "demo.gguf")
+    monkeypatch.setattr(source, "demo_model", lambda *, cache_dir, **_: cache_dir / "demo.gguf")
     expected = ModelSource("smollm2-135m-instruct", "gguf", here / "demo.gguf")
     assert resolve(None, cache_dir=here, report=quiet) == expected
 
@@ -141,3 +143,45 @@ def test_the_name_is_known_before_the_model_is_resolved(here: Path) -> None:
     assert name_of("org/name@main") == "org/name"
     assert name_of("./org/name") == "./org/name"
     assert name_of("") == ""
+
+
+@pytest.mark.parametrize(
+    ("spec", "model", "name"),
+    [
+        ("org/name:Q4_K_M", HubModel("org/name", tag="Q4_K_M"), "org/name:Q4_K_M"),
+        ("hf.co/org/name:q8_0@v1", HubModel("org/name", "v1", tag="q8_0"), "org/name:q8_0"),
+        ("org/name/small-Q8_0.gguf", HubModel("org/name", file="small-Q8_0.gguf"), "small-Q8_0"),
+        ("org/name/sub/small.GGUF@v1", HubModel("org/name", "v1", file="sub/small.GGUF"), "small"),
+    ],
+)
+def test_a_gguf_file_of_the_hub(
+    here: Path, monkeypatch: pytest.MonkeyPatch, spec: str, model: HubModel, name: str
+) -> None:
+    file = make_folder(here / "blobs", "0123") / "0123"
+    link = here / "small.gguf"
+    link.symlink_to(file)
+    asked: list[HubModel] = []
+
+    def download(model: HubModel, **_: object) -> Path:
+        asked.append(model)
+        return link
+
+    monkeypatch.setattr(hub, "download", download)
+    assert resolve(spec, report=quiet) == ModelSource(name, "gguf", link)
+    assert name_of(spec) == name
+    assert asked == [model]
+
+
+@pytest.mark.parametrize("spec", ["org/name/../x.gguf", "org/name/.hidden.gguf", "org/name:", "org/name:a/b"])
+def test_a_file_of_the_hub_with_an_impossible_name(spec: str) -> None:
+    with pytest.raises(ModelError, match="no such folder or file"):
+        resolve(spec, report=quiet)
+
+
+def test_the_demo_model_has_names_too(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source, "demo_model", lambda *, cache_dir, **_: cache_dir / "demo.gguf")
+    expected = ModelSource("smollm2-135m-instruct", "gguf", here / "demo.gguf")
+    assert resolve("demo", cache_dir=here, report=quiet) == expected
+    assert name_of("demo") == name_of("smollm2-135m-instruct") == expected.name
+    folder = make_folder(here / "demo", "config.json", "model.safetensors")
+    assert resolve("demo", cache_dir=here, report=quiet) == ModelSource("demo", "folder", folder)

@@ -10,6 +10,7 @@ import pytest
 from millstream.engine.generation.plan import Plan, StepResult
 from millstream.engine.messages import Failed, Finished
 from millstream.errors import EngineGone, InsufficientMemory, LoadCancelled, ModelError, NotFound
+from millstream.model_facts import LoadProgress
 from millstream.service import managed_model
 from millstream.service.ready_model import ReadyModel
 from support.fake import FakeBackend, Gate
@@ -160,9 +161,11 @@ async def test_an_unload_cancels_a_load() -> None:
     fake.before_load = wait
     asking = asyncio.ensure_future(fake.ask("a"))
     await fake.until(lambda: managed.state == "loading")
-    assert fake.hub.card("a").progress == 0.0
-    managed.report_progress(0.25)
-    assert fake.hub.card("a").progress == 0.25
+    card = fake.hub.card("a")
+    assert (card.progress, card.phase) == (0.0, "starting")
+    managed.report_progress(LoadProgress("reading weights", 0.25))
+    card = fake.hub.card("a")
+    assert (card.progress, card.phase) == (0.25, "reading weights")
     assert (await fake.hub.unload("a")).state == "unloaded"
     with pytest.raises(LoadCancelled, match="'a' was unloaded by request while it was loading; send the request again"):
         await asking

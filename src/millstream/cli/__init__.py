@@ -7,7 +7,10 @@ import sys
 from collections.abc import Sequence
 
 from millstream import __version__
-from millstream.cli import bench, launch, serve
+from millstream.cli import bench, launch, list, pull, rm, serve, show
+
+INTERRUPTED = 130
+"""The exit code of a shell for a program that Ctrl-C ended."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -17,8 +20,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     serve.add_parser(commands)
     bench.add_parser(commands)
     launch.add_parser(commands)
+    for command in (pull, list, show, rm):
+        command.add_parser(commands)
     own, of_agent = launch.split_arguments(sys.argv[1:] if argv is None else argv)
     arguments = parser.parse_args(own, argparse.Namespace(agent_arguments=of_agent))
-    run = arguments.run
-    code: int = run(arguments)
+    try:
+        code: int = arguments.run(arguments)
+    except KeyboardInterrupt:
+        print("millstream: interrupted", file=sys.stderr)
+        return INTERRUPTED
     return code

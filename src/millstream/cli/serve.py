@@ -8,6 +8,7 @@ import os
 import sys
 from pathlib import Path
 
+from millstream.cli.live_line import live_line
 from millstream.cli.serve_options import add_options
 from millstream.cli.settings import settings_of
 from millstream.errors import MillstreamError
@@ -48,7 +49,8 @@ def run(arguments: argparse.Namespace) -> int:
         settings = settings_of(arguments)
         from millstream.server import serve  # two seconds, which other commands and wrong options do without
 
-        code, clean = serve(settings)
+        line = live_line()
+        code, clean = serve(settings, line.show if line else None)
     except MillstreamError as error:
         print(f"millstream: {error.message}", file=sys.stderr)
         return 1

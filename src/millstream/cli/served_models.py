@@ -27,6 +27,15 @@ class ServedModel:
 
 def served_models(url: str, key: str | None) -> list[ServedModel]:
     """Raises a `MillstreamError` that says what to do if there is no such server, or none of ours."""
+    models = fetch_models(url, key)
+    try:
+        return [_model(fields) for fields in models]
+    except (KeyError, TypeError):
+        raise _not_ours(url) from None
+
+
+def fetch_models(url: str, key: str | None) -> list[dict[str, object]]:
+    """All fields of the models. Raises as `served_models` does."""
     request = urllib.request.Request(f"{url}/v1/models", headers={"Authorization": f"Bearer {key}"} if key else {})
     try:
         with _opener(url).open(request, timeout=TIMEOUT) as response:
@@ -40,9 +49,25 @@ def served_models(url: str, key: str | None) -> list[ServedModel]:
             f"No server answers at {url} ({reason}). Start one with 'millstream serve MODEL', or name it with --url."
         ) from None
     try:
-        return [_model(fields) for fields in json.loads(body)["data"]]
+        models = [dict(fields) for fields in json.loads(body)["data"]]
     except (ValueError, KeyError, TypeError):
-        raise MillstreamError(f"The server at {url} is not Millstream: it does not list its models.") from None
+        raise _not_ours(url) from None
+    if not all("id" in fields and "state" in fields for fields in models):
+        raise _not_ours(url)
+    return models
+
+
+def find_fields(models: Sequence[dict[str, object]], name: str) -> dict[str, object] | None:
+    """The model of this name or alias."""
+    for fields in models:
+        aliases = fields.get("aliases")
+        if name == fields["id"] or (isinstance(aliases, list) and name in aliases):
+            return fields
+    return None
+
+
+def _not_ours(url: str) -> MillstreamError:
+    return MillstreamError(f"The server at {url} is not Millstream: it does not list its models.")
 
 
 def choose(models: Sequence[ServedModel], wanted: str | None) -> ServedModel:

@@ -44,6 +44,11 @@ class Mailbox:
             commands, self._commands = self._commands, []
             return commands
 
+    def shutdown_reason(self) -> str | None:
+        """Why the engine is asked to stop, if a `Shutdown` waits. For an owner that is busy and looks now and then."""
+        with self._changed:
+            return next((command.reason for command in self._commands if isinstance(command, Shutdown)), None)
+
     def close(self, reason: str) -> list[Command]:
         """Make later posts raise with `reason`; returns the commands that were not taken."""
         with self._changed:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from millstream.model_facts import ModelFacts
+from millstream.model_facts import LoadPhase, ModelFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +88,10 @@ class Failed(RequestEvent):
 
 @dataclass(frozen=True, slots=True)
 class Loading(Event):
-    """How much of the model is in memory, from 0 to 1."""
+    """How far the load is: this share of its phase is done, from 0 to 1."""
 
-    progress: float
+    share: float
+    phase: LoadPhase = "reading weights"
 
 
 @dataclass(frozen=True, slots=True)

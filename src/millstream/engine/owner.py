@@ -26,6 +26,7 @@ from millstream.engine.messages import (
 )
 from millstream.engine.protocols import Backend, BackendFactory, Scheduler, SchedulerFactory
 from millstream.errors import EngineGone, MillstreamError
+from millstream.model_facts import LoadPhase
 
 log = logging.getLogger(__name__)
 
@@ -75,14 +76,21 @@ class OwnerLoop:
         return freed and self._crash is None
 
     def _load(self, backend: AnyBackend) -> AnyScheduler:
+        self._report_load(0.0)  # importing MLX took seconds: the load may have been given up meanwhile
         if (task := backend.background_task(None)) is not None:
             self._background.run_soon(None, task)
-        facts = backend.load(lambda progress: self._emit([Loading(progress)]))
+        facts = backend.load(self._report_load)
         scheduler = self._make_scheduler(facts)
         scheduler.wake_by(self._wake)
         self._heartbeat.beat()
         self._emit([Loaded(facts), *self._measure(backend, scheduler)])
         return scheduler
+
+    def _report_load(self, share: float, phase: LoadPhase = "reading weights") -> None:
+        """Between two pieces of work of a load. Raises if the engine is asked to stop, which ends the load here."""
+        if (reason := self._mailbox.shutdown_reason()) is not None:
+            raise EngineGone(reason)
+        self._emit([Loading(share, phase)])
 
     def _load_failed(self, reason: str) -> list[Event]:
         return [LoadFailed(reason), *self._close_mailbox(f"the model could not be loaded: {reason}")]

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 from millstream.engine.background import BackgroundTask
 from millstream.engine.messages import Command, Event, Submit
-from millstream.model_facts import ModelFacts
+from millstream.model_facts import LoadPhase, ModelFacts
 
 SubmitT = TypeVar("SubmitT", bound=Submit, contravariant=True)
 PlanT = TypeVar("PlanT")
@@ -19,11 +19,16 @@ ResultT = TypeVar("ResultT", covariant=True)
 ResultInT = TypeVar("ResultInT", contravariant=True)
 FactsT = TypeVar("FactsT", bound=ModelFacts, covariant=True)
 
-Progress = Callable[[float], None]
-"""Called with the progress, from 0 to 1."""
+
+class Progress(Protocol):
+    """Called while a model loads, between two pieces of work. It raises if the load is to be given up."""
+
+    def __call__(self, share: float, phase: LoadPhase = "reading weights") -> None:
+        """`share` of the phase is done, from 0 to 1."""
+        ...
 
 
-def ignore_progress(progress: float) -> None:
+def ignore_progress(share: float, phase: LoadPhase = "reading weights") -> None:
     """For callers that do not show progress."""
 
 
@@ -31,7 +36,8 @@ class Backend(Protocol[SubmitT, PlanInT, ResultT, FactsT]):
     """Runs plans on a model. Every method is called on the owner thread, and on no other."""
 
     def load(self, report: Progress = ignore_progress) -> FactsT:
-        """Owner only. Load the model here, evaluate all of it, and report progress meanwhile."""
+        """Owner only. Load the model here, evaluate all of it, and report progress meanwhile. What `report` raises
+        ends the load."""
         ...
 
     def background_task(self, request: SubmitT | None) -> BackgroundTask | None:

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import logging
 
-from millstream.errors import ModelError
 from millstream.model_facts import ModelDescription
-from millstream.models.description import describe_files
+from millstream.models.description import BAD_FILES, describe_files
 from millstream.models.source import ModelSource
 from millstream.service.generation.model import capabilities
 from millstream.text.chat_format import ChatFormat
 
 log = logging.getLogger(__name__)
-
-BAD_FILES = (ModelError, OSError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError)
-"""What damaged files can raise. A description is for people: it must not keep a model from being served."""
 
 
 def describe(source: ModelSource, chat_format: ChatFormat) -> ModelDescription:

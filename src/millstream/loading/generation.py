@@ -18,8 +18,9 @@ from millstream.engine.generation.cost_model import describe as describe_costs
 from millstream.engine.generation.tuning import DiskTierConfig, SchedulerSettings, limit_context, make_scheduler
 from millstream.errors import ModelError
 from millstream.loading.backends import BackendMaker
-from millstream.loading.description import BAD_FILES, describe
+from millstream.loading.description import describe
 from millstream.loading.engines import Engines
+from millstream.loading.files import FileSearch
 from millstream.loading.memory import footprint
 from millstream.loading.settings import engine_settings, kv_bits, max_batch
 from millstream.media.limits import MediaLimits
@@ -27,8 +28,9 @@ from millstream.media.port import MediaPreprocessor
 from millstream.model_facts import UNDESCRIBED, GenerationFacts, ModelDescription
 from millstream.models.checks import check_model
 from millstream.models.demo import user_cache_dir
+from millstream.models.description import BAD_FILES
 from millstream.models.estimate import estimate, expected_device
-from millstream.models.source import ModelSource, find_local, resolve
+from millstream.models.source import ModelSource, find_local
 from millstream.service.admission import Admission
 from millstream.service.engine_client import EngineClient
 from millstream.service.generation.model import GenerationModel
@@ -44,6 +46,9 @@ from millstream.text.tokenizer import Tokenizer
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+JOB_SECONDS = 2.0
+"""How long the server's shutdown waits for blocking work of cancelled loads: a download ends its child process."""
 
 BAD_CONFIG_ERRORS = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, AssertionError)
 """Raised when a preprocessor config has values of wrong types."""
@@ -73,8 +78,7 @@ class GenerationLoader:
     async def open(self, name: str, spec: ModelSpec, loading: LoadContext) -> GenerationModel:
         """Loads a model and returns it, ready to serve. Raises `ModelError` if it cannot be loaded."""
         report = functools.partial(log.info, "%s: %s", name)
-        find = functools.partial(resolve, spec.source, cache_dir=self._settings.cache_dir, report=report)
-        source = await self._in_pool(find)
+        source = await self._find(FileSearch(loading, report), spec)
         await self._in_pool(functools.partial(check_model, source.kind, source.path))
         tokenizer = await self._in_pool(functools.partial(load_tokenizer, source))
         template_source = tokenizer.template.source if tokenizer.template else None
@@ -116,6 +120,12 @@ class GenerationLoader:
             fim=detect_fill_in_middle(tokenizer),
         )
 
+    async def _find(self, search: FileSearch, spec: ModelSpec) -> ModelSource:
+        try:
+            return await self._in_pool(functools.partial(search.find, spec.source, self._settings.cache_dir))
+        finally:
+            search.cancel()
+
     async def describe(self, spec: ModelSpec) -> ModelDescription:
         """Describes a model without loading it, as far as its files are on this machine."""
         return await self._in_pool(functools.partial(self._describe, spec))
@@ -131,7 +141,10 @@ class GenerationLoader:
         return UNDESCRIBED if source is None else describe(source, chat_format)
 
     async def close(self) -> None:
-        """Stops the remaining template processes."""
+        """Stops the remaining template processes, and waits a moment for downloads, which end once their load is
+        cancelled."""
+        if jobs := [asyncio.wrap_future(job) for job in list(self._jobs)]:
+            await asyncio.wait([asyncio.gather(*jobs, return_exceptions=True)], timeout=JOB_SECONDS)
         await asyncio.gather(*(template.close() for template in list(self._templates)))
 
     async def wait_closed(self) -> None:

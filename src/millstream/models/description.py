@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from millstream.errors import ModelError
 from millstream.models.estimate import quantized_values
 from millstream.models.files import read_object
 from millstream.models.geometry import context_length
@@ -21,6 +22,10 @@ _FILE_TYPES = {
     13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K", 30: "IQ4_XS", 32: "BF16",
 }  # fmt: skip
 """The names of `general.file_type` in GGUF: how most tensors of a file are quantised."""
+
+
+BAD_FILES = (ModelError, OSError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError)
+"""What damaged files can raise. A description is for people: it must not keep a model from being served."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from millstream.engine.messages import (
     Submit,
 )
 from millstream.errors import EngineGone, ModelError
-from millstream.model_facts import ModelFacts
+from millstream.model_facts import LoadProgress, ModelFacts
 from millstream.service.admission import Admission
 from millstream.service.inbox import Inbox
 
@@ -44,7 +44,7 @@ class EngineClient:
         link: Link,
         admission: Admission,
         *,
-        on_progress: Callable[[float], None] = lambda progress: None,
+        on_progress: Callable[[LoadProgress], None] = lambda progress: None,
         on_idle: Callable[[], None] = lambda: None,
     ) -> None:
         """`on_progress` gets the progress of the load; `on_idle` is called whenever the last request has ended."""
@@ -203,7 +203,7 @@ class EngineClient:
         """An event of the engine itself, not of a request."""
         match event:
             case Loading():
-                self._on_progress(event.progress)
+                self._on_progress(LoadProgress(event.phase, event.share))
             case Loaded():
                 self._loaded.set_result(event.facts)
             case LoadFailed():

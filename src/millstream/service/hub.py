@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from millstream.config import ModelSpec
 from millstream.errors import EngineGone, ModelError, NotFound, WrongModelKind
-from millstream.model_facts import ModelCard
+from millstream.model_facts import LoadProgress, ModelCard
 from millstream.service.managed_model import Loader, ManagedModel, ModelState, report_defect
 from millstream.service.memory_budget import MemoryBudget
 from millstream.service.ready_model import ReadyModel
@@ -70,6 +70,10 @@ class ModelHub:
 
     def card(self, name: str) -> ModelCard:
         return card_of(self._find(name))
+
+    def loading(self) -> list[tuple[str, LoadProgress]]:
+        """The models that are being loaded, and how far they are."""
+        return [(each.name, each.progress) for each in self._models.values() if each.state is ModelState.LOADING]
 
     @asynccontextmanager
     async def use(self, name: str, kind: type[ModelT]) -> AsyncIterator[ModelT]:
@@ -183,7 +187,8 @@ def card_of(managed: ManagedModel) -> ModelCard:
         created=managed.created,
         state=managed.state,
         aliases=managed.spec.aliases,
-        progress=round(managed.progress, 3) if managed.state is ModelState.LOADING else None,
+        progress=round(managed.progress.share, 3) if managed.state is ModelState.LOADING else None,
+        phase=managed.progress.phase if managed.state is ModelState.LOADING else None,
         error=managed.error,
         isolation=managed.isolation,
         pid=pid,

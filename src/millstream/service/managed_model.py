@@ -13,7 +13,7 @@ from typing import Protocol
 from millstream.config import ModelSpec
 from millstream.engine.owner import describe
 from millstream.errors import EngineGone, LoadCancelled, MillstreamError, ModelError
-from millstream.model_facts import UNDESCRIBED
+from millstream.model_facts import UNDESCRIBED, LoadProgress
 from millstream.service.memory_budget import MemoryBudget, Reservation
 from millstream.service.model_change import ModelChange
 from millstream.service.ready_model import ReadyModel
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 MAX_CRASHES = 5
 """Consecutive crashes without an answer, after which the model has failed."""
 FIRST_BACKOFF, MAX_BACKOFF = 0.25, 30.0
-CANCELLED_LOAD_SECONDS = 3.0
+CANCELLED_LOAD_SECONDS = 2.0
 """How long the server's shutdown waits for a cancelled load, which has nothing worth saving."""
 
 
@@ -39,8 +39,8 @@ class ModelState(StrEnum):
 class LoadContext(Protocol):
     """What a loader may use of the model that it loads."""
 
-    def report_progress(self, progress: float) -> None:
-        """From 0 to 1."""
+    def report_progress(self, progress: LoadProgress) -> None:
+        """On the event loop."""
         ...
 
     async def reserve(self, minimum: int, wanted: int) -> int:
@@ -76,8 +76,8 @@ class ManagedModel:
         self.created = int(time.time())
         self.error: str | None = None
         self.model: ReadyModel | None = None
-        self.progress = 0.0
-        """Of the load, from 0 to 1."""
+        self.progress = LoadProgress()
+        """Of the load, while there is one."""
         self.crashes = 0
         self.restarts = 0
         self.loads = 0
@@ -206,7 +206,7 @@ class ManagedModel:
         self._state = ModelState.STOPPED
         return freed
 
-    def report_progress(self, progress: float) -> None:
+    def report_progress(self, progress: LoadProgress) -> None:
         self.progress = progress
 
     async def reserve(self, minimum: int, wanted: int) -> int:
@@ -219,7 +219,7 @@ class ManagedModel:
 
     def _begin_load(self, delay: float = 0.0) -> None:
         assert self._change is None, "one change at a time"
-        self._state, self.error, self.progress = ModelState.LOADING, None, 0.0
+        self._state, self.error, self.progress = ModelState.LOADING, None, LoadProgress()
         self._change = ModelChange(self._load(delay), loads=True, on_end=self._change_ended)
 
     def _begin_unload(self, model: ReadyModel, reason: str, grace: float, patience: float) -> ModelChange:

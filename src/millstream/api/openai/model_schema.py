@@ -6,6 +6,7 @@ from typing import Literal
 
 from millstream.api.response_schema import ResponseSchema
 from millstream.api.system_schema import State
+from millstream.model_facts import LoadPhase
 
 
 class Model(ResponseSchema):
@@ -19,7 +20,9 @@ class Model(ResponseSchema):
     owned_by: Literal["millstream"]
     state: State
     progress: float | None
-    """The loaded fraction, from 0 to 1, while the model loads."""
+    """While the model loads: the fraction of `phase` that is done, from 0 to 1."""
+    phase: LoadPhase | None
+    """While the model loads: what the load does. Each phase has a `progress` of its own."""
     error: str | None
     """Why it failed."""
     aliases: list[str]

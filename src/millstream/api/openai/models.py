@@ -94,6 +94,7 @@ def _fields(card: ModelCard) -> dict[str, object]:
         "owned_by": "millstream",
         "state": card.state,
         "progress": card.progress,
+        "phase": card.phase,
         "error": card.error,
         "aliases": list(card.aliases),
         "isolation": card.isolation,

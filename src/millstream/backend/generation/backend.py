@@ -22,7 +22,7 @@ from millstream.backend.generation.prefix_store.blocks import PrefixStore
 from millstream.backend.generation.sampling.guides import prepare_grammar
 from millstream.backend.generation.settings import GenerationSettings
 from millstream.backend.generation.trial import TwoRowTrial
-from millstream.backend.generation.warmup import warm_up
+from millstream.backend.generation.warmup import RUNS, WarmupProgress, warm_up
 from millstream.backend.weights.identity import identity_of
 from millstream.backend.weights.loading import load
 from millstream.backend.weights.materialize import evaluate_all
@@ -77,6 +77,7 @@ class MlxGenerationBackend:
         self._guard.check("load")
         settings = self._settings
         loaded = load(settings.kind, settings.path, self._device, unpack=settings.unpack, report=report)
+        warming_up = WarmupProgress(report, runs=RUNS if self._compiles_kernels else 0)
         self._model = loaded.model
         if loaded.is_vision:
             # Imported here, since mlx-vlm may not be installed.
@@ -88,10 +89,12 @@ class MlxGenerationBackend:
         chooser = LayoutChooser(settings, self._device, self._model, takes_media=self._encoder is not None)
         chooser.shape_layers()
         self._weight_bytes = evaluate_all(self._model)
+        warming_up.advance()
         assembly = self._assembly = Assembly(
             self._model, loaded.vocab_size, encoder=self._encoder, grammars=settings.grammars
         )
         layout = self._layout = chooser.choose(TwoRowTrial(assembly))
+        warming_up.advance()
         notes = [*loaded.notes, layout.fast_paths]
         max_rows = settings.max_rows
         if layout.one_row_reason is not None:
@@ -101,6 +104,7 @@ class MlxGenerationBackend:
             notes.append(f"KV cache quantised to {packing.bits} bits in groups of {packing.group_size}")
         self.reset()
         token_bytes, prefix_sizes = assembly.measure(layout)
+        warming_up.advance()
         facts = GenerationFacts(
             context_length=loaded.context_length,
             vocab_size=loaded.vocab_size,
@@ -119,8 +123,9 @@ class MlxGenerationBackend:
             device_memory=self._weight_bytes + max(0, free_bytes(self._device)),
             feature_bytes=settings.feature_bytes if self._encoder is not None else 0,
         )
-        self._warm_up(facts)
+        self._warm_up(facts, warming_up)
         facts = self._calibrate(facts)
+        warming_up.advance()
         # Else the garbage collector would scan all of it between two steps: 20 ms and more.
         gc.freeze()
         return facts
@@ -273,9 +278,14 @@ class MlxGenerationBackend:
         blas = f", {self._settings.blas}" if self._settings.blas and self._device.is_cpu else ""
         return f"{self._device.kind} ({self._device.name}){blas}"
 
-    def _warm_up(self, facts: GenerationFacts) -> None:
-        """Compile kernels before the first request. The CPU has none to compile."""
-        if self._device.is_cpu or "warmup" in self._settings.disabled:
+    @property
+    def _compiles_kernels(self) -> bool:
+        """The CPU has none to compile."""
+        return not self._device.is_cpu and "warmup" not in self._settings.disabled
+
+    def _warm_up(self, facts: GenerationFacts, progress: WarmupProgress) -> None:
+        """Compile kernels before the first request."""
+        if not self._compiles_kernels:
             return
         started = time.monotonic()
         warm_up(
@@ -283,6 +293,7 @@ class MlxGenerationBackend:
             max_rows=facts.max_rows,
             vocab_size=facts.vocab_size,
             context_length=facts.context_length,
+            after_run=progress.advance,
         )
         log.info("Warmed up in %.1f s", time.monotonic() - started)
 

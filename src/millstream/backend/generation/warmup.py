@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from millstream.backend.generation.caches.widths import CHUNK_LENGTHS, MAX_PADDED_CHUNK
 from millstream.engine.generation.messages import Generate
 from millstream.engine.generation.plan import GenerationBackend
 from millstream.engine.generation.scheduler import GenerationScheduler
+from millstream.engine.protocols import Progress
 from millstream.types import Sampling
 
 SAMPLINGS = (
@@ -23,10 +24,43 @@ LONG = 1300
 """Tokens of a prompt so long that attention is computed in parts."""
 
 
-def warm_up(backend: GenerationBackend, *, max_rows: int, vocab_size: int, context_length: int) -> None:
+_CHUNKS = tuple(length for length in CHUNK_LENGTHS if length <= MAX_PADDED_CHUNK)
+"""Calibration runs longer ones, if they are not too slow here."""
+RUNS = 3 + len(_CHUNKS)
+OTHER_STEPS = 4
+"""Of a backend's load, after its weights are read: shape the layers, choose a layout, measure its memory, calibrate."""
+
+
+class WarmupProgress:
+    """Reports the progress of a load after the weights are read, step by step."""
+
+    def __init__(self, report: Progress, *, runs: int) -> None:
+        """`runs`: how many runs of `warm_up` there will be."""
+        self._report = report
+        self._total = OTHER_STEPS + runs
+        self._done = 0
+        report(0.0, "warming up")
+
+    def advance(self) -> None:
+        self._done += 1
+        self._report(min(1.0, self._done / self._total), "warming up")
+
+
+def warm_up(
+    backend: GenerationBackend,
+    *,
+    max_rows: int,
+    vocab_size: int,
+    context_length: int,
+    after_run: Callable[[], None] = lambda: None,
+) -> None:
     """Rows with all kinds of sampling join, decode during prefill, and leave at different times, until one runs alone.
     Then prompts of every usual chunk length are prefilled, rows decode while a long prompt is prefilled in chunks, and
-    as many rows as there may be decode together."""
+    as many rows as there may be decode together. `after_run` is called after each of the `RUNS`."""
+
+    def run(prefill_tokens: int, submits: Sequence[Generate]) -> None:
+        _run(backend, GenerationScheduler(max_rows=max_rows, prefill_tokens=prefill_tokens), submits)
+        after_run()
 
     def submit(number: int, length: int, tokens: int) -> Generate:
         length = max(1, min(length, context_length - 20))
@@ -36,16 +70,12 @@ def warm_up(backend: GenerationBackend, *, max_rows: int, vocab_size: int, conte
 
     count = max(2 * len(SAMPLINGS), min(2 * max_rows, 64))
     mixed = [submit(number, LENGTHS[number % len(LENGTHS)], 3 + number % 9) for number in range(count)]
-    _run(backend, GenerationScheduler(max_rows=max_rows, prefill_tokens=128), mixed)
-    chunk = MAX_PADDED_CHUNK  # calibration runs longer ones, if they are not too slow here
-    for length in CHUNK_LENGTHS:
-        if length <= chunk:
-            _run(backend, GenerationScheduler(max_rows=max_rows, prefill_tokens=chunk), [submit(0, length, 2)])
-    rows_and_prompt = [submit(0, 130, 40), submit(1, 120, 40), submit(2, LONG, 4)]
-    _run(backend, GenerationScheduler(max_rows=max_rows, prefill_tokens=chunk), rows_and_prompt)
+    run(128, mixed)
+    for length in _CHUNKS:
+        run(MAX_PADDED_CHUNK, [submit(0, length, 2)])
+    run(MAX_PADDED_CHUNK, [submit(0, 130, 40), submit(1, 120, 40), submit(2, LONG, 4)])
     # All rows at once: the widest forward pass has kernels of its own.
-    together = [submit(number, 2, 3) for number in range(max_rows)]
-    _run(backend, GenerationScheduler(max_rows=max_rows, prefill_tokens=chunk), together)
+    run(MAX_PADDED_CHUNK, [submit(number, 2, 3) for number in range(max_rows)])
     backend.reset()
 
 

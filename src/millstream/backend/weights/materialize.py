@@ -37,7 +37,9 @@ def _attributes(item: object) -> list[object]:
 
 
 PORTION = 64 * 2**20
-"""Bytes that are evaluated in one go; progress is reported after each portion."""
+"""The most bytes that are evaluated in one go; progress is reported after each portion."""
+PORTIONS = 50
+"""The least number of portions, so that the progress of small models moves too."""
 
 
 class ByteProgress:
@@ -47,10 +49,11 @@ class ByteProgress:
         self._total = total
         self._report = report
         self._done = self._reported = 0
+        self.portion = min(PORTION, total // PORTIONS)
 
     def add(self, nbytes: int) -> None:
         self._done += nbytes
-        if self._reported + PORTION <= self._done < self._total:
+        if self._reported + self.portion <= self._done < self._total:
             self._reported = self._done
             self._report(self._done / self._total)
 
@@ -71,7 +74,7 @@ def evaluate_all(root: object, report: Progress = ignore_progress) -> int:
     for array in arrays:
         portion.append(array)
         waiting += array.nbytes
-        if waiting >= PORTION:
+        if waiting >= progress.portion:
             mx.eval(portion)
             progress.add(waiting)
             portion, waiting = [], 0
