@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from types import FrameType
 
 import uvicorn
@@ -31,6 +31,7 @@ from millstream.compose import Mill
 from millstream.config import Settings
 from millstream.errors import ModelError
 from millstream.loading.backends import BackendMaker, generation_backend
+from millstream.reload import ConfigReloader, Reread
 
 log = logging.getLogger(__name__)
 
@@ -40,13 +41,16 @@ NETWORK_THREADS = 16
 STOPPING = "the server is shutting down"
 
 
-def serve(settings: Settings) -> tuple[int, bool]:
-    """Serve until a signal or a fatal error. Returns the exit code, and False if an engine could not be stopped."""
+def serve(settings: Settings, *, reread: Reread | None = None) -> tuple[int, bool]:
+    """Serve until a signal or a fatal error. Returns the exit code, and False if an engine could not be stopped.
+
+    `reread`: reads the configuration again when SIGHUP comes.
+    """
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     raise_open_files()
     with bind(settings) as listener, asyncio.Runner(loop_factory=_loop_factory()) as runner:
         warn_if_open(listener, settings)
-        return runner.run(serve_on(listener, settings))
+        return runner.run(serve_on(listener, settings, reread=reread))
 
 
 def bind(settings: Settings) -> socket.socket:
@@ -74,6 +78,7 @@ async def serve_on(
     *,
     make_backend: BackendMaker = generation_backend,
     on_start: Callable[[MillServer], None] = lambda _: None,
+    reread: Reread | None = None,
 ) -> tuple[int, bool]:
     """Serve on a bound socket until the server is told to exit. `on_start` receives the server, to stop it later."""
     pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="prepare")
@@ -95,7 +100,8 @@ async def serve_on(
         mill.add(spec)
     on_start(server)
     watcher = asyncio.create_task(_watch(mill, server, listener))
-    await server.serve(sockets=[listener])
+    with server.reload_on_signal(reread, pool):
+        await server.serve(sockets=[listener])
     await background.close()  # the engines are gone by now, so nothing is left to wait for
     watcher.cancel()
     for threads in (pool, network, dns):
@@ -178,6 +184,13 @@ class MillServer(uvicorn.Server):
         self.mill.kill(STOPPING)
         logging.shutdown()
         os._exit(128 + sig)
+
+    def reload_on_signal(self, reread: Reread | None, pool: Executor) -> contextlib.AbstractContextManager[None]:
+        """SIGHUP reads the configuration again. Without a configuration, it has its usual effect."""
+        if reread is None:
+            return contextlib.nullcontext()
+        hang_up = functools.partial(self.handle_exit, signal.SIGTERM, None)
+        return ConfigReloader(self.mill, reread, pool, hang_up=hang_up).on_signal()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
