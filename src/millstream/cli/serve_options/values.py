@@ -14,7 +14,8 @@ from millstream.cli.toml_tables import Reader
 
 MAX_COUNT = 2**40
 _BOOLEANS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
-_UNITS = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
+_UNITS = {f"{letter}iB": 1024**power for power, letter in enumerate("KMGT", 1)}
+_UNITS |= {f"{letter}B": 1000**power for power, letter in enumerate("KMGT", 1)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +53,10 @@ def path(text: str) -> Path:
 
 
 def show_size(size: int) -> str:
-    """As `memory_size` reads it: in the largest unit that divides it."""
-    for unit, factor in _UNITS:
-        if size and size % factor == 0:
-            return f"{size // factor}{unit}"
-    return f"{size}"
+    """As `memory_size` reads it, exactly: in the unit that makes the number shortest."""
+    exact = [(size // factor, unit) for unit, factor in _UNITS.items() if size and size % factor == 0]
+    number, unit = min(exact, default=(size, ""))
+    return f"{number}{unit}"
 
 
 def show_time(seconds: float) -> str:
