@@ -176,9 +176,7 @@ class Mill:
 def _with_names(models: Sequence[str | ModelSpec], known: Mapping[str | None, str]) -> tuple[ModelSpec, ...]:
     """All specs with a name. Looks at the disk, where a folder that is served may be gone: it keeps its name."""
     specs = Settings(models=tuple(models)).specs
-    return tuple(
-        replace(spec, name=spec.name or known.get(spec.source) or name_of(spec.source)) for spec in specs
-    )
+    return tuple(replace(spec, name=spec.name or known.get(spec.source) or name_of(spec.source)) for spec in specs)
 
 
 def _store(settings: Settings, worker: Executor) -> tuple[Seal, RecordStore]:

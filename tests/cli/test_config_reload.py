@@ -51,7 +51,11 @@ def test_what_cannot_be_used_changes_nothing(tmp_path: Path) -> None:
     file = tmp_path / "mill.toml"
     file.write_text(X)
     again = reread("--config", str(file))
-    for text, reason in [("", "names no model any more"), ("[models.x", "not valid TOML"), (X + "pin = 1", "pin: 1 is")]:
+    for text, reason in [
+        ("", "names no model any more"),
+        ("[models.x", "not valid TOML"),
+        (X + "pin = 1", "pin: 1 is"),
+    ]:
         file.write_text(text)
         with pytest.raises(ModelError, match=reason):
             again()

@@ -69,14 +69,12 @@ _MODEL = (
         toml.size,
         "a size such as 2GiB",
         "KV cache size, if the server has a memory budget",
-        "enough for one row of the whole context",
+        "enough for one row of the context, up to 32768 tokens",
     ),
     ModelOption(
         "kv_bits", toml.integer_choice(*KV_BITS), ", ".join(map(str, KV_BITS)), "quantise its KV cache", _SERVER
     ),
-    ModelOption(
-        "tool_format", toml.choice(*TOOL_FORMATS), "as --tool-format", "the format of its tool calls", _SERVER
-    ),
+    ModelOption("tool_format", toml.choice(*TOOL_FORMATS), "as --tool-format", "the format of its tool calls", _SERVER),
     ModelOption(
         "reasoning_format",
         toml.choice(*REASONING_FORMATS),

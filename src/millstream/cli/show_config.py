@@ -33,7 +33,12 @@ def as_json(config: ServeConfig) -> str:
             for name, option in OPTIONS.items()
         },
         "models": [
-            {"name": _name(spec), "from": origin.place, "where": origin.where or None, "options": dict(_set_fields(spec))}
+            {
+                "name": _name(spec),
+                "from": origin.place,
+                "where": origin.where or None,
+                "options": dict(_set_fields(spec)),
+            }
             for spec, origin in _models(config)
         ],
         "mcp_servers": [{"name": server.label, "target": _target(server)} for server in config.settings.tool_servers],

@@ -40,7 +40,7 @@ KEYS = (
     Option(
         "api_key",
         _KEY,
-        "one API key, as a variable that commands such as `millstream launch` read too; it may contain a comma",
+        "one API key, as a variable that commands such as millstream launch read too; it may contain a comma",
         default_text="none",
         setting=None,
         secret=True,

@@ -73,7 +73,9 @@ def integer(low: int, high: int = MAX_COUNT, *, metavar: str = "COUNT") -> Value
 
 
 def choice(*choices: str, metavar: str | None = None) -> Value:
-    return Value(toml.choice(*choices), toml.choice(*choices), ", ".join(choices), metavar=metavar, choices=choices)
+    """`metavar`: for choices that the option's help lists."""
+    accepts = ", ".join(choices) if metavar is None else "a name"
+    return Value(toml.choice(*choices), toml.choice(*choices), accepts, metavar=metavar, choices=choices)
 
 
 def integer_choice(*choices: int) -> Value:
