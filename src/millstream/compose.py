@@ -10,6 +10,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import replace
 
 from millstream.config import ConfigUpdate, ModelSpec, Settings
+from millstream.errors import ModelError
 from millstream.loading.backends import BackendMaker
 from millstream.loading.engines import Engines
 from millstream.loading.generation import GenerationLoader
@@ -51,6 +52,8 @@ class Mill:
         self._pool = pool
         self._specs: dict[str, ModelSpec] = {}
         """The models that are served, by name, in order."""
+        self._derived_names: dict[str | None, str] = {}
+        """Of models that set none, by source."""
         self._closing = False
         self._tool_servers = McpServers(settings.tool_servers)
         self._store_worker = ThreadPoolExecutor(1, thread_name_prefix="store")
@@ -90,6 +93,8 @@ class Mill:
     def add(self, spec: ModelSpec) -> None:
         """Serve a model. If it is loaded now, the server answers meanwhile."""
         name = spec.name or name_of(spec.source)
+        if spec.name is None:
+            self._derived_names[spec.source] = name
         model = self.hub.add(
             name, spec, self._loader_of(name, spec), isolation=self._isolation(spec), load_now=self._loads_now(spec)
         )
@@ -99,11 +104,16 @@ class Mill:
             self._describe_soon(model)
 
     async def reload(self, update: ConfigUpdate) -> None:
-        """Change the models to those of `update`. Requests of models that stay as they are notice nothing."""
-        names = {spec.source: name for name, spec in self._specs.items()}
-        specs = await asyncio.wrap_future(self._pool.submit(_with_names, update.models, names))
+        """Change the models to those of `update`. Requests of models that stay as they are notice nothing. Raises
+        `ModelError`, before anything has changed, if two models have one name."""
+        specs = Settings(models=update.models).specs
+        unnamed = [spec.source for spec in specs if spec.name is None]
+        names = await asyncio.wrap_future(self._pool.submit(_names_of, unnamed, self._derived_names))
+        specs = tuple(replace(spec, name=spec.name or names[spec.source]) for spec in specs)
+        _reject_duplicates(specs)
         if self._closing:
             return
+        self._derived_names = names
         if update.needs_restart:
             options = ", ".join(update.needs_restart)
             log.warning("changed options that take effect when the server is started again: %s", options)
@@ -173,10 +183,15 @@ class Mill:
         self._tool_servers.kill()
 
 
-def _with_names(models: Sequence[str | ModelSpec], known: Mapping[str | None, str]) -> tuple[ModelSpec, ...]:
-    """All specs with a name. Looks at the disk, where a folder that is served may be gone: it keeps its name."""
-    specs = Settings(models=tuple(models)).specs
-    return tuple(replace(spec, name=spec.name or known.get(spec.source) or name_of(spec.source)) for spec in specs)
+def _names_of(sources: Sequence[str | None], known: Mapping[str | None, str]) -> dict[str | None, str]:
+    """Names by source. Looks at the disk, where a folder that is served may be gone: it keeps its name."""
+    return {source: known.get(source) or name_of(source) for source in sources}
+
+
+def _reject_duplicates(specs: Sequence[ModelSpec]) -> None:
+    names = [name for spec in specs for name in (spec.name, *spec.aliases)]
+    if twice := sorted({str(name) for name in names if names.count(name) > 1}):
+        raise ModelError(f"two models have the name or alias {', '.join(twice)}")
 
 
 def _store(settings: Settings, worker: Executor) -> tuple[Seal, RecordStore]:

@@ -74,7 +74,7 @@ def test_a_file_without_models_may_stay_so(tmp_path: Path) -> None:
 
 
 def test_without_a_file_there_is_nothing_to_read(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="no config file to read again. Start the server with --config"):
+    with pytest.raises(ModelError, match=r"no config file to read again\. Start the server with --config"):
         reread("org/x")()
     again = reread("org/a", environment={"XDG_CONFIG_HOME": str(tmp_path), "APPDATA": str(tmp_path)})
     (tmp_path / "millstream").mkdir()

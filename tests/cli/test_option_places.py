@@ -101,7 +101,6 @@ def write(tmp_path: Path) -> Callable[[str], str]:
 def in_force(config: ServeConfig, option: Option) -> Any:
     """The value, and in the form of `Settings` as well."""
     value = config.values[option.name]
-    value = tuple(value) if isinstance(value, list) else value
     if option.setting is not None:
         assert getattr(config.settings, option.setting) == option.to_field(value)
     return value

@@ -175,6 +175,10 @@ async def test_a_reload_loads_what_failed_but_not_what_is_unloaded() -> None:
     assert idle.state == "unloaded" and fake.loads == ["a", "a"]
     update(fake, "b", reload=False, load="start", load_now=True)
     await fake.until(lambda: idle.state == "ready")
+    await fake.hub.unload("b")
+    update(fake, "b", reload=True, max_batch=2, load_now=True)
+    await fake.until(lambda: idle.state == "ready")
+    assert fake.loads == ["a", "a", "b", "b"], "it is loaded once, not again for the reload"
     assert await fake.hub.close("stop", 1.0, 5.0)
 
 
@@ -195,6 +199,11 @@ async def test_a_model_that_is_added_again_before_it_has_ended() -> None:
     assert isinstance(await last_of(running), Finished)
     assert isinstance(await asking, Finished)
     assert fake.loads == ["a", "a"] and fake.hub.memory.reserved == 10
+    fake.hub.remove("a", lambda: pytest.fail("it is served again"))
+    await fake.until(lambda: model.state == "unloading")
+    fake.add("a", load_now=True)
+    await fake.until(lambda: model.state == "ready")
+    assert fake.loads == ["a", "a", "a"]
     assert await fake.hub.close("stop", 1.0, 5.0)
 
 

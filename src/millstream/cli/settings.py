@@ -69,7 +69,8 @@ def resolve_config(arguments: argparse.Namespace, environment: Mapping[str, str]
     """`arguments` holds only the options that were given. Raises `ModelError` that says which value is wrong, where
     it is set and what is accepted."""
     file = _read_file(arguments, environment)
-    flags = {name: value for name, value in vars(arguments).items() if name in OPTIONS}
+    given = {name: value for name, value in vars(arguments).items() if name in OPTIONS}
+    flags = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
     places: list[tuple[Place, dict[str, Any]]] = [
         ("flag", flags),
         ("environment", read_environment(environment)),
@@ -82,7 +83,7 @@ def resolve_config(arguments: argparse.Namespace, environment: Mapping[str, str]
         place = next((place for place, given in places if name in given), None)
         values[name] = option.default if place is None else dict(places)[place][name]
         origins[name] = DEFAULT if place is None else Origin(place, _where(place, name, file))
-    fields = {
+    fields: dict[str, Any] = {
         option.setting: option.to_field(values[name])
         for name, option in OPTIONS.items()
         if option.setting is not None and origins[name] is not DEFAULT
@@ -92,7 +93,7 @@ def resolve_config(arguments: argparse.Namespace, environment: Mapping[str, str]
         models=models,
         api_keys=_api_keys(values, origins, file),
         tool_servers=file.tool_servers,
-        **{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()},
+        **fields,
     )
     reject_duplicates(_names(settings))
     warning = unknown_variables(environment)

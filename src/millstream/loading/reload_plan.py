@@ -33,13 +33,13 @@ class ReloadPlan:
         return not (self.removed or self.added or self.updated or self.reloaded)
 
     def __str__(self) -> str:
-        parts = [
-            ("added", [spec.name for spec in self.added]),
-            ("removed", list(self.removed)),
-            ("reloaded", [spec.name for spec in self.reloaded]),
-            ("updated", [spec.name for spec in self.updated]),
-        ]
-        return "; ".join(f"{what}: {', '.join(map(str, names))}" for what, names in parts if names) or "no changes"
+        parts = {
+            "added": _names(self.added),
+            "removed": list(self.removed),
+            "reloaded": _names(self.reloaded),
+            "updated": _names(self.updated),
+        }
+        return "; ".join(f"{what}: {', '.join(names)}" for what, names in parts.items() if names) or "no changes"
 
 
 def plan_reload(settings: Settings, old: Sequence[ModelSpec], new: Sequence[ModelSpec]) -> ReloadPlan:

@@ -58,9 +58,12 @@ class ModelHub:
             if known in self._names:
                 raise ModelError(f"two models have the name or alias {known!r}; give one of them another one")
         if name in self._retiring:
-            managed = self._take_back(name, spec, loader, isolation)
-        else:
-            managed = ManagedModel(name, spec, loader, self.memory, isolation=isolation, idle_unload=self._idle_unload)
+            # It is added again before it has ended. Two of one name would share a memory reservation.
+            managed, task = self._retiring.pop(name)
+            task.cancel()
+            self._models[name] = managed
+            return self.update(name, spec, loader, isolation=isolation, reload=True, load_now=load_now)
+        managed = ManagedModel(name, spec, loader, self.memory, isolation=isolation, idle_unload=self._idle_unload)
         self._models[name] = managed
         self._index()
         if load_now:
@@ -80,14 +83,14 @@ class ModelHub:
     def update(
         self, name: str, spec: ModelSpec, loader: Loader, *, isolation: str, reload: bool, load_now: bool = False
     ) -> ManagedModel:
-        """Give a model new options. `reload`: load it again if it is loaded. The caller sees to it that names stay
-        unique, once all updates are made."""
+        """Give a model new options. `reload`: load it again if it is loaded; `load_now`: load it if it is not. The
+        caller sees to it that names are unique once all updates are made."""
         managed = self._models[name]
         managed.configure(spec, loader, isolation=isolation)
         self._index()
         if reload:
-            self._run(managed.reload("its options have changed", self._patience))
-        if load_now:
+            self._run(self._reload(managed, load_now))
+        elif load_now:
             managed.load_soon()
         return managed
 
@@ -184,13 +187,11 @@ class ModelHub:
         del self._retiring[managed.name]
         on_end()
 
-    def _take_back(self, name: str, spec: ModelSpec, loader: Loader, isolation: str) -> ManagedModel:
-        """A removed model is added again before it has ended. Two of one name would share a memory reservation."""
-        managed, task = self._retiring.pop(name)
-        task.cancel()
-        managed.configure(spec, loader, isolation=isolation)
-        self._run(managed.reload("its options have changed", self._patience))
-        return managed
+    async def _reload(self, managed: ManagedModel, load_now: bool) -> None:
+        await managed.reload("its options have changed", self._patience)
+        await managed.settled()
+        if load_now:
+            managed.load_soon()
 
     def _run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.ensure_future(work)
