@@ -30,6 +30,11 @@ if worker := os.environ.get("PYTEST_XDIST_WORKER"):
     kernels.mkdir(parents=True, exist_ok=True)
     os.environ["TMPDIR"] = str(kernels)
 
+# The configuration of whoever runs the tests must not reach the servers under test.
+os.environ["XDG_CONFIG_HOME"] = str(CACHE / "no-config")
+for variable in ("MILLSTREAM_CONFIG", "MILLSTREAM_MODELS", "MILLSTREAM_API_KEY"):
+    os.environ.pop(variable, None)
+
 load_blas()
 
 pytest_plugins = ["support.demo"]

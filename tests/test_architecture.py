@@ -60,7 +60,7 @@ ROOMS["loading"] = (
     ROOMS["loading"][1],
 )
 
-JOINERS = {"cli", "compose.py", "server.py", "__main__.py", "__init__.py", "api/app.py"}
+JOINERS = {"cli", "compose.py", "server.py", "reload.py", "__main__.py", "__init__.py", "api/app.py"}
 """They put rooms together, so they may import any."""
 
 

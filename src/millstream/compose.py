@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import replace
 
-from millstream.config import ModelSpec, Settings
+from millstream.config import ConfigUpdate, ModelSpec, Settings
+from millstream.errors import ModelError
 from millstream.loading.backends import BackendMaker
 from millstream.loading.engines import Engines
 from millstream.loading.generation import GenerationLoader
+from millstream.loading.reload_plan import plan_reload
 from millstream.media.limits import MediaLimits
 from millstream.media.resolver import Resolver
 from millstream.models.source import name_of
@@ -17,7 +22,7 @@ from millstream.service.generation.grammar_checks import GrammarChecks
 from millstream.service.generation.metrics import GenerationMetrics
 from millstream.service.generation.service import TextGenerator
 from millstream.service.hub import ModelHub, card_of
-from millstream.service.managed_model import ManagedModel, report_defect
+from millstream.service.managed_model import Loader, ManagedModel, report_defect
 from millstream.service.mcp.servers import McpServers
 from millstream.service.media.files import MAX_AV_DECODES, MAX_IMAGE_DECODES, MediaFiles
 from millstream.service.media.memory import MediaMemory
@@ -31,6 +36,8 @@ from millstream.service.store.memory import MemoryRecords
 from millstream.service.store.seal import SecretKeySeal
 from millstream.service.unread_output import UnreadOutput
 
+log = logging.getLogger(__name__)
+
 
 class Mill:
     """A hub and its services, made on a running event loop.
@@ -42,6 +49,12 @@ class Mill:
         self, settings: Settings, pool: Executor, network: Executor, resolver: Executor, make_backend: BackendMaker
     ) -> None:
         self._settings = settings
+        self._pool = pool
+        self._specs: dict[str, ModelSpec] = {}
+        """The models that are served, by name, in order."""
+        self._derived_names: dict[str | None, str] = {}
+        """Of models that set none, by source."""
+        self._closing = False
         self._tool_servers = McpServers(settings.tool_servers)
         self._store_worker = ThreadPoolExecutor(1, thread_name_prefix="store")
         seal, records = _store(settings, self._store_worker)
@@ -80,17 +93,68 @@ class Mill:
     def add(self, spec: ModelSpec) -> None:
         """Serve a model. If it is loaded now, the server answers meanwhile."""
         name = spec.name or name_of(spec.source)
-        isolation = "process" if self._settings.isolated(spec) else "thread"
-        load_now = (spec.load or self._settings.load) == "start"
+        if spec.name is None:
+            self._derived_names[spec.source] = name
         model = self.hub.add(
-            name, spec, functools.partial(self._loader.open, name, spec), isolation=isolation, load_now=load_now
+            name, spec, self._loader_of(name, spec), isolation=self._isolation(spec), load_now=self._loads_now(spec)
         )
+        self._specs[name] = replace(spec, name=name)
         self._metrics.watch(name, lambda: card_of(model))
-        if not load_now:
-            task = asyncio.ensure_future(self._describe(model))
-            self._descriptions.add(task)
-            task.add_done_callback(self._descriptions.discard)
-            task.add_done_callback(report_defect)
+        if not self._loads_now(spec):
+            self._describe_soon(model)
+
+    async def reload(self, update: ConfigUpdate) -> None:
+        """Change the models to those of `update`. Requests of models that stay as they are notice nothing. Raises
+        `ModelError`, before anything has changed, if two models have one name."""
+        specs = Settings(models=update.models).specs
+        unnamed = [spec.source for spec in specs if spec.name is None]
+        names = await asyncio.wrap_future(self._pool.submit(_names_of, unnamed, self._derived_names))
+        specs = tuple(replace(spec, name=spec.name or names[spec.source]) for spec in specs)
+        _reject_duplicates(specs)
+        if self._closing:
+            return
+        self._derived_names = names
+        if update.needs_restart:
+            options = ", ".join(update.needs_restart)
+            log.warning("changed options that take effect when the server is started again: %s", options)
+        plan = plan_reload(self._settings, tuple(self._specs.values()), specs)
+        self._loader.serve_models(specs)
+        for name in plan.removed:
+            del self._specs[name]
+            self.hub.remove(name, functools.partial(self._metrics.unwatch, name))
+        for spec in (*plan.updated, *plan.reloaded):
+            self._update(spec, reload=spec in plan.reloaded)
+        for spec in plan.added:
+            self.add(spec)
+        self.hub.reorder(plan.order)
+        self._specs = {name: self._specs[name] for name in plan.order}
+        log.info("configuration reloaded: %s", plan)
+
+    def _update(self, spec: ModelSpec, *, reload: bool) -> None:
+        name = spec.name or ""
+        load_now = self._loads_now(spec) and not self._loads_now(self._specs[name])
+        self._specs[name] = spec
+        model = self.hub.update(
+            name, spec, self._loader_of(name, spec), isolation=self._isolation(spec), reload=reload, load_now=load_now
+        )
+        if reload and model.model is None:
+            model.loads = 0
+            self._describe_soon(model)
+
+    def _loader_of(self, name: str, spec: ModelSpec) -> Loader:
+        return functools.partial(self._loader.open, name, spec)
+
+    def _isolation(self, spec: ModelSpec) -> str:
+        return "process" if self._settings.isolated(spec) else "thread"
+
+    def _loads_now(self, spec: ModelSpec) -> bool:
+        return (spec.load or self._settings.load) == "start"
+
+    def _describe_soon(self, model: ManagedModel) -> None:
+        task = asyncio.ensure_future(self._describe(model))
+        self._descriptions.add(task)
+        task.add_done_callback(self._descriptions.discard)
+        task.add_done_callback(report_defect)
 
     async def _describe(self, model: ManagedModel) -> None:
         """Fills in what the files of a model say about it before it is loaded for the first time."""
@@ -100,6 +164,7 @@ class Mill:
 
     async def close(self, reason: str) -> bool:
         """True if every engine freed its model in time and no download or DNS look-up is left running."""
+        self._closing = True
         for task in self._descriptions:
             task.cancel()
         freed = await self.hub.close(reason, self._settings.grace, self._settings.stop_patience)
@@ -116,6 +181,17 @@ class Mill:
         """End all engines and tool servers without waiting, as far as that is possible: those in processes are gone."""
         self._engines.kill(reason)
         self._tool_servers.kill()
+
+
+def _names_of(sources: Sequence[str | None], known: Mapping[str | None, str]) -> dict[str | None, str]:
+    """Names by source. Looks at the disk, where a folder that is served may be gone: it keeps its name."""
+    return {source: known.get(source) or name_of(source) for source in sources}
+
+
+def _reject_duplicates(specs: Sequence[ModelSpec]) -> None:
+    names = [name for spec in specs for name in (spec.name, *spec.aliases)]
+    if twice := sorted({str(name) for name in names if names.count(name) > 1}):
+        raise ModelError(f"two models have the name or alias {', '.join(twice)}")
 
 
 def _store(settings: Settings, worker: Executor) -> tuple[Seal, RecordStore]:

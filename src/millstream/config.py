@@ -87,6 +87,15 @@ class ToolServerSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ConfigUpdate:
+    """What the configuration says when it is read again while the server runs."""
+
+    models: tuple[str | ModelSpec, ...]
+    needs_restart: tuple[str, ...] = ()
+    """Changed options of the server, by name. They take effect when it starts again."""
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     models: tuple[str | ModelSpec, ...] = ()
     """The models to serve; a string is a source. Empty for the demo model."""

@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from types import FrameType
 
 import uvicorn
@@ -32,6 +32,7 @@ from millstream.config import Settings
 from millstream.errors import ModelError
 from millstream.loading.backends import BackendMaker, generation_backend
 from millstream.loading.progress import LoadWatch, Show
+from millstream.reload import ConfigReloader, Reread
 
 log = logging.getLogger(__name__)
 
@@ -41,17 +42,20 @@ NETWORK_THREADS = 16
 STOPPING = "the server is shutting down"
 
 
-def serve(settings: Settings, show_progress: Show | None = None) -> tuple[int, bool]:
+def serve(
+    settings: Settings, show_progress: Show | None = None, *, reread: Reread | None = None
+) -> tuple[int, bool]:
     """Serve until a signal or a fatal error. Returns the exit code, and False if an engine could not be stopped.
 
-    `show_progress` shows the progress of loads in a terminal; without it, the log tells it.
+    `show_progress` shows the progress of loads in a terminal; without it, the log tells it. `reread`: reads the
+    configuration again when SIGHUP comes.
     """
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     raise_open_files()
     runner = asyncio.Runner(loop_factory=_loop_factory())
     with bind(settings) as listener:
         warn_if_open(listener, settings)
-        code, clean = runner.run(serve_on(listener, settings, show_progress=show_progress))
+        code, clean = runner.run(serve_on(listener, settings, show_progress=show_progress, reread=reread))
     if clean:
         runner.close()  # else it would wait for threads that hang, for minutes
     return code, clean
@@ -83,6 +87,7 @@ async def serve_on(
     make_backend: BackendMaker = generation_backend,
     on_start: Callable[[MillServer], None] = lambda _: None,
     show_progress: Show | None = None,
+    reread: Reread | None = None,
 ) -> tuple[int, bool]:
     """Serve on a bound socket until the server is told to exit. `on_start` receives the server, to stop it later."""
     pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="prepare")
@@ -105,7 +110,7 @@ async def serve_on(
     on_start(server)
     watcher = asyncio.create_task(_watch(mill, server, listener))
     loads = asyncio.create_task(LoadWatch(mill.hub.loading, show_progress).run())
-    with server.exit_on_signals():
+    with server.exit_on_signals(), server.reload_on_signal(reread, pool):
         await server.serve(sockets=[listener])
         await background.close()  # the engines are gone by now, so nothing is left to wait for
     watcher.cancel()
@@ -199,6 +204,13 @@ class MillServer(uvicorn.Server):
     def capture_signals(self) -> contextlib.AbstractContextManager[None]:
         """uvicorn would listen for them only while it serves: not while background tasks end."""
         return super().capture_signals() if sys.platform == "win32" else contextlib.nullcontext()
+
+    def reload_on_signal(self, reread: Reread | None, pool: Executor) -> contextlib.AbstractContextManager[None]:
+        """SIGHUP reads the configuration again. Without a configuration, it has its usual effect."""
+        if reread is None:
+            return contextlib.nullcontext()
+        hang_up = functools.partial(self.handle_exit, signal.SIGTERM, None)
+        return ConfigReloader(self.mill, reread, pool, hang_up=hang_up).on_signal()
 
     @contextlib.contextmanager
     def exit_on_signals(self) -> Iterator[None]:

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from millstream.api.openai.schema import TextRequest
 from millstream.cli.config_file import MODEL, SAMPLING, SERVER, ConfigFile, read_config
+from millstream.cli.serve_options import OPTIONS
 from millstream.config import ModelSpec, Settings
 from millstream.errors import ModelError
 from millstream.types import Sampling
@@ -277,5 +278,7 @@ def allows(reader: Callable[[object], object], value: object) -> bool:
 def test_options_are_fields() -> None:
     fields = set(ModelSpec.__slots__)
     assert MODEL.keys() - {"alias"} == fields - {"name", "aliases"}
-    assert SERVER.keys() - {"api_key_file"} <= set(Settings.__slots__)
+    settings = {option.setting for option in OPTIONS.values()} - {None}
+    assert settings == set(Settings.__slots__) - {"models", "api_keys", "tool_servers", "stop_patience"}
+    assert SERVER.keys() == OPTIONS.keys() - {"api_key"}
     assert SAMPLING.keys() == set(Sampling.__slots__) - {"seed", "logit_bias"}

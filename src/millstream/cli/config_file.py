@@ -22,105 +22,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from millstream.cli import toml_tables as toml
 from millstream.cli.mcp_tables import read_tool_servers
-from millstream.cli.toml_tables import Reader, joined, read_table, read_toml
-from millstream.config import KV_BITS, ModelSpec, ToolServerSpec
+from millstream.cli.model_options import MODEL_OPTIONS, SAMPLING_OPTIONS
+from millstream.cli.serve_options import OPTIONS
+from millstream.cli.toml_lines import Lines, find_lines
+from millstream.cli.toml_tables import Reader, joined, parse_toml, read_table, read_text
+from millstream.config import ModelSpec, ToolServerSpec
 from millstream.errors import ModelError
-from millstream.text.chat_format import AUTO, NONE, REASONING
-from millstream.text.tool_formats.registry import FORMATS
 
-LOAD = ("start", "use")
-ISOLATION = ("auto", "thread", "process")
 DEMO_SOURCE = "demo"
-TOOL_FORMATS = (AUTO, NONE, *FORMATS)
-REASONING_FORMATS = (AUTO, NONE, *REASONING)
 
-_INT32 = 2**31 - 1
-_MAX_COUNT = 2**40
-_PATHS = {"api_key_file", "store_dir"}
+MODEL: dict[str, Reader] = {name: option.read for name, option in MODEL_OPTIONS.items()}
+SAMPLING: dict[str, Reader] = {name: option.read for name, option in SAMPLING_OPTIONS.items()}
+SERVER: dict[str, Reader] = {name: option.value.toml for name, option in OPTIONS.items() if "file" in option.places}
+TOP: dict[str, Reader] = dict.fromkeys(("models", "server", "mcp"), lambda value: value)
+
 _RELATIVE = ("./", "../", ".\\", "..\\")
-
-
-def _unchanged(value: object) -> object:
-    """For nested tables, which have readers of their own."""
-    return value
-
-
-def _top_k(value: object) -> int:
-    """As in the API, -1 means the same as 0: no limit."""
-    return max(0, int(toml.integer(-1, _INT32)(value)))
-
-
-SAMPLING: dict[str, Reader] = {
-    "temperature": toml.number(0, 2),
-    "top_p": toml.number(0, 1, exclusive_low=True),
-    "top_k": _top_k,
-    "min_p": toml.number(0, 1),
-    "repetition_penalty": toml.number(0, 10, exclusive_low=True),
-    "presence_penalty": toml.number(-2, 2),
-    "frequency_penalty": toml.number(-2, 2),
-}
-"""The same ranges as in `api/openai/schema.py`; a test compares them."""
-
-MODEL: dict[str, Reader] = {
-    "source": toml.string,
-    "alias": toml.string_or_strings,
-    "pin": toml.boolean,
-    "load": toml.choice(*LOAD),
-    "idle_unload": toml.time_span,
-    "max_batch": toml.integer(1, _MAX_COUNT),
-    "isolation": toml.choice(*ISOLATION),
-    "kv_memory": toml.size,
-    "kv_bits": toml.integer_choice(*KV_BITS),
-    "max_tokens": toml.integer(1, _INT32),
-    "tool_format": toml.choice(*TOOL_FORMATS),
-    "reasoning_format": toml.choice(*REASONING_FORMATS),
-    "allow_special_tokens": toml.boolean,
-    "sampling": _unchanged,
-}
-
-SERVER: dict[str, Reader] = {
-    "host": toml.string,
-    "port": toml.integer(0, 65535),
-    "memory": toml.size,
-    "prefix_cache_memory": toml.size_or_none,
-    "prefix_cache_disk": toml.size_or_none,
-    "kv_bits": toml.integer_choice(*KV_BITS),
-    "load": toml.choice(*LOAD),
-    "idle_unload": toml.time_span,
-    "step_timeout": toml.time_span,
-    "unread_output": toml.size,
-    "write_timeout": toml.time_span,
-    "isolation": toml.choice(*ISOLATION),
-    "max_batch": toml.integer(1, _MAX_COUNT),
-    "queue": toml.integer(0, _MAX_COUNT),
-    "max_token_gap": toml.number(1, 60_000),
-    "tool_format": toml.choice(*TOOL_FORMATS),
-    "reasoning_format": toml.choice(*REASONING_FORMATS),
-    "allow_special_tokens": toml.boolean,
-    "api_keys": toml.strings,
-    "api_key_file": toml.string,
-    "cors_origins": toml.origins,
-    "allowed_hosts": toml.host_names,
-    "max_connections": toml.integer(1, _MAX_COUNT),
-    "header_timeout": toml.time_span,
-    "body_timeout": toml.time_span,
-    "media_folders": toml.strings,
-    "media_bytes": toml.size,
-    "media_pixels": toml.integer(1, _MAX_COUNT),
-    "media_count": toml.integer(0, _MAX_COUNT),
-    "media_timeout": toml.time_span,
-    "media_seconds": toml.time_span,
-    "media_memory": toml.size,
-    "allow_private_media": toml.boolean,
-    "store_dir": toml.string,
-    "store_size": toml.size,
-    "store_age": toml.time_span,
-}
-
-
-TOP: dict[str, Reader] = {"models": _unchanged, "server": _unchanged, "mcp": _unchanged}
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,22 +46,38 @@ class ConfigFile:
 
     models: tuple[ModelSpec, ...] = ()
     server: dict[str, Any] = field(default_factory=dict)
-    """Fields of `Settings`, and `api_key_file`: a path that is not read yet."""
+    """The values of [server] by option."""
     tool_servers: tuple[ToolServerSpec, ...] = ()
+    path: Path | None = field(default=None, compare=False)
+    """None if no file was read."""
+    lines: Lines = field(default_factory=dict, compare=False)
+    """The line numbers of tables and keys, as far as they could be found."""
+
+    def place_of(self, *keys: str) -> str:
+        """Where a key or a table is: the file, with the line if it is known."""
+        line = self.lines.get(keys)
+        return f"{self.path}:{line}" if line else f"{self.path}"
 
 
 def read_config(file: Path) -> ConfigFile:
     """Raises `ModelError` with the file, the option and the accepted values."""
     file = file.expanduser()
-    top = read_table(read_toml(file), TOP, file=file, name="")
+    text = read_text(file)
+    top = read_table(parse_toml(text, file), TOP, file=file, name="")
     server = read_table(top.get("server", {}), SERVER, file=file, name="server")
-    for option in _PATHS & server.keys():
-        server[option] = _folder(file) / Path(server[option]).expanduser()
-    if "media_folders" in server:
-        server["media_folders"] = tuple(_folder(file) / Path(name).expanduser() for name in server["media_folders"])
+    for name, value in server.items():
+        if OPTIONS[name].value.is_path:
+            server[name] = _resolved(value, _folder(file))
     models = _models(top.get("models", {}), file)
     reject_duplicates((name, f"{file}: {where}") for model in models for name, where in _names(model))
-    return ConfigFile(models, server, read_tool_servers(top.get("mcp", {}), file, _folder(file)))
+    tool_servers = read_tool_servers(top.get("mcp", {}), file, _folder(file))
+    return ConfigFile(models, server, tool_servers, file, find_lines(text))
+
+
+def _resolved(value: str | tuple[str, ...], folder: Path) -> Path | tuple[Path, ...]:
+    if isinstance(value, str):
+        return folder / Path(value).expanduser()
+    return tuple(folder / Path(name).expanduser() for name in value)
 
 
 def reject_duplicates(names: Iterable[tuple[str, str]]) -> None:

@@ -6,51 +6,36 @@ import argparse
 import logging
 import os
 import sys
-from pathlib import Path
 
+from millstream.cli.config_reload import Reread
 from millstream.cli.live_line import live_line
-from millstream.cli.serve_options import add_options
-from millstream.cli.settings import settings_of
-from millstream.errors import MillstreamError
+from millstream.cli.serve_options.parser import fill_parser
+from millstream.cli.settings import ServeConfig, resolve_config
+from millstream.cli.show_config import as_json, as_table
+from millstream.errors import MillstreamError, ModelError
+
+log = logging.getLogger(__name__)
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "serve",
-        help="serve models over HTTP",
-        description="Serve models over OpenAI's, Anthropic's and Ollama's APIs. Without a model: the demo model, "
-        "SmolLM2-135M-Instruct.",
-        argument_default=argparse.SUPPRESS,
-    )
+    parser = commands.add_parser("serve", help="serve models over HTTP", add_help=False)
     parser.set_defaults(run=run)
-    parser.add_argument(
-        "models", nargs="*", default=[], metavar="MODEL", help="a folder, a .gguf file or a hub id (org/name)"
-    )
-    parser.add_argument(
-        "--config",
-        type=Path,
-        default=None,
-        metavar="FILE",
-        help="TOML file with models and options; options on the command line override it",
-    )
-    add_options(parser)
+    fill_parser(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    logging.basicConfig(
-        level=arguments.log_level.upper(),
-        format="%(asctime)s %(levelname).1s %(message)s",
-        datefmt="%H:%M:%S",
-        stream=sys.stderr,
-    )
-    for name in ("httpx", "httpx2", "mcp"):  # they log each request, with its URL
-        logging.getLogger(name).setLevel(logging.WARNING)
     try:
-        settings = settings_of(arguments)
+        if arguments.json and not arguments.show_config:
+            raise ModelError("--json belongs to --show-config: add --show-config, or leave --json out")
+        config = resolve_config(arguments)
+        if arguments.show_config:
+            print(as_json(config) if arguments.json else as_table(config))
+            return 0
+        _start_log(config)
         from millstream.server import serve  # two seconds, which other commands and wrong options do without
 
         line = live_line()
-        code, clean = serve(settings, line.show if line else None)
+        code, clean = serve(config.settings, line.show if line else None, reread=Reread(arguments, config))
     except MillstreamError as error:
         print(f"millstream: {error.message}", file=sys.stderr)
         return 1
@@ -59,3 +44,18 @@ def run(arguments: argparse.Namespace) -> int:
         logging.shutdown()
         os._exit(code)
     return code
+
+
+def _start_log(config: ServeConfig) -> None:
+    logging.basicConfig(
+        level=config.log_level.upper(),
+        format="%(asctime)s %(levelname).1s %(message)s",
+        datefmt="%H:%M:%S",
+        stream=sys.stderr,
+    )
+    for name in ("httpx", "httpx2", "mcp"):  # they log each request, with its URL
+        logging.getLogger(name).setLevel(logging.WARNING)
+    if config.file.path is not None:
+        log.info("config file: %s", config.file.path)
+    for warning in config.warnings:
+        log.warning("%s", warning)

@@ -22,14 +22,18 @@ Reader = Callable[[Any], Any]
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
-def read_toml(file: Path) -> dict[str, Any]:
+def read_text(file: Path) -> str:
     try:
-        text = file.read_text(encoding="utf-8-sig")
-        return tomllib.loads(text)
+        return file.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ModelError(f"cannot read {file}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise ModelError(f"{file} is not UTF-8 text: {error.reason} at byte {error.start}") from error
+
+
+def parse_toml(text: str, file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ModelError(f"{file} is not valid TOML: {error}") from error
 

@@ -10,6 +10,7 @@ import logging
 import re
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -69,6 +70,10 @@ class GenerationLoader:
         """Jobs on the pool, including those of cancelled loads."""
         self._templates: set[TemplateHost] = set()
         self._template_closers: set[asyncio.Task[None]] = set()
+
+    def serve_models(self, models: tuple[ModelSpec, ...]) -> None:
+        """Other models are served now. Later loads share the cores with them."""
+        self._settings = replace(self._settings, models=models)
 
     @property
     def working(self) -> bool:

@@ -6,9 +6,9 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from millstream.config import ModelSpec
 from millstream.errors import EngineGone, ModelError, NotFound, WrongModelKind
@@ -43,27 +43,60 @@ class ModelHub:
         self._patience = patience
         self._closing: str | None = None
         self._watch_task: asyncio.Task[None] | None = None
-        self._unloads: set[asyncio.Task[None]] = set()
+        self._background: set[asyncio.Task[None]] = set()
+        self._retiring: dict[str, tuple[ManagedModel, asyncio.Task[None]]] = {}
+        """Removed models whose requests are still running, with the task that waits for their end."""
         self.memory = MemoryBudget(
             memory,
-            reservations=lambda: [managed.reservation for managed in self._models.values()],
+            reservations=lambda: [managed.reservation for managed in self._all()],
             unload=self._evict,
         )
 
     def add(self, name: str, spec: ModelSpec, loader: Loader, *, isolation: str, load_now: bool) -> ManagedModel:
         """Serve a model under `name` and its aliases; `load_now`: start to load it."""
-        managed = ManagedModel(name, spec, loader, self.memory, isolation=isolation, idle_unload=self._idle_unload)
-        for known in dict.fromkeys((name, *spec.aliases)):
+        for known in (name, *spec.aliases):
             if known in self._names:
                 raise ModelError(f"two models have the name or alias {known!r}; give one of them another one")
-            self._names[known] = managed
+        if name in self._retiring:
+            # It is added again before it has ended. Two of one name would share a memory reservation.
+            managed, task = self._retiring.pop(name)
+            task.cancel()
+            self._models[name] = managed
+            return self.update(name, spec, loader, isolation=isolation, reload=True, load_now=load_now)
+        managed = ManagedModel(name, spec, loader, self.memory, isolation=isolation, idle_unload=self._idle_unload)
         self._models[name] = managed
+        self._index()
         if load_now:
             managed.load_soon()
         if self._watch_task is None:
             self._watch_task = asyncio.ensure_future(self._watch())
             self._watch_task.add_done_callback(report_defect)
         return managed
+
+    def remove(self, name: str, on_end: Callable[[], None] = lambda: None) -> None:
+        """Accept no new requests for a model, and free it once its requests have ended; then call `on_end`."""
+        managed = self._models.pop(name)
+        self._index()
+        task = self._run(self._retire(managed, on_end))
+        self._retiring[name] = (managed, task)
+
+    def update(
+        self, name: str, spec: ModelSpec, loader: Loader, *, isolation: str, reload: bool, load_now: bool = False
+    ) -> ManagedModel:
+        """Give a model new options. `reload`: load it again if it is loaded; `load_now`: load it if it is not. The
+        caller sees to it that names are unique once all updates are made."""
+        managed = self._models[name]
+        managed.configure(spec, loader, isolation=isolation)
+        self._index()
+        if reload:
+            self._run(self._reload(managed, load_now))
+        elif load_now:
+            managed.load_soon()
+        return managed
+
+    def reorder(self, names: Sequence[str]) -> None:
+        """The order of `cards`; the first one is for requests that name no model. `names` are all of them."""
+        self._models = {name: self._models[name] for name in names}
 
     def cards(self) -> Sequence[ModelCard]:
         return [card_of(managed) for managed in self._models.values()]
@@ -132,7 +165,9 @@ class ModelHub:
         self._closing = reason
         if self._watch_task is not None:
             self._watch_task.cancel()
-        freed = await asyncio.gather(*(managed.close(reason, grace, patience) for managed in self._models.values()))
+        for _, task in self._retiring.values():
+            task.cancel()
+        freed = await asyncio.gather(*(managed.close(reason, grace, patience) for managed in self._all()))
         return all(freed)
 
     def _find(self, name: str) -> ManagedModel:
@@ -142,8 +177,36 @@ class ModelHub:
             raise NotFound(f"the model {name!r} is not served here. Served: {served}.", param="model")
         return managed
 
+    def _all(self) -> list[ManagedModel]:
+        return [*self._models.values(), *(managed for managed, _ in self._retiring.values())]
+
+    def _index(self) -> None:
+        models = self._models.values()
+        self._names = {name: managed for managed in models for name in (managed.name, *managed.spec.aliases)}
+
+    async def _retire(self, managed: ManagedModel, on_end: Callable[[], None]) -> None:
+        if managed.in_use:
+            log.info("%s: removed; its running requests finish first", managed.name)
+        await managed.retire("removed from the configuration", self._patience)
+        del self._retiring[managed.name]
+        on_end()
+
+    async def _reload(self, managed: ManagedModel, load_now: bool) -> None:
+        await managed.reload("its options have changed", self._patience)
+        await managed.settled()
+        if load_now:
+            managed.load_soon()
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.ensure_future(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+        task.add_done_callback(report_defect)
+        return task
+
     async def _evict(self, name: str) -> None:
-        await self._models[name].unload_if_idle("to free memory for another model", self._patience)
+        managed = next(managed for managed in self._all() if managed.name == name)
+        await managed.unload_if_idle("to free memory for another model", self._patience)
 
     async def _watch(self) -> None:
         """Replace engines that hang, and unload models that have been idle for too long."""
@@ -151,7 +214,7 @@ class ModelHub:
         while True:
             await asyncio.sleep(self._watchdog.interval)
             now = time.monotonic()
-            for managed in list(self._models.values()):
+            for managed in self._all():
                 self._check(managed, now - before)
             before = now
 
@@ -169,10 +232,7 @@ class ModelHub:
     def _unload_if_due(self, managed: ManagedModel) -> None:
         if managed.state is ModelState.READY and managed.is_due:
             reason = f"idle for {managed.idle_seconds:.0f} s"
-            task = asyncio.ensure_future(managed.unload_if_idle(reason, self._patience))
-            self._unloads.add(task)
-            task.add_done_callback(self._unloads.discard)
-            task.add_done_callback(report_defect)
+            self._run(managed.unload_if_idle(reason, self._patience))
 
 
 def card_of(managed: ManagedModel) -> ModelCard:

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from enum import StrEnum
 from typing import Protocol
 
@@ -87,7 +88,7 @@ class ManagedModel:
         that unloads it at once does not do so for the requests of others that load it again."""
         self.description = UNDESCRIBED
         """Kept when the model is unloaded."""
-        self._idle_unload = idle_unload if spec.idle_unload is None else spec.idle_unload
+        self._idle_unload = idle_unload
         self._state = ModelState.UNLOADED
         self._loader = loader
         self._budget = budget
@@ -95,6 +96,9 @@ class ManagedModel:
         self._change: ModelChange | None = None
         self._monitor: asyncio.Task[None] | None = None
         self._closed: str | None = None
+        self._became_idle = asyncio.Event()
+        self._grace_over = asyncio.Event()
+        """Set when the server stops: an unload that lets requests finish without a limit must not hold it up."""
 
     @property
     def state(self) -> ModelState:
@@ -109,7 +113,9 @@ class ManagedModel:
         """Idle seconds after which it is unloaded. None for never."""
         if self.spec.pin:
             return None
-        return self._idle_unload or None if self.keep_loaded is None else self.keep_loaded
+        if self.keep_loaded is not None:
+            return self.keep_loaded
+        return (self._idle_unload if self.spec.idle_unload is None else self.spec.idle_unload) or None
 
     @property
     def idle_seconds(self) -> float:
@@ -168,6 +174,36 @@ class ManagedModel:
         while self._change is not None:
             await self._change.wait()
 
+    def configure(self, spec: ModelSpec, loader: Loader, *, isolation: str) -> None:
+        """Set new options. Those that are fixed when the model is loaded take effect with the next load."""
+        self.spec, self._loader, self.isolation = spec, loader, isolation
+        if self.model is not None:
+            self.model = replace(self.model, spec=spec)
+
+    async def reload(self, reason: str, patience: float) -> None:
+        """Load the model again if it is loaded, loading or failed. Running requests finish first; requests that come
+        meanwhile, or that wait for a load under way, wait for the new load."""
+        if (change := self._change) is not None:
+            if not change.loads:
+                return  # the next load has the new options
+            change.cancel(None)
+            await change.wait()
+            await asyncio.sleep(0)  # if it had just ended, its callback runs now
+        if self._closed is not None:
+            return
+        if self.model is not None and self._change is None:
+            await self._begin_unload(self.model, reason, None, patience).wait()
+        elif change is None and self._state is not ModelState.FAILED:
+            return
+        self.load_soon()
+
+    async def retire(self, reason: str, patience: float) -> None:
+        """Free the model once the last of its requests has ended, which new ones must not prevent."""
+        while self.in_use:
+            self._became_idle.clear()
+            await self._became_idle.wait()
+        await self.unload(reason, grace=0.0, patience=patience)
+
     async def unload(self, reason: str, *, grace: float, patience: float) -> None:
         """Let running requests finish for `grace` seconds, then free the model. Cancels a load under way."""
         while (change := self._change) is not None:
@@ -196,7 +232,8 @@ class ManagedModel:
         freed = True
         if (change := self._change) is not None:
             cancelled = change.loads and change.cancel(EngineGone(reason, retry_after=None))
-            freed = await change.wait(min(patience, CANCELLED_LOAD_SECONDS) if cancelled else patience)
+            asyncio.get_running_loop().call_later(grace, self._grace_over.set)
+            freed = await change.wait(min(patience, CANCELLED_LOAD_SECONDS) if cancelled else grace + patience)
         if self.model is not None:
             engine = self.model.engine
             await asyncio.wait([asyncio.ensure_future(engine.drained())], timeout=grace)
@@ -215,6 +252,7 @@ class ManagedModel:
     def became_idle(self) -> None:
         self.last_used = time.monotonic()
         if not self.in_use:
+            self._became_idle.set()
             self._budget.notify()
 
     def _begin_load(self, delay: float = 0.0) -> None:
@@ -222,7 +260,7 @@ class ManagedModel:
         self._state, self.error, self.progress = ModelState.LOADING, None, LoadProgress()
         self._change = ModelChange(self._load(delay), loads=True, on_end=self._change_ended)
 
-    def _begin_unload(self, model: ReadyModel, reason: str, grace: float, patience: float) -> ModelChange:
+    def _begin_unload(self, model: ReadyModel, reason: str, grace: float | None, patience: float) -> ModelChange:
         assert self._change is None, "one change at a time"
         # Here and not in the task: an engine that dies before the task's first step must not be restarted.
         self.model, self._state, self.crashes, self.keep_loaded = None, ModelState.UNLOADING, 0, None
@@ -249,6 +287,8 @@ class ManagedModel:
             if (reported := self._record_failure(error)) is error:
                 raise
             raise reported from error
+        # Its options may have changed during the load.
+        model = model if model.spec == self.spec else replace(model, spec=self.spec)
         self.model, self._state, self.last_used = model, ModelState.READY, time.monotonic()
         self.description = model.describe()
         self._monitor = asyncio.ensure_future(self._restart_after_crash(model))
@@ -265,9 +305,13 @@ class ManagedModel:
         self._state, self.error = ModelState.FAILED, reason
         return EngineGone(f"the model {self.name!r} could not be loaded: {reason}", retry_after=None)
 
-    async def _unload(self, model: ReadyModel, reason: str, grace: float, patience: float) -> None:
+    async def _unload(self, model: ReadyModel, reason: str, grace: float | None, patience: float) -> None:
+        """`grace`: None to wait for running requests without a limit, as long as the server runs."""
         try:
-            await asyncio.wait([asyncio.ensure_future(model.engine.drained())], timeout=grace)
+            ends = [asyncio.ensure_future(model.engine.drained()), asyncio.ensure_future(self._grace_over.wait())]
+            await asyncio.wait(ends, timeout=grace, return_when=asyncio.FIRST_COMPLETED)
+            for end in ends:
+                end.cancel()
             if not await model.engine.stop(reason, patience):
                 log.error("%s: the engine hangs in a step and is abandoned", self.name)
                 model.engine.disown(reason)
@@ -280,7 +324,7 @@ class ManagedModel:
         """Wait for the engine to end. If it crashed, load the model again, with exponential backoff; after too many
         crashes in a row the model has failed."""
         cause = await model.engine.wait_gone()
-        if self.model is not model or self._closed is not None:
+        if self.model is None or self.model.engine is not model.engine or self._closed is not None:
             return
         self.model = None
         cause = cause or "the engine stopped"

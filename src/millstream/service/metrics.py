@@ -50,6 +50,13 @@ class Metrics:
         self._failed.labels(model).set_function(lambda: card().state == "failed")
         self._restarts.labels(model).set_function(lambda: card().restarts)
 
+    def unwatch(self, model: str) -> None:
+        """The model is no longer served. Its counters stay: what was counted has happened."""
+        for gauge in (self._active, self._waiting, self._memory, self._ready, self._failed, self._restarts):
+            gauge.remove(model)
+        for tier in ("memory", "disk"):
+            self._cache.remove(model, tier)
+
     def render(self) -> tuple[bytes, str]:
         """The metrics page and its content type."""
         return generate_latest(self.registry), CONTENT_TYPE_LATEST

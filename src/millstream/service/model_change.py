@@ -22,21 +22,23 @@ class ModelChange:
         self.error: MillstreamError | None = None
         self.cancelled = False
         self._on_end = on_end
-        self._cancel_error: MillstreamError | None = None
+        self._cancelling = False
         self._decided: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._task = asyncio.ensure_future(work)
         # The first callback of the task, so it runs before those of the waiters.
         self._task.add_done_callback(self._finish)
 
-    def cancel(self, error: MillstreamError) -> bool:
-        """Cancel the task; current waiters get `error` at once. Returns False if the task has already ended.
+    def cancel(self, error: MillstreamError | None) -> bool:
+        """Cancel the task; current waiters get `error` at once. If it is None, they wait for the end, and see then what
+        follows. Returns False if the task has already ended.
 
         Further calls do not cancel it again: that would interrupt the clean-up after the first.
         """
-        if self._cancel_error is None and self._task.cancel():
-            self._cancel_error = self.error = error
-            self._decided.set_result(None)
-        return self._cancel_error is not None
+        if not self._cancelling and self._task.cancel():
+            self._cancelling, self.error = True, error
+            if error is not None:
+                self._decided.set_result(None)
+        return self._cancelling
 
     async def wait(self, seconds: float | None = None) -> bool:
         """Wait until the task has ended, whatever its outcome; False if that takes longer than `seconds`."""
@@ -46,7 +48,7 @@ class ModelChange:
     async def join(self) -> None:
         """Wait for the end; raises if the change failed. A waiter that comes after `cancel` only waits: the
         change was not made for it."""
-        if self._cancel_error is not None:
+        if self._cancelling:
             await self.wait()
             return
         await asyncio.wait([self._decided])
@@ -55,8 +57,10 @@ class ModelChange:
 
     def _finish(self, task: asyncio.Task[None]) -> None:
         self.cancelled = task.cancelled()
-        if self.cancelled:
-            self.error = self._cancel_error or EngineGone("the load that this request waited for was cancelled")
+        if self.cancelled and not self._cancelling:
+            self.error = EngineGone("the load that this request waited for was cancelled")
+        elif self.cancelled:
+            pass  # `error` says why, or that the waiters should look again
         elif (error := task.exception()) is not None:
             if not isinstance(error, MillstreamError):
                 log.error("a load or unload failed unexpectedly", exc_info=error)

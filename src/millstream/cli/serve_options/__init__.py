@@ -1,20 +1,29 @@
-"""The options of `millstream serve`, one module per concern. The help lists what most people need first."""
+"""The options of `millstream serve`: one table, from which flags, variables, the file's keys and the docs are made.
+
+A new option is one `Option` in the module of its topic and a field of `Settings`.
+"""
 
 from __future__ import annotations
 
-import argparse
+from millstream.cli.serve_options import engine, logs, media, models, network, store
+from millstream.cli.serve_options.option import Option, OptionGroup
 
-from millstream.cli.serve_options import engine, media, models, network, store
+GROUPS = (
+    OptionGroup("address", network.ADDRESS, essential=True),
+    OptionGroup("API keys", network.KEYS, essential=True),
+    OptionGroup("memory", models.BUDGET, essential=True),
+    OptionGroup("loading", models.LOADING),
+    OptionGroup("tool calls and reasoning", models.FORMATS_OF_OUTPUT),
+    OptionGroup("caches", models.CACHES),
+    OptionGroup("batching", engine.BATCHING),
+    OptionGroup("engine", engine.ENGINE),
+    OptionGroup("web pages and proxies", network.ACCESS),
+    OptionGroup("images, audio and video", media.MEDIA),
+    OptionGroup("stored responses", store.STORE),
+    OptionGroup("connection limits", network.LIMITS),
+    OptionGroup("logs", logs.LOGS),
+    OptionGroup("fast paths", engine.FAST),
+)
+"""In the order in which the help and the docs show them: what most people need comes first."""
 
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add every option group, in the order in which `--help` shows them."""
-    network.add_server(parser.add_argument_group("server"))
-    models.add_models(parser.add_argument_group("models"))
-    models.add_memory(parser.add_argument_group("memory"))
-    engine.add_batching(parser.add_argument_group("batching"))
-    engine.add_engine(parser.add_argument_group("engine"))
-    media.add_media(parser.add_argument_group("images, audio and video"))
-    store.add_store(parser.add_argument_group("stored responses"))
-    network.add_limits(parser.add_argument_group("connection limits"))
-    engine.add_fast_paths(parser.add_argument_group("fast paths"))
+OPTIONS: dict[str, Option] = {option.name: option for group in GROUPS for option in group.options}

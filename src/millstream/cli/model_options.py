@@ -1,0 +1,106 @@
+"""The options of one model, below [models.NAME] in the config file: the one table of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from millstream.cli import toml_tables as toml
+from millstream.cli.serve_options.engine import ISOLATION
+from millstream.cli.serve_options.models import LOAD_TIMES, REASONING_FORMATS, TOOL_FORMATS
+from millstream.cli.serve_options.values import MAX_COUNT
+from millstream.cli.toml_tables import Reader
+from millstream.config import KV_BITS
+
+_INT32 = 2**31 - 1
+_SERVER = "the server's"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOption:
+    name: str
+    read: Reader
+    accepts: str
+    help: str
+    default_text: str = "none"
+
+
+def _unchanged(value: object) -> object:
+    """For nested tables, which have readers of their own."""
+    return value
+
+
+def _top_k(value: object) -> int:
+    """As in the API, -1 means the same as 0: no limit."""
+    return max(0, int(toml.integer(-1, _INT32)(value)))
+
+
+_MODEL = (
+    ModelOption(
+        "source",
+        toml.string,
+        "text",
+        'a folder, a .gguf file, a hub id (org/name, org/name@revision) or "demo"',
+        "must be set",
+    ),
+    ModelOption("alias", toml.string_or_strings, "a name or a list of names", "more names in requests"),
+    ModelOption(
+        "pin", toml.boolean, "true or false", "never unload it, neither to free memory nor when it is idle", "false"
+    ),
+    ModelOption(
+        "load", toml.choice(*LOAD_TIMES), ", ".join(LOAD_TIMES), "load it at start or at its first use", _SERVER
+    ),
+    ModelOption(
+        "idle_unload",
+        toml.time_span,
+        "a time such as 10m",
+        "unload it after this long without a request; 0: never",
+        _SERVER,
+    ),
+    ModelOption("max_tokens", toml.integer(1, _INT32), "an integer from 1", "for requests that set none"),
+    ModelOption("sampling", _unchanged, "a table", "defaults for requests that leave a field out; see below"),
+    ModelOption(
+        "max_batch", toml.integer(1, MAX_COUNT), "an integer from 1", "most requests that decode in one batch", _SERVER
+    ),
+    ModelOption(
+        "isolation", toml.choice(*ISOLATION), ", ".join(ISOLATION), "run its engine on a thread or a process", _SERVER
+    ),
+    ModelOption(
+        "kv_memory",
+        toml.size,
+        "a size such as 2GiB",
+        "KV cache size, if the server has a memory budget",
+        "enough for one row of the context, up to 32768 tokens",
+    ),
+    ModelOption(
+        "kv_bits", toml.integer_choice(*KV_BITS), ", ".join(map(str, KV_BITS)), "quantise its KV cache", _SERVER
+    ),
+    ModelOption("tool_format", toml.choice(*TOOL_FORMATS), "as --tool-format", "the format of its tool calls", _SERVER),
+    ModelOption(
+        "reasoning_format",
+        toml.choice(*REASONING_FORMATS),
+        "as --reasoning-format",
+        "the markers around its reasoning",
+        _SERVER,
+    ),
+    ModelOption(
+        "allow_special_tokens",
+        toml.boolean,
+        "true or false",
+        "let control tokens in messages act as control tokens",
+        _SERVER,
+    ),
+)
+
+_SAMPLING = (
+    ModelOption("temperature", toml.number(0, 2), "0 to 2", "0: always the most likely token"),
+    ModelOption("top_p", toml.number(0, 1, exclusive_low=True), "above 0, to 1", "nucleus sampling"),
+    ModelOption("top_k", _top_k, "an integer from -1", "the k most likely tokens; 0 or -1: no limit"),
+    ModelOption("min_p", toml.number(0, 1), "0 to 1", "least probability, relative to the most likely token"),
+    ModelOption("repetition_penalty", toml.number(0, 10, exclusive_low=True), "above 0, to 10", "1: none"),
+    ModelOption("presence_penalty", toml.number(-2, 2), "-2 to 2", "0: none"),
+    ModelOption("frequency_penalty", toml.number(-2, 2), "-2 to 2", "0: none"),
+)
+"""The same ranges as in `api/openai/schema.py`; a test compares them."""
+
+MODEL_OPTIONS = {option.name: option for option in _MODEL}
+SAMPLING_OPTIONS = {option.name: option for option in _SAMPLING}
