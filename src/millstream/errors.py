@@ -46,6 +46,8 @@ class MillstreamError(Exception):
     """Seconds to wait before a retry; None if a retry will not help or the time is unknown."""
     request_id: str | None = None
     """The id of the request that failed, once the edge has set it."""
+    quotes_input = False
+    """True if the message may quote what the client sent. The log then tells the code, not the message."""
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
@@ -59,12 +61,14 @@ class BadRequest(MillstreamError):
     status = 400
     code = "invalid_request"
     kind = "invalid_request_error"
+    quotes_input = True
 
 
 class WrongModelKind(BadRequest):
     """A request for something that the model does not do, such as a chat with an embedder."""
 
     code = "wrong_model_kind"
+    quotes_input = False
 
 
 class UnsupportedParameter(BadRequest):
@@ -89,6 +93,7 @@ class ContextOverflow(BadRequest):
     """The prompt is longer than the model's context (400). `tokens` is its length if known, `limit` the context."""
 
     code = "context_length_exceeded"
+    quotes_input = False
 
     def __init__(
         self, message: str, *, tokens: int | None = None, limit: int | None = None, param: str | None = None
