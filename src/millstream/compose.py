@@ -75,7 +75,7 @@ class Mill:
             MediaFiles(limits, memory, pool, network, self._resolver),
             self._grammars,
             UnreadOutput(settings.unread_output),
-            RequestTimers(journal, GenerationMetrics(self._metrics), activities),
+            RequestTimers(journal, GenerationMetrics(self._metrics), activities, log_content=settings.log_content),
         )
         self.services = Services(
             models=ModelOperations(self.hub, self._metrics),

@@ -47,12 +47,19 @@ class MillstreamError(Exception):
     request_id: str | None = None
     """The id of the request that failed, once the edge has set it."""
     quotes_input = False
-    """True if the message may quote what the client sent. The log then tells the code, not the message."""
+    """True if the message may quote what the client sent. See `log_reason`."""
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
+
+    @property
+    def log_reason(self) -> str:
+        """What the log may say: the message, or the code and the parameter if the message may quote the client."""
+        if not self.quotes_input:
+            return self.message
+        return self.code if self.param is None else f"{self.code} ({self.param})"
 
 
 class BadRequest(MillstreamError):

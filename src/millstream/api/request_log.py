@@ -12,15 +12,14 @@ log = logging.getLogger(__name__)
 
 
 def log_error(method: str, error: MillstreamError) -> None:
-    """Call it in the context of the request. An error that may quote the client is told by its code."""
+    """Call it in the context of the request."""
     context = current_request()
     assert context is not None
     # A full queue is no fault of the server.
     level = logging.WARNING if error.status >= 500 and not isinstance(error, EngineBusy | Overloaded) else logging.INFO
     if not log.isEnabledFor(level):
         return
-    parameter = "" if error.param is None else f" ({printable(error.param)})"
-    reason = f"{error.code}{parameter}" if error.quotes_input else printable(error.message)
+    reason = printable(error.log_reason)
     fields = {
         "event": "request",
         "request_id": context.request_id,

@@ -169,10 +169,8 @@ class OwnerLoop:
 
     def _measure(self, backend: AnyBackend, scheduler: AnyScheduler) -> list[Event]:
         """A `Measured` event if a figure has changed."""
-        before, now = (
-            self._measured[0],
-            Measured(backend.memory_bytes(), *scheduler.cache_bytes(), scheduler.kv_tokens()),
-        )
+        before = self._measured[0]
+        now = Measured(backend.memory_bytes(), *scheduler.cache_bytes(), scheduler.kv_tokens())
         self._measured = (now, time.monotonic())
         return [now] if now != before else []
 

@@ -18,11 +18,8 @@ REASON_LENGTH = 400
 
 
 def reason_of(error: MillstreamError) -> str:
-    """Why a request failed, in words that may be logged: an error that may quote the client's input is told by its
-    code and the parameter alone."""
-    if not error.quotes_input:
-        return _one_line(error.message)
-    return error.code if error.param is None else f"{error.code} ({_one_line(error.param)})"
+    """Why a request failed, in one line."""
+    return _one_line(error.log_reason)
 
 
 def log_request(record: RequestRecord) -> None:

@@ -62,7 +62,7 @@ class TextGeneration:
             while any(choice.finish_reason is None for choice in self._choices.values()):
                 deltas = [delta for event in await self._inbox.take() for delta in self._apply(event)]
                 if deltas:
-                    self._timer.delivered()
+                    self._timer.delivered(deltas)
                     yield deltas
             self._timer.ended("finished", self.usage, self._finish_reason)
         except MillstreamError as error:

@@ -59,7 +59,7 @@ class TextGenerator:
         self._ids = itertools.count(1)
 
     async def start(self, request: GenerationRequest) -> Generation:
-        with self._timers.open(request.model) as timer:
+        with self._timers.open(request) as timer:
             while True:
                 async with self._hub.use(request.model, GenerationModel) as model:
                     timer.found(model.name)

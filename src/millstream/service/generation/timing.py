@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from millstream.engine.messages import Started
 from millstream.errors import EngineBusy, MillstreamError
 from millstream.service.activity import Activities
+from millstream.service.generation.content_log import Answer, log_prompts
 from millstream.service.generation.metrics import GenerationMetrics
 from millstream.service.journal import Journal, Outcome, Phase, RequestRecord
-from millstream.types import Usage
+from millstream.types import Delta, GenerationRequest, Usage
 
 _OUTCOMES: dict[str, Outcome] = {"finished": "done", "failed": "failed"}
 """From a metric's label to the journal's word; all others are ways to be cancelled."""
@@ -19,16 +20,22 @@ _OUTCOMES: dict[str, Outcome] = {"finished": "done", "failed": "failed"}
 class RequestTimers:
     """What all timers share."""
 
-    def __init__(self, journal: Journal, metrics: GenerationMetrics, activities: Activities) -> None:
+    def __init__(
+        self, journal: Journal, metrics: GenerationMetrics, activities: Activities, *, log_content: bool = False
+    ) -> None:
+        """`log_content`: write prompts and answers to the log."""
+        self.log_content = log_content
         self.journal = journal
         self.metrics = metrics
         self.activities = activities
 
     @contextmanager
-    def open(self, model: str) -> Iterator[RequestTimer]:
-        """The timer of a request for this model. What the block raises ends the request; if it raises nothing, the
-        request goes on."""
-        timer = RequestTimer(self, self.journal.open(model))
+    def open(self, request: GenerationRequest) -> Iterator[RequestTimer]:
+        """The timer of a request. What the block raises ends the request; if it raises nothing, the request goes
+        on."""
+        timer = RequestTimer(self, self.journal.open(request.model))
+        if self.log_content:
+            log_prompts(timer.record.request_id, request.prompts)
         try:
             yield timer
         except MillstreamError as error:
@@ -53,6 +60,7 @@ class RequestTimer:
         self._last = 0.0
         self._prompt_tokens = 0
         self._has_generated = self._has_ended = False
+        self._answer = Answer() if shared.log_content else None
 
     def found(self, model: str) -> None:
         """The model is loaded."""
@@ -81,8 +89,10 @@ class RequestTimer:
         record.completion_tokens += tokens
         self._activities.of(record.model).generated_tokens += tokens
 
-    def delivered(self) -> None:
+    def delivered(self, deltas: Sequence[Delta]) -> None:
         """Output goes to the client now."""
+        if self._answer is not None:
+            self._answer.add(deltas)
         now = self.record.elapsed
         activity = self._activities.of(self.record.model)
         if self.record.first_output is None:
@@ -117,6 +127,8 @@ class RequestTimer:
         reason = outcome if word == "cancelled" else finish_reason
         self._shared.journal.end(self.record, word, usage, finish_reason=reason, error=error)
         self._observe(outcome, usage)
+        if self._answer is not None:
+            self._answer.log(self.record.request_id)
 
     def _prefilled(self) -> None:
         """The prompts are computed: from now on they count."""
