@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib.metadata
 import logging
 from collections.abc import Callable, Mapping
 from typing import Protocol
@@ -13,6 +13,7 @@ from millstream.service.journal import RequestRecord
 log = logging.getLogger(__name__)
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+PACKAGES = ("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http")
 INSTALL = "pip install 'millstream[otel]'"
 
 
@@ -25,9 +26,7 @@ class Telemetry(Protocol):
 
 
 def is_installed() -> bool:
-    if importlib.util.find_spec("opentelemetry") is None:  # others install the API alone
-        return False
-    return all(importlib.util.find_spec(f"opentelemetry.{name}") is not None for name in ("sdk", "exporter"))
+    return all(any(importlib.metadata.distributions(name=name)) for name in PACKAGES)
 
 
 def open_telemetry(
