@@ -20,9 +20,10 @@ import pytest
 
 import millstream
 from millstream.config import Settings
+from millstream.engine.generation.plan import Plan, StepResult
 from millstream.service.generation.metrics import GenerationMetrics
 from millstream.service.metrics import Metrics
-from support.fake import FakeBackend, Gate
+from support.fake import FakeBackend
 from support.server import running
 
 ROOT = Path(millstream.__file__).parent.parent.parent
@@ -123,40 +124,55 @@ tests:
 """
 
 
+class Pausing(FakeBackend):
+    """Waits in each step while `free` is not set."""
+
+    def __init__(self, free: threading.Event) -> None:
+        super().__init__(max_rows=1, vocab_size=259)
+        self._free = free
+
+    def step(self, plan: Plan) -> StepResult:
+        assert self._free.wait(WAIT)
+        return super().step(plan)
+
+
 @needs_prometheus
 def test_every_query_of_the_dashboard_gives_data(servable: Path, tmp_path: Path) -> None:
-    gate = Gate()
+    free = threading.Event()
+    free.set()
     settings = Settings((str(servable),), port=0, max_batch=1, queue=0)
     with (
-        running(settings, lambda *_: FakeBackend(max_rows=1, vocab_size=259, gate=gate)) as server,
+        running(settings, lambda *_: Pausing(free)) as server,
         prometheus(server.port, tmp_path) as url,
         httpx.Client(base_url=server.url, timeout=WAIT) as http,
     ):
         until(lambda: result(url, "up") == [1.0])
-        # All series must be there before the first scrape that counts: a rate needs two of them.
-        use(http, gate)
-        until(lambda: result(url, "millstream_rejected_total") == [1.0])
-        use(http, gate)
-        until(lambda: result(url, "millstream_rejected_total") == [2.0])
+        for count in (1.0, 2.0):  # a rate needs two scrapes, and the series must be there in the first
+            use(http, free)
+            until(lambda count=count: result(url, "millstream_rejected_total") == [count])
         empty = {query for query in queries() if not result(url, query)}
         assert not empty
         first = "histogram_quantile(0.5, sum by (le) (rate(millstream_time_to_first_token_seconds_bucket[1m])))"
         assert result(url, first)[0] > 0
-        rules = httpx.get(f"{url}/api/v1/rules", timeout=WAIT).json()["data"]["groups"][0]["rules"]
-        until(lambda: all(rule["health"] in ("ok", "unknown") for rule in rules))
-        assert len(rules) == 6
-        gate.open()
+        until(lambda: rules(url) == ["ok"] * 6)
 
 
-def use(http: httpx.Client, gate: Gate) -> None:
+def use(http: httpx.Client, free: threading.Event) -> None:
     """One request that is served, and one that finds the server full meanwhile."""
+    free.clear()
     thread = threading.Thread(target=http.post, args=("/v1/chat/completions",), kwargs={"json": BODY})
     thread.start()
-    gate.wait_entered()
-    assert http.post("/v1/chat/completions", json=BODY).status_code == 503
-    while thread.is_alive():
-        gate.let_one()
-        thread.join(0.01)
+    until(lambda: http.get("/v1/models").json()["data"][0]["active"] == 1)
+    refused = http.post("/v1/chat/completions", json=BODY)
+    free.set()
+    thread.join(WAIT)
+    assert refused.status_code == 503
+
+
+def rules(url: str) -> list[str]:
+    """The health of each alert's expression, once it was evaluated."""
+    groups = httpx.get(f"{url}/api/v1/rules", timeout=WAIT).json()["data"]["groups"]
+    return [rule["health"] for group in groups for rule in group["rules"]]
 
 
 def result(url: str, query: str) -> list[float]:
