@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import replace
@@ -18,10 +19,14 @@ from millstream.loading.reload_plan import plan_reload
 from millstream.media.limits import MediaLimits
 from millstream.media.resolver import Resolver
 from millstream.models.source import name_of
+from millstream.service.activity import Activities
 from millstream.service.generation.grammar_checks import GrammarChecks
 from millstream.service.generation.metrics import GenerationMetrics
 from millstream.service.generation.service import TextGenerator
+from millstream.service.generation.timing import RequestTimers
+from millstream.service.history import History
 from millstream.service.hub import ModelHub, card_of
+from millstream.service.journal import Journal
 from millstream.service.managed_model import Loader, ManagedModel, report_defect
 from millstream.service.mcp.servers import McpServers
 from millstream.service.media.files import MAX_AV_DECODES, MAX_IMAGE_DECODES, MediaFiles
@@ -29,11 +34,14 @@ from millstream.service.media.memory import MediaMemory
 from millstream.service.metrics import Metrics
 from millstream.service.models import ModelOperations
 from millstream.service.ports import RecordStore, Seal, Services
+from millstream.service.request_log import log_request
+from millstream.service.server_state import StateOperations
 from millstream.service.store.directory import prepare, seal_key
 from millstream.service.store.files import RecordFiles
 from millstream.service.store.folder import RecordFolder
 from millstream.service.store.memory import MemoryRecords
 from millstream.service.store.seal import SecretKeySeal
+from millstream.service.telemetry.setup import open_telemetry
 from millstream.service.unread_output import UnreadOutput
 
 log = logging.getLogger(__name__)
@@ -73,13 +81,18 @@ class Mill:
         self._engines = Engines(settings.stop_patience)
         self._loader = GenerationLoader(settings, self._engines, pool, limits, make_backend)
         memory = MediaMemory(settings.media_memory, image_decodes=MAX_IMAGE_DECODES, av_decodes=MAX_AV_DECODES)
+        activities = Activities()
+        self._history = History(self.hub.cards, activities)
+        self._telemetry = open_telemetry(settings.otel, os.environ)
+        traces = () if self._telemetry is None else (self._telemetry.ended,)
+        journal = Journal(log_request, self._history.ended, *traces)
         generation = TextGenerator(
             self.hub,
             pool,
             MediaFiles(limits, memory, pool, network, self._resolver),
             self._grammars,
             UnreadOutput(settings.unread_output),
-            GenerationMetrics(self._metrics),
+            RequestTimers(journal, GenerationMetrics(self._metrics), activities, log_content=settings.log_content),
         )
         self.services = Services(
             models=ModelOperations(self.hub, self._metrics),
@@ -87,7 +100,9 @@ class Mill:
             seal=seal,
             records=records,
             tool_servers=self._tool_servers,
+            state=StateOperations(self.hub, journal, self._history),
         )
+        self._history.start()
         self._tool_servers.start()
 
     def add(self, spec: ModelSpec) -> None:
@@ -165,6 +180,7 @@ class Mill:
     async def close(self, reason: str) -> bool:
         """True if every engine freed its model in time and no download or DNS look-up is left running."""
         self._closing = True
+        self._history.close()
         for task in self._descriptions:
             task.cancel()
         freed = await self.hub.close(reason, self._settings.grace, self._settings.stop_patience)
@@ -173,6 +189,8 @@ class Mill:
         await self._engines.close()
         await self._grammars.close()
         await self._loader.close()
+        if self._telemetry is not None:
+            await self._telemetry.close()
         if freed:
             await self._loader.wait_closed()
         return freed and not self._resolver.hanging and not self._loader.working

@@ -55,6 +55,8 @@ def serve(
     runner = asyncio.Runner(loop_factory=_loop_factory())
     with bind(settings) as listener:
         warn_if_open(listener, settings)
+        if settings.log_content:
+            log.warning("prompts and answers are written to this log (--log-content)")
         code, clean = runner.run(serve_on(listener, settings, show_progress=show_progress, reread=reread))
     if clean:
         runner.close()  # else it would wait for threads that hang, for minutes

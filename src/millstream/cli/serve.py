@@ -13,6 +13,7 @@ from millstream.cli.serve_options.parser import fill_parser
 from millstream.cli.settings import ServeConfig, resolve_config
 from millstream.cli.show_config import as_json, as_table
 from millstream.errors import MillstreamError, ModelError
+from millstream.logs import configure_logs
 
 log = logging.getLogger(__name__)
 
@@ -47,12 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _start_log(config: ServeConfig) -> None:
-    logging.basicConfig(
-        level=config.log_level.upper(),
-        format="%(asctime)s %(levelname).1s %(message)s",
-        datefmt="%H:%M:%S",
-        stream=sys.stderr,
-    )
+    configure_logs(config.log_level.upper(), config.log_format)
     for name in ("httpx", "httpx2", "mcp"):  # they log each request, with its URL
         logging.getLogger(name).setLevel(logging.WARNING)
     if config.file.path is not None:

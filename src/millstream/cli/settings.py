@@ -22,6 +22,7 @@ from millstream.cli.environment import (
 from millstream.cli.serve_options import OPTIONS
 from millstream.config import ModelSpec, Settings
 from millstream.errors import ModelError
+from millstream.logs import LogFormat
 from millstream.models.source import name_of
 
 Place = Literal["flag", "environment", "file", "default"]
@@ -59,6 +60,11 @@ class ServeConfig:
     def log_level(self) -> str:
         level: str = self.values["log_level"]
         return level
+
+    @property
+    def log_format(self) -> LogFormat:
+        form: LogFormat = self.values["log_format"]
+        return form
 
 
 def settings_of(arguments: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> Settings:
