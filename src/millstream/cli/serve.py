@@ -8,6 +8,7 @@ import os
 import sys
 from pathlib import Path
 
+from millstream.cli.parser import examples
 from millstream.cli.serve_options import add_options
 from millstream.cli.settings import settings_of
 from millstream.errors import MillstreamError
@@ -19,6 +20,11 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="serve models over HTTP",
         description="Serve models over OpenAI's, Anthropic's and Ollama's APIs. Without a model: the demo model, "
         "SmolLM2-135M-Instruct.",
+        epilog=examples(
+            ("millstream serve", "the demo model at http://127.0.0.1:8000"),
+            ("millstream serve mlx-community/Qwen3-4B-4bit --port 9000", "a model from the hub"),
+            ("millstream serve ./my-model model.gguf --api-key SECRET", "a folder and a file, with a key"),
+        ),
         argument_default=argparse.SUPPRESS,
     )
     parser.set_defaults(run=run)
