@@ -31,7 +31,7 @@ class DefaultsHelpFormatter(HelpFormatter):
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         default = action.default
-        if default in (None, "", False, argparse.SUPPRESS):
+        if default is None or default is False or default in ("", argparse.SUPPRESS):
             return action.help
         shown = ",".join(map(str, default)) if isinstance(default, tuple) else str(default)
         return f"{action.help}; default: {shown.replace('%', '%%')}"
@@ -46,9 +46,18 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Unknown arguments are rejected by the command that got them: it knows what they were meant to be."""
         found, unknown = super().parse_known_args(args, namespace)
-        if unknown:
+        if unknown and not self._take_late(found, unknown):
             self.error(self._unknown(unknown))
-        return found, unknown
+        return found, []
+
+    def _take_late(self, found: argparse.Namespace, words: Sequence[str]) -> bool:
+        """Words after an option still belong to a positional argument that takes any number: `serve A --port 9000 B`.
+        argparse would refuse them."""
+        action = next((action for action in self._get_positional_actions() if action.nargs == "*"), None)
+        if action is None or any(word.startswith("-") for word in words):
+            return False
+        setattr(found, action.dest, [*getattr(found, action.dest), *(self._get_value(action, word) for word in words)])
+        return True
 
     def error(self, message: str) -> NoReturn:
         """The long usage stays in `--help`: here it would hide the message."""

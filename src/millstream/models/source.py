@@ -10,6 +10,7 @@ from typing import Literal
 
 from millstream.errors import ModelError
 from millstream.models.demo import DEMO, demo_model, demo_path
+from millstream.models.nearby import suggestion
 
 Report = Callable[[str], None]
 
@@ -55,13 +56,16 @@ def resolve(spec: str | None, *, cache_dir: Path | None = None, report: Report) 
     if path.is_file():
         return _gguf(path)
     if _is_path(spec):
-        raise ModelError(f"no such folder or file: {spec}")
+        raise ModelError(f"no such folder or file: {spec}.{suggestion(spec)}")
     if (hub_id := _HUB_ID.fullmatch(spec)) is None:
-        raise ModelError(f"no such folder or file: {spec}; a hub id would look like org/name")
+        raise ModelError(f"no such folder or file: {spec}; a hub id would look like org/name.{suggestion(spec)}")
     from millstream.models import hub  # slow to import, and most models are local
 
     model = hub.HubModel(hub_id["repo"], hub_id["revision"])
-    path = hub.download(model, report=report, cache_dir=cache_dir and cache_dir / "hub")
+    try:
+        path = hub.download(model, report=report, cache_dir=cache_dir and cache_dir / "hub")
+    except ModelError as error:
+        raise ModelError(f"{error.message}{'.' if (near := suggestion(spec)) else ''}{near}") from error
     _require_files(path, f"the hub's {model}")
     return ModelSource(model.repo, "folder", path)
 

@@ -1,0 +1,68 @@
+"""Names of models that are on this machine, to suggest one of them for a misspelt one. Reads folders only."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+_REPOSITORY = "models--"
+_MODEL_SUFFIX = ".gguf"
+_MAX_ENTRIES = 2000
+
+
+def hub_cache() -> Path:
+    """The folder of the hub client's cache, by its own variables. The client itself takes a second to import."""
+    if configured := os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE"):
+        return Path(configured).expanduser()
+    if home := os.environ.get("HF_HOME"):
+        return Path(home).expanduser() / "hub"
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "huggingface" / "hub"
+
+
+def cached_ids() -> list[str]:
+    """The hub ids in the cache, complete or not."""
+    names = (path.name for path in _entries(hub_cache()) if path.name.startswith(_REPOSITORY))
+    return sorted(name.removeprefix(_REPOSITORY).replace("--", "/", 1) for name in names)
+
+
+def local_names() -> list[str]:
+    """Hub ids in the cache, and model folders and files in the current folder."""
+    here = [path for path in _entries(Path()) if path.suffix == _MODEL_SUFFIX or (path / "config.json").is_file()]
+    return [*cached_ids(), *sorted(path.name for path in here)]
+
+
+def suggestion(wrong: str) -> str:
+    """` Did you mean ...?`, if something on this machine has a name like it. Else empty."""
+    near = nearest_names(wrong, [*local_names(), *_siblings(wrong)])
+    return f" Did you mean {' or '.join(near)}?" if near else ""
+
+
+def _siblings(wrong: str) -> Iterable[str]:
+    """What lies beside a path that does not exist."""
+    folder = Path(wrong).expanduser().parent
+    if folder == Path():
+        return []
+    return [str(Path(wrong).parent / path.name) for path in _entries(folder) if path.is_dir() or path.suffix == ".gguf"]
+
+
+def nearest_names(wrong: str, known: Iterable[str]) -> list[str]:
+    """At most three, best first: like the whole name, like the part after the slash, or like how that begins."""
+    whole = {name.lower(): name for name in known}
+    short = {name.rsplit("/", 1)[-1]: original for name, original in whole.items()}
+    end = wrong.lower().rsplit("/", 1)[-1]
+    starts = {name[: len(end) + 1]: original for name, original in short.items()}
+    found = []
+    for word, names, cutoff in ((wrong.lower(), whole, 0.7), (end, short, 0.7), (end, starts, 0.8)):
+        found += [names[near] for near in difflib.get_close_matches(word, names, n=3, cutoff=cutoff)]
+    return list(dict.fromkeys(found))[:3]
+
+
+def _entries(folder: Path) -> list[Path]:
+    """At most some thousand entries; none if the folder cannot be read."""
+    try:
+        with os.scandir(folder) as entries:
+            return [folder / entry.name for entry, _ in zip(entries, range(_MAX_ENTRIES), strict=False)]
+    except OSError:
+        return []
