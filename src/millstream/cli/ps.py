@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NoReturn
 
 from rich.console import Console
 from rich.live import Live
@@ -100,14 +100,14 @@ def _text(models: list[dict[str, Any]], *, as_json: bool, indent: int | None = N
     )
 
 
-def _watch(client: ServerClient, everything: bool) -> None:
+def _watch(client: ServerClient, everything: bool) -> NoReturn:
     with Live(console=Console(), auto_refresh=False) as live:
         while True:
             live.update(_table(loaded_models(client, everything=everything)), refresh=True)
             time.sleep(INTERVAL)
 
 
-def _log(client: ServerClient, everything: bool, *, as_json: bool) -> None:
+def _log(client: ServerClient, everything: bool, *, as_json: bool) -> NoReturn:
     """Without a terminal: only what has changed."""
     shown = ""
     while True:
