@@ -47,6 +47,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given[0] == "--version":  # works even if no command can be imported
         print(version_line())
         return 0
+    if given[0] == "__complete":  # the scripts of `completion` call it
+        from millstream.cli.completion.candidates import print_candidates
+
+        return print_candidates(make_parser(next((word for word in given[1:-1] if word in COMMANDS), None)), given[1:])
     try:
         own, of_agent = _split_arguments(given)
         parser = make_parser(own[0] if own[0] in COMMANDS else None)

@@ -56,11 +56,8 @@ def run(arguments: argparse.Namespace) -> int:
             print(_line(finding), flush=True)
     counts = {status: sum(finding.status == status for finding in findings) for status in ("problem", "warning")}
     if arguments.json:
-        print(
-            json.dumps(
-                {"version": version_line(), **counts, "findings": [_fields(item) for item in findings]}, indent=2
-            )
-        )
+        report = {"version": version_line(), **counts, "findings": [dataclasses.asdict(item) for item in findings]}
+        print(json.dumps(report, indent=2))
     else:
         print(_summary(counts["problem"], counts["warning"]))
     return 1 if counts["problem"] else 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import shlex
+import shutil
 import sys
 from dataclasses import dataclass
 from typing import Literal
@@ -34,17 +35,20 @@ def problem(check: str, detail: str, fix: str) -> Finding:
 
 def install(*requirements: str) -> str:
     """The command that installs packages into this very Python, not into the first one on PATH."""
-    return f"{_pip()} install {shlex.join(requirements)}"
+    return _pip("install", *requirements)
 
 
 def uninstall(*names: str) -> str:
-    return f"{_pip()} uninstall {shlex.join(names)}"
+    return _pip("uninstall", *names)
 
 
-def _pip() -> str:
+def _pip(action: str, *words: str) -> str:
     python = shlex.quote(sys.executable)
-    has_pip = importlib.util.find_spec("pip") is not None
-    return f"{python} -m pip" if has_pip else f"uv pip --python {python}"
+    if importlib.util.find_spec("pip") is not None:
+        return f"{python} -m pip {action} {shlex.join(words)}"
+    if shutil.which("uv") is not None:
+        return f"uv pip {action} --python {python} {shlex.join(words)}"
+    return f"{python} -m ensurepip && {python} -m pip {action} {shlex.join(words)}"
 
 
 def gigabytes(count: float) -> str:
