@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 from millstream import __version__
 from millstream.cli.parser import Parser, examples
-from millstream.cli.versions import version_line
 from millstream.errors import MillstreamError
 
 COMMANDS = {
@@ -45,6 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(WELCOME)
         return 0
     if given[0] == "--version":  # works even if no command can be imported
+        from millstream.cli.versions import version_line
+
         print(version_line())
         return 0
     if given[0] == "__complete":  # the scripts of `completion` call it

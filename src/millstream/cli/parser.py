@@ -25,6 +25,12 @@ class HelpFormatter(argparse.HelpFormatter):
         filled = super()._fill_text(prose, width, indent) if prose.strip() else ""
         return f"{filled}\n\n{found}{examples}".strip() if found else filled
 
+    def _format_action(self, action: argparse.Action) -> str:
+        """Commands are listed like options, without a line above them."""
+        if isinstance(action, argparse._SubParsersAction):
+            return "".join(self._format_action(command) for command in action._get_subactions())
+        return super()._format_action(action)
+
 
 class DefaultsHelpFormatter(HelpFormatter):
     """Adds each option's default to its help, where there is one."""
