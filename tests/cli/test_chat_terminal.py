@@ -51,7 +51,9 @@ def ask(chat: Terminal, text: str, answer: str) -> None:
 
 
 def test_a_conversation_is_kept_and_markdown_is_rendered(chat: Terminal, server: ScriptedServer) -> None:
-    server.answer = "# A title\n\nSome **bold** words, <b>tags</b>\x1b]0;evil\x07.\n\n```python\nprint(1)\n```\n\nThe end."
+    server.answer = (
+        "# A title\n\nSome **bold** words, <b>tags</b>\x1b]0;evil\x07.\n\n```python\nprint(1)\n```\n\nThe end."
+    )
     ask(chat, "First question", "The end.")
     assert "**" not in chat.text
     assert "```" not in chat.text

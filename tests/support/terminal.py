@@ -89,9 +89,7 @@ class Terminal:
 
 
 @contextmanager
-def terminal(
-    *arguments: str, environment: Mapping[str, str], rows: int = 40, columns: int = 100
-) -> Iterator[Terminal]:
+def terminal(*arguments: str, environment: Mapping[str, str], rows: int = 40, columns: int = 100) -> Iterator[Terminal]:
     """`millstream ARGUMENTS` in a terminal. prompt_toolkit must not ask where the cursor is: nobody answers here."""
     command = [sys.executable, "-P", "-m", "millstream", *arguments]
     more = {"TERM": "xterm-256color", "PROMPT_TOOLKIT_NO_CPR": "1"}

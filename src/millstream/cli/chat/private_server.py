@@ -17,8 +17,8 @@ from types import TracebackType
 from typing import IO
 
 from millstream.cli.served_models import BROKEN, ServedModel, list_models
-from millstream.cli.server_client import KEY_VARIABLE, ServerClient
-from millstream.errors import MillstreamError, ModelError
+from millstream.cli.server_client import KEY_VARIABLE, NoServer, ServerClient
+from millstream.errors import ModelError
 
 Report = Callable[[str], None]
 
@@ -89,9 +89,10 @@ class PrivateServer:
         while True:
             try:
                 model = list_models(client)[0]
-            except MillstreamError:
+            except NoServer:  # it is ending, and its log says why once it has ended
                 self._require_running()
-                raise
+                time.sleep(POLL)
+                continue
             if model.state == "ready":
                 return client, model
             if model.state in BROKEN:

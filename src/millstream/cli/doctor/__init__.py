@@ -10,7 +10,7 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from millstream.cli.arguments import port, seconds
 from millstream.cli.doctor.finding import Finding
@@ -21,6 +21,14 @@ from millstream.cli.doctor.python_checks import check_python
 from millstream.cli.doctor.system_checks import check_system
 from millstream.cli.parser import examples
 from millstream.cli.versions import version_line
+
+CHECKS: dict[str, Callable[[argparse.Namespace], Iterator[Finding]]] = {
+    "python": lambda arguments: check_python(),
+    "packages": lambda arguments: check_packages(arguments.timeout),
+    "mlx": lambda arguments: check_mlx(arguments.timeout),
+    "system": lambda arguments: check_system(),
+    "network": lambda arguments: check_network(arguments.port),
+}
 
 _COLOURS = {"ok": "32", "warning": "33", "problem": "31"}
 _WIDTH = max(len(name) for name in _COLOURS)
@@ -40,6 +48,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     parser.set_defaults(run=run)
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--only", action="append", choices=CHECKS, help="run one group of checks; may be repeated")
     parser.add_argument("--port", type=port, default=8000, help="port that the server would use; default: 8000")
     parser.add_argument(
         "--timeout", metavar="SECONDS", type=seconds, default=120.0, help="longest wait for MLX to start; default: 120"
@@ -50,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     findings = []
     if not arguments.json:
         print(version_line(), flush=True)
-    for finding in check(arguments.port, arguments.timeout):
+    for finding in check(arguments):
         findings.append(finding)
         if not arguments.json:
             print(_line(finding), flush=True)
@@ -63,12 +72,9 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if counts["problem"] else 0
 
 
-def check(port: int, limit: float) -> Iterator[Finding]:
-    yield from check_python()
-    yield from check_packages(limit)
-    yield from check_mlx(limit)
-    yield from check_system()
-    yield from check_network(port)
+def check(arguments: argparse.Namespace) -> Iterator[Finding]:
+    for name in arguments.only or CHECKS:
+        yield from CHECKS[name](arguments)
 
 
 def _line(finding: Finding) -> str:
