@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -52,7 +52,8 @@ def rendered(text: str) -> str:
     return console.file.getvalue()
 
 
-@given(st.lists(st.integers(1, 40), max_size=60))
+@settings(max_examples=15)
+@given(st.lists(st.integers(1, 60), max_size=40))
 def test_markdown_that_arrives_in_pieces_looks_like_the_whole(sizes: list[int]) -> None:
     console = Console(file=io.StringIO(), width=60, height=20, force_terminal=False)
     stream, rest = MarkdownStream(console), ANSWER

@@ -155,7 +155,7 @@ def test_zsh(environment: dict[str, str], tmp_path: Path) -> None:
         opened.send("\x15millstream compl\t")
         opened.wait_for("etion")
         opened.send("z\t")
-        opened.wait_for("zsh")
+        opened.wait_for("sh")
     finally:
         opened.close()
 

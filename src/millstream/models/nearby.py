@@ -35,16 +35,18 @@ def local_names() -> list[str]:
 
 def suggestion(wrong: str) -> str:
     """` Did you mean ...?`, if something on this machine has a name like it. Else empty."""
-    near = nearest_names(wrong, [*local_names(), *_siblings(wrong)])
+    near = _near_siblings(wrong) or nearest_names(wrong, local_names())
     return f" Did you mean {' or '.join(near)}?" if near else ""
 
 
-def _siblings(wrong: str) -> Iterable[str]:
-    """What lies beside a path that does not exist."""
-    folder = Path(wrong).expanduser().parent
+def _near_siblings(wrong: str) -> list[str]:
+    """Folders and files beside a path that does not exist, with a name like its own."""
+    path = Path(wrong)
+    folder = path.expanduser().parent
     if folder == Path():
         return []
-    return [str(Path(wrong).parent / path.name) for path in _entries(folder) if path.is_dir() or path.suffix == ".gguf"]
+    names = [entry.name for entry in _entries(folder) if entry.suffix == _MODEL_SUFFIX or entry.is_dir()]
+    return [str(path.parent / name) for name in difflib.get_close_matches(path.name, names, n=3, cutoff=0.7)]
 
 
 def nearest_names(wrong: str, known: Iterable[str]) -> list[str]:
