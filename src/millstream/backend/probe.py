@@ -6,7 +6,6 @@ A crash, a hang or an exception ends the process, and the last line says how far
 from __future__ import annotations
 
 import json
-import sys
 from typing import Any
 
 from millstream.backend.environment import load_blas
@@ -33,4 +32,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
