@@ -25,6 +25,9 @@ COMMANDS = {
 """Each command, or its other name, with its module in this package. A module has `add_parser(commands)`, which adds
 the command with its description and examples and sets `run`: a function of the arguments that returns the exit code."""
 
+INTERRUPTED = 130
+"""The exit code of a shell for a program that Ctrl-C ended."""
+
 WELCOME = f"""\
 Millstream {__version__}: an inference server for MLX.
 
@@ -62,7 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         return _fail(f"This installation is incomplete ({error}). 'millstream doctor' says how to repair it.")
     except KeyboardInterrupt:
-        return 130
+        print("millstream: interrupted", file=sys.stderr)
+        return INTERRUPTED
     except BrokenPipeError:  # whoever read the output, such as `head`, has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141

@@ -15,8 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from millstream.cli.parser import examples
+from millstream.cli.served_models import fetch_models
 from millstream.cli.server_client import DEFAULT_URL, ServerClient, add_server_options
-from millstream.errors import MillstreamError
 
 INTERVAL = 1.0
 HEADINGS = ("NAME", "STATE", "KIND", "MEMORY", "ROWS", "QUEUE", "UNTIL")
@@ -61,16 +61,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 def loaded_models(client: ServerClient, *, everything: bool) -> list[dict[str, Any]]:
     """The fields of `/v1/models`, with `expires_at` of Ollama's `/api/ps`."""
-    try:
-        models = [dict(fields) for fields in client.get("/v1/models")["data"]]
-        expires = {fields["name"]: fields["expires_at"] for fields in client.get("/api/ps")["models"]}
-        return [
-            model | {"expires_at": expires.get(model["id"])}
-            for model in models
-            if everything or model["state"] != "unloaded"
-        ]
-    except (KeyError, TypeError, ValueError):
-        raise MillstreamError(f"The server at {client.url} is not Millstream: it does not list its models.") from None
+    models = fetch_models(client.url, client.key)
+    expires = {fields["name"]: fields["expires_at"] for fields in client.get("/api/ps")["models"]}
+    return [
+        model | {"expires_at": expires.get(model["id"])}
+        for model in models
+        if everything or model["state"] != "unloaded"
+    ]
 
 
 def cells(model: dict[str, Any], now: float) -> tuple[str, ...]:

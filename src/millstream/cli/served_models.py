@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from millstream.cli.parser import did_you_mean
-from millstream.cli.server_client import ServerClient
+from millstream.cli.server_client import TIMEOUT, ServerClient
 from millstream.errors import MillstreamError, NotFound
 
 BROKEN = ("failed", "stopped")
@@ -33,12 +33,33 @@ def served_models(url: str, key: str | None) -> list[ServedModel]:
     return list_models(ServerClient(url, key))
 
 
-def list_models(client: ServerClient, timeout: float | None = None) -> list[ServedModel]:
-    listed = client.get("/v1/models") if timeout is None else client.get("/v1/models", timeout)
+def fetch_models(url: str, key: str | None) -> list[dict[str, Any]]:
+    """All fields of the models. Raises as `served_models` does."""
+    return _fields(ServerClient(url, key), TIMEOUT)
+
+
+def list_models(client: ServerClient, timeout: float = TIMEOUT) -> list[ServedModel]:
+    return [_model(fields) for fields in _fields(client, timeout)]
+
+
+def _fields(client: ServerClient, timeout: float) -> list[dict[str, Any]]:
+    listed = client.get("/v1/models", timeout)
     try:
-        return [_model(fields) for fields in listed["data"]]
-    except (KeyError, TypeError):
-        raise MillstreamError(f"The server at {client.url} is not Millstream: it does not list its models.") from None
+        models = [dict(fields) for fields in listed["data"]]
+    except (KeyError, TypeError, ValueError):
+        models = [{}]
+    if not all("id" in fields and "state" in fields for fields in models):
+        raise MillstreamError(f"The server at {client.url} is not Millstream: it does not list its models.")
+    return models
+
+
+def find_fields(models: Sequence[dict[str, Any]], name: str) -> dict[str, Any] | None:
+    """The model of this name or alias."""
+    for fields in models:
+        aliases = fields.get("aliases")
+        if name == fields["id"] or (isinstance(aliases, list) and name in aliases):
+            return fields
+    return None
 
 
 def find(models: Sequence[ServedModel], wanted: str) -> ServedModel | None:

@@ -7,13 +7,12 @@ import sys
 
 from rich.console import Console
 
+from millstream.cli import INTERRUPTED
 from millstream.cli.chat.answer import PATH, Answer, stream_answer
 from millstream.cli.chat.conversation import Conversation
 from millstream.cli.chat.displays import PlainDisplay, TerminalDisplay
 from millstream.cli.chat.waiting import LoadWatcher, Waiting
 from millstream.cli.server_client import ServerClient
-
-INTERRUPTED = 130
 
 
 def print_answer(client: ServerClient, conversation: Conversation, *, verbose: bool, progress: Console | None) -> int:
