@@ -42,9 +42,7 @@ NETWORK_THREADS = 16
 STOPPING = "the server is shutting down"
 
 
-def serve(
-    settings: Settings, show_progress: Show | None = None, *, reread: Reread | None = None
-) -> tuple[int, bool]:
+def serve(settings: Settings, show_progress: Show | None = None, *, reread: Reread | None = None) -> tuple[int, bool]:
     """Serve until a signal or a fatal error. Returns the exit code, and False if an engine could not be stopped.
 
     `show_progress` shows the progress of loads in a terminal; without it, the log tells it. `reread`: reads the

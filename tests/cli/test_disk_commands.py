@@ -21,7 +21,7 @@ from millstream.model_facts import ModelCard
 from millstream.models.hub import ALLOWED
 from millstream.models.hub_fetch import Repository, fetch
 from millstream.models.last_used import mark_used
-from millstream.models.suggestions import did_you_mean
+from millstream.models.nearby import did_you_mean
 from support.agent_stage import Player, playing
 from support.hub_server import COMMIT, HubServer
 from support.tiny_gguf import write_gguf

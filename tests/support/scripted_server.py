@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ import tokenizers
 
 from millstream.config import Settings
 from millstream.engine.generation.messages import Generate
+from millstream.engine.generation.plan import Plan, StepResult
 from millstream.models.source import ModelSource
 from support.scripted import ScriptedBackend
 from support.server import running
@@ -27,22 +29,34 @@ TEMPLATE = """{%- for tool in tools or [] %}{{ tool.function | tojson }}
 
 
 class ScriptedServer:
-    """`answer` is what the model writes next. `prompts` are the prompts that it got, as text."""
+    """`answer` is what the model writes next. `prompts` are the prompts that it got, as text. `delay` is how many
+    seconds a token takes."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
         self.url = ""
         self.answer: str | Callable[[str], str] = "Hello."
         self.prompts: list[str] = []
+        self.delay = 0.0
         self._tokenizer = tokenizer
 
     def make(self, source: ModelSource, settings: Settings) -> ScriptedBackend:
-        return ScriptedBackend(self._script, context_length=4096)
+        return _PacedBackend(self)
 
-    def _script(self, submit: Generate) -> Sequence[int]:
+    def script(self, submit: Generate) -> Sequence[int]:
         prompt = self._tokenizer.decode(submit.prompt, skip_special_tokens=False)
         self.prompts.append(prompt)
         text = self.answer if isinstance(self.answer, str) else self.answer(prompt)
         return self._tokenizer.encode(text + "<|im_end|>").ids
+
+
+class _PacedBackend(ScriptedBackend):
+    def __init__(self, server: ScriptedServer) -> None:
+        super().__init__(server.script, context_length=4096)
+        self._server = server
+
+    def step(self, plan: Plan) -> StepResult:
+        time.sleep(self._server.delay)
+        return super().step(plan)
 
 
 @contextmanager

@@ -15,7 +15,11 @@ from millstream.bench.load import Load, run
 from millstream.bench.plot import save_plot
 from millstream.bench.report import Figures, figures, save_json, table
 from millstream.cli.arguments import natural, positive
+from millstream.cli.parser import DefaultsHelpFormatter, examples
+from millstream.cli.server_client import DEFAULT_URL, NoServer, ServerClient
 from millstream.errors import MillstreamError
+
+_NO_SERVER = "Start one with 'millstream serve MODEL', or give its URL: millstream bench URL"
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -23,26 +27,38 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "bench",
         help="measure a server under load",
         description="Send concurrent streams to an OpenAI-compatible server and print throughput and latency.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        epilog=examples(
+            ("millstream bench", "1, 4 and 16 streams at the server of this machine"),
+            ("millstream bench --levels 1,8,32 --output-tokens 256", "other loads"),
+            ("millstream bench http://host:8000 --json result.json --plot result.png", "keep the figures"),
+        ),
+        formatter_class=DefaultsHelpFormatter,
     )
     parser.set_defaults(run=run_command)
-    parser.add_argument("url", nargs="?", default="http://127.0.0.1:8000", help="URL of the server")
-    parser.add_argument("--model", default="", help="model to request; empty: the server's default")
-    parser.add_argument("--api", choices=("chat", "completions"), default="chat", help="endpoint to use")
-    parser.add_argument("--levels", type=_levels, default=(1, 4, 16), help="numbers of concurrent streams, e.g. 1,4,16")
-    parser.add_argument("--requests", type=positive, default=2, help="requests per stream")
-    parser.add_argument("--prompt-words", type=positive, default=100, help="words per prompt")
-    parser.add_argument("--shared-words", type=natural, default=0, help="words in the prefix that all prompts share")
-    parser.add_argument("--output-tokens", type=positive, default=128, help="max_tokens of each request")
-    parser.add_argument("--rate", type=float, default=None, help="requests per second, as a Poisson process")
-    parser.add_argument("--temperature", type=float, default=0.0, help="sampling temperature")
-    parser.add_argument("--top-p", type=float, default=1.0, help="nucleus sampling")
-    parser.add_argument("--seed", type=natural, default=0, help="seed of the random prompts")
-    parser.add_argument("--ignore-eos", action="store_true", help="generate max_tokens tokens per request")
-    parser.add_argument("--no-warmup", action="store_true", help="do not send unmeasured requests first")
-    parser.add_argument("--title", default="", help="title of the table")
-    parser.add_argument("--json", type=Path, default=None, help="write the results to this file")
-    parser.add_argument("--plot", type=Path, default=None, help="write a plot (PNG) to this file")
+    parser.add_argument("url", nargs="?", default=DEFAULT_URL, metavar="URL", help="URL of the server")
+    requests = parser.add_argument_group("requests")
+    requests.add_argument("--model", default="", help="model to request; without it: the server's default")
+    requests.add_argument("--api", choices=("chat", "completions"), default="chat", help="endpoint to use")
+    requests.add_argument("--prompt-words", metavar="N", type=positive, default=100, help="words per prompt")
+    requests.add_argument(
+        "--shared-words", metavar="N", type=natural, default=0, help="words in the prefix that all prompts share"
+    )
+    requests.add_argument("--output-tokens", metavar="N", type=positive, default=128, help="max_tokens of each request")
+    requests.add_argument("--temperature", metavar="X", type=float, default=0.0, help="sampling temperature")
+    requests.add_argument("--top-p", metavar="X", type=float, default=1.0, help="nucleus sampling")
+    requests.add_argument("--seed", metavar="N", type=natural, default=0, help="seed of the random prompts")
+    requests.add_argument("--ignore-eos", action="store_true", help="generate max_tokens tokens per request")
+    load = parser.add_argument_group("load")
+    load.add_argument(
+        "--levels", metavar="N,N", type=_levels, default=(1, 4, 16), help="numbers of concurrent streams, e.g. 1,4,16"
+    )
+    load.add_argument("--requests", metavar="N", type=positive, default=2, help="requests per stream")
+    load.add_argument("--rate", metavar="X", type=float, help="requests per second, as a Poisson process")
+    load.add_argument("--no-warmup", action="store_true", help="do not send unmeasured requests first")
+    output = parser.add_argument_group("output")
+    output.add_argument("--title", default="", help="title of the table")
+    output.add_argument("--json", metavar="FILE", type=Path, help="write the results to this file")
+    output.add_argument("--plot", metavar="FILE", type=Path, help="write a plot (PNG) to this file")
 
 
 def run_command(arguments: argparse.Namespace) -> int:
@@ -60,6 +76,7 @@ def run_command(arguments: argparse.Namespace) -> int:
         seed=arguments.seed,
         ignore_eos=arguments.ignore_eos,
     )
+    require_server(load)
     title = arguments.title or arguments.url
     levels = asyncio.run(measure(load, arguments.levels, warmup=not arguments.no_warmup))
     Console(width=110).print(table(title, levels))
@@ -75,6 +92,17 @@ def run_command(arguments: argparse.Namespace) -> int:
         print(f"millstream: {error.message}", file=sys.stderr)
         return 1
     return 1 if any(level.errors for level in levels) else 0
+
+
+def require_server(load: Load) -> None:
+    """Raises `NoServer` if nothing listens there. Any other answer is fine: not every server lists its models."""
+    client = ServerClient(f"{load.target.scheme}://{load.target.netloc}", advice=_NO_SERVER)
+    try:
+        client.get("/v1/models")
+    except NoServer:
+        raise
+    except MillstreamError:
+        return
 
 
 async def measure(load: Load, levels: tuple[int, ...], *, warmup: bool) -> list[Figures]:

@@ -9,14 +9,14 @@ import shutil
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
-from urllib.parse import urlsplit
 
 from millstream.cli.agents import AGENTS
 from millstream.cli.agents.agent import KEY_VARIABLE, NO_KEY, Agent, Launch, Target
+from millstream.cli.parser import examples
 from millstream.cli.served_models import ServedModel, choose, served_models
+from millstream.cli.server_client import DEFAULT_URL, add_server_options
 from millstream.errors import MillstreamError
 
-DEFAULT_URL = "http://127.0.0.1:8000"
 SHORT_CONTEXT = 16_384
 """Agents whose prompt was not measured are warned about below this."""
 
@@ -28,41 +28,28 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         description="Start a coding agent that uses a running server. It is set up for this run only: by environment "
         "variables and options. Your own configuration files stay as they are.",
         usage="millstream launch AGENT [--model MODEL] [--url URL] [--api-key KEY] [--print] [-- ARGUMENTS]",
-        epilog="What follows -- goes to the agent: millstream launch codex -- exec 'Fix the failing test'",
+        epilog=examples(
+            ("millstream launch claude", "Claude Code with the model of the running server"),
+            ("millstream launch codex -- exec 'Fix the failing test'", "what follows -- goes to the agent"),
+            ("millstream launch opencode --print", "only show what would be set and run"),
+        ),
     )
     parser.set_defaults(run=run)
     parser.add_argument("agent", choices=AGENTS, metavar="AGENT", help=", ".join(AGENTS))
     parser.add_argument("--model", help="model to use; default: a loaded one, preferably one that knows tools")
-    parser.add_argument(
-        "--url",
-        type=_server_url,
-        default=os.environ.get("MILLSTREAM_URL") or DEFAULT_URL,
-        help=f"URL of the server; default: MILLSTREAM_URL, or {DEFAULT_URL}",
-    )
-    parser.add_argument("--api-key", default=os.environ.get(KEY_VARIABLE), help=f"default: {KEY_VARIABLE}")
+    add_server_options(parser)
     parser.add_argument("--print", action="store_true", dest="show", help="only show what would be set and run")
-
-
-def split_arguments(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Our arguments and, of a launch, those after `--`, which are the agent's."""
-    if argv[:1] != ["launch"] or "--" not in argv:
-        return list(argv), []
-    place = argv.index("--")
-    return list(argv[:place]), list(argv[place + 1 :])
 
 
 def run(arguments: argparse.Namespace) -> int:
     agent = AGENTS[arguments.agent]
-    try:
-        model = choose(served_models(arguments.url, arguments.api_key), arguments.model)
-        executable = None if arguments.show else _executable(agent)
-    except MillstreamError as error:
-        print(f"millstream: {error.message}", file=sys.stderr)
-        return 1
+    url = arguments.url or DEFAULT_URL
+    model = choose(served_models(url, arguments.api_key), arguments.model)
+    executable = None if arguments.show else _executable(agent)
     for warning in _warnings(agent, model):
         print(f"millstream: {warning}", file=sys.stderr)
     target = Target(
-        url=arguments.url,
+        url=url,
         model=model.name,
         key=arguments.api_key or NO_KEY,
         context_length=model.context_length,
@@ -81,18 +68,6 @@ def _become(executable: str, command: list[str], launch: Launch) -> NoReturn:
     """The agent replaces this process, so that the terminal and signals are its own."""
     environment = {name: value for name, value in os.environ.items() if name not in launch.unset}
     os.execve(executable, command, environment | launch.environment)
-
-
-def _server_url(text: str) -> str:
-    """The URL as far as the port. A path such as /v1 is the agents' matter: each needs another one."""
-    try:
-        parts = urlsplit(text)
-        valid = parts.scheme in ("http", "https") and parts.hostname and (parts.port or True)
-    except ValueError:
-        valid = False
-    if not valid:
-        raise argparse.ArgumentTypeError(f"{text!r} is not the URL of a server: use {DEFAULT_URL}")
-    return f"{parts.scheme}://{parts.netloc}"
 
 
 def _executable(agent: Agent) -> str:

@@ -13,9 +13,9 @@ from millstream.cli.launch import DEFAULT_URL
 from millstream.cli.served_models import served_models
 from millstream.errors import MillstreamError, NotFound, Unauthorized
 from millstream.models.demo import DEMO
+from millstream.models.nearby import did_you_mean
 from millstream.models.sizes import size_text
 from millstream.models.source import is_demo
-from millstream.models.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from millstream.models.cached_models import CachedModel

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import ipaddress
-import json
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
-from urllib.parse import urlsplit
+from typing import Any
 
-from millstream.errors import MillstreamError, NotFound, Unauthorized
+from millstream.cli.parser import did_you_mean
+from millstream.cli.server_client import TIMEOUT, ServerClient
+from millstream.errors import MillstreamError, NotFound
 
-TIMEOUT = 10.0
+BROKEN = ("failed", "stopped")
+"""States of models that do not answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,41 +22,38 @@ class ServedModel:
     context_length: int | None = None
     capabilities: tuple[str, ...] = ()
     """Empty: not known, because the model was never loaded."""
+    progress: float | None = None
+    phase: str | None = None
+    """What a load does at the moment, if the server tells."""
+    error: str | None = None
 
 
 def served_models(url: str, key: str | None) -> list[ServedModel]:
     """Raises a `MillstreamError` that says what to do if there is no such server, or none of ours."""
-    models = fetch_models(url, key)
-    try:
-        return [_model(fields) for fields in models]
-    except (KeyError, TypeError):
-        raise _not_ours(url) from None
+    return list_models(ServerClient(url, key))
 
 
-def fetch_models(url: str, key: str | None) -> list[dict[str, object]]:
+def fetch_models(url: str, key: str | None) -> list[dict[str, Any]]:
     """All fields of the models. Raises as `served_models` does."""
-    request = urllib.request.Request(f"{url}/v1/models", headers={"Authorization": f"Bearer {key}"} if key else {})
+    return _fields(ServerClient(url, key), TIMEOUT)
+
+
+def list_models(client: ServerClient, timeout: float = TIMEOUT) -> list[ServedModel]:
+    return [_model(fields) for fields in _fields(client, timeout)]
+
+
+def _fields(client: ServerClient, timeout: float) -> list[dict[str, Any]]:
+    listed = client.get("/v1/models", timeout)
     try:
-        with _opener(url).open(request, timeout=TIMEOUT) as response:
-            body = response.read()
-    except urllib.error.HTTPError as error:
-        with error:
-            raise _refused(url, error.code, key) from None
-    except OSError as error:
-        reason = error.reason if isinstance(error, urllib.error.URLError) else error
-        raise MillstreamError(
-            f"No server answers at {url} ({reason}). Start one with 'millstream serve MODEL', or name it with --url."
-        ) from None
-    try:
-        models = [dict(fields) for fields in json.loads(body)["data"]]
-    except (ValueError, KeyError, TypeError):
-        raise _not_ours(url) from None
+        models = [dict(fields) for fields in listed["data"]]
+    except (KeyError, TypeError, ValueError):
+        models = [{}]
     if not all("id" in fields and "state" in fields for fields in models):
-        raise _not_ours(url)
+        raise MillstreamError(f"The server at {client.url} is not Millstream: it does not list its models.")
     return models
 
 
-def find_fields(models: Sequence[dict[str, object]], name: str) -> dict[str, object] | None:
+def find_fields(models: Sequence[dict[str, Any]], name: str) -> dict[str, Any] | None:
     """The model of this name or alias."""
     for fields in models:
         aliases = fields.get("aliases")
@@ -66,47 +62,36 @@ def find_fields(models: Sequence[dict[str, object]], name: str) -> dict[str, obj
     return None
 
 
-def _not_ours(url: str) -> MillstreamError:
-    return MillstreamError(f"The server at {url} is not Millstream: it does not list its models.")
+def find(models: Sequence[ServedModel], wanted: str) -> ServedModel | None:
+    """By name or alias."""
+    return next((model for model in models if wanted == model.name or wanted in model.aliases), None)
 
 
 def choose(models: Sequence[ServedModel], wanted: str | None) -> ServedModel:
     """The wanted model, or the first of the most suitable ones: loaded, able to use tools, not failed."""
     if wanted:
-        for model in models:
-            if wanted == model.name or wanted in model.aliases:
-                return model
+        if (model := find(models, wanted)) is not None:
+            return model
         names = ", ".join(model.name for model in models) or "none"
-        raise NotFound(f"The server has no model {wanted!r}. Its models: {names}.")
-    usable = [model for model in models if model.state not in ("failed", "stopped")]
+        known = [name for model in models for name in (model.name, *model.aliases)]
+        hint = did_you_mean(wanted, known)
+        raise NotFound(f"The server has no model {wanted!r}. {hint}{' ' if hint else ''}Its models: {names}.")
+    usable = [model for model in models if model.state not in BROKEN]
     if not usable:
         raise NotFound("The server has no model that works. Start it with one: 'millstream serve MODEL'.")
     return min(usable, key=lambda model: (model.state != "ready", "tools" not in model.capabilities))
 
 
-def _model(fields: dict[str, object]) -> ServedModel:
+def _model(fields: dict[str, Any]) -> ServedModel:
     aliases, capabilities, context = (fields.get(name) for name in ("aliases", "capabilities", "context_length"))
+    progress, phase, error = (fields.get(name) for name in ("progress", "phase", "error"))
     return ServedModel(
         name=str(fields["id"]),
         state=str(fields["state"]),
         aliases=tuple(aliases) if isinstance(aliases, list) else (),
         context_length=context if isinstance(context, int) else None,
         capabilities=tuple(capabilities) if isinstance(capabilities, list) else (),
+        progress=float(progress) if isinstance(progress, int | float) else None,
+        phase=phase if isinstance(phase, str) else None,
+        error=error if isinstance(error, str) else None,
     )
-
-
-def _refused(url: str, status: int, key: str | None) -> MillstreamError:
-    if status in (401, 403):
-        problem = "does not accept this API key" if key else "requires an API key"
-        return Unauthorized(f"The server at {url} {problem}: give it with --api-key or MILLSTREAM_API_KEY.")
-    return MillstreamError(f"The server at {url} is not Millstream: it answers /v1/models with status {status}.")
-
-
-def _opener(url: str) -> urllib.request.OpenerDirector:
-    """Through the proxy that the environment names, but never to this machine."""
-    host = urlsplit(url).hostname or ""
-    try:
-        local = host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        local = False
-    return urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if local else []))

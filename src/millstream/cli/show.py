@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from millstream.cli.cache_options import add_cache_dir
 from millstream.cli.served_models import fetch_models, find_fields
 from millstream.errors import MillstreamError, NotFound
+from millstream.models.nearby import did_you_mean
 from millstream.models.sizes import size_text
-from millstream.models.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from millstream.loading.inspection import Inspection, MemoryNeed

@@ -6,12 +6,9 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-from millstream.errors import ModelError
 from millstream.model_facts import LoadProgress
-from millstream.models.cached_models import cached_models
 from millstream.models.last_used import mark_used
 from millstream.models.source import ModelSource, is_demo, resolve
-from millstream.models.suggestions import did_you_mean
 from millstream.service.managed_model import LoadContext
 
 
@@ -30,18 +27,13 @@ class FileSearch:
 
     def find(self, spec: str | None, cache_dir: Path | None) -> ModelSource:
         """On any thread. Raises `LoadCancelled` after `cancel`."""
-        try:
-            source = resolve(
-                spec,
-                cache_dir=cache_dir,
-                report=self._report,
-                progress=self._progress,
-                cancelled=lambda: self._cancelled,
-            )
-        except ModelError as error:
-            if not (hint := _hint(spec, cache_dir)):
-                raise
-            raise ModelError(f"{error.message.rstrip('.')}.{hint}") from error
+        source = resolve(
+            spec,
+            cache_dir=cache_dir,
+            report=self._report,
+            progress=self._progress,
+            cancelled=lambda: self._cancelled,
+        )
         if is_demo(spec) or (spec is not None and not Path(spec).expanduser().exists()):  # it is in a cache
             mark_used(source.path, cache_dir)
         return source
@@ -50,11 +42,3 @@ class FileSearch:
         if not self._cancelled:
             progress = LoadProgress("downloading", done / total if total else 0.0, done, total)
             self._loop.call_soon_threadsafe(self._loading.report_progress, progress)
-
-
-def _hint(spec: str | None, cache_dir: Path | None) -> str:
-    """Models on this machine whose names are like one that was not found."""
-    if spec is None or Path(spec).expanduser().exists():
-        return ""
-    names = [model.name for model in cached_models(cache_dir) if model.is_complete]
-    return "" if spec in names else did_you_mean(spec, names)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from millstream.errors import ModelError
 from millstream.models.demo import DEMO, demo_model, demo_path
+from millstream.models.nearby import suggestion
 
 if TYPE_CHECKING:
     from millstream.models.hub import HubModel
@@ -78,21 +79,25 @@ def resolve(
         file = demo_model(report=report, progress=progress, cancelled=cancelled, cache_dir=cache_dir)
         return ModelSource(DEMO.name, "gguf", file)
     assert spec is not None
+    hub_folder = cache_dir and cache_dir / "hub"
     path = Path(spec).expanduser()
     if spec and path.is_dir():
         return _folder(path)
     if path.is_file():
         return _gguf(path)
     if _is_path(spec):
-        raise ModelError(f"no such folder or file: {spec}")
+        raise ModelError(f"no such folder or file: {spec}.{suggestion(spec, hub_folder)}")
     if (hub_id := _HUB_ID.fullmatch(spec)) is None:
-        raise ModelError(f"no such folder or file: {spec}; a hub id would look like org/name")
+        raise ModelError(
+            f"no such folder or file: {spec}; a hub id would look like org/name.{suggestion(spec, hub_folder)}"
+        )
     from millstream.models import hub  # slow to import, and most models are local
 
     model = _hub_model(hub_id)
-    path = hub.download(
-        model, report=report, progress=progress, cancelled=cancelled, cache_dir=cache_dir and cache_dir / "hub"
-    )
+    try:
+        path = hub.download(model, report=report, progress=progress, cancelled=cancelled, cache_dir=hub_folder)
+    except ModelError as error:
+        raise ModelError(f"{error.message}{'.' if (near := suggestion(spec, hub_folder)) else ''}{near}") from error
     return _from_hub(hub_id, path)
 
 
