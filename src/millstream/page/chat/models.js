@@ -45,14 +45,16 @@ export class Models {
     this.draw();
   }
 
-  pollNow() {
+  /** @param {boolean} [ask] ask for the key, even if that was declined before */
+  pollNow(ask) {
     clearTimeout(this.timer);
-    void this.poll();
+    void this.poll(ask);
   }
 
-  async poll() {
+  /** @param {boolean} [ask] */
+  async poll(ask) {
     try {
-      this.all = (await apiJson("/v1/models")).data;
+      this.all = (await apiJson("/v1/models", { ask })).data;
       this.draw();
       this.events.changed();
     } catch (error) {
