@@ -1,15 +1,8 @@
-/** Tells screen readers what happened. An answer is read once, when it is complete, not token by token. */
+/** An answer is read to screen readers once, when it is complete, not token by token. */
 
-import { find } from "../common/dom.js";
+import { announce } from "../common/announce.js";
 
 const READ_ALOUD = 2000;
-
-/** @param {string} text */
-export function announce(text) {
-  const region = find("#live");
-  region.textContent = "";
-  setTimeout(() => (region.textContent = text), 50); // a text that is set again would not be read again
-}
 
 /** @param {import("./types.js").Message} message */
 export function announceAnswer(message) {

@@ -1,6 +1,7 @@
 /** The chat itself: which conversation is open, what is being written, and what a person's actions do. */
 
-import { announce, announceAnswer } from "./announce.js";
+import { announce } from "../common/announce.js";
+import { announceAnswer } from "./announce.js";
 import { streamAnswer } from "./answer.js";
 import { lastSettings } from "./settings.js";
 import { deleteConversation, listConversations, readConversation, saveConversation, saveFile } from "./store.js";

@@ -1,9 +1,10 @@
 /** One message of the conversation, drawn. */
 
+import { copyText } from "../common/clipboard.js";
 import { element, icon, iconButton } from "../common/dom.js";
+import { MarkdownView } from "../common/markdown.js";
 import { attachmentView } from "./attachment-view.js";
-import { copyText } from "./clipboard.js";
-import { MarkdownView } from "./markdown.js";
+
 import { callViews } from "./tool-calls.js";
 import { duration } from "./words.js";
 

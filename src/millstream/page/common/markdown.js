@@ -3,7 +3,7 @@
  * fetch anything; links go to the web or to mail only.
  */
 
-import { element, iconButton } from "../common/dom.js";
+import { element, iconButton } from "./dom.js";
 import DOMPurify from "../vendor/dompurify/purify.es.mjs";
 import { Marked } from "../vendor/marked/marked.esm.js";
 import { copyText } from "./clipboard.js";

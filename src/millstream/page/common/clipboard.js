@@ -1,6 +1,6 @@
 /** Copies text, also on pages without HTTPS, where browsers have no clipboard API. */
 
-import { element, icon } from "../common/dom.js";
+import { element, icon } from "./dom.js";
 import { announce } from "./announce.js";
 
 /**
