@@ -62,6 +62,8 @@ def test_edit_retry_and_branch(chat: ChatPage, scripted: ScriptedServer) -> None
     chat.answer(1).get_by_role("button", name="Previous version").click()
     expect(chat.answer(1)).to_contain_text("Answer 2 to: second")
 
+    expect(chat.answer(1).get_by_role("button", name="Next version")).to_be_focused()
+
     chat.page.reload()
     expect(chat.answers).to_have_count(2)
     assert chat.text(1) == "Answer 2 to: second", "the chosen branch is remembered"

@@ -39,7 +39,7 @@ export class Chat {
   async open(id) {
     if (id === this.conversation.id) return;
     const found = this.running.get(id)?.conversation ?? (await readConversation(id));
-    if (found) this.show(found);
+    if (found) this.show(this.running.has(id) ? found : settled(found));
     else this.fresh();
   }
 
@@ -161,4 +161,14 @@ export class Chat {
     await deleteConversation(this.conversation);
     this.fresh();
   }
+}
+
+/** Answers that were being written when the page was closed are over. @param {Conversation} conversation */
+function settled(conversation) {
+  for (const message of Object.values(conversation.messages)) {
+    if (message.role !== "assistant" || message.seconds !== undefined) continue;
+    message.finish ??= "interrupted";
+    message.seconds = 0;
+  }
+  return conversation;
 }
