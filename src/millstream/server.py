@@ -26,6 +26,7 @@ from millstream.api.hosts import names_to_check
 from millstream.api.http1.connections import Connections
 from millstream.api.http1.limits import HttpLimits
 from millstream.api.http1.protocol import LimitedProtocol
+from millstream.api.pages.assets import read_assets
 from millstream.backend.open_files import open_files, raise_open_files
 from millstream.compose import Mill
 from millstream.config import Settings
@@ -50,6 +51,7 @@ def serve(settings: Settings, show_progress: Show | None = None, *, reread: Rere
     """
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     raise_open_files()
+    read_assets()
     runner = asyncio.Runner(loop_factory=_loop_factory())
     with bind(settings) as listener:
         warn_if_open(listener, settings)
