@@ -9,8 +9,8 @@ export class History {
   constructor() {
     /** Seconds between two samples. */
     this.interval = 5;
-    /** The server's clock at the last answer: the right edge of the plots. */
-    this.now = 0;
+    /** The server's clock when it answered last, and ours. */
+    this.answered = { server: 0, here: 0 };
     /** @type {number[]} */
     this.times = [];
     /** @type {Map<string, Record<string, Figures>>} */
@@ -22,6 +22,16 @@ export class History {
     return this.times.at(-1) ?? 0;
   }
 
+  /** The server's clock: the right edge of the plots. */
+  get now() {
+    return this.answered.server + (performance.now() - this.answered.here) / 1000;
+  }
+
+  /** True if there cannot be a sample that is newer than the last. */
+  isCurrent() {
+    return this.times.length > 0 && this.now < this.last + this.interval;
+  }
+
   /**
    * Add the samples of an answer. If the server's clock went back, the samples from before are forgotten.
    * @param {HistoryAnswer} answer
@@ -29,20 +39,20 @@ export class History {
   add(answer) {
     if (answer.now < this.last) this.#forget(Infinity);
     this.interval = answer.interval;
-    this.now = answer.now;
+    this.answered = { server: answer.now, here: performance.now() };
     const first = answer.times.findIndex((time) => time > this.last);
     if (first >= 0) this.#append(answer, first);
     this.#forget(answer.now - KEPT_SECONDS);
   }
 
   /**
-   * The last known figure of a model, if its sample is recent.
+   * The figure of the last sample.
    * @param {string} model
    * @param {string} figure
    * @returns {number|null}
    */
   latest(model, figure) {
-    return this.models.get(model)?.[figure]?.at(-1) ?? null;
+    return this.recent(model, figure, 0);
   }
 
   /**
@@ -54,7 +64,7 @@ export class History {
    */
   recent(model, figure, seconds) {
     const figures = this.models.get(model)?.[figure] ?? [];
-    for (let index = figures.length - 1; index >= 0 && this.times[index] >= this.now - seconds; index -= 1) {
+    for (let index = figures.length - 1; index >= 0 && this.times[index] >= this.last - seconds; index -= 1) {
       const value = figures[index];
       if (value !== null && value !== undefined) return value;
     }

@@ -1,10 +1,11 @@
 /** One plot: lines over time, with a read-out by mouse, touch and keyboard. The figures under the title are those of
  * the chosen moment, or the latest ones. */
 
-import { element, setAttribute, setChildren, setText, svg } from "./dom.js";
+import { element } from "../common/dom.js";
 import { UNKNOWN, clock, known } from "./format.js";
 import { linePath, nearest } from "./line.js";
 import { ticks } from "./scale.js";
+import { setAttribute, setChildren, setText, svg } from "./update.js";
 
 /** @typedef {import("./contract.js").Figures} Figures */
 
@@ -41,7 +42,7 @@ export class Plot {
   #width = 320;
   #legend = element("ul", { class: "legend" });
   #moment = element("span", { class: "moment" });
-  #summary = element("p", { class: "unseen" });
+  #summary = element("p", { class: "visually-hidden" });
   #frame = element("div", { class: "frame", role: "slider", tabindex: "0" });
   #grid = svg("g", { class: "grid" });
   #paths = svg("g", { class: "lines" });

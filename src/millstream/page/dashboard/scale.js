@@ -19,3 +19,13 @@ export function ticks(top, most = 3, steps = [1, 2, 2.5, 5, 10]) {
 export function wholeTicks(top) {
   return top <= 3 ? ticks(Math.max(Math.ceil(top), 1), Math.max(Math.ceil(top), 1), [1]) : ticks(top, 3, [1, 2, 5, 10]);
 }
+
+/** As `ticks`; a millisecond at least, so that a plot without figures has ticks too. @param {number} top */
+export function spanTicks(top) {
+  return ticks(top > 0 ? Math.max(top, 0.003) : 0.1);
+}
+
+/** @param {number} top */
+export function byteTicks(top) {
+  return ticks(top > 0 ? top : 1e6);
+}

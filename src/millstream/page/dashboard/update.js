@@ -1,17 +1,4 @@
-/** Small helpers that make elements and change only what differs, so that focus and selection survive an update. */
-
-/**
- * @param {string} tag
- * @param {Record<string, string>} [attributes]
- * @param {...(Node|string)} children
- * @returns {HTMLElement}
- */
-export function element(tag, attributes = {}, ...children) {
-  const node = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
-  node.append(...children);
-  return node;
-}
+/** Changes only what differs, so that focus, selection and what a screen reader reads survive an update. */
 
 /**
  * @param {string} tag
@@ -59,11 +46,15 @@ export function setChildren(parent, nodes) {
 }
 
 /**
- * @param {string} id
- * @returns {HTMLElement}
+ * Make the options of a select: those of `first`, then one for each name. The choice stays, if it still exists.
+ * @param {HTMLSelectElement} select
+ * @param {[string, string][]} first value and label
+ * @param {string[]} names
  */
-export function byId(id) {
-  const node = document.getElementById(id);
-  if (!node) throw new Error(`The page has no element #${id}.`);
-  return node;
+export function setOptions(select, first, names) {
+  const wanted = [...first, ...names.map((name) => /** @type {[string, string]} */ ([name, name]))];
+  const same = wanted.length === select.options.length && wanted.every(([value], i) => select.options[i].value === value);
+  if (same) return;
+  const chosen = select.value;
+  select.replaceChildren(...wanted.map(([value, label]) => new Option(label, value, false, value === chosen)));
 }
