@@ -26,6 +26,7 @@ from millstream.api.hosts import names_to_check
 from millstream.api.http1.connections import Connections
 from millstream.api.http1.limits import HttpLimits
 from millstream.api.http1.protocol import LimitedProtocol
+from millstream.api.pages.assets import read_assets
 from millstream.backend.open_files import open_files, raise_open_files
 from millstream.compose import Mill
 from millstream.config import Settings
@@ -44,6 +45,7 @@ def serve(settings: Settings) -> tuple[int, bool]:
     """Serve until a signal or a fatal error. Returns the exit code, and False if an engine could not be stopped."""
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     raise_open_files()
+    read_assets()
     with bind(settings) as listener, asyncio.Runner(loop_factory=_loop_factory()) as runner:
         warn_if_open(listener, settings)
         return runner.run(serve_on(listener, settings))

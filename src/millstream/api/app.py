@@ -25,6 +25,7 @@ from millstream.api.ollama.dialect import OLLAMA
 from millstream.api.openai.dialect import OPENAI
 from millstream.api.openapi import DocumentedApp
 from millstream.api.origin import KnownOrigins, OriginPolicy
+from millstream.api.pages.routes import is_public, page_routes
 from millstream.api.paths import NormalPaths
 from millstream.api.request_id import RequestIds
 from millstream.api.response import Responder
@@ -80,6 +81,8 @@ def create_app(
         description=_DESCRIPTION,
         lifespan=lifespan,
         redirect_slashes=False,
+        docs_url=None,
+        redoc_url=None,
         responses=(About, Health, McpServerList),
         tags=(_SYSTEM_TAG,),
         keyed=bool(api_keys),
@@ -90,9 +93,12 @@ def create_app(
     routers = table.routers(responder)
     routers.append(system.routes(services.models, table.default.docs.errors))
     routers.append(tool_servers.routes(services.tool_servers, table.default.docs.errors))
+    pages = page_routes()
+    app.router.routes.extend(pages)
     for router in routers:
         app.include_router(router)
-    served = {route.path for router in routers for route in router.routes if isinstance(route, Route)}
+    routes = [*pages, *(route for router in routers for route in router.routes)]
+    served = {route.path for route in routes if isinstance(route, Route)}
     app.add_exception_handler(HTTPException, routing_error_handler(table, served))
     _add_middleware(app, table, body_limit=body_limit, api_keys=api_keys, cors_origins=cors_origins, hosts=hosts)
     return app
@@ -112,7 +118,7 @@ def _add_middleware(
     app.add_middleware(Methods, routes=app.routes)
     app.add_middleware(BodyLimit, limit=body_limit)
     if api_keys:
-        app.add_middleware(ApiKeys, keys=api_keys)
+        app.add_middleware(ApiKeys, keys=api_keys, is_public=is_public)
     else:
         app.add_middleware(LocalAdmin, paths=[path for dialect in dialects.all for path in dialect.admin_paths])
         if policy.refuses:

@@ -1,9 +1,9 @@
-"""API key authentication: without a valid key, only /health is open."""
+"""API key authentication: without a valid key, only /health and the web pages are open."""
 
 from __future__ import annotations
 
 import hmac
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -17,15 +17,19 @@ _HINT = "Send the key in a header: 'Authorization: Bearer KEY' or 'x-api-key: KE
 class ApiKeys:
     """Refuses requests without one of the keys. Runs before any code that reads a body.
 
-    It also refuses scopes other than HTTP and lifespan, so a new kind of route is closed by default.
+    It also refuses scopes other than HTTP and lifespan, so a new kind of route is closed by default. `is_public` tells
+    of a request whether it is open to everyone, besides /health.
     """
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+    def __init__(
+        self, app: ASGIApp, keys: Sequence[str], is_public: Callable[[Scope], bool] = lambda _: False
+    ) -> None:
         self._app = app
+        self._is_public = is_public
         self._keys = [key.encode("utf-8", "surrogateescape") for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "lifespan" and not _is_open(scope):
+        if scope["type"] != "lifespan" and not _is_open(scope) and not self._is_public(scope):
             self._check(scope)
         await self._app(scope, receive, send)
 

@@ -1,4 +1,4 @@
-"""/openapi.json and /docs.
+"""/openapi.json, which the page at /docs shows.
 
 The routes parse their bodies and render their responses themselves, so FastAPI cannot know what they accept and return:
 each route describes it with `documented`, and `DocumentedApp` joins the parts into one document.

@@ -26,7 +26,9 @@ def routes(service: ModelService, errors: ErrorDocs) -> APIRouter:
 
     @router.get("/", summary="The server's name and version", openapi_extra=about_docs)
     async def about() -> Response:
-        return json_response({"name": "Millstream", "version": __version__, "docs": "/docs"})
+        response = json_response({"name": "Millstream", "version": __version__, "docs": "/docs"})
+        response.headers["vary"] = "accept"  # browsers get the page, see api/pages/
+        return response
 
     @router.get("/health", summary="State of the server and its models", openapi_extra=_health_docs(errors))
     async def health() -> Response:

@@ -1,0 +1,1 @@
+"""The web pages that the server itself serves: chat, dashboard and API reference."""
