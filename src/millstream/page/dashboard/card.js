@@ -15,15 +15,16 @@ const RECENT = 300;
 
 /** @type {[string, string][]} */
 const FIGURES = [
-  ["speed", "tokens per second"],
+  ["speed", "tokens/s"],
   ["first", "to first token"],
   ["gap", "between tokens"],
 ];
 
 /** @type {[string, string][]} */
 const DETAILS = [
-  ["prompts", "Prompt tokens per second"],
-  ["cached", "Prompt tokens from the cache"],
+  ["reserved", "Reserved"],
+  ["prompts", "Prompt tokens/s"],
+  ["cached", "Prompt tokens from cache"],
   ["kv", "KV cache per token"],
   ["context", "Context"],
   ["restarts", "Restarts"],
@@ -113,7 +114,7 @@ export class Card {
     this.#showFigures(model, history);
     this.#showMeters(model, status);
     this.#showCaches(model, history);
-    this.#showDetails(model, history);
+    this.#showDetails(model, history, status);
     this.#showButton(changing);
   }
 
@@ -161,11 +162,12 @@ export class Card {
     this.#prefix.show(bytes(model.prefix_cache_bytes), null);
   }
 
-  /** @param {Model} model @param {History} history */
-  #showDetails(model, history) {
+  /** @param {Model} model @param {History} history @param {Status} status */
+  #showDetails(model, history, status) {
     const share = history.recent(model.id, "cached_share", RECENT);
     const prompts = history.latest(model.id, "prompt_tokens_per_second");
     this.#details.show({
+      reserved: reservedWords(model, status),
       prompts: known(prompts) ? rate(prompts) : "",
       cached: known(share) ? percent(share) : "",
       kv: model.kv_bytes_per_token ? bytes(model.kv_bytes_per_token) : "",
@@ -200,15 +202,15 @@ function owner(model) {
   return model.thread ? `Thread ${model.thread}` : "A thread of the server";
 }
 
-/**
- * @param {Model} model
- * @param {Status} status
- */
+/** @param {Model} model @param {Status} status */
 function memoryWords(model, status) {
-  const budget = status.memory.budget_bytes;
-  const used = bytes(model.memory_bytes);
-  if (!known(model.reserved_bytes)) return known(budget) ? `${used} of the server's ${bytes(budget)}` : used;
-  const share = known(budget) && budget > 0 ? ` (${percent(model.reserved_bytes / budget)} of the budget)` : "";
-  return `${used} of ${bytes(model.reserved_bytes)} reserved${share}`;
+  const limit = model.reserved_bytes ?? status.memory.budget_bytes;
+  return known(limit) ? `${bytes(model.memory_bytes)} of ${bytes(limit)}` : bytes(model.memory_bytes);
 }
 
+/** @param {Model} model @param {Status} status */
+function reservedWords(model, status) {
+  const budget = status.memory.budget_bytes;
+  if (!known(model.reserved_bytes)) return "";
+  return known(budget) && budget > 0 ? `${percent(model.reserved_bytes / budget)} of the budget` : "";
+}

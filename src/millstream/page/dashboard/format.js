@@ -86,6 +86,14 @@ export function clock(seconds) {
 }
 
 /**
+ * A figure as a mark of an axis, without zeros that say nothing: "1.5 s" for "1.50 s", "0" for "0 ms".
+ * @param {string} text
+ */
+export function mark(text) {
+  return text.replace(/(\.\d*?)0+(?=\s|$)/, "$1").replace(/\.(?=\s|$)/, "").replace(/^0 .*/, "0");
+}
+
+/**
  * "1 request", "3 requests".
  * @param {number} number
  * @param {string} noun

@@ -1,7 +1,7 @@
 /** A bar that shows how much of something is used, with the words for it above. */
 
 import { element } from "../common/dom.js";
-import { setAttribute, setText } from "./update.js";
+import { setText } from "./update.js";
 
 export class Meter {
   #text = element("span", { class: "meter-text" });
@@ -29,7 +29,6 @@ export class Meter {
     this.#bar.hidden = share === null;
     const used = Math.min(Math.max(share ?? 0, 0), 1);
     const apart = Math.min(Math.max(part, 0), used);
-    setAttribute(this.#bar, "class", used > 0.95 ? "bar full" : "bar");
     this.#used.style.width = `${((used - apart) * 100).toFixed(1)}%`;
     this.#part.style.width = `${(apart * 100).toFixed(1)}%`;
   }

@@ -2,7 +2,7 @@
  * the chosen moment, or the latest ones. */
 
 import { element } from "../common/dom.js";
-import { UNKNOWN, clock, known } from "./format.js";
+import { UNKNOWN, clock, known, mark } from "./format.js";
 import { linePath, nearest } from "./line.js";
 import { ticks } from "./scale.js";
 import { setAttribute, setChildren, setText, svg } from "./update.js";
@@ -22,6 +22,7 @@ import { setAttribute, setChildren, setText, svg } from "./update.js";
  * @property {number} to
  * @property {string} span The window's length in words.
  * @property {number|null} cursor The chosen moment.
+ * @property {boolean} named True if the plot itself names its lines; false if one legend does so for all plots.
  *
  * @typedef {object} PlotKind
  * @property {string} title
@@ -113,9 +114,9 @@ export class Plot {
    */
   #drawGrid(marks, y, view) {
     const right = this.#width - MARGIN.right;
-    const rows = marks.flatMap((mark) => [
-      svg("line", { x1: MARGIN.left, x2: right, y1: y(mark), y2: y(mark) }),
-      svg("text", { x: MARGIN.left - 8, y: y(mark) + 4, class: "mark" }, this.#kind.format(mark)),
+    const rows = marks.flatMap((value) => [
+      svg("line", { x1: MARGIN.left, x2: right, y1: y(value), y2: y(value) }),
+      svg("text", { x: MARGIN.left - 8, y: y(value) + 4, class: "mark" }, mark(this.#kind.format(value))),
     ]);
     const base = HEIGHT - 3;
     this.#grid.replaceChildren(
@@ -147,7 +148,7 @@ export class Plot {
     const { format } = this.#kind;
     const said = lines.map((line) => ({ line, text: format(line.values[at] ?? null) }));
     setText(this.#moment, index < 0 ? "" : clock(view.times[index]));
-    this.#drawLegend(said);
+    this.#drawLegend(said, view.named);
     setAttribute(this.#frame, "aria-valuemin", 0);
     setAttribute(this.#frame, "aria-valuemax", Math.max(last, 0));
     setAttribute(this.#frame, "aria-valuenow", Math.max(at, 0));
@@ -157,14 +158,12 @@ export class Plot {
     setText(this.#summary, this.#summarise(lines, view));
   }
 
-  /** @param {{line: Line, text: string}[]} said */
-  #drawLegend(said) {
+  /** @param {{line: Line, text: string}[]} said @param {boolean} named */
+  #drawLegend(said, named) {
+    setAttribute(this.#legend, "class", said.length === 1 ? "legend alone" : named ? "legend" : "legend nameless");
     const items = said.map(({ line, text }, index) => {
       const item = this.#legend.children[index] ?? legendItem();
-      const [key, name, value] = /** @type {Element[]} */ ([...item.children]);
-      setAttribute(key.firstElementChild ?? key, "class", `line line-${line.style}`);
-      setText(name, line.name);
-      setText(value, text);
+      showLegendItem(item, line.name, line.style, text);
       return item;
     });
     setChildren(this.#legend, items);
@@ -216,8 +215,21 @@ export class Plot {
   }
 }
 
-function legendItem() {
+export function legendItem() {
   const key = svg("svg", { class: "key", width: 18, height: 8, "aria-hidden": "true" });
   key.append(svg("path", { d: "M1 4H17" }));
   return element("li", {}, key, element("span", { class: "name" }), element("span", { class: "value" }));
+}
+
+/**
+ * @param {Element} item made by `legendItem`
+ * @param {string} label
+ * @param {number} style
+ * @param {string} [text]
+ */
+export function showLegendItem(item, label, style, text = "") {
+  const [key, name, value] = [...item.children];
+  setAttribute(key.children[0], "class", `line line-${style}`);
+  setText(name, label);
+  setText(value, text);
 }

@@ -2,9 +2,9 @@
 
 import { element } from "../common/dom.js";
 import { bytes, count, rate, span } from "./format.js";
-import { Plot } from "./plot.js";
+import { Plot, legendItem, showLegendItem } from "./plot.js";
 import { byteTicks, spanTicks, wholeTicks } from "./scale.js";
-import { setOptions } from "./update.js";
+import { setChildren, setOptions } from "./update.js";
 
 /** @typedef {import("./contract.js").Figures} Figures */
 /** @typedef {import("./history.js").History} History */
@@ -61,6 +61,7 @@ export class Plots {
   /** @type {Map<string, Plot>} */
   #plots;
   #note = element("p", { class: "muted note", hidden: true });
+  #legend = element("ul", { class: "legend shared", "aria-label": "Models" });
   #history;
   #model;
   #spans;
@@ -81,6 +82,7 @@ export class Plots {
     };
     this.#plots = new Map(Object.entries(PLOTS).map(([id, { kind }]) => [id, new Plot(kind, `plot-${id}`, choose)]));
     parent.append(...[...this.#plots.values()].map((plot) => plot.node));
+    parent.before(this.#legend);
     parent.after(this.#note);
     model.addEventListener("change", () => this.draw());
     spans.addEventListener("change", () => this.draw());
@@ -94,14 +96,24 @@ export class Plots {
     const left = alone ? 0 : names.length - drawn.length;
     this.#note.hidden = left === 0;
     this.#note.textContent = left ? `The first ${MOST_LINES} models are drawn. Choose a model to see it alone.` : "";
-    const { view, start } = this.#view();
+    this.#drawLegend(alone ? [] : drawn);
+    const { view, start } = this.#view(Boolean(alone));
     for (const [id, plot] of this.#plots) {
       const lines = alone ? this.#partLines(PLOTS[id], alone) : this.#modelLines(PLOTS[id], drawn);
       plot.show(lines.map((line) => ({ ...line, values: line.values.slice(start) })), view);
     }
   }
 
-  #view() {
+  /** @param {string[]} names */
+  #drawLegend(names) {
+    this.#legend.hidden = names.length === 0;
+    const items = names.map((_, index) => this.#legend.children[index] ?? legendItem());
+    items.forEach((item, index) => showLegendItem(item, names[index], index + 1));
+    setChildren(this.#legend, items);
+  }
+
+  /** @param {boolean} named */
+  #view(named) {
     const { times, now, interval } = this.#history;
     const checked = /** @type {HTMLInputElement|null} */ (this.#spans.querySelector("input:checked"));
     const seconds = Number(checked?.value ?? 300);
@@ -109,7 +121,7 @@ export class Plots {
     const found = times.findIndex((time) => time >= from);
     const start = found < 0 ? times.length : found;
     const span = SPANS[seconds] ?? `${seconds} s`;
-    return { start, view: { times: times.slice(start), interval, from, to: now, span, cursor: this.#cursor } };
+    return { start, view: { times: times.slice(start), interval, from, to: now, span, named, cursor: this.#cursor } };
   }
 
   /** @param {Definition} plot @param {string[]} names @returns {Line[]} */
