@@ -24,7 +24,7 @@ LIBRARIES = {
     "mcp": {"mcp", "mcp_types", "httpx2"},
 }
 
-GROUND = {"types", "model_facts", "errors", "config", "sandbox", "__version__"}
+GROUND = {"types", "model_facts", "errors", "config", "sandbox", "request_context", "logs", "__version__"}
 """Modules that every room may import. They import none of ours but each other."""
 
 ROOMS: dict[str, tuple[set[str], set[str]]] = {

@@ -13,10 +13,14 @@ from millstream.loading.generation import GenerationLoader
 from millstream.media.limits import MediaLimits
 from millstream.media.resolver import Resolver
 from millstream.models.source import name_of
+from millstream.service.activity import Activities
 from millstream.service.generation.grammar_checks import GrammarChecks
 from millstream.service.generation.metrics import GenerationMetrics
 from millstream.service.generation.service import TextGenerator
+from millstream.service.generation.timing import RequestTimers
+from millstream.service.history import History
 from millstream.service.hub import ModelHub, card_of
+from millstream.service.journal import Journal
 from millstream.service.managed_model import ManagedModel, report_defect
 from millstream.service.mcp.servers import McpServers
 from millstream.service.media.files import MAX_AV_DECODES, MAX_IMAGE_DECODES, MediaFiles
@@ -24,6 +28,8 @@ from millstream.service.media.memory import MediaMemory
 from millstream.service.metrics import Metrics
 from millstream.service.models import ModelOperations
 from millstream.service.ports import RecordStore, Seal, Services
+from millstream.service.request_log import log_request
+from millstream.service.server_state import StateOperations
 from millstream.service.store.directory import prepare, seal_key
 from millstream.service.store.files import RecordFiles
 from millstream.service.store.folder import RecordFolder
@@ -60,13 +66,16 @@ class Mill:
         self._engines = Engines(settings.stop_patience)
         self._loader = GenerationLoader(settings, self._engines, pool, limits, make_backend)
         memory = MediaMemory(settings.media_memory, image_decodes=MAX_IMAGE_DECODES, av_decodes=MAX_AV_DECODES)
+        activities = Activities()
+        self._history = History(self.hub.cards, activities)
+        journal = Journal(log_request, self._history.ended)
         generation = TextGenerator(
             self.hub,
             pool,
             MediaFiles(limits, memory, pool, network, self._resolver),
             self._grammars,
             UnreadOutput(settings.unread_output),
-            GenerationMetrics(self._metrics),
+            RequestTimers(journal, GenerationMetrics(self._metrics), activities, log_content=settings.log_content),
         )
         self.services = Services(
             models=ModelOperations(self.hub, self._metrics),
@@ -74,7 +83,9 @@ class Mill:
             seal=seal,
             records=records,
             tool_servers=self._tool_servers,
+            state=StateOperations(self.hub, journal, self._history),
         )
+        self._history.start()
         self._tool_servers.start()
 
     def add(self, spec: ModelSpec) -> None:
@@ -100,6 +111,7 @@ class Mill:
 
     async def close(self, reason: str) -> bool:
         """True if every engine freed its model in time and no download or DNS look-up is left running."""
+        self._history.close()
         for task in self._descriptions:
             task.cancel()
         freed = await self.hub.close(reason, self._settings.grace, self._settings.stop_patience)

@@ -172,6 +172,10 @@ class Settings:
     """Seconds after which they expire; 0 for never. None: 24 hours in memory, 30 days on disk."""
     tool_servers: tuple[ToolServerSpec, ...] = ()
     """MCP servers whose tools requests may use."""
+    log_content: bool = False
+    """Write prompts and answers to the log."""
+    otel: bool = False
+    """Export OpenTelemetry spans, even if no variable of the environment asks for it."""
 
     @property
     def record_seconds(self) -> float:

@@ -46,11 +46,20 @@ class MillstreamError(Exception):
     """Seconds to wait before a retry; None if a retry will not help or the time is unknown."""
     request_id: str | None = None
     """The id of the request that failed, once the edge has set it."""
+    quotes_input = False
+    """True if the message may quote what the client sent. See `log_reason`."""
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
+
+    @property
+    def log_reason(self) -> str:
+        """What the log may say: the message, or the code and the parameter if the message may quote the client."""
+        if not self.quotes_input:
+            return self.message
+        return self.code if self.param is None else f"{self.code} ({self.param})"
 
 
 class BadRequest(MillstreamError):
@@ -59,12 +68,14 @@ class BadRequest(MillstreamError):
     status = 400
     code = "invalid_request"
     kind = "invalid_request_error"
+    quotes_input = True
 
 
 class WrongModelKind(BadRequest):
     """A request for something that the model does not do, such as a chat with an embedder."""
 
     code = "wrong_model_kind"
+    quotes_input = False
 
 
 class UnsupportedParameter(BadRequest):
@@ -89,6 +100,7 @@ class ContextOverflow(BadRequest):
     """The prompt is longer than the model's context (400). `tokens` is its length if known, `limit` the context."""
 
     code = "context_length_exceeded"
+    quotes_input = False
 
     def __init__(
         self, message: str, *, tokens: int | None = None, limit: int | None = None, param: str | None = None

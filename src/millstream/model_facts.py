@@ -185,6 +185,8 @@ class ModelCard:
     reserved_bytes: int | None = None
     """Its share of the memory budget, if there is one."""
     kv_bytes_per_token: int | None = None
+    kv_tokens: int | None = None
+    """Tokens that its running requests hold in the KV cache; None if it is not loaded or has none."""
     active: int = 0
     waiting: int = 0
     max_batch: int | None = None

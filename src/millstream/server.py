@@ -48,6 +48,8 @@ def serve(settings: Settings) -> tuple[int, bool]:
     read_assets()
     with bind(settings) as listener, asyncio.Runner(loop_factory=_loop_factory()) as runner:
         warn_if_open(listener, settings)
+        if settings.log_content:
+            log.warning("prompts and answers are written to this log (--log-content)")
         return runner.run(serve_on(listener, settings))
 
 

@@ -29,7 +29,8 @@ def test_error_of_start_is_a_plain_http_error(http, service, stream, error, stat
     service.start_error = error
     response = http.post("/v1/chat/completions", json=CHAT | {"stream": stream})
     assert response.status_code == status and response.headers["content-type"] == "application/json"
-    assert response.json() == {"error": {"message": error.message, "type": kind, "param": param, "code": code}}
+    body = {"message": error.message, "type": kind, "param": param, "code": code}
+    assert response.json() == {"error": body | {"request_id": response.headers["x-request-id"]}}
 
 
 def test_busy_says_when_to_retry(client, service, caplog):

@@ -72,6 +72,9 @@ def test_every_operation_is_described(page):
         ("GET", "/"),
         ("GET", "/health"),
         ("GET", "/metrics"),
+        ("GET", "/server/status"),
+        ("GET", "/server/history"),
+        ("GET", "/server/requests"),
         ("GET", "/v1/mcp/servers"),
     }
     assert len({operation["operationId"] for _, _, operation in operations}) == len(operations)

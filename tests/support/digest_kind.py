@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from millstream.engine.background import BackgroundTask
-from millstream.engine.messages import Command, Event, Failed, Finished, Output, Submit
+from millstream.engine.messages import Command, Event, Failed, Finished, Output, Started, Submit
 from millstream.engine.protocols import Progress, ignore_progress
 from millstream.errors import BadRequest
 from millstream.service.ready_model import ReadyModel
@@ -74,6 +74,7 @@ class DigestScheduler:
         """Rounds that are left."""
         self._drop: list[int] = []
         self._salt = b""
+        self._started: tuple[tuple[int, bytes], ...] = ()
 
     @property
     def idle(self) -> bool:
@@ -121,7 +122,11 @@ class DigestScheduler:
             self._running[submit.request_id] = submit.rounds
             start.append((submit.request_id, self._salt + submit.data))
         drop, self._drop = tuple(self._drop), []
+        self._started = tuple(start)
         return DigestPlan(tuple(start), tuple(self._running), drop)
+
+    def started(self) -> list[Started]:
+        return [Started(request_id) for request_id, _ in self._started]
 
     def advance(self, plan: DigestPlan, result: dict[int, bytes], seconds: float = 0.0) -> list[Event]:
         events: list[Event] = []
@@ -146,6 +151,9 @@ class DigestScheduler:
 
     def cache_bytes(self) -> tuple[int, int]:
         return 0, 0
+
+    def kv_tokens(self) -> None:
+        """It has no KV cache."""
 
     def close(self) -> None:
         """Nothing is on disk."""

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from millstream.service.activity import Activities
+from millstream.service.history import History
+from millstream.service.hub import ModelHub
+from millstream.service.journal import Journal
 from millstream.service.mcp.servers import McpServers
 from millstream.service.ports import Services
+from millstream.service.server_state import StateOperations
 from millstream.service.store.memory import MemoryRecords
 from millstream.service.store.seal import SecretKeySeal
 
@@ -15,5 +20,6 @@ def services(service: Any, **others: Any) -> Services:
         "seal": SecretKeySeal(b"k" * 32),
         "records": MemoryRecords(max_bytes=10**6, max_age=60.0),
         "tool_servers": McpServers(()),
+        "state": StateOperations(ModelHub(), Journal(), History(lambda: (), Activities())),
     }
     return Services(models=service, generation=service, **parts | others)

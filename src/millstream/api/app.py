@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
 from millstream import __version__
-from millstream.api import system, tool_servers
+from millstream.api import server_state, server_state_schema, system, tool_servers
 from millstream.api.admin import LocalAdmin
 from millstream.api.anthropic.dialect import ANTHROPIC
 from millstream.api.auth import ApiKeys
@@ -83,7 +83,7 @@ def create_app(
         redirect_slashes=False,
         docs_url=None,
         redoc_url=None,
-        responses=(About, Health, McpServerList),
+        responses=(About, Health, McpServerList, *server_state_schema.MODELS),
         tags=(_SYSTEM_TAG,),
         keyed=bool(api_keys),
     )
@@ -92,6 +92,7 @@ def create_app(
     )
     routers = table.routers(responder)
     routers.append(system.routes(services.models, table.default.docs.errors))
+    routers.append(server_state.routes(services.state, table.default.docs.errors))
     routers.append(tool_servers.routes(services.tool_servers, table.default.docs.errors))
     pages = page_routes()
     app.router.routes.extend(pages)

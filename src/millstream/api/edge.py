@@ -9,11 +9,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from millstream.api.dialect import Dialects
 from millstream.api.disconnect import ClientLeft
-from millstream.api.errors import REQUEST_ID, printable
+from millstream.api.errors import PARAM_LENGTH, REQUEST_ID, printable, shortened
+from millstream.api.request_log import log_error
 from millstream.api.stream import STREAM_ERROR
-from millstream.errors import EngineBusy, MillstreamError, Overloaded
+from millstream.errors import MillstreamError
+from millstream.request_context import RequestContext, in_request
 
 log = logging.getLogger(__name__)
+
+_TRACE = (b"traceparent", b"tracestate")
 
 
 class Edge:
@@ -28,15 +32,25 @@ class Edge:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        reply = Reply(send)
+        with in_request(self._context(scope)) as context:
+            await self._respond(scope, receive, Reply(send), context)
+
+    def _context(self, scope: Scope) -> RequestContext:
+        return RequestContext(
+            request_id=scope.get(REQUEST_ID, "-"),
+            dialect=self._dialects.of(scope).name,
+            endpoint=printable(shortened(scope["path"], PARAM_LENGTH)),
+            trace={name.decode(): value.decode("latin-1") for name, value in scope["headers"] if name in _TRACE},
+        )
+
+    async def _respond(self, scope: Scope, receive: Receive, reply: Reply, context: RequestContext) -> None:
         try:
             await self._app(scope, receive, reply.send)
         except (ClientLeft, ClientDisconnect):
             log.debug("%s: the client disconnected", _shown(scope))
         except MillstreamError as error:
-            # A full queue is no fault, and would flood the log.
-            if error.status >= 500 and not isinstance(error, EngineBusy | Overloaded):
-                log.warning("%s: %s", _shown(scope), printable(error.message))
+            if context.reported is not error:
+                log_error(scope["method"], error)
             await self._send_error(error, reply, scope, receive)
         except Exception as error:  # the edge: any failure gets a response, and a trace in the log
             log.error("%s failed", _shown(scope), exc_info=error)

@@ -15,13 +15,13 @@ HEADERS = (b"x-request-id", b"request-id")
 _SANE = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
-_START = secrets.token_hex(8)
-_NUMBERS = itertools.count(secrets.randbits(48))
+_START = secrets.token_hex(4)
+_NUMBERS = itertools.count(secrets.randbits(31))
 
 
 def new_request_id() -> str:
     """Ids differ between servers and starts, but need not be secret: a counter costs less than random bytes."""
-    return f"req_{_START}{next(_NUMBERS):016x}"
+    return f"req_{_START}{next(_NUMBERS):08x}"
 
 
 class RequestIds:

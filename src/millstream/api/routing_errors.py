@@ -13,6 +13,7 @@ from millstream.api.dialect import Dialects
 from millstream.api.errors import PARAM_LENGTH, REQUEST_ID, shortened
 from millstream.api.known_urls import hint
 from millstream.api.methods import allowed_methods
+from millstream.api.request_log import log_error
 from millstream.errors import MillstreamError
 
 
@@ -29,6 +30,7 @@ def routing_error_handler(
             headers = {"allow": ", ".join(allowed_methods(request.app.routes, request.scope))}
         error = _error(request, exception, headers.get("allow", ""), served)
         error.request_id = request.scope.get(REQUEST_ID)
+        log_error(request.method, error)
         return dialects.of(request.scope).errors.response(error, headers)
 
     return handle

@@ -117,6 +117,8 @@ SERVER: dict[str, Reader] = {
     "store_dir": toml.string,
     "store_size": toml.size,
     "store_age": toml.time_span,
+    "log_content": toml.boolean,
+    "otel": toml.boolean,
 }
 
 

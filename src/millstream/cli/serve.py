@@ -11,6 +11,7 @@ from pathlib import Path
 from millstream.cli.serve_options import add_options
 from millstream.cli.settings import settings_of
 from millstream.errors import MillstreamError
+from millstream.logs import configure_logs
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -36,12 +37,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run(arguments: argparse.Namespace) -> int:
-    logging.basicConfig(
-        level=arguments.log_level.upper(),
-        format="%(asctime)s %(levelname).1s %(message)s",
-        datefmt="%H:%M:%S",
-        stream=sys.stderr,
-    )
+    configure_logs(arguments.log_level.upper(), arguments.log_format)
     for name in ("httpx", "httpx2", "mcp"):  # they log each request, with its URL
         logging.getLogger(name).setLevel(logging.WARNING)
     try:

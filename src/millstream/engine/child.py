@@ -16,6 +16,7 @@ from millstream.engine.mailbox import Mailbox
 from millstream.engine.messages import Event, Shutdown
 from millstream.engine.owner import OwnerLoop
 from millstream.errors import EngineGone
+from millstream.logs import configure_logs
 
 ORPHAN_SECONDS = 10.0
 """How long an engine without a parent may take to complete its step and free its model."""
@@ -26,8 +27,8 @@ def main(descriptor: int, heartbeat: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     connection = Connection(descriptor)
-    backend, scheduler, level = pickle.loads(connection.recv_bytes())
-    logging.basicConfig(level=level, format="%(asctime)s %(levelname).1s %(message)s", datefmt="%H:%M:%S")
+    backend, scheduler, (level, form) = pickle.loads(connection.recv_bytes())
+    configure_logs(level, form)
     mailbox = Mailbox()
     threading.Thread(target=_read, args=(connection, mailbox), name="commands", daemon=True).start()
 

@@ -66,6 +66,14 @@ class RequestEvent(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Started(RequestEvent):
+    """The request has left the queue: the step that now begins is the first that works on it."""
+
+    cached_tokens: int = 0
+    """Tokens of its prompt that are not computed, because a cache has them. For kinds that have prompts."""
+
+
+@dataclass(frozen=True, slots=True)
 class Output(RequestEvent):
     """A partial result of a request that goes on."""
 
@@ -116,6 +124,8 @@ class Measured(Event):
     """Of these, the bytes of caches that outlive requests."""
     disk_bytes: int = 0
     """The bytes of such caches on disk."""
+    kv_tokens: int | None = None
+    """Tokens that the running requests hold in KV caches; None for kinds without such caches."""
 
 
 @dataclass(frozen=True, slots=True)

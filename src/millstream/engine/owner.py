@@ -153,6 +153,7 @@ class OwnerLoop:
 
     def _step(self, backend: AnyBackend, scheduler: AnyScheduler) -> list[Event]:
         plan = scheduler.plan()
+        self._emit(list(scheduler.started()))  # now: the step may take seconds
         started = time.monotonic()
         self._heartbeat.begin_step()
         try:
@@ -167,8 +168,9 @@ class OwnerLoop:
         return list(scheduler.advance(plan, result, time.monotonic() - started))
 
     def _measure(self, backend: AnyBackend, scheduler: AnyScheduler) -> list[Event]:
-        """A `Measured` event if the memory has changed."""
-        before, now = self._measured[0], Measured(backend.memory_bytes(), *scheduler.cache_bytes())
+        """A `Measured` event if a figure has changed."""
+        before = self._measured[0]
+        now = Measured(backend.memory_bytes(), *scheduler.cache_bytes(), scheduler.kv_tokens())
         self._measured = (now, time.monotonic())
         return [now] if now != before else []
 

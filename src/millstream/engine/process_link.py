@@ -21,6 +21,7 @@ from millstream.engine.messages import Command, Event, Failed, Finished, Loaded,
 from millstream.engine.owner import Sink
 from millstream.engine.protocols import BackendFactory, SchedulerFactory
 from millstream.errors import EngineGone
+from millstream.logs import log_format
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +36,7 @@ class ProcessLink:
     def __init__(self, name: str, backend: BackendFactory, scheduler: SchedulerFactory) -> None:
         self._name = name
         self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._outgoing.put(pickle.dumps((backend, scheduler, log.getEffectiveLevel())))
+        self._outgoing.put(pickle.dumps((backend, scheduler, (log.getEffectiveLevel(), log_format()))))
         self._lock = threading.Lock()
         self._in_flight: set[int] = set()
         self._gone: str | None = None

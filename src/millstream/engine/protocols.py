@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol, TypeVar
 
 from millstream.engine.background import BackgroundTask
-from millstream.engine.messages import Command, Event, Submit
+from millstream.engine.messages import Command, Event, Started, Submit
 from millstream.model_facts import ModelFacts
 
 SubmitT = TypeVar("SubmitT", bound=Submit, contravariant=True)
@@ -99,6 +99,10 @@ class Scheduler(Protocol[SubmitT, PlanT, ResultInT]):
         """The next step."""
         ...
 
+    def started(self) -> Iterable[Started]:
+        """The requests that the last plan took from the queue for the first time. Asked once after each plan."""
+        ...
+
     def advance(self, plan: PlanT, result: ResultInT, seconds: float = 0.0) -> Iterable[Event]:
         """Book a step that succeeded. `seconds`: its duration, if known."""
         ...
@@ -113,6 +117,10 @@ class Scheduler(Protocol[SubmitT, PlanT, ResultInT]):
 
     def cache_bytes(self) -> tuple[int, int]:
         """The bytes of caches that outlive requests, in memory and on disk."""
+        ...
+
+    def kv_tokens(self) -> int | None:
+        """Tokens that the running requests hold in KV caches; None for kinds without such caches."""
         ...
 
     def close(self) -> None:

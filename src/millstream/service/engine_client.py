@@ -19,6 +19,7 @@ from millstream.engine.messages import (
     Measured,
     Output,
     Shutdown,
+    Started,
     Stopped,
     Submit,
 )
@@ -51,6 +52,7 @@ class EngineClient:
         self.link = link
         self.admission = admission
         self.memory_bytes = self.cache_bytes = self.disk_bytes = 0
+        self.kv_tokens: int | None = None
         self.answered = False
         """True once a request has finished."""
         self.cause: str | None = None
@@ -193,6 +195,8 @@ class EngineClient:
                     self.answered = self.answered or isinstance(event, Finished)
                     self.admission.release(event.request_id)
                     self._inboxes.pop(event.request_id).push(event)
+                case Started():
+                    self._inboxes[event.request_id].on_started(event)
                 case _:
                     self._handle(event)
         if was_busy and not self.busy:
@@ -211,6 +215,7 @@ class EngineClient:
             case Measured():
                 self.memory_bytes = event.memory_bytes
                 self.cache_bytes, self.disk_bytes = event.cache_bytes, event.disk_bytes
+                self.kv_tokens = event.kv_tokens
             case Stopped():
                 self.cause = event.cause
                 self._fail_load(event.cause or "the engine stopped")

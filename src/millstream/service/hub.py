@@ -192,6 +192,7 @@ def card_of(managed: ManagedModel) -> ModelCard:
         memory_bytes=engine.memory_bytes if engine else 0,
         prefix_cache_bytes=engine.cache_bytes if engine else 0,
         prefix_cache_disk_bytes=engine.disk_bytes if engine else 0,
+        kv_tokens=engine.kv_tokens if engine else None,
         reserved_bytes=managed.reservation.size or None,
         active=engine.admission.active if engine else 0,
         waiting=engine.admission.waiting if engine else 0,

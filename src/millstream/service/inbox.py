@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from millstream.engine.messages import RequestEvent
+from millstream.engine.messages import RequestEvent, Started
 from millstream.errors import OutputUnread
 from millstream.service.unread_output import UnreadOutput
 
@@ -15,6 +15,10 @@ MAX_BATCH = 32
 
 Merge = Callable[[Sequence[RequestEvent]], list[RequestEvent]]
 """Merges queued events, where one costs the reader less than many."""
+
+
+def _ignore(event: Started) -> None:
+    """For requests that nobody times."""
 
 
 class Inbox:
@@ -34,6 +38,8 @@ class Inbox:
         self._arrived: asyncio.Future[None] | None = None
         self._error: OutputUnread | None = None
         self._on_overflow: Callable[[], None] = lambda: None
+        self.on_started: Callable[[Started], None] = _ignore
+        """Called at once, whether or not the reader keeps up: it only notes the time."""
         self._budget: UnreadOutput | None = budget
         budget.open(self)
 

@@ -25,6 +25,9 @@ class Metrics:
         )
         self._active = Gauge("millstream_active_requests", "Running requests", label, registry=registry)
         self._waiting = Gauge("millstream_waiting_requests", "Queued requests", label, registry=registry)
+        self._kv_tokens = Gauge(
+            "millstream_kv_tokens", "Tokens that running requests hold in the KV cache", label, registry=registry
+        )
         self._memory = Gauge(
             "millstream_model_memory_bytes", "Memory of the model: weights and caches", label, registry=registry
         )
@@ -43,6 +46,7 @@ class Metrics:
         """Gauges that are read when the metrics are scraped."""
         self._active.labels(model).set_function(lambda: card().active)
         self._waiting.labels(model).set_function(lambda: card().waiting)
+        self._kv_tokens.labels(model).set_function(lambda: card().kv_tokens or 0)
         self._memory.labels(model).set_function(lambda: card().memory_bytes)
         self._cache.labels(model, "memory").set_function(lambda: card().prefix_cache_bytes)
         self._cache.labels(model, "disk").set_function(lambda: card().prefix_cache_disk_bytes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -24,7 +25,8 @@ class ModelChange:
         self._on_end = on_end
         self._cancel_error: MillstreamError | None = None
         self._decided: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._task = asyncio.ensure_future(work)
+        # In a context of its own: many requests may wait for it, so it belongs to none of them.
+        self._task = asyncio.get_running_loop().create_task(work, context=contextvars.Context())
         # The first callback of the task, so it runs before those of the waiters.
         self._task.add_done_callback(self._finish)
 

@@ -163,6 +163,77 @@ class ToolServers(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class ServerStatus:
+    """The server as a whole. None where it is not known."""
+
+    uptime: float
+    memory_budget: int | None
+    """Bytes for all models together, if there is a budget."""
+    memory_used: int
+    """Bytes that the loaded models take now."""
+    pid: int
+    rss_bytes: int | None
+    """Resident memory of the server's own process; engines in processes of their own are not in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryView:
+    """A part of the history, as columns."""
+
+    interval: float
+    now: float
+    times: Sequence[float]
+    """When each interval ended, in seconds since 1970."""
+    models: dict[str, dict[str, list[float | None]]]
+    """By model and name of the series: one value for each of `times`."""
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseView:
+    """A phase of a request, in seconds since 1970. `end` is None while it lasts."""
+
+    name: str
+    start: float
+    end: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestView:
+    """A request, running or ended. It never holds what was said."""
+
+    id: str
+    model: str
+    dialect: str
+    endpoint: str
+    state: str
+    """`preparing`, `queued`, `prefill`, `decode`, `done`, `cancelled` or `failed`."""
+    started: float
+    phases: Sequence[PhaseView]
+    first_token: float | None
+    """Seconds from the start to the first output."""
+    total: float | None
+    prompt_tokens: int | None
+    cached_tokens: int | None
+    completion_tokens: int
+    finish_reason: str | None
+    error: str | None
+
+
+class ServerState(Protocol):
+    """What the server does now and did in the last hour, from its own memory: no engine is asked."""
+
+    def status(self) -> ServerStatus: ...
+
+    def history(self, since: float) -> HistoryView:
+        """The samples after `since`, in seconds since 1970."""
+        ...
+
+    def requests(self, limit: int) -> tuple[Sequence[RequestView], Sequence[RequestView]]:
+        """The running requests, and at most `limit` of those that ended last; newest first."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
 class Services:
     """All use cases, one for each kind of model, the operations on models, and what dialects need besides."""
 
@@ -171,3 +242,4 @@ class Services:
     seal: Seal
     records: RecordStore
     tool_servers: ToolServers
+    state: ServerState

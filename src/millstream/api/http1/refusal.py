@@ -11,6 +11,7 @@ from millstream.errors import MillstreamError
 
 def refusal(error: MillstreamError, form: ErrorFormat) -> bytes:
     """Returns a complete response, which closes its connection."""
+    request_id = error.request_id = new_request_id()
     body = form.body(error)
     headers = {
         "content-type": form.media_type,
@@ -18,7 +19,6 @@ def refusal(error: MillstreamError, form: ErrorFormat) -> bytes:
         "connection": "close",
         **form.headers(error),
     }
-    request_id = new_request_id()
     headers |= {name.decode("ascii"): request_id for name in HEADERS}
     lines = [f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]

@@ -24,6 +24,8 @@ class ErrorObject(ResponseSchema):
     """With engine_busy: requests that the model is running."""
     waiting: int = ABSENT
     """With engine_busy: requests in its queue."""
+    request_id: str | None
+    """The id in the `x-request-id` header, which the server's log names too."""
 
 
 class ErrorResponse(ResponseSchema):
@@ -40,6 +42,7 @@ def error_body(error: MillstreamError) -> bytes:
         "param": None if error.param is None else shortened(error.param, PARAM_LENGTH),
         "code": error.code,
     }
+    fields["request_id"] = error.request_id
     if isinstance(error, EngineBusy):
         fields |= {"active": error.active, "waiting": error.waiting}
     return orjson.dumps({"error": fields})

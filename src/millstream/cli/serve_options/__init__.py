@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 
-from millstream.cli.serve_options import engine, media, models, network, store
+from millstream.cli.serve_options import engine, logs, media, models, network, store
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add every option group, in the order in which `--help` shows them."""
     network.add_server(parser.add_argument_group("server"))
+    logs.add_logs(parser.add_argument_group("logs and traces"))
     models.add_models(parser.add_argument_group("models"))
     models.add_memory(parser.add_argument_group("memory"))
     engine.add_batching(parser.add_argument_group("batching"))

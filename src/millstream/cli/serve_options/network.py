@@ -52,12 +52,6 @@ def add_server(group: Group) -> None:
         metavar="SECONDS",
         help=with_default("time for running requests to finish after SIGTERM", f"{DEFAULTS.grace:g}"),
     )
-    group.add_argument(
-        "--log-level",
-        choices=("debug", "info", "warning", "error"),
-        default="info",
-        help=with_default("lowest level that is logged", "info"),
-    )
 
 
 def add_limits(group: Group) -> None:

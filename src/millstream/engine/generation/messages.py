@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from millstream.engine.messages import EVENT_BYTES, Command, Finished, Output, Submit
@@ -16,7 +16,8 @@ LOGPROB_BYTES, OPTION_BYTES = 160, 120
 class Generate(Submit):
     """Generate up to `max_tokens` tokens after `prompt`."""
 
-    prompt: tuple[int, ...]
+    prompt: tuple[int, ...] = field(repr=False)
+    """Not shown: what is said to a model is never logged."""
     max_tokens: int
     """0: only prefill the prompt."""
     sampling: Sampling = Sampling()
@@ -27,8 +28,8 @@ class Generate(Submit):
     logprobs: int | None = None
     contents: tuple[tuple[int, str], ...] = ()
     """Media in the prompt: (position, hash of an image or an audio clip)."""
-    media: tuple[Media, ...] = ()
-    grammar: Grammar | None = None
+    media: tuple[Media, ...] = field(default=(), repr=False)
+    grammar: Grammar | None = field(default=None, repr=False)
     prompt_logprobs: int | None = None
     """Like `logprobs`, for the prompt's tokens but the first. They arrive as `PromptLogprobs` before any `Tokens`."""
     resumed: int = 0

@@ -18,7 +18,7 @@ from millstream.engine.generation.messages import ClearPrefixCache, Generate, Ge
 from millstream.engine.generation.plan import Plan, Prefill, RowOutput, StepResult
 from millstream.engine.generation.prefill_planner import PrefillPlanner
 from millstream.engine.generation.request import Request, State
-from millstream.engine.messages import Command, Event, Failed, Finished
+from millstream.engine.messages import Command, Event, Failed, Finished, Started
 from millstream.engine.prefix_cache.cache import NullPrefixCache, PrefixCache
 from millstream.engine.prefix_cache.index import Hit
 from millstream.engine.prefix_cache.orders import RestorePrefix
@@ -74,6 +74,7 @@ class GenerationScheduler:
         self._drop: list[int] = []
         self._restore: list[RestorePrefix] = []
         self._exporting = False
+        self._started: list[Started] = []
 
     @property
     def idle(self) -> bool:
@@ -134,6 +135,11 @@ class GenerationScheduler:
         """The bytes of the prefix cache, in memory and on disk."""
         return self._cache.nbytes()
 
+    def kv_tokens(self) -> int:
+        """Tokens of all rows, in prefill and in the batch."""
+        prefilling = sum(request.prefilled for request in self._prefilling)
+        return prefilling + sum(request.kv_row.tokens for request in self._running.values())
+
     def close(self) -> None:
         """The engine is going: complete writes to disk."""
         self._cache.close()
@@ -168,6 +174,11 @@ class GenerationScheduler:
             encode=planned.encode,
             complete_prefill=planned.complete,
         )
+
+    def started(self) -> list[Started]:
+        """Those that the last plan gave their first row."""
+        started, self._started = self._started, []
+        return started
 
     def advance(self, plan: Plan, result: StepResult, seconds: float = 0.0) -> list[Event]:
         """Book a step that succeeded. `seconds`: its duration, if known."""
@@ -247,7 +258,10 @@ class GenerationScheduler:
         self._waiting.remove(request)
         request.move(State.PREFILLING)
         self._prefilling.append(request)
-        return self._cache.match(request.prefix)
+        hit = self._cache.match(request.prefix)
+        if request.cached is None:
+            self._started.append(Started(request.request_id, hit.tokens))
+        return hit
 
     def _with_save(self, chunk: Prefill) -> Prefill:
         save = self._cache.save_chunk(self._requests[chunk.request.request_id].prefix, chunk.end)

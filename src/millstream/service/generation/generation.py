@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 from millstream.engine.generation.messages import Generated, PromptLogprobs, Tokens
 from millstream.engine.messages import Failed, RequestEvent
-from millstream.errors import BadRequest, EngineGone, StepFailed
+from millstream.errors import BadRequest, EngineGone, MillstreamError, StepFailed
 from millstream.service.engine_client import EngineClient
 from millstream.service.generation.choice import Choice
-from millstream.service.generation.metrics import RequestTimer
+from millstream.service.generation.timing import RequestTimer
 from millstream.service.inbox import Inbox
 from millstream.types import Delta, FinishReason, Usage
 
@@ -40,6 +40,7 @@ class TextGeneration:
         self._next_id = next_id
         self._context_length = context_length
         self._on_end = on_end
+        inbox.on_started = timer.started
         inbox.on_overflow(lambda: self.cancel("unread"))
 
     @property
@@ -50,14 +51,23 @@ class TextGeneration:
         cached_tokens = min(self._cached_tokens, self._prompt_tokens)
         return Usage(self._prompt_tokens, completion_tokens, cached_tokens, reasoning_tokens)
 
+    @property
+    def _finish_reason(self) -> str:
+        """Of all choices, in their order, each reason once."""
+        reasons = (choice.finish_reason for choice in self._choices.values())
+        return ", ".join(dict.fromkeys(reason for reason in reasons if reason is not None))
+
     async def __aiter__(self) -> AsyncIterator[Sequence[Delta]]:
         try:
             while any(choice.finish_reason is None for choice in self._choices.values()):
                 deltas = [delta for event in await self._inbox.take() for delta in self._apply(event)]
                 if deltas:
-                    self._timer.delivered()
+                    self._timer.delivered(deltas)
                     yield deltas
-            self._timer.ended("finished", self.usage)
+            self._timer.ended("finished", self.usage, self._finish_reason)
+        except MillstreamError as error:
+            self._timer.ended("failed", self.usage, error=error)
+            raise
         finally:
             self.cancel()
 
@@ -78,6 +88,7 @@ class TextGeneration:
         deltas: list[Delta] = []
         match event:
             case Tokens():
+                self._timer.generated(len(event.tokens))
                 deltas = choice.push(event.tokens, event.logprobs)
                 if choice.finish_reason is not None:
                     self._engine.cancel([choice.request_id])
@@ -90,7 +101,6 @@ class TextGeneration:
                 self._cached_tokens += 0 if choice.continued else event.usage.cached_tokens
                 deltas = choice.finish(event.reason, event.usage.completion_tokens)
             case Failed():
-                self._timer.ended("failed", self.usage)
                 if event.refused:
                     raise BadRequest(event.message)
                 raise EngineGone(event.message) if event.gone else StepFailed(event.message)

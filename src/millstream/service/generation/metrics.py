@@ -1,16 +1,10 @@
-"""Prometheus metrics of text generation (tokens, latencies), and the log line of each request."""
+"""Prometheus metrics of text generation: tokens and latencies."""
 
 from __future__ import annotations
-
-import logging
-import time
 
 from prometheus_client import Counter, Histogram
 
 from millstream.service.metrics import SECONDS, Metrics
-from millstream.types import Usage
-
-log = logging.getLogger(__name__)
 
 _GAP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 
@@ -39,6 +33,20 @@ class GenerationMetrics:
             registry=registry,
             buckets=SECONDS,
         )
+        self.queue = Histogram(
+            "millstream_queue_seconds",
+            "Time from the submission to the first step that works on the request",
+            label,
+            registry=registry,
+            buckets=SECONDS,
+        )
+        self.prefill = Histogram(
+            "millstream_prefill_seconds",
+            "Time from the first step of a request to its first token",
+            label,
+            registry=registry,
+            buckets=SECONDS,
+        )
         self.first_token = Histogram(
             "millstream_time_to_first_token_seconds",
             "Time from the request to its first output",
@@ -52,59 +60,4 @@ class GenerationMetrics:
             label,
             registry=registry,
             buckets=_GAP_BUCKETS,
-        )
-
-
-class RequestTimer:
-    """Times one request. Only the first call of `ended` counts."""
-
-    def __init__(self, metrics: GenerationMetrics, model: str) -> None:
-        self._metrics = metrics
-        self._model = model
-        self._started = self._last = time.monotonic()
-        self._first: float | None = None
-        self._has_ended = False
-        self._gap = metrics.gap.labels(model)
-
-    def prepared(self, tokens: int, media: int) -> None:
-        seconds = time.monotonic() - self._started
-        self._metrics.prepare.labels(self._model).observe(seconds)
-        if seconds > 1:
-            log.warning(
-                "%s: preparing a prompt of %d tokens and %d media files took %.1f s",
-                self._model,
-                tokens,
-                media,
-                seconds,
-            )
-
-    def delivered(self) -> None:
-        now = time.monotonic()
-        if self._first is None:
-            self._first = now - self._started
-            self._metrics.first_token.labels(self._model).observe(self._first)
-        else:
-            self._gap.observe(now - self._last)
-        self._last = now
-
-    def ended(self, outcome: str, usage: Usage) -> None:
-        if self._has_ended:
-            return
-        self._has_ended = True
-        seconds = time.monotonic() - self._started
-        self._metrics.common.requests.labels(self._model, outcome).inc()
-        self._metrics.prompt_tokens.labels(self._model).inc(usage.prompt_tokens)
-        self._metrics.cached_tokens.labels(self._model).inc(usage.cached_tokens)
-        self._metrics.hits.labels(self._model, "hit" if usage.cached_tokens else "miss").inc()
-        self._metrics.generated_tokens.labels(self._model).inc(usage.completion_tokens)
-        self._metrics.common.duration.labels(self._model).observe(seconds)
-        first = "none" if self._first is None else f"{self._first * 1000:.0f} ms"
-        log.info(
-            "%s: %s, %d prompt tokens, %d completion tokens in %.2f s, first token after %s",
-            self._model,
-            outcome,
-            usage.prompt_tokens,
-            usage.completion_tokens,
-            seconds,
-            first,
         )

@@ -6,20 +6,18 @@ import asyncio
 import itertools
 import logging
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor
-from contextlib import contextmanager
 from dataclasses import replace
 
 from millstream.config import ModelSpec
 from millstream.engine.generation.messages import Generate
-from millstream.errors import EngineBusy, EngineGone
+from millstream.errors import EngineGone
 from millstream.service.generation.best_of import BestOf
 from millstream.service.generation.choice import Choice
 from millstream.service.generation.generation import TextGeneration
 from millstream.service.generation.grammar_checks import GrammarChecks
 from millstream.service.generation.merge_tokens import merge_tokens
-from millstream.service.generation.metrics import GenerationMetrics, RequestTimer
 from millstream.service.generation.model import GenerationModel
 from millstream.service.generation.output_parsing import (
     OutputParsing,
@@ -29,6 +27,7 @@ from millstream.service.generation.output_parsing import (
 )
 from millstream.service.generation.prepare import PreparedPrompt, prepare, prepare_grammar, prepare_unchecked
 from millstream.service.generation.prompt_echo import PromptEcho, prompt_logprobs
+from millstream.service.generation.timing import RequestTimer, RequestTimers
 from millstream.service.hub import ModelHub
 from millstream.service.inbox import Inbox
 from millstream.service.media.files import MediaFiles, RequestMedia
@@ -49,25 +48,27 @@ class TextGenerator:
         files: MediaFiles,
         grammar_checks: GrammarChecks,
         unread: UnreadOutput,
-        metrics: GenerationMetrics,
+        timers: RequestTimers,
     ) -> None:
         self._hub = hub
         self._pool = pool
         self._files = files
         self._grammar_checks = grammar_checks
         self._unread = unread
-        self._metrics = metrics
+        self._timers = timers
         self._ids = itertools.count(1)
 
     async def start(self, request: GenerationRequest) -> Generation:
-        while True:
-            async with self._hub.use(request.model, GenerationModel) as model:
-                try:
-                    return await self._start_on(model, with_defaults(request, model.spec))
-                except EngineGone:
-                    log.debug("%s: the engine ended before the request was submitted", model.name)
-            # Nothing has run, so try again. Once the hub knows, it restarts the engine or raises the reason why not.
-            await model.engine.wait_gone()
+        with self._timers.open(request) as timer:
+            while True:
+                async with self._hub.use(request.model, GenerationModel) as model:
+                    timer.found(model.name)
+                    try:
+                        return await self._start_on(model, with_defaults(request, model.spec), timer)
+                    except EngineGone:
+                        log.debug("%s: the engine ended before the request was submitted", model.name)
+                # Nothing has run, so try again. Once the hub knows, it restarts the engine or raises why not.
+                await model.engine.wait_gone()
 
     async def count_tokens(self, request: GenerationRequest) -> int:
         async with self._hub.use(request.model, GenerationModel) as model:
@@ -78,24 +79,23 @@ class TextGenerator:
                 media.release()
         return sum(len(prompt.tokens) for prompt in prompts)
 
-    async def _start_on(self, model: GenerationModel, request: GenerationRequest) -> Generation:
+    async def _start_on(self, model: GenerationModel, request: GenerationRequest, timer: RequestTimer) -> Generation:
         choices = request.best_of or request.n
-        with self._count_rejections(model):
-            # Fail early, before media are fetched and prompts prepared for nothing.
-            model.engine.admission.check(len(request.prompts) * choices)
-            media = self._files.for_request(choices)
-            try:
-                return await self._submit(model, request, media)
-            except BaseException:
-                media.release()
-                raise
+        # Fail early, before media are fetched and prompts prepared for nothing.
+        model.engine.admission.check(len(request.prompts) * choices)
+        media = self._files.for_request(choices)
+        try:
+            return await self._submit(model, request, media, timer)
+        except BaseException:
+            media.release()
+            raise
 
-    async def _submit(self, model: GenerationModel, request: GenerationRequest, media: RequestMedia) -> Generation:
-        timer = RequestTimer(self._metrics, model.name)
+    async def _submit(
+        self, model: GenerationModel, request: GenerationRequest, media: RequestMedia, timer: RequestTimer
+    ) -> Generation:
         prompts = await prepare(self._pool, media, model, request)
         request = replace(request, grammar=await prepare_grammar(self._grammar_checks, model, request))
         prompt_tokens = sum(len(prompt.tokens) for prompt in prompts)
-        timer.prepared(prompt_tokens, sum(len(prompt.media) for prompt in prompts))
         planned = await self._plan(model, request, prompts)
         submits = [submit for submit, _ in planned]
         first = request.prompts[0]
@@ -106,6 +106,7 @@ class TextGenerator:
             for index, ((submit, parsing), echo) in enumerate(zip(planned, echoes, strict=True))
         ]
         inbox = Inbox(self._unread, merge_tokens)
+        timer.submitted(prompt_tokens)
         model.engine.submit(submits, inbox)
         generation = TextGeneration(
             model.name,
@@ -135,14 +136,6 @@ class TextGenerator:
             ]
 
         return await asyncio.get_running_loop().run_in_executor(self._pool, create)
-
-    @contextmanager
-    def _count_rejections(self, model: GenerationModel) -> Iterator[None]:
-        try:
-            yield
-        except EngineBusy as error:
-            self._metrics.common.rejected.labels(model.name, error.code).inc()
-            raise
 
     async def _plan(
         self, model: GenerationModel, request: GenerationRequest, prompts: Sequence[PreparedPrompt]

@@ -19,6 +19,7 @@ from millstream.api.openai.responses.request import Plan
 from millstream.api.openai.responses.schema import ResponseRequest
 from millstream.api.openai.responses.stored import StoredResponses, with_ids
 from millstream.errors import BadRequest, ContextOverflow, EngineBusy, MillstreamError, Overloaded
+from millstream.request_context import current_request
 from millstream.service.ports import Generation, ServerTool, Services
 from millstream.types import FinishReason, ToolUse, Usage
 
@@ -203,8 +204,10 @@ class ResponseRun:
         return [event for label, tools in new for event in self._builder.list_tools(label, tools)]
 
     def _fail(self, error: MillstreamError) -> None:
-        if error.status >= 500 and not isinstance(error, EngineBusy | Overloaded):
-            log.warning("%s failed: %s", self.frame.id, printable(error.message))
+        context = current_request()
+        reported = context is not None and context.reported is error
+        if error.status >= 500 and not reported and not isinstance(error, EngineBusy | Overloaded):
+            log.warning("%s failed: %s", self.frame.id, printable(error.log_reason))
         self.status, self.error = "failed", error
 
     def _lifecycle(self, name: str) -> Event:

@@ -1,0 +1,152 @@
+"""Times each generation request: fills in its record in the journal, its metrics and the model's activity."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from millstream.engine.messages import Started
+from millstream.errors import EngineBusy, MillstreamError
+from millstream.service.activity import Activities
+from millstream.service.generation.content_log import Answer, log_prompts
+from millstream.service.generation.metrics import GenerationMetrics
+from millstream.service.journal import Journal, Outcome, Phase, RequestRecord
+from millstream.types import Delta, GenerationRequest, Usage
+
+_OUTCOMES: dict[str, Outcome] = {"finished": "done", "failed": "failed"}
+"""From a metric's label to the journal's word; all others are ways to be cancelled."""
+
+
+class RequestTimers:
+    """What all timers share."""
+
+    def __init__(
+        self, journal: Journal, metrics: GenerationMetrics, activities: Activities, *, log_content: bool = False
+    ) -> None:
+        """`log_content`: write prompts and answers to the log."""
+        self.log_content = log_content
+        self.journal = journal
+        self.metrics = metrics
+        self.activities = activities
+
+    @contextmanager
+    def open(self, request: GenerationRequest) -> Iterator[RequestTimer]:
+        """The timer of a request. What the block raises ends the request; if it raises nothing, the request goes
+        on."""
+        timer = RequestTimer(self, self.journal.open(request.model))
+        if self.log_content:
+            log_prompts(timer.record.request_id, request.prompts)
+        try:
+            yield timer
+        except MillstreamError as error:
+            timer.refused(error)
+            raise
+        except Exception:
+            timer.refused(MillstreamError("The server failed on this request."))
+            raise
+        except BaseException:  # the client left
+            self.journal.end(timer.record, "cancelled", finish_reason="cancelled")
+            raise
+
+
+class RequestTimer:
+    """Times one request. Only the first call of `ended` counts."""
+
+    def __init__(self, shared: RequestTimers, record: RequestRecord) -> None:
+        self.record = record
+        self._shared = shared
+        self._metrics = shared.metrics
+        self._activities = shared.activities
+        self._last = 0.0
+        self._prompt_tokens = 0
+        self._has_generated = self._has_ended = False
+        self._answer = Answer() if shared.log_content else None
+
+    def found(self, model: str) -> None:
+        """The model is loaded."""
+        self.record.found(model)
+        self._gap = self._metrics.gap.labels(model)
+
+    def submitted(self, prompt_tokens: int) -> None:
+        """The prompts are prepared, and the engine gets them now."""
+        record = self.record
+        self._prompt_tokens = record.prompt_tokens = prompt_tokens
+        self._metrics.prepare.labels(record.model).observe(record.elapsed - record.load_seconds)
+        record.enter(Phase.QUEUE)
+
+    def started(self, event: Started) -> None:
+        """A step begins that works on one of its rows."""
+        record = self.record
+        record.enter(Phase.PREFILL)
+        record.cached_tokens = min((record.cached_tokens or 0) + event.cached_tokens, self._prompt_tokens)
+
+    def generated(self, tokens: int) -> None:
+        """Tokens have come from the engine."""
+        record = self.record
+        if not self._has_generated:
+            self._prefilled()
+            record.enter(Phase.DECODE)
+        record.completion_tokens += tokens
+        self._activities.of(record.model).generated_tokens += tokens
+
+    def delivered(self, deltas: Sequence[Delta]) -> None:
+        """Output goes to the client now."""
+        if self._answer is not None:
+            self._answer.add(deltas)
+        now = self.record.elapsed
+        activity = self._activities.of(self.record.model)
+        if self.record.first_output is None:
+            self.record.first_output = now
+            self._metrics.first_token.labels(self.record.model).observe(now)
+            activity.first_token.add(now)
+        else:
+            self._gap.observe(now - self._last)
+            activity.gap.add(now - self._last)
+        self._last = now
+
+    def refused(self, error: MillstreamError) -> None:
+        """The request was not accepted."""
+        if self.record.served:
+            requests, rejected = self._metrics.common.requests, self._metrics.common.rejected
+            if isinstance(error, EngineBusy):
+                rejected.labels(self.record.model, error.code).inc()
+            else:
+                requests.labels(self.record.model, "refused" if error.status < 500 else "failed").inc()
+        self._shared.journal.end(self.record, "failed", error=error)
+
+    def ended(
+        self, outcome: str, usage: Usage, finish_reason: str | None = None, error: MillstreamError | None = None
+    ) -> None:
+        """`outcome`: its label in metrics."""
+        if self._has_ended:
+            return
+        self._has_ended = True
+        if outcome == "finished" and not self._has_generated:
+            self._prefilled()
+        word = _OUTCOMES.get(outcome, "cancelled")
+        reason = outcome if word == "cancelled" else finish_reason
+        self._shared.journal.end(self.record, word, usage, finish_reason=reason, error=error)
+        self._observe(outcome, usage)
+        if self._answer is not None:
+            self._answer.log(self.record.request_id)
+
+    def _prefilled(self) -> None:
+        """The prompts are computed: from now on they count."""
+        self._has_generated = True
+        activity = self._activities.of(self.record.model)
+        activity.prompt_tokens += self._prompt_tokens
+        activity.cached_tokens += self.record.cached_tokens or 0
+
+    def _observe(self, outcome: str, usage: Usage) -> None:
+        metrics, model = self._metrics, self.record.model
+        metrics.common.requests.labels(model, outcome).inc()
+        metrics.prompt_tokens.labels(model).inc(usage.prompt_tokens)
+        metrics.cached_tokens.labels(model).inc(usage.cached_tokens)
+        metrics.hits.labels(model, "hit" if usage.cached_tokens else "miss").inc()
+        metrics.generated_tokens.labels(model).inc(usage.completion_tokens)
+        metrics.common.duration.labels(model).observe(self.record.elapsed)
+        for span in self.record.phases:
+            if span.phase is Phase.QUEUE:
+                metrics.queue.labels(model).observe(self.record.seconds(Phase.QUEUE))
+            elif span.phase is Phase.PREFILL and self.record.first_output is not None:
+                metrics.prefill.labels(model).observe(self.record.seconds(Phase.PREFILL))

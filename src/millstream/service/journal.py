@@ -1,0 +1,174 @@
+"""The request journal: what each request is doing now, and what the last ones did and how long each phase took.
+
+Every kind of engine uses it the same way: open a record, note the moments as they come, end it. Who wants to know of
+ended requests (the log, the history, traces) listens. All of it runs on the event loop.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+from millstream.errors import MillstreamError
+from millstream.request_context import RequestContext, current_request
+from millstream.types import Usage
+
+MAX_ENDED = 500
+"""Ended requests that are kept. Running ones are bounded by admission and by the limit on connections."""
+
+Outcome = Literal["done", "cancelled", "failed"]
+
+
+class Phase(StrEnum):
+    PREPARE = "prepare"
+    """The model is loaded if need be, media are fetched, the prompt is rendered and tokenised."""
+    QUEUE = "queue"
+    """Submitted to the engine, but no step has worked on it."""
+    PREFILL = "prefill"
+    """From its first step to its first output."""
+    DECODE = "decode"
+    """From its first output to its end."""
+
+
+_STATES = {Phase.PREPARE: "preparing", Phase.QUEUE: "queued", Phase.PREFILL: "prefill", Phase.DECODE: "decode"}
+_PHASES = tuple(Phase)
+_OUTSIDE = RequestContext("-", "-", "-")
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseSpan:
+    """A phase of a request, in seconds since the request started. `end` is None while it lasts."""
+
+    phase: Phase
+    start: float
+    end: float | None
+
+
+class RequestRecord:
+    """One request. Its phases follow each other without gaps; one that was skipped is not listed."""
+
+    __slots__ = (
+        "_begun",
+        "cached_tokens",
+        "completion_tokens",
+        "context",
+        "error",
+        "finish_reason",
+        "first_output",
+        "load_seconds",
+        "model",
+        "outcome",
+        "prompt_tokens",
+        "served",
+        "spans",
+        "started",
+        "total",
+    )
+
+    def __init__(self, model: str, context: RequestContext) -> None:
+        self.context = context
+        self.model = model
+        """As the client named it, until the model is found."""
+        self.served = False
+        """True once the model is found: then `model` is its own name."""
+        self.started = time.time()
+        self.spans: list[tuple[Phase, float]] = [(Phase.PREPARE, 0.0)]
+        """Each phase with its start."""
+        self.load_seconds = 0.0
+        """Of the time to prepare, how long it waited for the model to be loaded."""
+        self.first_output: float | None = None
+        self.total: float | None = None
+        self.prompt_tokens: int | None = None
+        self.cached_tokens: int | None = None
+        self.completion_tokens = 0
+        self.finish_reason: str | None = None
+        self.outcome: Outcome | None = None
+        self.error: MillstreamError | None = None
+        self._begun = time.monotonic()
+
+    @property
+    def request_id(self) -> str:
+        return self.context.request_id
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since it started; its duration once it has ended."""
+        return time.monotonic() - self._begun if self.total is None else self.total
+
+    @property
+    def state(self) -> str:
+        return _STATES[self.spans[-1][0]] if self.outcome is None else self.outcome
+
+    @property
+    def phases(self) -> list[PhaseSpan]:
+        ends = [*(start for _, start in self.spans[1:]), self.total]
+        return [PhaseSpan(phase, start, end) for (phase, start), end in zip(self.spans, ends, strict=True)]
+
+    def seconds(self, phase: Phase) -> float:
+        """How long a phase took, or takes until now; 0 if it was skipped."""
+        spans = [each for each in self.phases if each.phase is phase]
+        return sum((self.elapsed if each.end is None else each.end) - each.start for each in spans)
+
+    def found(self, model: str) -> None:
+        """The model is loaded, and this is its name. Called again if the request starts over: its engine went away
+        before it took the request."""
+        self.model, self.served = model, True
+        del self.spans[1:]
+        self.load_seconds = self.elapsed
+
+    def enter(self, phase: Phase) -> None:
+        """Does nothing if the request is in this phase or a later one: of several rows, the first one counts."""
+        if self.outcome is None and _PHASES.index(phase) > _PHASES.index(self.spans[-1][0]):
+            self.spans.append((phase, self.elapsed))
+
+
+class Journal:
+    """The running requests, and the last that have ended."""
+
+    def __init__(self, *listeners: Callable[[RequestRecord], None], max_ended: int = MAX_ENDED) -> None:
+        """`listeners` are called with each record that has ended. They must not block."""
+        self._listeners = listeners
+        self._running: dict[int, RequestRecord] = {}
+        self._ended: deque[RequestRecord] = deque(maxlen=max_ended)
+
+    def open(self, model: str) -> RequestRecord:
+        """Begin the record of a request for this model, in the context of the request."""
+        record = RequestRecord(model, current_request() or _OUTSIDE)
+        self._running[id(record)] = record
+        return record
+
+    def end(
+        self,
+        record: RequestRecord,
+        outcome: Outcome,
+        usage: Usage | None = None,
+        *,
+        finish_reason: str | None = None,
+        error: MillstreamError | None = None,
+    ) -> None:
+        """Only the first call counts. `usage`: the final token counts, for kinds that count tokens."""
+        if self._running.pop(id(record), None) is None:
+            return
+        record.total = record.elapsed
+        record.outcome, record.finish_reason, record.error = outcome, finish_reason, error
+        if usage is not None:
+            record.prompt_tokens, record.completion_tokens = usage.prompt_tokens, usage.completion_tokens
+            # Of a request that was cancelled, the engine has not told it yet; then what it told at the start holds.
+            record.cached_tokens = max(usage.cached_tokens, record.cached_tokens or 0)
+        record.context.reported = error
+        self._ended.append(record)
+        for listener in self._listeners:
+            listener(record)
+
+    @property
+    def running(self) -> Sequence[RequestRecord]:
+        """Newest first."""
+        return list(reversed(self._running.values()))
+
+    def recent(self, limit: int) -> Sequence[RequestRecord]:
+        """The last that have ended, newest first."""
+        return [record for record, _ in zip(reversed(self._ended), range(limit), strict=False)]
