@@ -1,34 +1,26 @@
-"""The dashboard in a real browser: on made-up figures for every state, and on a real server for what moves."""
+"""The dashboard in a real browser, on made-up figures: every state that a model and a request can be in."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, Route, expect, sync_playwright
+from playwright.sync_api import Page, Route, expect
 
 from millstream.config import Settings
 from support.dashboard_data import MadeUpServer, model, request
 from support.server import RunningServer, running
 
-PATIENCE = 60_000
-expect.set_options(timeout=PATIENCE)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
-        yield browser
-        browser.close()
+Open = Callable[..., Page]
 
 
 @pytest.fixture(scope="module")
 def server(servable: Path) -> Iterator[RunningServer]:
-    with running(Settings((str(servable),), port=0)) as server:
+    with running(Settings((str(servable),), port=0, load="use")) as server:
         yield server
 
 
@@ -49,37 +41,30 @@ def made_up() -> MadeUpServer:
 
 
 @pytest.fixture
-def open_made_up(browser: Browser, server: RunningServer, made_up: MadeUpServer) -> Iterator[Callable[..., Page]]:
+def open_made_up(new_page: Open, server: RunningServer, made_up: MadeUpServer) -> Open:
     """Opens the dashboard of a real server, whose figures are made up."""
-    contexts: list[BrowserContext] = []
-    problems: list[str] = []
 
     def fulfil(route: Route) -> None:
         url = urlsplit(route.request.url)
-        if url.path == "/v1/models" or url.path.startswith("/server/"):
+        if url.path != "/v1/models" and not url.path.startswith("/server/"):
+            route.continue_()
+        elif made_up.is_down:
+            route.abort()
+        else:
             since = float(parse_qs(url.query).get("since", ["0"])[0])
             route.fulfill(json=made_up.answer(url.path, since))
-        else:
-            route.continue_()
 
     def open_page(**options: object) -> Page:
-        context = browser.new_context(**options)
-        contexts.append(context)
-        context.route("**/*", fulfil)
-        page = context.new_page()
-        page.on("console", lambda message: problems.append(message.text))
-        page.on("pageerror", lambda error: problems.append(str(error)))
+        page = new_page(**options)
+        page.route("**/*", fulfil)
         page.goto(f"{server.url}/dashboard")
         expect(page.locator("#live")).to_have_text("Live")
         return page
 
-    yield open_page
-    for context in contexts:
-        context.close()
-    assert problems == []
+    return open_page
 
 
-def test_cards_tell_the_state_of_each_model(open_made_up: Callable[..., Page]) -> None:
+def test_cards_tell_the_state_of_each_model(open_made_up: Open) -> None:
     page = open_made_up()
     busy = page.get_by_role("article", name="qwen3-4b")
     expect(busy).to_contain_text("Ready")
@@ -99,7 +84,7 @@ def test_cards_tell_the_state_of_each_model(open_made_up: Callable[..., Page]) -
     expect(failed.get_by_role("button")).to_have_text("Try again")
 
 
-def test_a_busy_model_is_unloaded_only_after_a_question(open_made_up: Callable[..., Page]) -> None:
+def test_a_busy_model_is_unloaded_only_after_a_question(open_made_up: Open) -> None:
     page = open_made_up()
     page.get_by_role("button", name="Unload qwen3-4b").click()
     question = page.get_by_role("dialog", name="Unload qwen3-4b?")
@@ -113,7 +98,7 @@ def test_a_busy_model_is_unloaded_only_after_a_question(open_made_up: Callable[.
     assert sent == []
 
 
-def test_requests_are_filtered_and_explained(open_made_up: Callable[..., Page]) -> None:
+def test_requests_are_filtered_and_explained(open_made_up: Open) -> None:
     page = open_made_up()
     rows = page.locator("#requests tbody tr")
     expect(rows).to_have_count(12)
@@ -136,7 +121,7 @@ def test_requests_are_filtered_and_explained(open_made_up: Callable[..., Page]) 
     expect(rows.get_by_role("button")).to_be_focused()
 
 
-def test_a_plot_is_read_with_the_keyboard(open_made_up: Callable[..., Page]) -> None:
+def test_a_plot_is_read_with_the_keyboard(open_made_up: Open) -> None:
     page = open_made_up()
     page.get_by_label("Model to plot").select_option("qwen3-4b")
     plot = page.get_by_role("slider", name="Time to first token")
@@ -152,10 +137,63 @@ def test_a_plot_is_read_with_the_keyboard(open_made_up: Callable[..., Page]) -> 
     expect(page.locator("#plot-first-summary")).to_contain_text("The last 5 min. median: between ")
 
 
-def test_the_time_window_can_be_changed(open_made_up: Callable[..., Page]) -> None:
+def test_the_time_window_can_be_changed(open_made_up: Open) -> None:
     page = open_made_up()
     plot = page.get_by_role("slider", name="Memory")
     expect(plot).to_have_attribute("aria-valuemax", re.compile("^(59|60)$"))
     page.get_by_label("1 h").check()
     expect(plot).to_have_attribute("aria-valuemax", re.compile("^7[12][0-9]$"))
     expect(page.locator("#plot-memory")).to_contain_text("1 h ago")
+
+
+def test_a_server_that_is_gone_is_said_and_found_again(open_made_up: Open, made_up: MadeUpServer, watch: Any) -> None:
+    page = open_made_up()
+    watch.allowed = ("net::ERR_FAILED",)
+    made_up.is_down = True
+    trouble = page.get_by_role("alert")
+    expect(trouble).to_contain_text("The server cannot be reached.")
+    expect(trouble).to_contain_text(re.compile(r"Trying again in [4-8] s"))  # the pauses grow
+    expect(page.locator("#live")).to_have_text("Not live")
+    made_up.is_down = False
+    trouble.get_by_role("button", name="Try now").click()
+    expect(page.locator("#live")).to_have_text("Live")
+    expect(trouble).to_be_hidden()
+
+
+def test_a_hidden_page_asks_for_nothing(open_made_up: Open) -> None:
+    page = open_made_up()
+    sent: list[str] = []
+    page.evaluate(_SET_HIDDEN, True)
+    expect(page.locator("#live")).to_have_text("Paused")
+    page.on("request", lambda each: sent.append(each.url))
+    page.wait_for_timeout(2500)
+    assert sent == []
+    with page.expect_request("**/server/status"):
+        page.evaluate(_SET_HIDDEN, False)
+    expect(page.locator("#live")).to_have_text("Live")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_serious_keeps_people_out(scheme: str, open_made_up: Open, axe: Callable[[Page], list[str]]) -> None:
+    page = open_made_up(color_scheme=scheme)
+    page.get_by_role("article", name="qwen3-4b").get_by_text("Details").click()
+    assert axe(page) == []
+    page.locator("#requests tbody tr").nth(2).click()
+    expect(page.get_by_role("dialog")).to_be_visible()
+    assert axe(page) == []
+
+
+def test_the_page_fits_a_phone(open_made_up: Open, screenshot: Callable[[Page, str], None]) -> None:
+    page = open_made_up(viewport={"width": 390, "height": 844})
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    page.get_by_role("button", name=re.compile("details of this request")).nth(1).click()
+    expect(page.get_by_role("dialog")).to_contain_text("Request id")
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    page.keyboard.press("Escape")
+    screenshot(page, "page-dashboard-phone")
+
+
+_SET_HIDDEN = """hidden => {
+    Object.defineProperty(document, "hidden", {value: hidden, configurable: true});
+    document.dispatchEvent(new Event("visibilitychange"));
+}"""

@@ -19,6 +19,7 @@ class MadeUpServer:
         self.models = [model(name) for name in names]
         self.running: list[dict[str, Any]] = []
         self.recent: list[dict[str, Any]] = []
+        self.is_down = False
 
     def answer(self, path: str, since: float = 0.0) -> dict[str, Any]:
         if path == "/v1/models":

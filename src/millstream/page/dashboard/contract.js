@@ -63,3 +63,11 @@
 
 /** States of requests that have not ended. */
 export const RUNNING_STATES = ["preparing", "queued", "prefill", "decode"];
+
+/**
+ * Tells requests apart. Their ids do not: one HTTP request may ask a model several times, for example around tools.
+ * @param {RequestRecord} request
+ */
+export function keyOf(request) {
+  return `${request.id} ${request.started} ${request.model}`;
+}

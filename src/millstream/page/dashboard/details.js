@@ -1,6 +1,7 @@
 /** The dialog with everything that is known of a request. It follows a request that is still running. */
 
 import { element, iconButton } from "../common/dom.js";
+import { keyOf } from "./contract.js";
 import { clock, count, known, span } from "./format.js";
 import { showState, stateLabel } from "./states.js";
 import { Timeline, durations } from "./timeline.js";
@@ -15,8 +16,8 @@ export class Details {
   #timeline = new Timeline();
   #list = element("dl", { class: "details" });
   #dialog = element("dialog", { class: "request", "aria-labelledby": "request-title" });
-  /** The request that is shown, if the dialog is open. */
-  id = "";
+  /** The key of the request that is shown, if the dialog is open. */
+  key = "";
 
   /** @param {HTMLElement} parent */
   constructor(parent) {
@@ -26,7 +27,7 @@ export class Details {
       this.#timeline.node,
       this.#list,
     );
-    this.#dialog.addEventListener("close", () => (this.id = ""));
+    this.#dialog.addEventListener("close", () => (this.key = ""));
     this.#dialog.addEventListener("click", (event) => {
       if (event.target === this.#dialog) this.#dialog.close();
     });
@@ -38,7 +39,7 @@ export class Details {
    * @param {number} now
    */
   open(request, now) {
-    this.id = request.id;
+    this.key = keyOf(request);
     this.show(request, now);
     this.#dialog.showModal();
   }

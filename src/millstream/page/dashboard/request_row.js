@@ -44,7 +44,6 @@ export class RequestRow {
    */
   show(request, now) {
     this.#request = request;
-    setAttribute(this.node, "data-id", request.id);
     setText(this.#open, clock(request.started));
     setAttribute(this.#open, "aria-label", `${clock(request.started)}: details of this request`);
     setText(this.#model, request.model ?? UNKNOWN);

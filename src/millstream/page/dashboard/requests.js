@@ -1,7 +1,7 @@
 /** The table of requests: those that run, then those that ended, newest first. */
 
 import { element } from "../common/dom.js";
-import { RUNNING_STATES } from "./contract.js";
+import { RUNNING_STATES, keyOf } from "./contract.js";
 import { Details } from "./details.js";
 import { RequestRow } from "./request_row.js";
 import { setChildren, setOptions, setText } from "./update.js";
@@ -50,12 +50,11 @@ export class RequestTable {
    * @param {number} now by the server's clock
    */
   show(requests, models, now) {
-    const running = new Set(requests.running.map(({ id }) => id));
-    this.#requests = [...requests.running, ...requests.recent.filter(({ id }) => !running.has(id))];
+    this.#requests = [...requests.running, ...requests.recent];
     this.#now = now;
     setOptions(this.#model, [["", "All models"]], models);
     this.#draw();
-    const open = this.#requests.find(({ id }) => id === this.#details.id);
+    const open = this.#requests.find((request) => keyOf(request) === this.#details.key);
     if (open) this.#details.show(open, now);
   }
 
@@ -63,8 +62,8 @@ export class RequestTable {
     const wanted = this.#requests.filter((request) => this.#isWanted(request));
     const shown = this.#all ? wanted : wanted.slice(0, FIRST_ROWS);
     setChildren(this.#body, shown.map((request) => this.#row(request)));
-    const known = new Set(this.#requests.map(({ id }) => id));
-    for (const id of this.#rows.keys()) if (!known.has(id)) this.#rows.delete(id);
+    const known = new Set(this.#requests.map(keyOf));
+    for (const key of this.#rows.keys()) if (!known.has(key)) this.#rows.delete(key);
     this.#table.hidden = shown.length === 0;
     this.#empty.hidden = shown.length > 0;
     const none = "No requests yet. Send one from the chat, and it appears here.";
@@ -82,8 +81,9 @@ export class RequestTable {
 
   /** @param {RequestRecord} request */
   #row(request) {
-    const row = this.#rows.get(request.id) ?? new RequestRow((shown) => this.#details.open(shown, this.#now));
-    this.#rows.set(request.id, row);
+    const key = keyOf(request);
+    const row = this.#rows.get(key) ?? new RequestRow((shown) => this.#details.open(shown, this.#now));
+    this.#rows.set(key, row);
     row.show(request, this.#now);
     return row.node;
   }

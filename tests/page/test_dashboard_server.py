@@ -1,0 +1,148 @@
+"""The dashboard of a real server: figures move, buttons load and unload, failures and wrong keys are told."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from playwright.sync_api import Page, expect
+
+from millstream.config import Settings
+from millstream.engine.protocols import Progress, ignore_progress
+from millstream.loading.backends import generation_backend
+from millstream.loading.settings import EngineSettings
+from millstream.model_facts import GenerationFacts
+from millstream.models.source import ModelSource
+from support.fake import Gate
+from support.server import RunningServer, running
+from support.wrapped import Gated
+
+PATIENCE = 60
+Open = Callable[..., Page]
+
+
+class Held(Gated):
+    """The real backend, whose load waits at a gate when a quarter of it is done, and whose steps wait at another."""
+
+    def __init__(self, source: ModelSource, settings: EngineSettings, load: Gate, step: Gate) -> None:
+        super().__init__(generation_backend(source, settings), step)
+        self._load = load
+
+    def load(self, report: Progress = ignore_progress) -> GenerationFacts:
+        report(0.25)
+        self._load.pass_through()
+        return super().load(report)
+
+
+class Stage:
+    """A server whose model is loaded by the test, and a pool for requests that are answered later."""
+
+    def __init__(self, server: RunningServer, load: Gate, step: Gate, pool: ThreadPoolExecutor) -> None:
+        self.server = server
+        self.load = load
+        self.step = step
+        self.pool = pool
+
+    def ask(self, **changes: Any) -> httpx.Response:
+        body = {"prompt": "hello", "max_tokens": 8, "temperature": 0, "ignore_eos": True, **changes}
+        return httpx.post(f"{self.server.url}/v1/completions", json=body, timeout=PATIENCE)
+
+
+@pytest.fixture
+def stage(servable: Path) -> Iterator[Stage]:
+    load, step = Gate(), Gate()
+
+    def make(source: ModelSource, settings: EngineSettings) -> Held:
+        return Held(source, settings, load, step)
+
+    settings = Settings((str(servable),), port=0, load="use", max_batch=4, memory=10**9, grace=PATIENCE)
+    with ThreadPoolExecutor(8) as pool, running(settings, make) as server:
+        yield Stage(server, load, step, pool)
+        load.open()
+        step.open()
+
+
+def open_dashboard(page: Page, server: RunningServer) -> Page:
+    page.goto(f"{server.url}/dashboard")
+    expect(page.locator("#live")).to_have_text("Live")
+    return page
+
+
+def test_a_model_is_loaded_used_and_unloaded_while_the_figures_move(stage: Stage, new_page: Open) -> None:
+    page = open_dashboard(new_page(), stage.server)
+    card = page.get_by_role("article")
+    expect(card).to_contain_text("Not loaded")
+    card.get_by_role("button", name="Load").click()
+    expect(card).to_contain_text("Loading 25 %")
+    stage.load.open()
+    expect(card).to_contain_text("Ready")
+    expect(card).to_contain_text(re.compile(r"Thread \d+"))
+
+    answers = [stage.pool.submit(stage.ask, max_tokens=300) for _ in range(6)]
+    expect(card).to_contain_text("4 of 4 running, 2 queued")
+    rows = page.locator("#requests tbody tr")
+    expect(rows.filter(has_text="Prefill")).not_to_have_count(0)
+    expect(rows).to_have_count(6)
+    card.get_by_role("button", name="Unload").click()
+    expect(page.get_by_role("dialog")).to_contain_text("6 requests are still running.")
+    page.get_by_role("dialog").get_by_role("button", name="Unload").click()
+    expect(card.get_by_role("button")).to_have_text("Unloading…")
+    stage.step.open()
+    assert [answer.result(PATIENCE).status_code for answer in answers] == [200] * 6
+    expect(card).to_contain_text("Not loaded")
+    expect(rows.filter(has_text="Done")).to_have_count(6)
+    for timeline in rows.locator(".timeline").all():
+        expect(timeline).to_have_attribute("title", re.compile(r"prepare .*, queue .*, prefill .*, decode "))
+
+    speed = page.get_by_role("slider", name="Tokens generated per second")
+    expect(page.locator("#plot-generated path.line-1").first).to_have_attribute("d", re.compile("^M"))
+    expect(page.locator("#plot-generated-summary")).to_contain_text(re.compile("and [1-9]"))
+    expect(speed).to_have_attribute("aria-valuetext", re.compile("generated"))
+
+
+def test_a_failed_request_is_shown_with_its_reason(stage: Stage, new_page: Open) -> None:
+    stage.load.open()
+    stage.step.open()
+    refused = stage.ask(prompt="hello " * 3000)
+    assert refused.status_code == 400
+    page = open_dashboard(new_page(), stage.server)
+    page.get_by_label("State of the requests").select_option("failed")
+    row = page.locator("#requests tbody tr")
+    expect(row).to_contain_text("Failed")
+    row.click()
+    details = page.get_by_role("dialog")
+    expect(details.locator(".notice")).not_to_be_empty()
+    expect(details).to_contain_text(refused.headers["x-request-id"])
+
+
+def test_a_model_that_cannot_be_loaded_says_why(tmp_path: Path, new_page: Open, watch: Any) -> None:
+    """The page shows what the server answered to the button."""
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.json").write_text("{}")
+    with running(Settings((str(tmp_path / "broken"),), port=0, load="use")) as server:
+        page = open_dashboard(new_page(), server)
+        watch.allowed = ("Failed to load resource",)
+        page.get_by_role("button", name="Load broken").click()
+        expect(page.get_by_role("article")).to_contain_text("Failed")
+        expect(page.get_by_role("article").locator(".notice")).to_contain_text("config.json")
+        expect(page.get_by_role("button", name="Try again broken")).to_be_visible()
+
+
+def test_the_key_is_asked_for_until_it_is_right(servable: Path, new_page: Open, watch: Any) -> None:
+    watch.allowed = ("401 (Unauthorized)",)
+    with running(Settings((str(servable),), port=0, load="use", api_keys=("right",))) as server:
+        page = new_page()
+        page.goto(f"{server.url}/dashboard")
+        dialog = page.get_by_role("dialog", name="API key")
+        dialog.get_by_label("Key", exact=True).fill("wrong")
+        page.keyboard.press("Enter")
+        expect(dialog).to_contain_text("This key is not valid.")
+        dialog.get_by_label("Key", exact=True).fill("right")
+        page.keyboard.press("Enter")
+        expect(page.locator("#live")).to_have_text("Live")
+        expect(page.get_by_role("article")).to_contain_text("Not loaded")
