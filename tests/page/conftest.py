@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, expect, sync_playwright
 
 expect.set_options(timeout=60_000)
 
@@ -31,9 +31,13 @@ class Watch:
         self.allowed: tuple[str, ...] = ()
 
     def see(self, context: BrowserContext) -> None:
-        context.on("console", lambda message: self.messages.append(message.text))
+        context.on("console", self._note)
         context.on("weberror", lambda error: self.messages.append(str(error.error)))
         context.on("request", lambda request: self.hosts.add(urlsplit(request.url).hostname))
+
+    def _note(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):  # others are hints of the browser
+            self.messages.append(message.text)
 
     def check(self) -> None:
         assert [text for text in self.messages if not any(part in text for part in self.allowed)] == []

@@ -58,7 +58,7 @@ def open_made_up(new_page: Open, server: RunningServer, made_up: MadeUpServer) -
         page = new_page(**options)
         page.route("**/*", fulfil)
         page.goto(f"{server.url}/dashboard")
-        expect(page.locator("#live")).to_have_text("Live")
+        expect(page.locator("#connection")).to_have_text("Live")
         return page
 
     return open_page
@@ -153,10 +153,10 @@ def test_a_server_that_is_gone_is_said_and_found_again(open_made_up: Open, made_
     trouble = page.get_by_role("alert")
     expect(trouble).to_contain_text("The server cannot be reached.")
     expect(trouble).to_contain_text(re.compile(r"Trying again in [4-8] s"))  # the pauses grow
-    expect(page.locator("#live")).to_have_text("Not live")
+    expect(page.locator("#connection")).to_have_text("Not live")
     made_up.is_down = False
     trouble.get_by_role("button", name="Try now").click()
-    expect(page.locator("#live")).to_have_text("Live")
+    expect(page.locator("#connection")).to_have_text("Live")
     expect(trouble).to_be_hidden()
 
 
@@ -164,13 +164,13 @@ def test_a_hidden_page_asks_for_nothing(open_made_up: Open) -> None:
     page = open_made_up()
     sent: list[str] = []
     page.evaluate(_SET_HIDDEN, True)
-    expect(page.locator("#live")).to_have_text("Paused")
+    expect(page.locator("#connection")).to_have_text("Paused")
     page.on("request", lambda each: sent.append(each.url))
     page.wait_for_timeout(2500)
     assert sent == []
     with page.expect_request("**/server/status"):
         page.evaluate(_SET_HIDDEN, False)
-    expect(page.locator("#live")).to_have_text("Live")
+    expect(page.locator("#connection")).to_have_text("Live")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -69,7 +69,7 @@ def stage(servable: Path) -> Iterator[Stage]:
 
 def open_dashboard(page: Page, server: RunningServer) -> Page:
     page.goto(f"{server.url}/dashboard")
-    expect(page.locator("#live")).to_have_text("Live")
+    expect(page.locator("#connection")).to_have_text("Live")
     return page
 
 
@@ -83,7 +83,7 @@ def test_a_model_is_loaded_used_and_unloaded_while_the_figures_move(stage: Stage
     expect(card).to_contain_text("Ready")
     expect(card).to_contain_text(re.compile(r"Thread \d+"))
 
-    answers = [stage.pool.submit(stage.ask, max_tokens=300) for _ in range(6)]
+    answers = [stage.pool.submit(stage.ask, max_tokens=100) for _ in range(6)]
     expect(card).to_contain_text("4 of 4 running, 2 queued")
     rows = page.locator("#requests tbody tr")
     expect(rows.filter(has_text="Prefill")).not_to_have_count(0)
@@ -144,5 +144,5 @@ def test_the_key_is_asked_for_until_it_is_right(servable: Path, new_page: Open, 
         expect(dialog).to_contain_text("This key is not valid.")
         dialog.get_by_label("Key", exact=True).fill("right")
         page.keyboard.press("Enter")
-        expect(page.locator("#live")).to_have_text("Live")
+        expect(page.locator("#connection")).to_have_text("Live")
         expect(page.get_by_role("article")).to_contain_text("Not loaded")

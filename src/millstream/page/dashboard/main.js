@@ -8,17 +8,16 @@ import { Models } from "./models.js";
 import { Plots } from "./plots.js";
 import { Poller } from "./poll.js";
 import { RequestTable } from "./requests.js";
-import { ServerBar } from "./server_bar.js";
+import { ServerBar } from "./server-bar.js";
 import { legend } from "./timeline.js";
 
 mountNav();
 find("#phases").append(legend());
 
 const history = new History();
-const announce = (/** @type {string} */ text) => (find("#announcements").textContent = text);
 const refresh = () => void poller.now();
-const bar = new ServerBar(find("#facts"), find("#server-memory"), find("#live"), find("#trouble"), refresh);
-const models = new Models(history, find("#models"), announce, refresh);
+const bar = new ServerBar(find("#facts"), find("#server-memory"), find("#connection"), find("#trouble"), refresh);
+const models = new Models(history, find("#models"), refresh);
 const plots = new Plots(history, find("#plots"), find("#plot-model"), find("#spans"));
 const table = new RequestTable(find("#requests"), find("#filter-model"), find("#filter-state"));
 

@@ -1,7 +1,8 @@
 /** The cards of all models, and what their buttons do. */
 
+import { announce } from "../common/announce.js";
+import { confirmDialog } from "../common/dialogs.js";
 import { Card } from "./card.js";
-import { confirmed } from "./confirm.js";
 import { changeModel } from "./data.js";
 import { plural } from "./format.js";
 import { setChildren } from "./update.js";
@@ -19,19 +20,16 @@ export class Models {
   #changing = new Set();
   #history;
   #parent;
-  #announce;
   #refresh;
 
   /**
    * @param {History} history
    * @param {HTMLElement} parent
-   * @param {(text: string) => void} announce to screen readers
    * @param {() => void} refresh asks the server at once
    */
-  constructor(history, parent, announce, refresh) {
+  constructor(history, parent, refresh) {
     this.#history = history;
     this.#parent = parent;
-    this.#announce = announce;
     this.#refresh = refresh;
   }
 
@@ -43,6 +41,7 @@ export class Models {
     const nodes = models.map((model) => {
       const card = this.#cards.get(model.id) ?? new Card(model, (...args) => void this.#act(...args));
       this.#cards.set(model.id, card);
+      if (model.state === "loading") this.#problems.delete(model.id); // somebody tries again
       const problem = this.#problems.get(model.id) ?? "";
       card.show(model, this.#history, status, problem, this.#changing.has(model.id));
       return card.node;
@@ -60,15 +59,15 @@ export class Models {
     if (action === "unload" && !(await this.#mayUnload(model))) return;
     this.#changing.add(model.id);
     this.#problems.delete(model.id);
-    this.#announce(action === "load" ? `Loading ${model.id}.` : `Unloading ${model.id}.`);
+    announce(action === "load" ? `Loading ${model.id}.` : `Unloading ${model.id}.`);
     this.#refresh();
     try {
       await changeModel(model.id, action);
-      this.#announce(action === "load" ? `${model.id} is ready.` : `${model.id} is unloaded.`);
+      announce(action === "load" ? `${model.id} is ready.` : `${model.id} is unloaded.`);
     } catch (error) {
       const message = error instanceof Error ? error.message : String(error);
       this.#problems.set(model.id, message);
-      this.#announce(message);
+      announce(message);
     } finally {
       this.#changing.delete(model.id);
       this.#refresh();
@@ -80,7 +79,7 @@ export class Models {
     const busy = model.active + model.waiting;
     if (busy === 0) return true;
     const requests = busy === 1 ? "1 request is" : `${plural(busy, "request")} are`;
-    return confirmed(
+    return confirmDialog(
       `Unload ${model.id}?`,
       `${requests} still running. They get a short time to finish; those that do not are ended with an error.`,
       "Unload",

@@ -3,7 +3,7 @@
 import { element } from "../common/dom.js";
 import { RUNNING_STATES, keyOf } from "./contract.js";
 import { Details } from "./details.js";
-import { RequestRow } from "./request_row.js";
+import { RequestRow } from "./request-row.js";
 import { setChildren, setOptions, setText } from "./update.js";
 
 /** @typedef {import("./contract.js").RequestRecord} RequestRecord */
