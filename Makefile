@@ -23,7 +23,7 @@ DEVICE := $(if $(EXTRA),[$(EXTRA)])
 TESTS  := [dev,clients$(if $(EXTRA),$(comma)$(EXTRA))]
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup serve test check lint types clean
+.PHONY: setup serve test check lint page-check page-format chromium types clean
 
 setup: $(VENV)/.ready-tests
 
@@ -40,13 +40,13 @@ $(VENV)/.ready-tests: $(VENV)/.ready
 	$(PIP) --no-warn-conflicts -e '.$(TESTS)'
 	@touch $@
 
-# The AI SDK, where npm is. Its tests are skipped elsewhere.
+# Packages of Node, where npm is: the AI SDK, and what checks the pages. Their tests are skipped elsewhere.
 NODE := $(VENV)/node
 export MILLSTREAM_NODE_PACKAGES ?= $(CURDIR)/$(NODE)
 
 $(NODE)/.ready: tests/clients/package.json $(VENV)/.ready
 	@mkdir -p $(NODE) && cp tests/clients/package.json $(NODE)
-	@if command -v npm > /dev/null; then npm install --prefix $(NODE) --no-package-lock --no-audit --no-fund --loglevel error || echo "npm failed: the tests of the AI SDK are skipped"; fi
+	@if command -v npm > /dev/null; then npm install --prefix $(NODE) --no-package-lock --no-audit --no-fund --loglevel error || echo "npm failed: the tests of the AI SDK and the checks of the pages are skipped"; fi
 	@touch $@
 
 serve: $(VENV)/.ready
@@ -55,12 +55,26 @@ serve: $(VENV)/.ready
 # The suite runs in parallel. A choice of tests does not: it would wait longer for the workers than for the tests.
 PARALLEL := $(if $(filter-out --whole,$(ARGS)),,-n $(WORKERS) --dist worksteal)
 
-test: setup $(NODE)/.ready
+# The browser that the tests of the pages drive. Only root on Debian installs it; the tests say how, where it is missing.
+chromium:
+	@if ! command -v chromium chromium-browser google-chrome > /dev/null && command -v apt-get > /dev/null && [ "$$(id -u)" = 0 ]; then apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y chromium > /dev/null || echo "no Chromium: the tests of the pages are skipped"; fi
+
+test: setup $(NODE)/.ready chromium
 	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
-lint: setup
+lint: setup page-check
 	$(BIN)/ruff check src tests bench
 	$(BIN)/ruff format --check src tests bench
+
+# The pages' scripts: types, rules and layout. `make page-format` lays them out.
+PAGES := 'src/millstream/page/!(vendor)/**/*.{js,css}' 'src/millstream/page/*.html'
+TOOLS := $(NODE)/node_modules/.bin
+
+page-check: $(NODE)/.ready
+	@if [ -x $(TOOLS)/tsc ]; then $(TOOLS)/tsc -p tests/page && $(TOOLS)/eslint -c tests/page/eslint.config.mjs src/millstream/page && $(TOOLS)/prettier --print-width 120 --log-level warn --check $(PAGES); else echo "no npm: the pages are not checked"; fi
+
+page-format: $(NODE)/.ready
+	$(TOOLS)/prettier --print-width 120 --log-level warn --write $(PAGES)
 
 types: setup
 	$(BIN)/mypy

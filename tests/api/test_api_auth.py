@@ -88,7 +88,7 @@ def test_a_valid_key_is_accepted(locked, service, headers):
         (bearer("Bearer first-key"), "is not valid"),
     ],
 )
-@pytest.mark.parametrize("path", [URL, "/v1/models", "/metrics", "/docs", "/", "/healthy", "/nowhere"])
+@pytest.mark.parametrize("path", [URL, "/v1/models", "/metrics", "/openapi.json", "/", "/healthy", "/nowhere"])
 def test_anything_else_is_refused(locked, service, headers, words, path):
     response = locked.request("POST" if path == URL else "GET", path, headers=headers)
     assert response.status_code == 401

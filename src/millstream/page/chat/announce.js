@@ -8,6 +8,7 @@ const READ_ALOUD = 2000;
 export function announceAnswer(message) {
   if (message.error) announce(`The answer failed: ${message.error}`);
   else if (message.finish === "stopped") announce("Stopped.");
-  else if (message.text.length > READ_ALOUD) announce("The answer is complete. It is long: read it in the conversation.");
+  else if (message.text.length > READ_ALOUD)
+    announce("The answer is complete. It is long: read it in the conversation.");
   else announce(`Answer: ${message.text}`);
 }

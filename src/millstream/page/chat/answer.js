@@ -43,14 +43,7 @@ export async function streamAnswer(message, path, settings, { signal, changed })
 /** @param {Message} message @param {any} chunk */
 function take(message, chunk) {
   if (chunk.error) throw new ApiError(chunk.error.message, 0, chunk.error.code ?? "");
-  if (chunk.usage) {
-    message.usage = {
-      prompt: chunk.usage.prompt_tokens,
-      completion: chunk.usage.completion_tokens,
-      cached: chunk.usage.prompt_tokens_details?.cached_tokens ?? 0,
-      reasoning: chunk.usage.completion_tokens_details?.reasoning_tokens ?? 0,
-    };
-  }
+  if (chunk.usage) message.usage = usageOf(chunk.usage);
   const choice = chunk.choices?.[0];
   if (!choice) return;
   const delta = choice.delta ?? {};
@@ -58,6 +51,16 @@ function take(message, chunk) {
   if (delta.reasoning_content) message.reasoning = (message.reasoning ?? "") + delta.reasoning_content;
   for (const part of delta.tool_calls ?? []) takeCall((message.calls ??= []), part);
   if (choice.finish_reason) message.finish = choice.finish_reason;
+}
+
+/** @param {any} usage @returns {import("./types.js").Usage} */
+function usageOf(usage) {
+  return {
+    prompt: usage.prompt_tokens,
+    completion: usage.completion_tokens,
+    cached: usage.prompt_tokens_details?.cached_tokens ?? 0,
+    reasoning: usage.completion_tokens_details?.reasoning_tokens ?? 0,
+  };
 }
 
 /** Calls arrive in parts: the name first, then pieces of the arguments. @param {any[]} calls @param {any} part */

@@ -94,7 +94,9 @@ export class Chat {
     const { conversation } = this;
     const last = /** @type {Message} */ (shownPath(conversation).at(-1));
     const result = addMessage(conversation, { role: "tool", parent: last.id, text, callId });
-    const given = pathTo(conversation, result.id).filter((each) => each.role === "tool").map((each) => each.callId);
+    const given = pathTo(conversation, result.id)
+      .filter((each) => each.role === "tool")
+      .map((each) => each.callId);
     if (message.calls?.every((call) => given.includes(call.id))) return this.answer(conversation, result);
     await this.save();
     this.view.changed();

@@ -26,8 +26,15 @@ export class Composer {
     this.pending = [];
     this.running = false;
     this.attach = iconButton("attach", "Add files", () => this.fileInput.click(), { hidden: true });
-    this.sendButton = element("button", { type: "submit", class: "icon-button send", "aria-label": "Send", title: "Send" }, icon("arrow"));
-    this.stopButton = iconButton("stop", "Stop (Esc)", () => actions.stop(), { class: "icon-button send", hidden: true });
+    this.sendButton = element(
+      "button",
+      { type: "submit", class: "icon-button send", "aria-label": "Send", title: "Send" },
+      icon("arrow"),
+    );
+    this.stopButton = iconButton("stop", "Stop (Esc)", () => actions.stop(), {
+      class: "icon-button send",
+      hidden: true,
+    });
     find("#composer-buttons").append(this.attach, this.sendButton, this.stopButton);
     this.fit = grow(this.field);
     this.listen();

@@ -30,12 +30,17 @@ export function takeFiles(files, can) {
 
 /** What the file button offers. @param {(capability: string) => boolean} can */
 export function acceptedTypes(can) {
-  return [...(can("vision") ? ["image/*"] : []), ...(can("audio") ? [".wav", ".mp3", "audio/wav", "audio/mpeg"] : [])].join(",");
+  return [
+    ...(can("vision") ? ["image/*"] : []),
+    ...(can("audio") ? [".wav", ".mp3", "audio/wav", "audio/mpeg"] : []),
+  ].join(",");
 }
 
 /** Why a model cannot take a file that waits to be sent. @param {Attachment} file @param {(capability: string) => boolean} can */
 export function misfit(file, can) {
-  return can(CAPABILITY[file.kind]) ? "" : `This model does not take ${word(file.kind)}. Choose one that does, or remove ${file.name}.`;
+  return can(CAPABILITY[file.kind])
+    ? ""
+    : `This model does not take ${word(file.kind)}. Choose one that does, or remove ${file.name}.`;
 }
 
 /** @param {File} file @returns {import("./types.js").FileKind | null} */

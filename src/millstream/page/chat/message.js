@@ -4,7 +4,6 @@ import { copyText } from "../common/clipboard.js";
 import { element, icon, iconButton } from "../common/dom.js";
 import { MarkdownView } from "../common/markdown.js";
 import { attachmentView } from "./attachment-view.js";
-
 import { callViews } from "./tool-calls.js";
 import { duration } from "./words.js";
 
@@ -27,7 +26,12 @@ export class MessageView {
     this.actions = actions;
     this.reasoning = element("div", { class: "prose" });
     this.summary = element("span", {}, "Reasoning");
-    this.fold = element("details", { class: "reasoning", hidden: true }, element("summary", {}, this.summary), this.reasoning);
+    this.fold = element(
+      "details",
+      { class: "reasoning", hidden: true },
+      element("summary", {}, this.summary),
+      this.reasoning,
+    );
     this.content = element("div", { class: message.role === "user" ? "bubble" : "prose" });
     this.files = element("div", { class: "files" });
     this.calls = element("div", { class: "calls" });
@@ -38,7 +42,11 @@ export class MessageView {
     const who = message.role === "user" ? "You" : message.role === "tool" ? "Result" : message.model || "Model";
     this.element = element(
       "article",
-      { class: `message ${message.role}`, "aria-label": message.role === "user" ? "Your message" : `${who}`, dataset: { id: message.id } },
+      {
+        class: `message ${message.role}`,
+        "aria-label": message.role === "user" ? "Your message" : `${who}`,
+        dataset: { id: message.id },
+      },
       element("h3", { class: message.role === "user" ? "visually-hidden" : "who" }, who),
       this.fold,
       this.files,
@@ -92,9 +100,19 @@ export class MessageView {
   drawStatus(writing) {
     const { error, finish, text, reasoning } = this.message;
     const parts = [];
-    if (writing && !text && !reasoning) parts.push(element("span", { class: "dots", role: "img", "aria-label": "Waiting for the answer" }, element("i"), element("i"), element("i")));
+    if (writing && !text && !reasoning)
+      parts.push(
+        element(
+          "span",
+          { class: "dots", role: "img", "aria-label": "Waiting for the answer" },
+          element("i"),
+          element("i"),
+          element("i"),
+        ),
+      );
     if (error) parts.push(element("div", { class: "notice error" }, error));
-    if (finish === "length") parts.push(element("div", { class: "note muted" }, "The answer ends here: it reached the maximum length."));
+    if (finish === "length")
+      parts.push(element("div", { class: "note muted" }, "The answer ends here: it reached the maximum length."));
     if (finish === "stopped") parts.push(element("div", { class: "note muted" }, "You stopped this answer."));
     this.status.replaceChildren(...parts);
   }
@@ -104,7 +122,9 @@ export class MessageView {
     const at = versions.findIndex((each) => each.id === this.message.id);
     this.versions.hidden = versions.length < 2;
     if (versions.length < 2) return this.versions.replaceChildren();
-    const back = iconButton("back", "Previous version", () => this.actions.turn(this.message, -1), { disabled: at === 0 });
+    const back = iconButton("back", "Previous version", () => this.actions.turn(this.message, -1), {
+      disabled: at === 0,
+    });
     const forward = iconButton("forward", "Next version", () => this.actions.turn(this.message, 1), {
       disabled: at === versions.length - 1,
     });
@@ -124,5 +144,11 @@ function figures({ usage, seconds, firstToken }) {
 
 /** @param {string} title @param {string} text */
 export function emptyView(title, text) {
-  return element("div", { class: "empty" }, icon("wheel"), element("h2", {}, title), element("p", { class: "muted" }, text));
+  return element(
+    "div",
+    { class: "empty" },
+    icon("wheel"),
+    element("h2", {}, title),
+    element("p", { class: "muted" }, text),
+  );
 }

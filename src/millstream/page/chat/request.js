@@ -6,14 +6,49 @@ import { readFile } from "./store.js";
 
 /** The sampling parameters that a person can set. The server checks them as well. */
 export const SAMPLING = [
-  { name: "temperature", label: "Temperature", min: 0, max: 2, step: 0.1, hint: "0 is the most predictable, 2 the wildest." },
+  {
+    name: "temperature",
+    label: "Temperature",
+    min: 0,
+    max: 2,
+    step: 0.1,
+    hint: "0 is the most predictable, 2 the wildest.",
+  },
   { name: "top_p", label: "Top p", min: 0, max: 1, step: 0.05, hint: "Keeps the likeliest tokens up to this share." },
   { name: "max_tokens", label: "Maximum length", min: 1, max: 2147483647, step: 1, hint: "In tokens." },
-  { name: "seed", label: "Seed", min: -9007199254740991, max: 9007199254740991, step: 1, hint: "The same seed gives the same answer." },
+  {
+    name: "seed",
+    label: "Seed",
+    min: -9007199254740991,
+    max: 9007199254740991,
+    step: 1,
+    hint: "The same seed gives the same answer.",
+  },
   { name: "top_k", label: "Top k", min: 0, max: 2147483647, step: 1, hint: "Keeps this many tokens; 0 for all." },
-  { name: "min_p", label: "Min p", min: 0, max: 1, step: 0.01, hint: "Drops tokens below this share of the likeliest." },
-  { name: "presence_penalty", label: "Presence penalty", min: -2, max: 2, step: 0.1, hint: "Above 0: fewer repeated words." },
-  { name: "frequency_penalty", label: "Frequency penalty", min: -2, max: 2, step: 0.1, hint: "Above 0: fewer frequent words." },
+  {
+    name: "min_p",
+    label: "Min p",
+    min: 0,
+    max: 1,
+    step: 0.01,
+    hint: "Drops tokens below this share of the likeliest.",
+  },
+  {
+    name: "presence_penalty",
+    label: "Presence penalty",
+    min: -2,
+    max: 2,
+    step: 0.1,
+    hint: "Above 0: fewer repeated words.",
+  },
+  {
+    name: "frequency_penalty",
+    label: "Frequency penalty",
+    min: -2,
+    max: 2,
+    step: 0.1,
+    hint: "Above 0: fewer frequent words.",
+  },
 ];
 export const EFFORTS = ["none", "minimal", "low", "medium", "high"];
 

@@ -33,7 +33,12 @@ function rememberSettings(settings) {
  * @returns {Promise<Settings | null>} null if the dialog was dismissed
  */
 export async function editSettings(settings, { thinks }) {
-  const system = element("textarea", { class: "input", rows: "4", value: settings.system, placeholder: "For example: Answer briefly and name your sources." });
+  const system = element("textarea", {
+    class: "input",
+    rows: "4",
+    value: settings.system,
+    placeholder: "For example: Answer briefly and name your sources.",
+  });
   const numbers = SAMPLING.map((parameter) => numberField(parameter, settings.sampling[parameter.name] ?? ""));
   const effort = effortField(settings.sampling.reasoning_effort ?? "");
   const tools = toolsField(settings.tools);
@@ -59,27 +64,49 @@ export async function editSettings(settings, { thinks }) {
   );
   if (!chosen) return null;
   const sampling = Object.fromEntries(numbers.map(({ name, input }) => [name, input.value.trim()]));
-  const made = chosen === "reset" ? defaultSettings() : { system: system.value, sampling: { ...sampling, reasoning_effort: effort.value }, tools: tools.value };
+  const made =
+    chosen === "reset"
+      ? defaultSettings()
+      : { system: system.value, sampling: { ...sampling, reasoning_effort: effort.value }, tools: tools.value };
   rememberSettings(made);
   return made;
 }
 
 /** @param {string} label @param {HTMLElement} control @param {string} hint */
 function field(label, control, hint) {
-  return element("label", { class: "field" }, element("span", { class: "label" }, label), control, element("span", { class: "hint" }, hint));
+  return element(
+    "label",
+    { class: "field" },
+    element("span", { class: "label" }, label),
+    control,
+    element("span", { class: "hint" }, hint),
+  );
 }
 
 /** @param {typeof SAMPLING[number]} parameter @param {string} value */
 function numberField({ name, label, min, max, step, hint }, value) {
   // With "any", every number within the bounds is valid; the arrows move by one.
-  const input = element("input", { class: "input", type: "number", min, max, step: step < 1 ? "any" : step, value, inputmode: "decimal", name });
+  const input = element("input", {
+    class: "input",
+    type: "number",
+    min,
+    max,
+    step: step < 1 ? "any" : step,
+    value,
+    inputmode: "decimal",
+    name,
+  });
   return { name, input, field: field(label, input, hint) };
 }
 
 /** @param {string} value */
 function effortField(value) {
   const options = [["", "The model's default"], ...EFFORTS.map((effort) => [effort, effort])];
-  return element("select", { class: "input" }, ...options.map(([id, label]) => element("option", { value: id, selected: id === value }, label)));
+  return element(
+    "select",
+    { class: "input" },
+    ...options.map(([id, label]) => element("option", { value: id, selected: id === value }, label)),
+  );
 }
 
 /** @param {string} value */

@@ -17,7 +17,14 @@ export class Sidebar {
     this.narrow = matchMedia("(max-width: 760px)");
     this.toggle = element(
       "button",
-      { type: "button", class: "icon-button sidebar-toggle", "aria-label": "Conversations", "aria-controls": "sidebar", "aria-expanded": "false", onclick: () => this.setOpen(!this.isOpen) },
+      {
+        type: "button",
+        class: "icon-button sidebar-toggle",
+        "aria-label": "Conversations",
+        "aria-controls": "sidebar",
+        "aria-expanded": "false",
+        onclick: () => this.setOpen(!this.isOpen),
+      },
       icon("menu"),
     );
     /** @type {Conversation[]} */
@@ -70,7 +77,12 @@ export class Sidebar {
       groups.set(name, [...(groups.get(name) ?? []), conversation]);
     }
     const parts = [...groups].map(([name, members]) =>
-      element("section", {}, element("h2", {}, name), element("ul", {}, ...members.map((/** @type {Conversation} */ each) => this.item(each)))),
+      element(
+        "section",
+        {},
+        element("h2", {}, name),
+        element("ul", {}, ...members.map((/** @type {Conversation} */ each) => this.item(each))),
+      ),
     );
     const none = words.length ? "Nothing found." : "Your conversations appear here.";
     this.list.replaceChildren(...(parts.length ? parts : [element("p", { class: "muted none" }, none)]));
@@ -80,7 +92,11 @@ export class Sidebar {
   item(conversation) {
     const link = element(
       "a",
-      { href: `#c=${conversation.id}`, "aria-current": conversation.id === this.current ? "true" : null, title: conversation.title },
+      {
+        href: `#c=${conversation.id}`,
+        "aria-current": conversation.id === this.current ? "true" : null,
+        title: conversation.title,
+      },
       conversation.title,
     );
     link.addEventListener("click", () => this.setOpen(false));
@@ -91,7 +107,9 @@ export class Sidebar {
 /** True if title and messages together have all words. @param {Conversation} conversation @param {string[]} words */
 function matches(conversation, words) {
   if (!words.length) return true;
-  const text = [conversation.title, ...Object.values(conversation.messages).map((message) => message.text)].join("\n").toLowerCase();
+  const text = [conversation.title, ...Object.values(conversation.messages).map((message) => message.text)]
+    .join("\n")
+    .toLowerCase();
   return words.every((word) => text.includes(word));
 }
 

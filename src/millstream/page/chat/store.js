@@ -38,7 +38,9 @@ async function store(name, mode) {
 
 /** @returns {Promise<Conversation[]>} the newest first */
 export async function listConversations() {
-  const all = await done(/** @type {IDBRequest<Conversation[]>} */ ((await store("conversations", "readonly")).getAll()));
+  const all = await done(
+    /** @type {IDBRequest<Conversation[]>} */ ((await store("conversations", "readonly")).getAll()),
+  );
   return all.sort((one, other) => other.updated - one.updated);
 }
 

@@ -57,7 +57,8 @@ export class Thread {
       }
     }
     this.element.querySelector(".empty")?.remove();
-    if (!path.length) this.element.append(emptyView("What would you like to know?", "Ask a question, or paste a text to work on."));
+    if (!path.length)
+      this.element.append(emptyView("What would you like to know?", "Ask a question, or paste a text to work on."));
     path.forEach((message, index) => this.place(message, index, path));
     if (this.follows) this.scrollToEnd();
     this.noteScroll();
@@ -69,7 +70,8 @@ export class Thread {
     const isNew = !view;
     view ??= new MessageView(message, this.actions);
     this.views.set(message.id, view);
-    if (this.element.children[index] !== view.element) this.element.insertBefore(view.element, this.element.children[index] ?? null);
+    if (this.element.children[index] !== view.element)
+      this.element.insertBefore(view.element, this.element.children[index] ?? null);
     const conversation = /** @type {Conversation} */ (this.conversation);
     if (!isNew && message.finish && view.settled && index !== path.length - 1) return;
     view.draw({ versions: siblings(conversation, message), open: openCalls(message, path.slice(index + 1)) });
@@ -134,4 +136,3 @@ function openCalls(message, after) {
   const given = new Set(after.map((each) => each.callId));
   return (message.calls ?? []).map((call) => call.id).filter((id) => !given.has(id));
 }
-

@@ -24,7 +24,11 @@ export function openDialog(title, parts, buttons) {
         { class: "dialog-buttons" },
         element("button", { class: "button", type: "button", onclick: () => dialog.close("") }, "Cancel"),
         ...buttons.map((button) =>
-          element("button", { class: button.class ?? "button primary", type: "submit", value: button.value }, button.label),
+          element(
+            "button",
+            { class: button.class ?? "button primary", type: "submit", value: button.value },
+            button.label,
+          ),
         ),
       ),
     ),
@@ -41,7 +45,10 @@ export function openDialog(title, parts, buttons) {
 
 /** @param {string} title @param {string} text @param {string} yes the label of the button that agrees */
 export async function confirmDialog(title, text, yes) {
-  return (await openDialog(title, [element("p", {}, text)], [{ value: "yes", label: yes, class: "button danger" }])) === "yes";
+  return (
+    (await openDialog(title, [element("p", {}, text)], [{ value: "yes", label: yes, class: "button danger" }])) ===
+    "yes"
+  );
 }
 
 /** @param {string} title @param {string} label @param {string} value @returns {Promise<string | null>} null if it was dismissed */

@@ -42,7 +42,8 @@ function parts(spec, method, path, operation) {
   if (content) {
     made.push(heading("Body"), propertyTable(spec, content.schema));
     const examples = Object.values(content.examples ?? {});
-    if (examples.length) made.push(heading("Examples"), ...examples.map((example) => exampleView(method, path, example)));
+    if (examples.length)
+      made.push(heading("Examples"), ...examples.map((example) => exampleView(method, path, example)));
   }
   made.push(heading("Responses"), responseList(spec, operation.responses));
   made.push(heading("Try it"), tryForm(method, path, operation));
@@ -67,7 +68,10 @@ function parameterTable(spec, parameters) {
     type: "object",
     required: parameters.filter((each) => each.required).map((each) => each.name),
     properties: Object.fromEntries(
-      parameters.map((each) => [each.name, { ...each.schema, description: each.description ?? each.schema.description }]),
+      parameters.map((each) => [
+        each.name,
+        { ...each.schema, description: each.description ?? each.schema.description },
+      ]),
     ),
   };
   return propertyTable(spec, schema);
@@ -103,7 +107,12 @@ function responseList(spec, responses) {
       const fields = status === "200" && type === "application/json" ? resolve(spec, content.schema) : null;
       return [
         element("dt", {}, element("code", {}, status)),
-        element("dd", {}, prose(response.description ?? ""), fields?.properties ? shape(spec, fields) : content && plainType(spec, content)),
+        element(
+          "dd",
+          {},
+          prose(response.description ?? ""),
+          fields?.properties ? shape(spec, fields) : content && plainType(spec, content),
+        ),
       ];
     }),
   );

@@ -8,7 +8,12 @@ const DEEPEST = 4;
 /** Follows a reference of the document. @param {any} spec @param {any} part @returns {any} */
 export function resolve(spec, part) {
   if (!part?.$ref) return part ?? {};
-  return part.$ref.slice(2).split("/").reduce((/** @type {any} */ at, /** @type {string} */ name) => at?.[name], spec) ?? {};
+  return (
+    part.$ref
+      .slice(2)
+      .split("/")
+      .reduce((/** @type {any} */ at, /** @type {string} */ name) => at?.[name], spec) ?? {}
+  );
 }
 
 /** A type in a few words, such as "number, 0 to 2". @param {any} spec @param {any} schema @returns {string} */
@@ -23,7 +28,9 @@ export function typeWords(spec, schema) {
   }
   if (found.type === "array") return `list of ${typeWords(spec, found.items ?? {}) || "anything"}`;
   const names = [found.type].flat().filter((/** @type {string} */ name) => name && name !== "null");
-  return [found.title && found.type === "object" ? found.title : names.join(" or "), bounds(found)].filter(Boolean).join(", ");
+  return [found.title && found.type === "object" ? found.title : names.join(" or "), bounds(found)]
+    .filter(Boolean)
+    .join(", ");
 }
 
 /** @param {any} schema */
@@ -69,8 +76,18 @@ function row(spec, name, field, required, depth) {
   return element(
     "tr",
     {},
-    element("th", { scope: "row" }, element("code", {}, name), required && element("span", { class: "required" }, "required")),
-    element("td", {}, typeWords(spec, field), shows && element("div", { class: "muted" }, `default ${JSON.stringify(preset)}`)),
+    element(
+      "th",
+      { scope: "row" },
+      element("code", {}, name),
+      required && element("span", { class: "required" }, "required"),
+    ),
+    element(
+      "td",
+      {},
+      typeWords(spec, field),
+      shows && element("div", { class: "muted" }, `default ${JSON.stringify(preset)}`),
+    ),
     element("td", {}, meaning, inner && lazyFields(spec, inner, depth)),
   );
 }

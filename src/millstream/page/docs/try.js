@@ -14,12 +14,21 @@ export function tryForm(method, path, operation) {
   const inputs = (operation.parameters ?? []).map((/** @type {any} */ parameter) => parameterField(parameter));
   const examples = Object.values(operation.requestBody?.content?.["application/json"]?.examples ?? {});
   const body = operation.requestBody
-    ? element("textarea", { class: "input mono", rows: "8", spellcheck: "false", value: JSON.stringify(examples[0]?.value ?? {}, null, 2) })
+    ? element("textarea", {
+        class: "input mono",
+        rows: "8",
+        spellcheck: "false",
+        value: JSON.stringify(examples[0]?.value ?? {}, null, 2),
+      })
     : null;
   const status = element("p", { class: "muted", role: "status" });
   const output = element("pre", { class: "output", tabindex: "0", "aria-label": "Response", hidden: true });
   const send = element("button", { class: "button primary", type: "submit" }, "Send");
-  const stop = element("button", { class: "button", type: "button", hidden: true, onclick: () => controller?.abort() }, "Stop");
+  const stop = element(
+    "button",
+    { class: "button", type: "button", hidden: true, onclick: () => controller?.abort() },
+    "Stop",
+  );
   /** @type {AbortController | null} */
   let controller = null;
 
@@ -33,12 +42,16 @@ export function tryForm(method, path, operation) {
     status.textContent = "Sending…";
     try {
       const options = { method: method.toUpperCase(), body: body?.value, signal: controller.signal, ask: true };
-      const headers = body ? { "Content-Type": "application/json" } : {};
+      const headers = new Headers(body ? { "Content-Type": "application/json" } : {});
       const response = await api(filled(path, inputs), { ...options, headers });
       status.textContent = `Status ${response.status}`;
       await show(response, output);
     } catch (error) {
-      status.textContent = controller.signal.aborted ? "Stopped." : error instanceof Error ? error.message : String(error);
+      status.textContent = controller.signal.aborted
+        ? "Stopped."
+        : error instanceof Error
+          ? error.message
+          : String(error);
       output.hidden = !output.textContent;
     } finally {
       stop.hidden = true;
@@ -60,7 +73,12 @@ export function tryForm(method, path, operation) {
 function parameterField(parameter) {
   const input = element("input", { class: "input", required: parameter.required, name: parameter.name });
   const label = element("span", { class: "label" }, parameter.name);
-  return { name: parameter.name, where: parameter.in, input, field: element("label", { class: "field" }, label, input) };
+  return {
+    name: parameter.name,
+    where: parameter.in,
+    input,
+    field: element("label", { class: "field" }, label, input),
+  };
 }
 
 /** @param {string} path @param {{name: string, where: string, input: HTMLInputElement}[]} inputs */
@@ -80,7 +98,7 @@ async function show(response, output) {
     return;
   }
   const reader = response.body?.pipeThrough(new TextDecoderStream()).getReader();
-  for (let length = 0; reader && length < LONGEST; ) {
+  for (let length = 0; reader && length < LONGEST;) {
     const { done, value } = await reader.read();
     if (done) return;
     length += value.length;
