@@ -22,7 +22,13 @@ export class Details {
   /** @param {HTMLElement} parent */
   constructor(parent) {
     this.#dialog.append(
-      element("header", {}, this.#title, this.#state, iconButton("close", "Close", () => this.#dialog.close())),
+      element(
+        "header",
+        {},
+        this.#title,
+        this.#state,
+        iconButton("close", "Close", () => this.#dialog.close()),
+      ),
       this.#error,
       this.#timeline.node,
       this.#list,
@@ -59,7 +65,9 @@ export class Details {
     if (this.#list.dataset.texts === texts) return;
     this.#list.dataset.texts = texts;
     this.#list.replaceChildren(
-      ...pairs.map(([label, text]) => element("div", { class: "pair" }, element("dt", {}, label), element("dd", {}, text))),
+      ...pairs.map(([label, text]) =>
+        element("div", { class: "pair" }, element("dt", {}, label), element("dd", {}, text)),
+      ),
     );
   }
 }
@@ -73,9 +81,9 @@ const PHASE_LABELS = { prepare: "Prepared in", queue: "Queued for", prefill: "Pr
  * @returns {[string, string][]}
  */
 function rows(request, now) {
-  const phases = durations(request, now).map(({ name, seconds }) => /** @type {[string, string]} */ ([
-    PHASE_LABELS[name], span(seconds),
-  ]));
+  const phases = durations(request, now).map(
+    ({ name, seconds }) => /** @type {[string, string]} */ ([PHASE_LABELS[name], span(seconds)]),
+  );
   return [
     ["Began", clock(request.started)],
     ...phases,

@@ -61,7 +61,12 @@ export function span(seconds) {
 
 /** @param {number} seconds */
 function longSpan(seconds) {
-  const steps = /** @type {[number, string][]} */ ([[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]]);
+  const steps = /** @type {[number, string][]} */ ([
+    [86400, "d"],
+    [3600, "h"],
+    [60, "min"],
+    [1, "s"],
+  ]);
   const largest = steps.findIndex(([size]) => seconds >= size);
   const [size, unit] = steps[largest];
   const parts = [`${Math.floor(seconds / size)} ${unit}`];
@@ -90,7 +95,10 @@ export function clock(seconds) {
  * @param {string} text
  */
 export function mark(text) {
-  return text.replace(/(\.\d*?)0+(?=\s|$)/, "$1").replace(/\.(?=\s|$)/, "").replace(/^0 .*/, "0");
+  return text
+    .replace(/(\.\d*?)0+(?=\s|$)/, "$1")
+    .replace(/\.(?=\s|$)/, "")
+    .replace(/^0 .*/, "0");
 }
 
 /**

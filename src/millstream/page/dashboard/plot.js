@@ -205,8 +205,15 @@ export class Plot {
     const at = view.cursor === null ? last : nearest(view.times, view.cursor);
     /** @type {Record<string, number|null>} */
     const targets = {
-      ArrowLeft: at - 1, ArrowDown: at - 1, ArrowRight: at + 1, ArrowUp: at + 1,
-      PageUp: at + 12, PageDown: at - 12, Home: 0, End: last, Escape: null,
+      ArrowLeft: at - 1,
+      ArrowDown: at - 1,
+      ArrowRight: at + 1,
+      ArrowUp: at + 1,
+      PageUp: at + 12,
+      PageDown: at - 12,
+      Home: 0,
+      End: last,
+      Escape: null,
     };
     if (!(event.key in targets)) return;
     event.preventDefault();

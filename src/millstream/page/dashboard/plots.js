@@ -33,22 +33,34 @@ const PLOTS = {
   requests: {
     kind: { title: "Requests", format: count, scale: wholeTicks },
     each: (lists) => lists.active.map((active, index) => sum(active, lists.waiting[index])),
-    parts: [["running", "active"], ["queued", "waiting"]],
+    parts: [
+      ["running", "active"],
+      ["queued", "waiting"],
+    ],
   },
   first: {
     kind: { title: "Time to first token", format: span, scale: spanTicks },
     each: (lists) => lists.first_token_p50,
-    parts: [["median", "first_token_p50"], ["99th percentile", "first_token_p99"]],
+    parts: [
+      ["median", "first_token_p50"],
+      ["99th percentile", "first_token_p99"],
+    ],
   },
   gap: {
     kind: { title: "Gap between tokens", format: span, scale: spanTicks },
     each: (lists) => lists.gap_p50,
-    parts: [["median", "gap_p50"], ["99th percentile", "gap_p99"]],
+    parts: [
+      ["median", "gap_p50"],
+      ["99th percentile", "gap_p99"],
+    ],
   },
   memory: {
     kind: { title: "Memory", format: bytes, scale: byteTicks },
     each: (lists) => lists.memory_bytes,
-    parts: [["all of it", "memory_bytes"], ["prefix cache", "prefix_cache_bytes"]],
+    parts: [
+      ["all of it", "memory_bytes"],
+      ["prefix cache", "prefix_cache_bytes"],
+    ],
   },
 };
 
@@ -100,7 +112,10 @@ export class Plots {
     const { view, start } = this.#view(Boolean(alone));
     for (const [id, plot] of this.#plots) {
       const lines = alone ? this.#partLines(PLOTS[id], alone) : this.#modelLines(PLOTS[id], drawn);
-      plot.show(lines.map((line) => ({ ...line, values: line.values.slice(start) })), view);
+      plot.show(
+        lines.map((line) => ({ ...line, values: line.values.slice(start) })),
+        view,
+      );
     }
   }
 
@@ -120,8 +135,8 @@ export class Plots {
     const from = now - seconds;
     const found = times.findIndex((time) => time >= from);
     const start = found < 0 ? times.length : found;
-    const span = SPANS[seconds] ?? `${seconds} s`;
-    return { start, view: { times: times.slice(start), interval, from, to: now, span, named, cursor: this.#cursor } };
+    const words = SPANS[seconds] ?? `${seconds} s`;
+    return { start, view: { times: times.slice(start), interval, from, to: now, span: words, named, cursor: this.#cursor } };
   }
 
   /** @param {Definition} plot @param {string[]} names @returns {Line[]} */

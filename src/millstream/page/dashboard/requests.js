@@ -61,7 +61,10 @@ export class RequestTable {
   #draw() {
     const wanted = this.#requests.filter((request) => this.#isWanted(request));
     const shown = this.#all ? wanted : wanted.slice(0, FIRST_ROWS);
-    setChildren(this.#body, shown.map((request) => this.#row(request)));
+    setChildren(
+      this.#body,
+      shown.map((request) => this.#row(request)),
+    );
     const known = new Set(this.#requests.map(keyOf));
     for (const key of this.#rows.keys()) if (!known.has(key)) this.#rows.delete(key);
     this.#table.hidden = shown.length === 0;

@@ -53,7 +53,8 @@ export function setChildren(parent, nodes) {
  */
 export function setOptions(select, first, names) {
   const wanted = [...first, ...names.map((name) => /** @type {[string, string]} */ ([name, name]))];
-  const same = wanted.length === select.options.length && wanted.every(([value], i) => select.options[i].value === value);
+  const same =
+    wanted.length === select.options.length && wanted.every(([value], i) => select.options[i].value === value);
   if (same) return;
   const chosen = select.value;
   select.replaceChildren(...wanted.map(([value, label]) => new Option(label, value, false, value === chosen)));
