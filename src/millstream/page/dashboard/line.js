@@ -3,29 +3,30 @@
 /** @typedef {import("./contract.js").Figures} Figures */
 
 /**
- * A sample without known neighbours is a dot: a segment of no length with round ends.
+ * The line, and apart from it a dot for each sample without known neighbours: segments of no length with round ends.
  * @param {number[]} times
  * @param {Figures} values
  * @param {(time: number) => number} x
  * @param {(value: number) => number} y
  * @param {number} longest seconds between two samples beyond which the line is broken
  */
-export function linePath(times, values, x, y, longest) {
-  /** @type {string[]} */
-  const path = [];
+export function linePaths(times, values, x, y, longest) {
+  /** @type {string[][]} each run of known samples, as its points */
+  const runs = [];
   let before = -Infinity;
-  let alone = false;
   times.forEach((time, index) => {
     const value = values[index];
-    if (value === null || value === undefined) return;
-    const joined = time - before <= longest && values[index - 1] !== null;
-    if (!joined && alone) path.push("h0");
-    path.push(`${joined ? "L" : "M"}${x(time).toFixed(1)} ${y(value).toFixed(1)}`);
-    alone = !joined;
+    if (value === null || value === undefined) {
+      before = -Infinity;
+      return;
+    }
+    if (time - before > longest) runs.push([]);
+    runs[runs.length - 1].push(`${x(time).toFixed(1)} ${y(value).toFixed(1)}`);
     before = time;
   });
-  if (alone) path.push("h0");
-  return path.join("");
+  const lines = runs.filter((run) => run.length > 1).map((run) => `M${run.join("L")}`);
+  const dots = runs.filter((run) => run.length === 1).map(([point]) => `M${point}h0`);
+  return { line: lines.join(""), dots: dots.join("") };
 }
 
 /**

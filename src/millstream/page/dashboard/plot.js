@@ -3,7 +3,7 @@
 
 import { element } from "../common/dom.js";
 import { UNKNOWN, clock, known, mark } from "./format.js";
-import { linePath, nearest } from "./line.js";
+import { linePaths, nearest } from "./line.js";
 import { ticks } from "./scale.js";
 import { setAttribute, setChildren, setText, svg } from "./update.js";
 
@@ -96,12 +96,14 @@ export class Plot {
     const y = (/** @type {number} */ value) => MARGIN.top + (1 - value / highest) * height;
     setAttribute(this.#svg, "width", this.#width);
     this.#drawGrid(marks, y, view);
-    this.#paths.replaceChildren(
-      ...lines.map((line) => {
-        const d = linePath(view.times, line.values, x, y, view.interval * 2.5);
-        return svg("path", { class: `line line-${line.style}`, d });
-      }),
-    );
+    const paths = lines.flatMap((each) => {
+      const { line, dots } = linePaths(view.times, each.values, x, y, view.interval * 2.5);
+      return [
+        svg("path", { class: `line line-${each.style}`, d: line }),
+        svg("path", { class: `line line-${each.style} dots`, d: dots }),
+      ];
+    });
+    this.#paths.replaceChildren(...paths);
     const index = view.cursor === null ? -1 : nearest(view.times, view.cursor);
     this.#drawCursor(index, index < 0 ? 0 : x(view.times[index]));
     this.#tell(lines, view, index);

@@ -136,7 +136,10 @@ export class Plots {
     const found = times.findIndex((time) => time >= from);
     const start = found < 0 ? times.length : found;
     const words = SPANS[seconds] ?? `${seconds} s`;
-    return { start, view: { times: times.slice(start), interval, from, to: now, span: words, named, cursor: this.#cursor } };
+    return {
+      start,
+      view: { times: times.slice(start), interval, from, to: now, span: words, named, cursor: this.#cursor },
+    };
   }
 
   /** @param {Definition} plot @param {string[]} names @returns {Line[]} */
