@@ -22,6 +22,7 @@ LIBRARIES = {
     "executors": {"concurrent"},
     "mlx": {"mlx", "mlx_lm", "mlx_vlm"},
     "mcp": {"mcp", "mcp_types", "httpx2"},
+    "otel": {"opentelemetry"},
 }
 
 GROUND = {"types", "model_facts", "errors", "config", "sandbox", "request_context", "logs", "__version__"}
@@ -44,6 +45,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
         {"asyncio", "executors"},
     ),
     "service.mcp": ({"service"}, {"asyncio", "mcp"}),
+    "service.telemetry": ({"service"}, {"asyncio", "threads", "otel"}),
     "service.store": (set(), {"asyncio", "executors"}),
     "api": ({"service", "text"}, {"http", "asyncio"}),
     "api.http1": ({"api"}, {"http", "asyncio"}),
@@ -220,11 +222,11 @@ def test_upper_floors_load_no_mlx(floors: str) -> None:
     assert result.stdout.strip() == "[]"
 
 
-def test_composing_a_server_loads_no_mlx_and_no_mcp() -> None:
+def test_composing_a_server_loads_no_mlx_and_no_extras() -> None:
     """MLX is imported on the owner thread, when a model is loaded. mcp is an extra, and takes a second to import: only
     if a server is configured."""
     code = "import sys, millstream.cli, millstream.server; "
     code += "from millstream.service.mcp.servers import McpServers; McpServers(())"
-    code += "; print([name for name in ('mlx.core', 'mcp') if name in sys.modules])"
+    code += "; print([name for name in ('mlx.core', 'mcp', 'opentelemetry') if name in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"

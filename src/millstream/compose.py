@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
 from concurrent.futures import Executor, ThreadPoolExecutor
 
 from millstream.config import ModelSpec, Settings
@@ -35,6 +36,7 @@ from millstream.service.store.files import RecordFiles
 from millstream.service.store.folder import RecordFolder
 from millstream.service.store.memory import MemoryRecords
 from millstream.service.store.seal import SecretKeySeal
+from millstream.service.telemetry.setup import open_telemetry
 from millstream.service.unread_output import UnreadOutput
 
 
@@ -68,7 +70,9 @@ class Mill:
         memory = MediaMemory(settings.media_memory, image_decodes=MAX_IMAGE_DECODES, av_decodes=MAX_AV_DECODES)
         activities = Activities()
         self._history = History(self.hub.cards, activities)
-        journal = Journal(log_request, self._history.ended)
+        self._telemetry = open_telemetry(settings.otel, os.environ)
+        traces = () if self._telemetry is None else (self._telemetry.ended,)
+        journal = Journal(log_request, self._history.ended, *traces)
         generation = TextGenerator(
             self.hub,
             pool,
@@ -120,6 +124,8 @@ class Mill:
         await self._engines.close()
         await self._grammars.close()
         await self._loader.close()
+        if self._telemetry is not None:
+            await self._telemetry.close()
         if freed:
             await self._loader.wait_closed()
         return freed and not self._resolver.hanging and not self._loader.working

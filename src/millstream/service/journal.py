@@ -36,7 +36,11 @@ class Phase(StrEnum):
 
 _STATES = {Phase.PREPARE: "preparing", Phase.QUEUE: "queued", Phase.PREFILL: "prefill", Phase.DECODE: "decode"}
 _PHASES = tuple(Phase)
-_OUTSIDE = RequestContext("-", "-", "-")
+
+
+def _outside() -> RequestContext:
+    """For requests that came by no HTTP."""
+    return RequestContext("-", "-", "-")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +65,20 @@ class RequestRecord:
         "first_output",
         "load_seconds",
         "model",
+        "operation",
         "outcome",
         "prompt_tokens",
+        "requested",
         "served",
         "spans",
         "started",
         "total",
     )
 
-    def __init__(self, model: str, context: RequestContext) -> None:
+    def __init__(self, model: str, operation: str, context: RequestContext) -> None:
         self.context = context
-        self.model = model
+        self.operation = operation
+        self.requested = self.model = model
         """As the client named it, until the model is found."""
         self.served = False
         """True once the model is found: then `model` is its own name."""
@@ -135,9 +142,10 @@ class Journal:
         self._running: dict[int, RequestRecord] = {}
         self._ended: deque[RequestRecord] = deque(maxlen=max_ended)
 
-    def open(self, model: str) -> RequestRecord:
-        """Begin the record of a request for this model, in the context of the request."""
-        record = RequestRecord(model, current_request() or _OUTSIDE)
+    def open(self, model: str, operation: str) -> RequestRecord:
+        """Begin the record of a request for this model, in the context of the request. `operation` is a word of the
+        semantic conventions of OpenTelemetry: `chat`, `text_completion`, `embeddings`."""
+        record = RequestRecord(model, operation, current_request() or _outside())
         self._running[id(record)] = record
         return record
 

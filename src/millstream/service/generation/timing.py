@@ -11,7 +11,7 @@ from millstream.service.activity import Activities
 from millstream.service.generation.content_log import Answer, log_prompts
 from millstream.service.generation.metrics import GenerationMetrics
 from millstream.service.journal import Journal, Outcome, Phase, RequestRecord
-from millstream.types import Delta, GenerationRequest, Usage
+from millstream.types import ChatPrompt, Delta, GenerationRequest, Usage
 
 _OUTCOMES: dict[str, Outcome] = {"finished": "done", "failed": "failed"}
 """From a metric's label to the journal's word; all others are ways to be cancelled."""
@@ -33,7 +33,8 @@ class RequestTimers:
     def open(self, request: GenerationRequest) -> Iterator[RequestTimer]:
         """The timer of a request. What the block raises ends the request; if it raises nothing, the request goes
         on."""
-        timer = RequestTimer(self, self.journal.open(request.model))
+        operation = "chat" if isinstance(request.prompts[0], ChatPrompt) else "text_completion"
+        timer = RequestTimer(self, self.journal.open(request.model, operation))
         if self.log_content:
             log_prompts(timer.record.request_id, request.prompts)
         try:

@@ -1,0 +1,1 @@
+"""OpenTelemetry spans of requests. An extra: nothing here is imported unless traces are asked for."""
