@@ -5,17 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from playwright.sync_api import Page, Route, expect
 
 from millstream.config import Settings
+from support.browser import PATIENCE, Opener, Watch, screenshot, scrolls_sideways, serious_findings
 from support.dashboard_data import MadeUpServer, model, request
 from support.server import RunningServer, running
 
-Open = Callable[..., Page]
+expect.set_options(timeout=PATIENCE)
+Open = Callable[..., tuple[Page, Watch]]
+PHONE = {"width": 390, "height": 844}
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +43,7 @@ def made_up() -> MadeUpServer:
 
 
 @pytest.fixture
-def open_made_up(new_page: Open, server: RunningServer, made_up: MadeUpServer) -> Open:
+def open_made_up(open_page: Opener, server: RunningServer, made_up: MadeUpServer) -> Open:
     """Opens the dashboard of a real server, whose figures are made up."""
 
     def fulfil(route: Route) -> None:
@@ -54,18 +56,18 @@ def open_made_up(new_page: Open, server: RunningServer, made_up: MadeUpServer) -
             since = float(parse_qs(url.query).get("since", ["0"])[0])
             route.fulfill(json=made_up.answer(url.path, since))
 
-    def open_page(**options: object) -> Page:
-        page = new_page(**options)
+    def opened(**options: object) -> tuple[Page, Watch]:
+        page, watch = open_page(server.url, **options)
         page.route("**/*", fulfil)
-        page.goto(f"{server.url}/dashboard")
+        page.goto("/dashboard")
         expect(page.locator("#connection")).to_have_text("Live")
-        return page
+        return page, watch
 
-    return open_page
+    return opened
 
 
 def test_cards_tell_the_state_of_each_model(open_made_up: Open) -> None:
-    page = open_made_up()
+    page, _ = open_made_up()
     busy = page.get_by_role("article", name="qwen3-4b")
     expect(busy).to_contain_text("Ready")
     expect(busy).to_contain_text("Thread 140021")
@@ -85,7 +87,7 @@ def test_cards_tell_the_state_of_each_model(open_made_up: Open) -> None:
 
 
 def test_a_busy_model_is_unloaded_only_after_a_question(open_made_up: Open) -> None:
-    page = open_made_up()
+    page, _ = open_made_up()
     page.get_by_role("button", name="Unload qwen3-4b").click()
     question = page.get_by_role("dialog", name="Unload qwen3-4b?")
     expect(question).to_contain_text("7 requests are still running.")
@@ -99,7 +101,7 @@ def test_a_busy_model_is_unloaded_only_after_a_question(open_made_up: Open) -> N
 
 
 def test_requests_are_filtered_and_explained(open_made_up: Open) -> None:
-    page = open_made_up()
+    page, _ = open_made_up()
     rows = page.locator("#requests tbody tr")
     expect(rows).to_have_count(12)
     page.get_by_role("button", name="Show all 20").click()
@@ -122,7 +124,7 @@ def test_requests_are_filtered_and_explained(open_made_up: Open) -> None:
 
 
 def test_a_plot_is_read_with_the_keyboard(open_made_up: Open) -> None:
-    page = open_made_up()
+    page, _ = open_made_up()
     page.get_by_label("Model to plot").select_option("qwen3-4b")
     plot = page.get_by_role("slider", name="Time to first token")
     plot.focus()
@@ -138,7 +140,7 @@ def test_a_plot_is_read_with_the_keyboard(open_made_up: Open) -> None:
 
 
 def test_the_time_window_can_be_changed(open_made_up: Open) -> None:
-    page = open_made_up()
+    page, _ = open_made_up()
     plot = page.get_by_role("slider", name="Memory")
     expect(plot).to_have_attribute("aria-valuemax", re.compile("^(59|60)$"))
     page.get_by_label("1 h").check()
@@ -146,9 +148,9 @@ def test_the_time_window_can_be_changed(open_made_up: Open) -> None:
     expect(page.locator("#plot-memory")).to_contain_text("1 h ago")
 
 
-def test_a_server_that_is_gone_is_said_and_found_again(open_made_up: Open, made_up: MadeUpServer, watch: Any) -> None:
-    page = open_made_up()
-    watch.allowed = ("net::ERR_FAILED",)
+def test_a_server_that_is_gone_is_said_and_found_again(open_made_up: Open, made_up: MadeUpServer) -> None:
+    page, watch = open_made_up()
+    watch.expected = ["net::ERR_FAILED"]
     made_up.is_down = True
     trouble = page.get_by_role("alert")
     expect(trouble).to_contain_text("The server cannot be reached.")
@@ -161,7 +163,7 @@ def test_a_server_that_is_gone_is_said_and_found_again(open_made_up: Open, made_
 
 
 def test_a_hidden_page_asks_for_nothing(open_made_up: Open) -> None:
-    page = open_made_up()
+    page, _ = open_made_up()
     sent: list[str] = []
     page.evaluate(_SET_HIDDEN, True)
     expect(page.locator("#connection")).to_have_text("Paused")
@@ -174,21 +176,21 @@ def test_a_hidden_page_asks_for_nothing(open_made_up: Open) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_nothing_serious_keeps_people_out(scheme: str, open_made_up: Open, axe: Callable[[Page], list[str]]) -> None:
-    page = open_made_up(color_scheme=scheme)
+def test_nothing_serious_keeps_people_out(scheme: str, open_made_up: Open) -> None:
+    page, _ = open_made_up(color_scheme=scheme)
     page.get_by_role("article", name="qwen3-4b").get_by_text("Details").click()
-    assert axe(page) == []
+    assert serious_findings(page) == []
     page.locator("#requests tbody tr").nth(2).click()
     expect(page.get_by_role("dialog")).to_be_visible()
-    assert axe(page) == []
+    assert serious_findings(page) == []
 
 
-def test_the_page_fits_a_phone(open_made_up: Open, screenshot: Callable[[Page, str], None]) -> None:
-    page = open_made_up(viewport={"width": 390, "height": 844})
-    assert page.evaluate("document.documentElement.scrollWidth") == 390
+def test_the_page_fits_a_phone(open_made_up: Open) -> None:
+    page, _ = open_made_up(viewport=PHONE)
+    assert not scrolls_sideways(page)
     page.get_by_role("button", name=re.compile("details of this request")).nth(1).click()
     expect(page.get_by_role("dialog")).to_contain_text("Request id")
-    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    assert not scrolls_sideways(page)
     page.keyboard.press("Escape")
     screenshot(page, "page-dashboard-phone")
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import random
 import re
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,12 +21,13 @@ from millstream.loading.backends import generation_backend
 from millstream.loading.settings import EngineSettings
 from millstream.model_facts import GenerationFacts
 from millstream.models.source import ModelSource
+from support.browser import PATIENCE, Opener, screenshot
 from support.fake import Gate
 from support.server import RunningServer, running
 from support.wrapped import Gated
 
-PATIENCE = 60
-Open = Callable[..., Page]
+expect.set_options(timeout=PATIENCE)
+SECONDS = PATIENCE / 1000
 
 
 class Held(Gated):
@@ -50,7 +54,7 @@ class Stage:
 
     def ask(self, **changes: Any) -> httpx.Response:
         body = {"prompt": "hello", "max_tokens": 8, "temperature": 0, "ignore_eos": True, **changes}
-        return httpx.post(f"{self.server.url}/v1/completions", json=body, timeout=PATIENCE)
+        return httpx.post(f"{self.server.url}/v1/completions", json=body, timeout=SECONDS)
 
 
 @pytest.fixture
@@ -60,21 +64,21 @@ def stage(servable: Path) -> Iterator[Stage]:
     def make(source: ModelSource, settings: EngineSettings) -> Held:
         return Held(source, settings, load, step)
 
-    settings = Settings((str(servable),), port=0, load="use", max_batch=4, memory=10**9, grace=PATIENCE)
+    settings = Settings((str(servable),), port=0, load="use", max_batch=4, memory=10**9, grace=SECONDS)
     with ThreadPoolExecutor(8) as pool, running(settings, make) as server:
         yield Stage(server, load, step, pool)
         load.open()
         step.open()
 
 
-def open_dashboard(page: Page, server: RunningServer) -> Page:
-    page.goto(f"{server.url}/dashboard")
+def opened(page: Page) -> Page:
+    page.goto("/dashboard")
     expect(page.locator("#connection")).to_have_text("Live")
     return page
 
 
-def test_a_model_is_loaded_used_and_unloaded_while_the_figures_move(stage: Stage, new_page: Open) -> None:
-    page = open_dashboard(new_page(), stage.server)
+def test_a_model_is_loaded_used_and_unloaded_while_the_figures_move(stage: Stage, open_page: Opener) -> None:
+    page = opened(open_page(stage.server.url)[0])
     card = page.get_by_role("article")
     expect(card).to_contain_text("Not loaded")
     card.get_by_role("button", name="Load").click()
@@ -93,7 +97,7 @@ def test_a_model_is_loaded_used_and_unloaded_while_the_figures_move(stage: Stage
     page.get_by_role("dialog").get_by_role("button", name="Unload").click()
     expect(card.get_by_role("button")).to_have_text("Unloading…")
     stage.step.open()
-    assert [answer.result(PATIENCE).status_code for answer in answers] == [200] * 6
+    assert [answer.result(SECONDS).status_code for answer in answers] == [200] * 6
     expect(card).to_contain_text("Not loaded")
     expect(rows.filter(has_text="Done")).to_have_count(6)
     for timeline in rows.locator(".timeline").all():
@@ -105,12 +109,12 @@ def test_a_model_is_loaded_used_and_unloaded_while_the_figures_move(stage: Stage
     expect(speed).to_have_attribute("aria-valuetext", re.compile("generated"))
 
 
-def test_a_failed_request_is_shown_with_its_reason(stage: Stage, new_page: Open) -> None:
+def test_a_failed_request_is_shown_with_its_reason(stage: Stage, open_page: Opener) -> None:
     stage.load.open()
     stage.step.open()
     refused = stage.ask(prompt="hello " * 3000)
     assert refused.status_code == 400
-    page = open_dashboard(new_page(), stage.server)
+    page = opened(open_page(stage.server.url)[0])
     page.get_by_label("State of the requests").select_option("failed")
     row = page.locator("#requests tbody tr")
     expect(row).to_contain_text("Failed")
@@ -120,24 +124,25 @@ def test_a_failed_request_is_shown_with_its_reason(stage: Stage, new_page: Open)
     expect(details).to_contain_text(refused.headers["x-request-id"])
 
 
-def test_a_model_that_cannot_be_loaded_says_why(tmp_path: Path, new_page: Open, watch: Any) -> None:
+def test_a_model_that_cannot_be_loaded_says_why(tmp_path: Path, open_page: Opener) -> None:
     """The page shows what the server answered to the button."""
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "config.json").write_text("{}")
     with running(Settings((str(tmp_path / "broken"),), port=0, load="use")) as server:
-        page = open_dashboard(new_page(), server)
-        watch.allowed = ("Failed to load resource",)
+        page, watch = open_page(server.url)
+        watch.expected = ["Failed to load resource"]
+        opened(page)
         page.get_by_role("button", name="Load broken").click()
         expect(page.get_by_role("article")).to_contain_text("Failed")
         expect(page.get_by_role("article").locator(".notice")).to_contain_text("config.json")
         expect(page.get_by_role("button", name="Try again broken")).to_be_visible()
 
 
-def test_the_key_is_asked_for_until_it_is_right(servable: Path, new_page: Open, watch: Any) -> None:
-    watch.allowed = ("401 (Unauthorized)",)
+def test_the_key_is_asked_for_until_it_is_right(servable: Path, open_page: Opener) -> None:
     with running(Settings((str(servable),), port=0, load="use", api_keys=("right",))) as server:
-        page = new_page()
-        page.goto(f"{server.url}/dashboard")
+        page, watch = open_page(server.url)
+        watch.expected = ["401 (Unauthorized)"]
+        page.goto("/dashboard")
         dialog = page.get_by_role("dialog", name="API key")
         dialog.get_by_label("Key", exact=True).fill("wrong")
         page.keyboard.press("Enter")
@@ -146,3 +151,33 @@ def test_the_key_is_asked_for_until_it_is_right(servable: Path, new_page: Open, 
         page.keyboard.press("Enter")
         expect(page.locator("#connection")).to_have_text("Live")
         expect(page.get_by_role("article")).to_contain_text("Not loaded")
+
+
+@pytest.mark.skipif("MILLSTREAM_SCREENSHOTS" not in os.environ, reason="makes the picture for the docs")
+def test_a_picture_of_a_busy_server(page_server: RunningServer, open_page: Opener) -> None:
+    """Some minutes of requests to the demo model, so that the plots have something to show."""
+    done = threading.Event()
+
+    def talk(seed: int) -> None:
+        dice = random.Random(seed)
+        system = "You are a patient miller who explains how water becomes flour. " * 4
+        while not done.is_set():
+            question = " ".join(dice.choices(["mill", "stream", "wheel", "stone", "flour", "river"], k=20))
+            messages = [{"role": "system", "content": system}, {"role": "user", "content": question}]
+            body = {"messages": messages, "max_tokens": dice.randint(16, 64)}
+            httpx.post(f"{page_server.url}/v1/chat/completions", json=body, timeout=SECONDS * 5)
+            done.wait(dice.uniform(0, 6))
+
+    with ThreadPoolExecutor(3) as pool:
+        talks = [pool.submit(talk, seed) for seed in range(3)]
+        try:
+            page = opened(open_page(page_server.url, viewport={"width": 1280, "height": 1240})[0])
+            page.wait_for_timeout(1000 * float(os.environ.get("MILLSTREAM_SCREENSHOT_SECONDS", "240")))
+            too_long = {"prompt": "flour " * 9000}
+            assert httpx.post(f"{page_server.url}/v1/completions", json=too_long).status_code == 400
+            expect(page.locator("#requests tbody")).to_contain_text("Failed")
+            screenshot(page, "page-dashboard")
+        finally:
+            done.set()
+    for each in talks:
+        each.result()
