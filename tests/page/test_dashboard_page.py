@@ -8,7 +8,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from playwright.sync_api import Page, Route, expect
+from playwright.sync_api import Locator, Page, Route, expect
 
 from millstream.config import Settings
 from support.browser import PATIENCE, Opener, Watch, screenshot, scrolls_sideways, serious_findings
@@ -128,24 +128,28 @@ def test_a_plot_is_read_with_the_keyboard(open_made_up: Open) -> None:
     page.get_by_label("Model to plot").select_option("qwen3-4b")
     plot = page.get_by_role("slider", name="Time to first token")
     plot.focus()
-    page.keyboard.press("Home")
-    expect(plot).to_have_attribute("aria-valuenow", "0")
+    page.keyboard.press("End")
+    chosen = int(plot.get_attribute("aria-valuenow") or 0)
     expect(plot).to_have_attribute("aria-valuetext", re.compile(r"^\d\d:\d\d:\d\d: median .*, 99th percentile "))
-    page.keyboard.press("ArrowRight")
-    expect(plot).to_have_attribute("aria-valuenow", "1")
+    page.keyboard.press("ArrowLeft")
+    expect(plot).to_have_attribute("aria-valuenow", str(chosen - 5))
     assert page.locator("#plot-memory .moment").text_content() == page.locator("#plot-first .moment").text_content()
     page.keyboard.press("Escape")
     expect(page.locator("#plot-first .moment")).to_have_text("")
     expect(page.locator("#plot-first-summary")).to_contain_text("The last 5 min. median: between ")
 
 
+def shown_seconds(plot: Locator) -> int:
+    return int(plot.get_attribute("aria-valuemax") or 0) - int(plot.get_attribute("aria-valuemin") or 0)
+
+
 def test_the_time_window_can_be_changed(open_made_up: Open) -> None:
     page, _ = open_made_up()
     plot = page.get_by_role("slider", name="Memory")
-    expect(plot).to_have_attribute("aria-valuemax", re.compile("^(59|60)$"))
+    assert 280 <= shown_seconds(plot) <= 310
     page.get_by_label("1 h").check()
-    expect(plot).to_have_attribute("aria-valuemax", re.compile("^7[12][0-9]$"))
     expect(page.locator("#plot-memory")).to_contain_text("1 h ago")
+    assert 3500 <= shown_seconds(plot) <= 3610
 
 
 def test_a_server_that_is_gone_is_said_and_found_again(open_made_up: Open, made_up: MadeUpServer) -> None:

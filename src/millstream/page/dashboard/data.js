@@ -8,7 +8,7 @@ import { apiJson } from "../common/api.js";
 /** @typedef {import("./history.js").History} History */
 
 /** Requests that have ended and are still listed. */
-export const LISTED = 200;
+export const LISTED = 100;
 
 /**
  * @typedef {object} Snapshot

@@ -151,9 +151,11 @@ export class Plot {
     const said = lines.map((line) => ({ line, text: format(line.values[at] ?? null) }));
     setText(this.#moment, index < 0 ? "" : clock(view.times[index]));
     this.#drawLegend(said, view.named);
-    setAttribute(this.#frame, "aria-valuemin", 0);
-    setAttribute(this.#frame, "aria-valuemax", Math.max(last, 0));
-    setAttribute(this.#frame, "aria-valuenow", Math.max(at, 0));
+    // Times, not positions: those change while the window moves, and a screen reader would say so.
+    const [first, chosen, newest] = [0, at, last].map((position) => Math.round(view.times[position] ?? 0));
+    setAttribute(this.#frame, "aria-valuemin", first);
+    setAttribute(this.#frame, "aria-valuenow", chosen);
+    setAttribute(this.#frame, "aria-valuemax", newest);
     const words = said.map(({ line, text }) => `${line.name} ${text === UNKNOWN ? "unknown" : text}`);
     const value = at < 0 ? "no figures yet" : `${clock(view.times[at])}: ${words.join(", ")}`;
     setAttribute(this.#frame, "aria-valuetext", value);
@@ -188,15 +190,26 @@ export class Plot {
   }
 
   #listen() {
-    this.#frame.addEventListener("pointermove", (event) => {
-      const view = this.#shown?.view;
-      if (!view || view.times.length === 0) return;
-      const box = this.#frame.getBoundingClientRect();
-      const share = (event.clientX - box.left - MARGIN.left) / (this.#width - MARGIN.left - MARGIN.right);
-      this.#choose(view.from + Math.min(Math.max(share, 0), 1) * (view.to - view.from));
+    for (const name of ["pointermove", "pointerdown"]) {
+      this.#frame.addEventListener(name, (event) => this.#point(/** @type {PointerEvent} */ (event).clientX));
+    }
+    this.#frame.addEventListener("pointerleave", (event) => {
+      if (event.pointerType !== "touch") this.#choose(null); // a finger that is lifted has chosen
     });
-    for (const name of ["pointerleave", "blur"]) this.#frame.addEventListener(name, () => this.#choose(null));
+    this.#frame.addEventListener("blur", () => this.#choose(null));
+    this.#frame.addEventListener("focus", () => {
+      if (this.#frame.matches(":focus-visible")) this.#choose(this.#shown?.view.times.at(-1) ?? null);
+    });
     this.#frame.addEventListener("keydown", (event) => this.#key(event));
+  }
+
+  /** @param {number} x in the window of the browser */
+  #point(x) {
+    const view = this.#shown?.view;
+    if (!view || view.times.length === 0) return;
+    const share =
+      (x - this.#frame.getBoundingClientRect().left - MARGIN.left) / (this.#width - MARGIN.left - MARGIN.right);
+    this.#choose(view.from + Math.min(Math.max(share, 0), 1) * (view.to - view.from));
   }
 
   /** @param {KeyboardEvent} event */
