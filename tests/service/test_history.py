@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 
 import pytest
@@ -63,11 +64,14 @@ def test_a_sample_says_what_happened_in_its_interval() -> None:
 
 @on_loop
 async def test_it_samples_by_itself() -> None:
-    import asyncio
+    sampled = asyncio.Event()
 
-    history = History(lambda: (), Activities(), interval=0.01)
+    def cards() -> tuple[ModelCard, ...]:
+        if history.view(0.0).times:
+            sampled.set()
+        return ()
+
+    history = History(cards, Activities(), interval=0.01)
     history.start()
-    async with asyncio.timeout(60):
-        while len(history.view(0.0).times) < 3:
-            await asyncio.sleep(0.01)
+    await sampled.wait()
     history.close()
