@@ -77,7 +77,11 @@ def test_scripts_import_files_that_are_there():
 def test_every_response_has_the_policy(http):
     for response in (http.get("/", headers=HTML), http.get("/page/chat/main.js"), http.get("/docs")):
         policy = dict(part.strip().split(" ", 1) for part in response.headers["content-security-policy"].split(";"))
-        assert (policy["default-src"], policy["script-src"], policy["frame-ancestors"]) == ("'none'", "'self'", "'none'")
+        assert (policy["default-src"], policy["script-src"], policy["frame-ancestors"]) == (
+            "'none'",
+            "'self'",
+            "'none'",
+        )
         assert "unsafe" not in response.headers["content-security-policy"]
         assert "http" not in response.headers["content-security-policy"]
         assert response.headers["x-content-type-options"] == "nosniff"

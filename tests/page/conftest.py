@@ -46,7 +46,8 @@ def page_server(demo_path: Path, tmp_path_factory: pytest.TempPathFactory) -> It
 
 @pytest.fixture(scope="package")
 def _scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedServer]:
-    with scripted_server(tmp_path_factory.mktemp("scripted") / "scripted-model") as server:
+    folder = tmp_path_factory.mktemp("scripted") / "example-model"
+    with scripted_server(folder, reasoning_format="think") as server:
         yield server
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from support.browser import PATIENCE, Opener, screenshot
+from support.browser import PATIENCE, Opener, Watch, screenshot
 from support.chat_page import ChatPage
 from support.scripted_server import ScriptedServer
 
@@ -17,12 +17,12 @@ expect.set_options(timeout=PATIENCE)
 
 
 @pytest.fixture
-def page(open_page: Opener, scripted: ScriptedServer) -> Page:
-    return open_page(scripted.url)[0]
+def opened(open_page: Opener, scripted: ScriptedServer) -> tuple[Page, Watch]:
+    return open_page(scripted.url)
 
 
 @pytest.fixture
-def chat(page: Page, scripted: ScriptedServer) -> ChatPage:
+def chat(opened: tuple[Page, Watch], scripted: ScriptedServer) -> ChatPage:
     """The model repeats the last message of the person, and counts its answers."""
     count = iter(range(1, 100))
 
@@ -31,7 +31,7 @@ def chat(page: Page, scripted: ScriptedServer) -> ChatPage:
         return f"Answer {next(count)} to: {asked[-1]}"
 
     scripted.answer = echo
-    return ChatPage(page).open()
+    return ChatPage(opened[0]).open()
 
 
 def test_edit_retry_and_branch(chat: ChatPage, scripted: ScriptedServer) -> None:
@@ -168,7 +168,7 @@ def test_export(chat: ChatPage, tmp_path: Path) -> None:
         saved[kind] = tmp_path / download.value.suggested_filename
         download.value.save_as(saved[kind])
     assert saved["Markdown"].name == "first.md"
-    assert saved["Markdown"].read_text() == "# first\n\n## You\n\nfirst\n\n## scripted-model\n\nAnswer 2 to: first\n"
+    assert saved["Markdown"].read_text() == "# first\n\n## You\n\nfirst\n\n## example-model\n\nAnswer 2 to: first\n"
     messages = json.loads(saved["JSON"].read_text())["messages"].values()
     assert sorted(message["text"] for message in messages) == ["Answer 1 to: first", "Answer 2 to: first", "first"]
 
@@ -194,7 +194,8 @@ def test_tool_calls_are_shown_and_answered(chat: ChatPage, scripted: ScriptedSer
     expect(chat.page.locator(".message.tool")).to_contain_text("rain, 9 degrees")
 
 
-def test_errors_are_words_with_what_to_do(chat: ChatPage, open_page: Opener) -> None:
+def test_errors_are_words_with_what_to_do(chat: ChatPage, opened: tuple[Page, Watch]) -> None:
+    opened[1].expected += ["net::ERR_FAILED", "status of 400"]
     chat.page.route("**/v1/chat/completions", lambda route: route.abort())
     chat.ask("hello")
     expect(chat.answer().locator(".notice.error")).to_contain_text("The server cannot be reached")

@@ -28,7 +28,7 @@ HOSTILE = """Hello <script>window.ran = 1</script> <img src="x" onerror="window.
 <base href="https://evil.example/"> <meta http-equiv="refresh" content="0;url=https://evil.example/">
 
 [run](javascript:window.ran=6) [also](JaVaScRiPt:window.ran=7) [data](data:text/html,<script>window.ran=8</script>)
-<a href="javascript:window.ran=9" onclick="window.ran = 10">raw</a> [fine](https://example.org/page)
+<a href="javascript:window.ran=9" onclick="window.ran = 10">raw</a> [fine](https://example.org/page) [own](/v1/models) [own too](models)
 <p style="background: url(https://evil.example/p)" onmouseover="window.ran = 11">styled</p>
 <details open ontoggle="window.ran = 12"><summary>more</summary>hidden</details>
 <math><mtext><mglyph><style><img src=x onerror="window.ran = 13"></style></mglyph></mtext></math>
@@ -52,25 +52,26 @@ def test_nothing_that_a_model_writes_runs(opened: tuple[Page, Watch], scripted: 
     scripted.answer = HOSTILE
     chat.ask("<script>window.ran = 20</script><img src=x onerror='window.ran = 21'>")
     prose = chat.finished().locator(":scope > .prose")
-    for link in prose.locator("a").all():
-        href = link.get_attribute("href")
-        assert href is None or urlsplit(href).scheme in ("http", "https", "mailto"), href
-        assert href is None or link.get_attribute("rel") == "noopener noreferrer nofollow"
+    links = prose.locator("[href]").all()
+    assert "https://example.org/page" in [link.get_attribute("href") for link in links]
+    for link in links:
+        assert urlsplit(link.get_attribute("href")).scheme in ("http", "https", "mailto")
+        assert link.get_attribute("rel") == "noopener noreferrer nofollow"
     for link in prose.locator("a:not([href])").all():
         link.click()
-    prose.get_by_text("styled").hover()
     page.get_by_role("link", name="Chat").hover()
     assert page.evaluate("window.ran") is None
-    banned = "script, iframe, object, embed, link, style, svg, video, audio, form, input, base, meta, img, [onerror]"
-    assert prose.locator(banned).count() == 0
-    handlers = "(root) => [...root.querySelectorAll('*')].flatMap((each) => [...each.attributes].map((one) => one.name))"
-    assert not [name for name in prose.evaluate(handlers) if name.startswith("on") or name == "style"]
+    expect(prose.locator("b")).to_have_text("bold")
+    banned = "script, iframe, object, embed, link, style, svg:not(.icon), video, audio, form, input, base, meta, img"
+    assert [each.evaluate("(each) => each.outerHTML") for each in prose.locator(banned).all()] == []
+    handlers = (
+        "(root) => [...root.querySelectorAll('*')].flatMap((each) => [...each.attributes].map((one) => one.name))"
+    )
+    assert not [name for name in prose.evaluate(handlers) if name.startswith("on")]
 
-    pictures = prose.get_by_role("link", name="Image: ")
-    assert [link.get_attribute("href") for link in pictures.all()] == [
-        "https://evil.example/pixel.png",
-        "https://evil.example/picture.png",
-    ]
+    picture = prose.get_by_role("link", name="Image: a remote picture")
+    assert picture.get_attribute("href") == "https://evil.example/picture.png"
+    assert '<img src="x" onerror="window.ran = 2">' in prose.inner_text(), "HTML is shown as it was written"
     assert "<script>window.ran = 15</script>" in prose.locator("pre").inner_text()
     expect(prose.locator("b")).to_have_text("bold")
     assert "<script>window.ran = 20</script>" in chat.questions.inner_text()
@@ -103,6 +104,23 @@ It costs $5 or $6. A broken formula: $\\frac{$.
 """
 
 
+def test_reasoning_is_folded(opened: tuple[Page, Watch], scripted: ScriptedServer) -> None:
+    chat = ChatPage(opened[0]).open()
+    scripted.answer = "<think>First I **think** of water.</think>Water it is."
+    chat.ask("What drives a mill?")
+    answer = chat.finished()
+    assert chat.text() == "Water it is."
+    thoughts = answer.locator(".reasoning .prose")
+    expect(thoughts).not_to_be_visible()
+    answer.get_by_text("Reasoning", exact=True).click()
+    expect(thoughts).to_have_text("First I think of water.")
+    chat.ask("Are you sure?")
+    chat.finished(2)
+    assert "I **think** of water" not in scripted.prompts[-1], "reasoning of earlier answers is not sent again"
+    chat.page.get_by_role("button", name="Settings of this chat").click()
+    expect(chat.page.get_by_label("Reasoning effort")).to_be_visible()
+
+
 def test_markdown_tables_code_and_formulas(opened: tuple[Page, Watch], scripted: ScriptedServer) -> None:
     page, _ = opened
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
@@ -112,8 +130,11 @@ def test_markdown_tables_code_and_formulas(opened: tuple[Page, Watch], scripted:
     prose = chat.finished().locator(":scope > .prose")
     expect(prose.locator("em")).to_have_text("words")
     expect(prose.locator("td").nth(3)).to_have_text("85 %")
+    expect(prose.locator("td").nth(3)).to_have_css("text-align", "right")
+    expect(prose.locator("math[display=block]")).to_have_count(2)
     expect(prose.locator("math")).to_have_count(3)
     expect(prose.locator("mfrac")).to_have_count(1)
+    assert prose.locator("[data-formula-style]").count() == 0
     expect(prose).to_contain_text("It costs $5 or $6.")
     expect(prose.locator(".code-bar")).to_contain_text("python")
     prose.get_by_role("button", name="Copy the code").click()

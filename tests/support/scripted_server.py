@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 
@@ -46,14 +47,14 @@ class ScriptedServer:
 
 
 @contextmanager
-def scripted_server(folder: Path) -> Iterator[ScriptedServer]:
-    """`folder` does not exist yet."""
+def scripted_server(folder: Path, **settings: Any) -> Iterator[ScriptedServer]:
+    """`folder` does not exist yet. `settings` are fields of `Settings`."""
     write_servable(folder)
     tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.add_special_tokens(["<tool_call>", "</tool_call>"])
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>", "chat_template": TEMPLATE}))
     subject = ScriptedServer(tokenizer)
-    with running(Settings((str(folder),), port=0), subject.make) as server:
+    with running(Settings((str(folder),), port=0, **settings), subject.make) as server:
         subject.url = server.url
         yield subject

@@ -21,9 +21,7 @@ class ApiKeys:
     of a request whether it is open to everyone, besides /health.
     """
 
-    def __init__(
-        self, app: ASGIApp, keys: Sequence[str], is_public: Callable[[Scope], bool] = lambda _: False
-    ) -> None:
+    def __init__(self, app: ASGIApp, keys: Sequence[str], is_public: Callable[[Scope], bool] = lambda _: False) -> None:
         self._app = app
         self._is_public = is_public
         self._keys = [key.encode("utf-8", "surrogateescape") for key in keys]

@@ -49,7 +49,7 @@ const chat = new Chat({
     if (location.hash !== hash) history.replaceState(null, "", hash || location.pathname);
     if (conversation.model) models.choose(conversation.model);
     thread.show(conversation);
-    composer.field.focus();
+    if (matchMedia("(hover: hover)").matches) composer.field.focus(); // elsewhere a keyboard would cover the page
     drawBar();
   },
   grew: () => thread.drawSoon(),

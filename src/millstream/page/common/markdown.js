@@ -1,43 +1,47 @@
 /**
- * Markdown of a model as safe elements. Everything passes DOMPurify; images become links, so that an answer cannot
- * fetch anything; links go to the web or to mail only.
+ * Markdown of a model as safe elements. HTML in it is shown as text, but for a few plain tags; images become links, so
+ * that an answer cannot fetch anything; links go to the web or to mail only. After that, everything passes DOMPurify.
  */
 
-import { element, iconButton } from "./dom.js";
 import DOMPurify from "../vendor/dompurify/purify.es.mjs";
 import { Marked } from "../vendor/marked/marked.esm.js";
 import { copyText } from "./clipboard.js";
-import { formulas } from "./math.js";
+import { element, iconButton } from "./dom.js";
+import { formulas, STYLE } from "./math.js";
 
-const marked = new Marked({ gfm: true, breaks: true }, formulas);
 const LINK = /^(?:https?:|mailto:)/i;
+/** DOMPurify holds this against the values of most attributes: no other scheme, but words and numbers. */
+const VALUE = /^(?:(?:https?|mailto):|[^a-z]|[a-z+.-]+(?:[^a-z+.:-]|$))/i;
+const PLAIN_TAG = /&lt;(\/?(?:b|strong|i|em|u|s|del|sub|sup|kbd|mark|small|br|hr|details|summary))\s*\/?&gt;/gi;
+
+/** @type {import("../vendor/marked/marked.esm.js").RendererObject} */
+const renderer = {
+  html: ({ text }) => escaped(text).replace(PLAIN_TAG, "<$1>"),
+  image: ({ href, text }) => `<a href="${escaped(href)}">Image: ${escaped(text || href.slice(0, 80))}</a>`,
+  checkbox: ({ checked }) => (checked ? "☑ " : "☐ "),
+};
+const marked = new Marked({ gfm: true, breaks: true, renderer }, formulas);
 
 const RULES = {
   USE_PROFILES: { html: true, mathMl: true },
   FORBID_TAGS: [
     ...["style", "form", "input", "button", "select", "option", "textarea", "label", "fieldset", "dialog", "template"],
-    ...["audio", "video", "source", "track", "picture", "map", "area", "svg", "title", "slot", "maction", "marquee"],
+    ...["img", "audio", "video", "source", "track", "picture", "map", "area", "svg", "title", "slot", "maction"],
   ],
   FORBID_ATTR: ["style", "id", "name", "usemap", "srcset", "target", "tabindex", "autofocus", "popover", "hidden"],
+  ADD_ATTR: [STYLE],
   ALLOW_DATA_ATTR: false,
   ALLOW_ARIA_ATTR: false,
-  ALLOWED_URI_REGEXP: LINK,
+  ALLOWED_URI_REGEXP: VALUE,
   RETURN_DOM_FRAGMENT: true,
 };
 
-DOMPurify.addHook("uponSanitizeElement", (node) => {
-  if (node instanceof Element && node.localName === "img") node.replaceWith(imageLink(node));
-});
-
-/** @param {Element} image */
-function imageLink(image) {
-  const source = image.getAttribute("src") ?? "";
-  const words = `Image: ${image.getAttribute("alt") || source.slice(0, 80) || "without an address"}`;
-  if (!LINK.test(source)) return document.createTextNode(words);
-  const link = document.createElement("a");
-  link.href = source;
-  link.textContent = words;
-  return link;
+/** @param {string} text */
+function escaped(text) {
+  return text
+    .replace(/[&<>"']/g, (letter) => `&#${letter.charCodeAt(0)};`)
+    .replaceAll("&#60;", "&lt;")
+    .replaceAll("&#62;", "&gt;");
 }
 
 /** Draws a text into an element again and again while it grows. Blocks that did not change are left alone. */
@@ -67,14 +71,29 @@ export class MarkdownView {
 /** @param {string} html @returns {DocumentFragment} */
 function safe(html) {
   const part = /** @type {DocumentFragment} */ (/** @type {unknown} */ (DOMPurify.sanitize(html, RULES)));
-  for (const link of part.querySelectorAll("a[href]")) {
-    link.setAttribute("target", "_blank");
-    link.setAttribute("rel", "noopener noreferrer nofollow");
-  }
+  part.querySelectorAll("[href]").forEach(guardLink);
+  part.querySelectorAll(`[${STYLE}]`).forEach(applyStyle);
   part.querySelectorAll("pre").forEach(frameCode);
   part.querySelectorAll("table").forEach(frameTable);
   part.querySelectorAll("math[display=block], math.tml-display").forEach(frameFormula);
   return part;
+}
+
+/** Links open a new tab that knows nothing of this one. Links within this server are words. @param {Element} link */
+function guardLink(link) {
+  if (link.localName === "a" && LINK.test(link.getAttribute("href") ?? "")) {
+    link.setAttribute("target", "_blank");
+    link.setAttribute("rel", "noopener noreferrer nofollow");
+  } else {
+    link.removeAttribute("href");
+  }
+}
+
+/** The page's policy allows styles of scripts, but none in HTML. @param {Element} part of a formula */
+function applyStyle(part) {
+  const style = part.getAttribute(STYLE) ?? "";
+  part.removeAttribute(STYLE);
+  if (!/url|image|@/i.test(style)) /** @type {MathMLElement} */ (part).style.cssText = style;
 }
 
 /** A bar over the code with its language and a button to copy it. @param {Element} pre */

@@ -2,6 +2,9 @@
 
 import temml from "../vendor/temml/temml.min.js";
 
+/** Stands for the attribute `style`, which the page's policy forbids in HTML. */
+export const STYLE = "data-formula-style";
+
 const INLINE = [/^\\\((.+?)\\\)/s, /^\$\$([^$]+?)\$\$/, /^\$(?![\s$])((?:\\.|[^$\\\n])+?)(?<!\s)\$(?!\d)/];
 const BLOCK = [/^ {0,3}\$\$\s*\n?(.+?)\n?\s*\$\$ *(?:\n|$)/s, /^ {0,3}\\\[(.+?)\\\] *(?:\n|$)/s];
 
@@ -37,7 +40,8 @@ function token(type, patterns, source) {
 /** A formula that Temml cannot read is shown as it was written. @param {string} text @param {boolean} displayMode */
 function render(text, displayMode) {
   try {
-    return temml.renderToString(text, { displayMode, throwOnError: true, maxExpand: 500 });
+    const math = temml.renderToString(text, { displayMode, throwOnError: true, maxExpand: 500 });
+    return math.replace(/(<[^<>]*?) style="/g, `$1 ${STYLE}="`);
   } catch {
     const code = document.createElement("code");
     code.textContent = text;

@@ -3,7 +3,7 @@
 import { copyText } from "../common/clipboard.js";
 import { element, iconButton } from "../common/dom.js";
 import { MarkdownView } from "../common/markdown.js";
-import { propertyTable, resolve, typeWords } from "./schema.js";
+import { propertyTable, resolve } from "./schema.js";
 import { tryForm } from "./try.js";
 
 /**
@@ -104,15 +104,10 @@ function responseList(spec, responses) {
     ...Object.entries(responses).flatMap(([status, reference]) => {
       const response = resolve(spec, reference);
       const [type, content] = Object.entries(response.content ?? {})[0] ?? [];
-      const fields = status === "200" && type === "application/json" ? resolve(spec, content.schema) : null;
+      const isWhole = status === "200" && type === "application/json";
       return [
         element("dt", {}, element("code", {}, status)),
-        element(
-          "dd",
-          {},
-          prose(response.description ?? ""),
-          fields?.properties ? shape(spec, fields) : content && plainType(spec, content),
-        ),
+        element("dd", {}, prose(response.description ?? ""), isWhole && shape(spec, resolve(spec, content.schema))),
       ];
     }),
   );
@@ -120,11 +115,5 @@ function responseList(spec, responses) {
 
 /** @param {any} spec @param {any} schema */
 function shape(spec, schema) {
-  return element("details", {}, element("summary", {}, "Its fields"), propertyTable(spec, schema));
-}
-
-/** @param {any} spec @param {any} content */
-function plainType(spec, content) {
-  const words = typeWords(spec, content.schema ?? {});
-  return words ? element("p", { class: "muted" }, words) : null;
+  return schema.properties && element("details", {}, element("summary", {}, "Its fields"), propertyTable(spec, schema));
 }
