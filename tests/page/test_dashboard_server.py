@@ -15,7 +15,7 @@ import httpx
 import pytest
 from playwright.sync_api import Page, expect
 
-from millstream.config import Settings
+from millstream.config import ModelSpec, Settings
 from millstream.engine.protocols import Progress, ignore_progress
 from millstream.loading.backends import generation_backend
 from millstream.loading.settings import EngineSettings
@@ -154,30 +154,31 @@ def test_the_key_is_asked_for_until_it_is_right(servable: Path, open_page: Opene
 
 
 @pytest.mark.skipif("MILLSTREAM_SCREENSHOTS" not in os.environ, reason="makes the picture for the docs")
-def test_a_picture_of_a_busy_server(page_server: RunningServer, open_page: Opener) -> None:
-    """Some minutes of requests to the demo model, so that the plots have something to show."""
-    done = threading.Event()
-
-    def talk(seed: int) -> None:
-        dice = random.Random(seed)
-        system = "You are a patient miller who explains how water becomes flour. " * 4
-        while not done.is_set():
-            question = " ".join(dice.choices(["mill", "stream", "wheel", "stone", "flour", "river"], k=20))
-            messages = [{"role": "system", "content": system}, {"role": "user", "content": question}]
-            body = {"messages": messages, "max_tokens": dice.randint(16, 64)}
-            httpx.post(f"{page_server.url}/v1/chat/completions", json=body, timeout=SECONDS * 5)
-            done.wait(dice.uniform(0, 6))
-
-    with ThreadPoolExecutor(3) as pool:
-        talks = [pool.submit(talk, seed) for seed in range(3)]
+def test_a_picture_of_a_busy_server(servable: Path, demo_path: Path, open_page: Opener) -> None:
+    """Some minutes of requests to two models, so that the plots have something to show."""
+    models = (ModelSpec(str(demo_path)), ModelSpec(str(servable), name="tiny-llama"))
+    settings = Settings(models, port=0, max_batch=8, memory=4 * 10**9, isolation="thread")
+    with running(settings) as server, ThreadPoolExecutor(3) as pool:
+        done = threading.Event()
+        talks = [pool.submit(talk, server, demo_path.name, 24, done), pool.submit(talk, server, "tiny-llama", 60, done)]
         try:
-            page = opened(open_page(page_server.url, viewport={"width": 1280, "height": 1240})[0])
-            page.wait_for_timeout(1000 * float(os.environ.get("MILLSTREAM_SCREENSHOT_SECONDS", "240")))
-            too_long = {"prompt": "flour " * 9000}
-            assert httpx.post(f"{page_server.url}/v1/completions", json=too_long).status_code == 400
+            page = opened(open_page(server.url, viewport={"width": 1280, "height": 1500})[0])
+            page.wait_for_timeout(200_000)
+            assert httpx.post(f"{server.url}/v1/completions", json={"prompt": "flour " * 9000}).status_code == 400
             expect(page.locator("#requests tbody")).to_contain_text("Failed")
             screenshot(page, "page-dashboard")
         finally:
             done.set()
-    for each in talks:
-        each.result()
+        for each in talks:
+            each.result()
+
+
+def talk(server: RunningServer, model: str, tokens: int, done: threading.Event) -> None:
+    """Ask again and again, with pauses."""
+    dice = random.Random(model)
+    system = "You are a patient miller who explains how water becomes flour. "
+    while not done.wait(dice.uniform(0, 4)):
+        question = " ".join(dice.choices(["mill", "stream", "wheel", "stone", "flour", "river"], k=12))
+        messages = [{"role": "system", "content": system}, {"role": "user", "content": question}]
+        body = {"model": model, "messages": messages, "max_tokens": dice.randint(8, tokens)}
+        httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=SECONDS * 5)

@@ -72,7 +72,7 @@ export class Plots {
   #cursor = null;
   /** @type {Map<string, Plot>} */
   #plots;
-  #note = element("p", { class: "muted note", hidden: true });
+  #note = element("p", { class: "muted note" }, `The first ${MOST_LINES} models are drawn. Choose another to see it.`);
   #legend = element("ul", { class: "legend shared", "aria-label": "Models" });
   #history;
   #model;
@@ -104,12 +104,11 @@ export class Plots {
     const names = [...this.#history.models.keys()];
     setOptions(this.#model, [["", "All models"]], names);
     const alone = names.length === 1 ? names[0] : this.#model.value;
-    const drawn = alone ? [alone] : names.slice(0, MOST_LINES);
-    const left = alone ? 0 : names.length - drawn.length;
-    this.#note.hidden = left === 0;
-    this.#note.textContent = left ? `The first ${MOST_LINES} models are drawn. Choose a model to see it alone.` : "";
-    this.#drawLegend(alone ? [] : drawn);
     const { view, start } = this.#view(Boolean(alone));
+    const used = names.filter((name) => this.#wasLoaded(name, start));
+    const drawn = alone ? [alone] : used.slice(0, MOST_LINES);
+    this.#note.hidden = Boolean(alone) || used.length <= MOST_LINES;
+    this.#drawLegend(alone ? [] : drawn);
     for (const [id, plot] of this.#plots) {
       const lines = alone ? this.#partLines(PLOTS[id], alone) : this.#modelLines(PLOTS[id], drawn);
       plot.show(
@@ -125,6 +124,15 @@ export class Plots {
     const items = names.map((_, index) => this.#legend.children[index] ?? legendItem());
     items.forEach((item, index) => showLegendItem(item, names[index], index + 1));
     setChildren(this.#legend, items);
+  }
+
+  /**
+   * True if the model took memory in the window: others would be lines at 0.
+   * @param {string} name
+   * @param {number} start the first sample of the window
+   */
+  #wasLoaded(name, start) {
+    return this.#history.models.get(name)?.memory_bytes?.slice(start).some(Boolean) ?? false;
   }
 
   /** @param {boolean} named */
