@@ -11,6 +11,7 @@ from pathlib import Path
 from millstream.cli.serve_options import add_options
 from millstream.cli.settings import settings_of
 from millstream.errors import MillstreamError
+from millstream.installed import require_mlx
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -46,6 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
         logging.getLogger(name).setLevel(logging.WARNING)
     try:
         settings = settings_of(arguments)
+        require_mlx()
         from millstream.server import serve  # two seconds, which other commands and wrong options do without
 
         code, clean = serve(settings)
