@@ -64,7 +64,9 @@ def test_many_requests(demo: RunningServer, tmp_path: Path) -> None:
 
 
 def test_a_long_document_is_read_once(demo: RunningServer, tmp_path: Path) -> None:
-    first, *others = re.findall(r"(\d+) tokens in, (\d+) of them cached", example("long_document.py", demo.url, tmp_path))
+    first, *others = re.findall(
+        r"(\d+) tokens in, (\d+) of them cached", example("long_document.py", demo.url, tmp_path)
+    )
     assert len(others) == 2
     for total, cached in others:
         assert int(cached) > 0.8 * int(total), (first, others)

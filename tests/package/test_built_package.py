@@ -5,6 +5,7 @@ from __future__ import annotations
 import email
 import hashlib
 import os
+import re
 import tarfile
 import zipfile
 from email.message import Message
@@ -17,6 +18,7 @@ import millstream
 from support.package_building import REPOSITORY, Built, build, copy_of_the_repository
 
 SOURCE = REPOSITORY / "src" / "millstream"
+HOME = "https://github.com/millstream/millstream"
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +65,13 @@ def test_the_metadata_says_what_it_is(metadata: Message) -> None:
     assert "Typing :: Typed" in metadata.get_all("Classifier", [])
 
 
+def test_the_description_has_whole_addresses(metadata: Message) -> None:
+    """A package index shows it without the repository around it."""
+    links = re.findall(r"\]\(([^)\s]+)\)", str(metadata.get_payload()))
+    assert f"{HOME}/blob/v{millstream.__version__}/docs/quickstart.md" in links
+    assert not [link for link in links if not link.startswith(("https://", "#"))]
+
+
 def test_one_build_of_mlx_per_extra_and_none_without(metadata: Message) -> None:
     """MLX's packages for CPU and CUDA own the same file: whoever asks for one must not get another."""
     needs = [Requirement(str(line)) for line in metadata.get_all("Requires-Dist", [])]
@@ -80,4 +89,6 @@ def test_one_build_of_mlx_per_extra_and_none_without(metadata: Message) -> None:
         "cpu": {"cpu"}, "cuda": {"cuda13"}, "cuda12": {"cuda12"},
     }  # fmt: skip
     assert builds("", "darwin") == {"plain"}
-    assert not [need for need in needs if need.name == "mlx-vlm"], "its dependencies are a gigabyte that nobody needs"
+    assert not [need for need in needs if need.name == "mlx-vlm"], (
+        "it would bring 15 packages that serving does not need"
+    )

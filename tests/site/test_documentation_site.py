@@ -1,4 +1,4 @@
-"""The documentation site builds without a broken link, loads nothing from other hosts, and README's links lead somewhere."""
+"""The documentation site builds without broken links and loads nothing from other hosts; links of README hold, too."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,12 +14,14 @@ READY = re.compile(r"ready: .* (http://[\d.:]+)/v1")
 
 
 @contextmanager
-def serving(command: Path, *arguments: str, cwd: Path, env: Mapping[str, str] | None = None) -> Iterator[str]:
+def serving(
+    *command: str | Path, arguments: Sequence[str] = (), cwd: Path, env: Mapping[str, str] | None = None
+) -> Iterator[str]:
     """Starts the server on a free port and yields its URL. Its log goes to a file: nobody needs to read a pipe."""
     log = cwd / "server.log"
     with log.open("w") as sink:
         process = subprocess.Popen(
-            [command, "serve", "--port", "0", *arguments], cwd=cwd, env=env, stdout=sink, stderr=sink
+            [*command, "serve", "--port", "0", *arguments], cwd=cwd, env=env, stdout=sink, stderr=sink
         )
     try:
         yield _wait_for_url(process, log)

@@ -64,7 +64,7 @@ def copy_of_the_repository(folder: Path) -> Path:
     for name in filter(None, listed.split("\0")):
         if (REPOSITORY / name).exists():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(REPOSITORY / name, folder / name)
+            shutil.copy(REPOSITORY / name, folder / name)
     return folder
 
 
