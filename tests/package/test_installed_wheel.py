@@ -83,8 +83,8 @@ def test_without_mlx_it_says_which_extra_to_install(without_mlx: Environment, tm
 @pytest.mark.whole
 @pytest.mark.parametrize("installer", ["pip", "uv"])
 def test_a_full_installation_from_the_registry(built: Built, tmp_path: Path, installer: str) -> None:
-    """With all its real dependencies and none of ours. The demo model is downloaded, too: by pip, which uv leaves out of
-    the environments that it makes."""
+    """With all its real dependencies and none of ours. The demo model is downloaded, too: by pip, which uv does not put
+    into the environments that it makes."""
     environment = Environment(tmp_path / "venv")
     wheel = f"{built.wheel}[cpu]"
     if installer == "pip":
