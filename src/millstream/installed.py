@@ -56,6 +56,8 @@ def install_command(*requirements: str, alone: bool = False) -> str:
     flags = ["--no-deps"] if alone else []
     if _is_uv_tool() and not alone:
         return shlex.join(["uv", "tool", "install", "--force", *requirements])
+    if _is_uvx() and not alone:
+        return shlex.join(["uvx", "--from", *requirements, "millstream"])
     if importlib.util.find_spec("pip") is None:
         return shlex.join(["uv", "pip", "install", "--python", sys.executable, *flags, *requirements])
     return shlex.join([*_pip(), "install", *flags, *requirements])
@@ -75,6 +77,11 @@ def _pip() -> list[str]:
 
 def _is_uv_tool() -> bool:
     return Path(sys.prefix, "uv-receipt.toml").exists()
+
+
+def _is_uvx() -> bool:
+    """An environment that uvx made for one run, in uv's cache."""
+    return Path(sys.prefix).parent.name.startswith("archive-v")
 
 
 def _cuda_of_driver() -> int:

@@ -57,3 +57,5 @@ def test_the_command_of_an_environment_that_uv_made(monkeypatch: pytest.MonkeyPa
     (tmp_path / "uv-receipt.toml").touch()
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     assert installed.install_command("x[y]") == "uv tool install --force 'x[y]'"
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "archive-v0" / "abc"))
+    assert installed.install_command("millstream[cpu]") == "uvx --from 'millstream[cpu]' millstream"

@@ -16,6 +16,9 @@ import millstream
 from support.command import serving
 from support.package_building import LIMIT, Built, Environment, install_alone, run
 
+DOWNLOADS = 1800.0
+"""Seconds for all dependencies, over a slow line."""
+
 SITE = Path(sysconfig.get_paths()["purelib"])
 """Where the dependencies of this environment are. Its `.pth` files do not count there, so the sources are not found."""
 
@@ -89,13 +92,13 @@ def test_a_full_installation_from_the_registry(built: Built, tmp_path: Path, ins
     wheel = f"{built.wheel}[cpu]"
     if installer == "pip":
         run(sys.executable, "-m", "venv", environment.folder, cwd=tmp_path)
-        run(environment.python, "-m", "pip", "install", "--quiet", wheel, cwd=tmp_path)
+        run(environment.python, "-m", "pip", "install", "--quiet", wheel, cwd=tmp_path, limit=DOWNLOADS)
     else:
         pytest.importorskip("uv")
         tools = {"UV_TOOL_DIR": str(tmp_path), "UV_TOOL_BIN_DIR": str(tmp_path / "bin")}
         run(
             *(sys.executable, "-m", "uv", "tool", "install", "--quiet", "--python", sys.executable, wheel),
-            cwd=tmp_path, env={**os.environ, **tools},
+            cwd=tmp_path, env={**os.environ, **tools}, limit=DOWNLOADS,
         )  # fmt: skip
         environment = Environment(tmp_path / "millstream")
     variables = {**environment.variables(), "MILLSTREAM_CACHE": str(tmp_path / "cache")}

@@ -44,8 +44,10 @@ class Environment:
         return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
 
 
-def run(*command: str | Path, cwd: Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=LIMIT, check=False)
+def run(
+    *command: str | Path, cwd: Path, env: dict[str, str] | None = None, limit: float = LIMIT
+) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=limit, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done
 
