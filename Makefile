@@ -1,6 +1,8 @@
 # make serve   run the server on the demo model        (ARGS="MODEL --port 9000 ...")
 # make test    run one test of every kind              (ARGS="tests/engine -k cancel"; ARGS=--whole for all of them)
 # make check   lint, types and tests, as CI does
+# make docs    build the documentation site into site/
+# make dist    build wheel and sdist into dist/, reproducibly
 PYTHON  ?= python3
 VENV    := .venv
 BIN     := $(VENV)/bin
@@ -23,7 +25,7 @@ DEVICE := $(if $(EXTRA),[$(EXTRA)])
 TESTS  := [dev,clients$(if $(EXTRA),$(comma)$(EXTRA))]
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup serve test check lint page-check page-format chromium types clean
+.PHONY: setup serve test check lint page-check page-format chromium types docs dist clean
 
 setup: $(VENV)/.ready-tests
 
@@ -62,9 +64,11 @@ chromium:
 test: setup $(NODE)/.ready chromium
 	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
+SOURCES := src tests bench examples scripts
+
 lint: setup page-check
-	$(BIN)/ruff check src tests bench
-	$(BIN)/ruff format --check src tests bench
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
 
 # The pages' scripts: types, rules and layout. `make page-format` lays them out.
 PAGES := 'src/millstream/page/!(vendor)/**/*.{js,css}' 'src/millstream/page/*.html'
@@ -81,5 +85,18 @@ types: setup
 
 check: lint types test
 
+$(VENV)/.ready-docs: $(VENV)/.ready
+	$(PIP) --no-warn-conflicts -e '.[docs]'
+	@touch $@
+
+docs: $(VENV)/.ready-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+	@echo "built: site/index.html"
+
+# The time in the files is that of the last commit, so that whoever builds this commit gets the same bytes.
+dist: setup
+	rm -rf dist
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/python -m build --no-isolation --outdir dist
+
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis site dist

@@ -25,7 +25,7 @@ LIBRARIES = {
     "otel": {"opentelemetry"},
 }
 
-GROUND = {"types", "model_facts", "errors", "config", "sandbox", "request_context", "logs", "__version__"}
+GROUND = {"types", "model_facts", "errors", "config", "installed", "sandbox", "request_context", "logs", "__version__"}
 """Modules that every room may import. They import none of ours but each other."""
 
 ROOMS: dict[str, tuple[set[str], set[str]]] = {
@@ -189,7 +189,7 @@ def test_grammars_are_checked_by_their_child_alone() -> None:
 def test_every_file_is_in_a_room() -> None:
     rooms = {room.split(".")[0] for room in ROOMS}
     ground = {f"{name}.py" for name in GROUND}
-    assert {entry.name for entry in ROOT.iterdir()} <= {*rooms, *JOINERS, *ground, "page", "__pycache__"}
+    assert {entry.name for entry in ROOT.iterdir()} <= {*rooms, *JOINERS, *ground, "page", "__pycache__", "py.typed"}
 
 
 def test_no_module_of_ours_imports_in_a_circle() -> None:

@@ -13,6 +13,7 @@ from millstream.cli.serve_options.parser import fill_parser
 from millstream.cli.settings import ServeConfig, resolve_config
 from millstream.cli.show_config import as_json, as_table
 from millstream.errors import MillstreamError, ModelError
+from millstream.installed import require_mlx
 from millstream.logs import configure_logs
 
 log = logging.getLogger(__name__)
@@ -32,6 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.show_config:
             print(as_json(config) if arguments.json else as_table(config))
             return 0
+        require_mlx()
         _start_log(config)
         from millstream.server import serve  # two seconds, which other commands and wrong options do without
 

@@ -35,5 +35,5 @@ def is_vision_model(config: Mapping[str, Any]) -> bool:
 
 
 def has_mlx_vlm() -> bool:
-    """True if mlx-vlm is installed; the extra `vision` brings it."""
+    """True if mlx-vlm is installed; `installed.vision_command` says how to."""
     return importlib.util.find_spec("mlx_vlm") is not None

@@ -18,6 +18,7 @@ from millstream.backend.weights.materialize import evaluate_all
 from millstream.backend.weights.vision import load_vision
 from millstream.engine.protocols import Progress, ignore_progress
 from millstream.errors import ModelError
+from millstream.installed import vision_command
 from millstream.models.checks import check_folder
 from millstream.models.geometry import context_length
 from millstream.models.vision import has_mlx_vlm, is_vision_model
@@ -84,7 +85,7 @@ def load(
         model, config = _load_folder(path)
         notes = [] if dtype is None else _unpack(model, device, dtype)
         notes += _float_experts(model, device)
-        notes += ["text only: for images, install mlx-vlm (pip install 'millstream[vision]')"] if is_vision else []
+        notes += [f"text only: for images, run: {vision_command()}"] if is_vision else []
     weight_bytes = evaluate_all(model, report)
     return LoadedModel(model, config, weight_bytes, _dtype(model), tuple(notes))
 

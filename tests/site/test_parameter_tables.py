@@ -1,0 +1,43 @@
+"""docs/parameters.md, held against the schemas of requests.
+
+    MILLSTREAM_UPDATE_DOCS=1 make test ARGS=tests/site/test_parameter_tables.py
+
+writes it again.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millstream.api.app import create_app
+from support.parameter_tables import REQUESTS, page
+from support.services import services
+
+PAGE = Path(__file__).parents[2] / "docs" / "parameters.md"
+
+
+@pytest.fixture(scope="module")
+def document() -> dict[str, Any]:
+    found: dict[str, Any] = create_app(services(None), body_limit=1000).openapi()
+    return found
+
+
+def test_the_page_is_made_from_the_schemas(document: dict[str, Any]) -> None:
+    if os.environ.get("MILLSTREAM_UPDATE_DOCS"):
+        PAGE.write_text(page(document), encoding="utf-8")
+    assert PAGE.read_text(encoding="utf-8") == page(document), "write it again: see the first lines of this file"
+
+
+def test_every_request_that_generates_has_a_table(document: dict[str, Any]) -> None:
+    generating = {"text", "responses", "messages", "ollama"}
+    posts = {
+        path
+        for path, operations in document["paths"].items()
+        if "post" in operations and generating & set(operations["post"]["tags"]) and "{" not in path
+    }
+    others = {"/v1/responses/input_tokens", "/v1/messages/count_tokens", "/api/show", "/api/pull"}
+    assert posts - others == {path for _, path, _ in REQUESTS}
