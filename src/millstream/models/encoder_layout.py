@@ -28,7 +28,8 @@ POOLING_MODES = {
 }
 _MODE_NAMES = {"lasttoken": "last", "weightedmean": "weighted_mean", "mean_sqrt_len_tokens": "mean_sqrt_len"}
 _ACTIVATIONS = {"Identity": "", "Tanh": "tanh", "ReLU": "relu", "GELU": "gelu", "SiLU": "silu"}
-YES_NO = ("no", "yes")
+YES_NO_FAMILIES = ("qwen3",)
+"""Language models that are published as rerankers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,8 @@ def read_layout(folder: Path, kind: Kind | None = None) -> EncoderLayout:
 
 
 def _check_family(folder: Path, family: str, kind: Kind) -> None:
-    known = (*FAMILIES, *CAUSAL_FAMILIES, *(BIDIRECTIONAL_FAMILIES if kind == "embedding" else ()))
+    language_models = (*CAUSAL_FAMILIES, *BIDIRECTIONAL_FAMILIES) if kind == "embedding" else YES_NO_FAMILIES
+    known = (*FAMILIES, *language_models)
     if family not in known:
         raise ModelError(
             f"{folder}: the family {family!r} is not supported for {kind}. Supported: {', '.join(known)}."
@@ -94,7 +96,7 @@ def _check_family(folder: Path, family: str, kind: Kind) -> None:
 
 def _reranker(folder: Path, config: Mapping[str, Any], family: str) -> EncoderLayout:
     sizes = _limit(folder, config)
-    if family in CAUSAL_FAMILIES:
+    if family in YES_NO_FAMILIES:
         return EncoderLayout("rerank", family, max_tokens=sizes, yes_no=True)
     labels = config.get("num_labels")
     if labels is None and isinstance(config.get("id2label"), dict):
@@ -222,4 +224,4 @@ def _limit(folder: Path, config: Mapping[str, Any]) -> int | None:
 
 def _is_yes_no(folder: Path, config: Mapping[str, Any]) -> bool:
     """Language models that are published as rerankers say it in their name alone."""
-    return family_of(config) in CAUSAL_FAMILIES and "reranker" in folder.resolve().name.lower()
+    return family_of(config) in YES_NO_FAMILIES and "reranker" in folder.resolve().name.lower()
