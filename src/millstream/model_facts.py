@@ -217,8 +217,10 @@ class ModelCard:
     context_length: int | None = None
     restarts: int = 0
     capabilities: tuple[str, ...] = ()
-    """What the model can do: `completion`, `tools`, `thinking`, `vision`, `audio`, `insert`. Until it is loaded, what
-    its files show of that."""
+    """What the model can do: `completion`, `tools`, `thinking`, `vision`, `audio`, `insert`; `embedding`; `rerank`.
+    Until it is loaded, what its files show of that."""
+    dimensions: int | None = None
+    """Numbers per vector, of an embedding model that is loaded."""
     format: str | None = None
     """Of its files: `gguf` or `safetensors`."""
     family: str | None = None

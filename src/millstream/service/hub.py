@@ -24,7 +24,7 @@ ModelT = TypeVar("ModelT", bound=ReadyModel)
 
 
 class ModelHub:
-    """Requests that name no model get the first one."""
+    """Requests that name no model get the first one of the kind that they need."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class ModelHub:
         or fails. Raises `WrongModelKind` for a model of another kind."""
         if self._closing is not None:
             raise EngineGone(self._closing, retry_after=None)
-        managed = self._find(name)
+        managed = self._find(name) if name else self._first_of(kind)
         with managed.lease():
             model = await managed.ready()
             if not isinstance(model, kind):
@@ -137,6 +137,13 @@ class ModelHub:
             served = ", ".join(self._names) or "none"
             raise NotFound(f"the model {name!r} is not served here. Served: {served}.", param="model")
         return managed
+
+    def _first_of(self, kind: type[ReadyModel]) -> ManagedModel:
+        """The first model of this kind, as far as it is known before a load; else the first model."""
+        for managed in self._models.values():
+            if isinstance(managed.model, kind) or kind.capability in managed.description.capabilities:
+                return managed
+        return self._find("")
 
     async def _evict(self, name: str) -> None:
         await self._models[name].unload_if_idle("to free memory for another model", self._patience)

@@ -27,6 +27,7 @@ class EncoderModel(ReadyModel):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingModel(EncoderModel):
     kind: ClassVar[str] = "embeddings"
+    capability: ClassVar[str] = "embedding"
 
     tokenizer: EncoderTokenizer
     prompts: dict[str, str]
@@ -42,5 +43,6 @@ class EmbeddingModel(EncoderModel):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RerankModel(EncoderModel):
     kind: ClassVar[str] = "reranking"
+    capability: ClassVar[str] = "rerank"
 
     pairs: PairEncoder
