@@ -36,7 +36,9 @@ class BertConfig:
         family = family_of(settings)
         distil = family == "distilbert"
         if settings.get("position_embedding_type", "absolute") != "absolute":
-            raise ModelError(f"config.json: position_embedding_type {settings['position_embedding_type']!r} is not supported")
+            raise ModelError(
+                f"config.json: position_embedding_type {settings['position_embedding_type']!r} is not supported"
+            )
         first = int(settings.get("pad_token_id", 1)) + 1 if family in _FROM_PAD_TOKEN else 0
         return cls(
             family,
@@ -94,7 +96,9 @@ class NomicConfig:
     def read(cls, settings: Mapping[str, Any]) -> NomicConfig:
         for key, wanted in (("activation_function", "swiglu"), ("prenorm", False), ("rotary_emb_interleaved", False)):
             if settings.get(key, wanted) != wanted:
-                raise ModelError(f"config.json: {key} is {settings[key]!r}; only {wanted!r} is supported for Nomic's BERT")
+                raise ModelError(
+                    f"config.json: {key} is {settings[key]!r}; only {wanted!r} is supported for Nomic's BERT"
+                )
         heads = _number(settings, "n_head")
         width = _number(settings, "n_embd") // heads
         return cls(

@@ -89,9 +89,7 @@ def _check_family(folder: Path, family: str, kind: Kind) -> None:
     language_models = (*CAUSAL_FAMILIES, *BIDIRECTIONAL_FAMILIES) if kind == "embedding" else YES_NO_FAMILIES
     known = (*FAMILIES, *language_models)
     if family not in known:
-        raise ModelError(
-            f"{folder}: the family {family!r} is not supported for {kind}. Supported: {', '.join(known)}."
-        )
+        raise ModelError(f"{folder}: the family {family!r} is not supported for {kind}. Supported: {', '.join(known)}.")
 
 
 def _reranker(folder: Path, config: Mapping[str, Any], family: str) -> EncoderLayout:

@@ -10,7 +10,7 @@ import numpy as np
 import orjson
 from anyio import to_thread
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, Field, PlainValidator, WithJsonSchema
+from pydantic import Field, PlainValidator, WithJsonSchema
 from starlette.responses import Response
 
 from millstream.api.body import read_body
@@ -20,7 +20,7 @@ from millstream.api.numbers import Whole
 from millstream.api.ollama import docs
 from millstream.api.ollama.names import find_model
 from millstream.api.ollama.requests import named_request
-from millstream.api.ollama.schema import CONFIG, KeepAlive
+from millstream.api.ollama.schema import KeepAlive, OllamaModelRequest
 from millstream.api.ollama.timing import Stopwatch
 from millstream.api.openapi import documented
 from millstream.api.response import Responder
@@ -41,13 +41,9 @@ def _texts(value: object) -> tuple[str, ...]:
 _INPUT = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "maxItems": MAX_INPUTS}]}
 
 
-class OllamaEmbedRequest(BaseModel):
+class OllamaEmbedRequest(OllamaModelRequest):
     """Texts to embed. Without any, the model is only loaded."""
 
-    model_config = CONFIG
-
-    model: str | None = None
-    """The model's name, as listed by /api/tags, with or without `:latest`."""
     input: Annotated[tuple[str, ...], PlainValidator(_texts), WithJsonSchema(_INPUT)] = ()
     """A text, or a list of texts."""
     truncate: bool = True
@@ -60,12 +56,9 @@ class OllamaEmbedRequest(BaseModel):
     """Sampling parameters, which have no effect here."""
 
 
-class OllamaEmbeddingsRequest(BaseModel):
+class OllamaEmbeddingsRequest(OllamaModelRequest):
     """A text to embed, in the older form."""
 
-    model_config = CONFIG
-
-    model: str | None = None
     prompt: str | None = None
     keep_alive: KeepAlive | None = None
     options: dict[str, Any] | None = None
@@ -86,9 +79,7 @@ class OllamaEmbedding(ResponseSchema):
     embedding: list[float]
 
 
-_EMBED = documented(
-    OllamaEmbeddings, "The vectors.", errors=docs.ERRORS.references(SERVICE), body=OllamaEmbedRequest
-)
+_EMBED = documented(OllamaEmbeddings, "The vectors.", errors=docs.ERRORS.references(SERVICE), body=OllamaEmbedRequest)
 _EMBEDDINGS = documented(
     OllamaEmbedding, "The vector.", errors=docs.ERRORS.references(SERVICE), body=OllamaEmbeddingsRequest
 )
@@ -108,7 +99,7 @@ def routes(responder: Responder) -> APIRouter:
             dimensions=parsed.dimensions,
             truncation=Truncation() if parsed.truncate else None,
         )
-        return EmbedResponse(responder, asked, parsed.keep_alive, partial(_many, parsed.model))
+        return EmbedResponse(responder, asked, parsed.keep_alive, partial(_many, parsed.model or ""))
 
     @router.post("/embeddings", summary="Embed one text (Ollama, older form)", openapi_extra=_EMBEDDINGS)
     async def ollama_embeddings(request: Request) -> Response:

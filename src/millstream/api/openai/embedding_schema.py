@@ -69,7 +69,9 @@ class EmbeddingsRequest(BaseModel):
     """`query` or `document`: adds the model's prompt for it, if it has one."""
     prompt_name: str | None = None
     """Adds the model's prompt of this name."""
-    truncate_prompt_tokens: Annotated[Whole, Field(ge=-1, le=2**31 - 1, json_schema_extra={"not": {"const": 0}})] | None = None
+    truncate_prompt_tokens: (
+        Annotated[Whole, Field(ge=-1, le=2**31 - 1, json_schema_extra={"not": {"const": 0}})] | None
+    ) = None
     """Cut longer inputs to so many tokens; -1: to what the model takes. Default: they are an error."""
     truncation_side: Literal["left", "right"] = "right"
     """Which end is cut off."""

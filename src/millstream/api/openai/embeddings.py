@@ -98,7 +98,7 @@ def render(result: Embeddings, as_base64: bool) -> bytes:
         {
             "object": "embedding",
             "index": index,
-            "embedding": base64.b64encode(vector).decode() if as_base64 else vector,
+            "embedding": base64.b64encode(vector.tobytes()).decode() if as_base64 else vector,
         }
         for index, vector in enumerate(vectors)
     ]

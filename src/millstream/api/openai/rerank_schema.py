@@ -12,7 +12,15 @@ from millstream.api.response_schema import ABSENT, ResponseSchema
 from millstream.errors import BadRequest
 
 MAX_DOCUMENTS = 2048
-RERANK_IGNORED = ("user", "priority", "truncation", "truncate", "rank_fields", "max_chunks_per_doc", "return_embeddings")
+RERANK_IGNORED = (
+    "user",
+    "priority",
+    "truncation",
+    "truncate",
+    "rank_fields",
+    "max_chunks_per_doc",
+    "return_embeddings",
+)
 SCORE_IGNORED = ("user", "priority", "encoding_format")
 
 _TEXT: Schema = {"type": "string"}

@@ -22,7 +22,7 @@ from millstream.model_facts import EncoderFacts
 __all__ = ["EncoderSettings", "MlxEncoderBackend"]
 
 MAX_CONTEXT = 32_768
-"""Most tokens of an input where the model's files set no limit: attention takes memory by its square on some devices."""
+"""Most tokens of an input where the files set no limit: attention takes memory by its square on some devices."""
 
 
 class MlxEncoderBackend:
@@ -108,7 +108,9 @@ class MlxEncoderBackend:
         types = None
         if any(each.first_part is not None for each in inputs):
             firsts = np.array([length if each.first_part is None else each.first_part for each in inputs])
-            types = mx.array(((places[None, :] >= firsts[:, None]) & (places[None, :] < lengths[:, None])).astype(np.int32))
+            types = mx.array(
+                ((places[None, :] >= firsts[:, None]) & (places[None, :] < lengths[:, None])).astype(np.int32)
+            )
         hidden = self._encoder.body(mx.array(ids), keep, types)
         vectors = self._encoder.head(hidden, mx.array(lengths)).astype(mx.float32)
         mx.eval(vectors)

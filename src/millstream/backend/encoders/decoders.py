@@ -84,11 +84,13 @@ def answer_rows(model: Any, tokens: tuple[int, int]) -> mx.array:
     """The rows of the head for two tokens, of which the next one is compared."""
     ids = mx.array(list(tokens))
     head = model.get("lm_head")
+    rows: mx.array
     if head is None:
-        rows: mx.array = model.model.embed_tokens(ids)
+        rows = model.model.embed_tokens(ids)
         return rows
     if "scales" not in head:
-        return head.weight[ids]
+        rows = head.weight[ids]
+        return rows
     biases = head.biases[ids] if "biases" in head else None
     return mx.dequantize(
         head.weight[ids], head.scales[ids], biases, group_size=head.group_size, bits=head.bits, mode=head.mode

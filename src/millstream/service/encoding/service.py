@@ -21,6 +21,9 @@ from millstream.types import EmbeddingRequest, Embeddings, RerankRequest, Scores
 
 log = logging.getLogger(__name__)
 
+MAX_VECTOR_BYTES = 2**30
+"""Vectors of a request that may wait for the event loop, which reads them at once."""
+
 ModelT = TypeVar("ModelT", bound=EncoderModel)
 T = TypeVar("T")
 

@@ -83,9 +83,11 @@ class Bert:
         types = f"{embeddings}token_type_embeddings.weight"
         self._types = tensors.tensor(types) if tensors.has(types) else None
         self._norm = tensors.norm(f"{embeddings}LayerNorm", config.eps)
-        self._widen = tensors.linear(f"{prefix}embeddings_project") if config.family == "electra" and tensors.has(
-            f"{prefix}embeddings_project.weight"
-        ) else None
+        self._widen = (
+            tensors.linear(f"{prefix}embeddings_project")
+            if config.family == "electra" and tensors.has(f"{prefix}embeddings_project.weight")
+            else None
+        )
         self._activation = activation(config.activation)
         self._layers = [
             _layer(tensors, names, f"{prefix}{names.layer.format(number)}", config.eps)

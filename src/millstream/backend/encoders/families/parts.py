@@ -57,7 +57,9 @@ class LayerNorm:
 class Tensors:
     """A model's tensors by name, in one dtype. Keeps those that were asked for."""
 
-    def __init__(self, tensors: Mapping[str, mx.array], dtype: mx.Dtype, quantization: Mapping[str, Any] | None) -> None:
+    def __init__(
+        self, tensors: Mapping[str, mx.array], dtype: mx.Dtype, quantization: Mapping[str, Any] | None
+    ) -> None:
         self._tensors = {_modern(name): tensor for name, tensor in tensors.items()}
         self._dtype = dtype
         self._quantization = quantization
