@@ -70,6 +70,7 @@ class PrefixReader:
     def _read(self, prefix: NDArray[np.int32]) -> None:
         caches = make_prompt_cache(self._model)
         self._model.model(mx.array(prefix)[None], cache=caches)
-        self._states = [cache.state for cache in caches]
+        length = len(prefix)
+        self._states = [(cache.keys[..., :length, :], cache.values[..., :length, :]) for cache in caches]
         mx.eval(self._states)
         self._tokens = prefix.copy()
