@@ -14,12 +14,14 @@ from millstream.config import ConfigUpdate, ModelSpec, Settings
 from millstream.errors import ModelError
 from millstream.loading.backends import BackendMaker
 from millstream.loading.engines import Engines
-from millstream.loading.generation import GenerationLoader
+from millstream.loading.models import ModelLoader
 from millstream.loading.reload_plan import plan_reload
 from millstream.media.limits import MediaLimits
 from millstream.media.resolver import Resolver
 from millstream.models.source import name_of
 from millstream.service.activity import Activities
+from millstream.service.encoding.service import MAX_VECTOR_BYTES, TextEncoder
+from millstream.service.encoding.timing import EncodingTimers
 from millstream.service.generation.grammar_checks import GrammarChecks
 from millstream.service.generation.metrics import GenerationMetrics
 from millstream.service.generation.service import TextGenerator
@@ -79,7 +81,7 @@ class Mill:
         self._resolver = Resolver(resolver)
         self._grammars = GrammarChecks()
         self._engines = Engines(settings.stop_patience)
-        self._loader = GenerationLoader(settings, self._engines, pool, limits, make_backend)
+        self._loader = ModelLoader(settings, self._engines, pool, limits, make_backend)
         memory = MediaMemory(settings.media_memory, image_decodes=MAX_IMAGE_DECODES, av_decodes=MAX_AV_DECODES)
         activities = Activities()
         self._history = History(self.hub.cards, activities)
@@ -97,6 +99,12 @@ class Mill:
         self.services = Services(
             models=ModelOperations(self.hub, self._metrics),
             generation=generation,
+            encoding=TextEncoder(
+                self.hub,
+                pool,
+                UnreadOutput(MAX_VECTOR_BYTES),
+                EncodingTimers(journal, self._metrics, activities),
+            ),
             seal=seal,
             records=records,
             tool_servers=self._tool_servers,

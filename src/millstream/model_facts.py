@@ -162,6 +162,32 @@ class GenerationFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class EncoderFacts:
+    """What an encoder engine reports of its model."""
+
+    context_length: int
+    """Most tokens of an input."""
+    width: int
+    """Numbers per vector."""
+    weight_bytes: int
+    dtype: str
+    device: str
+    batch_tokens: int
+    """Tokens that one step should compute at most, padding included."""
+    free_tokens: int = 0
+    """Tokens that cost no more than the fixed cost of a step."""
+    capacity: int = 32
+    notes: tuple[str, ...] = ()
+
+    @property
+    def summary(self) -> str:
+        return (
+            f"{self.dtype} weights; {self.width} numbers per vector; at most {self.context_length} tokens per input; "
+            f"batches of {self.batch_tokens} tokens"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class ModelDescription:
     """What the files of a model say about it. A field is None if they do not say it, or were not read yet."""
 
@@ -212,8 +238,10 @@ class ModelCard:
     context_length: int | None = None
     restarts: int = 0
     capabilities: tuple[str, ...] = ()
-    """What the model can do: `completion`, `tools`, `thinking`, `vision`, `audio`, `insert`. Until it is loaded, what
-    its files show of that."""
+    """What the model can do: `completion`, `tools`, `thinking`, `vision`, `audio`, `insert`; `embedding`; `rerank`.
+    Until it is loaded, what its files show of that."""
+    dimensions: int | None = None
+    """Numbers per vector, of an embedding model that is loaded."""
     format: str | None = None
     """Of its files: `gguf` or `safetensors`."""
     family: str | None = None

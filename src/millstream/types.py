@@ -255,3 +255,61 @@ class Delta:
     calls: tuple[CallDelta, ...] = ()
     stop_string: str | None = None
     """The stop string that ended the choice, in its last delta. None if something else ended it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """What becomes of an input that is too long: it is cut, or refused."""
+
+    tokens: int | None = None
+    """Cut inputs to so many tokens. None: to what the model takes."""
+    keep_end: bool = False
+    """Cut the beginning off, not the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingRequest:
+    """A request for embeddings, from any dialect. Each input is a text or its tokens."""
+
+    model: str
+    inputs: tuple[str | tuple[int, ...], ...]
+    dimensions: int | None = None
+    """Cut vectors to this size, and normalise them again."""
+    input_type: str | None = None
+    """`query` or `document`: add the model's prompt for it, if it has one."""
+    prompt_name: str | None = None
+    """Add the model's prompt of this name."""
+    truncation: Truncation | None = None
+    """None: refuse inputs that are too long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Embeddings:
+    """The vectors of a request, in the order of its inputs."""
+
+    model: str
+    values: bytes
+    """32-bit floats of this machine, one vector after the other."""
+    width: int
+    prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class RerankRequest:
+    """A request to score texts against each other, from any dialect."""
+
+    model: str
+    pairs: tuple[tuple[str, str], ...]
+    """Query and document."""
+    instruction: str | None = None
+    """What makes a document relevant, for models that take it."""
+    max_tokens_per_document: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """A probability for each pair of a request, in their order."""
+
+    model: str
+    values: tuple[float, ...]
+    prompt_tokens: int

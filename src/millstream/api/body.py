@@ -145,6 +145,7 @@ _RULES = {
     "dict_type": "must be an object",
     "model_type": "must be an object",
     "list_type": "must be a list",
+    "literal_error": "must be {expected}",
     "greater_than": "must be greater than {gt}",
     "greater_than_equal": "must be at least {ge}",
     "less_than": "must be less than {lt}",

@@ -9,8 +9,10 @@ from typing import Any
 from millstream.backend.environment import avoid_cudnn_attention, load_blas, share_cores
 from millstream.backend.open_files import preserve_open_files
 from millstream.engine.generation.plan import GenerationBackend
+from millstream.engine.jobs.plan import EncoderBackend
 from millstream.engine.protocols import Backend
 from millstream.loading.settings import EngineSettings
+from millstream.models.encoder_layout import EncoderLayout
 from millstream.models.source import ModelSource
 from millstream.text.grammars.grammar import compiler_of
 
@@ -19,10 +21,7 @@ BackendMaker = Callable[[ModelSource, EngineSettings], Backend[Any, Any, Any, An
 
 def generation_backend(source: ModelSource, settings: EngineSettings) -> GenerationBackend:
     """Creates the MLX backend of a text generation model."""
-    if settings.shares_cores:
-        share_cores()
-    blas = load_blas(settings.blas)
-    avoid_cudnn_attention()
+    blas = _prepare_process(settings)
     with preserve_open_files():
         from millstream.backend import mlx_lm_import  # noqa: F401  before all that imports mlx-lm
         from millstream.backend.device import use_device
@@ -43,3 +42,40 @@ def generation_backend(source: ModelSource, settings: EngineSettings) -> Generat
             feature_bytes=settings.feature_bytes,
         )
     )
+
+
+def encoder_backend(
+    source: ModelSource, settings: EngineSettings, layout: EncoderLayout, tokens: tuple[int, tuple[int, int] | None]
+) -> EncoderBackend:
+    """Creates the MLX backend of an embedding model or a reranker. `tokens`: the one for padding, and those for no and
+    yes where the model answers with them."""
+    blas = _prepare_process(settings)
+    with preserve_open_files():
+        from millstream.backend import mlx_lm_import  # noqa: F401  before all that imports mlx-lm
+        from millstream.backend.device import use_device
+        from millstream.backend.encoders.backend import EncoderSettings, MlxEncoderBackend
+
+    use_device(settings.device)
+    padding, answers = tokens
+    return MlxEncoderBackend(
+        EncoderSettings(
+            source.path,
+            layout,
+            pad_token=padding,
+            answers=answers,
+            capacity=settings.max_batch,
+            unpack=settings.unpack,
+            disabled=settings.disabled,
+            blas=blas,
+            cache_limit=settings.cache_limit,
+        )
+    )
+
+
+def _prepare_process(settings: EngineSettings) -> str | None:
+    """What must happen before MLX is imported. Returns the name of the BLAS that was loaded."""
+    if settings.shares_cores:
+        share_cores()
+    blas = load_blas(settings.blas)
+    avoid_cudnn_attention()
+    return blas

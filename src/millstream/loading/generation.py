@@ -9,10 +9,8 @@ import importlib.util
 import logging
 import re
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
 
 from millstream.config import ModelSpec, Settings
 from millstream.engine.generation.cost_model import describe as describe_costs
@@ -21,17 +19,15 @@ from millstream.errors import ModelError
 from millstream.loading.backends import BackendMaker
 from millstream.loading.description import describe
 from millstream.loading.engines import Engines
-from millstream.loading.files import FileSearch
 from millstream.loading.memory import footprint
 from millstream.loading.settings import engine_settings, kv_bits, max_batch
+from millstream.loading.work import Work
 from millstream.media.limits import MediaLimits
 from millstream.media.port import MediaPreprocessor
-from millstream.model_facts import UNDESCRIBED, GenerationFacts, ModelDescription
-from millstream.models.checks import check_model
+from millstream.model_facts import GenerationFacts, ModelDescription
 from millstream.models.demo import user_cache_dir
-from millstream.models.description import BAD_FILES
 from millstream.models.estimate import estimate, expected_device
-from millstream.models.source import ModelSource, find_local
+from millstream.models.source import ModelSource
 from millstream.service.admission import Admission
 from millstream.service.engine_client import EngineClient
 from millstream.service.generation.model import GenerationModel
@@ -46,28 +42,21 @@ from millstream.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
-JOB_SECONDS = 2.0
-"""How long the server's shutdown waits for blocking work of cancelled loads: a download ends its child process."""
-
 BAD_CONFIG_ERRORS = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, AssertionError)
 """Raised when a preprocessor config has values of wrong types."""
 
 
 class GenerationLoader:
-    """Loads models. `pool` runs the blocking work: downloads, tokenizers, preprocessors."""
+    """Loads models. `work` runs the blocking work: tokenizers, preprocessors."""
 
     def __init__(
-        self, settings: Settings, engines: Engines, pool: Executor, limits: MediaLimits, make_backend: BackendMaker
+        self, settings: Settings, engines: Engines, work: Work, limits: MediaLimits, make_backend: BackendMaker
     ) -> None:
         self._settings = settings
         self._engines = engines
-        self._pool = pool
+        self._in_pool = work
         self._limits = limits
         self._make_backend = make_backend
-        self._jobs: set[Future[Any]] = set()
-        """Jobs on the pool, including those of cancelled loads."""
         self._templates: set[TemplateHost] = set()
         self._template_closers: set[asyncio.Task[None]] = set()
 
@@ -75,23 +64,15 @@ class GenerationLoader:
         """Other models are served now. Later loads share the cores with them."""
         self._settings = replace(self._settings, models=models)
 
-    @property
-    def working(self) -> bool:
-        """True if a download or another blocking job is still running."""
-        return any(future.running() for future in list(self._jobs))
-
-    async def open(self, name: str, spec: ModelSpec, loading: LoadContext) -> GenerationModel:
+    async def open(self, name: str, spec: ModelSpec, source: ModelSource, loading: LoadContext) -> GenerationModel:
         """Loads a model and returns it, ready to serve. Raises `ModelError` if it cannot be loaded."""
-        report = functools.partial(log.info, "%s: %s", name)
-        source = await self._find(FileSearch(loading, report), spec)
-        await self._in_pool(functools.partial(check_model, source.kind, source.path))
         tokenizer = await self._in_pool(functools.partial(load_tokenizer, source))
         template_source = tokenizer.template.source if tokenizer.template else None
         chat_format = self._chat_format(spec, template_source, lambda token: tokenizer.token_id(token) is not None)
         preprocessor = await self._in_pool(functools.partial(media_preprocessor, source, tokenizer, self._limits))
         control = await self._control_tokens(spec, tokenizer, chat_format, preprocessor)
         memory = await self._reserve(name, spec, source, loading)
-        template = TemplateHost(tokenizer.template, self._pool)
+        template = TemplateHost(tokenizer.template, self._in_pool.pool)
         self._templates.add(template)  # before it starts: the server may stop while this load is being cancelled
         try:
             files = self._in_pool(functools.partial(describe, source, chat_format))
@@ -125,31 +106,12 @@ class GenerationLoader:
             fim=detect_fill_in_middle(tokenizer),
         )
 
-    async def _find(self, search: FileSearch, spec: ModelSpec) -> ModelSource:
-        try:
-            return await self._in_pool(functools.partial(search.find, spec.source, self._settings.cache_dir))
-        finally:
-            search.cancel()
-
-    async def describe(self, spec: ModelSpec) -> ModelDescription:
-        """Describes a model without loading it, as far as its files are on this machine."""
-        return await self._in_pool(functools.partial(self._describe, spec))
-
-    def _describe(self, spec: ModelSpec) -> ModelDescription:
-        try:
-            source = find_local(spec.source, cache_dir=self._settings.cache_dir)
-            template = None if source is None else read_chat_template(source)
-            chat_format = self._chat_format(spec, template, lambda token: False)
-        except BAD_FILES as error:  # the load will say it too
-            log.debug("%s cannot be described: %s", spec.source, error)
-            return UNDESCRIBED
-        return UNDESCRIBED if source is None else describe(source, chat_format)
+    def describe(self, spec: ModelSpec, source: ModelSource) -> ModelDescription:
+        """Describes a model without loading it. Blocks, and raises what damaged files can raise."""
+        return describe(source, self._chat_format(spec, read_chat_template(source), lambda token: False))
 
     async def close(self) -> None:
-        """Stops the remaining template processes, and waits a moment for downloads, which end once their load is
-        cancelled."""
-        if jobs := [asyncio.wrap_future(job) for job in list(self._jobs)]:
-            await asyncio.wait([asyncio.gather(*jobs, return_exceptions=True)], timeout=JOB_SECONDS)
+        """Stops the remaining template processes."""
         await asyncio.gather(*(template.close() for template in list(self._templates)))
 
     async def wait_closed(self) -> None:
@@ -242,12 +204,6 @@ class GenerationLoader:
         safe_name = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:80]
         folder = (self._settings.cache_dir or user_cache_dir()) / "prefixes" / f"{safe_name}-{path_hash}"
         return DiskTierConfig(folder, self._settings.prefix_cache_disk)
-
-    async def _in_pool(self, work: Callable[[], T]) -> T:
-        future = self._pool.submit(work)
-        self._jobs.add(future)
-        future.add_done_callback(self._jobs.discard)
-        return await asyncio.wrap_future(future)
 
 
 def media_preprocessor(source: ModelSource, tokenizer: Tokenizer, limits: MediaLimits) -> MediaPreprocessor | None:

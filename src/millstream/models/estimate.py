@@ -56,6 +56,18 @@ def estimate(source: ModelSource, *, device: DeviceKind, unpack: bool, kv_bits: 
     return (_gguf if source.kind == "gguf" else _folder)(source, device, unpack, kv_bits)
 
 
+def estimate_weights(source: ModelSource, device: DeviceKind) -> int:
+    """Bytes of an encoder's weights once loaded: on the CPU it computes in float32."""
+    tensors = folder_tensors(source.path)
+    if device != "cpu":
+        return sum(tensor.nbytes for tensor in tensors.values())
+    try:
+        quantized = quantized_values(tensors, read_object(source.path / "config.json"))
+    except _BAD_CONFIG as error:
+        raise ModelError(f"{source.path / 'config.json'}: {error}") from error
+    return sum(4 * quantized.get(name, tensor.values) for name, tensor in tensors.items())
+
+
 def expected_device(requested: str | None) -> DeviceKind:
     """The device that MLX will use, by the installed packages: importing MLX to ask would take a second."""
     if requested == "cpu":

@@ -48,7 +48,7 @@ class StoredTensor:
 def folder_tensors(folder: Path) -> dict[str, StoredTensor]:
     """All tensors of the model in this folder, by name."""
     tensors: dict[str, StoredTensor] = {}
-    for path in _files(folder):
+    for path in weight_files(folder):
         tensors.update(read_header(path))
     return tensors
 
@@ -57,7 +57,7 @@ def loaded_tensors(folder: Path) -> dict[str, StoredTensor]:
     """All tensors that a library would load, also from files that the index does not list: mlx-lm loads every file
     with a name that starts with `model`, and without an index mlx-vlm loads every file."""
     tensors = folder_tensors(folder)
-    listed = {path.name for path in _files(folder)}
+    listed = {path.name for path in weight_files(folder)}
     pattern = "model*.safetensors" if (folder / INDEX).exists() else "*.safetensors"
     for path in sorted(folder.glob(pattern)):
         if path.name not in listed and not path.name.endswith("consolidated.safetensors"):
@@ -126,7 +126,7 @@ def _check_spans(path: Path, spans: list[_Span], header_end: int, size: int) -> 
         )
 
 
-def _files(folder: Path) -> list[Path]:
+def weight_files(folder: Path) -> list[Path]:
     """The files that the index lists. Without an index, those that mlx-lm loads: names that start with `model`."""
     index = folder / INDEX
     if index.is_symlink() or index.exists():

@@ -24,7 +24,7 @@ ModelT = TypeVar("ModelT", bound=ReadyModel)
 
 
 class ModelHub:
-    """Requests that name no model get the first one."""
+    """Requests that name no model get the first one of the kind that they need."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class ModelHub:
         or fails. Raises `WrongModelKind` for a model of another kind."""
         if self._closing is not None:
             raise EngineGone(self._closing, retry_after=None)
-        managed = self._find(name)
+        managed = self._find(name) if name else self._first_of(kind)
         with managed.lease():
             model = await managed.ready()
             if not isinstance(model, kind):
@@ -203,6 +203,13 @@ class ModelHub:
         task.add_done_callback(self._background.discard)
         task.add_done_callback(report_defect)
         return task
+
+    def _first_of(self, kind: type[ReadyModel]) -> ManagedModel:
+        """The first model of this kind, as far as it is known before a load; else the first model."""
+        for managed in self._models.values():
+            if isinstance(managed.model, kind) or kind.capability in managed.description.capabilities:
+                return managed
+        return self._find("")
 
     async def _evict(self, name: str) -> None:
         managed = next(managed for managed in self._all() if managed.name == name)

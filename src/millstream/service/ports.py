@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from millstream.model_facts import ModelCard
-from millstream.types import Delta, GenerationRequest, Usage
+from millstream.types import Delta, EmbeddingRequest, Embeddings, GenerationRequest, RerankRequest, Scores, Usage
 
 
 class Generation(Protocol):
@@ -47,6 +47,16 @@ class GenerationService(Protocol):
         """The number of tokens of the prompts, as `start` would count them. Loads the model if need be. No engine is
         asked. Raises the same errors as `start`, but counts prompts that are too long for the model as well."""
         ...
+
+
+class EncodingService(Protocol):
+    """Embedding models and rerankers. If a call is cancelled, so is its work."""
+
+    async def embed(self, request: EmbeddingRequest) -> Embeddings:
+        """Raises a `MillstreamError` if an input cannot be embedded: then none is."""
+        ...
+
+    async def score(self, request: RerankRequest) -> Scores: ...
 
 
 class ModelService(Protocol):
@@ -239,6 +249,7 @@ class Services:
 
     models: ModelService
     generation: GenerationService
+    encoding: EncodingService
     seal: Seal
     records: RecordStore
     tool_servers: ToolServers

@@ -16,6 +16,8 @@ class ReadyModel:
 
     kind: ClassVar[str] = "model"
     """What the model does, in a word that completes "a model for ..."."""
+    capability: ClassVar[str] = ""
+    """Its word in `ModelCard.capabilities` for models of this kind."""
 
     name: str
     engine: EngineClient

@@ -13,6 +13,8 @@ SLOW_PREPARE, SLOW_QUEUE, SLOW_PREFILL = 2.0, 5.0, 10.0
 """Seconds in a phase that are worth a warning."""
 SLOW_TOKENS_PER_SECOND, SLOW_DECODE = 2.0, 10.0
 """A decode that takes longer than so many seconds is slow if it is below this rate: long answers are not slow."""
+GENERATES = ("chat", "text_completion")
+"""Operations with output tokens."""
 REASON_LENGTH = 400
 """Characters of an error in the log."""
 
@@ -78,7 +80,8 @@ def _outcome(record: RequestRecord) -> str:
         verb = "failed" if _is_failure(error) else "refused"
         return f"{verb} with {error.status}, {reason_of(error)}"
     cached = f" ({record.cached_tokens} cached)" if record.cached_tokens else ""
-    text = f"{record.prompt_tokens or 0} prompt tokens{cached}, {record.completion_tokens} tokens out, "
+    out = f", {record.completion_tokens} tokens out" if record.operation in GENERATES else ""
+    text = f"{record.prompt_tokens or 0} prompt tokens{cached}{out}, "
     if error is not None:
         return f"{text}failed with {error.status}, {reason_of(error)}"
     return text + (record.finish_reason or record.outcome or "")

@@ -32,6 +32,16 @@ def load_tokenizer(source: ModelSource) -> Tokenizer:
         return _from_gguf(source.path) if source.kind == "gguf" else _from_folder(source.path)
 
 
+def load_backend(source: ModelSource) -> tokenizers.Tokenizer:
+    """Loads the tokenizer itself, for models without conversations."""
+    if source.kind == "gguf":
+        raise ModelError(f"{source.path}: embedding models and rerankers are served from folders, not from .gguf files")
+    backend = _read_backend(source.path)
+    _check_ids(source.path, backend)
+    check_regexes(backend)
+    return backend
+
+
 def read_chat_template(source: ModelSource) -> str | None:
     """Reads the chat template alone: that is cheap, and a tokenizer is not."""
     if source.kind == "folder":

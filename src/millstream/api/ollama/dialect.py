@@ -6,7 +6,7 @@ from fastapi import APIRouter
 
 from millstream.api.dialect import Dialect, DialectDocs
 from millstream.api.errors import ErrorFormat
-from millstream.api.ollama import models, store, text
+from millstream.api.ollama import embed, models, store, text
 from millstream.api.ollama.docs import ERRORS
 from millstream.api.ollama.errors import error_body
 from millstream.api.ollama.model_schema import OllamaModel, OllamaRunning, OllamaStatus, OllamaTags, OllamaVersion
@@ -17,7 +17,7 @@ from millstream.api.response import Responder
 
 def _routes(responder: Responder) -> tuple[APIRouter, ...]:
     service = responder.services.models
-    return text.routes(responder), models.routes(service), store.routes(service)
+    return text.routes(responder), embed.routes(responder), models.routes(service), store.routes(service)
 
 
 OLLAMA = Dialect(
@@ -26,13 +26,22 @@ OLLAMA = Dialect(
     errors=ErrorFormat(error_body),
     docs=DialectDocs(
         errors=ERRORS,
-        bodies=(OllamaChatRequest, OllamaGenerateRequest, OllamaShowRequest, OllamaPullRequest),
+        bodies=(
+            OllamaChatRequest,
+            OllamaGenerateRequest,
+            OllamaShowRequest,
+            OllamaPullRequest,
+            embed.OllamaEmbedRequest,
+            embed.OllamaEmbeddingsRequest,
+        ),
         responses=(
             OllamaChat,
             OllamaChatLine,
             OllamaGenerated,
             OllamaGeneratedLine,
             OllamaTags,
+            embed.OllamaEmbeddings,
+            embed.OllamaEmbedding,
             OllamaRunning,
             OllamaModel,
             OllamaVersion,

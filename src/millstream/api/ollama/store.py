@@ -19,9 +19,9 @@ from millstream.api.ollama import docs
 from millstream.api.ollama.model_schema import OllamaStatus
 from millstream.api.ollama.names import find_model
 from millstream.api.ollama.requests import named_request
-from millstream.api.ollama.schema import OllamaModelRequest, OllamaPullRequest
+from millstream.api.ollama.schema import OllamaPullRequest
 from millstream.api.openapi import documented
-from millstream.errors import BadRequest, NotFound, WrongModelKind
+from millstream.errors import BadRequest, NotFound
 from millstream.service.ports import ModelService
 
 _PULL = documented(
@@ -56,8 +56,6 @@ def routes(service: ModelService) -> APIRouter:
 
     for (method, path), action in _REFUSED.items():
         router.add_api_route(path, _refuse(action), methods=[method], include_in_schema=False)
-    for path in ("/embed", "/embeddings"):
-        router.add_api_route(path, _embed(service), methods=["POST"], include_in_schema=False)
     return router
 
 
@@ -74,14 +72,3 @@ def _refuse(action: str) -> Callable[[], Awaitable[Response]]:
         raise BadRequest(f"This server does not {action}.")
 
     return refuse
-
-
-def _embed(service: ModelService) -> Callable[[Request], Awaitable[Response]]:
-    async def embed(request: Request) -> Response:
-        parsed = await read_body(request, partial(named_request, OllamaModelRequest))
-        name = find_model(service, parsed.model).name
-        raise WrongModelKind(
-            f"model {name!r} is a model for generation; this server does not serve embeddings yet.", param="model"
-        )
-
-    return embed

@@ -112,4 +112,5 @@ def _fields(card: ModelCard) -> dict[str, object]:
         "context_length": card.context_length,
         "restarts": card.restarts,
         "capabilities": list(card.capabilities),
+        **({} if card.dimensions is None else {"dimensions": card.dimensions}),
     }

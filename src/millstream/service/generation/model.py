@@ -37,6 +37,7 @@ class GenerationModel(ReadyModel):
     """Everything that a generation request needs from its model."""
 
     kind: ClassVar[str] = "generation"
+    capability: ClassVar[str] = "completion"
 
     facts: GenerationFacts
     tokenizer: Tokenizer

@@ -1,0 +1,107 @@
+"""POST /v1/embeddings."""
+
+from __future__ import annotations
+
+import base64
+import sys
+
+import numpy as np
+import orjson
+from anyio import to_thread
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from millstream.api.body import read_body, validated
+from millstream.api.connected import ComputedResponse
+from millstream.api.error_docs import SERVICE
+from millstream.api.openai import docs
+from millstream.api.openai.embedding_schema import EXAMPLES, IGNORED, UNSUPPORTED, EmbeddingList, EmbeddingsRequest
+from millstream.api.openapi import documented
+from millstream.api.params import supported
+from millstream.api.response import Responder
+from millstream.service.ports import EncodingService
+from millstream.types import EmbeddingRequest, Embeddings, Truncation
+
+LARGE = 2**16
+"""Numbers that are rendered on the event loop: some milliseconds."""
+
+_DOCS = documented(
+    EmbeddingList,
+    "One vector for each input, in their order.",
+    errors=docs.ERRORS.references(SERVICE),
+    body=EmbeddingsRequest,
+    examples=EXAMPLES,
+)
+
+
+def routes(responder: Responder) -> APIRouter:
+    router = APIRouter(prefix="/v1", tags=["embeddings"], default_response_class=Response)
+
+    @router.post("/embeddings", summary="Embed texts", openapi_extra=_DOCS)
+    async def embeddings(request: Request) -> Response:
+        parsed = await read_body(request, _parse)
+        return EmbeddingsResponse(
+            responder.services.encoding,
+            embedding_request(parsed),
+            as_base64=parsed.encoding_format == "base64",
+            write_timeout=responder.write_timeout,
+        )
+
+    return router
+
+
+def _parse(body: dict[str, object]) -> EmbeddingsRequest:
+    return validated(EmbeddingsRequest, supported(body, EmbeddingsRequest.model_fields, UNSUPPORTED, IGNORED))
+
+
+def embedding_request(parsed: EmbeddingsRequest) -> EmbeddingRequest:
+    return EmbeddingRequest(
+        parsed.model,
+        parsed.input,
+        dimensions=parsed.dimensions,
+        input_type=parsed.input_type,
+        prompt_name=parsed.prompt_name,
+        truncation=_truncation(parsed),
+    )
+
+
+def _truncation(parsed: EmbeddingsRequest) -> Truncation | None:
+    tokens = parsed.truncate_prompt_tokens
+    if tokens is None and not parsed.truncate:
+        return None
+    return Truncation(tokens if tokens is not None and tokens > 0 else None, parsed.truncation_side == "left")
+
+
+class EmbeddingsResponse(ComputedResponse):
+    """A client that leaves ends the work."""
+
+    def __init__(
+        self, service: EncodingService, request: EmbeddingRequest, *, as_base64: bool, write_timeout: float
+    ) -> None:
+        super().__init__(write_timeout=write_timeout)
+        self._service = service
+        self._request = request
+        self._as_base64 = as_base64
+
+    async def compute(self) -> bytes:
+        result = await self._service.embed(self._request)
+        if len(result.values) // 4 > LARGE:
+            return await to_thread.run_sync(render, result, self._as_base64)
+        return render(result, self._as_base64)
+
+
+def render(result: Embeddings, as_base64: bool) -> bytes:
+    vectors = np.frombuffer(result.values, np.float32).reshape(-1, result.width)
+    if as_base64 and sys.byteorder == "big":
+        vectors = vectors.astype("<f4")
+    data = [
+        {
+            "object": "embedding",
+            "index": index,
+            "embedding": base64.b64encode(vector.tobytes()).decode() if as_base64 else vector,
+        }
+        for index, vector in enumerate(vectors)
+    ]
+    usage = {"prompt_tokens": result.prompt_tokens, "total_tokens": result.prompt_tokens}
+    body = {"object": "list", "data": data, "model": result.model, "usage": usage}
+    return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)

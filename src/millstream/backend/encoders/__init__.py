@@ -1,0 +1,1 @@
+"""Encoder models: embeddings and rerankers, each input in one pass."""

@@ -1,0 +1,98 @@
+"""Loads models of every kind: finds their files, sees what they are for, and has them loaded by the loader of that
+kind."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from concurrent.futures import Executor
+from dataclasses import replace
+
+from millstream.config import ModelSpec, Settings
+from millstream.loading.backends import BackendMaker
+from millstream.loading.description import BAD_FILES
+from millstream.loading.encoders import EncoderLoader, describe_encoder
+from millstream.loading.engines import Engines
+from millstream.loading.files import FileSearch
+from millstream.loading.generation import GenerationLoader
+from millstream.loading.work import Work
+from millstream.media.limits import MediaLimits
+from millstream.model_facts import UNDESCRIBED, ModelDescription
+from millstream.models.checks import check_model
+from millstream.models.encoder_layout import Kind, kind_of
+from millstream.models.files import read_object
+from millstream.models.source import ModelSource, find_local
+from millstream.service.managed_model import LoadContext
+from millstream.service.ready_model import ReadyModel
+
+log = logging.getLogger(__name__)
+
+
+class ModelLoader:
+    """`pool` runs the blocking work: downloads, tokenizers, preprocessors."""
+
+    def __init__(
+        self, settings: Settings, engines: Engines, pool: Executor, limits: MediaLimits, make_backend: BackendMaker
+    ) -> None:
+        self._settings = settings
+        self._work = Work(pool)
+        self._generation = GenerationLoader(settings, engines, self._work, limits, make_backend)
+        self._encoders = EncoderLoader(settings, engines, self._work)
+
+    @property
+    def working(self) -> bool:
+        """True if a download or another blocking job is still running."""
+        return self._work.running
+
+    def serve_models(self, models: tuple[ModelSpec, ...]) -> None:
+        """Other models are served now. Later loads share the cores with them."""
+        self._settings = replace(self._settings, models=models)
+        self._generation.serve_models(models)
+        self._encoders.serve_models(models)
+
+    async def open(self, name: str, spec: ModelSpec, loading: LoadContext) -> ReadyModel:
+        """Loads a model and returns it, ready to serve. Raises `ModelError` if it cannot be loaded."""
+        source = await self._find(name, spec, loading)
+        await self._work(functools.partial(check_model, source.kind, source.path))
+        kind = await self._work(functools.partial(source_kind, source))
+        if kind == "generation":
+            return await self._generation.open(name, spec, source, loading)
+        return await self._encoders.open(name, spec, source, kind, loading)
+
+    async def _find(self, name: str, spec: ModelSpec, loading: LoadContext) -> ModelSource:
+        search = FileSearch(loading, functools.partial(log.info, "%s: %s", name))
+        try:
+            return await self._work(functools.partial(search.find, spec.source, self._settings.cache_dir))
+        finally:
+            search.cancel()
+
+    async def describe(self, spec: ModelSpec) -> ModelDescription:
+        """Describes a model without loading it, as far as its files are on this machine."""
+        return await self._work(functools.partial(self._describe, spec))
+
+    def _describe(self, spec: ModelSpec) -> ModelDescription:
+        try:
+            source = find_local(spec.source, cache_dir=self._settings.cache_dir)
+            if source is None:
+                return UNDESCRIBED
+            kind = source_kind(source)
+            return self._generation.describe(spec, source) if kind == "generation" else describe_encoder(source, kind)
+        except BAD_FILES as error:  # the load will say it too
+            log.debug("%s cannot be described: %s", spec.source, error)
+            return UNDESCRIBED
+
+    async def close(self) -> None:
+        await self._work.close()
+        await self._generation.close()
+
+    async def wait_closed(self) -> None:
+        """Call it after all engines have stopped."""
+        await asyncio.shield(self._generation.wait_closed())
+
+
+def source_kind(source: ModelSource) -> Kind:
+    """GGUF files are text generation models."""
+    if source.kind == "gguf":
+        return "generation"
+    return kind_of(source.path, read_object(source.path / "config.json"))

@@ -1,0 +1,1 @@
+"""Embeddings and reranking: texts in, vectors and scores out."""

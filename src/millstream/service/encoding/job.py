@@ -1,0 +1,62 @@
+"""Runs one request on an encoder's engine, and collects its vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millstream.engine.jobs.messages import Encode, Encoded, Vectors
+from millstream.engine.messages import Failed, Started
+from millstream.errors import BadRequest, EngineGone, StepFailed
+from millstream.service.engine_client import EngineClient
+from millstream.service.inbox import Inbox
+from millstream.service.unread_output import UnreadOutput
+
+Matrix = NDArray[np.float32]
+
+
+class Job:
+    """A request that the engine has accepted. The caller must `collect` it or `cancel` it."""
+
+    def __init__(self, engine: EngineClient, submit: Encode, unread: UnreadOutput) -> None:
+        """Raises `EngineBusy` or `EngineGone` if the engine does not accept it."""
+        self._engine = engine
+        self._request_id = submit.request_id
+        self._count = len(submit.inputs)
+        self._inbox = Inbox(unread)
+        engine.submit([submit], self._inbox)
+
+    async def collect(self, on_start: Callable[[], None] = lambda: None) -> Matrix:
+        """One row per input. If this is cancelled, the engine drops what is left before its next batch. `on_start` is
+        called when the first batch begins that has some of them."""
+        try:
+            return await self._collect(on_start)
+        finally:
+            self._engine.cancel([self._request_id])
+            self._inbox.close()
+
+    async def _collect(self, on_start: Callable[[], None]) -> Matrix:
+        result: Matrix | None = None
+        while True:
+            for event in await self._inbox.take():
+                match event:
+                    case Started():
+                        on_start()
+                    case Vectors():
+                        if result is None:
+                            result = np.empty((self._count, event.width), np.float32)
+                        vectors = np.frombuffer(event.values, np.float32).reshape(-1, event.width)
+                        result[list(event.inputs)] = vectors
+                    case Encoded():
+                        assert result is not None
+                        return result
+                    case Failed():
+                        if event.refused:
+                            raise BadRequest(event.message)
+                        raise EngineGone(event.message) if event.gone else StepFailed(event.message)
+
+
+def token_bytes(tokens: Sequence[int]) -> bytes:
+    return np.asarray(tokens, np.int32).tobytes()
