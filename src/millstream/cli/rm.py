@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from millstream.cli.cache_options import add_cache_dir
-from millstream.cli.launch import DEFAULT_URL
 from millstream.cli.served_models import served_models
+from millstream.cli.server_client import DEFAULT_URL
 from millstream.errors import MillstreamError, NotFound, Unauthorized
 from millstream.models.demo import DEMO
 from millstream.models.nearby import did_you_mean

@@ -12,12 +12,11 @@ from millstream.config import ModelSpec, Settings
 from millstream.engine.jobs.scheduler import JobScheduler
 from millstream.errors import ModelError
 from millstream.loading.backends import encoder_backend
-from millstream.loading.description import BAD_FILES
 from millstream.loading.engines import Engines
 from millstream.loading.settings import EngineSettings, engine_settings, max_batch
 from millstream.loading.work import Work
 from millstream.model_facts import UNDESCRIBED, EncoderFacts, ModelDescription
-from millstream.models.description import describe_files
+from millstream.models.description import BAD_FILES, describe_files
 from millstream.models.encoder_layout import EncoderLayout, Kind, read_layout
 from millstream.models.estimate import estimate_weights, expected_device
 from millstream.models.source import ModelSource

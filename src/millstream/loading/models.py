@@ -11,7 +11,6 @@ from dataclasses import replace
 
 from millstream.config import ModelSpec, Settings
 from millstream.loading.backends import BackendMaker
-from millstream.loading.description import BAD_FILES
 from millstream.loading.encoders import EncoderLoader, describe_encoder
 from millstream.loading.engines import Engines
 from millstream.loading.files import FileSearch
@@ -20,6 +19,7 @@ from millstream.loading.work import Work
 from millstream.media.limits import MediaLimits
 from millstream.model_facts import UNDESCRIBED, ModelDescription
 from millstream.models.checks import check_model
+from millstream.models.description import BAD_FILES
 from millstream.models.encoder_layout import Kind, kind_of
 from millstream.models.files import read_object
 from millstream.models.source import ModelSource, find_local
