@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-WORDS = "the mill stands by stream water drives wheel what bread is baked yes no judge a".split()
+WORDS = ("the", "mill", "stands", "by", "stream", "water", "drives", "wheel", "what", "bread", "is", "baked", "a")
 
 
 def wordpiece(*, special: bool = True) -> Tokenizer:

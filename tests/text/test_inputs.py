@@ -78,9 +78,11 @@ def test_an_unpaired_surrogate_is_the_callers_mistake(tokenizer: EncoderTokenize
 
 
 def test_a_text_that_is_too_long_is_named_with_the_limit_and_the_remedy(tokenizer: EncoderTokenizer) -> None:
-    with pytest.raises(ContextOverflow, match="length is 5 tokens.*input 1 has 8 tokens.*truncate_prompt_tokens") as e:
+    with pytest.raises(
+        ContextOverflow, match=r"length is 5 tokens.*input 1 has 8 tokens.*truncate_prompt_tokens"
+    ) as error:
         tokenizer.encode(["mill", LONG], prompt="", limit=5, truncation=None)
-    assert e.value.param == "input"
+    assert error.value.param == "input"
     with pytest.raises(ContextOverflow, match="input 0 has 6 tokens"):
         one(tokenizer, tuple(range(6)), limit=5)
 

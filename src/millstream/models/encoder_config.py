@@ -39,7 +39,8 @@ class BertConfig:
             raise ModelError(
                 f"config.json: position_embedding_type {settings['position_embedding_type']!r} is not supported"
             )
-        first = int(settings.get("pad_token_id", 1)) + 1 if family in _FROM_PAD_TOKEN else 0
+        padding = settings.get("pad_token_id")
+        first = (padding if type(padding) is int else 1) + 1 if family in _FROM_PAD_TOKEN else 0
         return cls(
             family,
             layers=_number(settings, "n_layers" if distil else "num_hidden_layers"),
