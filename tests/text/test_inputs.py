@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from encoder_tokenizers import wordpiece
+from support.encoder_tokenizers import wordpiece
 
 from millstream.errors import BadRequest, ContextOverflow
 from millstream.text.inputs import EncoderTokenizer

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from encoder_tokenizers import chat_bytes, without_types, wordpiece
+from support.encoder_tokenizers import chat_bytes, without_types, wordpiece
 from tokenizers import Tokenizer
 
 from millstream.errors import BadRequest
