@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Sequence
 
 import mlx.core as mx
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from millstream.backend.device import current_device
 from millstream.backend.encoders.calibration import DEFAULT, choose_sizes
 from millstream.backend.encoders.loading import Encoder, load_encoder
+from millstream.backend.encoders.padding import Padded
 from millstream.backend.encoders.settings import EncoderSettings
 from millstream.engine.background import BackgroundTask
 from millstream.engine.jobs.messages import Encode
@@ -70,7 +72,10 @@ class MlxEncoderBackend:
 
     def memory_bytes(self) -> int:
         """Owner only."""
-        return 0 if self._encoder is None else self._encoder.weight_bytes
+        if self._encoder is None:
+            return 0
+        prefixes = self._encoder.prefixes
+        return self._encoder.weight_bytes + (0 if prefixes is None else prefixes.nbytes)
 
     def step(self, plan: BatchPlan) -> BatchResult:
         """Owner only. Compute one batch."""
@@ -79,8 +84,10 @@ class MlxEncoderBackend:
         return BatchResult(np.asarray(vectors).tobytes(), vectors.shape[1])
 
     def reset(self) -> None:
-        """Owner only. Nothing is kept between steps."""
+        """Owner only."""
         self._guard.check("reset")
+        if self._encoder is not None and self._encoder.prefixes is not None:
+            self._encoder.prefixes.clear()
 
     def close(self) -> None:
         """Owner only, and its last call: arrays must be freed on the thread whose stream they were made on."""
@@ -94,25 +101,18 @@ class MlxEncoderBackend:
         finally:
             mx.clear_cache()  # not the streams: the next engine on this thread needs them
 
-    def _compute(self, inputs: tuple[BatchInput, ...] | list[BatchInput], length: int) -> mx.array:
+    def _compute(self, inputs: Sequence[BatchInput], length: int) -> mx.array:
         if self._encoder is None:
             raise ModelError("The model is not loaded.")
-        ids = np.full((len(inputs), length), self._settings.pad_token, np.int32)
-        lengths = np.empty(len(inputs), np.int32)
-        for row, each in enumerate(inputs):
-            tokens = np.frombuffer(each.tokens, np.int32)
-            ids[row, : len(tokens)] = tokens
-            lengths[row] = len(tokens)
-        places = np.arange(length)
-        keep = None if lengths.min() == length else mx.array(places[None, :] < lengths[:, None])
-        types = None
-        if any(each.first_part is not None for each in inputs):
-            firsts = np.array([length if each.first_part is None else each.first_part for each in inputs])
-            types = mx.array(
-                ((places[None, :] >= firsts[:, None]) & (places[None, :] < lengths[:, None])).astype(np.int32)
-            )
-        hidden = self._encoder.body(mx.array(ids), keep, types)
-        vectors = self._encoder.head(hidden, mx.array(lengths)).astype(mx.float32)
+        encoder = self._encoder
+        rows = [np.frombuffer(each.tokens, np.int32) for each in inputs]
+        shared = encoder.prefixes.common(rows) if encoder.prefixes is not None else 0
+        batch = Padded.of([row[shared:] for row in rows], length - shared, self._settings.pad_token)
+        if shared and encoder.prefixes is not None:
+            hidden = encoder.prefixes.continued(rows[0][:shared], batch.ids)
+        else:
+            hidden = encoder.body(batch.ids, batch.keep, batch.types([each.first_part for each in inputs]))
+        vectors = encoder.head(hidden, batch.lengths).astype(mx.float32)
         mx.eval(vectors)
         return vectors
 

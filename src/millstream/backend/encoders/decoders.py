@@ -21,10 +21,9 @@ def load_decoder(folder: Path, dtype: mx.Dtype | None, *, head: bool) -> Any:
 
         class WithoutHead(model_class):  # type: ignore[misc, valid-type]
             def sanitize(self, weights: dict[str, Any]) -> dict[str, Any]:
-                named = {_inner(name): tensor for name, tensor in weights.items() if "_Dense." not in name}
-                if hasattr(super(), "sanitize"):
-                    named = super().sanitize(named)
-                return {name: tensor for name, tensor in named.items() if not name.startswith("lm_head.")}
+                kept = (name for name in weights if "_Dense." not in name and not name.startswith("lm_head."))
+                named = {_inner(name): weights[name] for name in kept}
+                return super().sanitize(named) if hasattr(super(), "sanitize") else named  # type: ignore[no-any-return]
 
         return WithoutHead, arguments_class
 
@@ -40,7 +39,7 @@ def _unpacked(model: Any, dtype: mx.Dtype | None) -> Any:
 
 
 def _inner(name: str) -> str:
-    return name if name.startswith(("model.", "lm_head.")) else f"model.{name}"
+    return name if name.startswith("model.") else f"model.{name}"
 
 
 class CausalBody:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
@@ -24,6 +24,9 @@ from millstream.models.encoder_config import BERT_FAMILIES, BIDIRECTIONAL_FAMILI
 from millstream.models.encoder_layout import EncoderLayout
 from millstream.models.safetensors_header import folder_tensors, weight_files
 
+if TYPE_CHECKING:
+    from millstream.backend.encoders.prefixes import PrefixReader
+
 Body = Callable[[mx.array, mx.array | None, mx.array | None], mx.array]
 """Tokens, True where they are not padding (None: nowhere), and 0 or 1 for the parts of pairs, to hidden states."""
 
@@ -34,6 +37,8 @@ class Encoder:
     head: Head
     weights: list[mx.array]
     dtype: str
+    prefixes: PrefixReader | None = None
+    """For models that can read what inputs have in common once."""
 
     @property
     def weight_bytes(self) -> int:
@@ -74,23 +79,28 @@ def _load(
     dense = {each.folder: Tensors(_stored(folder / each.folder), mx.float32, None) for each in layout.dense}
     head: Head | None = embedding_head(layout, dense) if layout.kind == "embedding" else None
     family = family_of(config)
+    prefixes: PrefixReader | None = None
     if family in FAMILIES:
         tensors = Tensors(stored, dtype, quantization if isinstance(quantization, dict) else None)
         body = _own_family(family)(config, tensors)
         head = head or classifier_head(config, tensors)
         used = tensors.used
     else:
+        # mlx-lm takes a second to import, which the families of our own do without.
         from millstream.backend.encoders.decoders import CausalBody, Gemma3Body, answer_rows, load_decoder
+        from millstream.backend.encoders.prefixes import PrefixReader
 
         model = load_decoder(folder, dtype if device.is_cpu and unpack else None, head=answers is not None)
         body = Gemma3Body(model, config) if family in BIDIRECTIONAL_FAMILIES else CausalBody(model)
+        if isinstance(body, CausalBody) and layout.pooling in ((), ("last",)) and PrefixReader.serves(model):
+            prefixes = PrefixReader(model)
         if head is None:
             if answers is None:
                 raise ModelError(f"{folder}: its tokenizer has no single tokens for yes and no")
             head = yes_no_head(answer_rows(model, answers))
         used = list(reachable_arrays(model))
     used = [*used, *(array for tensors in dense.values() for array in tensors.used)]
-    return Encoder(body, head, used, str(dtype).removeprefix("mlx.core."))
+    return Encoder(body, head, used, str(dtype).removeprefix("mlx.core."), prefixes)
 
 
 def _own_family(family: str) -> Callable[[dict[str, Any], Tensors], Body]:
