@@ -242,3 +242,14 @@ def test_modernberts_layers_in_both_spellings() -> None:
     assert ModernBertConfig.read(config).global_layers == {0, 3}
     types = ["full_attention", "sliding_attention"] * 3
     assert ModernBertConfig.read({**config, "layer_types": types}).global_layers == {0, 2, 4}
+
+
+def test_modernberts_rotary_positions_in_both_spellings() -> None:
+    config = {"num_hidden_layers": 6, "num_attention_heads": 2}
+    read = ModernBertConfig.read(config)
+    assert (read.global_theta, read.local_theta) == (160_000, 10_000)
+    read = ModernBertConfig.read({**config, "global_rope_theta": 5.0, "local_rope_theta": None})
+    assert (read.global_theta, read.local_theta) == (5, 5)
+    new = {"full_attention": {"rope_theta": 7.0}, "sliding_attention": {"rope_theta": 3.0, "rope_type": "default"}}
+    read = ModernBertConfig.read({**config, "rope_parameters": new})
+    assert (read.global_theta, read.local_theta) == (7, 3)

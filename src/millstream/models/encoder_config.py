@@ -72,7 +72,7 @@ class ModernBertConfig:
             chosen = frozenset(number for number, name in enumerate(types) if name == "full_attention")
         else:
             chosen = frozenset(range(0, layers, max(every, 1)))
-        global_theta = float(settings.get("global_rope_theta", 160_000.0))
+        global_theta = _theta(settings, "full_attention", settings.get("global_rope_theta", 160_000.0))
         return cls(
             layers,
             heads=_number(settings, "num_attention_heads"),
@@ -81,7 +81,7 @@ class ModernBertConfig:
             window=int(settings.get("local_attention", 128)),
             global_layers=chosen,
             global_theta=global_theta,
-            local_theta=float(settings.get("local_rope_theta") or global_theta),
+            local_theta=_theta(settings, "sliding_attention", settings.get("local_rope_theta", 10_000.0) or global_theta),
         )
 
 
@@ -129,6 +129,14 @@ def most_tokens(settings: Mapping[str, Any]) -> int | None:
 
 def config_file(folder: Path) -> Path:
     return folder / "config.json"
+
+
+def _theta(settings: Mapping[str, Any], layers: str, default: Any) -> float:
+    """The base of rotary positions, in the form that transformers 5 writes; `default` if there is none."""
+    parameters = settings.get("rope_parameters")
+    found = parameters.get(layers) if isinstance(parameters, dict) else None
+    theta = found.get("rope_theta") if isinstance(found, dict) else None
+    return float(default if theta is None else theta)
 
 
 def _number(settings: Mapping[str, Any], key: str) -> int:
