@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from support.encoder_tokenizers import wordpiece
 
 from millstream.errors import BadRequest, ContextOverflow
 from millstream.text.inputs import EncoderTokenizer
 from millstream.types import Truncation
+from support.encoder_tokenizers import wordpiece
 
 CLS, SEP, UNK, PAD = 2, 3, 1, 0
 LONG = "the mill stands by the stream"

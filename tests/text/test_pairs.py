@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from support.encoder_tokenizers import chat_bytes, without_types, wordpiece
 from tokenizers import Tokenizer
 
 from millstream.errors import BadRequest
 from millstream.text.pairs import CrossEncoderPairs, EncodedPair, PairEncoder, YesNoPairs, answer_tokens
+from support.encoder_tokenizers import chat_bytes, without_types, wordpiece
 
 QUERY, DOCUMENT = "what drives the mill", "water drives the wheel"
 
