@@ -32,7 +32,7 @@ if worker := os.environ.get("PYTEST_XDIST_WORKER"):
 
 load_blas()
 
-pytest_plugins = ["support.demo", "support.real_encoders"]
+pytest_plugins = ["support.demo", "support.encoder_server", "support.real_encoders"]
 
 # `httpx.get` makes a client each time, and each reads the certificates of all authorities: 80 ms of CPU time a request.
 httpx_transport.create_ssl_context = functools.cache(httpx_transport.create_ssl_context)

@@ -81,7 +81,9 @@ class ModernBertConfig:
             window=int(settings.get("local_attention", 128)),
             global_layers=chosen,
             global_theta=global_theta,
-            local_theta=_theta(settings, "sliding_attention", settings.get("local_rope_theta", 10_000.0) or global_theta),
+            local_theta=_theta(
+                settings, "sliding_attention", settings.get("local_rope_theta", 10_000.0) or global_theta
+            ),
         )
 
 
