@@ -47,16 +47,14 @@ def test_openai(client: openai.OpenAI, expected: Any) -> None:
         client.embeddings.create(model="text-embedding-3-small", input=TEXTS)
 
 
-def test_litellm(encoders: RunningServer, expected: Any) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import litellm
-
-        base = f"{encoders.url}/v1"
-        reply = litellm.embedding("openai/embed", input=TEXTS, api_base=base, api_key="none")
-        ranked = litellm.rerank(
-            "hosted_vllm/rank", query="mill", documents=TEXTS, api_base=encoders.url, api_key="none", top_n=1
-        )
+@pytest.mark.filterwarnings("ignore")  # of litellm's own making
+def test_litellm(encoders: RunningServer, expected: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # its import would ask the network for prices
+    litellm = pytest.importorskip("litellm")
+    reply = litellm.embedding("openai/embed", input=TEXTS, api_base=f"{encoders.url}/v1", api_key="none")
+    ranked = litellm.rerank(
+        "hosted_vllm/rank", query="mill", documents=TEXTS, api_base=encoders.url, api_key="none", top_n=1
+    )
     close([each["embedding"] for each in reply.data], expected)
     assert len(ranked.results) == 1 and 0 < ranked.results[0]["relevance_score"] < 1
 
@@ -65,9 +63,10 @@ def test_langchain(encoders: RunningServer, expected: Any) -> None:
     from langchain_openai import OpenAIEmbeddings
 
     settings: dict[str, Any] = {"model": "embed", "base_url": f"{encoders.url}/v1", "api_key": "none", "max_retries": 0}
-    embeddings = OpenAIEmbeddings(check_embedding_ctx_length=False, **settings)
-    close(embeddings.embed_documents(TEXTS), expected)
-    close(embeddings.embed_query(TEXTS[0]), expected[0])
+    with httpx.Client() as http:
+        embeddings = OpenAIEmbeddings(check_embedding_ctx_length=False, http_client=http, **settings)
+        close(embeddings.embed_documents(TEXTS), expected)
+        close(embeddings.embed_query(TEXTS[0]), expected[0])
 
 
 def test_tokens_of_another_models_tokenizer_are_refused_with_the_remedy(client: openai.OpenAI) -> None:
@@ -77,11 +76,11 @@ def test_tokens_of_another_models_tokenizer_are_refused_with_the_remedy(client: 
 
 
 def test_llama_index(encoders: RunningServer, expected: Any) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(), httpx.Client() as http:
+        warnings.simplefilter("ignore")  # its import warns
         module = pytest.importorskip("llama_index.embeddings.openai_like")
         embedder = module.OpenAILikeEmbedding(
-            model_name="embed", api_base=f"{encoders.url}/v1", api_key="none", max_retries=0
+            model_name="embed", api_base=f"{encoders.url}/v1", api_key="none", max_retries=0, http_client=http
         )
         close(embedder.get_text_embedding_batch(TEXTS), expected)
         close(embedder.get_query_embedding(TEXTS[0]), expected[0])
@@ -90,7 +89,13 @@ def test_llama_index(encoders: RunningServer, expected: Any) -> None:
 def test_ollama(encoders: RunningServer, expected: Any) -> None:
     import ollama
 
-    client = ollama.Client(host=encoders.url)
+    with ollama.Client(host=encoders.url) as client:
+        check_ollama(client, expected)
+
+
+def check_ollama(client: Any, expected: Any) -> None:
+    import ollama
+
     reply = client.embed(model="embed", input=TEXTS)
     close(reply.embeddings, expected)
     assert reply.model == "embed" and reply.prompt_eval_count == 13 and reply.total_duration

@@ -16,4 +16,4 @@ def services(service: Any, **others: Any) -> Services:
         "records": MemoryRecords(max_bytes=10**6, max_age=60.0),
         "tool_servers": McpServers(()),
     }
-    return Services(models=service, generation=service, **parts | others)
+    return Services(models=service, generation=service, encoding=service, **parts | others)
