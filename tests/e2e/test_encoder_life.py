@@ -99,8 +99,8 @@ def test_a_budget_that_is_too_small_is_said(three_models: tuple[str, ...]) -> No
     settings = Settings(models=three_models[1:2], port=0, isolation="thread", load="use", memory=100 * 2**20)
     with running(settings) as server:
         reply = embed(server)
-        assert reply.status_code in (500, 503), reply.text
-        assert "memory" in reply.json()["error"]["message"]
+        assert reply.status_code == 507, reply.text
+        assert "needs at least 0.25 GiB; the budget is 100.0 MiB" in reply.json()["error"]["message"]
 
 
 def test_unloads_that_race_with_requests_never_give_a_500(three_models: tuple[str, ...]) -> None:
@@ -122,5 +122,5 @@ def test_unloads_that_race_with_requests_never_give_a_500(three_models: tuple[st
         unloads = pool.submit(unload)
         statuses = list(pool.map(ask, range(40)))
         unloads.result(PATIENCE)
-        assert set(statuses) <= {200, 503} and 200 in statuses
+        assert set(statuses) <= {200, 409, 503} and 200 in statuses
         assert embed(server).status_code == 200
