@@ -37,7 +37,7 @@ for variable in ("MILLSTREAM_CONFIG", "MILLSTREAM_MODELS", "MILLSTREAM_API_KEY")
 
 load_blas()
 
-pytest_plugins = ["support.demo"]
+pytest_plugins = ["support.demo", "support.encoder_server", "support.real_encoders"]
 
 # `httpx.get` makes a client each time, and each reads the certificates of all authorities: 80 ms of CPU time a request.
 httpx_transport.create_ssl_context = functools.cache(httpx_transport.create_ssl_context)
@@ -113,12 +113,14 @@ def whole(request: pytest.FixtureRequest) -> bool:
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """A folder with a tiny random model of a family, made once a run."""
+    from support import tiny_encoders
     from support.tiny import write_model
 
     root = tmp_path_factory.mktemp("tiny-models")
 
     def get(family: str) -> Path:
         folder = root / family
-        return folder if folder.exists() else write_model(folder, family)
+        write = tiny_encoders.write_encoder if family in tiny_encoders.OWN else write_model
+        return folder if folder.exists() else write(folder, family)
 
     return get

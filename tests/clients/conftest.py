@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import warnings
 from collections.abc import Iterator
 
@@ -15,6 +16,8 @@ def closed_event_loop() -> Iterator[None]:
     warns of that, and the warning would count as that test's failure."""
     yield
     with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # and sockets, which must not be found within a later test
+        gc.collect()
         warnings.simplefilter("ignore", DeprecationWarning)
         try:
             loop = asyncio.get_event_loop()

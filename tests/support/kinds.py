@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from millstream.engine.generation.messages import Generate, Tokens
+from millstream.engine.jobs.messages import Encode, Vectors
+from millstream.engine.jobs.scheduler import JobScheduler
 from millstream.engine.link import ThreadLink
 from millstream.engine.messages import Submit
 from millstream.engine.process_link import ProcessLink
 from millstream.engine.protocols import BackendFactory, SchedulerFactory
-from millstream.loading.backends import generation_backend
+from millstream.loading.backends import encoder_backend, generation_backend
 from millstream.loading.settings import EngineSettings
+from millstream.model_facts import EncoderFacts
+from millstream.models.encoder_layout import read_layout
 from millstream.models.source import ModelSource
 from support.digest_kind import CAPACITY, Digest, DigestBackend, DigestScheduler, Round
+from support.encodes import requested
 from support.engines import Driver, scheduler
 from support.fake import FakeBackend
 
@@ -52,10 +57,34 @@ def _round(event: Round) -> tuple[object, ...]:
     return (event.digest,)
 
 
+def _encode(request_id: int, seed: int = 1, steps: int = 5) -> Encode:
+    return requested(request_id, [[seed + 1, 2, 3]] * steps)
+
+
+def _vectors(event: Vectors) -> tuple[object, ...]:
+    size = 4 * event.width
+    return tuple((index, event.values[n * size : (n + 1) * size]) for n, index in enumerate(event.inputs))
+
+
+def one_by_one(facts: EncoderFacts) -> JobScheduler:
+    """Batches of one input, so that a request of some inputs takes as many steps."""
+    return JobScheduler(replace(facts, batch_tokens=1))
+
+
+def _encoder(folder: Path) -> Kind:
+    settings = EngineSettings(max_batch=CAPACITY, disabled=frozenset({"calibration"}))
+    source = ModelSource("tiny", "folder", folder)
+    backend = functools.partial(encoder_backend, source, settings, read_layout(folder), (0, None))
+    return Kind(backend, one_by_one, _encode, _vectors)
+
+
 def kind_of(name: str, tiny_model: Callable[[str], Path]) -> Kind:
-    """`fake` and `mlx` generate; `digest` is the second kind. All run `CAPACITY` requests at the same time."""
+    """`fake` and `mlx` generate, `encoder` embeds; `digest` is a kind of the tests' own. All take `CAPACITY` requests
+    at the same time."""
     if name == "digest":
         return Kind(DigestBackend, DigestScheduler, _digest, _round)
+    if name == "encoder":
+        return _encoder(tiny_model("bert"))
     backend: BackendFactory = functools.partial(FakeBackend, max_rows=CAPACITY)
     if name == "mlx":
         source = ModelSource("tiny", "folder", tiny_model("llama"))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from millstream.engine.background import BackgroundTask
 from millstream.engine.generation.messages import Generate
 from millstream.engine.generation.plan import GenerationBackend, Plan, StepResult
+from millstream.engine.jobs.plan import BatchPlan
 from millstream.engine.protocols import BackendFactory, Progress, ignore_progress
 from millstream.model_facts import GenerationFacts
 
@@ -58,13 +59,18 @@ class Gated(Wrapped):
         self.fail_next: Exception | None = None
 
     def step(self, plan: Plan) -> StepResult:
-        has_work = (plan.prefill or plan.decode) if isinstance(plan, Plan) else plan.run
-        if has_work:  # a step that only drops rows is not held
+        if _has_work(plan):  # a step that only drops rows is not held
             self._gate.pass_through()
             if self.fail_next is not None:
                 error, self.fail_next = self.fail_next, None
                 raise error
         return super().step(plan)
+
+
+def _has_work(plan: Any) -> bool:
+    if isinstance(plan, BatchPlan):
+        return True
+    return bool(plan.prefill or plan.decode) if isinstance(plan, Plan) else bool(plan.run)
 
 
 def gated(make: BackendFactory, gate: GateLike) -> Gated:

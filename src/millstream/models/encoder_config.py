@@ -39,7 +39,8 @@ class BertConfig:
             raise ModelError(
                 f"config.json: position_embedding_type {settings['position_embedding_type']!r} is not supported"
             )
-        first = int(settings.get("pad_token_id", 1)) + 1 if family in _FROM_PAD_TOKEN else 0
+        padding = settings.get("pad_token_id")
+        first = (padding if type(padding) is int else 1) + 1 if family in _FROM_PAD_TOKEN else 0
         return cls(
             family,
             layers=_number(settings, "n_layers" if distil else "num_hidden_layers"),
@@ -71,7 +72,7 @@ class ModernBertConfig:
             chosen = frozenset(number for number, name in enumerate(types) if name == "full_attention")
         else:
             chosen = frozenset(range(0, layers, max(every, 1)))
-        global_theta = float(settings.get("global_rope_theta", 160_000.0))
+        global_theta = _theta(settings, "full_attention", settings.get("global_rope_theta", 160_000.0))
         return cls(
             layers,
             heads=_number(settings, "num_attention_heads"),
@@ -80,7 +81,9 @@ class ModernBertConfig:
             window=int(settings.get("local_attention", 128)),
             global_layers=chosen,
             global_theta=global_theta,
-            local_theta=float(settings.get("local_rope_theta") or global_theta),
+            local_theta=_theta(
+                settings, "sliding_attention", settings.get("local_rope_theta", 10_000.0) or global_theta
+            ),
         )
 
 
@@ -128,6 +131,14 @@ def most_tokens(settings: Mapping[str, Any]) -> int | None:
 
 def config_file(folder: Path) -> Path:
     return folder / "config.json"
+
+
+def _theta(settings: Mapping[str, Any], layers: str, default: Any) -> float:
+    """The base of rotary positions, in the form that transformers 5 writes; `default` if there is none."""
+    parameters = settings.get("rope_parameters")
+    found = parameters.get(layers) if isinstance(parameters, dict) else None
+    theta = found.get("rope_theta") if isinstance(found, dict) else None
+    return float(default if theta is None else theta)
 
 
 def _number(settings: Mapping[str, Any], key: str) -> int:

@@ -64,8 +64,10 @@ class EncoderLayout:
 
 def kind_of(folder: Path, config: Mapping[str, Any]) -> Kind:
     """What the model in a folder is for, by what its files say."""
-    architectures = [str(name) for name in config.get("architectures") or () if isinstance(name, str)]
-    if any(name.endswith("ForSequenceClassification") for name in architectures):
+    architectures = config.get("architectures")
+    if isinstance(architectures, list) and any(
+        str(name).endswith("ForSequenceClassification") for name in architectures
+    ):
         return "rerank"
     if any(_part(module) == "LogitScore" for module in _modules(folder)) or _is_yes_no(folder, config):
         return "rerank"
@@ -148,7 +150,7 @@ def _embedder(folder: Path, config: Mapping[str, Any], family: str) -> EncoderLa
         normalize,
         _limit(folder, config),
         tuple(named.items()),
-        default if default in named else None,
+        default if isinstance(default, str) and default in named else None,
         dimensions=_matryoshka(config, settings),
     )
 
@@ -194,8 +196,7 @@ def _pooling(path: Path) -> tuple[str, ...]:
         raise ModelError(f"{path}: pooling without the prompt's tokens (include_prompt) is not supported")
     named = settings.get("pooling_mode")
     if named is not None:
-        modes = [named] if isinstance(named, str) else list(named)
-        modes = [_MODE_NAMES.get(str(mode), str(mode)) for mode in modes]
+        modes = [_MODE_NAMES.get(str(mode), str(mode)) for mode in (named if isinstance(named, list) else [named])]
     else:
         modes = [mode for key, mode in POOLING_MODES.items() if settings.get(key)]
     if not modes or not set(modes) <= set(POOLING_MODES.values()):

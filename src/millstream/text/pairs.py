@@ -57,7 +57,7 @@ class CrossEncoderPairs:
         return [self._pair(query, document, limit, document_limit) for query, document in pairs]
 
     def _pair(self, query: str, document: str, limit: int, document_limit: int | None) -> EncodedPair:
-        first, second = self._backend.encode_batch([query, document], add_special_tokens=False)
+        first, second = _encode(self._backend, query, document)
         room = _room(len(first.ids), limit - self._around, document_limit)
         second.truncate(room)
         joined = self._backend.post_process(first, second, add_special_tokens=True)
@@ -83,7 +83,7 @@ class YesNoPairs:
         encoded = []
         for query, document in pairs:
             question = f"<Instruct>: {instruction or _INSTRUCTION}\n<Query>: {query}\n<Document>:"
-            first, second = self._backend.encode_batch_fast([question, f" {document}"], add_special_tokens=False)
+            first, second = _encode(self._backend, question, f" {document}")
             room = _room(len(first.ids), limit - around, document_limit)
             encoded.append(EncodedPair([*self._prefix, *first.ids, *second.ids[:room], *self._suffix], None))
         return encoded
@@ -93,6 +93,13 @@ def answer_tokens(backend: tokenizers.Tokenizer) -> tuple[int, int] | None:
     """The tokens for no and yes; None if the vocabulary lacks one."""
     no, yes = backend.token_to_id("no"), backend.token_to_id("yes")
     return None if no is None or yes is None else (no, yes)
+
+
+def _encode(backend: tokenizers.Tokenizer, first: str, second: str) -> list[tokenizers.Encoding]:
+    try:
+        return backend.encode_batch([first, second], add_special_tokens=False)
+    except TypeError as error:
+        raise BadRequest("a text is not valid Unicode: it contains an unpaired surrogate") from error
 
 
 def _room(query_tokens: int, limit: int, document_limit: int | None) -> int:

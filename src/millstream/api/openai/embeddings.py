@@ -19,6 +19,7 @@ from millstream.api.openai.embedding_schema import EXAMPLES, IGNORED, UNSUPPORTE
 from millstream.api.openapi import documented
 from millstream.api.params import supported
 from millstream.api.response import Responder
+from millstream.errors import BadRequest
 from millstream.service.ports import EncodingService
 from millstream.types import EmbeddingRequest, Embeddings, Truncation
 
@@ -69,6 +70,8 @@ def _truncation(parsed: EmbeddingsRequest) -> Truncation | None:
     tokens = parsed.truncate_prompt_tokens
     if tokens is None and not parsed.truncate:
         return None
+    if tokens == 0:
+        raise BadRequest("truncate_prompt_tokens must be above 0, or -1", param="truncate_prompt_tokens")
     return Truncation(tokens if tokens is not None and tokens > 0 else None, parsed.truncation_side == "left")
 
 

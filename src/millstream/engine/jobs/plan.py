@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from millstream.engine.jobs.messages import Encode
 from millstream.engine.protocols import Backend
@@ -14,7 +14,8 @@ class BatchInput:
     request_id: int
     index: int
     """Its number among the inputs of its request."""
-    tokens: bytes
+    tokens: bytes = field(repr=False)
+    """Not in the log, which has the plan of a step that failed: they are a user's text."""
     first_part: int | None = None
 
 
