@@ -180,6 +180,9 @@ def test_models_change_under_load(start: Callable[..., Server], folder: Path) ->
         server.wait_line("going: removed; its running requests finish first")
         server.wait_line("going: unloaded: removed from the configuration")
         server.wait_line("take effect when the server is started again: queue$")
+        metrics = httpx.get(f"{url}/metrics", timeout=PATIENCE).text
+        assert re.search(r'^millstream_requests_total\{.*"going"', metrics, re.MULTILINE), "what was counted stays"
+        assert not re.search(r'^millstream_(model_ready|prefix_cache_bytes)\{.*"going"', metrics, re.MULTILINE)
         after = cards(url)
         for name in ("steady", "changing"):
             assert after[name]["thread"] == before[name]["thread"], "it was not loaded again"
