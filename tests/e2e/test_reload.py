@@ -220,7 +220,7 @@ def test_a_closed_terminal_ends_the_server_unless_it_was_told_to_stay(
     start: Callable[..., Server], folder: Path, nohup: bool
 ) -> None:
     file = folder / "terminal.toml"
-    file.write_text('[models.one]\nsource = "one"\nload = "use"\n')
+    file.write_text('[models.one]\nsource = "one"\nisolation = "process"\n')
     master, slave = pty.openpty()
 
     def take_terminal() -> None:
@@ -237,13 +237,15 @@ def test_a_closed_terminal_ends_the_server_unless_it_was_told_to_stay(
         )
         os.close(slave)
         url = server.url()
+        engine = cards(url)["one"]["pid"]
         server.hang_up()  # a signal while the terminal is open reloads
         server.wait_line("configuration reloaded: no changes")
     finally:
         os.close(master)
     if nohup:
         server.wait_line("configuration reloaded: no changes", 2)
-        assert list(cards(url)) == ["one"]
+        assert ask(url, "one").status_code == 200
+        assert (cards(url)["one"]["pid"], cards(url)["one"]["restarts"]) == (engine, 0), "its engine stays too"
         server.process.send_signal(signal.SIGTERM)
     else:
         server.wait_line("the terminal has closed")
