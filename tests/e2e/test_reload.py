@@ -244,6 +244,8 @@ def test_a_closed_terminal_ends_the_server_unless_it_was_told_to_stay(
         os.close(master)
     if nohup:
         server.wait_line("configuration reloaded: no changes", 2)
+        os.killpg(server.process.pid, signal.SIGHUP)  # as a shell does to its jobs
+        server.wait_line("configuration reloaded: no changes", 3)
         assert ask(url, "one").status_code == 200
         assert (cards(url)["one"]["pid"], cards(url)["one"]["restarts"]) == (engine, 0), "its engine stays too"
         server.process.send_signal(signal.SIGTERM)
