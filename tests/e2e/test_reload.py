@@ -180,6 +180,9 @@ def test_models_change_under_load(start: Callable[..., Server], folder: Path) ->
         server.wait_line("going: removed; its running requests finish first")
         server.wait_line("going: unloaded: removed from the configuration")
         server.wait_line("take effect when the server is started again: queue$")
+        metrics = httpx.get(f"{url}/metrics", timeout=PATIENCE).text
+        assert re.search(r'^millstream_requests_total\{.*"going"', metrics, re.MULTILINE), "what was counted stays"
+        assert not re.search(r'^millstream_(model_ready|prefix_cache_bytes)\{.*"going"', metrics, re.MULTILINE)
         after = cards(url)
         for name in ("steady", "changing"):
             assert after[name]["thread"] == before[name]["thread"], "it was not loaded again"
@@ -217,7 +220,7 @@ def test_a_closed_terminal_ends_the_server_unless_it_was_told_to_stay(
     start: Callable[..., Server], folder: Path, nohup: bool
 ) -> None:
     file = folder / "terminal.toml"
-    file.write_text('[models.one]\nsource = "one"\nload = "use"\n')
+    file.write_text('[models.one]\nsource = "one"\nisolation = "process"\n')
     master, slave = pty.openpty()
 
     def take_terminal() -> None:
@@ -234,13 +237,17 @@ def test_a_closed_terminal_ends_the_server_unless_it_was_told_to_stay(
         )
         os.close(slave)
         url = server.url()
+        engine = cards(url)["one"]["pid"]
         server.hang_up()  # a signal while the terminal is open reloads
         server.wait_line("configuration reloaded: no changes")
     finally:
         os.close(master)
     if nohup:
         server.wait_line("configuration reloaded: no changes", 2)
-        assert list(cards(url)) == ["one"]
+        os.killpg(server.process.pid, signal.SIGHUP)  # as a shell does to its jobs
+        server.wait_line("configuration reloaded: no changes", 3)
+        assert ask(url, "one").status_code == 200
+        assert (cards(url)["one"]["pid"], cards(url)["one"]["restarts"]) == (engine, 0), "its engine stays too"
         server.process.send_signal(signal.SIGTERM)
     else:
         server.wait_line("the terminal has closed")

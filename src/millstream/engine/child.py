@@ -23,9 +23,11 @@ ORPHAN_SECONDS = 10.0
 
 
 def main(descriptor: int, heartbeat: int) -> None:
-    # Ctrl-C and a service manager's SIGTERM reach the whole group; the parent alone decides when an engine ends.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # Ctrl-C, a service manager's SIGTERM and a closed terminal's SIGHUP reach the whole group; the parent alone decides
+    # when an engine ends.
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
     connection = Connection(descriptor)
     backend, scheduler, (level, form) = pickle.loads(connection.recv_bytes())
     configure_logs(level, form)

@@ -56,10 +56,10 @@ class Metrics:
 
     def unwatch(self, model: str) -> None:
         """The model is no longer served. Its counters stay: what was counted has happened."""
-        for gauge in (self._active, self._waiting, self._memory, self._ready, self._failed, self._restarts):
-            gauge.remove(model)
-        for tier in ("memory", "disk"):
-            self._cache.remove(model, tier)
+        for gauge in [each for each in vars(self).values() if isinstance(each, Gauge)]:
+            for sample in [sample for metric in gauge.collect() for sample in metric.samples]:
+                if sample.labels.get("model") == model:
+                    gauge.remove(*sample.labels.values())
 
     def render(self) -> tuple[bytes, str]:
         """The metrics page and its content type."""
