@@ -227,6 +227,6 @@ def test_composing_a_server_loads_no_mlx_and_no_extras() -> None:
     if a server is configured."""
     code = "import sys, millstream.cli, millstream.server; "
     code += "from millstream.service.mcp.servers import McpServers; McpServers(())"
-    code += "; print([name for name in ('mlx.core', 'mcp', 'opentelemetry') if name in sys.modules])"
+    code += "; print([name for name in ('mlx.core', 'mcp', 'opentelemetry.sdk') if name in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"

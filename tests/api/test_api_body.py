@@ -15,7 +15,7 @@ def refused(response, status=400):
     error = response.json()["error"]
     assert response.status_code == status, error
     assert error["type"] == "invalid_request_error"
-    assert error.keys() == {"message", "type", "param", "code"}
+    assert error.keys() == {"message", "type", "param", "code", "request_id"}
     return error["message"]
 
 

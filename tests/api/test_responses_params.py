@@ -331,7 +331,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
 def test_wrong_input_is_refused_in_openais_shape(http, service, body, param, words, stream):
     response = http.post(PATH, json={"input": "hi", "stream": stream} | body)
     error = response.json()["error"]
-    assert response.status_code == 400 and error.keys() == {"message", "type", "param", "code"}
+    assert response.status_code == 400 and error.keys() == {"message", "type", "param", "code", "request_id"}
     assert (error["type"], error["param"]) == ("invalid_request_error", param), error
     assert words in error["message"]
     assert not service.requests and not service.counted

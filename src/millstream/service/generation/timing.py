@@ -78,6 +78,8 @@ class RequestTimer:
     def started(self, event: Started) -> None:
         """A step begins that works on one of its rows."""
         record = self.record
+        if record.outcome is not None:
+            return
         record.enter(Phase.PREFILL)
         record.cached_tokens = min((record.cached_tokens or 0) + event.cached_tokens, self._prompt_tokens)
 
