@@ -34,6 +34,13 @@ def active(server: RunningServer) -> int:
     return sum(model["active"] + model["waiting"] for model in models)
 
 
+def wait_until_idle(page: Page, server: RunningServer) -> None:
+    deadline = time.monotonic() + PATIENCE / 1000
+    while active(server) and time.monotonic() < deadline:
+        page.wait_for_timeout(100)
+    assert active(server) == 0
+
+
 def picture() -> bytes:
     target = io.BytesIO()
     Image.new("RGB", (64, 48), (14, 100, 102)).save(target, "png")
@@ -76,11 +83,20 @@ def test_stopping_frees_the_row(chat: ChatPage, page_server: RunningServer, how:
     else:
         chat.page.keyboard.press("Escape")
     assert "You stopped this answer" in chat.finished().inner_text()
-    deadline = time.monotonic() + 60
-    while active(page_server) and time.monotonic() < deadline:
-        chat.page.wait_for_timeout(100)
-    assert active(page_server) == 0
+    wait_until_idle(chat.page, page_server)
     expect(chat.page.get_by_role("button", name="Send")).to_be_visible()
+
+
+def test_a_page_that_is_closed_while_it_answers(chat: ChatPage, page_server: RunningServer) -> None:
+    chat.set(Temperature="0")
+    chat.ask("Write a very long story about a miller, with many chapters.")
+    expect(chat.answer().locator(":scope > .prose")).to_have_text(re.compile(r"\w"))
+    chat.page.reload()
+    expect(chat.answer()).to_contain_text("The page was closed before this answer was complete")
+    wait_until_idle(chat.page, page_server)
+    chat.page.get_by_role("button", name="Try again").click()
+    expect(chat.answer().locator(":scope > .prose")).to_have_text(re.compile(r"\w"))
+    expect(chat.page.get_by_role("button", name="Stop")).to_be_visible()
 
 
 def test_models_are_switched_and_an_image_is_dropped(chat: ChatPage) -> None:
@@ -89,7 +105,7 @@ def test_models_are_switched_and_an_image_is_dropped(chat: ChatPage) -> None:
     expect(chat.notice).to_contain_text("does not take images")
 
     chat.choose_model(VISION)
-    expect(chat.page.locator("#model-state")).to_have_text(re.compile(""))
+    expect(chat.page.locator("#model option:checked")).to_have_text("tiny-vision (loads when used)")
     expect(chat.page.get_by_role("button", name="Add files")).to_be_visible()
     chat.drop(picture(), name="teal.png")
     expect(chat.page.locator("#pending img")).to_have_attribute("alt", "teal.png")

@@ -22,13 +22,15 @@ HOSTILE = """Hello <script>window.ran = 1</script> <img src="x" onerror="window.
 <svg onload="window.ran = 3"><script>window.ran = 4</script></svg>
 <iframe srcdoc="<script>parent.ran = 5</script>" src="https://evil.example/frame"></iframe>
 <object data="https://evil.example/object"></object><embed src="https://evil.example/embed">
-<link rel="stylesheet" href="https://evil.example/style.css"><style>body { background: url(https://evil.example/b) }</style>
+<link rel="stylesheet" href="https://evil.example/style.css">
+<style>body { background: url(https://evil.example/b) }</style>
 <video src="https://evil.example/video" autoplay></video> <audio src="https://evil.example/a" autoplay></audio>
 <form action="https://evil.example/form"><input name="key"><button>send</button></form>
 <base href="https://evil.example/"> <meta http-equiv="refresh" content="0;url=https://evil.example/">
 
 [run](javascript:window.ran=6) [also](JaVaScRiPt:window.ran=7) [data](data:text/html,<script>window.ran=8</script>)
-<a href="javascript:window.ran=9" onclick="window.ran = 10">raw</a> [fine](https://example.org/page) [own](/v1/models) [own too](models)
+<a href="javascript:window.ran=9" onclick="window.ran = 10">raw</a>
+[fine](https://example.org/page) [own](/v1/models) [own too](models)
 <p style="background: url(https://evil.example/p)" onmouseover="window.ran = 11">styled</p>
 <details open ontoggle="window.ran = 12"><summary>more</summary>hidden</details>
 <math><mtext><mglyph><style><img src=x onerror="window.ran = 13"></style></mglyph></mtext></math>

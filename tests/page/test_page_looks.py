@@ -46,11 +46,13 @@ def talk(page: Page, scripted: ScriptedServer) -> ChatPage:
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_chat_has_no_serious_findings(open_page: Opener, scripted: ScriptedServer, theme: str) -> None:
-    page, _ = open_page(scripted.url, color_scheme=theme)
+    page, _ = open_page(scripted.url, color_scheme=theme, viewport={"width": 1100, "height": 780})
     ChatPage(page).open()
     assert serious_findings(page) == []
     chat = talk(page, scripted)
-    page.evaluate("document.querySelector('.figures').hidden = true")  # those of a scripted model would mislead
+    page.evaluate(
+        "document.querySelectorAll('.figures').forEach((each) => (each.hidden = true))"
+    )  # those of a scripted model would mislead
     screenshot(page, "page-chat" if theme == "light" else "page-chat-dark")
     assert serious_findings(page) == []
     chat.questions.first.hover()

@@ -29,6 +29,8 @@ export class Chat {
     /** Answers that are being written, by conversation: they go on while another one is shown.
      * @type {Map<string, {conversation: Conversation, controller: AbortController}>} */
     this.running = new Map();
+    /** Ids of deleted conversations: what is still being written there is not saved. @type {Set<string>} */
+    this.deleted = new Set();
   }
 
   fresh() {
@@ -39,7 +41,7 @@ export class Chat {
   async open(id) {
     if (id === this.conversation.id) return;
     const found = this.running.get(id)?.conversation ?? (await readConversation(id));
-    if (found) this.show(found);
+    if (found) this.show(this.running.has(id) ? found : settled(found));
     else this.fresh();
   }
 
@@ -57,6 +59,7 @@ export class Chat {
 
   /** @param {Conversation} [conversation] */
   async save(conversation = this.conversation) {
+    if (this.deleted.has(conversation.id)) return;
     try {
       await saveConversation(conversation);
     } catch (error) {
@@ -158,7 +161,18 @@ export class Chat {
 
   async remove() {
     this.stop();
+    this.deleted.add(this.conversation.id);
     await deleteConversation(this.conversation);
     this.fresh();
   }
+}
+
+/** Answers that were being written when the page was closed are over. @param {Conversation} conversation */
+function settled(conversation) {
+  for (const message of Object.values(conversation.messages)) {
+    if (message.role !== "assistant" || message.seconds !== undefined) continue;
+    message.finish ??= "interrupted";
+    message.seconds = 0;
+  }
+  return conversation;
 }

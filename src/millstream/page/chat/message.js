@@ -18,6 +18,13 @@ import { duration } from "./words.js";
  * @property {(message: Message, callId: string, result: string) => void} giveResult
  */
 
+/** What is said of an answer by how it ended. */
+const NOTES = {
+  length: "The answer ends here: it reached the maximum length.",
+  stopped: "You stopped this answer.",
+  interrupted: "The page was closed before this answer was complete.",
+};
+
 export class MessageView {
   /** @param {Message} message @param {Actions} actions */
   constructor(message, actions) {
@@ -73,18 +80,26 @@ export class MessageView {
   /** @param {{versions: Message[], open: string[]}} place its siblings, and its calls that lack a result */
   draw({ versions, open }) {
     const { message } = this;
-    const writing = message.role === "assistant" && !message.finish;
+    const writing = message.role === "assistant" && message.seconds === undefined;
     this.element.classList.toggle("writing", writing);
     this.element.setAttribute("aria-busy", String(writing));
     if (message.role === "assistant") this.markdown.draw(message.text);
     else this.content.textContent = message.text;
     this.content.hidden = !message.text;
     this.drawReasoning(writing);
-    this.calls.replaceChildren(...callViews(message, open, this.actions.giveResult));
+    this.drawCalls(open);
     this.drawStatus(writing);
     this.drawVersions(versions);
     this.figures.textContent = figures(message);
     this.buttons.hidden = writing;
+  }
+
+  /** Calls are drawn anew only if they changed: a result may be half typed. @param {string[]} open */
+  drawCalls(open) {
+    const shown = JSON.stringify([this.message.calls, open]);
+    if (shown === this.calls.dataset.shown) return;
+    this.calls.dataset.shown = shown;
+    this.calls.replaceChildren(...callViews(this.message, open, this.actions.giveResult));
   }
 
   /** @param {boolean} writing */
@@ -111,9 +126,8 @@ export class MessageView {
         ),
       );
     if (error) parts.push(element("div", { class: "notice error" }, error));
-    if (finish === "length")
-      parts.push(element("div", { class: "note muted" }, "The answer ends here: it reached the maximum length."));
-    if (finish === "stopped") parts.push(element("div", { class: "note muted" }, "You stopped this answer."));
+    const note = NOTES[/** @type {keyof typeof NOTES} */ (finish)];
+    if (note && !writing) parts.push(element("div", { class: "note muted" }, note));
     this.status.replaceChildren(...parts);
   }
 

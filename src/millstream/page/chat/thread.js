@@ -14,7 +14,15 @@ const DRAW_EVERY = 60;
 export class Thread {
   /** @param {import("./message.js").Actions & {edited: (message: Message, text: string) => void}} actions */
   constructor(actions) {
-    this.actions = { ...actions, edit: (/** @type {Message} */ message) => this.edit(message) };
+    /** @type {import("./message.js").Actions} */
+    this.actions = {
+      ...actions,
+      edit: (message) => this.edit(message),
+      turn: (message, step) => {
+        actions.turn(message, step);
+        this.focusVersions(message.parent, step);
+      },
+    };
     this.edited = actions.edited;
     this.element = /** @type {HTMLElement} */ (find("#thread"));
     this.toEnd = /** @type {HTMLElement} */ (find("#to-end"));
@@ -73,15 +81,23 @@ export class Thread {
     if (this.element.children[index] !== view.element)
       this.element.insertBefore(view.element, this.element.children[index] ?? null);
     const conversation = /** @type {Conversation} */ (this.conversation);
-    if (!isNew && message.finish && view.settled && index !== path.length - 1) return;
+    if (!isNew && view.settled && index !== path.length - 1) return;
     view.draw({ versions: siblings(conversation, message), open: openCalls(message, path.slice(index + 1)) });
-    view.settled = Boolean(message.finish) && index !== path.length - 1;
+    view.settled = message.seconds !== undefined && index !== path.length - 1;
   }
 
   /** Draws versions anew, where siblings were added. */
   redraw() {
     for (const view of this.views.values()) view.settled = false;
     this.draw();
+  }
+
+  /** The buttons of a version are gone with it: the focus goes to those of the next. @param {string} parent @param {number} step */
+  focusVersions(parent, step) {
+    const view = [...this.views.values()].find((each) => each.message.parent === parent);
+    const [back, forward] = view?.versions.querySelectorAll("button") ?? [];
+    const wanted = step < 0 ? [back, forward] : [forward, back];
+    wanted.find((button) => button && !button.disabled)?.focus();
   }
 
   scrollToEnd() {

@@ -19,8 +19,8 @@
  * @property {string} [model]
  * @property {Usage} [usage]
  * @property {number} [firstToken] seconds
- * @property {number} [seconds]
- * @property {string} [finish] stop, length, tool_calls, stopped, failed; absent while it is written
+ * @property {number} [seconds] absent while it is written
+ * @property {string} [finish] how it ended: stop, length, tool_calls, stopped, interrupted, failed
  * @property {string} [error]
  *
  * @typedef {object} Settings  An empty string leaves a value to the model's default.
