@@ -144,6 +144,9 @@ def test_the_key_is_asked_for_until_it_is_right(servable: Path, open_page: Opene
         watch.expected = ["401 (Unauthorized)"]
         page.goto("/dashboard")
         dialog = page.get_by_role("dialog", name="API key")
+        dialog.get_by_role("button", name="Not now").click()
+        expect(page.get_by_role("alert")).to_contain_text("This server asks for an API key.")
+        page.get_by_role("button", name="Enter the key").click()
         dialog.get_by_label("Key", exact=True).fill("wrong")
         page.keyboard.press("Enter")
         expect(dialog).to_contain_text("This key is not valid.")
