@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, Route, expect
 
-from support.browser import PATIENCE, Opener, Watch, screenshot
+from support.browser import PATIENCE, Opener, Watch
 from support.chat_page import ChatPage
 from support.scripted_server import ScriptedServer
 
@@ -152,7 +152,6 @@ def test_settings_reach_the_server(chat: ChatPage, scripted: ScriptedServer) -> 
     chat.page.reload()
     chat.page.get_by_role("button", name="Settings of this chat").click()
     expect(chat.page.get_by_label("System prompt")).to_have_value("Speak like a miller.")
-    screenshot(chat.page, "page-settings")
     chat.page.keyboard.press("Escape")
     expect(chat.page.get_by_role("dialog")).to_have_count(0)
 
