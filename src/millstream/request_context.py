@@ -21,8 +21,9 @@ class RequestContext:
     """The path of the URL."""
     trace: Mapping[str, str] = field(default_factory=dict)
     """The W3C headers `traceparent` and `tracestate`, as far as the client sent them."""
-    reported: BaseException | None = None
-    """The error that the log has already told of, so that the edge does not tell it twice."""
+    reported: int | None = None
+    """The `id` of the error that the log has already told of, so that the edge does not tell it twice. Not the error:
+    its traceback holds all that the request held."""
 
 
 _CURRENT: ContextVar[RequestContext | None] = ContextVar("millstream_request", default=None)

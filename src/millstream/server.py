@@ -141,7 +141,7 @@ async def _watch(mill: Mill, server: MillServer, listener: socket.socket) -> Non
     lazy = [card.name for card in mill.hub.cards() if card.state == "unloaded"]
     text = ", ".join(name for name in ready if name not in lazy) or "no model loaded yet"
     text += f" ({', '.join(lazy)} at first use)" if lazy else ""
-    log.info("ready: %s. API: %s/v1, reference: %s/docs", text, url, url)
+    log.info("ready: %s. Chat: %s, API: %s/v1, reference: %s/docs", text, url, url, url)
 
 
 def http_protocol(settings: Settings) -> Callable[..., LimitedProtocol]:

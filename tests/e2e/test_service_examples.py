@@ -4,6 +4,7 @@ Skipped where nginx, Caddy or systemd are not installed; Debian has all of them.
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import os
 import plistlib
@@ -23,7 +24,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 import millstream
-from millstream.cli.serve_options import add_options
+from millstream.cli import serve
 from millstream.config import Settings
 from support.fake import FakeBackend, Gate
 from support.server import running
@@ -60,12 +61,9 @@ def test_launchd_can_read_the_agent() -> None:
 
 
 def test_the_units_use_options_that_exist() -> None:
-    import argparse
-
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--config")
-    add_options(parser)
-    known = set(parser._option_string_actions)
+    commands = argparse.ArgumentParser().add_subparsers()
+    serve.add_parser(commands)
+    known = set(commands.choices["serve"]._option_string_actions)
     for file in EXAMPLES.rglob("*"):
         if file.is_file() and file.parent.name in ("service", "proxy"):
             words = file.read_text().replace(";", " ").replace(")", " ").replace(".", " ").split()

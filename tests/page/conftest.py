@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 VISION = "tiny-vision"
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """Closed with the module: while it is open, tests of other folders could not start an event loop."""
     with launched() as browser:
         yield browser
 
@@ -34,7 +35,7 @@ def open_page(browser: Browser) -> Iterator[Opener]:
         yield lambda url, **options: stack.enter_context(opened(browser, url, **options))
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def page_server(demo_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """The demo model, and a tiny vision model that is loaded when it is used."""
     vision = write_servable_qwen(tmp_path_factory.mktemp("page") / "vision", "qwen2_5_vl")
@@ -44,7 +45,7 @@ def page_server(demo_path: Path, tmp_path_factory: pytest.TempPathFactory) -> It
         yield server
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def _scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedServer]:
     folder = tmp_path_factory.mktemp("scripted") / "example-model"
     with scripted_server(folder, reasoning_format="think") as server:

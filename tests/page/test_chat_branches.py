@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
-from support.browser import PATIENCE, Opener, Watch, screenshot
+from support.browser import PATIENCE, Opener, Watch
 from support.chat_page import ChatPage
 from support.scripted_server import ScriptedServer
 
@@ -151,7 +152,6 @@ def test_settings_reach_the_server(chat: ChatPage, scripted: ScriptedServer) -> 
     chat.page.reload()
     chat.page.get_by_role("button", name="Settings of this chat").click()
     expect(chat.page.get_by_label("System prompt")).to_have_value("Speak like a miller.")
-    screenshot(chat.page, "page-settings")
     chat.page.keyboard.press("Escape")
     expect(chat.page.get_by_role("dialog")).to_have_count(0)
 
@@ -194,6 +194,44 @@ def test_tool_calls_are_shown_and_answered(chat: ChatPage, scripted: ScriptedSer
     assert "rain, 9 degrees" in scripted.prompts[-1]
     chat.page.reload()
     expect(chat.page.locator(".message.tool")).to_contain_text("rain, 9 degrees")
+
+
+def test_audio_is_offered_where_the_model_takes_it(chat: ChatPage, opened: tuple[Page, Watch]) -> None:
+    opened[1].expected += ["status of 400"]
+
+    def listening(route: Route) -> None:
+        models = route.fetch().json()
+        models["data"][0]["capabilities"].append("audio")
+        route.fulfill(json=models)
+
+    chat.page.route("**/v1/models", listening)
+    chat.page.reload()
+    expect(chat.page.get_by_role("button", name="Add files")).to_be_visible()
+    sound = {"name": "word.wav", "mimeType": "audio/wav", "buffer": b"RIFF....WAVE"}
+    chat.page.locator("#file").set_input_files(sound)
+    expect(chat.page.locator("#pending audio")).to_have_attribute("aria-label", "word.wav")
+    chat.drop(b"x", name="picture.png")
+    expect(chat.notice).to_contain_text("does not take images")
+    chat.page.route(
+        "**/v1/chat/completions", lambda route: route.fulfill(status=400, json={"error": {"message": "No."}})
+    )
+    with chat.page.expect_request("**/v1/chat/completions") as sent:
+        chat.ask("What do you hear?")
+    part = sent.value.post_data_json["messages"][0]["content"][0]
+    data = base64.b64encode(b"RIFF....WAVE").decode()
+    assert part == {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}
+    expect(chat.finished().locator(".notice.error")).to_have_text("No.")
+
+
+def test_deleting_a_chat_that_is_being_answered(chat: ChatPage, scripted: ScriptedServer) -> None:
+    scripted.answer = "word " * 700
+    chat.ask("hello")
+    expect(chat.page.get_by_role("button", name="Delete this chat")).to_be_visible()
+    chat.page.get_by_role("button", name="Delete this chat").click()
+    chat.page.get_by_role("button", name="Delete", exact=True).click()
+    expect(chat.answers).to_have_count(0)
+    chat.page.reload()
+    expect(chat.page.locator("#conversations")).to_contain_text("Your conversations appear here")
 
 
 def test_errors_are_words_with_what_to_do(chat: ChatPage, opened: tuple[Page, Watch]) -> None:

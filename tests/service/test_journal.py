@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -161,4 +163,33 @@ def test_refused_and_failed_requests_say_why_and_quote_nobody(
     journal.end(record, "failed", error=error)
     assert line(caplog)[0] == level and f"req_ab12 openai smollm2: {said}" in line(caplog)[1]
     assert SECRET not in caplog.text and SECRET not in str(caplog.records[0].fields)  # type: ignore[attr-defined]
-    assert record.context.reported is error, "the edge must not log it again"
+    assert record.context.reported == id(error), "the edge must not log it again"
+
+
+def test_a_record_holds_nothing_that_its_request_held() -> None:
+    """An exception holds its frames, and they hold prompts and media: 500 records must not."""
+
+    class Media:
+        pass
+
+    def fail(journal: Journal) -> weakref.ref[Media]:
+        media = Media()
+        record = opened(journal)
+        try:
+            raise StepFailed("bang")
+        except StepFailed as error:
+            journal.end(record, "failed", error=error)
+        return weakref.ref(media)
+
+    journal = Journal()
+    held = fail(journal)
+    gc.collect()
+    assert held() is None and journal.recent(1)[0].failure is not None
+
+
+def test_a_name_that_a_client_made_up_is_cut_and_cannot_break_a_line(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    journal = Journal(log_request)
+    record = opened(journal, "x\n12:00:00 E forged " + "y" * 10**6)
+    journal.end(record, "failed", error=BadRequest("no"))
+    assert len(record.model) < 300 and "\n" not in line(caplog)[1]

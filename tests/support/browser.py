@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 PATIENCE = 60_000
 """Milliseconds for anything that a page waits for."""
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+LAN_NAME = "mill.test"
+"""A name of this machine that is not a loopback name: browsers trust it as little as any other site without HTTPS."""
 _OWN_SCHEMES = ("data", "blob", "about")
 
 
@@ -34,9 +36,11 @@ def launched() -> Iterator[Browser]:
     """While it is open, this thread counts as running an event loop: close it before tests that start their own."""
     sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
     path = chromium_path()
-    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+    arguments = ["--disable-dev-shm-usage", f"--host-resolver-rules=MAP {LAN_NAME} 127.0.0.1"]
+    if os.geteuid() == 0:
+        arguments.append("--no-sandbox")
     with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=[*arguments, "--disable-dev-shm-usage"])
+        browser = playwright.chromium.launch(executable_path=path, args=arguments)
         try:
             yield browser
         finally:

@@ -17,7 +17,7 @@ from millstream.request_context import RequestContext, in_request
 
 log = logging.getLogger(__name__)
 
-_TRACE = (b"traceparent", b"tracestate")
+_TRACE, _TRACE_LENGTH = (b"traceparent", b"tracestate"), 512
 
 
 class Edge:
@@ -36,11 +36,12 @@ class Edge:
             await self._respond(scope, receive, Reply(send), context)
 
     def _context(self, scope: Scope) -> RequestContext:
+        trace = ((name, value) for name, value in scope["headers"] if name in _TRACE)
         return RequestContext(
             request_id=scope.get(REQUEST_ID, "-"),
             dialect=self._dialects.of(scope).name,
             endpoint=printable(shortened(scope["path"], PARAM_LENGTH)),
-            trace={name.decode(): value.decode("latin-1") for name, value in scope["headers"] if name in _TRACE},
+            trace={name.decode(): value.decode("latin-1")[:_TRACE_LENGTH] for name, value in trace},
         )
 
     async def _respond(self, scope: Scope, receive: Receive, reply: Reply, context: RequestContext) -> None:
@@ -49,7 +50,7 @@ class Edge:
         except (ClientLeft, ClientDisconnect):
             log.debug("%s: the client disconnected", _shown(scope))
         except MillstreamError as error:
-            if context.reported is not error:
+            if context.reported != id(error):
                 log_error(scope["method"], error)
             await self._send_error(error, reply, scope, receive)
         except Exception as error:  # the edge: any failure gets a response, and a trace in the log

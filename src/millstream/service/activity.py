@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 _LEAST, _RATIO, _BUCKETS = 1e-5, 1.1, 200
@@ -50,20 +50,24 @@ class Activity:
     gap: Durations = field(default_factory=Durations)
     """Between two deltas of a request."""
 
+    def take(self) -> Activity:
+        """What was counted so far. It counts from 0 again."""
+        taken = replace(self)
+        self.generated_tokens = self.prompt_tokens = self.cached_tokens = self.requests = self.failures = 0
+        self.first_token, self.gap = Durations(), Durations()
+        return taken
+
 
 class Activities:
-    """The activity of each model. `take` ends an interval."""
+    """The activity of each model."""
 
     def __init__(self) -> None:
-        self._current: dict[str, Activity] = {}
+        self._models: dict[str, Activity] = {}
 
     def of(self, model: str) -> Activity:
-        """The current interval's. Ask again each time: it is another object after `take`."""
-        activity = self._current.get(model)
-        if activity is None:
-            activity = self._current[model] = Activity()
-        return activity
+        """The same object each time, so that a request asks once."""
+        return self._models.setdefault(model, Activity())
 
     def take(self) -> dict[str, Activity]:
-        taken, self._current = self._current, {}
-        return taken
+        """Ends an interval."""
+        return {name: activity.take() for name, activity in self._models.items()}

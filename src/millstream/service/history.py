@@ -74,7 +74,7 @@ class History:
         if record.served:
             activity = self._activities.of(record.model)
             activity.requests += 1
-            activity.failures += record.error is not None and record.error.status >= 500
+            activity.failures += record.failure is not None and record.failure.is_fault
 
     def sample(self, now: float, seconds: float) -> None:
         """End an interval that lasted `seconds`. `now`: in seconds since 1970."""

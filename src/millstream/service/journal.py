@@ -13,12 +13,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
-from millstream.errors import MillstreamError
+from millstream.errors import EngineBusy, MillstreamError, Overloaded
 from millstream.request_context import RequestContext, current_request
 from millstream.types import Usage
 
 MAX_ENDED = 500
 """Ended requests that are kept. Running ones are bounded by admission and by the limit on connections."""
+
+NAME_LENGTH, REASON_LENGTH = 200, 400
+"""Characters of a model's name as a client wrote it, and of the reason of a failure."""
 
 Outcome = Literal["done", "cancelled", "failed"]
 
@@ -52,6 +55,29 @@ class PhaseSpan:
     end: float | None
 
 
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a request was refused or failed, as plain data: an exception would keep all that the request held."""
+
+    status: int
+    code: str
+    reason: str
+    """One line that may be logged: see `MillstreamError.log_reason`."""
+    is_fault: bool
+    """True if the server or the model is at fault. A full queue is no fault."""
+
+    @classmethod
+    def of(cls, error: MillstreamError) -> Failure:
+        is_fault = error.status >= 500 and not isinstance(error, EngineBusy | Overloaded)
+        return cls(error.status, error.code, one_line(error.log_reason, REASON_LENGTH), is_fault)
+
+
+def one_line(text: str, length: int) -> str:
+    """A client's text for the log: shortened, without line breaks and the like."""
+    text = text if len(text) <= length else f"{text[:length]}…"
+    return text if text.isprintable() else "".join(char if char.isprintable() else " " for char in text)
+
+
 class RequestRecord:
     """One request. Its phases follow each other without gaps; one that was skipped is not listed."""
 
@@ -60,7 +86,7 @@ class RequestRecord:
         "cached_tokens",
         "completion_tokens",
         "context",
-        "error",
+        "failure",
         "finish_reason",
         "first_output",
         "load_seconds",
@@ -78,7 +104,7 @@ class RequestRecord:
     def __init__(self, model: str, operation: str, context: RequestContext) -> None:
         self.context = context
         self.operation = operation
-        self.requested = self.model = model
+        self.requested = self.model = one_line(model, NAME_LENGTH)
         """As the client named it, until the model is found."""
         self.served = False
         """True once the model is found: then `model` is its own name."""
@@ -94,7 +120,7 @@ class RequestRecord:
         self.completion_tokens = 0
         self.finish_reason: str | None = None
         self.outcome: Outcome | None = None
-        self.error: MillstreamError | None = None
+        self.failure: Failure | None = None
         self._begun = time.monotonic()
 
     @property
@@ -162,12 +188,14 @@ class Journal:
         if self._running.pop(id(record), None) is None:
             return
         record.total = record.elapsed
-        record.outcome, record.finish_reason, record.error = outcome, finish_reason, error
+        record.outcome, record.finish_reason = outcome, finish_reason
         if usage is not None:
             record.prompt_tokens, record.completion_tokens = usage.prompt_tokens, usage.completion_tokens
             # Of a request that was cancelled, the engine has not told it yet; then what it told at the start holds.
             record.cached_tokens = max(usage.cached_tokens, record.cached_tokens or 0)
-        record.context.reported = error
+        if error is not None:
+            record.failure = Failure.of(error)
+            record.context.reported = id(error)
         self._ended.append(record)
         for listener in self._listeners:
             listener(record)

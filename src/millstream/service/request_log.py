@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 
-from millstream.errors import EngineBusy, MillstreamError, Overloaded
 from millstream.service.journal import Phase, RequestRecord
 
 log = logging.getLogger(__name__)
@@ -15,19 +14,12 @@ SLOW_TOKENS_PER_SECOND, SLOW_DECODE = 2.0, 10.0
 """A decode that takes longer than so many seconds is slow if it is below this rate: long answers are not slow."""
 GENERATES = ("chat", "text_completion")
 """Operations with output tokens."""
-REASON_LENGTH = 400
-"""Characters of an error in the log."""
-
-
-def reason_of(error: MillstreamError) -> str:
-    """Why a request failed, in one line."""
-    return _one_line(error.log_reason)
 
 
 def log_request(record: RequestRecord) -> None:
     """Listens to the journal."""
     slow = slow_phases(record)
-    level = logging.WARNING if slow or _is_failure(record.error) else logging.INFO
+    level = logging.WARNING if slow or (record.failure is not None and record.failure.is_fault) else logging.INFO
     if not log.isEnabledFor(level):
         return
     text = f"{record.request_id} {record.context.dialect} {record.model}: {_outcome(record)}{_times(record)}"
@@ -63,27 +55,20 @@ def fields_of(record: RequestRecord) -> dict[str, object]:
         "load_seconds": _rounded(record.load_seconds),
     }
     fields |= {f"{phase}_seconds": _rounded(record.seconds(phase)) for phase in Phase}
-    if record.error is not None:
-        error = record.error
-        fields |= {"status": error.status, "code": error.code, "error": reason_of(error)}
+    if record.failure is not None:
+        fields |= {"status": record.failure.status, "code": record.failure.code, "error": record.failure.reason}
     return fields
 
 
-def _is_failure(error: MillstreamError | None) -> bool:
-    """A full queue is no fault of the server."""
-    return error is not None and error.status >= 500 and not isinstance(error, EngineBusy | Overloaded)
-
-
 def _outcome(record: RequestRecord) -> str:
-    error = record.error
-    if error is not None and record.phases[-1].phase in (Phase.PREPARE, Phase.QUEUE):
-        verb = "failed" if _is_failure(error) else "refused"
-        return f"{verb} with {error.status}, {reason_of(error)}"
+    failure = record.failure
+    if failure is not None and record.phases[-1].phase in (Phase.PREPARE, Phase.QUEUE):
+        return f"{'failed' if failure.is_fault else 'refused'} with {failure.status}, {failure.reason}"
     cached = f" ({record.cached_tokens} cached)" if record.cached_tokens else ""
     out = f", {record.completion_tokens} tokens out" if record.operation in GENERATES else ""
     text = f"{record.prompt_tokens or 0} prompt tokens{cached}{out}, "
-    if error is not None:
-        return f"{text}failed with {error.status}, {reason_of(error)}"
+    if failure is not None:
+        return f"{text}failed with {failure.status}, {failure.reason}"
     return text + (record.finish_reason or record.outcome or "")
 
 
@@ -107,8 +92,3 @@ def milliseconds(seconds: float) -> str:
 
 def _rounded(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds, 6)
-
-
-def _one_line(text: str) -> str:
-    text = text if len(text) <= REASON_LENGTH else f"{text[:REASON_LENGTH]}…"
-    return text if text.isprintable() else "".join(char if char.isprintable() else " " for char in text)

@@ -12,7 +12,6 @@ from millstream.service.history import History
 from millstream.service.hub import ModelHub
 from millstream.service.journal import Journal, RequestRecord
 from millstream.service.ports import HistoryView, PhaseView, RequestView, ServerStatus
-from millstream.service.request_log import reason_of
 
 _STATM = Path("/proc/self/statm")
 
@@ -67,5 +66,5 @@ def _view(record: RequestRecord) -> RequestView:
         cached_tokens=record.cached_tokens,
         completion_tokens=record.completion_tokens,
         finish_reason=record.finish_reason,
-        error=None if record.error is None else reason_of(record.error),
+        error=None if record.failure is None else record.failure.reason,
     )

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 from http import HTTPStatus
 
-from millstream.api.errors import ErrorFormat
+from millstream.api.errors import ErrorFormat, printable
 from millstream.api.request_id import HEADERS, new_request_id
-from millstream.errors import MillstreamError
+from millstream.errors import MillstreamError, TooManyConnections
+
+log = logging.getLogger(__name__)
 
 
 def refusal(error: MillstreamError, form: ErrorFormat) -> bytes:
     """Returns a complete response, which closes its connection."""
     request_id = error.request_id = new_request_id()
+    if not isinstance(error, TooManyConnections):  # `connections.py` counts those: one line each would flood the log
+        reason = printable(error.log_reason)
+        fields = {
+            "event": "request",
+            "request_id": request_id,
+            "outcome": "failed",
+            "status": error.status,
+            "code": error.code,
+            "error": reason,
+        }
+        log.info("%s: refused with %d, %s", request_id, error.status, reason, extra={"fields": fields})
     body = form.body(error)
     headers = {
         "content-type": form.media_type,

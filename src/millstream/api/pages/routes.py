@@ -40,7 +40,6 @@ _POLICY = {
 HEADERS = {
     "cache-control": "no-cache",
     "content-security-policy": "; ".join(f"{name} {value}" for name, value in _POLICY.items()),
-    "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "referrer-policy": "same-origin",
     "x-content-type-options": "nosniff",

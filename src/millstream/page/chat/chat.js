@@ -29,6 +29,8 @@ export class Chat {
     /** Answers that are being written, by conversation: they go on while another one is shown.
      * @type {Map<string, {conversation: Conversation, controller: AbortController}>} */
     this.running = new Map();
+    /** Ids of deleted conversations: what is still being written there is not saved. @type {Set<string>} */
+    this.deleted = new Set();
   }
 
   fresh() {
@@ -57,6 +59,7 @@ export class Chat {
 
   /** @param {Conversation} [conversation] */
   async save(conversation = this.conversation) {
+    if (this.deleted.has(conversation.id)) return;
     try {
       await saveConversation(conversation);
     } catch (error) {
@@ -158,6 +161,7 @@ export class Chat {
 
   async remove() {
     this.stop();
+    this.deleted.add(this.conversation.id);
     await deleteConversation(this.conversation);
     this.fresh();
   }

@@ -20,8 +20,8 @@ function notice(text, ...more) {
   line.replaceChildren(text, ...more.filter((each) => each instanceof Node));
 }
 
-/** True while the notice is about the models, so that a poll that works clears it. */
-let pollFailed = false;
+/** What the last poll of the models said, if it failed: one that works clears the notice. */
+let pollProblem = "";
 
 const models = new Models({
   chosen: () => {
@@ -31,14 +31,16 @@ const models = new Models({
   },
   changed: () => {
     composer.refresh();
-    if (pollFailed) notice("");
-    pollFailed = false;
+    if (pollProblem) notice("");
+    pollProblem = "";
   },
   failed: (error) => {
-    pollFailed = true;
+    const words = inWords(error);
+    if (words === pollProblem && !find("#notice").hidden) return; // its button may have the focus
+    pollProblem = words;
     const again = error instanceof ApiError && error.status === 401 ? "Enter the key" : "Try again";
     const button = element("button", { type: "button", class: "button", onclick: () => models.pollNow(true) }, again);
-    notice(`${inWords(error)} `, button);
+    notice(`${words} `, button);
   },
 });
 

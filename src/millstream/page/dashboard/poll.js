@@ -1,5 +1,7 @@
 /** Asks the server again and again: once a second while the page is seen, less often while it does not answer. */
 
+import { ApiError } from "../common/api.js";
+
 const PERIOD = 1000;
 const LONGEST_PAUSE = 30_000;
 
@@ -7,6 +9,7 @@ const LONGEST_PAUSE = 30_000;
  * @typedef {object} PollState
  * @property {"live"|"paused"|"failing"} kind
  * @property {string} [message] What went wrong, in words.
+ * @property {boolean} [needsKey] True if the server asks for an API key.
  * @property {number} [retryAt] When the next attempt is due, by `Date.now()`.
  */
 
@@ -44,7 +47,8 @@ export class Poller {
       this.#failures += 1;
       const pause = Math.min(PERIOD * 2 ** (this.#failures - 1), LONGEST_PAUSE);
       const message = error instanceof Error ? error.message : String(error);
-      this.#tell({ kind: "failing", message, retryAt: Date.now() + pause });
+      const needsKey = error instanceof ApiError && error.status === 401;
+      this.#tell({ kind: "failing", message, needsKey, retryAt: Date.now() + pause });
       this.#later(pause);
     } finally {
       this.#asking = false;

@@ -1,6 +1,7 @@
 /** The line about the server itself: version, uptime, memory; and whether the figures are live. */
 
 import { element } from "../common/dom.js";
+import { askForKey } from "../common/key.js";
 import { bytes, known, span } from "./format.js";
 import { Meter } from "./meter.js";
 import { setAttribute, setText } from "./update.js";
@@ -15,6 +16,8 @@ export class ServerBar {
   #notice;
   #reason = element("span");
   #wait = element("span");
+  #button = element("button", { type: "button", class: "button" });
+  #needsKey = false;
   /** @type {number|undefined} */
   #countdown;
 
@@ -30,11 +33,10 @@ export class ServerBar {
     this.#live = live;
     this.#notice = notice;
     memory.append(this.#memory.node);
-    const button = element("button", { type: "button", class: "button" }, "Try now");
-    button.addEventListener("click", retry);
+    this.#button.addEventListener("click", () => (this.#needsKey ? void askForKey() : retry()));
     // The countdown is for the eye: a screen reader hears the reason once.
     this.#wait.setAttribute("aria-hidden", "true");
-    notice.append(element("span", { class: "words" }, this.#reason, " ", this.#wait), button);
+    notice.append(element("span", { class: "words" }, this.#reason, " ", this.#wait), this.#button);
   }
 
   /** @param {Status} status */
@@ -60,7 +62,11 @@ export class ServerBar {
     this.#notice.hidden = state.kind !== "failing";
     document.body.classList.toggle("stale", state.kind === "failing");
     if (state.kind !== "failing") return;
-    setText(this.#reason, state.message ?? "");
+    this.#needsKey = state.needsKey ?? false;
+    setText(this.#reason, this.#needsKey ? "This server asks for an API key." : (state.message ?? ""));
+    setText(this.#button, this.#needsKey ? "Enter the key" : "Try now");
+    this.#wait.hidden = this.#needsKey;
+    if (this.#needsKey) return;
     const count = () => {
       const seconds = Math.max(Math.ceil(((state.retryAt ?? 0) - Date.now()) / 1000), 0);
       setText(this.#wait, seconds ? `Trying again in ${seconds} s.` : "Trying again.");

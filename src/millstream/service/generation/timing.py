@@ -57,7 +57,6 @@ class RequestTimer:
         self.record = record
         self._shared = shared
         self._metrics = shared.metrics
-        self._activities = shared.activities
         self._last = 0.0
         self._prompt_tokens = 0
         self._has_generated = self._has_ended = False
@@ -67,6 +66,7 @@ class RequestTimer:
         """The model is loaded."""
         self.record.found(model)
         self._gap = self._metrics.gap.labels(model)
+        self._activity = self._shared.activities.of(model)
 
     def submitted(self, prompt_tokens: int) -> None:
         """The prompts are prepared, and the engine gets them now."""
@@ -78,6 +78,8 @@ class RequestTimer:
     def started(self, event: Started) -> None:
         """A step begins that works on one of its rows."""
         record = self.record
+        if record.outcome is not None:
+            return
         record.enter(Phase.PREFILL)
         record.cached_tokens = min((record.cached_tokens or 0) + event.cached_tokens, self._prompt_tokens)
 
@@ -88,21 +90,20 @@ class RequestTimer:
             self._prefilled()
             record.enter(Phase.DECODE)
         record.completion_tokens += tokens
-        self._activities.of(record.model).generated_tokens += tokens
+        self._activity.generated_tokens += tokens
 
     def delivered(self, deltas: Sequence[Delta]) -> None:
         """Output goes to the client now."""
         if self._answer is not None:
             self._answer.add(deltas)
         now = self.record.elapsed
-        activity = self._activities.of(self.record.model)
         if self.record.first_output is None:
             self.record.first_output = now
             self._metrics.first_token.labels(self.record.model).observe(now)
-            activity.first_token.add(now)
+            self._activity.first_token.add(now)
         else:
             self._gap.observe(now - self._last)
-            activity.gap.add(now - self._last)
+            self._activity.gap.add(now - self._last)
         self._last = now
 
     def refused(self, error: MillstreamError) -> None:
@@ -134,9 +135,8 @@ class RequestTimer:
     def _prefilled(self) -> None:
         """The prompts are computed: from now on they count."""
         self._has_generated = True
-        activity = self._activities.of(self.record.model)
-        activity.prompt_tokens += self._prompt_tokens
-        activity.cached_tokens += self.record.cached_tokens or 0
+        self._activity.prompt_tokens += self._prompt_tokens
+        self._activity.cached_tokens += self.record.cached_tokens or 0
 
     def _observe(self, outcome: str, usage: Usage) -> None:
         metrics, model = self._metrics, self.record.model

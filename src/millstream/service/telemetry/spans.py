@@ -20,7 +20,6 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from millstream import __version__
 from millstream.service.journal import RequestRecord
-from millstream.service.request_log import reason_of
 
 log = logging.getLogger(__name__)
 
@@ -90,9 +89,9 @@ def _describe(span: Span, record: RequestRecord) -> None:
         "millstream.outcome": record.outcome,
         "millstream.time_to_first_token": record.first_output,
     }
-    error = record.error
-    if error is not None:
-        attributes |= {"error.type": error.code, "http.response.status_code": error.status}
-        if error.status >= 500:
-            span.set_status(Status(StatusCode.ERROR, reason_of(error)))
+    failure = record.failure
+    if failure is not None:
+        attributes |= {"error.type": failure.code, "http.response.status_code": failure.status}
+        if failure.status >= 500:
+            span.set_status(Status(StatusCode.ERROR, failure.reason))
     span.set_attributes({name: value for name, value in attributes.items() if value is not None})

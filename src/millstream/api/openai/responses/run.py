@@ -205,7 +205,7 @@ class ResponseRun:
 
     def _fail(self, error: MillstreamError) -> None:
         context = current_request()
-        reported = context is not None and context.reported is error
+        reported = context is not None and context.reported == id(error)
         if error.status >= 500 and not reported and not isinstance(error, EngineBusy | Overloaded):
             log.warning("%s failed: %s", self.frame.id, printable(error.log_reason))
         self.status, self.error = "failed", error
