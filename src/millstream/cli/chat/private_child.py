@@ -1,4 +1,5 @@
-"""The process of a private server: `serve` without a config file, until the chat that started it closes this process's standard input.
+"""The process of a private server: `serve` without a config file, until the chat that started it closes this process's
+standard input.
 
 That also happens if the chat is killed, so no server is left behind.
 """
