@@ -196,7 +196,7 @@ def test_serve_suggests_a_model_on_disk(filled: Path) -> None:
     async def find(spec: str) -> None:
         FileSearch(Loading(), print).find(spec, filled)  # type: ignore[arg-type]
 
-    with pytest.raises(ModelError, match="a hub id would look like org/name. Did you mean mill/tiny"):
+    with pytest.raises(ModelError, match=r"a hub id would look like org/name\. Did you mean mill/tiny"):
         asyncio.run(find("tiny"))
 
 
