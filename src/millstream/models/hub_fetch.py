@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -43,6 +44,7 @@ ATTEMPTS = 5
 """Consecutive failures without a byte between them, after which a file is given up."""
 TIMEOUT = 30.0
 """Seconds without a byte."""
+_HASH = re.compile("[0-9a-f]{40,64}")
 _RANGE_IGNORED = 200
 _RANGE_WRONG = 416
 
@@ -74,13 +76,13 @@ def fetch(repository: Repository, *, progress: BytesDone, cache_dir: Path | None
     blobs = root / repo_folder_name(repo_id=repository.repo, repo_type="model") / "blobs"
     files = {file.blob: file for file in _files(repository, endpoint)}
     missing = [file for file in files.values() if not (blobs / file.blob).exists()]
-    by_client = [file for file in missing if file.size > constants.MAX_HTTP_DOWNLOAD_SIZE]
+    ours = [file for file in missing if _HASH.fullmatch(file.blob) and file.size <= constants.MAX_HTTP_DOWNLOAD_SIZE]
     total = sum(file.size for file in files.values())
     needed = sum(file.size - _size(_partial(blobs, file)) for file in missing)
     check_space(repository.repo, needed, root)
     blobs.mkdir(parents=True, exist_ok=True)
     transfer = _Transfer(repository, blobs, endpoint, progress, total - needed, total)
-    transfer.run([file for file in missing if file not in by_client])  # the hub sends larger ones to its client alone
+    transfer.run(ours)  # the hub sends larger ones to its client alone
     folder = snapshot_download(
         repository.repo,
         revision=repository.revision,
