@@ -189,6 +189,16 @@ def test_grammars_are_checked_by_their_child_alone() -> None:
     assert not [path for path in files("text") if "subprocess" in imports(path)]
 
 
+def test_downloads_run_in_their_child_alone() -> None:
+    """A thread that waits for a network cannot be ended, a process can."""
+    used = {path.relative_to(ROOT).as_posix(): imports(path) for path in ROOT.rglob("*.py")}
+    assert {name for name, found in used.items() if "millstream.models.hub_fetch" in found} == {"models/hub_child.py"}
+    assert not [name for name, found in used.items() if "millstream.models.hub_child" in found]
+    waiting = LIBRARIES["threads"] | LIBRARIES["executors"]
+    threaded = {path.name for path in files("models") if waiting & {name.split(".")[0] for name in imports(path)}}
+    assert threaded == {"hub_child.py", "hub_fetch.py"}
+
+
 def test_every_file_is_in_a_room() -> None:
     rooms = {room.split(".")[0] for room in ROOMS}
     ground = {f"{name}.py" for name in GROUND}

@@ -111,7 +111,9 @@ async def serve_on(
         mill.add(spec)
     on_start(server)
     watcher = asyncio.create_task(_watch(mill, server, listener))
-    loads = asyncio.create_task(LoadWatch(mill.hub.loading, show_progress).run())
+    loads = asyncio.create_task(
+        LoadWatch(lambda: () if server.should_exit else mill.hub.loading(), show_progress).run()
+    )
     with server.exit_on_signals(), server.reload_on_signal(reread, pool):
         await server.serve(sockets=[listener])
         await background.close()  # the engines are gone by now, so nothing is left to wait for
@@ -203,9 +205,11 @@ class MillServer(uvicorn.Server):
         logging.shutdown()
         os._exit(128 + sig)
 
-    def capture_signals(self) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
         """uvicorn would listen for them only while it serves: not while background tasks end."""
-        return super().capture_signals() if sys.platform == "win32" else contextlib.nullcontext()
+        with super().capture_signals() if sys.platform == "win32" else contextlib.nullcontext():
+            yield
 
     def reload_on_signal(self, reread: Reread | None, pool: Executor) -> contextlib.AbstractContextManager[None]:
         """SIGHUP reads the configuration again. Without a configuration, it has its usual effect."""

@@ -12,9 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from millstream.cli import main
+from millstream.config import Settings
 from millstream.errors import ModelError
 from millstream.loading.files import FileSearch
 from millstream.model_facts import ModelCard
@@ -24,6 +26,7 @@ from millstream.models.last_used import mark_used
 from millstream.models.nearby import did_you_mean
 from support.agent_stage import Player, playing
 from support.hub_server import COMMIT, HubServer
+from support.server import running
 from support.tiny_gguf import write_gguf
 
 TINY, QUANTS = "mill/tiny", "mill/tiny-gguf"
@@ -198,6 +201,22 @@ def test_serve_suggests_a_model_on_disk(filled: Path) -> None:
 
     with pytest.raises(ModelError, match=r"a hub id would look like org/name\. Did you mean mill/tiny"):
         asyncio.run(find("tiny"))
+
+
+def test_a_gguf_file_of_the_hub_is_served_by_its_tag(
+    filled: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    name = f"{QUANTS}:Q8_0"
+    with running(Settings(models=(name,), cache_dir=filled, port=0, isolation="thread")) as server:
+        body = {"model": name, "prompt": "hello", "max_tokens": 2}
+        assert httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).status_code == 200
+        card = httpx.get(f"{server.url}/v1/models/{name}").json()
+        assert (card["state"], card["phase"], card["progress"]) == ("ready", None, None)
+        assert main(["rm", name, "--yes", "--cache-dir", str(filled), "--url", server.url]) == 1
+    models = listed(filled, capsys)
+    assert models[name]["last_used"] is not None
+    assert models[f"{QUANTS}:F16"]["last_used"] is None
 
 
 def test_similar_names() -> None:

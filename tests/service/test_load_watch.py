@@ -51,7 +51,7 @@ def test_a_terminal_shows_all_loads_in_one_line() -> None:
     watch.look()
     loads.clear()
     watch.look()
-    assert shown == ["a: warming up: 50 %; b: reading its tokenizer and configuration", ""]
+    assert shown == ["a: warming up: 50 %; b: starting: its files, tokenizer and engine", ""]
 
 
 def test_the_log_goes_above_the_live_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import millstream
 
-PATIENCE = 60
+PATIENCE = 120
 
 
 class Command:

@@ -127,7 +127,8 @@ class ProcessLink:
                 sink(events)
         except (EOFError, OSError):
             reason = self._exit_reason()
-            log.error("%s: %s", self._name, reason)
+            # Whoever ends a process says why.
+            log.log(logging.ERROR if self._kill_reason is None else logging.DEBUG, "%s: %s", self._name, reason)
             first: list[Event] = [] if loaded else [LoadFailed(reason)]
             sink([*first, *self._fail_in_flight(reason), Stopped(reason)])
         finally:

@@ -64,5 +64,5 @@ class LoadWatch:
             transfer.update(progress.done_bytes, progress.total_bytes)
             return f"{progress.phase}: {transfer.text}"
         if progress.phase == "starting":
-            return "reading its tokenizer and configuration"
+            return "starting: its files, tokenizer and engine"
         return f"{progress.phase}: {progress.share:.0%}".replace("%", " %")

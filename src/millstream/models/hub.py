@@ -16,7 +16,7 @@ from typing import Any
 
 from huggingface_hub import HfApi, constants, snapshot_download
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RevisionNotFoundError
-from huggingface_hub.utils import filter_repo_objects
+from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]
 
 from millstream import sandbox
 from millstream.errors import ModelError

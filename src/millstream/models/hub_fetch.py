@@ -9,13 +9,14 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from io import BufferedRandom
 from pathlib import Path
-from typing import BinaryIO
 
 from huggingface_hub import HfApi, constants, hf_hub_url, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
@@ -24,7 +25,12 @@ from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.errors import HTTPError as TransportError  # type: ignore[attr-defined]
 from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.hf_api import RepoFile
-from huggingface_hub.utils import build_hf_headers, filter_repo_objects, get_session, hf_raise_for_status
+from huggingface_hub.utils import (  # type: ignore[attr-defined]
+    build_hf_headers,
+    filter_repo_objects,
+    get_session,
+    hf_raise_for_status,
+)
 
 from millstream.errors import ModelError
 from millstream.models.disk_space import check_space
@@ -38,6 +44,7 @@ ATTEMPTS = 5
 """Consecutive failures without a byte between them, after which a file is given up."""
 TIMEOUT = 30.0
 """Seconds without a byte."""
+_HASH = re.compile("[0-9a-f]{40,64}")
 _RANGE_IGNORED = 200
 _RANGE_WRONG = 416
 
@@ -69,11 +76,13 @@ def fetch(repository: Repository, *, progress: BytesDone, cache_dir: Path | None
     blobs = root / repo_folder_name(repo_id=repository.repo, repo_type="model") / "blobs"
     files = {file.blob: file for file in _files(repository, endpoint)}
     missing = [file for file in files.values() if not (blobs / file.blob).exists()]
+    ours = [file for file in missing if _HASH.fullmatch(file.blob) and file.size <= constants.MAX_HTTP_DOWNLOAD_SIZE]
     total = sum(file.size for file in files.values())
     needed = sum(file.size - _size(_partial(blobs, file)) for file in missing)
     check_space(repository.repo, needed, root)
     blobs.mkdir(parents=True, exist_ok=True)
-    _Transfer(repository, blobs, endpoint, progress, total - needed, total).run(missing)
+    transfer = _Transfer(repository, blobs, endpoint, progress, total - needed, total)
+    transfer.run(ours)  # the hub sends larger ones to its client alone
     folder = snapshot_download(
         repository.repo,
         revision=repository.revision,
@@ -158,7 +167,7 @@ class _Transfer:
             self._check(file, out)
             os.replace(partial, blob)
 
-    def _receive(self, file: _File, out: BinaryIO) -> None:
+    def _receive(self, file: _File, out: BufferedRandom) -> None:
         attempts = 0
         while (have := out.seek(0, os.SEEK_END)) < file.size and not self._failed:
             try:
@@ -173,7 +182,7 @@ class _Transfer:
                     raise
                 time.sleep(min(8.0, 0.5 * 2**attempts))
 
-    def _receive_rest(self, file: _File, out: BinaryIO, have: int) -> None:
+    def _receive_rest(self, file: _File, out: BufferedRandom, have: int) -> None:
         repository = self._repository
         url = hf_hub_url(repository.repo, file.name, revision=repository.commit, endpoint=self._endpoint)
         headers = {**build_hf_headers(), "Accept-Encoding": "identity", "Range": f"bytes={have}-"}
@@ -187,11 +196,11 @@ class _Transfer:
                 if self._failed:
                     return
 
-    def _begin_anew(self, out: BinaryIO) -> None:
+    def _begin_anew(self, out: BufferedRandom) -> None:
         self._add(-out.seek(0, os.SEEK_END))
         out.truncate(0)
 
-    def _check(self, file: _File, out: BinaryIO) -> None:
+    def _check(self, file: _File, out: BufferedRandom) -> None:
         size = out.seek(0, os.SEEK_END)
         damaged = size != file.size
         if not damaged and file.sha256 is not None:
