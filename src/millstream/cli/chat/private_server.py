@@ -30,7 +30,7 @@ _COMMAND = [sys.executable, "-P", "-m", "millstream.cli.chat.private_child"]
 _ADDRESS = re.compile(r"listening on (http://[\w.:\[\]]+)")
 _TIME_AND_LEVEL = re.compile(r"^\d\d:\d\d:\d\d [EC] ")
 _OWN = "MILLSTREAM_"
-_KEPT = ("MILLSTREAM_CACHE",)
+_KEPT = ("MILLSTREAM_CACHE", "MILLSTREAM_CACHE_DIR")
 """Variables of the user's servers that mean this one as well: where downloads are, not what is served and how."""
 
 
