@@ -104,7 +104,7 @@ def test_mlx_that_crashes(doctor: Doctor, tmp_path: Path) -> None:
 
 def test_mlx_that_hangs(doctor: Doctor, tmp_path: Path) -> None:
     fake = fake_mlx(tmp_path / "fake", "import time; time.sleep(1000)")
-    code, findings = doctor("--only", "mlx", "--timeout", "4", first=fake)
+    code, findings = doctor("--only", "mlx", "--timeout", "2", first=fake)
     assert code == 1
     assert "did not answer in time" in broken(findings, "mlx")["detail"]
 
