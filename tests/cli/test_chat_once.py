@@ -124,12 +124,12 @@ def test_errors_go_to_standard_error(run: Run, arguments: list[str], message: st
 
 def test_an_error_of_the_server_is_repeated(run: Run, player: Player) -> None:
     def refuse(request: GenerationRequest) -> list[Delta]:
-        raise BadRequest("that is too much")
+        raise BadRequest("that is \x1b[2Jtoo much")
 
     player.answer = refuse
     done = run("talk", "Why?")
     player.answer = reasons
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", "millstream: that is too much\n")
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "millstream: that is [2Jtoo much\n")
 
 
 def test_without_a_server_a_private_one_is_started_and_ended(environment: dict[str, str], servable: Path) -> None:

@@ -153,6 +153,15 @@ def test_reasoning_is_dimmed_and_images_go_along(environment: dict[str, str], tm
         ask(chat, "/image nothing.png", "cannot be read")
 
 
+def test_one_question_in_a_terminal(server: ScriptedServer, environment: dict[str, str]) -> None:
+    server.answer, server.delay = "Some **bold** words.", 0.0
+    with terminal("chat", "--url", server.url, "tiny", "Why?", "--verbose", environment=environment) as screen:
+        screen.wait_for("Some bold words.")
+        screen.wait_for("tokens/s")
+        assert screen.wait_exit() == 0
+        assert "\x1b[1mbold" in screen.raw
+
+
 def test_an_error_does_not_end_the_chat(environment: dict[str, str]) -> None:
     player = Player(_refuses)
     with playing(player) as url, terminal("chat", "--url", url, environment=environment) as chat:

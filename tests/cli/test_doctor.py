@@ -16,7 +16,7 @@ import pytest
 
 from millstream.cli.doctor.mlx_checks import check_builds, check_driver
 from millstream.cli.doctor.network_checks import check_port
-from millstream.cli.doctor.python_checks import check_platform
+from millstream.cli.doctor.python_checks import base_exists, check_platform
 from millstream.cli.doctor.system_checks import check_memory
 from support.agent_stage import Player, playing
 
@@ -104,7 +104,7 @@ def test_mlx_that_crashes(doctor: Doctor, tmp_path: Path) -> None:
 
 def test_mlx_that_hangs(doctor: Doctor, tmp_path: Path) -> None:
     fake = fake_mlx(tmp_path / "fake", "import time; time.sleep(1000)")
-    code, findings = doctor("--only", "mlx", "--timeout", "4", first=fake)
+    code, findings = doctor("--only", "mlx", "--timeout", "2", first=fake)
     assert code == 1
     assert "did not answer in time" in broken(findings, "mlx")["detail"]
 
@@ -150,6 +150,8 @@ def test_packages_that_are_too_old_or_collide(doctor: Doctor, tmp_path: Path) ->
 
 def test_settings_that_get_in_the_way(doctor: Doctor, tmp_path: Path) -> None:
     write(tmp_path / "file", "")
+    other = write(tmp_path / "bin" / "millstream", "#!/bin/sh\n")
+    other.chmod(0o755)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         code, findings = doctor(
@@ -158,13 +160,14 @@ def test_settings_that_get_in_the_way(doctor: Doctor, tmp_path: Path) -> None:
             http_proxy="http://proxy.example:3128",
             HF_HUB_OFFLINE="1",
             PYTHONIOENCODING="latin-1",
-            PYTHONHOME="",
+            PATH=f"{other.parent}{os.pathsep}{os.environ['PATH']}",
         )  # fmt: skip
     assert code == 1
     assert "cannot be written: Not a directory" in broken(findings, "model cache")["detail"]
     assert f"Port {port} is taken by another program" in broken(findings, "port", "warning")["detail"]
     assert broken(findings, "proxy", "warning")["fix"].startswith("export NO_PROXY=localhost,127.0.0.1")
     assert broken(findings, "hub", "warning")["fix"] == "unset HF_HUB_OFFLINE"
+    assert "another installation" in broken(findings, "environment", "warning")["detail"]
     assert "output is" in broken(findings, "encoding", "warning")["detail"]
 
 
@@ -203,6 +206,13 @@ def test_builds_and_drivers(builds: Mapping[str, str], driver: int | None, statu
     [found] = check_driver(builds, driver)
     assert found.status == status
     assert words in found.detail
+
+
+def test_a_virtual_environment_whose_python_is_gone(tmp_path: Path) -> None:
+    config = write(tmp_path / "pyvenv.cfg", f"home = {tmp_path}\nversion = 3.12.1\n")
+    assert base_exists(tmp_path)
+    config.write_text(f"home = {tmp_path / 'gone'}\nversion = 3.12.1\n")
+    assert not base_exists(tmp_path)
 
 
 def test_a_build_of_another_version() -> None:

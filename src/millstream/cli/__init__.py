@@ -47,7 +47,7 @@ All commands: millstream --help"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    given = list(sys.argv[1:] if argv is None else argv)
+    given = tuple(sys.argv[1:] if argv is None else argv)  # a command's module may be called `list`
     if not given:
         print(WELCOME)
         return 0
@@ -65,6 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser = make_parser(own[0] if own[0] in COMMANDS else None)
         arguments = parser.parse_args(own, argparse.Namespace(agent_arguments=of_agent))
         code: int = arguments.run(arguments)
+        sys.stdout.flush()
     except MillstreamError as error:
         return _fail(error.message)
     except ModuleNotFoundError as error:
@@ -97,7 +98,7 @@ def make_parser(only: str | None = None) -> Parser:
     return parser
 
 
-def _split_arguments(given: list[str]) -> tuple[list[str], list[str]]:
+def _split_arguments(given: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
     """Our arguments and, of a launch, those after `--`, which are the agent's."""
     if given[0] != "launch" or "--" not in given:
         return given, []

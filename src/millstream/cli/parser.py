@@ -51,10 +51,26 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Unknown arguments are rejected by the command that got them: it knows what they were meant to be."""
+        if args is not None and self._subparsers is None and (option := self._misspelt(args)):
+            self.error(self._unknown([option]))  # first: argparse would only complain of what is missing
         found, unknown = super().parse_known_args(args, namespace)
         if unknown and not self._take_late(found, unknown):
             self.error(self._unknown(unknown))
         return found, []
+
+    def _misspelt(self, words: Sequence[str]) -> str | None:
+        """The first word that looks like an option and is none, not even the beginning of one."""
+        for word in words:
+            if word == "--":
+                return None
+            name = word.split("=", 1)[0]
+            if (
+                word.startswith("--")
+                and " " not in word
+                and not any(option.startswith(name) for option in self._option_string_actions)
+            ):
+                return word
+        return None
 
     def _take_late(self, found: argparse.Namespace, words: Sequence[str]) -> bool:
         """Words after an option still belong to a positional argument that takes any number: `serve A --port 9000 B`.

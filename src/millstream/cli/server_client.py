@@ -126,10 +126,12 @@ def add_server_options(parser: argparse.ArgumentParser | argparse._ArgumentGroup
 
 
 def _message(body: object) -> str | None:
-    """The text of an error, in the server's own form."""
+    """The text of an error, in the server's own form, without control characters: it goes to a terminal."""
     error = body.get("error") if isinstance(body, dict) else None
     message = error.get("message") if isinstance(error, dict) else None
-    return message if isinstance(message, str) else None
+    if not isinstance(message, str):
+        return None
+    return "".join(character for character in message if character.isprintable() or character == "\n")
 
 
 def _opener(url: str) -> urllib.request.OpenerDirector:

@@ -6,6 +6,7 @@ import threading
 from types import TracebackType
 
 from rich.console import Console
+from rich.markup import escape
 from rich.status import Status
 
 from millstream.cli.chat.private_server import loading
@@ -34,7 +35,7 @@ class Waiting:
 
     def say(self, text: str) -> None:
         if self._status is not None:
-            self._status.update(f"{text} …")
+            self._status.update(f"{escape(text)} …")
 
     def stop(self) -> None:
         if self._status is not None:

@@ -47,11 +47,11 @@ def check_platform(system: str, machine: str, macos: str) -> Iterator[Finding]:
 def _environment() -> Iterator[Finding]:
     if sys.prefix != sys.base_prefix:
         again = f"rm -r {sys.prefix} && python3 -m venv {sys.prefix}, then install Millstream again"
-        if not Path(sys.base_prefix).is_dir() or not _home_exists(Path(sys.prefix)):
+        if not Path(sys.base_prefix).is_dir() or not base_exists(Path(sys.prefix)):
             yield problem("environment", f"{sys.prefix} was made with a Python that is gone.", again)
         else:
             yield ok("environment", f"virtual environment {sys.prefix}")
-    if "PYTHONHOME" in os.environ:
+    if os.environ.get("PYTHONHOME"):
         yield warning("environment", "PYTHONHOME is set: Python may load the wrong library.", "unset PYTHONHOME")
     command = shutil.which("millstream")
     if command and Path(command).resolve().parent not in _bin_folders():
@@ -62,7 +62,7 @@ def _environment() -> Iterator[Finding]:
         )
 
 
-def _home_exists(environment: Path) -> bool:
+def base_exists(environment: Path) -> bool:
     """Whether the Python that a virtual environment was made with is still there."""
     try:
         lines = (environment / "pyvenv.cfg").read_text(encoding="utf-8").splitlines()
