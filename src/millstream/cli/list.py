@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from millstream.cli.cache_options import add_cache_dir
+from millstream.cli.parser import examples
 from millstream.models.sizes import size_text
 from millstream.models.transfer import duration_text
 
@@ -26,6 +27,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         aliases=["ls"],
         help="list the models on disk",
         description="List the models on disk: those in the cache of the Hugging Face hub, and the demo model.",
+        epilog=examples(("millstream list", "what is on disk"), ("millstream list --json", "for a program")),
     )
     parser.set_defaults(run=run)
     parser.add_argument("--json", action="store_true", help="print JSON")

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from millstream.cli.cache_options import add_cache_dir
+from millstream.cli.parser import examples
 from millstream.errors import MillstreamError
 from millstream.models.sizes import size_text
 from millstream.models.source import ModelSource, is_demo, resolve
@@ -28,10 +29,13 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "pull",
         help="download a model",
         description="Download a model from the Hugging Face hub to its cache: only the files that are needed. A "
-        "download that was interrupted continues where it stopped.",
-        epilog="Examples: millstream pull mlx-community/Qwen3-4B-4bit; millstream pull org/name@revision; "
-        "millstream pull org/name:Q4_K_M (a GGUF file by its quantisation); millstream pull org/name/file.gguf; "
-        "millstream pull demo. Private and gated models need a token in HF_TOKEN.",
+        "download that was interrupted continues where it stopped. Private and gated models need a token in HF_TOKEN.",
+        epilog=examples(
+            ("millstream pull mlx-community/Qwen3-4B-4bit", "a model from the hub"),
+            ("millstream pull org/name@revision", "as it was at a revision"),
+            ("millstream pull org/name:Q4_K_M", "a GGUF file by its quantisation"),
+            ("millstream pull demo", "the demo model"),
+        ),
     )
     parser.set_defaults(run=run)
     parser.add_argument(

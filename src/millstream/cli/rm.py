@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from millstream.cli.cache_options import add_cache_dir
+from millstream.cli.parser import examples
 from millstream.cli.served_models import served_models
 from millstream.cli.server_client import DEFAULT_URL
 from millstream.errors import MillstreamError, NotFound, Unauthorized
@@ -30,6 +31,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="remove models from disk",
         description="Remove downloaded models from the disk, after a question. A model that a running server uses is "
         "not removed.",
+        epilog=examples(("millstream rm org/name", "asks first"), ("millstream rm org/name --yes", "does not ask")),
     )
     parser.set_defaults(run=run)
     parser.add_argument("models", nargs="+", metavar="MODEL", help="a name as in 'millstream list'")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from millstream.cli.cache_options import add_cache_dir
+from millstream.cli.parser import examples
 from millstream.cli.served_models import fetch_models, find_fields
 from millstream.errors import MillstreamError, NotFound
 from millstream.models.nearby import did_you_mean
@@ -29,6 +30,10 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="show what is known of a model",
         description="Show what is known of a model without loading it: architecture, parameters, quantisation, "
         "context, formats, licence, and the memory that it needs. With --url: a model of a running server.",
+        epilog=examples(
+            ("millstream show demo", "the demo model"),
+            ("millstream show ./my-model --template", "only its chat template"),
+        ),
     )
     parser.set_defaults(run=run)
     parser.add_argument(

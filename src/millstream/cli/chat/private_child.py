@@ -1,5 +1,4 @@
-"""The process of a private server: `serve` without a config file, until the chat that started it closes this process's
-standard input.
+"""The process of a private server: `serve`, until the chat that started it closes this process's standard input.
 
 That also happens if the chat is killed, so no server is left behind.
 """
@@ -22,4 +21,4 @@ def end_with_parent() -> None:
 
 if __name__ == "__main__":
     threading.Thread(target=end_with_parent, name="parent", daemon=True).start()
-    sys.exit(main(["serve", "--no-config", *sys.argv[1:]]))
+    sys.exit(main(["serve", *sys.argv[1:]]))

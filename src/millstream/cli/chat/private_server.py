@@ -48,7 +48,7 @@ class PrivateServer:
         environment = {name: value for name, value in os.environ.items() if name in _KEPT or not name.startswith(_OWN)}
         # No config file: the models that the user's own server has are not wanted here.
         # No calibration: it finds out how to batch many requests, and takes seconds.
-        options = ["--host", "127.0.0.1", "--port", "0", "--config", os.devnull, "--disable", "calibration"]
+        options = ["--host", "127.0.0.1", "--port", "0", "--no-config", "--disable", "calibration"]
         self._process = subprocess.Popen(
             [*_COMMAND, *([self._model] if self._model else []), *options],
             stdin=subprocess.PIPE,
