@@ -262,8 +262,8 @@ def test_slow_preparation_is_logged_with_counts(web: Web, caplog: pytest.LogCapt
     web.answers["/late"] = respond_late
     with Bench(ASSET, allow_private_media=True) as bench, caplog.at_level(logging.WARNING):
         assert bench.ask(image(quick), image(f"{web.url}/late")).status_code == 200
-    [line] = [record.message for record in caplog.records if "preparing" in record.message]
-    assert "and 2 media files took 1." in line
+    [line] = [record.message for record in caplog.records if "; slow prepare" in record.message]
+    assert "prompt tokens, 2 media files, 4 tokens out" in line
 
 
 SMALL = RED.resize((60, 60))

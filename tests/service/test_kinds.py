@@ -18,6 +18,7 @@ from millstream.service.admission import Admission
 from millstream.service.generation.model import GenerationModel
 from millstream.service.hub import ModelHub, card_of
 from millstream.service.inbox import Inbox
+from millstream.service.journal import Journal, Phase
 from millstream.service.managed_model import LoadContext
 from millstream.service.metrics import Metrics
 from millstream.service.unread_output import UnreadOutput
@@ -130,3 +131,26 @@ def test_an_engine_gets_its_own_settings_and_no_secret() -> None:
     environment = {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": "0", "MLX_X": "1", "PYTHONPATH": "p", "LC_ALL": "C"}
     secrets = {"MILLSTREAM_API_KEY": secret, "HF_TOKEN": secret, "AWS_SECRET_ACCESS_KEY": secret, "MY_PASSWORD": secret}
     assert engine_environment(environment | secrets) == environment
+
+
+def test_the_journal_times_requests_of_any_kind(isolation: str) -> None:
+    """A kind sends `Started`, and notes the phases that it has: nothing of the journal is about tokens."""
+
+    @on_loop
+    async def run() -> None:
+        server = DigestServer(isolation)
+        journal = Journal()
+        record = journal.open("sha", "digest")
+        async with server.hub.use("sha", DigestModel) as model:
+            record.found(model.name)
+            inbox = Inbox(UnreadOutput(2**20))
+            inbox.on_started = lambda event: record.enter(Phase.PREFILL)
+            record.enter(Phase.QUEUE)
+            model.engine.submit([Digest(1, b"ab", 3)], inbox)
+        assert await last_of(inbox) == Digested(1, expected(b"ab", 3))
+        journal.end(record, "done")
+        assert [span.phase for span in record.phases] == [Phase.PREPARE, Phase.QUEUE, Phase.PREFILL]
+        assert await server.hub.close("the end", 1.0, 5.0)
+        await server.engines.close()
+
+    run()

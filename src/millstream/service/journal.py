@@ -90,6 +90,7 @@ class RequestRecord:
         "finish_reason",
         "first_output",
         "load_seconds",
+        "media",
         "model",
         "operation",
         "outcome",
@@ -118,6 +119,8 @@ class RequestRecord:
         self.prompt_tokens: int | None = None
         self.cached_tokens: int | None = None
         self.completion_tokens = 0
+        self.media = 0
+        """Images, audio clips and videos in its prompts."""
         self.finish_reason: str | None = None
         self.outcome: Outcome | None = None
         self.failure: Failure | None = None

@@ -8,7 +8,7 @@ from millstream.service.journal import Phase, RequestRecord
 
 log = logging.getLogger(__name__)
 
-SLOW_PREPARE, SLOW_QUEUE, SLOW_PREFILL = 2.0, 5.0, 10.0
+SLOW_PREPARE, SLOW_QUEUE, SLOW_PREFILL = 1.0, 5.0, 10.0
 """Seconds in a phase that are worth a warning."""
 SLOW_TOKENS_PER_SECOND, SLOW_DECODE = 2.0, 10.0
 """A decode that takes longer than so many seconds is slow if it is below this rate: long answers are not slow."""
@@ -48,6 +48,7 @@ def fields_of(record: RequestRecord) -> dict[str, object]:
         "outcome": record.outcome,
         "prompt_tokens": record.prompt_tokens,
         "cached_tokens": record.cached_tokens,
+        "media": record.media,
         "completion_tokens": record.completion_tokens,
         "finish_reason": record.finish_reason,
         "first_token_seconds": _rounded(record.first_output),
@@ -65,8 +66,9 @@ def _outcome(record: RequestRecord) -> str:
     if failure is not None and record.phases[-1].phase in (Phase.PREPARE, Phase.QUEUE):
         return f"{'failed' if failure.is_fault else 'refused'} with {failure.status}, {failure.reason}"
     cached = f" ({record.cached_tokens} cached)" if record.cached_tokens else ""
+    media = f", {record.media} media file{'s' if record.media > 1 else ''}" if record.media else ""
     out = f", {record.completion_tokens} tokens out" if record.operation in GENERATES else ""
-    text = f"{record.prompt_tokens or 0} prompt tokens{cached}{out}, "
+    text = f"{record.prompt_tokens or 0} prompt tokens{cached}{media}{out}, "
     if failure is not None:
         return f"{text}failed with {failure.status}, {failure.reason}"
     return text + (record.finish_reason or record.outcome or "")

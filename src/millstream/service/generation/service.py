@@ -106,7 +106,7 @@ class TextGenerator:
             for index, ((submit, parsing), echo) in enumerate(zip(planned, echoes, strict=True))
         ]
         inbox = Inbox(self._unread, merge_tokens)
-        timer.submitted(prompt_tokens)
+        timer.submitted(prompt_tokens, sum(len(prompt.media) for prompt in prompts))
         model.engine.submit(submits, inbox)
         generation = TextGeneration(
             model.name,

@@ -68,10 +68,11 @@ class RequestTimer:
         self._gap = self._metrics.gap.labels(model)
         self._activity = self._shared.activities.of(model)
 
-    def submitted(self, prompt_tokens: int) -> None:
+    def submitted(self, prompt_tokens: int, media: int) -> None:
         """The prompts are prepared, and the engine gets them now."""
         record = self.record
         self._prompt_tokens = record.prompt_tokens = prompt_tokens
+        record.media = media
         self._metrics.prepare.labels(record.model).observe(record.elapsed - record.load_seconds)
         record.enter(Phase.QUEUE)
 
