@@ -59,7 +59,7 @@ PARALLEL := $(if $(filter-out --whole,$(ARGS)),,-n $(WORKERS) --dist worksteal)
 
 # The browser that the tests of the pages drive. Only root on Debian installs it; the tests say how, where it is missing.
 chromium:
-	@if ! command -v chromium chromium-browser google-chrome > /dev/null && command -v apt-get > /dev/null && [ "$$(id -u)" = 0 ]; then apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y chromium > /dev/null || echo "no Chromium: the tests of the pages are skipped"; fi
+	@if ! command -v chromium > /dev/null && ! command -v google-chrome > /dev/null && command -v apt-get > /dev/null && [ "$$(id -u)" = 0 ]; then apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y chromium > /dev/null || echo "no Chromium: the tests of the pages are skipped"; fi
 
 test: setup $(NODE)/.ready chromium
 	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)

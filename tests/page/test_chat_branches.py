@@ -196,6 +196,24 @@ def test_tool_calls_are_shown_and_answered(chat: ChatPage, scripted: ScriptedSer
     expect(chat.page.locator(".message.tool")).to_contain_text("rain, 9 degrees")
 
 
+def test_the_picker_shows_loads_and_failures(chat: ChatPage) -> None:
+    state: dict[str, object] = {"state": "loading", "progress": 0.4, "phase": "reading weights"}
+
+    def answer(route: Route) -> None:
+        models = route.fetch().json()
+        models["data"][0] |= state
+        route.fulfill(json=models)
+
+    chat.page.route("**/v1/models", answer)
+    chat.page.reload()
+    expect(chat.page.locator("#model-state")).to_have_text("Reading weights 40 %")
+    expect(chat.page.get_by_role("progressbar")).to_have_attribute("value", "0.4")
+    state.update(state="failed", progress=None, error="The file is broken.")
+    expect(chat.page.locator("#model-state")).to_have_text("Failed: The file is broken.")
+    expect(chat.page.get_by_role("progressbar")).to_have_count(0)
+    expect(chat.page.locator("#model option")).to_have_text("example-model (failed)")
+
+
 def test_audio_is_offered_where_the_model_takes_it(chat: ChatPage, opened: tuple[Page, Watch]) -> None:
     opened[1].expected += ["status of 400"]
 

@@ -73,7 +73,7 @@ def test_an_answer_streams_and_is_there_after_a_reload(chat: ChatPage) -> None:
     assert chat.page.title().startswith("Tell me about the water wheel")
 
 
-@pytest.mark.parametrize("how", ["button", "escape"])
+@pytest.mark.parametrize("how", ["button", pytest.param("escape", marks=pytest.mark.whole)])
 def test_stopping_frees_the_row(chat: ChatPage, page_server: RunningServer, how: str) -> None:
     chat.set(Temperature="0")
     chat.ask("Write a very long story about a miller, with many chapters.")

@@ -47,8 +47,6 @@ def talk(page: Page, scripted: ScriptedServer) -> ChatPage:
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_chat_has_no_serious_findings(open_page: Opener, scripted: ScriptedServer, theme: str) -> None:
     page, _ = open_page(scripted.url, color_scheme=theme, viewport={"width": 1100, "height": 780})
-    ChatPage(page).open()
-    assert serious_findings(page) == []
     chat = talk(page, scripted)
     page.evaluate(
         "document.querySelectorAll('.figures').forEach((each) => (each.hidden = true))"
@@ -57,7 +55,6 @@ def test_chat_has_no_serious_findings(open_page: Opener, scripted: ScriptedServe
     assert serious_findings(page) == []
     chat.questions.first.hover()
     chat.questions.first.get_by_role("button", name="Edit").click()
-    assert serious_findings(page) == []
     page.get_by_role("button", name="Settings of this chat").click()
     page.get_by_text("More", exact=True).click()
     assert serious_findings(page) == []
@@ -90,7 +87,6 @@ def test_chat_on_a_phone(open_page: Opener, scripted: ScriptedServer) -> None:
     page.get_by_role("button", name="Conversations").click()
     expect(page.get_by_label("Search conversations")).to_be_focused()
     assert not scrolls_sideways(page)
-    assert serious_findings(page) == []
     link.click()
     expect(chat.answer()).to_contain_text("A mill stream leads water")
     expect(link).not_to_be_visible()
@@ -98,7 +94,7 @@ def test_chat_on_a_phone(open_page: Opener, scripted: ScriptedServer) -> None:
     assert not scrolls_sideways(page)
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.whole)])
 def test_the_reference_shows_the_routes_and_tries_them(open_page: Opener, scripted: ScriptedServer, theme: str) -> None:
     page, _ = open_page(scripted.url, color_scheme=theme)
     page.goto("/docs")

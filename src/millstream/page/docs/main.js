@@ -2,9 +2,9 @@
 
 import { apiJson } from "../common/api.js";
 import { element, find } from "../common/dom.js";
-import { MarkdownView } from "../common/markdown.js";
 import { mountNav } from "../common/nav.js";
 import { operationView } from "./operation.js";
+import { prose } from "./prose.js";
 
 /** @typedef {{method: string, path: string, operation: any, view: HTMLDetailsElement}} Shown */
 
@@ -59,7 +59,7 @@ async function start(ask) {
   try {
     const spec = await apiJson("/openapi.json", { ask });
     const all = operations(spec);
-    new MarkdownView(find("#about")).draw(spec.info.description ?? "");
+    find("#about").replaceChildren(prose(spec.info.description ?? ""));
     find("#routes").replaceChildren(...sections(spec, all));
     const field = find("#filter");
     field.addEventListener("input", () => filter(all, field.value));

@@ -2,7 +2,7 @@
 
 import { copyText } from "../common/clipboard.js";
 import { element, iconButton } from "../common/dom.js";
-import { MarkdownView } from "../common/markdown.js";
+import { prose } from "./prose.js";
 import { propertyTable, resolve } from "./schema.js";
 import { tryForm } from "./try.js";
 
@@ -53,13 +53,6 @@ function parts(spec, method, path, operation) {
 /** @param {string} text */
 function heading(text) {
   return element("h3", {}, text);
-}
-
-/** @param {string} text */
-function prose(text) {
-  const target = element("div", { class: "prose" });
-  new MarkdownView(target).draw(text);
-  return target;
 }
 
 /** @param {any} spec @param {any[]} parameters */

@@ -1,7 +1,7 @@
 /** JSON schemas in words and tables. */
 
 import { element } from "../common/dom.js";
-import { MarkdownView } from "../common/markdown.js";
+import { prose } from "./prose.js";
 
 const DEEPEST = 4;
 
@@ -68,8 +68,7 @@ export function propertyTable(spec, schema, depth = 0) {
 /** @param {any} spec @param {string} name @param {any} field @param {boolean} required @param {number} depth */
 function row(spec, name, field, required, depth) {
   const found = resolve(spec, field);
-  const meaning = element("div", { class: "prose" });
-  new MarkdownView(meaning).draw(field.description ?? found.description ?? "");
+  const meaning = prose(field.description ?? found.description ?? "");
   const inner = depth < DEEPEST ? inside(spec, found) : null;
   const preset = field.default;
   const shows = preset !== undefined && preset !== null && preset !== "" && JSON.stringify(preset) !== "[]";
