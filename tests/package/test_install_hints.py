@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib.machinery
 import importlib.util
+import os
 import shlex
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -33,6 +36,27 @@ def test_the_extra_follows_from_the_machine(
         installed.require_mlx()
     assert refusal.value.message.endswith(f"'millstream[{extra}]'" if extra else " mlx")
     assert "\n" not in refusal.value.message
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="NVIDIA's driver is a library of Linux")
+@pytest.mark.parametrize(("version", "extra"), [(12080, "cuda12"), (13000, "cuda")])
+def test_the_driver_is_asked_for_its_version(tmp_path: Path, version: int, extra: str) -> None:
+    """A library with the driver's name stands in for it."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("there is no C compiler")
+    (tmp_path / "driver.c").write_text(f"int cuDriverGetVersion(int *version) {{ *version = {version}; return 0; }}")
+    build = [compiler, "-shared", "-fPIC", "-o", "libcuda.so.1", "driver.c"]
+    subprocess.run(build, cwd=tmp_path, check=True, timeout=60)
+    told = subprocess.run(
+        [sys.executable, "-c", "from millstream.installed import mlx_extra; print(mlx_extra())"],
+        env={**os.environ, "LD_LIBRARY_PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert told.stdout.strip() == extra
 
 
 def test_the_command_is_of_this_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

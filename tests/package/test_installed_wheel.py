@@ -14,7 +14,7 @@ import pytest
 
 import millstream
 from support.command import serving
-from support.package_building import LIMIT, Built, Environment, install_alone, run
+from support.package_building import LIMIT, REPOSITORY, Built, Environment, install_alone, run
 
 DOWNLOADS = 1800.0
 """Seconds for all dependencies, over a slow line."""
@@ -104,3 +104,26 @@ def test_a_full_installation_from_the_registry(built: Built, tmp_path: Path, ins
     variables = {**environment.variables(), "MILLSTREAM_CACHE": str(tmp_path / "cache")}
     with serving(environment.command, cwd=tmp_path, env=variables) as url:
         assert "Paris" in ask(url)
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize(
+    ("platform", "extra", "build"),
+    [
+        ("aarch64-apple-darwin", None, "mlx-metal"),
+        ("x86_64-manylinux_2_35", "cpu", "mlx-cpu"),
+        ("aarch64-manylinux_2_35", "cpu", "mlx-cpu"),
+        ("x86_64-manylinux_2_35", "cuda", "mlx-cuda-13"),
+        ("x86_64-manylinux_2_35", "cuda12", "mlx-cuda-12"),
+    ],
+)
+@pytest.mark.parametrize("python", ["3.11", "3.13"])
+def test_all_dependencies_have_wheels(platform: str, extra: str | None, build: str, python: str) -> None:
+    """For machines that are not at hand: what pip would install there, without compiling anything."""
+    pytest.importorskip("uv")
+    resolve = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-header", "--only-binary", ":all:"]
+    options = ["--python-platform", platform, "--python-version", python, *(["--extra", extra] if extra else [])]
+    env = {**os.environ, "MACOSX_DEPLOYMENT_TARGET": "14.0"}
+    told = run(*resolve, *options, "pyproject.toml", cwd=REPOSITORY, env=env, limit=DOWNLOADS).stdout
+    names = {line.split("==")[0] for line in told.splitlines() if "==" in line}
+    assert {name for name in names if name.startswith("mlx")} == {"mlx", "mlx-lm", build}
