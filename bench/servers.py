@@ -30,6 +30,7 @@ def command(server: str, model: Path, port: int, more: tuple[Path, ...] = ()) ->
         "mlx-lm": ("mlx_lm", ["mlx_lm", "server", "--model", str(model), "--log-level", "ERROR"]),
         "vllm-mlx": ("vllm_mlx", ["vllm_mlx.cli", "serve", str(model), "--continuous-batching"]),
         "mlx-vlm": ("mlx_vlm", ["mlx_vlm.server", "--model", str(model)]),
+        "mlx-vlm-embeddings": ("mlx_vlm", ["mlx_vlm.server", "--embedding-model", str(model)]),
     }
     module, arguments = known[server]
     if importlib.util.find_spec(module) is None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
+from anyio import to_thread
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -25,6 +26,10 @@ class ComputedResponse(Response, ABC):
     @abstractmethod
     async def compute(self) -> bytes:
         """Returns the body. Is cancelled if the client leaves."""
+
+    async def on_thread(self, render: Callable[[], bytes]) -> bytes:
+        """For bodies that are too large to be rendered on the event loop."""
+        return await to_thread.run_sync(render)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with WhileConnected(receive):

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import numpy as np
 import orjson
-from anyio import to_thread
 from fastapi import APIRouter, Request
 from pydantic import Field, PlainValidator, WithJsonSchema
 from starlette.responses import Response
@@ -136,7 +135,7 @@ class EmbedResponse(ComputedResponse):
         if self._keep_alive is not None:
             services.models.keep_loaded(request.model, self._keep_alive)
         body = self._render(result, self._watch)
-        return await to_thread.run_sync(lambda: orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY))
+        return await self.on_thread(lambda: orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY))
 
 
 def _vectors(result: Embeddings | None) -> list[Any]:

@@ -7,7 +7,6 @@ import sys
 
 import numpy as np
 import orjson
-from anyio import to_thread
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -89,7 +88,7 @@ class EmbeddingsResponse(ComputedResponse):
     async def compute(self) -> bytes:
         result = await self._service.embed(self._request)
         if len(result.values) // 4 > LARGE:
-            return await to_thread.run_sync(render, result, self._as_base64)
+            return await self.on_thread(lambda: render(result, self._as_base64))
         return render(result, self._as_base64)
 
 
