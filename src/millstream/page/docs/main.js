@@ -63,6 +63,7 @@ async function start(ask) {
     find("#routes").replaceChildren(...sections(spec, all));
     const field = find("#filter");
     field.addEventListener("input", () => filter(all, field.value));
+    filter(all, field.value); // it may be filled in before the reference is here
     status.hidden = true;
     openNamed();
   } catch (error) {
