@@ -90,7 +90,8 @@ $(VENV)/.ready-docs: $(VENV)/.ready
 	@touch $@
 
 docs: $(VENV)/.ready-docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+	@# Not --quiet: it would not count warnings, and let broken links pass.
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "built: site/index.html"
 
 # The time in the files is that of the last commit, so that whoever builds this commit gets the same bytes.

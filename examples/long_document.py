@@ -20,7 +20,7 @@ with OpenAI(base_url=f"{URL}/v1", api_key=os.environ.get("MILLSTREAM_API_KEY", "
             # The document comes first, and what changes comes last: only a shared beginning can be reused.
             messages=[{"role": "system", "content": DOCUMENT}, {"role": "user", "content": question}],
             temperature=0,
-            max_tokens=40,
+            max_tokens=24,
         )
         usage = reply.usage
         cached = usage.prompt_tokens_details.cached_tokens

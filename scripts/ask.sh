@@ -4,7 +4,9 @@
 #   scripts/ask.sh millstream                       # or: python -m millstream
 #   SERVE="make serve ARGS='--port 0'" scripts/ask.sh
 #
-# Ends with 0 if the answer was right. PATIENCE: seconds that the start may take, with all downloads (default 900).
+# Ends with 0 if the answer was right.
+# PATIENCE: seconds that the start may take, with all downloads (default 900).
+# PAGE_PYTHON: a Python with Playwright, which asks in the page, too.
 set -euo pipefail
 
 log=$(mktemp)
@@ -56,4 +58,7 @@ esac
 
 if curl --fail --silent -H 'accept: text/html' "$url/" | grep -qi '<html'; then
   echo "The page is at $url/"
+  if [ -n "${PAGE_PYTHON:-}" ]; then
+    "$PAGE_PYTHON" "$(dirname "${BASH_SOURCE[0]}")/ask_page.py" "$url"
+  fi
 fi

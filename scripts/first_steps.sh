@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A new user's path: clone the repository, run `make serve`, and get a streamed answer.
+# A new user's path: clone the repository, run `make serve`, and get a streamed answer, by curl and in the page.
 #
 #   scripts/first_steps.sh [REPOSITORY]             # default: this one
 #
@@ -16,4 +16,4 @@ if [ -n "${PACKAGES:-}" ]; then
   "${PYTHON:-python3}" -m venv .venv
   echo "$PACKAGES" > "$(echo .venv/lib/python*/site-packages)/packages.pth"
 fi
-SERVE="make --no-print-directory serve ARGS='--port 0'" scripts/ask.sh
+PAGE_PYTHON=${PYTHON:-python3} SERVE="make --no-print-directory serve ARGS='--port 0'" scripts/ask.sh

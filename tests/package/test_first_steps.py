@@ -32,3 +32,5 @@ def test_from_a_clone_to_a_streamed_answer(demo_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "The server is ready at http://127.0.0.1:" in done.stdout
     assert "Answer:   The capital of France is Paris." in done.stdout
+    if (REPOSITORY / "src" / "millstream" / "page").is_dir():
+        assert "In the page: " in done.stdout or "The page is not tried: " in done.stdout

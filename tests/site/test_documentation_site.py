@@ -16,21 +16,44 @@ ROOT_PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "ex
 LIMIT = 300
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def build(source: Path, out: Path) -> subprocess.CompletedProcess[str]:
     pytest.importorskip("material", reason="the extra docs is not installed")
-    out = tmp_path_factory.mktemp("site")
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(out)],
-        cwd=REPOSITORY,
+    return subprocess.run(
+        # Not --quiet: it would not count warnings, and let broken links pass.
+        [sys.executable, "-P", "-m", "mkdocs", "build", "--strict", "--site-dir", str(out)],
+        cwd=source,
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,
         text=True,
         timeout=LIMIT,
         check=False,
     )
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("site")
+    done = build(REPOSITORY, out)
     assert done.returncode == 0, done.stdout + done.stderr
     return out
+
+
+def test_a_broken_link_is_an_error(tmp_path: Path) -> None:
+    """A site of three pages, with the settings of ours."""
+    settings = (REPOSITORY / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[0]
+    (tmp_path / "mkdocs.yml").write_text(settings)
+    (tmp_path / "scripts").mkdir()
+    hooks = (REPOSITORY / "scripts" / "site_hooks.py").read_text(encoding="utf-8")
+    (tmp_path / "scripts" / "site_hooks.py").write_text(hooks)
+    for name in ("CONTRIBUTING.md", "CHANGELOG.md", "docs/security.md", "docs/index.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("# Title\n\n[a link](https://example.com)\n")
+    assert build(tmp_path, tmp_path / "site").returncode == 0
+    for link in ("nowhere.md", "../nowhere.py", "security.md#nowhere"):
+        (tmp_path / "docs" / "index.md").write_text(f"# Title\n\n[a link]({link})\n")
+        done = build(tmp_path, tmp_path / "site")
+        assert done.returncode != 0, link
+        assert "nowhere" in done.stderr + done.stdout
 
 
 class Loaded(HTMLParser):
