@@ -264,7 +264,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"stream": "yes"}, "stream", "true or false"),
     ({"store": 1}, "store", "true or false"),
     ({"background": True, "store": False}, "background", "needs store"),
-    ({"truncation": "some"}, "truncation", "not valid"),
+    ({"truncation": "some"}, "truncation", "must be 'auto' or 'disabled'"),
     ({"include": "all"}, "include", "list"),
     ({"metadata": {"a": 1}}, "metadata.a", "string"),
     ({"metadata": {str(n): "" for n in range(17)}}, "metadata", "at most 16"),

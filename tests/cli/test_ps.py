@@ -18,7 +18,7 @@ from support.terminal import CTRL_C, terminal
 CARDS = [
     ModelCard(
         "org/ready", 1, "ready", memory_bytes=3_200_000_000, active=2, waiting=5, max_batch=16,
-        capabilities=("completion", "vision"), expires=time.time() + 600,
+        capabilities=("completion", "vision"), expires=time.time() + 3500,
     ),
     ModelCard("org/loading", 1, "loading", progress=0.42),
     ModelCard("org/broken", 1, "failed", error="its file is damaged"),
@@ -41,7 +41,9 @@ def test_the_loaded_models_in_plain_lines(url: str, capsys: pytest.CaptureFixtur
     assert main(["ps", "--url", url]) == 0
     heading, ready, loading, broken = capsys.readouterr().out.splitlines()
     assert heading.split() == ["NAME", "STATE", "KIND", "MEMORY", "ROWS", "QUEUE", "UNTIL"]
-    assert ready.split() == ["org/ready", "ready", "text,", "images", "3.2", "GB", "2/16", "5", "10", "min"]
+    *shown, left, unit = ready.split()
+    assert shown == ["org/ready", "ready", "text,", "images", "3.2", "GB", "2/16", "5"]
+    assert unit == "min" and 1 <= int(left) <= 58  # it shrinks while the test waits for its turn
     assert loading.split()[:3] == ["org/loading", "loading", "42%"]
     assert "failed: its file is damaged" in broken
     assert main(["ps", "--url", url, "--all"]) == 0
