@@ -13,9 +13,13 @@ REQUESTS = (
     ("OpenAI: chat", "/v1/chat/completions", "openai.md"),
     ("OpenAI: completions", "/v1/completions", "openai.md"),
     ("OpenAI: Responses", "/v1/responses", "responses.md"),
+    ("Embeddings", "/v1/embeddings", "embeddings.md"),
+    ("Reranking", "/v1/rerank", "embeddings.md"),
+    ("Scores", "/v1/score", "embeddings.md"),
     ("Anthropic: Messages", "/v1/messages", "anthropic.md"),
     ("Ollama: chat", "/api/chat", "ollama.md"),
     ("Ollama: generate", "/api/generate", "ollama.md"),
+    ("Ollama: embed", "/api/embed", "ollama.md"),
 )
 INTRODUCTION = """\
 # Parameters
