@@ -144,8 +144,6 @@ def test_other_models_cannot(client):
         ("POST", "/api/push", "does not push models"),
         ("POST", "/api/create", "does not create models"),
         ("POST", "/api/blobs/sha256:00", "does not take files"),
-        ("POST", "/api/embed", "does not serve embeddings"),
-        ("POST", "/api/embeddings", "does not serve embeddings"),
     ],
 )
 def test_what_is_not_offered_says_so(client, http: httpx.Client, method, path, words):

@@ -23,7 +23,7 @@ def load_decoder(folder: Path, dtype: mx.Dtype | None, *, head: bool) -> Any:
             def sanitize(self, weights: dict[str, Any]) -> dict[str, Any]:
                 kept = (name for name in weights if "_Dense." not in name and not name.startswith("lm_head."))
                 named = {_inner(name): weights[name] for name in kept}
-                return super().sanitize(named) if hasattr(super(), "sanitize") else named  # type: ignore[no-any-return]
+                return super().sanitize(named) if hasattr(super(), "sanitize") else named
 
         return WithoutHead, arguments_class
 
