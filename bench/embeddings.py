@@ -36,6 +36,8 @@ MIXES: dict[str, Callable[[random.Random], int]] = {
 """Words per input."""
 CASES = (("mixed", 1), ("mixed", 8), ("mixed", 64), ("mixed", 256), ("short", 64), ("long", 64))
 CHAT_STREAMS = 2
+TOGETHER = 0.001
+"""Seconds between chunks of one read."""
 
 
 def inputs(mix: str, count: int, seed: int) -> list[str]:
@@ -118,7 +120,12 @@ async def _chat(url: str, chat_model: str, embedder: str, count: int) -> tuple[l
             beside.append(await talk(100 + len(beside)))
         (await embedding).raise_for_status()
         elapsed = time.perf_counter() - started
-    return [gap for sample in alone for gap in sample.gaps], [gap for sample in beside for gap in sample.gaps], elapsed
+    return _gaps(alone), _gaps(beside), elapsed
+
+
+def _gaps(samples: list[Sample]) -> list[float]:
+    """Tokens that arrive together count as one."""
+    return [gap for sample in samples for gap in sample.gaps if gap > TOGETHER]
 
 
 def chat(folder: Path, chat_folder: Path, count: int) -> None:
