@@ -36,6 +36,8 @@ MIXES: dict[str, Callable[[random.Random], int]] = {
 """Words per input."""
 CASES = (("mixed", 1), ("mixed", 8), ("mixed", 64), ("mixed", 256), ("short", 64), ("long", 64))
 CHAT_STREAMS = 2
+TOGETHER = 0.001
+"""Seconds between chunks of one read."""
 
 
 def inputs(mix: str, count: int, seed: int) -> list[str]:
@@ -67,12 +69,13 @@ class Server:
         return time.perf_counter() - started
 
 
-def compare(folder: Path, rounds: int, peer: bool) -> None:
+def compare(folder: Path, cases: list[tuple[str, int]], rounds: int, peer: bool, preload: str | None) -> None:
     with ExitStack() as stack:
         ours = Server("millstream", stack.enter_context(servers.running("millstream", folder)), "")
         theirs = None
         if peer and servers.command("mlx-vlm-embeddings", folder, 0) is not None:
-            url = stack.enter_context(servers.running("mlx-vlm-embeddings", folder))
+            changes = {"LD_PRELOAD": preload} if preload else {}
+            url = stack.enter_context(servers.running("mlx-vlm-embeddings", folder, environment=changes))
             theirs = Server("mlx-vlm", url, str(folder))
         everyone = [server for server in (ours, theirs) if server is not None]
         for server in everyone:
@@ -80,7 +83,7 @@ def compare(folder: Path, rounds: int, peer: bool) -> None:
         print("inputs per second (median of rounds)\n")
         print("| inputs | one request | one by one | mlx-vlm | against one by one | against mlx-vlm |")
         print("|---|---|---|---|---|---|")
-        for mix, count in CASES:
+        for mix, count in cases:
             times: dict[str, list[float]] = {}
             for number in range(rounds):
                 texts = inputs(mix, count, number)
@@ -117,7 +120,12 @@ async def _chat(url: str, chat_model: str, embedder: str, count: int) -> tuple[l
             beside.append(await talk(100 + len(beside)))
         (await embedding).raise_for_status()
         elapsed = time.perf_counter() - started
-    return [gap for sample in alone for gap in sample.gaps], [gap for sample in beside for gap in sample.gaps], elapsed
+    return _gaps(alone), _gaps(beside), elapsed
+
+
+def _gaps(samples: list[Sample]) -> list[float]:
+    """Tokens that arrive together count as one."""
+    return [gap for sample in samples for gap in sample.gaps if gap > TOGETHER]
 
 
 def chat(folder: Path, chat_folder: Path, count: int) -> None:
@@ -132,10 +140,19 @@ def chat(folder: Path, chat_folder: Path, count: int) -> None:
         print(f"p99 beside them is {worst / median:.1f} times the median alone")
 
 
+def _cases(text: str) -> list[tuple[str, int]]:
+    pairs = (case.split(":") for case in text.split(","))
+    return [(mix, int(count)) for mix, count in pairs]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help=f"a folder, or one of {', '.join(SHAPES)}")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--cases", type=_cases, default=list(CASES), help="such as mixed:64,short:8")
+    parser.add_argument(
+        "--peer-preload", metavar="LIBRARY", help="a BLAS for mlx-vlm's server, which brings none on Linux"
+    )
     parser.add_argument("--no-peer", action="store_true", help="without mlx-vlm's server")
     parser.add_argument("--chat", metavar="MODEL", help="measure this chat model's gaps instead")
     parser.add_argument("--count", type=int, default=2000, help="embeddings beside the chat")
@@ -144,7 +161,7 @@ def main() -> int:
     if arguments.chat:
         chat(folder, models.find(arguments.chat), arguments.count)
     else:
-        compare(folder, arguments.rounds, not arguments.no_peer)
+        compare(folder, arguments.cases, arguments.rounds, not arguments.no_peer, arguments.peer_preload)
     return 0
 
 

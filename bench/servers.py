@@ -11,7 +11,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -40,17 +40,23 @@ def command(server: str, model: Path, port: int, more: tuple[Path, ...] = ()) ->
 
 @contextmanager
 def running(
-    server: str, model: Path, extra: tuple[str, ...] = (), *, more: tuple[Path, ...] = (), source: Path | None = None
+    server: str,
+    model: Path,
+    extra: tuple[str, ...] = (),
+    *,
+    more: tuple[Path, ...] = (),
+    source: Path | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[str]:
     """Start the server, yield its URL once it answers, and stop it afterwards. `source`: the folder to import
-    Millstream from, such as another checkout's src/."""
+    Millstream from, such as another checkout's src/. `environment`: variables to add."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     arguments = command(server, model, port, more)
     assert arguments is not None, f"{server} is not installed"
     # A peer that logs every /health would flood the report. Millstream logs warnings only.
     errors = None if server == "millstream" else subprocess.DEVNULL
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", **(environment or {})}
     if source is not None:
         if not (source / "millstream").is_dir():  # another build would be measured under its name
             raise NotStarted(f"there is no millstream in {source}")
