@@ -48,11 +48,6 @@ def test_every_operation_is_described(page):
     assert {(method, path) for method, path, _ in operations} == {
         ("POST", CHAT_PATH),
         ("POST", TEXT_PATH),
-        ("POST", "/v1/embeddings"),
-        ("POST", "/v1/rerank"),
-        ("POST", "/v1/score"),
-        ("POST", "/api/embed"),
-        ("POST", "/api/embeddings"),
         ("POST", "/v1/messages"),
         ("POST", "/v1/messages/count_tokens"),
         ("GET", "/api/hello"),
