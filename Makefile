@@ -61,8 +61,12 @@ PARALLEL := $(if $(filter-out --whole,$(ARGS)),,-n $(WORKERS) --dist worksteal)
 chromium:
 	@if ! command -v chromium > /dev/null && ! command -v google-chrome > /dev/null && command -v apt-get > /dev/null && [ "$$(id -u)" = 0 ]; then apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y chromium > /dev/null || echo "no Chromium: the tests of the pages are skipped"; fi
 
+# On CI's machine, which others use too, a test that fails runs once more, and the summary lists it as RERUN: one that
+# passes then is still a defect, of the test or of what it tests.
+RERUNS := $(if $(CI),--reruns 1 -rR)
+
 test: setup $(NODE)/.ready chromium
-	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) $(RERUNS) $(ARGS)
 
 SOURCES := src tests bench examples scripts
 
