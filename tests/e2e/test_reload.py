@@ -228,8 +228,7 @@ def test_a_closed_terminal_ends_the_server_unless_it_was_told_to_stay(
         import termios
 
         fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
-        if nohup:
-            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN if nohup else signal.SIG_DFL)  # the tests may run under nohup
 
     try:
         server = start(
