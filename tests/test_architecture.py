@@ -25,7 +25,18 @@ LIBRARIES = {
     "otel": {"opentelemetry"},
 }
 
-GROUND = {"types", "model_facts", "errors", "config", "installed", "sandbox", "request_context", "logs", "__version__"}
+GROUND = {
+    "types",
+    "speech_types",
+    "model_facts",
+    "errors",
+    "config",
+    "installed",
+    "sandbox",
+    "request_context",
+    "logs",
+    "__version__",
+}
 """Modules that every room may import. They import none of ours but each other."""
 
 ROOMS: dict[str, tuple[set[str], set[str]]] = {

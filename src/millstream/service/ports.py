@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from millstream.model_facts import ModelCard
+from millstream.speech_types import Segment, SpeechRequest, TranscriptionRequest, Voice
 from millstream.types import Delta, EmbeddingRequest, Embeddings, GenerationRequest, RerankRequest, Scores, Usage
 
 
@@ -57,6 +58,77 @@ class EncodingService(Protocol):
         ...
 
     async def score(self, request: RerankRequest) -> Scores: ...
+
+
+class Transcription(Protocol):
+    """One accepted request. The caller must iterate it to its end or `cancel` it."""
+
+    @property
+    def model(self) -> str:
+        """The name of the model that answers."""
+        ...
+
+    @property
+    def duration(self) -> float:
+        """Seconds of audio."""
+        ...
+
+    @property
+    def language(self) -> str | None:
+        """The code of the language that is spoken. Known once the first segment was given, and at the end."""
+        ...
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens of the prompt and of the transcript; final once the iteration has ended."""
+        ...
+
+    def __aiter__(self) -> AsyncIterator[Segment]:
+        """The segments in their order, each as soon as all before it are known. Raises like `Generation`."""
+        ...
+
+    def cancel(self) -> None:
+        """Stop the request. Safe at any time and more than once; does not wait."""
+        ...
+
+
+class TranscriptionService(Protocol):
+    async def start(self, request: TranscriptionRequest) -> Transcription:
+        """Find the engine, fetch and decode the audio, be admitted. Raises a `MillstreamError` if any of it fails."""
+        ...
+
+
+class Speech(Protocol):
+    """One accepted request. The caller must iterate it to its end or `cancel` it."""
+
+    @property
+    def model(self) -> str: ...
+
+    @property
+    def sample_rate(self) -> int: ...
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens (phonemes, for models that read those) of the text; final once the iteration has ended."""
+        ...
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        """Mono samples as 32-bit floats of this machine, from -1 to 1, in pieces as sentences are ready."""
+        ...
+
+    def cancel(self) -> None:
+        """Stop the request. Safe at any time and more than once; does not wait."""
+        ...
+
+
+class SpeechService(Protocol):
+    async def start(self, request: SpeechRequest) -> Speech:
+        """Find the engine, check text and voice, be admitted. Raises a `MillstreamError` if any of it fails."""
+        ...
+
+    async def voices(self, model: str) -> Sequence[Voice]:
+        """The voices of a speech model, the default first. "" for the first model that speaks."""
+        ...
 
 
 class ModelService(Protocol):
