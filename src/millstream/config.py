@@ -129,8 +129,8 @@ class Settings:
     cache_dir: Path | None = None
     memory: int | None = None
     """Memory budget of all models in bytes. None: each model may use what its device has free when it is loaded."""
-    prefix_cache_memory: int = 2**30
-    """Prefix cache size per model in bytes; 0 for no prefix cache."""
+    prefix_cache_memory: int | None = None
+    """Prefix cache size per model in bytes; 0 for no prefix cache. None: by the memory that the weights leave."""
     prefix_cache_disk: int = 0
     """Prefix cache size per model on disk, in bytes; 0 for none. It needs a prefix cache in memory."""
     kv_bits: int = 0

@@ -64,8 +64,28 @@ def test_a_chunk_that_spans_steps_may_be_longer() -> None:
 
 
 def test_free_seconds_allow_longer_chunks() -> None:
-    assert run(ChunkSizer(most=512, least=64, free_seconds=0.006), lambda tokens: tokens * 5e-6, step=0.002)[-1] == 512
-    assert run(ChunkSizer(most=512, least=64), lambda tokens: tokens * 5e-6, step=0.002)[-1] <= 256
+    assert run(ChunkSizer(most=512, least=64, free_seconds=0.006), lambda tokens: tokens * 5e-6, step=0.003)[-1] == 512
+    assert run(ChunkSizer(most=512, least=64), lambda tokens: tokens * 5e-6, step=0.003)[-1] <= 256
+
+
+def test_no_gentle_chunk_makes_gaps_of_three_steps_not_even_the_first() -> None:
+    """As on an H200: a chunk costs 4 ms however short it is, and a decode step 2.3 ms."""
+    sizer = ChunkSizer(
+        most=512,
+        least=64,
+        free_seconds=0.0047,
+        token_seconds=5e-6,
+        gentle_token_seconds=5.8e-3 / 512,
+        step_seconds=0.0023,
+    )
+    found = run(sizer, lambda tokens: 0.0018 + 7e-6 * tokens, step=0.0023)
+    assert set(found) <= {64, 128, 256} and found[0] == 256
+
+
+def test_the_own_length_of_a_chunk_counts_as_depth() -> None:
+    sizer = ChunkSizer(most=512, least=64, longest=8192, token_seconds=5e-6, step_seconds=0.0023, max_gap=0.05)
+    assert sizer.chunk_for(1e9) == 8192
+    assert sizer.chunk_for(1e9, 1.0, 6e-5) == 4096, "8192 tokens would cost a quarter more: 51 ms"
 
 
 def test_one_slow_step_has_no_lasting_effect() -> None:

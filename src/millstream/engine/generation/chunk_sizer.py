@@ -11,6 +11,10 @@ from __future__ import annotations
 SHARE = 0.5
 """The share of the rows' own step time that a gentle chunk may add on average; single steps take longer."""
 
+FREE_SHARE = 1.5
+"""The share that it may add where a chunk's fixed cost is more than that: streams must still see less than three times
+their usual gap."""
+
 MAX_GAP = 0.05
 """Seconds between two tokens of a stream that prefill may cause, by default."""
 
@@ -23,7 +27,7 @@ _FALLING = 0.1
 
 class ChunkSizer:
     """`least` and `most` bound a gentle chunk; if equal, they fix it. `longest` bounds a chunk under pressure.
-    `free_seconds`: the time that a chunk may add to a step, however short the step is. `max_gap`: the longest step, in
+    `free_seconds`: the time that a chunk may add to a step that is not much shorter itself. `max_gap`: the longest step, in
     seconds, that a chunk under pressure may cause."""
 
     def __init__(
@@ -35,9 +39,11 @@ class ChunkSizer:
         free_seconds: float = 0.0,
         max_gap: float = MAX_GAP,
         token_seconds: float | None = None,
+        gentle_token_seconds: float | None = None,
         step_seconds: float | None = None,
     ) -> None:
-        """`token_seconds`, `step_seconds`: what a prompt token and a decode step were measured to cost at load."""
+        """`token_seconds`, `step_seconds`: what a prompt token and a decode step were measured to cost at load;
+        `gentle_token_seconds`: the token in a chunk of `most`, where fixed costs count for more."""
         if not 1 <= least <= most <= (longest or most):
             raise ValueError("a chunk has at least one token, and `least`, `most` and `longest` are in ascending order")
         if not max_gap > 0:
@@ -54,6 +60,7 @@ class ChunkSizer:
         self._token: float | None = None
         """Seconds that a prompt token adds beside rows, over all steps that compute it."""
         self._token_alone = token_seconds
+        self._gentle_token = gentle_token_seconds
         self._steps_per_chunk = 1
         self._last_tokens = 0.0
         self._skip = 0
@@ -68,23 +75,29 @@ class ChunkSizer:
         decode, token = self._costs()
         if not token:
             return self.most
+        if self._token is None:
+            token = max(token, self._gentle_token or 0.0)
         return self.at_most(min(self.most, self._gentle(decode) * self._steps_per_chunk / (weight * token)))
 
-    def chunk_for(self, tokens_per_second: float, weight: float = 1.0) -> int:
+    def chunk_for(self, tokens_per_second: float, weight: float = 1.0, growth: float = 0.0) -> int:
         """The shortest chunk that prefills this fast, at least the gentle one; or the longest that keeps the gap.
-        `weight`: what its tokens cost, relative to the first ones of a prompt; those of the pace count as such."""
+        `weight`: what its first token costs, relative to the first ones of a prompt; those of the pace count as such.
+        `growth`: by how much each further token costs more."""
         decode, token = self._costs()
         chunk = self._gentle_chunk(weight)
-        token *= weight
         if not token:
             return chunk
         steps = self._steps_per_chunk
+
+        def cost(tokens: int) -> float:
+            return tokens * (weight + growth * tokens / 2)
+
         # The step that builds a chunk evaluates nothing of one that spans several.
         per_step = token / max(1, steps - 1)
         while (
-            weight * chunk / (steps * decode + token * chunk) < tokens_per_second
+            cost(chunk) / (steps * decode + token * cost(chunk)) < tokens_per_second
             and chunk * 2 <= self._longest
-            and decode + per_step * chunk * 2 <= MARGIN * self.max_gap
+            and decode + per_step * cost(chunk * 2) <= MARGIN * self.max_gap
         ):
             chunk *= 2
         return chunk
@@ -110,8 +123,7 @@ class ChunkSizer:
 
     def observe(self, *, rows: int, prompt_tokens: float, seconds: float, prefilling: bool = False) -> None:
         """A step of `rows` rows that also prefilled `prompt_tokens`, weighted by what they cost, took `seconds`.
-        `prefilling`: the next step goes on
-        computing the same chunk, so all these steps count together.
+        `prefilling`: the next step goes on computing the same chunk, so all these steps count together.
 
         A backend may run ahead, so the cost of a chunk may show in the step after it: both are counted.
         """
@@ -149,7 +161,7 @@ class ChunkSizer:
         return (0.0, 0.0) if decode is None or token is None else (decode, token)
 
     def _gentle(self, decode: float) -> float:
-        return max(SHARE * decode, self._free_seconds)
+        return max(SHARE * decode, min(self._free_seconds, FREE_SHARE * decode))
 
 
 def _follow(known: float | None, seen: float) -> float:
