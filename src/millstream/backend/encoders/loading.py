@@ -15,7 +15,7 @@ from millstream.backend.encoders.families.modernbert import ModernBert
 from millstream.backend.encoders.families.nomic import NomicBert
 from millstream.backend.encoders.families.parts import Tensors
 from millstream.backend.encoders.heads import Head, classifier_head, embedding_head, yes_no_head
-from millstream.backend.weights.loading import LIBRARY_FAILURES
+from millstream.backend.weights.failures import LIBRARY_FAILURES
 from millstream.backend.weights.materialize import evaluate_all, reachable_arrays
 from millstream.engine.protocols import Progress, ignore_progress
 from millstream.errors import ModelError
