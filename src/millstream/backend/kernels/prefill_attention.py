@@ -19,10 +19,10 @@ BLOCKS, SPAN = 396, 512
 H200, its keys are split into parts of at least SPAN: a block alone on its core waits for every load."""
 
 TILES = {64: (2, 64), 96: (2, 32), 128: (2, 32)}
-"""By head size: how many times 16 queries each of the four warps of a block takes, and the keys that it reads at a time.
+"""By head size: how many times 16 queries each of a block's four warps takes, and how many keys it reads at a time.
 Twice as many queries halve the reads of shared memory, which bound the speed, as long as registers last."""
 
-# S = Q K' and O = P V on tensor cores, KEYS keys at a time, with a running softmax. `left[row]`: the first key of a row.
+# S = Q K' and O = P V on tensor cores, KEYS keys at a time, with a running softmax. `left[row]`: a row's first key.
 _SOURCE = r"""
   constexpr int PITCH = D + 8, QUERIES = 64 * M, KSTEPS = D / 16, OTILES = D / 8, PARTS = D / 8;
   constexpr int STAGES = KEYS * D <= 4096 ? 2 : 1, FETCHES = KEYS * PARTS / 128;

@@ -27,8 +27,8 @@ _FALLING = 0.1
 
 class ChunkSizer:
     """`least` and `most` bound a gentle chunk; if equal, they fix it. `longest` bounds a chunk under pressure.
-    `free_seconds`: the time that a chunk may add to a step that is not much shorter itself. `max_gap`: the longest step, in
-    seconds, that a chunk under pressure may cause."""
+    `free_seconds`: the time that a chunk may add to a step that is not much shorter itself. `max_gap`: the longest
+    step, in seconds, that a chunk under pressure may cause."""
 
     def __init__(
         self,
