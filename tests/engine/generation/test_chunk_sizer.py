@@ -165,3 +165,31 @@ def test_costs_are_known_before_a_step_without_prefill_was_seen() -> None:
     sizer.observe(rows=1, prompt_tokens=128, seconds=0.0228)
     assert sizer.at_once == pytest.approx(400, abs=2)
     assert sizer.chunk_for(1e9) == 256
+
+
+def h200() -> ChunkSizer:
+    sizer = ChunkSizer(most=512, least=64, longest=8192, free_seconds=0.0042, token_seconds=5e-6, step_seconds=0.0023)
+    for _ in range(20):
+        sizer.observe(rows=40, prompt_tokens=0, seconds=0.0023)
+    return sizer
+
+
+def test_short_prompts_say_nothing_about_what_a_long_chunk_costs() -> None:
+    """100 tokens cost 4 ms, and 4,000 cost 24: what a step may complete does not follow from the former."""
+    sizer = h200()
+    for _ in range(50):
+        sizer.observe(rows=40, prompt_tokens=100, seconds=0.0023 + 0.004)
+    assert sizer.at_once is not None and sizer.at_once > 8000
+    assert sizer.chunk_for(1e9) >= 4096
+
+
+def test_one_slow_step_does_not_shorten_chunks_but_two_do() -> None:
+    """The first step of a new shape compiles kernels."""
+    sizer = h200()
+    for seconds, least in ((0.02, 8000), (0.4, 8000), (0.02, 8000)):
+        sizer.observe(rows=40, prompt_tokens=3000, seconds=0.0023 + seconds)
+        sizer.observe(rows=40, prompt_tokens=3000, seconds=0.0023 + 0.02)
+        assert sizer.at_once is not None and sizer.at_once > least
+    for _ in range(3):
+        sizer.observe(rows=40, prompt_tokens=3000, seconds=0.0023 + 0.1)
+    assert sizer.at_once is not None and sizer.at_once < 2500

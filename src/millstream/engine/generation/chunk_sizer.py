@@ -60,6 +60,9 @@ class ChunkSizer:
         self._token: float | None = None
         """Seconds that a prompt token adds beside rows, over all steps that compute it."""
         self._token_alone = token_seconds
+        self._slope: float | None = None
+        """The same without the fixed cost of a chunk: what one more token adds to a long one."""
+        self._last_slope = token_seconds
         self._gentle_token = gentle_token_seconds
         self._steps_per_chunk = 1
         self._last_tokens = 0.0
@@ -87,17 +90,19 @@ class ChunkSizer:
         chunk = self._gentle_chunk(weight)
         if not token:
             return chunk
-        steps = self._steps_per_chunk
+        steps, slope = self._steps_per_chunk, self._slope_cost()
 
-        def cost(tokens: int) -> float:
-            return tokens * (weight + growth * tokens / 2)
+        def pace(tokens: int) -> float:
+            weighted = tokens * (weight + growth * tokens / 2)
+            return weighted / (steps * decode + self._free_seconds + slope * weighted)
 
-        # The step that builds a chunk evaluates nothing of one that spans several.
-        per_step = token / max(1, steps - 1)
+        def gap(tokens: int) -> float:
+            # The step that builds a chunk evaluates nothing of one that spans several.
+            added = self._free_seconds + slope * tokens * (weight + growth * tokens / 2)
+            return decode + added / max(1, steps - 1)
+
         while (
-            cost(chunk) / (steps * decode + token * cost(chunk)) < tokens_per_second
-            and chunk * 2 <= self._longest
-            and decode + per_step * cost(chunk * 2) <= MARGIN * self.max_gap
+            pace(chunk) < tokens_per_second and chunk * 2 <= self._longest and gap(chunk * 2) <= MARGIN * self.max_gap
         ):
             chunk *= 2
         return chunk
@@ -108,7 +113,8 @@ class ChunkSizer:
         decode, token = self._costs()
         if not token:
             return None
-        return max(self.least, int(max(self.max_gap - decode, self._gentle(decode)) / token))
+        room = max(self.max_gap - decode - self._free_seconds, self._gentle(decode))
+        return max(self.least, int(room / self._slope_cost()))
 
     def at_most(self, tokens: float) -> int:
         """The longest usual length of a chunk that is not above `tokens`, or `least`."""
@@ -148,7 +154,9 @@ class ChunkSizer:
         elif not tokens:
             self._decode = seconds if self._decode is None else self._decode + _FALLING * (seconds - self._decode)
         elif self._decode is not None:
-            self._token = _follow(self._token, max(0.0, seconds - steps * self._decode) / tokens)
+            added = max(0.0, seconds - steps * self._decode)
+            self._token = _follow(self._token, added / tokens)
+            self._observe_slope(tokens, added)
         elif self._token_alone is not None and prompt_tokens:
             self._decode_guess = _follow(
                 self._decode_guess, max(0.0, seconds - prompt_tokens * self._token_alone) / steps
@@ -159,6 +167,21 @@ class ChunkSizer:
         decode = self._decode_guess if self._decode is None else self._decode
         token = self._token_alone if self._token is None else self._token
         return (0.0, 0.0) if decode is None or token is None else (decode, token)
+
+    def _observe_slope(self, tokens: float, added: float) -> None:
+        """Of a chunk long enough to tell. One slow step means nothing: the first one of its shape compiles kernels."""
+        if tokens * (self._token_alone or 0.0) < self._free_seconds:
+            return
+        seen = max(0.0, added - self._free_seconds) / tokens
+        usual = seen if self._last_slope is None else min(seen, self._last_slope)
+        self._last_slope = seen
+        self._slope = _follow(self._slope, usual)
+
+    def _slope_cost(self) -> float:
+        """What one more token of a long chunk costs beside rows. Not less than alone, as far as that is known."""
+        _, token = self._costs()
+        slope = token if self._slope is None and self._token_alone is None else self._slope or 0.0
+        return max(slope, self._token_alone or 0.0) or token
 
     def _gentle(self, decode: float) -> float:
         return max(SHARE * decode, min(self._free_seconds, FREE_SHARE * decode))
