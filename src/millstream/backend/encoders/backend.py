@@ -46,7 +46,13 @@ class MlxEncoderBackend:
         settings = self._settings
         layout = settings.layout
         encoder = self._encoder = load_encoder(
-            settings.path, layout, self._device, unpack=settings.unpack, answers=settings.answers, report=report
+            settings.path,
+            layout,
+            self._device,
+            unpack=settings.unpack,
+            answers=settings.answers,
+            disabled=settings.disabled,
+            report=report,
         )
         longest = min(layout.max_tokens or MAX_CONTEXT, MAX_CONTEXT)
         width = self._compute([BatchInput(0, 0, _tokens(min(8, longest)))], min(8, longest)).shape[1]

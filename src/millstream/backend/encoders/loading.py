@@ -13,6 +13,7 @@ from millstream.backend.device import Device
 from millstream.backend.encoders.families.bert import Bert
 from millstream.backend.encoders.families.modernbert import ModernBert
 from millstream.backend.encoders.families.nomic import NomicBert
+from millstream.backend.encoders.families.operations import FAST_PATH, operations
 from millstream.backend.encoders.families.parts import Tensors
 from millstream.backend.encoders.heads import Head, classifier_head, embedding_head, yes_no_head
 from millstream.backend.weights.failures import LIBRARY_FAILURES
@@ -52,12 +53,13 @@ def load_encoder(
     *,
     unpack: bool,
     answers: tuple[int, int] | None = None,
+    disabled: frozenset[str] = frozenset(),
     report: Progress = ignore_progress,
 ) -> Encoder:
     """`answers`: the tokens for no and yes of a language model that is a reranker."""
     config = check_folder(folder)
     try:
-        encoder = _load(folder, layout, config, device, unpack=unpack, answers=answers)
+        encoder = _load(folder, layout, config, device, unpack=unpack, answers=answers, disabled=disabled)
     except LIBRARY_FAILURES as error:
         raise ModelError(f"{folder}: {error}") from error
     evaluate_all(encoder.weights, report)
@@ -72,6 +74,7 @@ def _load(
     *,
     unpack: bool,
     answers: tuple[int, int] | None,
+    disabled: frozenset[str],
 ) -> Encoder:
     quantization = config.get("quantization")
     stored = _stored(folder)
@@ -81,16 +84,25 @@ def _load(
     family = family_of(config)
     prefixes: PrefixReader | None = None
     if family in FAMILIES:
-        tensors = Tensors(stored, dtype, quantization if isinstance(quantization, dict) else None)
+        packing = quantization if isinstance(quantization, dict) else None
+        tensors = Tensors(stored, dtype, packing, operations(on_cpu=device.is_cpu, disabled=disabled))
         body = _own_family(family)(config, tensors)
         head = head or classifier_head(config, tensors)
         used = tensors.used
     else:
         # mlx-lm takes a second to import, which the families of our own do without.
-        from millstream.backend.encoders.decoders import CausalBody, Gemma3Body, answer_rows, load_decoder
+        from millstream.backend.encoders.decoders import (
+            CausalBody,
+            Gemma3Body,
+            answer_rows,
+            load_decoder,
+            use_cpu_layers,
+        )
         from millstream.backend.encoders.prefixes import PrefixReader
 
         model = load_decoder(folder, dtype if device.is_cpu and unpack else None, head=answers is not None)
+        if device.is_cpu and unpack and FAST_PATH not in disabled:
+            use_cpu_layers(model)
         body = Gemma3Body(model, config) if family in BIDIRECTIONAL_FAMILIES else CausalBody(model)
         if isinstance(body, CausalBody) and layout.pooling in ((), ("last",)) and PrefixReader.serves(model):
             prefixes = PrefixReader(model)
