@@ -21,7 +21,7 @@ from millstream.backend.weights.materialize import evaluate_all, reachable_array
 from millstream.engine.protocols import Progress, ignore_progress
 from millstream.errors import ModelError
 from millstream.models.checks import check_folder
-from millstream.models.encoder_config import BERT_FAMILIES, BIDIRECTIONAL_FAMILIES, FAMILIES, family_of
+from millstream.models.encoder_config import BERT_FAMILIES, FAMILIES, family_of
 from millstream.models.encoder_layout import EncoderLayout
 from millstream.models.safetensors_header import folder_tensors, weight_files
 
@@ -57,9 +57,12 @@ def load_encoder(
     report: Progress = ignore_progress,
 ) -> Encoder:
     """`answers`: the tokens for no and yes of a language model that is a reranker."""
-    config = check_folder(folder)
+    config = None if folder.is_file() else check_folder(folder)
     try:
-        encoder = _load(folder, layout, config, device, unpack=unpack, answers=answers, disabled=disabled)
+        if config is None:
+            encoder = _load_gguf(folder, layout, device, unpack=unpack, disabled=disabled)
+        else:
+            encoder = _load(folder, layout, config, device, unpack=unpack, answers=answers, disabled=disabled)
     except LIBRARY_FAILURES as error:
         raise ModelError(f"{folder}: {error}") from error
     evaluate_all(encoder.weights, report)
@@ -103,7 +106,7 @@ def _load(
         model = load_decoder(folder, dtype if device.is_cpu and unpack else None, head=answers is not None)
         if device.is_cpu and unpack and FAST_PATH not in disabled:
             use_cpu_layers(model)
-        body = Gemma3Body(model, config) if family in BIDIRECTIONAL_FAMILIES else CausalBody(model)
+        body = Gemma3Body(model, config) if layout.bidirectional else CausalBody(model)
         if isinstance(body, CausalBody) and layout.pooling in ((), ("last",)) and PrefixReader.serves(model):
             prefixes = PrefixReader(model)
         if head is None:
@@ -113,6 +116,21 @@ def _load(
         used = list(reachable_arrays(model))
     used = [*used, *(array for tensors in dense.values() for array in tensors.used)]
     return Encoder(body, head, used, str(dtype).removeprefix("mlx.core."), prefixes)
+
+
+def _load_gguf(path: Path, layout: EncoderLayout, device: Device, *, unpack: bool, disabled: frozenset[str]) -> Encoder:
+    from millstream.backend.encoders.decoders import CausalBody, use_cpu_layers
+    from millstream.backend.encoders.prefixes import PrefixReader
+    from millstream.backend.weights.gguf import load_gguf_model
+
+    dtype = mx.float32 if device.is_cpu else mx.bfloat16
+    model, _ = load_gguf_model(path, dtype=dtype, native_quantisation=not (device.is_cpu and unpack))
+    model.pop("lm_head", None)
+    if device.is_cpu and unpack and FAST_PATH not in disabled:
+        use_cpu_layers(model)
+    prefixes = PrefixReader(model) if PrefixReader.serves(model) else None
+    body, head = CausalBody(model), embedding_head(layout, {})
+    return Encoder(body, head, list(reachable_arrays(model)), str(dtype).removeprefix("mlx.core."), prefixes)
 
 
 def _own_family(family: str) -> Callable[[dict[str, Any], Tensors], Body]:
