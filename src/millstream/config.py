@@ -24,6 +24,9 @@ FAST_PATH_ALIASES = {"turn": "mkl-layout", "products": "fused-matmul"}
 
 TOOL_SERVER_TRANSPORTS = ("streamable-http", "sse")
 
+MODEL_KINDS = ("generation", "embedding", "rerank")
+"""What a model can be used for."""
+
 KV_BITS = (0, 4, 8)
 """Bits per number of the KV cache; 0 for the dtype that the model computes in."""
 
@@ -41,6 +44,8 @@ class ModelSpec:
     name: str | None = None
     """The name in requests. None for a name derived from the source."""
     aliases: tuple[str, ...] = ()
+    kind: str | None = None
+    """One of `MODEL_KINDS`. None: found from its files."""
     pin: bool = False
     """Never unload it, neither to free memory nor when it is idle."""
     load: str | None = None

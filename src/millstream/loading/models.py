@@ -20,7 +20,7 @@ from millstream.media.limits import MediaLimits
 from millstream.model_facts import UNDESCRIBED, ModelDescription
 from millstream.models.checks import check_model
 from millstream.models.description import BAD_FILES
-from millstream.models.encoder_layout import Kind, kind_of
+from millstream.models.encoder_layout import Kind, choose_kind, kind_of
 from millstream.models.files import read_object
 from millstream.models.source import ModelSource, find_local
 from millstream.service.managed_model import LoadContext
@@ -55,7 +55,7 @@ class ModelLoader:
         """Loads a model and returns it, ready to serve. Raises `ModelError` if it cannot be loaded."""
         source = await self._find(name, spec, loading)
         await self._work(functools.partial(check_model, source.kind, source.path))
-        kind = await self._work(functools.partial(source_kind, source))
+        kind = await self._work(functools.partial(source_kind, source, spec.kind))
         if kind == "generation":
             return await self._generation.open(name, spec, source, loading)
         return await self._encoders.open(name, spec, source, kind, loading)
@@ -76,7 +76,7 @@ class ModelLoader:
             source = find_local(spec.source, cache_dir=self._settings.cache_dir)
             if source is None:
                 return UNDESCRIBED
-            kind = source_kind(source)
+            kind = source_kind(source, spec.kind)
             return self._generation.describe(spec, source) if kind == "generation" else describe_encoder(source, kind)
         except BAD_FILES as error:  # the load will say it too
             log.debug("%s cannot be described: %s", spec.source, error)
@@ -91,8 +91,10 @@ class ModelLoader:
         await asyncio.shield(self._generation.wait_closed())
 
 
-def source_kind(source: ModelSource) -> Kind:
-    """GGUF files are text generation models."""
+def source_kind(source: ModelSource, wanted: str | None = None) -> Kind:
+    """What a model is used for: as its files say, unless another kind was set. GGUF files are language models. Raises
+    `ModelError` if it cannot be of the kind that was set."""
     if source.kind == "gguf":
-        return "generation"
-    return kind_of(source.path, read_object(source.path / "config.json"))
+        return choose_kind(source.path, {"model_type": "gguf"}, "generation", wanted)
+    config = read_object(source.path / "config.json")
+    return choose_kind(source.path, config, kind_of(source.path, config), wanted)
