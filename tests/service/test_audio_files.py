@@ -60,7 +60,7 @@ def test_a_url_with_the_guards_of_other_media(pool: Executor) -> None:
         assert len(audio.samples) > 15_000
         audio.release()
         guarded = AudioFiles(MediaLimits(), memory, pool, pool, system_lookup)
-        with pytest.raises(MediaRefused, match=r"^file: .*not public"):
+        with pytest.raises(MediaRefused, match=r"^file: .*not a public"):
             await guarded.decode(url)
         small, _ = files(pool, file_bytes=100, bytes_option="--audio-bytes")
         with pytest.raises(MediaRefused, match=r"takes at most 100 \(--audio-bytes\)"):
