@@ -48,6 +48,9 @@ from millstream.service.unread_output import UnreadOutput
 
 log = logging.getLogger(__name__)
 
+AUDIO_PATIENCE = 6
+"""How many times longer than other media audio to transcribe may take to download and decode: it may be hours."""
+
 
 class Mill:
     """A hub and its services, made on a running event loop.
@@ -238,4 +241,16 @@ def media_limits(settings: Settings) -> MediaLimits:
         folders=settings.media_folders,
         allow_private=settings.allow_private_media,
         audio_seconds=settings.media_seconds,
+    )
+
+
+def audio_limits(settings: Settings) -> MediaLimits:
+    """The limits of audio to transcribe."""
+    return replace(
+        media_limits(settings),
+        file_bytes=settings.audio_bytes,
+        bytes_option="--audio-bytes",
+        timeout=settings.media_timeout * AUDIO_PATIENCE,
+        audio_seconds=settings.audio_seconds,
+        seconds_option="--audio-seconds",
     )
