@@ -265,10 +265,13 @@ class ModelCard:
     context_length: int | None = None
     restarts: int = 0
     capabilities: tuple[str, ...] = ()
-    """What the model can do: `completion`, `tools`, `thinking`, `vision`, `audio`, `insert`; `embedding`; `rerank`.
+    """What the model can do: `completion`, `tools`, `thinking`, `vision`, `audio`, `insert`; `embedding`; `rerank`;
+    `transcription`, `translation`, `word_timestamps`.
     Until it is loaded, what its files show of that."""
     dimensions: int | None = None
     """Numbers per vector, of an embedding model that is loaded."""
+    languages: tuple[str, ...] = ()
+    """Codes of the languages that a transcription model knows, once it is loaded."""
     format: str | None = None
     """Of its files: `gguf` or `safetensors`."""
     family: str | None = None
