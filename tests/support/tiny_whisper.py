@@ -29,7 +29,7 @@ DIMS = {
     "n_audio_head": 4,
     "n_audio_layer": 2,
     "n_vocab": 256 + len(special_names(LANGUAGES[:LANGUAGE_COUNT], TIMES)),
-    "n_text_ctx": 24,
+    "n_text_ctx": 16,
     "n_text_state": 32,
     "n_text_head": 4,
     "n_text_layer": 2,
