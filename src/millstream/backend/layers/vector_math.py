@@ -12,6 +12,7 @@ import math
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 
 LARGE = 65_536
@@ -65,6 +66,14 @@ def exp_polynomial(x: mx.array) -> mx.array:
         value = value * fraction + factor
     power: mx.array = value * mx.view((exponent + 127) << 23, mx.float32)
     return power
+
+
+def gelu(x: mx.array) -> mx.array:
+    """GELU, exact, of any array."""
+    if x.size < LARGE or x.dtype != mx.float32 or not has_mkl():
+        exact: mx.array = nn.gelu(x)
+        return exact
+    return gelu_in_place(mx.array(np.array(x, copy=False)))
 
 
 @functools.cache
