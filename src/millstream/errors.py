@@ -7,12 +7,14 @@ The tree, with the status of each class. A class without one has its parent's:
     │   ├── UnsupportedParameter
     │   ├── UnknownParameter
     │   ├── MediaRefused
+    │   ├── SessionStateError
     │   └── ContextOverflow
     ├── Unauthorized              401
     ├── Forbidden                 403
     │   ├── HostNotAllowed
     │   └── AdminNotAllowed
     ├── NotFound                  404
+    │   ├── ItemNotFound
     │   ├── ResponseNotFound
     │   └── PreviousResponseNotFound
     ├── RequestTimeout            408
@@ -96,6 +98,16 @@ class MediaRefused(BadRequest):
     code = "invalid_media"
 
 
+class SessionStateError(BadRequest):
+    """A realtime session cannot do this now, such as cancel a response when none runs (400). `code` says which."""
+
+    quotes_input = False
+
+    def __init__(self, message: str, *, code: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
 class ContextOverflow(BadRequest):
     """The prompt is longer than the model's context (400). `tokens` is its length if known, `limit` the context."""
 
@@ -144,6 +156,12 @@ class NotFound(MillstreamError):
     status = 404
     code = "model_not_found"
     kind = "invalid_request_error"
+
+
+class ItemNotFound(NotFound):
+    """A realtime conversation has no such item (404)."""
+
+    code = "item_not_found"
 
 
 class ResponseNotFound(NotFound):

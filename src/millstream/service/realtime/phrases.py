@@ -1,0 +1,176 @@
+"""Finds phrases in audio as it arrives. No clock and no task: what happened is returned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+
+from millstream.errors import SessionStateError
+from millstream.media.pcm import RawDecoder
+from millstream.realtime_types import AudioFormat, TurnDetection
+from millstream.service.realtime.samples import SampleQueue
+from millstream.speech_types import SPEECH_RATE, Samples
+
+PIECE = 12 * SPEECH_RATE
+"""Samples of a phrase that goes on, after which its begin is transcribed: the text never lags far behind."""
+CUT_WITHIN = 4 * SPEECH_RATE
+"""Such a cut falls into the quietest moment of the last samples of the piece."""
+CUT_FRAME = SPEECH_RATE // 10
+MAX_SAMPLES = 600 * SPEECH_RATE
+"""Audio that may wait for a commit."""
+LEAST_COMMIT = SPEECH_RATE // 10
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """Where speech begins or ends, as the number of a sample."""
+
+    kind: Literal["begin", "end"]
+    sample: int
+
+
+class Detector(Protocol):
+    """Finds speech in samples at `SPEECH_RATE` that arrive in pieces."""
+
+    def feed(self, samples: Samples) -> Iterable[Edge]:
+        """Edges in order; `sample` counts from the first sample that was fed. An end is told after the pause that
+        makes it one."""
+        ...
+
+
+MakeDetector = Callable[[TurnDetection], Detector]
+
+
+@dataclass(frozen=True, slots=True)
+class Began:
+    ms: int
+    """Where the phrase begins, in milliseconds since the begin of the session."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Spoken:
+    """A piece of a phrase that goes on."""
+
+    samples: Samples
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ended:
+    """The last piece of a phrase."""
+
+    samples: Samples
+    ms: int
+
+
+Happening = Began | Spoken | Ended
+
+
+class PhraseFinder:
+    """The input audio buffer of a session. Without turn detection, it just collects until `commit`."""
+
+    def __init__(self, audio_format: AudioFormat, turns: TurnDetection | None, make_detector: MakeDetector) -> None:
+        self._make_detector = make_detector
+        self._audio = SampleQueue()
+        self._piece: int | None = None
+        """In a phrase: the first sample that is not transcribed yet."""
+        self._set(audio_format, turns)
+
+    @property
+    def speaking(self) -> bool:
+        return self._piece is not None
+
+    def configure(self, audio_format: AudioFormat, turns: TurnDetection | None) -> None:
+        """Later audio has this format. A phrase that goes on ends by the new rules."""
+        if audio_format != self._format or turns != self._turns:
+            self._set(audio_format, turns)
+
+    def _set(self, audio_format: AudioFormat, turns: TurnDetection | None) -> None:
+        self._format, self._turns = audio_format, turns
+        self._decoder = RawDecoder(audio_format.encoding, audio_format.rate, SPEECH_RATE)
+        self._detector = None if turns is None else self._make_detector(turns)
+        self._origin = self._audio.end
+        """The number of the detector's first sample."""
+        self._last_edge = self._origin
+
+    def feed(self, data: bytes) -> list[Happening]:
+        """Decodes and detects: for much audio, call it on a thread."""
+        samples = self._decoder.feed(data)
+        if self._detector is None and len(self._audio) + len(samples) > MAX_SAMPLES:
+            raise SessionStateError(
+                f"More than {MAX_SAMPLES // SPEECH_RATE} s of audio wait for a commit. "
+                "Send input_audio_buffer.commit or input_audio_buffer.clear.",
+                code="input_audio_buffer_full",
+            )
+        self._audio.append(samples)
+        return [] if self._detector is None else list(self._detect(self._detector, samples))
+
+    def commit(self) -> list[Happening]:
+        """Ends the phrase now. Without one, all of the audio is one."""
+        if self._piece is None and len(self._audio) < LEAST_COMMIT:
+            held = 1000 * len(self._audio) // SPEECH_RATE
+            raise SessionStateError(
+                f"The input audio buffer holds {held} ms of audio; a commit needs at least "
+                f"{1000 * LEAST_COMMIT // SPEECH_RATE} ms.",
+                code="input_audio_buffer_commit_empty",
+            )
+        start = self._audio.start if self._piece is None else self._piece
+        happened: list[Happening] = [Ended(self._audio.between(start, self._audio.end), _ms(self._audio.end))]
+        self._reset()
+        return happened
+
+    def clear(self) -> None:
+        self._reset()
+
+    def _reset(self) -> None:
+        self._piece = None
+        self._audio.drop_until(self._audio.end)
+        self._set(self._format, self._turns)
+
+    def _detect(self, detector: Detector, samples: Samples) -> Iterator[Happening]:
+        for edge in detector.feed(samples):
+            at = max(self._origin + edge.sample, self._last_edge)
+            self._last_edge = at
+            if edge.kind == "begin" and self._piece is None:
+                yield self._begin(at)
+            elif edge.kind == "end" and self._piece is not None:
+                yield from self._cut(at)
+                yield Ended(self._audio.between(self._piece, at), _ms(at))
+                self._piece = None
+        if self._piece is None:
+            self._audio.drop_until(self._audio.end - self._padding - SPEECH_RATE)
+        else:
+            yield from self._cut(self._audio.end)
+
+    @property
+    def _padding(self) -> int:
+        return 0 if self._turns is None else self._turns.prefix_padding_ms * SPEECH_RATE // 1000
+
+    def _begin(self, at: int) -> Began:
+        start = max(at - self._padding, self._audio.start)
+        self._audio.drop_until(start)
+        self._piece = start
+        return Began(_ms(start))
+
+    def _cut(self, end: int) -> Iterator[Spoken]:
+        """Pieces of a long phrase, as far as it is known."""
+        assert self._piece is not None
+        while end - self._piece > PIECE:
+            piece = self._audio.between(self._piece, self._piece + PIECE)
+            cut = quietest(piece, len(piece) - CUT_WITHIN)
+            yield Spoken(piece[:cut])
+            self._piece += cut
+            self._audio.drop_until(self._piece)
+
+
+def quietest(samples: Samples, after: int) -> int:
+    """The middle of the quietest moment after a sample."""
+    squares = np.cumsum(np.square(samples[after:], dtype=np.float64))
+    energy = squares[CUT_FRAME:] - squares[:-CUT_FRAME]
+    return after + int(np.argmin(energy)) + CUT_FRAME // 2
+
+
+def _ms(sample: int) -> int:
+    return 1000 * sample // SPEECH_RATE
