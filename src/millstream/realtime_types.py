@@ -70,6 +70,8 @@ class SessionConfig:
     output_format: AudioFormat = AudioFormat()
     transcription: InputTranscription | None = None
     """None: conversations transcribe all the same, since their model reads text, but send no events of it."""
+    transcriber: str = ""
+    """The name of the model that transcribes, as the server resolved it; "" if none is served."""
     turn_detection: TurnDetection | None = TurnDetection()
     """None: the client commits the audio."""
     speech_model: str = ""

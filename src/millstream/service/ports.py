@@ -170,7 +170,7 @@ class RealtimeSession(Protocol):
         """Forget the audio that is not committed."""
         ...
 
-    def create_item(self, item: Item, previous_item_id: str | None) -> None:
+    async def create_item(self, item: Item, previous_item_id: str | None) -> None:
         """`previous_item_id`: None for the end, "root" for the begin. An item without an id gets one."""
         ...
 

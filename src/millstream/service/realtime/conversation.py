@@ -49,6 +49,9 @@ class Conversation:
         self._chars += size
         return self._order[place - 1] if place else None
 
+    def has(self, item_id: str) -> bool:
+        return item_id in self._items
+
     def previous(self, item_id: str) -> str | None:
         place = self._order.index(item_id)
         return self._order[place - 1] if place else None

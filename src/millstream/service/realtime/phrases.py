@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, Protocol
 
 import numpy as np
 
 from millstream.errors import SessionStateError
 from millstream.media.pcm import RawDecoder
+from millstream.media.voice import PhraseDetector
 from millstream.realtime_types import AudioFormat, TurnDetection
 from millstream.service.realtime.samples import SampleQueue
 from millstream.speech_types import SPEECH_RATE, Samples
@@ -22,26 +22,6 @@ CUT_FRAME = SPEECH_RATE // 10
 MAX_SAMPLES = 600 * SPEECH_RATE
 """Audio that may wait for a commit."""
 LEAST_COMMIT = SPEECH_RATE // 10
-
-
-@dataclass(frozen=True, slots=True)
-class Edge:
-    """Where speech begins or ends, as the number of a sample."""
-
-    kind: Literal["begin", "end"]
-    sample: int
-
-
-class Detector(Protocol):
-    """Finds speech in samples at `SPEECH_RATE` that arrive in pieces."""
-
-    def feed(self, samples: Samples) -> Iterable[Edge]:
-        """Edges in order; `sample` counts from the first sample that was fed. An end is told after the pause that
-        makes it one."""
-        ...
-
-
-MakeDetector = Callable[[TurnDetection], Detector]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +51,7 @@ Happening = Began | Spoken | Ended
 class PhraseFinder:
     """The input audio buffer of a session. Without turn detection, it just collects until `commit`."""
 
-    def __init__(self, audio_format: AudioFormat, turns: TurnDetection | None, make_detector: MakeDetector) -> None:
-        self._make_detector = make_detector
+    def __init__(self, audio_format: AudioFormat, turns: TurnDetection | None) -> None:
         self._audio = SampleQueue()
         self._piece: int | None = None
         """In a phrase: the first sample that is not transcribed yet."""
@@ -82,18 +61,21 @@ class PhraseFinder:
     def speaking(self) -> bool:
         return self._piece is not None
 
-    def configure(self, audio_format: AudioFormat, turns: TurnDetection | None) -> None:
-        """Later audio has this format. A phrase that goes on ends by the new rules."""
-        if audio_format != self._format or turns != self._turns:
-            self._set(audio_format, turns)
+    def configure(self, audio_format: AudioFormat, turns: TurnDetection | None) -> list[Happening]:
+        """Later audio has this format. Another turn detection ends the phrase that goes on, none leaves that to
+        `commit`."""
+        if (audio_format, turns) == (self._format, self._turns):
+            return []
+        happened = self._end() if self._piece is not None and turns is not None else []
+        self._set(audio_format, turns)
+        return happened
 
     def _set(self, audio_format: AudioFormat, turns: TurnDetection | None) -> None:
         self._format, self._turns = audio_format, turns
         self._decoder = RawDecoder(audio_format.encoding, audio_format.rate, SPEECH_RATE)
-        self._detector = None if turns is None else self._make_detector(turns)
+        self._detector = None if turns is None else _detector(turns)
         self._origin = self._audio.end
         """The number of the detector's first sample."""
-        self._last_edge = self._origin
 
     def feed(self, data: bytes) -> list[Happening]:
         """Decodes and detects: for much audio, call it on a thread."""
@@ -116,10 +98,14 @@ class PhraseFinder:
                 f"{1000 * LEAST_COMMIT // SPEECH_RATE} ms.",
                 code="input_audio_buffer_commit_empty",
             )
+        return self._end()
+
+    def _end(self) -> list[Happening]:
+        self._audio.append(self._decoder.flush())
         start = self._audio.start if self._piece is None else self._piece
-        happened: list[Happening] = [Ended(self._audio.between(start, self._audio.end), _ms(self._audio.end))]
+        ended = Ended(self._audio.between(start, self._audio.end), _ms(self._audio.end))
         self._reset()
-        return happened
+        return [ended]
 
     def clear(self) -> None:
         self._reset()
@@ -129,30 +115,20 @@ class PhraseFinder:
         self._audio.drop_until(self._audio.end)
         self._set(self._format, self._turns)
 
-    def _detect(self, detector: Detector, samples: Samples) -> Iterator[Happening]:
+    def _detect(self, detector: PhraseDetector, samples: Samples) -> Iterator[Happening]:
         for edge in detector.feed(samples):
-            at = max(self._origin + edge.sample, self._last_edge)
-            self._last_edge = at
+            at = max(self._origin + edge.position, self._audio.start)
             if edge.kind == "begin" and self._piece is None:
-                yield self._begin(at)
+                self._piece = at
+                yield Began(_ms(at))
             elif edge.kind == "end" and self._piece is not None:
                 yield from self._cut(at)
                 yield Ended(self._audio.between(self._piece, at), _ms(at))
                 self._piece = None
         if self._piece is None:
-            self._audio.drop_until(self._audio.end - self._padding - SPEECH_RATE)
+            self._audio.drop_until(self._origin + detector.quiet_since)
         else:
             yield from self._cut(self._audio.end)
-
-    @property
-    def _padding(self) -> int:
-        return 0 if self._turns is None else self._turns.prefix_padding_ms * SPEECH_RATE // 1000
-
-    def _begin(self, at: int) -> Began:
-        start = max(at - self._padding, self._audio.start)
-        self._audio.drop_until(start)
-        self._piece = start
-        return Began(_ms(start))
 
     def _cut(self, end: int) -> Iterator[Spoken]:
         """Pieces of a long phrase, as far as it is known."""
@@ -170,6 +146,15 @@ def quietest(samples: Samples, after: int) -> int:
     squares = np.cumsum(np.square(samples[after:], dtype=np.float64))
     energy = squares[CUT_FRAME:] - squares[:-CUT_FRAME]
     return after + int(np.argmin(energy)) + CUT_FRAME // 2
+
+
+def _detector(turns: TurnDetection) -> PhraseDetector:
+    return PhraseDetector(
+        SPEECH_RATE,
+        threshold=turns.threshold,
+        padding=turns.prefix_padding_ms / 1000,
+        silence=turns.pause_ms / 1000,
+    )
 
 
 def _ms(sample: int) -> int:

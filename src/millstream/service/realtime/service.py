@@ -1,0 +1,81 @@
+"""Opens realtime sessions: finds their models, and bounds their number."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from millstream.errors import BadRequest, NotFound, Overloaded, WrongModelKind
+from millstream.model_facts import ModelCard
+from millstream.realtime_types import InputTranscription, SessionConfig
+from millstream.service.ports import ModelService, Outbox
+from millstream.service.realtime.session import Session, SessionServices
+
+MAX_SESSIONS = 64
+"""Each may hold minutes of audio, and keeps engines busy."""
+TRANSCRIPTION, SPEECH, CHAT = "transcription", "speech", "completion"
+"""Capabilities of models."""
+SPEECH_PARAM = "session.audio.output.model"
+
+
+class RealtimeSessions:
+    """Implements `ports.RealtimeService`."""
+
+    def __init__(self, models: ModelService, services: SessionServices, *, limit: int = MAX_SESSIONS) -> None:
+        self._models = models
+        self._services = services
+        self._limit = limit
+        self._open: set[Session] = set()
+
+    @property
+    def count(self) -> int:
+        return len(self._open)
+
+    def open(self, config: SessionConfig, outbox: Outbox) -> Session:
+        if len(self._open) >= self._limit:
+            raise Overloaded(f"{self._limit} realtime sessions are open already. Try again in a moment.")
+        # A server without a voice answers in text, and its clients see that in the session.
+        speaks = config.speaks and bool(self._named(config.speech_model, SPEECH, SPEECH_PARAM))
+        resolved = self.resolve(replace(config, speaks=speaks))
+        session = Session(resolved, self._services, outbox, closed=self._open.discard)
+        self._open.add(session)
+        return session
+
+    def resolve(self, config: SessionConfig) -> SessionConfig:
+        asked = config.transcription or InputTranscription()
+        transcriber = self._named(asked.model, TRANSCRIPTION, "session.audio.input.transcription.model")
+        config = replace(config, transcriber=transcriber)
+        if config.transcription is not None:
+            config = replace(config, transcription=replace(config.transcription, model=transcriber))
+        if config.kind == "transcription":
+            if not transcriber:
+                raise NotFound("This server has no transcription model.", param="model")
+            return config
+        speech_model = self._named(config.speech_model, SPEECH, SPEECH_PARAM)
+        if config.speaks and not speech_model:
+            raise NotFound('This server has no speech model: output_modalities must be ["text"].', param=SPEECH_PARAM)
+        return replace(config, model=self._chat_model(config.model), speech_model=speech_model)
+
+    def _named(self, name: str, capability: str, param: str) -> str:
+        """The name of a model of a kind, or of the first one; "" if there is none."""
+        if not name:
+            return next((card.name for card in self._models.models() if capability in card.capabilities), "")
+        card = self._models.model(name)
+        # The capabilities of a model that was not loaded yet may be unknown.
+        if card.capabilities and capability not in card.capabilities:
+            raise WrongModelKind(f"{card.name} is no {capability} model.", param=param)
+        return card.name
+
+    def _chat_model(self, name: str) -> str:
+        if name:
+            card = self._models.model(name)
+            if card.capabilities and CHAT not in card.capabilities:
+                raise WrongModelKind(
+                    f"{card.name} does not chat. For a transcription session, connect with ?intent=transcription.",
+                    param="model",
+                )
+            return card.name
+        chat: Sequence[ModelCard] = [card for card in self._models.models() if CHAT in card.capabilities]
+        if not chat:
+            raise BadRequest("This server has no chat model. Connect with ?intent=transcription.", param="model")
+        return chat[0].name
