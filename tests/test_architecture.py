@@ -28,6 +28,7 @@ LIBRARIES = {
 GROUND = {
     "types",
     "speech_types",
+    "realtime_types",
     "model_facts",
     "errors",
     "config",
@@ -58,6 +59,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
         {"asyncio", "executors"},
     ),
     "service.encoding": ({"service", "engine", "engine.jobs", "text"}, {"asyncio", "executors"}),
+    "service.realtime": ({"service", "media"}, {"asyncio"}),
     "service.mcp": ({"service"}, {"asyncio", "mcp"}),
     "service.telemetry": ({"service"}, {"asyncio", "threads", "otel"}),
     "service.store": (set(), {"asyncio", "executors"}),

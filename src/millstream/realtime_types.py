@@ -156,11 +156,13 @@ class Response:
 
 @dataclass(frozen=True, slots=True)
 class SessionCreated:
+    session_id: str
     session: SessionConfig
 
 
 @dataclass(frozen=True, slots=True)
 class SessionUpdated:
+    session_id: str
     session: SessionConfig
 
 

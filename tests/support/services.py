@@ -10,6 +10,8 @@ from millstream.service.hub import ModelHub
 from millstream.service.journal import Journal
 from millstream.service.mcp.servers import McpServers
 from millstream.service.ports import Services
+from millstream.service.realtime.service import RealtimeSessions
+from millstream.service.realtime.session import SessionServices
 from millstream.service.server_state import StateOperations
 from millstream.service.store.memory import MemoryRecords
 from millstream.service.store.seal import SecretKeySeal
@@ -22,4 +24,7 @@ def services(service: Any, **others: Any) -> Services:
         "tool_servers": McpServers(()),
         "state": StateOperations(ModelHub(), Journal(), History(lambda: (), Activities())),
     }
-    return Services(models=service, generation=service, encoding=service, **parts | others)
+    kinds = {"generation": service, "transcription": service, "speech": service}
+    kinds |= {kind: others.pop(kind) for kind in kinds if kind in others}
+    parts["realtime"] = RealtimeSessions(service, SessionServices(**kinds))
+    return Services(models=service, encoding=service, **kinds | parts | others)

@@ -11,6 +11,7 @@ from millstream.api.openai.docs import ERRORS
 from millstream.api.openai.embedding_schema import EmbeddingList, EmbeddingsRequest
 from millstream.api.openai.errors import error_body
 from millstream.api.openai.model_schema import ModelList
+from millstream.api.openai.realtime import routes as realtime
 from millstream.api.openai.rerank import RERANK_PATHS, SCORE_PATHS
 from millstream.api.openai.rerank_schema import RankedList, RerankBody, ScoreBody, ScoreList
 from millstream.api.openai.response_schema import ChatCompletion, ChatCompletionChunk, Completion, CompletionChunk
@@ -28,6 +29,7 @@ def _routes(responder: Responder) -> tuple[APIRouter, ...]:
         responses.routes(responder),
         embeddings.routes(responder),
         rerank.routes(responder),
+        realtime.routes(responder),
         models.routes(responder.services.models),
     )
 
@@ -63,9 +65,10 @@ OPENAI = Dialect(
             {"name": "responses", "description": "Generate, store and continue responses."},
             {"name": "embeddings", "description": "Vectors for texts."},
             {"name": "rerank", "description": "Scores for texts against each other."},
+            {"name": "realtime", "description": "Speech in and out over a WebSocket."},
             {"name": "models", "description": "List, load and unload models."},
         ),
     ),
-    paths=("/v1/chat", "/v1/completions", "/v1/responses", "/v1/embeddings", *RERANK_PATHS, *SCORE_PATHS),
+    paths=("/v1/chat", "/v1/completions", "/v1/responses", "/v1/embeddings", realtime.PATH, *RERANK_PATHS, *SCORE_PATHS),
     admin_paths=(models.ADMIN_PATH,),
 )

@@ -23,7 +23,6 @@ def new_id(prefix: str) -> str:
 
 class Conversation:
     def __init__(self) -> None:
-        self.id = new_id("conv")
         self._items: dict[str, Item] = {}
         self._order: list[str] = []
         self._chars = 0

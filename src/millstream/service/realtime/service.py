@@ -34,6 +34,7 @@ class RealtimeSessions:
     def open(self, config: SessionConfig, outbox: Outbox) -> Session:
         if len(self._open) >= self._limit:
             raise Overloaded(f"{self._limit} realtime sessions are open already. Try again in a moment.")
+        config = self._of_kind(config)
         # A server without a voice answers in text, and its clients see that in the session.
         speaks = config.speaks and bool(self._named(config.speech_model, SPEECH, SPEECH_PARAM))
         resolved = self.resolve(replace(config, speaks=speaks))
@@ -41,7 +42,20 @@ class RealtimeSessions:
         self._open.add(session)
         return session
 
+    def _of_kind(self, config: SessionConfig) -> SessionConfig:
+        """A connection may name a transcription model, or the server may have no other: then it transcribes."""
+        if config.model and self._is(TRANSCRIPTION, self._models.model(config.model)):
+            asked = replace(config.transcription or InputTranscription(), model=config.model)
+            return replace(config, kind="transcription", transcription=asked)
+        cards = self._models.models()
+        able = {name for card in cards for name in card.capabilities}
+        if not config.model and CHAT not in able and TRANSCRIPTION in able:
+            return replace(config, kind="transcription")
+        return config
+
     def resolve(self, config: SessionConfig) -> SessionConfig:
+        if config.kind == "transcription" and config.transcription is None:
+            config = replace(config, transcription=InputTranscription())
         asked = config.transcription or InputTranscription()
         transcriber = self._named(asked.model, TRANSCRIPTION, "session.audio.input.transcription.model")
         config = replace(config, transcriber=transcriber)
@@ -62,9 +76,13 @@ class RealtimeSessions:
             return next((card.name for card in self._models.models() if capability in card.capabilities), "")
         card = self._models.model(name)
         # The capabilities of a model that was not loaded yet may be unknown.
-        if card.capabilities and capability not in card.capabilities:
+        if card.capabilities and not self._is(capability, card):
             raise WrongModelKind(f"{card.name} is no {capability} model.", param=param)
         return card.name
+
+    @staticmethod
+    def _is(capability: str, card: ModelCard) -> bool:
+        return capability in card.capabilities
 
     def _chat_model(self, name: str) -> str:
         if name:

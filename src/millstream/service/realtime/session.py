@@ -84,7 +84,7 @@ class Session:
         self._spoken: dict[str, SpokenText] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
-        outbox.put(SessionCreated(config))
+        outbox.put(SessionCreated(self.id, config))
 
     @property
     def config(self) -> SessionConfig:
@@ -93,7 +93,7 @@ class Session:
     def update(self, config: SessionConfig) -> None:
         self._config = config
         self._handle(self._phrases.configure(config.input_format, config.turn_detection))
-        self._outbox.put(SessionUpdated(config))
+        self._outbox.put(SessionUpdated(self.id, config))
 
     async def close(self) -> None:
         self._closing, self._wanted = True, False
@@ -238,8 +238,11 @@ class Session:
             utterance.cancel()
         self._outbox.put(ItemDeleted(item_id))
 
+    def item(self, item_id: str) -> Item:
+        return self._conversation.get(item_id)
+
     def retrieve_item(self, item_id: str) -> None:
-        self._outbox.put(ItemRetrieved(self._conversation.get(item_id)))
+        self._outbox.put(ItemRetrieved(self.item(item_id)))
 
     def truncate_item(self, item_id: str, content_index: int, audio_end_ms: int) -> None:
         item = self._conversation.get(item_id)
