@@ -8,6 +8,10 @@ The tree, with the status of each class. A class without one has its parent's:
     │   ├── UnknownParameter
     │   ├── MediaRefused
     │   ├── SessionStateError
+    │   │   ├── AudioBufferEmpty
+    │   │   ├── AudioBufferFull
+    │   │   ├── ResponseActive
+    │   │   └── NoActiveResponse
     │   └── ContextOverflow
     ├── Unauthorized              401
     ├── Forbidden                 403
@@ -99,13 +103,34 @@ class MediaRefused(BadRequest):
 
 
 class SessionStateError(BadRequest):
-    """A realtime session cannot do this now, such as cancel a response when none runs (400). `code` says which."""
+    """A realtime session cannot do this, or not now (400)."""
 
+    code = "invalid_session_state"
     quotes_input = False
 
-    def __init__(self, message: str, *, code: str) -> None:
-        super().__init__(message)
-        self.code = code
+
+class AudioBufferEmpty(SessionStateError):
+    """There is too little audio to commit."""
+
+    code = "input_audio_buffer_commit_empty"
+
+
+class AudioBufferFull(SessionStateError):
+    """More audio waits for a commit than a session may hold."""
+
+    code = "input_audio_buffer_full"
+
+
+class ResponseActive(SessionStateError):
+    """A response runs already."""
+
+    code = "conversation_already_has_active_response"
+
+
+class NoActiveResponse(SessionStateError):
+    """There is no response to cancel."""
+
+    code = "response_cancel_not_active"
 
 
 class ContextOverflow(BadRequest):

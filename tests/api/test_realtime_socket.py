@@ -28,6 +28,7 @@ from support.realtime import (
     said,
     segment,
     sound,
+    until,
 )
 from support.services import services
 from support.spoken import pause, spoken
@@ -331,9 +332,7 @@ def test_a_client_that_leaves_ends_all_work(server: Server) -> None:
             await client.say(PHRASE)
             await client.until("response.output_audio_transcript.delta")
             client.socket.transport.abort()
-        async with asyncio.timeout(WAIT):
-            while not (server.voice.works and server.voice.all_cancelled and server.brain.all_cancelled):
-                await asyncio.sleep(0.01)
+        await until(lambda: server.voice.works and server.voice.all_cancelled and server.brain.all_cancelled)
 
     run(play())
 
@@ -347,12 +346,9 @@ def test_a_client_that_leaves_while_its_audio_waits_ends_all_work(server: Server
         async with talking(server.port, "?intent=transcription") as client:
             for _ in range(3):
                 await client.say(minute)
-            while not server.ears.works:
-                await asyncio.sleep(0.01)
+            await until(lambda: server.ears.works)
             client.socket.transport.abort()
-        async with asyncio.timeout(WAIT):
-            while not server.ears.all_cancelled:
-                await asyncio.sleep(0.01)
+        await until(lambda: server.ears.all_cancelled)
 
     run(play())
 
@@ -365,9 +361,7 @@ def test_a_client_that_does_not_read_is_cut_off(server: Server) -> None:
             await client.say(PHRASE)
             await client.until("response.output_audio.delta")
             client.socket.transport.pause_reading()
-            async with asyncio.timeout(WAIT):
-                while not server.voice.all_cancelled:
-                    await asyncio.sleep(0.05)
+            await until(lambda: server.voice.all_cancelled)
             client.socket.transport.abort()
 
     run(play())

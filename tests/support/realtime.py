@@ -1,4 +1,4 @@
-"""Fakes of the services behind a realtime session. They do nothing until a test says so, and tell what became of them."""
+"""Fakes of the services behind a realtime session: they give what a test says, and tell what became of them."""
 
 from __future__ import annotations
 
@@ -129,8 +129,7 @@ class FakeOutbox:
         self.events.append(event)
 
     async def room(self) -> None:
-        while self.full:
-            await asyncio.sleep(0.001)
+        await until(lambda: not self.full)
 
     def of(self, kind: type[T]) -> list[T]:
         return [event for event in self.events if isinstance(event, kind)]
@@ -147,7 +146,7 @@ class FakeOutbox:
 
 async def until(true: Any) -> None:
     async with asyncio.timeout(WAIT):
-        while not true():
+        while not true():  # noqa: ASYNC110 - it may change on another thread
             await asyncio.sleep(0.001)
 
 

@@ -69,6 +69,14 @@ OPENAI = Dialect(
             {"name": "models", "description": "List, load and unload models."},
         ),
     ),
-    paths=("/v1/chat", "/v1/completions", "/v1/responses", "/v1/embeddings", realtime.PATH, *RERANK_PATHS, *SCORE_PATHS),
+    paths=(
+        "/v1/chat",
+        "/v1/completions",
+        "/v1/responses",
+        "/v1/embeddings",
+        realtime.PATH,
+        *RERANK_PATHS,
+        *SCORE_PATHS,
+    ),
     admin_paths=(models.ADMIN_PATH,),
 )

@@ -33,9 +33,7 @@ ItemStatus = Literal["completed", "incomplete"]
 
 
 class OutputItems:
-    def __init__(
-        self, response_id: str, options: ResponseOptions, conversation: Conversation, outbox: Outbox
-    ) -> None:
+    def __init__(self, response_id: str, options: ResponseOptions, conversation: Conversation, outbox: Outbox) -> None:
         self._response_id = response_id
         self._speaks = options.config.speaks
         self._conversation = conversation if options.in_conversation else None

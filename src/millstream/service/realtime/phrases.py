@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from millstream.errors import SessionStateError
+from millstream.errors import AudioBufferEmpty, AudioBufferFull
 from millstream.media.pcm import RawDecoder
 from millstream.media.voice import PhraseDetector
 from millstream.realtime_types import AudioFormat, TurnDetection
@@ -81,10 +81,9 @@ class PhraseFinder:
         """Decodes and detects: for much audio, call it on a thread."""
         samples = self._decoder.feed(data)
         if self._detector is None and len(self._audio) + len(samples) > MAX_SAMPLES:
-            raise SessionStateError(
+            raise AudioBufferFull(
                 f"More than {MAX_SAMPLES // SPEECH_RATE} s of audio wait for a commit. "
-                "Send input_audio_buffer.commit or input_audio_buffer.clear.",
-                code="input_audio_buffer_full",
+                "Send input_audio_buffer.commit or input_audio_buffer.clear."
             )
         self._audio.append(samples)
         return [] if self._detector is None else list(self._detect(self._detector, samples))
@@ -93,10 +92,9 @@ class PhraseFinder:
         """Ends the phrase now. Without one, all of the audio is one."""
         if self._piece is None and len(self._audio) < LEAST_COMMIT:
             held = 1000 * len(self._audio) // SPEECH_RATE
-            raise SessionStateError(
+            raise AudioBufferEmpty(
                 f"The input audio buffer holds {held} ms of audio; a commit needs at least "
-                f"{1000 * LEAST_COMMIT // SPEECH_RATE} ms.",
-                code="input_audio_buffer_commit_empty",
+                f"{1000 * LEAST_COMMIT // SPEECH_RATE} ms."
             )
         return self._end()
 

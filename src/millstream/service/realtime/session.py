@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 from anyio import to_thread
 
-from millstream.errors import BadRequest, MillstreamError, SessionStateError
+from millstream.errors import BadRequest, MillstreamError, NoActiveResponse, ResponseActive, SessionStateError
+from millstream.media.pcm import RawDecoder
 from millstream.realtime_types import (
     BufferCleared,
     BufferCommitted,
@@ -37,7 +38,6 @@ from millstream.service.realtime.phrases import Began, Ended, Happening, PhraseF
 from millstream.service.realtime.response import ResponseRun
 from millstream.service.realtime.spoken import SpokenText
 from millstream.service.realtime.utterance import Backlog, Utterance
-from millstream.media.pcm import RawDecoder
 from millstream.speech_types import SPEECH_RATE, Samples
 
 SMALL = 32 * 1024
@@ -267,18 +267,17 @@ class Session:
 
     def create_response(self, options: ResponseOptions) -> None:
         if options.config.kind == "transcription":
-            raise SessionStateError("A transcription session has no responses.", code="invalid_session_type")
+            raise SessionStateError("A transcription session has no responses.")
         if self._response is not None:
-            raise SessionStateError(
-                f"The response {self._response.response.id} is in progress. Wait for its end, or cancel it.",
-                code="conversation_already_has_active_response",
+            raise ResponseActive(
+                f"The response {self._response.response.id} is in progress. Wait for its end, or cancel it."
             )
         self._start_response(options)
 
     def cancel_response(self, response_id: str | None) -> None:
         running = self._response
         if running is None or response_id not in (None, running.response.id):
-            raise SessionStateError("There is no such response in progress.", code="response_cancel_not_active")
+            raise NoActiveResponse("There is no such response in progress.")
         running.stop("client_cancelled")
 
     def _respond_if_wanted(self) -> None:

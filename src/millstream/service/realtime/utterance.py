@@ -120,9 +120,7 @@ class Utterance:
 
     async def _transcribe(self, samples: Samples) -> None:
         prompt = " ".join(filter(None, (self._settings.prompt, self._text[-PROMPT_CHARS:].strip()))) or None
-        request = TranscriptionRequest(
-            self._settings.model, samples, language=self._settings.language, prompt=prompt
-        )
+        request = TranscriptionRequest(self._settings.model, samples, language=self._settings.language, prompt=prompt)
         transcription = await self._service.start(request)
         try:
             async for segment in transcription:
@@ -143,4 +141,3 @@ class Utterance:
     def _clean_up(self, _: asyncio.Task[None]) -> None:
         """However it ended: pieces that nobody will transcribe hold back no other audio."""
         self._forget(self._waiting)
-

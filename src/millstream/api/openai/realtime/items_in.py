@@ -24,7 +24,9 @@ def parse_item(value: object, path: str = "item", known: Callable[[str], Item] |
     if len(item_id) > 64:
         raise BadRequest(f"{path}.id has more than 64 characters.", param=f"{path}.id")
     if kind == "function_call_output":
-        return Item(item_id, "function_call_output", call_id=fields.needed("call_id"), output=fields.text("output") or "")
+        return Item(
+            item_id, "function_call_output", call_id=fields.needed("call_id"), output=fields.text("output") or ""
+        )
     if kind == "function_call":
         return Item(
             item_id,
