@@ -24,7 +24,9 @@ def services(service: Any, **others: Any) -> Services:
         "tool_servers": McpServers(()),
         "state": StateOperations(ModelHub(), Journal(), History(lambda: (), Activities())),
     }
-    kinds = {"generation": service, "transcription": service, "speech": service}
-    kinds |= {kind: others.pop(kind) for kind in kinds if kind in others}
-    parts["realtime"] = RealtimeSessions(service, SessionServices(**kinds))
-    return Services(models=service, encoding=service, **kinds | parts | others)
+    kinds = dict.fromkeys(("models", "generation", "encoding", "transcription", "speech"), service)
+    parts = kinds | parts | others
+    if "realtime" not in parts:
+        used = SessionServices(parts["generation"], parts["transcription"], parts["speech"])
+        parts["realtime"] = RealtimeSessions(parts["models"], used)
+    return Services(**parts)

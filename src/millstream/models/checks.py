@@ -10,6 +10,7 @@ from millstream.models.config_check import StoredCounts, check_config
 from millstream.models.files import LIMITS, check_file, read_object
 from millstream.models.safetensors_header import loaded_tensors
 from millstream.models.trust import check_trust
+from millstream.models.whisper_files import has_archive, whisper_tensors
 
 _JSON_OBJECTS = frozenset({
     "generation_config.json", "tokenizer_config.json", "special_tokens_map.json", "processor_config.json",
@@ -32,7 +33,8 @@ def check_folder(folder: Path) -> dict[str, Any]:
     config = read_object(folder / "config.json")
     check_trust(folder, config)
     _check_files(folder)
-    check_config(folder / "config.json", config, StoredCounts.of(loaded_tensors(folder).values()))
+    tensors = whisper_tensors(folder) if has_archive(folder) else loaded_tensors(folder)
+    check_config(folder / "config.json", config, StoredCounts.of(tensors.values()))
     return config
 
 
