@@ -1,4 +1,8 @@
-"""Changes the sample rate of audio that arrives piece by piece."""
+"""Changes the sample rate of audio piece by piece: a band-limited polyphase filter in NumPy.
+
+`audio.resample` works on a whole file at once, in the frequency domain. Speech comes sentence by sentence, and a filter
+that starts anew for each would click at the seams.
+"""
 
 from __future__ import annotations
 
@@ -6,75 +10,65 @@ import math
 
 import numpy as np
 
-from millstream.media.wav import Samples
+from millstream.speech_types import Samples
 
-HALF_TAPS = 16
-"""Samples on each side, at the lower of both rates, that an output sample is computed from."""
-CUTOFF = 0.92
-"""Of the lower rate's band: above it, the filter fades out."""
-KAISER_BETA = 8.0
-BLOCK = 16_384
-"""Output samples that are computed at a time: each takes the memory of its whole window."""
+ZERO_CROSSINGS = 24
+"""Of the sinc, on each side of its centre: longer is sharper."""
+KAISER_BETA = 9.0
+"""Of the window: what is out of band is some 90 dB down."""
+CUTOFF = 0.95
+"""Fraction of the band that is kept. The rest is the filter's slope."""
+BLOCK = 8_192
+"""Samples that are made at once, which bounds the memory."""
 
 
-class StreamResampler:
-    """Converts from one rate to another by a windowed-sinc filter. Its pieces joined are what one call for all of the
-    audio would give. `flush` gives the end, which waits for samples that never come.
-    """
+class Resampler:
+    """Converts from `rate` to `target_rate`. Feed it with `push`, then take the rest with `finish`. All pieces together
+    have `target_rate / rate` times the samples, rounded up, without a delay."""
 
     def __init__(self, rate: int, target_rate: int) -> None:
         divisor = math.gcd(rate, target_rate)
         self._up, self._down = target_rate // divisor, rate // divisor
-        scale = max(1.0, rate / target_rate)
-        self._half = math.ceil(HALF_TAPS * scale)
-        self._filters = _filters(self._up, self._half, CUTOFF / scale)
-        self._held: Samples = np.zeros(self._half, np.float32)
-        """Input that later output depends on. It begins with silence."""
+        band = min(1.0, target_rate / rate) * CUTOFF
+        self._half = math.ceil(ZERO_CROSSINGS / band)
+        """Input samples on each side of an output sample that count."""
+        self._filters = _filters(self._up, self._half, band)
+        self._pending: Samples = np.zeros(self._half, np.float32)
+        self._start = -self._half
+        """Which input sample `_pending` begins with."""
         self._received = 0
-        self._produced = 0
-        self._dropped = -self._half
-        """The number of the first held sample."""
+        self._made = 0
 
-    def feed(self, samples: Samples) -> Samples:
-        if self._up == self._down:
-            return samples
+    def push(self, samples: Samples) -> Samples:
         self._received += len(samples)
-        self._held = np.concatenate((self._held, samples))
-        # Output n lies at n * down / up of the input, and needs `half` samples after that.
-        ready = max(0, ((self._received - self._half) * self._up - 1) // self._down + 1)
-        return self._produce(ready)
+        return self._make(samples, self._received - self._half)
 
-    def flush(self) -> Samples:
-        if self._up == self._down:
-            return np.zeros(0, np.float32)
-        total = math.ceil(self._received * self._up / self._down)
-        self._held = np.concatenate((self._held, np.zeros(self._half + 1, np.float32)))
-        return self._produce(total)
+    def finish(self) -> Samples:
+        """What needs samples after the last one: silence stands for them."""
+        return self._make(np.zeros(2 * self._half, np.float32), self._received)
 
-    def _produce(self, until: int) -> Samples:
-        if until <= self._produced:
-            return np.zeros(0, np.float32)
-        blocks = [self._block(start, min(start + BLOCK, until)) for start in range(self._produced, until, BLOCK)]
-        self._produced = until
-        keep = until * self._down // self._up - self._half + 1 - self._dropped
-        if keep > 0:
-            self._held = self._held[keep:].copy()
-            self._dropped += keep
-        return np.concatenate(blocks)
+    def _make(self, samples: Samples, before: int) -> Samples:
+        """All samples that stand before this sample of the input."""
+        self._pending = np.concatenate([self._pending, samples])
+        end = max(self._made, -(-before * self._up // self._down))
+        pieces = [self._block(first, min(first + BLOCK, end)) for first in range(self._made, end, BLOCK)]
+        self._made = end
+        needed = end * self._down // self._up - self._half
+        if (done := needed - self._start) > 0:
+            self._pending = self._pending[done:].copy()
+            self._start = needed
+        return np.concatenate(pieces) if pieces else np.zeros(0, np.float32)
 
-    def _block(self, start: int, end: int) -> Samples:
-        numbers = np.arange(start, end, dtype=np.int64) * self._down
-        places, phases = numbers // self._up, numbers % self._up
-        windows = np.lib.stride_tricks.sliding_window_view(self._held, 2 * self._half)
-        # The window of a place holds the samples from place - half + 1 to place + half.
-        first = places - self._half + 1 - self._dropped
-        return np.einsum("nt,nt->n", windows[first], self._filters[phases]).astype(np.float32)
+    def _block(self, first: int, last: int) -> Samples:
+        centres, phases = np.divmod(np.arange(first, last) * self._down, self._up)
+        windows = np.lib.stride_tricks.sliding_window_view(self._pending, 2 * self._half + 1)
+        made: Samples = np.einsum("ij,ij->i", windows[centres - self._half - self._start], self._filters[phases])
+        return made
 
 
-def _filters(up: int, half: int, cutoff: float) -> Samples:
-    """One row of weights per phase: for the input samples from `half - 1` before the output's place to `half` after."""
-    offsets = np.arange(-half + 1, half + 1)[None, :] - np.arange(up)[:, None] / up
-    window = np.i0(KAISER_BETA * np.sqrt(np.clip(1 - (offsets / half) ** 2, 0, 1))) / np.i0(KAISER_BETA)
-    filters = cutoff * np.sinc(cutoff * offsets) * window
-    filters /= filters.sum(axis=1, keepdims=True)
-    return filters.astype(np.float32)
+def _filters(up: int, half: int, band: float) -> Samples:
+    """One filter for each place between two input samples that an output sample may have: (up, 2 * half + 1)."""
+    offsets = np.arange(-half, half + 1)[None, :] - np.arange(up)[:, None] / up
+    window = np.i0(KAISER_BETA * np.sqrt(np.maximum(0, 1 - (offsets / (half + 1)) ** 2))) / np.i0(KAISER_BETA)
+    filters = band * np.sinc(band * offsets) * window
+    return (filters / filters.sum(axis=1, keepdims=True)).astype(np.float32)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from millstream.errors import AudioBufferEmpty, AudioBufferFull
-from millstream.media.pcm import RawDecoder
+from millstream.media.raw_audio import RawDecoder
 from millstream.media.voice import PhraseDetector
 from millstream.realtime_types import AudioFormat, TurnDetection
 from millstream.service.realtime.samples import SampleQueue

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from millstream.errors import ContextOverflow, MillstreamError
-from millstream.media.pcm import RawEncoder, bytes_per_second
+from millstream.media.raw_audio import RawEncoder, bytes_per_second
 from millstream.realtime_types import Item, Response, ResponseCreated, ResponseDone, ResponseOptions, Status
 from millstream.service.ports import Generation, GenerationService, Outbox, SpeechService
 from millstream.service.realtime.conversation import Conversation, messages_of, new_id

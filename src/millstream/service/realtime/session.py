@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from anyio import to_thread
 
 from millstream.errors import BadRequest, MillstreamError, NoActiveResponse, ResponseActive, SessionStateError
-from millstream.media.pcm import RawDecoder
+from millstream.media.raw_audio import RawDecoder
 from millstream.realtime_types import (
     BufferCleared,
     BufferCommitted,

@@ -6,8 +6,8 @@ from typing import Literal
 
 import numpy as np
 
-from millstream.media.resampling import StreamResampler
-from millstream.media.wav import Samples
+from millstream.media.resampling import Resampler
+from millstream.speech_types import Samples
 
 RawEncoding = Literal["pcm16", "g711_ulaw", "g711_alaw"]
 
@@ -38,15 +38,16 @@ class RawDecoder:
 
     def __init__(self, encoding: RawEncoding, rate: int, target_rate: int) -> None:
         self._encoding = encoding
-        self._resampler = StreamResampler(rate, target_rate)
+        self._resampler = None if rate == target_rate else Resampler(rate, target_rate)
         self._rest = b""
 
     def feed(self, data: bytes) -> Samples:
-        return self._resampler.feed(self._decode(data))
+        samples = self._decode(data)
+        return samples if self._resampler is None else self._resampler.push(samples)
 
     def flush(self) -> Samples:
         """The last samples, once no more audio comes."""
-        return self._resampler.flush()
+        return np.zeros(0, np.float32) if self._resampler is None else self._resampler.finish()
 
     def _decode(self, data: bytes) -> Samples:
         if self._encoding != "pcm16":
@@ -62,13 +63,13 @@ class RawEncoder:
 
     def __init__(self, rate: int, encoding: RawEncoding, target_rate: int) -> None:
         self._encoding = encoding
-        self._resampler = StreamResampler(rate, target_rate)
+        self._resampler = None if rate == target_rate else Resampler(rate, target_rate)
 
     def feed(self, samples: Samples) -> bytes:
-        return self._encode(self._resampler.feed(samples))
+        return self._encode(samples if self._resampler is None else self._resampler.push(samples))
 
     def flush(self) -> bytes:
-        return self._encode(self._resampler.flush())
+        return b"" if self._resampler is None else self._encode(self._resampler.finish())
 
     def _encode(self, samples: Samples) -> bytes:
         samples = np.clip(np.nan_to_num(samples), -1, 1)
