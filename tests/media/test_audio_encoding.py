@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from millstream.errors import MediaRefused
 from millstream.media.audio_encoding import (
     FORMATS,
     PLAIN,
@@ -21,6 +22,7 @@ from millstream.media.audio_encoding import (
 )
 from millstream.media.pcm import to_pcm16, wav_header
 from millstream.media.resampling import Resampler
+from millstream.media.wav import open_wav
 from support.heard import alike, heard, level, spectrum
 
 CODEC_DELAY = 0.11
@@ -80,6 +82,9 @@ def test_a_whole_wav_knows_its_length_and_a_stream_says_that_it_does_not() -> No
     streamed = encoded("wav", samples, 24_000)
     assert streamed[:44] == wav_header(24_000, None)
     assert streamed[4:8] == streamed[40:44] == b"\xff\xff\xff\xff"
+    np.testing.assert_allclose(open_wav(streamed).mono(), samples, atol=1e-4)
+    with pytest.raises(MediaRefused, match="not a multiple of the block size 2"):
+        open_wav(streamed[:-1])
 
 
 @pytest.mark.parametrize("form", FORMATS)

@@ -68,7 +68,7 @@ OPENAI = Dialect(
             {"name": "responses", "description": "Generate, store and continue responses."},
             {"name": "embeddings", "description": "Vectors for texts."},
             {"name": "rerank", "description": "Scores for texts against each other."},
-            {"name": "audio", "description": "Speech from text, and text from speech."},
+            {"name": "speech", "description": "Speech from text."},
             {"name": "models", "description": "List, load and unload models."},
         ),
     ),

@@ -56,7 +56,7 @@ _DOCS = documented(
 
 
 def routes(responder: Responder) -> APIRouter:
-    router = APIRouter(prefix="/v1/audio", tags=["audio"], default_response_class=Response)
+    router = APIRouter(prefix="/v1/audio", tags=["speech"], default_response_class=Response)
 
     @router.post("/speech", summary="Speak a text", openapi_extra=_DOCS)
     async def speech(request: Request) -> Response:

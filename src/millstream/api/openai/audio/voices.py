@@ -25,7 +25,7 @@ ModelName = Annotated[str, Query(description="The model's id or alias. Default: 
 
 
 def routes(services: Services) -> APIRouter:
-    router = APIRouter(prefix="/v1/audio", tags=["audio"], default_response_class=Response)
+    router = APIRouter(prefix="/v1/audio", tags=["speech"], default_response_class=Response)
 
     @router.get("/voices", summary="List the voices of a speech model", openapi_extra=_VOICES)
     async def voices(model: ModelName = "") -> Response:
