@@ -7,7 +7,7 @@ from fastapi import APIRouter
 from millstream.api.dialect import Dialect, DialectDocs
 from millstream.api.errors import ErrorFormat
 from millstream.api.openai import chat, completions, embeddings, models, rerank
-from millstream.api.openai.audio import transcription_schema, transcriptions
+from millstream.api.openai.audio import speech, speech_schema, transcription_schema, transcriptions, voices
 from millstream.api.openai.docs import ERRORS
 from millstream.api.openai.embedding_schema import EmbeddingList, EmbeddingsRequest
 from millstream.api.openai.errors import error_body
@@ -32,6 +32,8 @@ def _routes(responder: Responder) -> tuple[APIRouter, ...]:
         rerank.routes(responder),
         transcriptions.routes(responder),
         realtime.routes(responder),
+        speech.routes(responder),
+        voices.routes(responder.services),
         models.routes(responder.services.models),
     )
 
@@ -51,6 +53,7 @@ OPENAI = Dialect(
             RerankBody,
             ScoreBody,
             transcription_schema.TranscriptionBody,
+            speech_schema.SpeechBody,
         ),
         responses=(
             ChatCompletion,
@@ -62,6 +65,7 @@ OPENAI = Dialect(
             RankedList,
             ScoreList,
             *transcription_schema.MODELS,
+            *speech_schema.MODELS,
             *responses_schema.MODELS,
         ),
         tags=(
@@ -71,6 +75,7 @@ OPENAI = Dialect(
             {"name": "rerank", "description": "Scores for texts against each other."},
             {"name": "transcription", "description": "Text from speech."},
             {"name": "realtime", "description": "Speech in and out over a WebSocket."},
+            {"name": "speech", "description": "Speech from text."},
             {"name": "models", "description": "List, load and unload models."},
         ),
     ),
