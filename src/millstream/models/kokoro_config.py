@@ -45,6 +45,13 @@ def is_kokoro(config: Mapping[str, Any]) -> bool:
     return isinstance(config.get("istftnet"), dict) and isinstance(config.get("plbert"), dict)
 
 
+def torch_weights(folder: Path) -> Path | None:
+    """The file of PyTorch's in which Kokoro was published first, if there are no safetensors."""
+    if any(folder.glob("*.safetensors")):
+        return None
+    return next(iter(sorted(folder.glob("kokoro*.pth"))), None)
+
+
 def read_kokoro_config(folder: Path) -> KokoroConfig:
     path = folder / "config.json"
     config = read_object(path)
