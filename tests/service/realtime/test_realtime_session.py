@@ -388,10 +388,62 @@ def test_clear_ends_the_phrase_that_is_spoken() -> None:
     run(play())
 
 
+async def _stream(session: Session, samples: Any) -> None:
+    """As a microphone does: a tenth of a second at a time."""
+    for start in range(0, len(samples), 1600):
+        await session.append(pcm16(samples[start : start + 1600]))
+        await settle()
+
+
+def test_transcription_begins_in_the_pause_before_the_end_is_sure() -> None:
+    async def play() -> None:
+        async with stage(replace(BY_VOICE, kind="transcription")) as it:
+            await _stream(it.session, np.concatenate([pause(0.3), spoken(1.5), pause(0.4)]))
+            guess = await it.ears.work(0)
+            guess.push(segment(" Guessed."), None)
+            await settle()
+            assert not it.out.of(SpeechStopped) and not it.out.of(InputTranscriptDelta)
+            await _stream(it.session, pause(0.6))
+            assert (await it.out.wait(InputTranscriptCompleted)).transcript == "Guessed."
+            assert it.out.of(SpeechStopped) and len(it.ears.requests) == 1
+
+    run(play())
+
+
+def test_a_guess_is_dropped_if_somebody_speaks_on() -> None:
+    async def play() -> None:
+        async with stage(replace(BY_VOICE, kind="transcription")) as it:
+            await _stream(it.session, np.concatenate([pause(0.3), spoken(1.5), pause(0.4)]))
+            guess = await it.ears.work(0)
+            guess.push(segment(" Half"))
+            await _stream(it.session, spoken(1.5))
+            await until(lambda: guess.cancelled)
+            assert not it.out.of(SpeechStopped)
+            await _stream(it.session, pause(1.0))
+            await until(lambda: it.out.of(SpeechStopped))
+            last = it.ears.works[-1]
+            last.push(segment(" Half and half."), None)
+            assert (await it.out.wait(InputTranscriptCompleted)).transcript == "Half and half."
+            assert len(it.ears.requests[-1].audio) > 3 * 16_000
+            assert [event.delta for event in it.out.of(InputTranscriptDelta)] == ["Half and half."]
+
+    run(play())
+
+
+def test_a_guess_that_fails_fails_the_phrase_alone() -> None:
+    async def play() -> None:
+        async with stage(replace(BY_VOICE, kind="transcription")) as it:
+            it.ears.error = StepFailed("broken")
+            await _stream(it.session, np.concatenate([pause(0.3), spoken(1.5), pause(1.0)]))
+            assert (await it.out.wait(InputTranscriptFailed)).error.message == "broken"
+
+    run(play())
+
+
 def test_a_long_phrase_is_transcribed_while_it_is_spoken() -> None:
     async def play() -> None:
         async with stage(replace(BY_VOICE, kind="transcription")) as it:
-            await it.session.append(pcm16(np.concatenate([pause(0.3), spoken(20.0)])))
+            await it.session.append(pcm16(np.concatenate([pause(0.3), np.tile(spoken(5.0), 4)])))
             (await it.ears.work(0)).push(segment(" The first part"), None)
             await it.out.wait(InputTranscriptDelta)
             assert not it.out.of(SpeechStopped)
@@ -511,8 +563,8 @@ def test_a_client_that_does_not_read_stops_the_work() -> None:
 def test_audio_waits_while_transcription_is_behind() -> None:
     async def play() -> None:
         async with stage(replace(BY_VOICE, kind="transcription")) as it:
-            hour = pcm16(np.concatenate([spoken(40.0), pause(1.0)]))
-            feeding = asyncio.create_task(_feed(it.session, [hour] * 5))
+            long = pcm16(np.concatenate([np.tile(spoken(10.0), 4), pause(1.0)]))
+            feeding = asyncio.create_task(_feed(it.session, [long] * 5))
             await it.ears.work(0)
             await settle()
             assert not feeding.done()

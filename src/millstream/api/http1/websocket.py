@@ -34,6 +34,11 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
         self.scope[DISCONNECTED] = self._gone  # type: ignore[typeddict-unknown-key]
         await super().run_asgi()
 
+    async def send(self, message: Any) -> None:
+        await super().send(message)
+        if message["type"] == "websocket.http.response.body":
+            self.handshake_complete = True  # uvicorn would log that there was no answer
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._gone.set()
         self._registry.leave(self)

@@ -14,10 +14,15 @@ from millstream.realtime_types import AudioFormat, TurnDetection
 from millstream.service.realtime.samples import SampleQueue
 from millstream.speech_types import SPEECH_RATE, Samples
 
-PIECE = 12 * SPEECH_RATE
-"""Samples of a phrase that goes on, after which its begin is transcribed: the text never lags far behind."""
+PIECE, SHORT_PIECE = 12 * SPEECH_RATE, 6 * SPEECH_RATE
+"""Samples of a phrase that goes on, after which its begin is transcribed: at once, or in a pause. The text never lags
+far behind."""
 CUT_WITHIN = 4 * SPEECH_RATE
-"""Such a cut falls into the quietest moment of the last samples of the piece."""
+"""A cut without a pause falls into the quietest moment of the last samples of the piece."""
+PAUSE_SECONDS = 0.2
+"""A pause that may become the end of the phrase: its transcription begins before that is sure."""
+SAME_END = SPEECH_RATE // 8
+"""Samples between the end of a pause and of its phrase, if nothing was heard in between: their tails differ."""
 CUT_FRAME = SPEECH_RATE // 10
 MAX_SAMPLES = 600 * SPEECH_RATE
 """Audio that may wait for a commit."""
@@ -38,14 +43,28 @@ class Spoken:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Paused:
+    """A piece that is the last one if nobody speaks on."""
+
+    samples: Samples
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """Somebody speaks on after a pause."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Ended:
     """The last piece of a phrase."""
 
     samples: Samples
     ms: int
+    as_paused: bool = False
+    """True if it says no more than the last `Paused`."""
 
 
-Happening = Began | Spoken | Ended
+Happening = Began | Spoken | Paused | Resumed | Ended
 
 
 class PhraseFinder:
@@ -73,7 +92,10 @@ class PhraseFinder:
     def _set(self, audio_format: AudioFormat, turns: TurnDetection | None) -> None:
         self._format, self._turns = audio_format, turns
         self._decoder = RawDecoder(audio_format.encoding, audio_format.rate, SPEECH_RATE)
-        self._detector = None if turns is None else _detector(turns)
+        self._detector = None if turns is None else _detector(turns, turns.pause_ms / 1000)
+        self._pauses = None if turns is None else _detector(turns, PAUSE_SECONDS)
+        self._paused: int | None = None
+        """Where the pause begins, if nobody speaks at the moment."""
         self._origin = self._audio.end
         """The number of the detector's first sample."""
 
@@ -121,12 +143,39 @@ class PhraseFinder:
                 yield Began(_ms(at))
             elif edge.kind == "end" and self._piece is not None:
                 yield from self._cut(at)
-                yield Ended(self._audio.between(self._piece, at), _ms(at))
+                as_paused = self._paused is not None and at - self._paused <= SAME_END
+                yield Ended(self._audio.between(self._piece, at), _ms(at), as_paused)
                 self._piece = None
         if self._piece is None:
             self._audio.drop_until(self._origin + detector.quiet_since)
+            self._find_pause(samples)
         else:
             yield from self._cut(self._audio.end)
+            yield from self._pause(samples)
+
+    def _find_pause(self, samples: Samples) -> bool | None:
+        """True if a pause began, False if it ended, None if nothing changed."""
+        assert self._pauses is not None
+        edges = self._pauses.feed(samples)
+        if not edges:
+            return None
+        last = edges[-1]
+        self._paused = self._origin + last.position if last.kind == "end" else None
+        return last.kind == "end"
+
+    def _pause(self, samples: Samples) -> Iterator[Happening]:
+        assert self._piece is not None
+        began = self._find_pause(samples)
+        if began is False:
+            yield Resumed()
+        elif began and self._paused is not None and self._paused > self._piece:
+            piece = self._audio.between(self._piece, self._paused)
+            if len(piece) < SHORT_PIECE:
+                yield Paused(piece)
+            else:
+                yield Spoken(piece)
+                self._piece = self._paused
+                self._audio.drop_until(self._piece)
 
     def _cut(self, end: int) -> Iterator[Spoken]:
         """Pieces of a long phrase, as far as it is known."""
@@ -146,12 +195,12 @@ def quietest(samples: Samples, after: int) -> int:
     return after + int(np.argmin(energy)) + CUT_FRAME // 2
 
 
-def _detector(turns: TurnDetection) -> PhraseDetector:
+def _detector(turns: TurnDetection, silence: float) -> PhraseDetector:
     return PhraseDetector(
         SPEECH_RATE,
         threshold=turns.threshold,
         padding=turns.prefix_padding_ms / 1000,
-        silence=turns.pause_ms / 1000,
+        silence=silence,
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from millstream.errors import BadRequest, NotFound, Overloaded, WrongModelKind
@@ -73,12 +72,21 @@ class RealtimeSessions:
     def _named(self, name: str, capability: str, param: str) -> str:
         """The name of a model of a kind, or of the first one; "" if there is none."""
         if not name:
-            return next((card.name for card in self._models.models() if capability in card.capabilities), "")
+            return self._first(capability)
         card = self._models.model(name)
         # The capabilities of a model that was not loaded yet may be unknown.
         if card.capabilities and not self._is(capability, card):
             raise WrongModelKind(f"{card.name} is no {capability} model.", param=param)
         return card.name
+
+    def _first(self, capability: str) -> str:
+        """Raises `Overloaded` while a model is loading whose files did not tell yet what it can do."""
+        cards = self._models.models()
+        found = next((card.name for card in cards if self._is(capability, card)), "")
+        unknown = next((card.name for card in cards if not card.capabilities and card.state == "loading"), None)
+        if not found and unknown is not None:
+            raise Overloaded(f"{unknown} is still loading. Try again in a moment.")
+        return found
 
     @staticmethod
     def _is(capability: str, card: ModelCard) -> bool:
@@ -93,7 +101,6 @@ class RealtimeSessions:
                     param="model",
                 )
             return card.name
-        chat: Sequence[ModelCard] = [card for card in self._models.models() if CHAT in card.capabilities]
-        if not chat:
+        if not (found := self._first(CHAT)):
             raise BadRequest("This server has no chat model. Connect with ?intent=transcription.", param="model")
-        return chat[0].name
+        return found

@@ -34,7 +34,7 @@ from millstream.realtime_types import (
 )
 from millstream.service.ports import GenerationService, Outbox, SpeechService, TranscriptionService
 from millstream.service.realtime.conversation import Conversation, new_id, with_transcript
-from millstream.service.realtime.phrases import Began, Ended, Happening, PhraseFinder, Spoken
+from millstream.service.realtime.phrases import Began, Ended, Happening, Paused, PhraseFinder, Resumed, Spoken
 from millstream.service.realtime.response import ResponseRun
 from millstream.service.realtime.spoken import SpokenText
 from millstream.service.realtime.utterance import Backlog, Utterance
@@ -141,8 +141,12 @@ class Session:
                 case Spoken(samples):
                     assert self._phrase is not None
                     self._phrase.add(samples)
-                case Ended(samples, ms):
-                    self._end_phrase(samples, None if by_client else ms)
+                case Paused(samples) if self._phrase is not None:
+                    self._phrase.guess(samples)
+                case Resumed() if self._phrase is not None:
+                    self._phrase.drop_guess()
+                case Ended():
+                    self._end_phrase(event, None if by_client else event.ms)
 
     def _interrupt(self) -> None:
         """Somebody speaks: the voice stops."""
@@ -152,7 +156,7 @@ class Session:
         if self._response is not None and self._response.response.options.in_conversation:
             self._response.stop("turn_detected")
 
-    def _end_phrase(self, samples: Samples, stopped_ms: int | None) -> None:
+    def _end_phrase(self, ended: Ended, stopped_ms: int | None) -> None:
         """`stopped_ms`: where the server found the end; None if the client committed."""
         phrase, self._phrase = self._phrase, None
         assert phrase is not None
@@ -163,8 +167,7 @@ class Session:
         self._outbox.put(BufferCommitted(item.id, previous))
         self._outbox.put(ItemAdded(item, previous))
         self._outbox.put(ItemDone(item, previous))
-        phrase.add(samples)
-        phrase.end()
+        phrase.end(ended.samples, as_guessed=ended.as_paused)
         turns = self._config.turn_detection
         if stopped_ms is not None and turns is not None and turns.create_response and self._config.kind == "realtime":
             self._answerable.add(item.id)
@@ -223,8 +226,7 @@ class Session:
         self._outbox.put(ItemDone(item, previous))
         if samples is not None:
             utterance = self._utterance(item.id)
-            utterance.add(samples)
-            utterance.end()
+            utterance.end(samples)
 
     def _decode(self, audio: bytes) -> Samples:
         self._check_transcriber()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Protocol
 
 from millstream.errors import MillstreamError
@@ -51,6 +53,34 @@ class Backlog:
             await self._changed.wait()
 
 
+class _Guess:
+    """A transcription whose text is held back until it is known to be needed."""
+
+    def __init__(self, texts: AsyncIterator[str]) -> None:
+        self._told: asyncio.Queue[str | None] = asyncio.Queue()
+        self.task = asyncio.create_task(self._run(texts))
+        self.task.add_done_callback(_retrieve)
+
+    async def texts(self) -> AsyncIterator[str]:
+        """Raises what the transcription raised."""
+        while (text := await self._told.get()) is not None:
+            yield text
+        await self.task
+
+    async def _run(self, texts: AsyncIterator[str]) -> None:
+        try:
+            async for text in texts:
+                self._told.put_nowait(text)
+        finally:
+            self._told.put_nowait(None)
+
+
+def _retrieve(task: asyncio.Task[None]) -> None:
+    """The error of a guess that nobody needs is no defect."""
+    if not task.cancelled():
+        task.exception()
+
+
 class Utterance:
     """A phrase that becomes text. Phrases of a session are transcribed one after the other, so their texts come in
     order, and one session takes one place of the engine."""
@@ -69,10 +99,13 @@ class Utterance:
         self._settings = settings
         self._listener = listener
         self._backlog = backlog
-        self._pieces: asyncio.Queue[Samples | None] = asyncio.Queue()
+        self._pieces: asyncio.Queue[Samples | _Guess | None] = asyncio.Queue()
+        self._guess: _Guess | None = None
+        self._busy = True
         self._waiting = 0
         self._text = ""
         self._samples = 0
+        self._dropped: list[asyncio.Task[None]] = []
         self._task = asyncio.create_task(self._run(None if after is None else after._task))
         self._task.add_done_callback(self._clean_up)
 
@@ -90,8 +123,26 @@ class Utterance:
         self._backlog.change(len(samples))
         self._pieces.put_nowait(samples)
 
-    def end(self) -> None:
-        """No more pieces come."""
+    def guess(self, samples: Samples) -> None:
+        """Begin with a piece that may be the last one. Nothing is told of it unless it is."""
+        self.drop_guess()
+        if not self._busy and self._pieces.empty():
+            self._guess = _Guess(self._texts(samples))
+
+    def drop_guess(self) -> None:
+        if self._guess is not None:
+            self._guess.task.cancel()
+            self._dropped = [*(task for task in self._dropped if not task.done()), self._guess.task]
+            self._guess = None
+
+    def end(self, samples: Samples, *, as_guessed: bool = False) -> None:
+        """The last piece. `as_guessed`: it says no more than the last guess."""
+        if as_guessed and self._guess is not None:
+            self._samples += len(samples)
+            self._pieces.put_nowait(self._guess)
+        else:
+            self.drop_guess()
+            self.add(samples)
         self._pieces.put_nowait(None)
 
     def cancel(self) -> None:
@@ -107,9 +158,7 @@ class Utterance:
             await asyncio.wait([before])
         del before
         try:
-            while (piece := await self._pieces.get()) is not None:
-                await self._transcribe(piece)
-                self._forget(len(piece))
+            await self._transcribe()
         except MillstreamError as error:
             self._listener.misheard(self.item_id, error)
         except Exception as error:  # a defect ends this phrase, not the session
@@ -117,14 +166,34 @@ class Utterance:
             self._listener.misheard(self.item_id, MillstreamError(DEFECT))
         else:
             self._listener.understood(self.item_id, self._text.strip(), self._samples / SPEECH_RATE)
+        finally:
+            self.drop_guess()
+            if self._dropped:
+                await asyncio.wait(self._dropped)
 
-    async def _transcribe(self, samples: Samples) -> None:
+    async def _transcribe(self) -> None:
+        while True:
+            self._busy = not self._pieces.empty()
+            piece = await self._pieces.get()
+            self._busy = True
+            if piece is None:
+                return
+            if isinstance(piece, _Guess):
+                async for text in piece.texts():
+                    self._hear(text)
+                continue
+            async with contextlib.aclosing(self._texts(piece)) as texts:
+                async for text in texts:
+                    self._hear(text)
+            self._forget(len(piece))
+
+    async def _texts(self, samples: Samples) -> AsyncGenerator[str, None]:
         prompt = " ".join(filter(None, (self._settings.prompt, self._text[-PROMPT_CHARS:].strip()))) or None
         request = TranscriptionRequest(self._settings.model, samples, language=self._settings.language, prompt=prompt)
         transcription = await self._service.start(request)
         try:
             async for segment in transcription:
-                self._hear(segment.text)
+                yield segment.text
         finally:
             transcription.cancel()
 
