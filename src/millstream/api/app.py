@@ -24,10 +24,11 @@ from millstream.api.hosts import KnownHosts
 from millstream.api.methods import Methods
 from millstream.api.ollama.dialect import OLLAMA
 from millstream.api.openai.dialect import OPENAI
+from millstream.api.openai.realtime.routes import PATH as REALTIME_PATH
 from millstream.api.openapi import DocumentedApp
 from millstream.api.origin import KnownOrigins, OriginPolicy
 from millstream.api.pages.routes import is_public, page_routes
-from millstream.api.paths import NormalPaths
+from millstream.api.paths import NormalPaths, normal_path
 from millstream.api.request_id import RequestIds
 from millstream.api.response import Responder
 from millstream.api.routing_errors import routing_error_handler
@@ -51,6 +52,11 @@ Clients that send the header `anthropic-version` get `/v1/models` in Anthropic's
 Errors have the shape of the API that their route belongs to. An unknown path is a 404. A method that a path does not
 accept is a 405, and its `Allow` header lists the methods that it accepts."""
 _SYSTEM_TAG = {"name": "system", "description": "The server itself. These routes respond while every model is busy."}
+
+
+def is_websocket(raw_path: bytes) -> bool:
+    """True if WebSockets are served at this path. Anywhere else, a request for an upgrade is served as plain HTTP."""
+    return normal_path(raw_path) == REALTIME_PATH.encode()
 
 
 def create_app(

@@ -67,8 +67,9 @@ class ChunkedResponse(Response, ABC):
         """The last chunk, after all others."""
 
     @abstractmethod
-    def failure(self, error: MillstreamError) -> bytes:
-        """The last chunk of a stream that failed."""
+    def failure(self, error: MillstreamError) -> bytes | None:
+        """The last chunk of a stream that failed. None: the format has no way to say it, so the response stays
+        incomplete, and the client sees that its connection broke."""
 
     @abstractmethod
     def stop(self, outcome: str) -> None:

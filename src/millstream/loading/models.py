@@ -8,6 +8,8 @@ import functools
 import logging
 from concurrent.futures import Executor
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from millstream.config import ModelSpec, Settings
 from millstream.loading.backends import BackendMaker
@@ -15,6 +17,7 @@ from millstream.loading.encoders import EncoderLoader, describe_encoder
 from millstream.loading.engines import Engines
 from millstream.loading.files import FileSearch
 from millstream.loading.generation import GenerationLoader
+from millstream.loading.speech import SpeechLoader, describe_speech
 from millstream.loading.transcription import TranscriptionLoader, describe_transcriber
 from millstream.loading.work import Work
 from millstream.media.limits import MediaLimits
@@ -24,6 +27,7 @@ from millstream.models.description import BAD_FILES
 from millstream.models.encoder_layout import Kind, choose_kind, kind_of
 from millstream.models.files import read_object
 from millstream.models.source import ModelSource, find_local
+from millstream.models.speech_layout import speech_family
 from millstream.models.transcription_layout import transcription_family
 from millstream.service.managed_model import LoadContext
 from millstream.service.ready_model import ReadyModel
@@ -41,6 +45,7 @@ class ModelLoader:
         self._work = Work(pool)
         self._generation = GenerationLoader(settings, engines, self._work, limits, make_backend)
         self._encoders = EncoderLoader(settings, engines, self._work)
+        self._speech = SpeechLoader(settings, engines, self._work)
         self._transcription = TranscriptionLoader(settings, engines, self._work)
 
     @property
@@ -53,6 +58,7 @@ class ModelLoader:
         self._settings = replace(self._settings, models=models)
         self._generation.serve_models(models)
         self._encoders.serve_models(models)
+        self._speech.serve_models(models)
         self._transcription.serve_models(models)
 
     async def open(self, name: str, spec: ModelSpec, loading: LoadContext) -> ReadyModel:
@@ -62,6 +68,8 @@ class ModelLoader:
         kind = await self._work(functools.partial(source_kind, source, spec.kind))
         if kind == "generation":
             return await self._generation.open(name, spec, source, loading)
+        if kind == "speech":
+            return await self._speech.open(name, spec, source, loading)
         if kind == "transcription":
             return await self._transcription.open(name, spec, source, loading)
         return await self._encoders.open(name, spec, source, kind, loading)
@@ -83,6 +91,8 @@ class ModelLoader:
             if source is None:
                 return UNDESCRIBED
             kind = source_kind(source, spec.kind)
+            if kind == "speech":
+                return describe_speech(source)
             if kind == "transcription":
                 return describe_transcriber(source)
             return self._generation.describe(spec, source) if kind == "generation" else describe_encoder(source, kind)
@@ -105,5 +115,12 @@ def source_kind(source: ModelSource, wanted: str | None = None) -> Kind:
     if source.kind == "gguf":
         return choose_kind(source.path, {"model_type": "gguf"}, "generation", wanted)
     config = read_object(source.path / "config.json")
-    found: Kind = "transcription" if transcription_family(config) is not None else kind_of(source.path, config)
-    return choose_kind(source.path, config, found, wanted)
+    return choose_kind(source.path, config, _kind_in_files(source.path, config), wanted)
+
+
+def _kind_in_files(path: Path, config: dict[str, Any]) -> Kind:
+    if transcription_family(config) is not None:
+        return "transcription"
+    if speech_family(config) is not None:
+        return "speech"
+    return kind_of(path, config)

@@ -16,7 +16,7 @@ from millstream.errors import ModelError
 from millstream.models.encoder_config import BIDIRECTIONAL_FAMILIES, CAUSAL_FAMILIES, FAMILIES, family_of, most_tokens
 from millstream.models.files import read_bytes, read_object, read_optional_object
 
-Kind = Literal["generation", "embedding", "rerank", "transcription"]
+Kind = Literal["generation", "embedding", "rerank", "transcription", "speech"]
 
 POOLING_MODES = {
     "pooling_mode_cls_token": "cls",
@@ -83,8 +83,9 @@ def choose_kind(path: Path, config: Mapping[str, Any], found: Kind, wanted: str 
     if wanted is None or wanted == found:
         return found
     family = family_of(config)
-    possible: dict[str, Kind] = {"embedding": "embedding"} if family else {}
-    if family not in FAMILIES:
+    speech = found in ("transcription", "speech")
+    possible: dict[str, Kind] = {"embedding": "embedding"} if family and not speech else {}
+    if family not in FAMILIES and not speech:
         possible["generation"] = "generation"
     if family in (*FAMILIES, *YES_NO_FAMILIES):
         possible["rerank"] = "rerank"

@@ -7,11 +7,12 @@ from fastapi import APIRouter
 from millstream.api.dialect import Dialect, DialectDocs
 from millstream.api.errors import ErrorFormat
 from millstream.api.openai import chat, completions, embeddings, models, rerank
-from millstream.api.openai.audio import transcription_schema, transcriptions
+from millstream.api.openai.audio import speech, speech_schema, transcription_schema, transcriptions, voices
 from millstream.api.openai.docs import ERRORS
 from millstream.api.openai.embedding_schema import EmbeddingList, EmbeddingsRequest
 from millstream.api.openai.errors import error_body
 from millstream.api.openai.model_schema import ModelList
+from millstream.api.openai.realtime import routes as realtime
 from millstream.api.openai.rerank import RERANK_PATHS, SCORE_PATHS
 from millstream.api.openai.rerank_schema import RankedList, RerankBody, ScoreBody, ScoreList
 from millstream.api.openai.response_schema import ChatCompletion, ChatCompletionChunk, Completion, CompletionChunk
@@ -30,6 +31,9 @@ def _routes(responder: Responder) -> tuple[APIRouter, ...]:
         embeddings.routes(responder),
         rerank.routes(responder),
         transcriptions.routes(responder),
+        realtime.routes(responder),
+        speech.routes(responder),
+        voices.routes(responder.services),
         models.routes(responder.services.models),
     )
 
@@ -49,6 +53,7 @@ OPENAI = Dialect(
             RerankBody,
             ScoreBody,
             transcription_schema.TranscriptionBody,
+            speech_schema.SpeechBody,
         ),
         responses=(
             ChatCompletion,
@@ -60,6 +65,7 @@ OPENAI = Dialect(
             RankedList,
             ScoreList,
             *transcription_schema.MODELS,
+            *speech_schema.MODELS,
             *responses_schema.MODELS,
         ),
         tags=(
@@ -68,10 +74,21 @@ OPENAI = Dialect(
             {"name": "embeddings", "description": "Vectors for texts."},
             {"name": "rerank", "description": "Scores for texts against each other."},
             {"name": "transcription", "description": "Text from speech."},
+            {"name": "realtime", "description": "Speech in and out over a WebSocket."},
+            {"name": "speech", "description": "Speech from text."},
             {"name": "models", "description": "List, load and unload models."},
         ),
     ),
-    paths=("/v1/chat", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/audio", *RERANK_PATHS, *SCORE_PATHS),
+    paths=(
+        "/v1/chat",
+        "/v1/completions",
+        "/v1/responses",
+        "/v1/embeddings",
+        "/v1/audio",
+        realtime.PATH,
+        *RERANK_PATHS,
+        *SCORE_PATHS,
+    ),
     upload_paths=transcriptions.PATHS,
     admin_paths=(models.ADMIN_PATH,),
 )
