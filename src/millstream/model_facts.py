@@ -212,6 +212,33 @@ class SpeechFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class TranscriptionFacts:
+    """What a transcription engine reports of its model."""
+
+    window_seconds: float
+    """The longest window of audio that it takes."""
+    max_rows: int
+    """Windows, of all requests, that run at the same time."""
+    start_windows: int
+    """Windows that begin in one step, at most."""
+    weight_bytes: int
+    dtype: str
+    device: str
+    languages: tuple[str, ...] = ()
+    """Codes of the languages that it knows. Empty: its files do not say."""
+    detects_language: bool = False
+    translates: bool = False
+    word_times: bool = False
+    takes_prompt: bool = False
+    capacity: int = 32
+    notes: tuple[str, ...] = ()
+
+    @property
+    def summary(self) -> str:
+        return f"{self.dtype} weights; {self.max_rows} windows of at most {self.window_seconds:g} s at once"
+
+
+@dataclass(frozen=True, slots=True)
 class ModelDescription:
     """What the files of a model say about it. A field is None if they do not say it, or were not read yet."""
 

@@ -1,0 +1,1 @@
+"""Transcription models on MLX."""

@@ -1,0 +1,1 @@
+"""Whisper: encoder, decoder with batched KV caches, and its rules for timestamps."""

@@ -1,0 +1,1 @@
+"""Engines that write down speech: messages, plan and scheduler."""

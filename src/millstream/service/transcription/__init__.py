@@ -1,0 +1,1 @@
+"""Transcription and translation of speech as use cases."""
