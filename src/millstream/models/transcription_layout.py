@@ -1,6 +1,6 @@
 """What a folder says about a transcription model: its family, and for Whisper its sizes, in both layouts in use.
 
-Hugging Face's folders have `d_model`, `encoder_layers` and so on; those that were converted for MLX have OpenAI's names,
+Hugging Face's folders have `d_model`, `encoder_layers` and so on; those that were converted for MLX have OpenAI's,
 `n_mels`, `n_audio_state` and so on.
 """
 
@@ -44,16 +44,14 @@ class WhisperShape:
     text_heads: int
     text_layers: int
     vocab: int
+    multilingual: bool
+    """False if it knows English alone."""
     alignment_heads: tuple[tuple[int, int], ...] = ()
     """(layer, head) of the cross attention that follows the speech, if the files name them."""
     suppressed: tuple[int, ...] | None = None
     """Tokens that are never written, if the files list them."""
     suppressed_first: tuple[int, ...] | None = None
     """Tokens that a text does not begin with."""
-
-    @property
-    def multilingual(self) -> bool:
-        return self.vocab >= 51_865
 
     @property
     def window_seconds(self) -> float:
@@ -64,6 +62,9 @@ class WhisperShape:
         """Numbers that a row has in its KV caches: the audio's, and the text's."""
         return 2 * self.text_layers * self.width * (self.audio_positions + self.text_positions)
 
+
+MULTILINGUAL_VOCAB = 51_865
+"""Vocabularies of models that know English alone are smaller."""
 
 _NAMES = {
     "mels": ("n_mels", "num_mel_bins"),
@@ -87,8 +88,10 @@ def read_whisper(folder: Path) -> WhisperShape:
         if sizes["width"] % sizes[heads]:
             raise ModelError(f"{path}: {sizes['width']} values per position cannot be split over {sizes[heads]} heads")
     generation = read_optional_object(folder / "generation_config.json")
+    multilingual = generation.get("is_multilingual")
     return WhisperShape(
         **sizes,
+        multilingual=multilingual if isinstance(multilingual, bool) else sizes["vocab"] >= MULTILINGUAL_VOCAB,
         alignment_heads=_heads(generation, sizes),
         suppressed=_tokens(generation.get("suppress_tokens", config.get("suppress_tokens")), sizes["vocab"]),
         suppressed_first=_tokens(
