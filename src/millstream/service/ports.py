@@ -322,6 +322,7 @@ class Services:
     models: ModelService
     generation: GenerationService
     encoding: EncodingService
+    speech: SpeechService
     seal: Seal
     records: RecordStore
     tool_servers: ToolServers
