@@ -115,11 +115,14 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
     """A folder with a tiny random model of a family, made once a run."""
     from support import tiny_encoders
     from support.tiny import write_model
+    from support.tiny_whisper import write_whisper
 
     root = tmp_path_factory.mktemp("tiny-models")
 
     def get(family: str) -> Path:
         folder = root / family
+        if family == "whisper":
+            return folder if folder.exists() else write_whisper(folder)
         write = tiny_encoders.write_encoder if family in tiny_encoders.OWN else write_model
         return folder if folder.exists() else write(folder, family)
 

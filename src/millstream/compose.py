@@ -31,6 +31,7 @@ from millstream.service.hub import ModelHub, card_of
 from millstream.service.journal import Journal
 from millstream.service.managed_model import Loader, ManagedModel, report_defect
 from millstream.service.mcp.servers import McpServers
+from millstream.service.media.audio_files import AudioFiles
 from millstream.service.media.files import MAX_AV_DECODES, MAX_IMAGE_DECODES, MediaFiles
 from millstream.service.media.memory import MediaMemory
 from millstream.service.metrics import Metrics
@@ -46,9 +47,14 @@ from millstream.service.store.folder import RecordFolder
 from millstream.service.store.memory import MemoryRecords
 from millstream.service.store.seal import SecretKeySeal
 from millstream.service.telemetry.setup import open_telemetry
+from millstream.service.transcription.service import Transcriber
+from millstream.service.transcription.timing import TranscriptionTimers
 from millstream.service.unread_output import UnreadOutput
 
 log = logging.getLogger(__name__)
+
+AUDIO_PATIENCE = 6
+"""How many times longer than other media audio to transcribe may take to download and decode: it may be hours."""
 
 
 class Mill:
@@ -106,6 +112,13 @@ class Mill:
                 pool,
                 UnreadOutput(MAX_VECTOR_BYTES),
                 EncodingTimers(journal, self._metrics, activities),
+            ),
+            transcription=Transcriber(
+                self.hub,
+                pool,
+                AudioFiles(audio_limits(settings), memory, pool, network, self._resolver),
+                UnreadOutput(settings.unread_output),
+                TranscriptionTimers(journal, self._metrics, activities),
             ),
             speech=TextSpeaker(self.hub, pool, SpeechTimers(journal, self._metrics, activities)),
             seal=seal,
@@ -241,4 +254,16 @@ def media_limits(settings: Settings) -> MediaLimits:
         folders=settings.media_folders,
         allow_private=settings.allow_private_media,
         audio_seconds=settings.media_seconds,
+    )
+
+
+def audio_limits(settings: Settings) -> MediaLimits:
+    """The limits of audio to transcribe."""
+    return replace(
+        media_limits(settings),
+        file_bytes=settings.audio_bytes,
+        bytes_option="--audio-bytes",
+        timeout=settings.media_timeout * AUDIO_PATIENCE,
+        audio_seconds=settings.audio_seconds,
+        seconds_option="--audio-seconds",
     )

@@ -161,6 +161,10 @@ class Settings:
     """Longest audio file. A model may accept less."""
     media_memory: int = 2**30
     """Bytes for the media of all requests together: as files, while decoding, and as tensors for engines."""
+    audio_bytes: int = 256 * 2**20
+    """Most bytes of an audio file to transcribe, uploaded or downloaded."""
+    audio_seconds: float = 4 * 3600.0
+    """Longest audio to transcribe."""
     allow_private_media: bool = False
     """Download from private addresses too."""
     cors_origins: tuple[str, ...] = ()

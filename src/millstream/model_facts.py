@@ -290,10 +290,12 @@ class ModelCard:
     restarts: int = 0
     capabilities: tuple[str, ...] = ()
     """What the model can do: `completion`, `tools`, `thinking`, `vision`, `audio`, `insert`; `embedding`; `rerank`;
-    `speech`.
+    `transcription`, `translation`, `word_timestamps`; `speech`, `instructions`.
     Until it is loaded, what its files show of that."""
     dimensions: int | None = None
     """Numbers per vector, of an embedding model that is loaded."""
+    languages: tuple[str, ...] = ()
+    """Codes of the languages that a transcription model knows, once it is loaded."""
     format: str | None = None
     """Of its files: `gguf` or `safetensors`."""
     family: str | None = None

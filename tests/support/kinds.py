@@ -15,15 +15,19 @@ from millstream.engine.link import ThreadLink
 from millstream.engine.messages import Submit
 from millstream.engine.process_link import ProcessLink
 from millstream.engine.protocols import BackendFactory, SchedulerFactory
+from millstream.engine.transcription.messages import Transcribe, WindowText
+from millstream.engine.transcription.scheduler import TranscriptionScheduler
 from millstream.loading.backends import encoder_backend, generation_backend
 from millstream.loading.settings import EngineSettings
-from millstream.model_facts import EncoderFacts
+from millstream.model_facts import EncoderFacts, TranscriptionFacts
 from millstream.models.encoder_layout import read_layout
 from millstream.models.source import ModelSource
 from support.digest_kind import CAPACITY, Digest, DigestBackend, DigestScheduler, Round
 from support.encodes import requested
 from support.engines import Driver, scheduler
 from support.fake import FakeBackend
+from support.tiny_whisper import spoken
+from support.transcriptions import backend_of, request, tokens_of
 
 LINKS: dict[str, type[ThreadLink | ProcessLink]] = {"thread": ThreadLink, "process": ProcessLink}
 
@@ -78,11 +82,26 @@ def _encoder(folder: Path) -> Kind:
     return Kind(backend, one_by_one, _encode, _vectors)
 
 
+def _transcribe(request_id: int, seed: int = 1, steps: int = 5) -> Transcribe:
+    return request(request_id, [spoken(0.5, seed)] * steps)
+
+
+def _texts(event: WindowText) -> tuple[object, ...]:
+    return ((event.index, event.language, tokens_of(event)),)
+
+
+def one_row(facts: TranscriptionFacts) -> TranscriptionScheduler:
+    """One window at a time, so that they end in their order."""
+    return TranscriptionScheduler(replace(facts, max_rows=1))
+
+
 def kind_of(name: str, tiny_model: Callable[[str], Path]) -> Kind:
-    """`fake` and `mlx` generate, `encoder` embeds; `digest` is a kind of the tests' own. All take `CAPACITY` requests
+    """`fake` and `mlx` generate, `encoder` embeds, `transcription` writes down speech; `digest` is a kind of the tests' own. All take `CAPACITY` requests
     at the same time."""
     if name == "digest":
         return Kind(DigestBackend, DigestScheduler, _digest, _round)
+    if name == "transcription":
+        return Kind(backend_of(tiny_model("whisper"), capacity=CAPACITY), one_row, _transcribe, _texts)
     if name == "encoder":
         return _encoder(tiny_model("bert"))
     backend: BackendFactory = functools.partial(FakeBackend, max_rows=CAPACITY)

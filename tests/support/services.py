@@ -22,4 +22,5 @@ def services(service: Any, **others: Any) -> Services:
         "tool_servers": McpServers(()),
         "state": StateOperations(ModelHub(), Journal(), History(lambda: (), Activities())),
     }
-    return Services(models=service, generation=service, encoding=service, **parts | others)
+    kinds = dict.fromkeys(("models", "generation", "encoding", "transcription"), service)
+    return Services(**kinds | parts | others)

@@ -12,11 +12,14 @@ from millstream.engine.generation.plan import GenerationBackend
 from millstream.engine.jobs.plan import EncoderBackend
 from millstream.engine.protocols import Backend
 from millstream.engine.speech.plan import SpeechBackend
+from millstream.engine.transcription.plan import TranscriptionBackend
 from millstream.loading.settings import EngineSettings
 from millstream.models.encoder_layout import EncoderLayout
 from millstream.models.source import ModelSource
 from millstream.models.speech_layout import SpeechLayout
+from millstream.models.transcription_layout import family_of
 from millstream.text.grammars.grammar import compiler_of
+from millstream.text.speech_vocabulary import speech_vocabulary
 
 BackendMaker = Callable[[ModelSource, EngineSettings], Backend[Any, Any, Any, Any]]
 
@@ -87,6 +90,28 @@ def speech_backend(source: ModelSource, settings: EngineSettings, layout: Speech
             source.path,
             layout,
             capacity=settings.max_batch,
+            disabled=settings.disabled,
+            blas=blas,
+            cache_limit=settings.cache_limit,
+        )
+    )
+
+
+def transcription_backend(source: ModelSource, settings: EngineSettings, rows: int | None) -> TranscriptionBackend:
+    """Creates the MLX backend of a transcription model. `rows`: windows at the same time, if memory bounds them."""
+    blas = _prepare_process(settings)
+    with preserve_open_files():
+        from millstream.backend.device import use_device
+        from millstream.backend.transcription.backend import MlxTranscriptionBackend, TranscriptionSettings
+
+    use_device(settings.device)
+    own_tokenizer = family_of(source.path) == "whisper"
+    return MlxTranscriptionBackend(
+        TranscriptionSettings(
+            source.path,
+            speech_vocabulary(source) if own_tokenizer else None,
+            capacity=settings.max_batch,
+            max_rows=rows,
             disabled=settings.disabled,
             blas=blas,
             cache_limit=settings.cache_limit,

@@ -16,6 +16,7 @@ from millstream.loading.engines import Engines
 from millstream.loading.files import FileSearch
 from millstream.loading.generation import GenerationLoader
 from millstream.loading.speech import SpeechLoader, describe_speech
+from millstream.loading.transcription import TranscriptionLoader, describe_transcriber
 from millstream.loading.work import Work
 from millstream.media.limits import MediaLimits
 from millstream.model_facts import UNDESCRIBED, ModelDescription
@@ -25,6 +26,7 @@ from millstream.models.encoder_layout import Kind, kind_of
 from millstream.models.files import read_object
 from millstream.models.source import ModelSource, find_local
 from millstream.models.speech_layout import speech_family
+from millstream.models.transcription_layout import transcription_family
 from millstream.service.managed_model import LoadContext
 from millstream.service.ready_model import ReadyModel
 
@@ -42,6 +44,7 @@ class ModelLoader:
         self._generation = GenerationLoader(settings, engines, self._work, limits, make_backend)
         self._encoders = EncoderLoader(settings, engines, self._work)
         self._speech = SpeechLoader(settings, engines, self._work)
+        self._transcription = TranscriptionLoader(settings, engines, self._work)
 
     @property
     def working(self) -> bool:
@@ -54,6 +57,7 @@ class ModelLoader:
         self._generation.serve_models(models)
         self._encoders.serve_models(models)
         self._speech.serve_models(models)
+        self._transcription.serve_models(models)
 
     async def open(self, name: str, spec: ModelSpec, loading: LoadContext) -> ReadyModel:
         """Loads a model and returns it, ready to serve. Raises `ModelError` if it cannot be loaded."""
@@ -64,6 +68,8 @@ class ModelLoader:
             return await self._generation.open(name, spec, source, loading)
         if kind == "speech":
             return await self._speech.open(name, spec, source, loading)
+        if kind == "transcription":
+            return await self._transcription.open(name, spec, source, loading)
         return await self._encoders.open(name, spec, source, kind, loading)
 
     async def _find(self, name: str, spec: ModelSpec, loading: LoadContext) -> ModelSource:
@@ -85,6 +91,8 @@ class ModelLoader:
             kind = source_kind(source)
             if kind == "speech":
                 return describe_speech(source)
+            if kind == "transcription":
+                return describe_transcriber(source)
             return self._generation.describe(spec, source) if kind == "generation" else describe_encoder(source, kind)
         except BAD_FILES as error:  # the load will say it too
             log.debug("%s cannot be described: %s", spec.source, error)
@@ -104,6 +112,8 @@ def source_kind(source: ModelSource) -> Kind:
     if source.kind == "gguf":
         return "generation"
     config = read_object(source.path / "config.json")
+    if transcription_family(config) is not None:
+        return "transcription"
     if speech_family(config) is not None:
         return "speech"
     return kind_of(source.path, config)

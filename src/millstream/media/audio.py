@@ -7,8 +7,9 @@ import math
 import numpy as np
 
 from millstream.errors import MediaRefused
-from millstream.media.audio_file import audio_container, decode_audio
+from millstream.media.audio_file import decode_audio
 from millstream.media.limits import MediaLimits
+from millstream.media.signatures import audio_container
 from millstream.media.wav import Samples, open_wav
 
 ROLLOFF = 0.05
@@ -27,11 +28,11 @@ def open_audio(data: bytes, limits: MediaLimits, *, rate: int, max_seconds: floa
     if (container := audio_container(data)) is not None:
         longest = min(limits.audio_seconds, max_seconds)
         samples = decode_audio(data, container, limits, rate=rate, seconds=longest)
-        _check_length(len(samples) / rate, f"over {longest:g} s", limits, max_seconds)  # decoding stopped there
+        check_length(len(samples) / rate, f"over {longest:g} s", limits, max_seconds)  # decoding stopped there
         return samples
     wav = open_wav(data)
     # Checked before decoding: resampling audio of a low rate would give many samples.
-    _check_length(wav.seconds, f"{wav.seconds:.2f} s", limits, max_seconds)
+    check_length(wav.seconds, f"{wav.seconds:.2f} s", limits, max_seconds)
     return resample(wav.mono(), wav.rate, rate)
 
 
@@ -43,10 +44,11 @@ def audio_bytes(data: bytes, limits: MediaLimits) -> int:
     return len(wav.body) * 8 // wav.bits * BYTES_PER_SAMPLE
 
 
-def _check_length(seconds: float, length: str, limits: MediaLimits, max_seconds: float) -> None:
+def check_length(seconds: float, length: str, limits: MediaLimits, max_seconds: float) -> None:
     if seconds > limits.audio_seconds:
         raise MediaRefused(
-            f"the audio is {length} long; this server takes at most {limits.audio_seconds:g} s (--media-seconds)"
+            f"the audio is {length} long; this server takes at most {limits.audio_seconds:g} s "
+            f"({limits.seconds_option})"
         )
     if seconds > max_seconds:
         raise MediaRefused(

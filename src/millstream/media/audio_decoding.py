@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import av
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +17,11 @@ CODECS = ("mp3", "aac", "flac", "vorbis", "opus", "alac")
 def decode(data: bytes, container: str, rate: int, seconds: float) -> npt.NDArray[np.float32]:
     """Mono, at `rate` samples per second. Decodes up to a second more than `seconds`, so that the caller can tell that
     the audio is longer. Raises `MediaRefused`."""
+    return np.concatenate(list(pieces(data, container, rate, seconds)))
+
+
+def pieces(data: bytes, container: str, rate: int, seconds: float) -> Iterator[npt.NDArray[np.float32]]:
+    """Like `decode`, as it is decoded: at least one piece."""
     with open_isolated(data, container, "audio file") as file:
         if not file.streams.audio:
             raise MediaRefused("the audio file has no audio stream; send one that has")
@@ -26,18 +33,20 @@ def decode(data: bytes, container: str, rate: int, seconds: float) -> npt.NDArra
             )
         # Channels are averaged in `_mono`: FFmpeg's own downmix would make two equal channels louder.
         resampler = av.AudioResampler(format="fltp", layout=stream.codec_context.layout, rate=rate)
-        pieces: list[npt.NDArray[np.float32]] = []
-        remaining = int(seconds * rate) + rate
+        remaining = most = int(seconds * rate) + rate
         for frame in file.decode(stream):
             for piece in resampler.resample(frame):
-                pieces.append(_mono(piece))
-                remaining -= len(pieces[-1])
+                mono = _mono(piece)
+                remaining -= len(mono)
+                yield mono
             if remaining <= 0:
                 break
-        pieces += [_mono(piece) for piece in resampler.resample(None)]
-    if not pieces:
+        for piece in resampler.resample(None):
+            mono = _mono(piece)
+            remaining -= len(mono)
+            yield mono
+    if remaining == most:
         raise MediaRefused("the audio file has no samples that can be decoded")
-    return np.concatenate(pieces)
 
 
 def _mono(frame: av.AudioFrame) -> npt.NDArray[np.float32]:

@@ -25,11 +25,7 @@ def in_child(
 ) -> tuple[dict[str, Any], memoryview]:
     """Run `decoder_child` on a file. Returns its JSON header and the bytes that follow. `label` names the file in
     errors; `alternative` says which formats need no PyAV. Raises `MediaRefused`."""
-    if importlib.util.find_spec("av") is None:
-        raise MediaRefused(
-            f"this server cannot decode this {label}: PyAV is not installed (pip install 'millstream[video]'). "
-            f"{alternative}"
-        )
+    check_pyav(label, alternative)
     argument = json.dumps({**job, "pixels": limits.pixels, "seconds": limits.timeout})
     command = sandbox.command("millstream.media.decoder_child", argument)
     try:
@@ -37,12 +33,9 @@ def in_child(
             command, input=data, capture_output=True, timeout=limits.timeout, check=False, env=sandbox.environment()
         )
     except subprocess.TimeoutExpired as error:
-        raise MediaRefused(
-            f"decoding this {label} took longer than {limits.timeout:g} s (--media-timeout). "
-            "Send a shorter or smaller one"
-        ) from error
+        raise too_slow(label, limits) from error
     if child.returncode:
-        raise MediaRefused(f"this {label} cannot be decoded: {_failure(child)}. {REENCODE[str(job['kind'])]}")
+        raise decoding_failed(label, str(job["kind"]), child.returncode, child.stderr)
     end = child.stdout.index(b"\n")
     header: dict[str, Any] = json.loads(child.stdout[:end])
     if "refused" in header:
@@ -50,8 +43,27 @@ def in_child(
     return header, memoryview(child.stdout)[end + 1 :]
 
 
-def _failure(child: subprocess.CompletedProcess[bytes]) -> str:
-    if child.returncode < 0:
-        return f"the decoder was killed by {signal.Signals(-child.returncode).name}"
-    lines = child.stderr.decode(errors="replace").strip().splitlines()
-    return f"the decoder failed ({lines[-1][:200] if lines else child.returncode})"
+def check_pyav(label: str, alternative: str, extra: str = "video") -> None:
+    if importlib.util.find_spec("av") is None:
+        raise MediaRefused(
+            f"this server cannot decode this {label}: PyAV is not installed (pip install 'millstream[{extra}]'). "
+            f"{alternative}"
+        )
+
+
+def too_slow(label: str, limits: MediaLimits) -> MediaRefused:
+    return MediaRefused(
+        f"decoding this {label} took longer than {limits.timeout:g} s (--media-timeout). Send a shorter or smaller one"
+    )
+
+
+def decoding_failed(label: str, kind: str, code: int, errors: bytes) -> MediaRefused:
+    """The child crashed: `code` is its exit status, `errors` what it wrote to stderr."""
+    return MediaRefused(f"this {label} cannot be decoded: {_failure(code, errors)}. {REENCODE[kind]}")
+
+
+def _failure(code: int, errors: bytes) -> str:
+    if code < 0:
+        return f"the decoder was killed by {signal.Signals(-code).name}"
+    lines = errors.decode(errors="replace").strip().splitlines()
+    return f"the decoder failed ({lines[-1][:200] if lines else code})"

@@ -1,6 +1,7 @@
 """The child process that decodes one media file: the file on stdin, the job as a JSON argument, the result on stdout.
 
-The result is a line of JSON, then raw frames or samples.
+The result is a line of JSON, then raw frames or samples. Long audio is sent as raw samples while it is decoded, and
+its line of JSON comes last, on stderr.
 """
 
 from __future__ import annotations
@@ -22,11 +23,19 @@ BYTES_PER_PIXEL = 16
 """Memory per pixel that a frame may have: a decoder holds several reference frames."""
 
 
+COPIES = 3
+"""Of a large file, while it is read."""
+
+
 def main(argument: str) -> None:
     job = json.loads(argument)
     # The parent kills this child at its timeout. If the parent is gone, the CPU limit ends it.
     cpu_seconds = math.ceil(job["seconds"] * THREADS) + 1
-    sandbox.limit(memory=BASE_MEMORY + BYTES_PER_PIXEL * job["pixels"], cpu_seconds=cpu_seconds)
+    memory = BASE_MEMORY + BYTES_PER_PIXEL * job["pixels"] + COPIES * job.get("bytes", 0)
+    sandbox.limit(memory=memory, cpu_seconds=cpu_seconds)
+    if job["kind"] == "samples":
+        _send_samples(sys.stdin.buffer.read(), job)
+        return
     try:
         header, bodies = (_audio if job["kind"] == "audio" else _video)(sys.stdin.buffer.read(), job)
     except MediaRefused as error:
@@ -46,6 +55,18 @@ def _video(data: bytes, job: dict[str, Any]) -> tuple[dict[str, object], list[by
 def _audio(data: bytes, job: dict[str, Any]) -> tuple[dict[str, object], list[bytes]]:
     samples = audio_decoding.decode(data, job["container"], job["rate"], job["longest"])
     return {}, [samples.tobytes()]
+
+
+def _send_samples(data: bytes, job: dict[str, Any]) -> None:
+    """Writes samples as they are decoded. The last line of stderr says whether all of it went well."""
+    status: dict[str, object] = {"done": True}
+    try:
+        for piece in audio_decoding.pieces(data, job["container"], job["rate"], job["longest"]):
+            sys.stdout.buffer.write(piece.tobytes())
+    except MediaRefused as error:
+        status = {"refused": error.message}
+    sys.stdout.buffer.flush()
+    sys.stderr.write("\n" + json.dumps(status) + "\n")
 
 
 if __name__ == "__main__":

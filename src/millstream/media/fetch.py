@@ -164,7 +164,7 @@ def _read(response: http.client.HTTPResponse, limits: MediaLimits) -> bytes:
 
 def too_large(size: int, limits: MediaLimits) -> MediaRefused:
     return MediaRefused(
-        f"a media file has {size} bytes or more; this server takes at most {limits.file_bytes} (--media-bytes)"
+        f"a media file has {size} bytes or more; this server takes at most {limits.file_bytes} ({limits.bytes_option})"
     )
 
 

@@ -12,7 +12,8 @@ from millstream.errors import MediaRefused
 from millstream.media.frame_sampling import FrameSampling, sample_frames
 from millstream.media.images import as_rgb, check_size, decoding, pixel_bytes
 from millstream.media.limits import MediaLimits
-from millstream.media.video_file import decode_video, video_container
+from millstream.media.signatures import video_container
+from millstream.media.video_file import decode_video
 
 FORMATS = ("GIF", "WEBP", "PNG")
 ACCEPTED = "send MP4, MOV, WebM or Matroska, or an animated GIF, WEBP or PNG"

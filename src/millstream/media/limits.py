@@ -22,3 +22,7 @@ class MediaLimits:
     """True if files may be fetched from addresses that are not public."""
     audio_seconds: float = 300.0
     """Length of one audio file. A model may take less."""
+    bytes_option: str = "--media-bytes"
+    """The option that sets `file_bytes`, for errors."""
+    seconds_option: str = "--media-seconds"
+    """The option that sets `audio_seconds`, for errors."""

@@ -6,7 +6,7 @@ The standard library's `wave` does not support floats. Every field of the header
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +38,15 @@ class Wav:
     @property
     def seconds(self) -> float:
         return len(self.body) * 8 / self.bits / self.channels / self.rate
+
+    @property
+    def frames(self) -> int:
+        return len(self.body) * 8 // self.bits // self.channels
+
+    def part(self, first: int, last: int) -> Wav:
+        """The frames from `first` to before `last`, as far as there are such."""
+        width = self.bits // 8 * self.channels
+        return replace(self, body=self.body[max(first, 0) * width : last * width])
 
     def mono(self) -> Samples:
         """The mean of the channels, from -1 to 1. Raises `MediaRefused` if a sample is NaN or infinite."""

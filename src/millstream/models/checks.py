@@ -9,9 +9,10 @@ from millstream.errors import ModelError
 from millstream.models.config_check import StoredCounts, check_config
 from millstream.models.files import LIMITS, check_file, read_object
 from millstream.models.kokoro_config import torch_weights
-from millstream.models.safetensors_header import loaded_tensors
+from millstream.models.safetensors_header import StoredTensor, loaded_tensors
 from millstream.models.speech_layout import speech_tensors
 from millstream.models.trust import check_trust
+from millstream.models.whisper_files import has_archive, whisper_tensors
 
 _JSON_OBJECTS = frozenset({
     "generation_config.json", "tokenizer_config.json", "special_tokens_map.json", "processor_config.json",
@@ -34,9 +35,15 @@ def check_folder(folder: Path) -> dict[str, Any]:
     config = read_object(folder / "config.json")
     check_trust(folder, config)
     _check_files(folder)
-    tensors = loaded_tensors(folder) if torch_weights(folder) is None else speech_tensors(folder)
+    tensors = _tensors(folder)
     check_config(folder / "config.json", config, StoredCounts.of(tensors.values()))
     return config
+
+
+def _tensors(folder: Path) -> dict[str, StoredTensor]:
+    if has_archive(folder):
+        return whisper_tensors(folder)
+    return loaded_tensors(folder) if torch_weights(folder) is None else speech_tensors(folder)
 
 
 def _check_files(folder: Path) -> None:

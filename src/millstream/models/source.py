@@ -12,6 +12,7 @@ from millstream.errors import ModelError
 from millstream.models.demo import DEMO, demo_model, demo_path
 from millstream.models.kokoro_config import torch_weights
 from millstream.models.nearby import suggestion
+from millstream.models.whisper_files import has_archive
 
 if TYPE_CHECKING:
     from millstream.models.hub import HubModel
@@ -169,7 +170,7 @@ def _folder(path: Path) -> ModelSource:
 
 def _require_files(path: Path, title: str) -> None:
     missing = [] if (path / "config.json").is_file() else ["config.json"]
-    if not any(path.glob("*.safetensors")) and torch_weights(path) is None:
+    if not any(path.glob("*.safetensors")) and torch_weights(path) is None and not has_archive(path):
         missing.append("*.safetensors")
     if not missing:
         return

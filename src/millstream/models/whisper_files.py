@@ -22,10 +22,13 @@ _MAX_MEMBERS = 10_000
 _MAX_HEADER = 4096
 
 
+def has_archive(folder: Path) -> bool:
+    """True if the weights are in an archive alone."""
+    return (folder / ARCHIVE).is_file() and not any(folder.glob("*.safetensors"))
+
+
 def weight_files(folder: Path) -> list[Path]:
-    if (folder / ARCHIVE).is_file() and not any(folder.glob("*.safetensors")):
-        return [folder / ARCHIVE]
-    return safetensors_files(folder)
+    return [folder / ARCHIVE] if has_archive(folder) else safetensors_files(folder)
 
 
 def whisper_tensors(folder: Path) -> dict[str, StoredTensor]:

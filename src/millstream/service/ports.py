@@ -322,6 +322,7 @@ class Services:
     models: ModelService
     generation: GenerationService
     encoding: EncodingService
+    transcription: TranscriptionService
     speech: SpeechService
     seal: Seal
     records: RecordStore

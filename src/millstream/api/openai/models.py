@@ -113,4 +113,5 @@ def _fields(card: ModelCard) -> dict[str, object]:
         "restarts": card.restarts,
         "capabilities": list(card.capabilities),
         **({} if card.dimensions is None else {"dimensions": card.dimensions}),
+        **({"languages": list(card.languages)} if card.languages else {}),
     }

@@ -20,6 +20,8 @@ MEDIA = (
     Option("media_timeout", TIME, "time to download a file, and to decode a video"),
     Option("media_seconds", TIME, "longest audio file; a model may accept less"),
     Option("media_memory", SIZE, "memory for the media of all requests; over it, requests wait or get a 503"),
+    Option("audio_bytes", SIZE, "largest audio file to transcribe; uploads are not held to --body-limit"),
+    Option("audio_seconds", TIME, "longest audio to transcribe"),
     Option(
         "allow_private_media",
         SWITCH,

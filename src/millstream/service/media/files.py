@@ -71,7 +71,9 @@ class MediaFiles:
         size = min(max_bytes or self._limits.file_bytes, memory.limit)
         with await memory.reserve(memory.fetches, size) as reservation:
             work = partial(read_source, part.source, self._limits, self._lookup)
-            data = await _run(self._pool if local else self._network, partial(_for_part, part, work), reservation)
+            data = await run_reserved(
+                self._pool if local else self._network, partial(_for_part, part, work), reservation
+            )
             reservation.shrink(len(data))
             return await self._decode(part, data, preprocessor, reservation)
 
@@ -79,7 +81,7 @@ class MediaFiles:
         self, part: MediaPart, data: bytes, preprocessor: MediaPreprocessor, file: Reservation
     ) -> PreparedMedia:
         measure = partial(preprocessor.decoding_bytes, part.kind, data)
-        size = await _run(self._pool, partial(_for_part, part, measure), file)
+        size = await run_reserved(self._pool, partial(_for_part, part, measure), file)
         memory = self._memory
         is_image = part.kind == "image"
         try:
@@ -89,7 +91,7 @@ class MediaFiles:
         with reservation:
             work = partial(_for_part, part, partial(preprocessor.preprocess, part.kind, data))
             # Videos and audio wait for a child process: on the CPU pool they would block text prompts.
-            return await _run(self._pool if is_image else self._network, work, reservation, file)
+            return await run_reserved(self._pool if is_image else self._network, work, reservation, file)
 
 
 class RequestMedia:
@@ -132,7 +134,7 @@ class RequestMedia:
         return prepared
 
 
-async def _run(pool: Executor, work: Callable[[], T], *reservations: Reservation) -> T:
+async def run_reserved(pool: Executor, work: Callable[[], T], *reservations: Reservation) -> T:
     """Run `work` on a thread. A thread cannot be stopped, so it holds the reservations until it has ended, even if the
     caller was cancelled."""
     loop = asyncio.get_running_loop()

@@ -1,7 +1,7 @@
 """The KV caches of Whisper's rows, in slots that rows take and leave. Owner only.
 
-All rows write their next token to the same column, so that a step writes one slice per layer. A row that joins later has
-its prompt in the columns just before that; the columns before its first one are masked.
+All rows write their next token to the same column, so that a step writes one slice per layer. A row that joins later
+has its prompt in the columns just before that; the columns before its first one are masked.
 """
 
 from __future__ import annotations

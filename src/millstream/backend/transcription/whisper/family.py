@@ -146,7 +146,9 @@ class Whisper:
         parts = self._parts
         tokens = mx.array([row.prompt for row in rows], mx.int32)
         hidden, own, _ = parts.decoder.prefill(tokens, cross)
-        start = [row.prompt.index(parts.special.start, len(row.prompt) - 3 if len(row.prompt) > 3 else 0) for row in rows]
+        start = [
+            row.prompt.index(parts.special.start, len(row.prompt) - 3 if len(row.prompt) > 3 else 0) for row in rows
+        ]
         logits = parts.decoder.logits(hidden[:, start[0]])
         no_speech = mx.softmax(logits, axis=-1)[:, parts.special.no_speech]
         for place, row in enumerate(rows):
@@ -193,7 +195,9 @@ class Whisper:
         reached: float | None = None
         if not attempt.is_silence:
             found, reached = stretches(attempt.tokens, parts.special.first_time, parts.special.end, row.seconds)
-            found = [each for each in found if each.start < row.seconds and parts.vocabulary.decode(each.tokens).strip()]
+            found = [
+                each for each in found if each.start < row.seconds and parts.vocabulary.decode(each.tokens).strip()
+            ]
         words = self._words(row, attempt, found) if row.options.words and found else []
         return WindowText(
             *row.key,

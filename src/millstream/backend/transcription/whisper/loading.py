@@ -10,6 +10,7 @@ import numpy as np
 from millstream.backend.device import Device, available_bytes
 from millstream.backend.transcription.family import Traits
 from millstream.backend.transcription.settings import TranscriptionSettings, Vocabulary
+from millstream.backend.transcription.whisper.arithmetic import arithmetic_for
 from millstream.backend.transcription.whisper.family import Whisper, WhisperParts
 from millstream.backend.transcription.whisper.model import Decoder, Encoder
 from millstream.backend.transcription.whisper.sampling import Sampler
@@ -39,7 +40,9 @@ def load_whisper(settings: TranscriptionSettings, device: Device, report: Progre
     shape = read_whisper(settings.path)
     whisper_tensors(settings.path)  # raises for a file that must not be opened
     weights = Weights.of(settings.path, mx.float32 if device.is_cpu else None)
-    model = make_whisper(shape, weights, settings.vocabulary, device, max_rows=settings.max_rows, report=report)
+    model = make_whisper(
+        shape, weights, settings.vocabulary, device, report, max_rows=settings.max_rows, disabled=settings.disabled
+    )
     if "calibration" not in settings.disabled:
         report(0.0, "warming up")
         model.use_rows(start_windows=_measure(model, shape))
@@ -51,14 +54,18 @@ def make_whisper(
     weights: Weights,
     vocabulary: Vocabulary,
     device: Device,
-    *,
-    max_rows: int | None,
     report: Progress,
+    *,
+    max_rows: int | None = None,
+    disabled: frozenset[str] = frozenset(),
 ) -> Whisper:
     special = SpecialTokens.of(shape, vocabulary)
-    encoder, decoder = Encoder(shape, weights), Decoder(shape, weights)
+    arithmetic = arithmetic_for(device, disabled)
+    encoder, decoder = Encoder(shape, weights, arithmetic), Decoder(shape, weights, arithmetic)
     evaluate_all(weights.used, report)
-    named = shape.alignment_heads or tuple((row[0], row[1]) for row in weights.integers("alignment_heads") if len(row) == 2)
+    named = shape.alignment_heads or tuple(
+        (row[0], row[1]) for row in weights.integers("alignment_heads") if len(row) == 2
+    )
     # Without a list, heads of the upper half of the layers follow the speech best.
     heads = named or tuple(
         (layer, head) for layer in range(shape.text_layers // 2, shape.text_layers) for head in range(shape.text_heads)
@@ -72,7 +79,11 @@ def make_whisper(
         vocabulary,
         special,
         Sampler(
-            shape.vocab, special, special.suppressed(shape, vocabulary), special.suppressed_first(shape, vocabulary)
+            shape.vocab,
+            special,
+            special.suppressed(shape, vocabulary),
+            special.suppressed_first(shape, vocabulary),
+            arithmetic,
         ),
         heads,
         [*weights.used, *mel.arrays],

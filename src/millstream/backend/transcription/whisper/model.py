@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
 
+from millstream.backend.transcription.whisper.arithmetic import Arithmetic
 from millstream.backend.transcription.whisper.weights import Linear, Norm, Weights
 from millstream.models.transcription_layout import WhisperShape
 
@@ -47,12 +47,13 @@ class _Mlp:
     up: Linear
     down: Linear
 
-    def __call__(self, x: mx.array) -> mx.array:
-        return x + self.down(nn.gelu(self.up(self.norm(x))))
+    def __call__(self, x: mx.array, arithmetic: Arithmetic) -> mx.array:
+        return x + self.down(arithmetic.gelu(self.up(self.norm(x))))
 
 
 class Encoder:
-    def __init__(self, shape: WhisperShape, weights: Weights) -> None:
+    def __init__(self, shape: WhisperShape, weights: Weights, arithmetic: Arithmetic) -> None:
+        self._arithmetic = arithmetic
         self._heads = shape.audio_heads
         self._convolutions = [weights.convolution(f"encoder.conv{number}") for number in (1, 2)]
         self._positions = (
@@ -69,11 +70,11 @@ class Encoder:
     def __call__(self, mel: mx.array) -> mx.array:
         """(rows, frames, mels) to (rows, positions, width). A row's result does not depend on the others."""
         first, second = self._convolutions
-        x = nn.gelu(first(_three_frames(mel, 1)))
-        x = nn.gelu(second(_three_frames(x, 2))) + self._positions
+        x = self._arithmetic.gelu(first(_three_frames(mel, 1)))
+        x = self._arithmetic.gelu(second(_three_frames(x, 2))) + self._positions
         for attention, mlp in self._layers:
             queries, keys, values = _split(attention.qkv(attention.norm(x)), 3, self._heads)
-            x = mlp(x + attention.out(_attend(queries, keys, values)))
+            x = mlp(x + attention.out(_joined(self._arithmetic.attend(queries, keys, values))), self._arithmetic)
         return self._norm(x)
 
 
@@ -88,7 +89,8 @@ class _DecoderLayer:
 
 
 class Decoder:
-    def __init__(self, shape: WhisperShape, weights: Weights) -> None:
+    def __init__(self, shape: WhisperShape, weights: Weights, arithmetic: Arithmetic) -> None:
+        self._arithmetic = arithmetic
         self._heads = shape.text_heads
         self._embedding = weights.tensor("decoder.token_embedding.weight", shape.vocab, shape.width)
         self._positions = weights.tensor("decoder.positional_embedding", shape.text_positions, shape.width)
@@ -113,12 +115,12 @@ class Decoder:
             queries, keys, values = _split(layer.attention.qkv(layer.attention.norm(x)), 3, self._heads)
             caches.append((keys, values))
             mask = "causal" if length > 1 else None
-            x = x + layer.attention.out(_attend(queries, keys, values, mask))
+            x = x + layer.attention.out(_joined(self._arithmetic.attend(queries, keys, values, mask)))
             (queries,) = _split(layer.cross_query(layer.cross_norm(x)), 1, self._heads)
             for head in [head for watched_layer, head in watched if watched_layer == number]:
                 match = queries[:, head] @ audio[0][:, head].swapaxes(1, 2)
                 matches[number, head] = match.astype(mx.float32) * queries.shape[-1] ** -0.5
-            x = layer.mlp(x + layer.cross_out(_attend(queries, *audio)))
+            x = layer.mlp(x + layer.cross_out(_joined(self._arithmetic.attend(queries, *audio))), self._arithmetic)
         return self._norm(x), caches, [matches[each] for each in watched]
 
     def step(self, tokens: mx.array, positions: mx.array, cross: Sequence[KeysValues], cache: StepCache) -> mx.array:
@@ -127,14 +129,14 @@ class Decoder:
         for number, (layer, audio) in enumerate(zip(self._layers, cross, strict=True)):
             queries, keys, values = _split(layer.attention.qkv(layer.attention.norm(x)), 3, self._heads)
             seen = cache.append(number, keys, values)
-            x = x + layer.attention.out(_attend(queries, *seen, cache.mask))
+            x = x + layer.attention.out(_joined(self._arithmetic.attend(queries, *seen, cache.mask)))
             (queries,) = _split(layer.cross_query(layer.cross_norm(x)), 1, self._heads)
-            x = layer.mlp(x + layer.cross_out(_attend(queries, *audio)))
+            x = layer.mlp(x + layer.cross_out(_joined(self._arithmetic.attend(queries, *audio))), self._arithmetic)
         return self._norm(x)[:, 0]
 
     def logits(self, hidden: mx.array) -> mx.array:
         """In 32 bits, whatever the weights have."""
-        return (hidden @ self._embedding.T).astype(mx.float32)
+        return self._arithmetic.tied_logits(hidden, self._embedding).astype(mx.float32)
 
 
 def sinusoids(length: int, width: int) -> mx.array:
@@ -157,10 +159,10 @@ def _split(x: mx.array, parts: int, heads: int) -> tuple[mx.array, ...]:
     return tuple(split[part] for part in range(parts))
 
 
-def _attend(queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array | str | None = None) -> mx.array:
-    rows, heads, length, size = queries.shape
-    attended = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=size**-0.5, mask=mask)
-    return attended.transpose(0, 2, 1, 3).reshape(rows, length, heads * size)
+def _joined(x: mx.array) -> mx.array:
+    """(rows, heads, positions, values per head) to (rows, positions, width)."""
+    rows, heads, length, size = x.shape
+    return x.transpose(0, 2, 1, 3).reshape(rows, length, heads * size)
 
 
 def _attention(weights: Weights, name: str) -> _Attention:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
+from millstream.backend.transcription.whisper.arithmetic import Arithmetic
 from millstream.backend.transcription.whisper.tokens import Allowed, SpecialTokens
 
 _NEVER = -np.inf
@@ -23,7 +24,15 @@ class Draw:
 
 
 class Sampler:
-    def __init__(self, vocab: int, special: SpecialTokens, suppressed: set[int], suppressed_first: set[int]) -> None:
+    def __init__(
+        self,
+        vocab: int,
+        special: SpecialTokens,
+        suppressed: set[int],
+        suppressed_first: set[int],
+        arithmetic: Arithmetic,
+    ) -> None:
+        self._arithmetic = arithmetic
         zero = self._zero = special.first_time
         self._text_bias = mx.array(_bias(zero, suppressed))
         self._first_bias = mx.array(_bias(zero, suppressed | suppressed_first))
@@ -31,12 +40,14 @@ class Sampler:
         self._times = mx.arange(vocab - zero)
         mx.eval(self._text_bias, self._first_bias, self._is_end, self._times)
 
-    def __call__(self, logits: mx.array, allowed: Sequence[Allowed], draws: Sequence[Draw]) -> tuple[mx.array, mx.array]:
+    def __call__(
+        self, logits: mx.array, allowed: Sequence[Allowed], draws: Sequence[Draw]
+    ) -> tuple[mx.array, mx.array]:
         """The next token of each row of (rows, vocabulary), and its log probability among those that may come."""
         zero = self._zero
         text = self._text(logits[:, :zero], allowed)
         times = self._stamps(logits[:, zero:], allowed)
-        best_text, text_mass = text.max(axis=-1), mx.logsumexp(text, axis=-1)
+        best_text, text_mass = text.max(axis=-1), self._arithmetic.logsumexp(text)
         time_mass = mx.logsumexp(times, axis=-1)
         # A time comes next if all times together are likelier than any one piece of text.
         is_time = time_mass > best_text

@@ -16,10 +16,11 @@ MAX_FIRST_TIME = 1.0
 """A text begins within so many seconds: silence before it was cut off."""
 
 _SYMBOLS = (
-    '" # ( ) * + / : ; < = > @ [ \\ ] ^ _ ` { | } ~ 「 」 『 』 << >> <<< >>> -- --- -( -[ (\' (" (( )) ((( ))) '
-    "[[ ]] {{ }} ♪♪ ♪♪♪"
-).split()
-_NOTES = "♩ ♪ ♫ ♬ ♭ ♮ ♯".split()
+    *"\"#()*+/:;<=>@[\\]^_`{|}~「」『』",
+    "<<", ">>", "<<<", ">>>", "--", "---", "-(", "-[", "('", '("', "((", "))", "(((", ")))", "[[", "]]", "{{", "}}",
+    "♪♪", "♪♪♪",
+)  # fmt: skip
+_NOTES = tuple("♩♪♫♬♭♮♯")
 """What describes sounds instead of words."""
 
 

@@ -1,0 +1,35 @@
+"""The tokenizer of a transcription model, as its backend uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tokenizers
+
+from millstream.models.source import ModelSource
+from millstream.text.loading import load_backend
+
+
+class SpeechVocabulary:
+    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+        backend.no_truncation()
+        backend.no_padding()
+        backend.encode_special_tokens = True  # text that looks like a control token is text
+        self._backend = backend
+
+    def encode(self, text: str) -> list[int]:
+        tokens: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        return tokens
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        text: str = self._backend.decode(list(tokens), skip_special_tokens=True)
+        return text
+
+    def token(self, name: str) -> int | None:
+        found: int | None = self._backend.token_to_id(name)
+        return found
+
+
+def speech_vocabulary(source: ModelSource) -> SpeechVocabulary:
+    """Raises `ModelError` if the folder has no tokenizer."""
+    return SpeechVocabulary(load_backend(source))
