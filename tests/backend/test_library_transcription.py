@@ -133,9 +133,7 @@ def test_spectrograms_equal_those_of_the_libraries() -> None:
     from transformers import WhisperFeatureExtractor
 
     args = PreprocessArgs(**tiny.PARAKEETS["tdt"]["preprocessor"])
-    nemo = NemoSpectrogram(
-        bands=16, n_fft=512, window=400, hop=160, preemphasis=0.97, floor=2**-24, per_band=True
-    )
+    nemo = NemoSpectrogram(bands=16, n_fft=512, window=400, hop=160, preemphasis=0.97, floor=2**-24, per_band=True)
     extract = WhisperFeatureExtractor(feature_size=128)
     for samples in WINDOWS:
         expected = np.asarray(log_mel_spectrogram(mx.array(samples), args))[0]

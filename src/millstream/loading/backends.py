@@ -17,7 +17,7 @@ from millstream.loading.settings import EngineSettings
 from millstream.models.encoder_layout import EncoderLayout
 from millstream.models.source import ModelSource
 from millstream.models.speech_layout import SpeechLayout
-from millstream.models.transcription_layout import family_of
+from millstream.models.transcription_layout import TOKENIZED_FAMILIES, family_of
 from millstream.text.grammars.grammar import compiler_of
 from millstream.text.speech_vocabulary import speech_vocabulary
 
@@ -101,15 +101,15 @@ def transcription_backend(source: ModelSource, settings: EngineSettings, rows: i
     """Creates the MLX backend of a transcription model. `rows`: windows at the same time, if memory bounds them."""
     blas = _prepare_process(settings)
     with preserve_open_files():
+        from millstream.backend import mlx_lm_import  # noqa: F401  before all that imports mlx-lm
         from millstream.backend.device import use_device
         from millstream.backend.transcription.backend import MlxTranscriptionBackend, TranscriptionSettings
 
     use_device(settings.device)
-    own_tokenizer = family_of(source.path) == "whisper"
     return MlxTranscriptionBackend(
         TranscriptionSettings(
             source.path,
-            speech_vocabulary(source) if own_tokenizer else None,
+            speech_vocabulary(source) if family_of(source.path) in TOKENIZED_FAMILIES else None,
             capacity=settings.max_batch,
             max_rows=rows,
             disabled=settings.disabled,

@@ -25,6 +25,8 @@ FAMILIES = {
 
 LIBRARY_FAMILIES = frozenset({"parakeet", "moonshine", "qwen3_asr", "voxtral"})
 """Those that need mlx-audio."""
+TOKENIZED_FAMILIES = frozenset(FAMILIES.values()) - {"parakeet"}
+"""Those whose vocabulary is in files of its own. Parakeet's is in config.json."""
 
 
 def transcription_family(config: Mapping[str, Any]) -> str | None:

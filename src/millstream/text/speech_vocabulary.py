@@ -8,6 +8,7 @@ import tokenizers
 
 from millstream.models.source import ModelSource
 from millstream.text.loading import load_backend
+from millstream.text.tekken import TEKKEN, TekkenVocabulary, read_tekken
 
 
 class SpeechVocabulary:
@@ -30,6 +31,8 @@ class SpeechVocabulary:
         return found
 
 
-def speech_vocabulary(source: ModelSource) -> SpeechVocabulary:
+def speech_vocabulary(source: ModelSource) -> SpeechVocabulary | TekkenVocabulary:
     """Raises `ModelError` if the folder has no tokenizer."""
+    if (source.path / TEKKEN).exists() and not (source.path / "tokenizer.json").exists():
+        return read_tekken(source.path)
     return SpeechVocabulary(load_backend(source))

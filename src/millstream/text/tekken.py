@@ -14,6 +14,7 @@ from tokenizers.pre_tokenizers import Split
 from millstream.errors import ModelError
 from millstream.models.files import read_object
 
+TEKKEN = "tekken.json"
 MAX_WORD = 4096
 """Bytes of one word: merging takes time by the square."""
 
@@ -57,7 +58,7 @@ class TekkenVocabulary:
 
 def read_tekken(folder: Path) -> TekkenVocabulary:
     """Raises `ModelError` if the file is not a Tekken vocabulary."""
-    path = folder / "tekken.json"
+    path = folder / TEKKEN
     content = read_object(path)
     try:
         config: dict[str, Any] = content["config"]

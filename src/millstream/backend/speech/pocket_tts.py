@@ -29,9 +29,9 @@ FRAMES = 4
 
 
 def load_pocket_tts(settings: SpeechSettings, device: Device) -> PocketTtsSpeaker:
-    from millstream.backend import mlx_audio_import  # noqa: F401  before all that imports mlx-audio
-
     from mlx_audio.tts.models.pocket_tts.pocket_tts import Model, ModelConfig
+
+    from millstream.backend import mlx_audio_import  # noqa: F401  before all that imports mlx-audio
 
     folder = settings.path
     config = check_folder(folder)

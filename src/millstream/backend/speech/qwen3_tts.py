@@ -36,9 +36,9 @@ _LANGUAGES = {
 
 
 def load_qwen3_tts(settings: SpeechSettings, device: Device) -> Qwen3TtsSpeaker:
-    from millstream.backend import mlx_audio_import  # noqa: F401  before all that imports mlx-audio
-
     from mlx_audio.tts.models.qwen3_tts.qwen3_tts import Model, ModelConfig
+
+    from millstream.backend import mlx_audio_import  # noqa: F401  before all that imports mlx-audio
 
     folder = settings.path
     if settings.encode is None:

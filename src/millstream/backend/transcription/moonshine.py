@@ -16,9 +16,9 @@ from millstream.backend.transcription.writers import WrittenFamily, token_bound
 from millstream.backend.weights.library import LibraryModel, fill, stored_weights
 from millstream.engine.protocols import Progress, ignore_progress
 from millstream.engine.transcription.plan import WindowStart
+from millstream.models.transcription_rows import WINDOW_SECONDS
 from millstream.speech_types import SPEECH_RATE, Samples
 
-WINDOW_SECONDS = 30.0
 LEAST_SAMPLES = SPEECH_RATE // 10
 """The convolutions need some: shorter windows get silence after them."""
 TOKENS_PER_SECOND = 13.0
@@ -28,9 +28,9 @@ TOKENS_PER_SECOND = 13.0
 def load_moonshine(
     folder: Path, config: dict[str, Any], vocabulary: Vocabulary, device: Device, report: Progress = ignore_progress
 ) -> WrittenFamily:
-    from millstream.backend import mlx_audio_import  # noqa: F401  before all that imports mlx-audio
-
     from mlx_audio.stt.models.moonshine.moonshine import Model, ModelConfig
+
+    from millstream.backend import mlx_audio_import  # noqa: F401  before all that imports mlx-audio
 
     model = Model(ModelConfig.from_dict(config))
     fill(model, _sanitized(model, stored_weights(folder)), config, folder)

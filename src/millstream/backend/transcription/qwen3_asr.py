@@ -18,13 +18,11 @@ from millstream.backend.weights.library import LibraryModel, fill, stored_weight
 from millstream.engine.protocols import Progress, ignore_progress
 from millstream.engine.transcription.plan import WindowStart
 from millstream.errors import ModelError
+from millstream.models.transcription_rows import TOKENS_PER_SECOND, WINDOW_SECONDS
 from millstream.speech_types import SPEECH_RATE, Samples
 
-WINDOW_SECONDS = 30.0
-"""It takes more, but others wait for a window, and windows run side by side."""
 LEAST_SAMPLES = SPEECH_RATE
 """The library pads shorter audio to this, and so does what the model learned from."""
-TOKENS_PER_SECOND = 16.0
 
 LANGUAGES = {
     "ar": "Arabic", "cs": "Czech", "da": "Danish", "de": "German", "el": "Greek", "en": "English", "es": "Spanish",
@@ -42,10 +40,10 @@ TEXT_FOLLOWS = "<asr_text>"
 def load_qwen3_asr(
     folder: Path, config: dict[str, Any], vocabulary: Vocabulary, device: Device, report: Progress = ignore_progress
 ) -> WrittenFamily:
-    from millstream.backend import mlx_audio_import  # noqa: F401  before all that imports mlx-audio
-
     from mlx_audio.stt.models.qwen3_asr.config import ModelConfig
     from mlx_audio.stt.models.qwen3_asr.qwen3_asr import Qwen3ASRModel
+
+    from millstream.backend import mlx_audio_import  # noqa: F401  before all that imports mlx-audio
 
     settings = ModelConfig.from_dict(config)
     if not isinstance(settings, ModelConfig):
@@ -53,7 +51,12 @@ def load_qwen3_asr(
     model = Qwen3ASRModel(settings)
     weights = stored_weights(folder)
     kept = {name: array for name, array in weights.items() if "lm_head" in name} if model.lm_head is not None else {}
-    fill(model, model.sanitize(weights) | {name.removeprefix("thinker."): each for name, each in kept.items()}, config, folder)
+    fill(
+        model,
+        model.sanitize(weights) | {name.removeprefix("thinker."): each for name, each in kept.items()},
+        config,
+        folder,
+    )
     loaded = LibraryModel(model, device, report)
     return WrittenFamily(Qwen3Asr(model, vocabulary, loaded.notes), loaded)
 
@@ -74,14 +77,12 @@ class Qwen3Asr:
 
     @property
     def traits(self) -> Traits:
-        text = self._model.config.text_config
-        positions = int(WINDOW_SECONDS * (13 + TOKENS_PER_SECOND)) + 256  # audio, text, and some prompt
+        # It takes longer windows, but others wait for a window, and windows run side by side.
         return Traits(
             WINDOW_SECONDS,
             languages=self._languages,
             detects_language=True,
             takes_prompt=True,
-            row_bytes=8 * text.num_hidden_layers * text.num_key_value_heads * text.head_dim * positions,
             start_windows=2,
             notes=self._notes,
         )

@@ -18,18 +18,18 @@ from millstream.backend.weights.library import LibraryModel, fill, stored_weight
 from millstream.engine.protocols import Progress, ignore_progress
 from millstream.engine.transcription.plan import WindowStart
 from millstream.errors import ModelError
-from millstream.speech_types import Samples
+from millstream.models.transcription_rows import TOKENS_PER_SECOND
+from millstream.speech_types import SPEECH_RATE, Samples
 
-TOKENS_PER_SECOND = 16.0
 ENDS = ("</s>", "[/INST]", "<pad>")
 
 
 def load_voxtral(
     folder: Path, config: dict[str, Any], vocabulary: Vocabulary, device: Device, report: Progress = ignore_progress
 ) -> WrittenFamily:
-    from millstream.backend import mlx_audio_import  # noqa: F401  before all that imports mlx-audio
-
     from mlx_audio.stt.models.voxtral.voxtral import Model, ModelConfig
+
+    from millstream.backend import mlx_audio_import  # noqa: F401  before all that imports mlx-audio
 
     model = Model(ModelConfig.from_dict(config))
     fill(model, _with_layout_of_mlx(model, stored_weights(folder)), config, folder)
@@ -60,15 +60,8 @@ class Voxtral:
 
     @property
     def traits(self) -> Traits:
-        text = self._model.config.text_config
-        seconds = self._frames * WhisperSpectrogram.HOP / 16_000
-        positions = int(seconds * (12.5 + TOKENS_PER_SECOND)) + 32
-        return Traits(
-            seconds,
-            row_bytes=8 * text.num_hidden_layers * text.num_key_value_heads * text.head_dim * positions,
-            start_windows=2,
-            notes=self._notes,
-        )
+        seconds = self._frames * WhisperSpectrogram.HOP / SPEECH_RATE
+        return Traits(seconds, start_windows=2, notes=self._notes)
 
     @property
     def ends(self) -> frozenset[int]:

@@ -19,10 +19,9 @@ from millstream.engine.protocols import Progress, ignore_progress
 from millstream.engine.transcription.messages import WindowText
 from millstream.engine.transcription.plan import RowKey, TranscriptionResult, WindowStart
 from millstream.errors import ModelError
+from millstream.models.transcription_rows import WINDOW_SECONDS
 from millstream.speech_types import SPEECH_RATE
 
-WINDOW_SECONDS = 30.0
-"""The encoder takes more, but its attention grows with the square, and others wait for a window."""
 START_WINDOWS = 4
 STEPS = 32
 """Tokens and blanks per row in one step of the engine: each costs little beside a window's encoder."""
@@ -70,15 +69,8 @@ class ParakeetFamily:
 
     @property
     def traits(self) -> Traits:
-        channels = self._model.encoder_config.subsampling_conv_channels
-        frames = WINDOW_SECONDS * SPEECH_RATE / self._model.preprocessor_config.hop_length
-        return Traits(
-            WINDOW_SECONDS,
-            word_times=True,
-            row_bytes=int(channels * frames * self._model.preprocessor_config.features),
-            start_windows=START_WINDOWS,
-            notes=self._loaded.notes,
-        )
+        # The encoder takes longer windows, but its attention grows with the square, and others wait for a window.
+        return Traits(WINDOW_SECONDS, word_times=True, start_windows=START_WINDOWS, notes=self._loaded.notes)
 
     @property
     def weight_bytes(self) -> int:
@@ -94,7 +86,9 @@ class ParakeetFamily:
         self._free_others()
 
     def start(self, windows: Sequence[WindowStart]) -> None:
-        features, frames = self._encode([self._spectrogram(np.frombuffer(each.samples, np.float32)) for each in windows])
+        features, frames = self._encode(
+            [self._spectrogram(np.frombuffer(each.samples, np.float32)) for each in windows]
+        )
         if self._transducer is None:
             logprobs = self._model.decoder(features).astype(mx.float32)
             for number, (window, length) in enumerate(zip(windows, frames, strict=True)):
