@@ -203,6 +203,10 @@ class SpeechFacts:
     """Pieces that one step may speak at most."""
     open_batches: int = 1
     """Batches that may take turns, step by step."""
+    takes_speed: bool = True
+    takes_instructions: bool = False
+    needs_instructions: bool = False
+    """It makes a voice from a description."""
     capacity: int = 32
     notes: tuple[str, ...] = ()
 

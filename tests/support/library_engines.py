@@ -8,8 +8,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from millstream.engine.speech.messages import Piece, Speak, Spoken
+from millstream.engine.speech.scheduler import SpeechScheduler
 from millstream.engine.transcription.messages import Options, Transcribe, Window, WindowText
 from millstream.engine.transcription.scheduler import TranscriptionScheduler
+from millstream.loading.backends import speech_backend
+from millstream.loading.settings import EngineSettings
+from millstream.models.source import ModelSource
+from millstream.models.speech_layout import read_speech_layout
 from millstream.text.tekken import read_tekken
 from support.audio_files import Array
 from support.engines import Driver, engine
@@ -32,6 +40,32 @@ def _transcription_backend(folder: Path) -> Any:
 def transcription_engine(folder: Path) -> Iterator[Driver]:
     with engine(functools.partial(_transcription_backend, folder), make_scheduler=TranscriptionScheduler) as driver:
         yield driver
+
+
+def _speech_backend(folder: Path) -> Any:
+    """Called on the owner thread."""
+    return speech_backend(ModelSource(folder.name, "folder", folder), EngineSettings(), read_speech_layout(folder))
+
+
+@contextmanager
+def speech_engine(folder: Path) -> Iterator[Driver]:
+    with engine(functools.partial(_speech_backend, folder), make_scheduler=SpeechScheduler) as driver:
+        yield driver
+
+
+def speak(request_id: int, *texts: str, voice: str | None = None, **options: Any) -> Speak:
+    """A request for these pieces, with credit for all of them."""
+    mix = ((voice, 1.0),) if voice else ()
+    return Speak(request_id, tuple(Piece(text=text) for text in texts), mix, credit=len(texts), **options)
+
+
+def sound_of(driver: Driver, request_id: int) -> list[Array]:
+    """The samples of each piece."""
+    found: dict[int, list[Array]] = {}
+    for event in driver.outputs.get(request_id, []):
+        assert isinstance(event, Spoken)
+        found.setdefault(event.piece, []).append(np.frombuffer(event.samples, np.float32))
+    return [np.concatenate(found[index]) for index in sorted(found)]
 
 
 def transcribe(request_id: int, audio: Sequence[Array], **options: Any) -> Transcribe:

@@ -1,4 +1,4 @@
-"""Tiny random models of mlx-audio's families, written as model folders; and the same models as the library runs them."""
+"""Tiny random models of mlx-audio's families, as model folders, and the same models as the library runs them."""
 
 from __future__ import annotations
 
@@ -91,20 +91,7 @@ def library_parakeet(folder: Path) -> Any:
     return model
 
 
-_QWEN_WORDS = [
-    "[UNK]",
-    "system",
-    "user",
-    "assistant",
-    "language",
-    "English",
-    "German",
-    "the",
-    "cat",
-    "sat",
-    "on",
-    "mat",
-]
+_QWEN_WORDS = "[UNK] system user assistant language English German the cat sat on mat".split()
 _QWEN_CONTROL = [
     "<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|audio_start|>", "<|audio_pad|>", "<|audio_end|>", "<asr_text>",
 ]  # fmt: skip

@@ -16,6 +16,10 @@ FAMILIES: dict[str, str] = {"kokoro": "kokoro", "pocket_tts": "pocket_tts", "qwe
 """Values of `model_type` in config.json, and the family that speaks for them."""
 LIBRARY_FAMILIES = frozenset({"pocket_tts", "qwen3_tts"})
 """Those that need mlx-audio."""
+TOKENIZED_FAMILIES = frozenset({"qwen3_tts"})
+"""Those whose backend is handed the folder's tokenizer."""
+CODEC = "speech_tokenizer"
+"""The folder of Qwen3-TTS's codec, which turns what the model writes into sound."""
 VOICE_SUFFIXES = (".safetensors", ".pt")
 MAX_VOICE_BYTES = 16 * 2**20
 
@@ -80,6 +84,15 @@ def _pocket_voices(folder: Path) -> tuple[tuple[str, Path], ...]:
     return tuple(sorted(found.items()))
 
 
+def speaker_names(folder: Path, layout: SpeechLayout) -> tuple[str, ...]:
+    """The voices that a request may name. Qwen3-TTS has them in its configuration."""
+    if layout.family != "qwen3_tts":
+        return tuple(name for name, _ in layout.voices)
+    talker = read_object(folder / "config.json").get("talker_config")
+    speakers = talker.get("spk_id") if isinstance(talker, dict) else None
+    return tuple(speakers) if isinstance(speakers, dict) else ()
+
+
 def speech_tensors(folder: Path) -> dict[str, StoredTensor]:
     """All tensors of the weights by name. Raises `ModelError` for a file that must not be opened."""
     path = torch_weights(folder)
@@ -87,4 +100,7 @@ def speech_tensors(folder: Path) -> dict[str, StoredTensor]:
         from millstream.models.torch_file import TorchFile  # NumPy is slow to import
 
         return TorchFile(path).stored
-    return folder_tensors(folder)
+    tensors = folder_tensors(folder)
+    if (folder / CODEC / "config.json").is_file():
+        tensors |= {f"{CODEC}.{name}": tensor for name, tensor in folder_tensors(folder / CODEC).items()}
+    return tensors

@@ -25,8 +25,6 @@ FAMILIES = {
 
 LIBRARY_FAMILIES = frozenset({"parakeet", "moonshine", "qwen3_asr", "voxtral"})
 """Those that need mlx-audio."""
-TOKENIZED_FAMILIES = frozenset(FAMILIES.values()) - {"parakeet"}
-"""Those whose vocabulary is in files of its own. Parakeet's is in config.json."""
 
 
 def transcription_family(config: Mapping[str, Any]) -> str | None:
@@ -48,6 +46,11 @@ def is_parakeet(config: Mapping[str, Any]) -> bool:
         and encoder.get("self_attention_model") is not None
         and "transf_decoder" not in config  # Canary
     )
+
+
+def has_vocabulary(family: str) -> bool:
+    """True if its vocabulary is in files of its own. Parakeet's is in config.json."""
+    return family != "parakeet"
 
 
 def family_of(folder: Path) -> str:

@@ -1,4 +1,4 @@
-"""How many numbers one window of a transcription model takes beside the weights, by its configuration. Not Whisper's."""
+"""How many numbers a window takes beside the weights, by a model's configuration: for all families but Whisper."""
 
 from __future__ import annotations
 

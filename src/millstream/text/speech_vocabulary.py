@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 
 import tokenizers
 
@@ -29,6 +30,19 @@ class SpeechVocabulary:
     def token(self, name: str) -> int | None:
         found: int | None = self._backend.token_to_id(name)
         return found
+
+
+def text_encoder(source: ModelSource) -> Callable[[str], list[int]]:
+    """From text to tokens, control tokens by their names. Raises `ModelError` if the folder has no tokenizer."""
+    backend = load_backend(source)
+    backend.no_truncation()
+    backend.no_padding()
+    return functools.partial(_encoded, backend)
+
+
+def _encoded(backend: tokenizers.Tokenizer, text: str) -> list[int]:
+    tokens: list[int] = backend.encode(text, add_special_tokens=False).ids
+    return tokens
 
 
 def speech_vocabulary(source: ModelSource) -> SpeechVocabulary | TekkenVocabulary:

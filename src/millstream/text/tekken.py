@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,7 @@ class TekkenVocabulary:
             return [*self._merged(word[:MAX_WORD]), *self._merged(word[MAX_WORD:])]
         parts = [word[place : place + 1] for place in range(len(word))]
         while len(parts) > 1:
-            pairs = [self._ranks.get(left + right) for left, right in zip(parts, parts[1:], strict=False)]
+            pairs = [self._ranks.get(left + right) for left, right in itertools.pairwise(parts)]
             known = [(rank, place) for place, rank in enumerate(pairs) if rank is not None]
             if not known:
                 break

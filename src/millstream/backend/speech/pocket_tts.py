@@ -16,6 +16,7 @@ import numpy as np
 from millstream.backend.device import Device
 from millstream.backend.speech.library_pieces import only_piece, seed_of
 from millstream.backend.speech.settings import SpeechSettings
+from millstream.backend.speech.speaker import SpeakerTraits
 from millstream.backend.weights.library import LibraryModel, fill, stored_weights
 from millstream.backend.weights.materialize import reachable_arrays
 from millstream.engine.speech.plan import PieceInput
@@ -42,7 +43,8 @@ def load_pocket_tts(settings: SpeechSettings, device: Device) -> PocketTtsSpeake
     model = Model(built)
     fill(model, model.sanitize(stored_weights(folder)), config, folder)
     loaded = LibraryModel(model, device)
-    return PocketTtsSpeaker(model, {name: _prompt(model, path) for name, path in settings.layout.voices}, loaded.dtype)
+    prompts = {name: _prompt(model, path) for name, path in settings.layout.voices}
+    return PocketTtsSpeaker(model, prompts, loaded.dtype, loaded.notes)
 
 
 def _prompt(model: Any, path: Path) -> mx.array:
@@ -66,12 +68,13 @@ def _prompt(model: Any, path: Path) -> mx.array:
 class PocketTtsSpeaker:
     """Implements `speaker.Speaker`. The codec's state is in the model, so one text is spoken at a time."""
 
-    def __init__(self, model: Any, prompts: Mapping[str, mx.array], dtype: str) -> None:
+    def __init__(self, model: Any, prompts: Mapping[str, mx.array], dtype: str, notes: tuple[str, ...]) -> None:
         self._model = model
         self._prompts = prompts
         names = sorted(prompts, key=lambda name: (name not in DEFAULT_VOICES, name != DEFAULT_VOICES[0], name))
         self.voices: Sequence[Voice] = [Voice(name) for name in names]
         self.sample_rate: int = model.sample_rate
+        self.traits = SpeakerTraits(takes_speed=False, notes=notes)
         self.dtype = dtype
         self.batch_pieces = self.open_batches = 1
 

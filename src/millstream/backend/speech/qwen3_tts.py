@@ -14,15 +14,16 @@ import numpy as np
 from millstream.backend.device import Device
 from millstream.backend.speech.library_pieces import only_piece, seed_of
 from millstream.backend.speech.settings import SpeechSettings
+from millstream.backend.speech.speaker import SpeakerTraits
 from millstream.backend.weights.library import LibraryModel, fill, stored_weights
 from millstream.backend.weights.materialize import reachable_arrays
 from millstream.engine.speech.plan import PieceInput
-from millstream.errors import BadRequest, ModelError
+from millstream.errors import ModelError
 from millstream.models.checks import check_folder
-from millstream.models.files import read_object, read_optional_object
+from millstream.models.files import read_optional_object
+from millstream.models.speech_layout import CODEC
 from millstream.speech_types import Samples, Voice
 
-CODEC = "speech_tokenizer"
 STEP_SECONDS = 0.4
 """Of sound per step: so long a cancellation waits."""
 CODES_PER_SECOND = 12.5
@@ -52,7 +53,7 @@ def load_qwen3_tts(settings: SpeechSettings, device: Device) -> Qwen3TtsSpeaker:
     model.load_speech_tokenizer(codec)
     model.load_generate_config(read_optional_object(folder / "generation_config.json"))
     model.tokenizer = _Tokenizer(settings)
-    return Qwen3TtsSpeaker(model, loaded.dtype)
+    return Qwen3TtsSpeaker(model, loaded.dtype, loaded.notes)
 
 
 def _codec(folder: Path) -> Any:
@@ -62,7 +63,7 @@ def _codec(folder: Path) -> Any:
 
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder}: is missing. The folder needs the codec too, in {CODEC}/")
-    config = read_object(folder / "config.json")
+    config = check_folder(folder)
     known = ("input_sample_rate", "output_sample_rate", "decode_upsample_rate", "encode_downsample_rate")
     built = Qwen3TTSTokenizerConfig(
         encoder_config=None,
@@ -96,7 +97,7 @@ class _Tokenizer:
 class Qwen3TtsSpeaker:
     """Implements `speaker.Speaker`. The codec's state is in the model, so one text is spoken at a time."""
 
-    def __init__(self, model: Any, dtype: str) -> None:
+    def __init__(self, model: Any, dtype: str, notes: tuple[str, ...]) -> None:
         self._model = model
         self._sort: str = model.config.tts_model_type
         self.voices: Sequence[Voice] = [Voice(name) for name in model.supported_speakers]
@@ -105,8 +106,10 @@ class Qwen3TtsSpeaker:
         self.sample_rate: int = model.sample_rate
         self.dtype = dtype
         self.batch_pieces = self.open_batches = 1
-        self.takes_instructions = self._sort == "voice_design" or (
-            self._sort == "custom_voice" and model.config.tts_model_size != "0b6"
+        described = self._sort == "voice_design"
+        styled = self._sort == "custom_voice" and model.config.tts_model_size != "0b6"
+        self.traits = SpeakerTraits(
+            takes_speed=False, takes_instructions=described or styled, needs_instructions=described, notes=notes
         )
 
     @property
@@ -115,8 +118,6 @@ class Qwen3TtsSpeaker:
 
     def speak(self, pieces: Sequence[PieceInput]) -> Iterator[Sequence[Samples]]:
         piece, voice = only_piece(pieces, self.voices)
-        if self._sort == "voice_design" and not piece.instructions:
-            raise BadRequest("this model makes a voice from a description: say in `instructions` what it is like")
         mx.random.seed(seed_of(piece))
         text = _plain(piece.piece.text)
         spoken = self._model.generate(

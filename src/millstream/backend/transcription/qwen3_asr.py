@@ -50,13 +50,10 @@ def load_qwen3_asr(
         raise ModelError(f"{folder}: this is Qwen3's forced aligner: it needs the text, and does not find it out")
     model = Qwen3ASRModel(settings)
     weights = stored_weights(folder)
-    kept = {name: array for name, array in weights.items() if "lm_head" in name} if model.lm_head is not None else {}
-    fill(
-        model,
-        model.sanitize(weights) | {name.removeprefix("thinker."): each for name, each in kept.items()},
-        config,
-        folder,
-    )
+    ours = model.sanitize(weights)
+    if model.lm_head is not None:  # the library leaves it out, tied to the embedding or not
+        ours |= {name.removeprefix("thinker."): each for name, each in weights.items() if "lm_head" in name}
+    fill(model, ours, config, folder)
     loaded = LibraryModel(model, device, report)
     return WrittenFamily(Qwen3Asr(model, vocabulary, loaded.notes), loaded)
 

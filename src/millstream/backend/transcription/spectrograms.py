@@ -86,7 +86,7 @@ class NemoSpectrogram:
 
 
 class WhisperSpectrogram:
-    """As Whisper and the models that took over its encoder want it: decimal logarithms, at most 80 dB below the peak."""
+    """As Whisper and models with its encoder want it: decimal logarithms, at most 80 dB below the peak."""
 
     HOP = 160
 

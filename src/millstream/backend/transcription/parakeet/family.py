@@ -86,9 +86,8 @@ class ParakeetFamily:
         self._free_others()
 
     def start(self, windows: Sequence[WindowStart]) -> None:
-        features, frames = self._encode(
-            [self._spectrogram(np.frombuffer(each.samples, np.float32)) for each in windows]
-        )
+        audio = [np.frombuffer(window.samples, np.float32) for window in windows]
+        features, frames = self._encode([self._spectrogram(samples) for samples in audio])
         if self._transducer is None:
             logprobs = self._model.decoder(features).astype(mx.float32)
             for number, (window, length) in enumerate(zip(windows, frames, strict=True)):

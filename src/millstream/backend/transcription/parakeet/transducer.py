@@ -1,7 +1,7 @@
 """Greedy decoding of transducers, many rows at a time. mlx-audio decodes one row after the other.
 
-A transducer walks over the encoder's frames. At each it writes a token or a blank, and then moves on: by one frame after
-a blank (RNN-T), or by as many as it says itself (TDT). Rows are at different frames, so each has its own time.
+A transducer walks over the encoder's frames. At each it writes a token or a blank, and then moves on: by one frame
+after a blank (RNN-T), or by as many as it says itself (TDT). Rows are at different frames, so each has its own time.
 """
 
 from __future__ import annotations
