@@ -11,6 +11,8 @@ from millstream.backend.weights.loading import LIBRARY_FAILURES
 from millstream.backend.weights.materialize import evaluate_all
 from millstream.engine.protocols import Progress, ignore_progress
 from millstream.errors import ModelError
+from millstream.installed import require_mlx_audio
+from millstream.models.speech_layout import LIBRARY_FAMILIES
 
 Load = Callable[[SpeechSettings, Device], Speaker]
 
@@ -31,4 +33,14 @@ def _family(name: str) -> Load:
         from millstream.backend.speech.kokoro.speaker import load_kokoro
 
         return load_kokoro
+    if name in LIBRARY_FAMILIES:
+        require_mlx_audio(f"{name} models")
+    if name == "pocket_tts":
+        from millstream.backend.speech.pocket_tts import load_pocket_tts
+
+        return load_pocket_tts
+    if name == "qwen3_tts":
+        from millstream.backend.speech.qwen3_tts import load_qwen3_tts
+
+        return load_qwen3_tts
     raise ModelError(f"the speech family {name!r} is not supported")

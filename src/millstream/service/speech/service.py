@@ -14,6 +14,7 @@ import numpy as np
 
 from millstream.engine.speech.messages import Piece, Speak
 from millstream.errors import BadRequest, EngineGone
+from millstream.model_facts import SpeechFacts
 from millstream.service.hub import ModelHub
 from millstream.service.speech.model import SpeechModel
 from millstream.service.speech.timing import SpeechTimer, SpeechTimers
@@ -57,6 +58,7 @@ class TextSpeaker:
         while True:
             async with self._hub.use(request.model, SpeechModel) as model:
                 timer.found(model.name)
+                _check_abilities(request, model.facts)
                 model.engine.admission.check(1)  # before anything is prepared for nothing
                 script = await asyncio.get_running_loop().run_in_executor(
                     self._pool,
@@ -89,6 +91,16 @@ class TextSpeaker:
             script.language,
             request.instructions,
             AHEAD,
+        )
+
+
+def _check_abilities(request: SpeechRequest, facts: SpeechFacts) -> None:
+    """Instructions for a model that takes none are ignored, as by OpenAI's older models."""
+    if request.speed != 1 and not facts.takes_speed:
+        raise BadRequest("this model speaks at its own speed: speed must be 1", param="speed")
+    if facts.needs_instructions and not (request.instructions or "").strip():
+        raise BadRequest(
+            "this model makes a voice from a description: say in `instructions` what it is like", param="instructions"
         )
 
 
