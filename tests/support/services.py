@@ -22,4 +22,4 @@ def services(service: Any, **others: Any) -> Services:
         "tool_servers": McpServers(()),
         "state": StateOperations(ModelHub(), Journal(), History(lambda: (), Activities())),
     }
-    return Services(models=service, generation=service, encoding=service, **parts | others)
+    return Services(models=service, generation=service, encoding=service, speech=service, **parts | others)

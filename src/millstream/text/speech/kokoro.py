@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from millstream.errors import BadRequest
 from millstream.models.kokoro_voices import DEFAULT_VOICE, OPENAI_VOICES, voice_of
@@ -49,13 +49,12 @@ class KokoroWriter:
         spoken = self._language(language, mix[0][0])
         match = _PHONEMES.fullmatch(text)
         if match is not None:
-            lines = self._lines(match["phonemes"])
-        else:
-            phonemize = self._phonemizer(spoken)
-            lines = [line for piece in pieces(text) for line in self._lines(phonemize(piece))]
-        if not lines:
-            raise BadRequest("nothing in the text can be spoken: it has no words, numbers or letters", param="input")
-        return Script(tuple(lines), mix, spoken, sum(len(line.tokens) for line in lines))
+            return Script(iter(self._lines(match["phonemes"])), mix, spoken)
+        return Script(self._written(text, self._phonemizer(spoken)), mix, spoken)
+
+    def _written(self, text: str, phonemize: Phonemize) -> Iterator[Line]:
+        for piece in pieces(text):
+            yield from self._lines(phonemize(piece))
 
     def _language(self, asked: str | None, voice: str) -> str:
         name = (asked or voice_of(voice).language or "en-us").lower().replace("_", "-")
