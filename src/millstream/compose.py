@@ -38,6 +38,8 @@ from millstream.service.models import ModelOperations
 from millstream.service.ports import RecordStore, Seal, Services
 from millstream.service.request_log import log_request
 from millstream.service.server_state import StateOperations
+from millstream.service.speech.service import TextSpeaker
+from millstream.service.speech.timing import SpeechTimers
 from millstream.service.store.directory import prepare, seal_key
 from millstream.service.store.files import RecordFiles
 from millstream.service.store.folder import RecordFolder
@@ -105,6 +107,7 @@ class Mill:
                 UnreadOutput(MAX_VECTOR_BYTES),
                 EncodingTimers(journal, self._metrics, activities),
             ),
+            speech=TextSpeaker(self.hub, pool, SpeechTimers(journal, self._metrics, activities)),
             seal=seal,
             records=records,
             tool_servers=self._tool_servers,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from millstream.speech_types import Voice
+
 LoadPhase = Literal["starting", "downloading", "reading weights", "warming up"]
 """What a load does: find and check files; download them; read, convert and evaluate weights; choose a layout, compile
 kernels and calibrate."""
@@ -188,6 +190,28 @@ class EncoderFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class SpeechFacts:
+    """What a speech engine reports of its model."""
+
+    sample_rate: int
+    weight_bytes: int
+    dtype: str
+    device: str
+    voices: tuple[Voice, ...] = ()
+    """The default first."""
+    batch_pieces: int = 1
+    """Pieces that one step may speak at most."""
+    open_batches: int = 1
+    """Batches that may take turns, step by step."""
+    capacity: int = 32
+    notes: tuple[str, ...] = ()
+
+    @property
+    def summary(self) -> str:
+        return f"{self.dtype} weights; {len(self.voices)} voices; {self.sample_rate} samples per second"
+
+
+@dataclass(frozen=True, slots=True)
 class ModelDescription:
     """What the files of a model say about it. A field is None if they do not say it, or were not read yet."""
 
@@ -238,7 +262,8 @@ class ModelCard:
     context_length: int | None = None
     restarts: int = 0
     capabilities: tuple[str, ...] = ()
-    """What the model can do: `completion`, `tools`, `thinking`, `vision`, `audio`, `insert`; `embedding`; `rerank`.
+    """What the model can do: `completion`, `tools`, `thinking`, `vision`, `audio`, `insert`; `embedding`; `rerank`;
+    `speech`.
     Until it is loaded, what its files show of that."""
     dimensions: int | None = None
     """Numbers per vector, of an embedding model that is loaded."""

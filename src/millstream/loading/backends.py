@@ -11,9 +11,11 @@ from millstream.backend.open_files import preserve_open_files
 from millstream.engine.generation.plan import GenerationBackend
 from millstream.engine.jobs.plan import EncoderBackend
 from millstream.engine.protocols import Backend
+from millstream.engine.speech.plan import SpeechBackend
 from millstream.loading.settings import EngineSettings
 from millstream.models.encoder_layout import EncoderLayout
 from millstream.models.source import ModelSource
+from millstream.models.speech_layout import SpeechLayout
 from millstream.text.grammars.grammar import compiler_of
 
 BackendMaker = Callable[[ModelSource, EngineSettings], Backend[Any, Any, Any, Any]]
@@ -65,6 +67,26 @@ def encoder_backend(
             answers=answers,
             capacity=settings.max_batch,
             unpack=settings.unpack,
+            disabled=settings.disabled,
+            blas=blas,
+            cache_limit=settings.cache_limit,
+        )
+    )
+
+
+def speech_backend(source: ModelSource, settings: EngineSettings, layout: SpeechLayout) -> SpeechBackend:
+    """Creates the MLX backend of a speech model."""
+    blas = _prepare_process(settings)
+    with preserve_open_files():
+        from millstream.backend.device import use_device
+        from millstream.backend.speech.backend import MlxSpeechBackend, SpeechSettings
+
+    use_device(settings.device)
+    return MlxSpeechBackend(
+        SpeechSettings(
+            source.path,
+            layout,
+            capacity=settings.max_batch,
             disabled=settings.disabled,
             blas=blas,
             cache_limit=settings.cache_limit,

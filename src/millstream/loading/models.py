@@ -15,6 +15,7 @@ from millstream.loading.encoders import EncoderLoader, describe_encoder
 from millstream.loading.engines import Engines
 from millstream.loading.files import FileSearch
 from millstream.loading.generation import GenerationLoader
+from millstream.loading.speech import SpeechLoader, describe_speech
 from millstream.loading.work import Work
 from millstream.media.limits import MediaLimits
 from millstream.model_facts import UNDESCRIBED, ModelDescription
@@ -23,6 +24,7 @@ from millstream.models.description import BAD_FILES
 from millstream.models.encoder_layout import Kind, kind_of
 from millstream.models.files import read_object
 from millstream.models.source import ModelSource, find_local
+from millstream.models.speech_layout import speech_family
 from millstream.service.managed_model import LoadContext
 from millstream.service.ready_model import ReadyModel
 
@@ -39,6 +41,7 @@ class ModelLoader:
         self._work = Work(pool)
         self._generation = GenerationLoader(settings, engines, self._work, limits, make_backend)
         self._encoders = EncoderLoader(settings, engines, self._work)
+        self._speech = SpeechLoader(settings, engines, self._work)
 
     @property
     def working(self) -> bool:
@@ -50,6 +53,7 @@ class ModelLoader:
         self._settings = replace(self._settings, models=models)
         self._generation.serve_models(models)
         self._encoders.serve_models(models)
+        self._speech.serve_models(models)
 
     async def open(self, name: str, spec: ModelSpec, loading: LoadContext) -> ReadyModel:
         """Loads a model and returns it, ready to serve. Raises `ModelError` if it cannot be loaded."""
@@ -58,6 +62,8 @@ class ModelLoader:
         kind = await self._work(functools.partial(source_kind, source))
         if kind == "generation":
             return await self._generation.open(name, spec, source, loading)
+        if kind == "speech":
+            return await self._speech.open(name, spec, source, loading)
         return await self._encoders.open(name, spec, source, kind, loading)
 
     async def _find(self, name: str, spec: ModelSpec, loading: LoadContext) -> ModelSource:
@@ -77,6 +83,8 @@ class ModelLoader:
             if source is None:
                 return UNDESCRIBED
             kind = source_kind(source)
+            if kind == "speech":
+                return describe_speech(source)
             return self._generation.describe(spec, source) if kind == "generation" else describe_encoder(source, kind)
         except BAD_FILES as error:  # the load will say it too
             log.debug("%s cannot be described: %s", spec.source, error)
@@ -95,4 +103,7 @@ def source_kind(source: ModelSource) -> Kind:
     """GGUF files are text generation models."""
     if source.kind == "gguf":
         return "generation"
-    return kind_of(source.path, read_object(source.path / "config.json"))
+    config = read_object(source.path / "config.json")
+    if speech_family(config) is not None:
+        return "speech"
+    return kind_of(source.path, config)

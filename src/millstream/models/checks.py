@@ -8,7 +8,9 @@ from typing import Any, Literal
 from millstream.errors import ModelError
 from millstream.models.config_check import StoredCounts, check_config
 from millstream.models.files import LIMITS, check_file, read_object
+from millstream.models.kokoro_config import torch_weights
 from millstream.models.safetensors_header import loaded_tensors
+from millstream.models.speech_layout import speech_tensors
 from millstream.models.trust import check_trust
 
 _JSON_OBJECTS = frozenset({
@@ -32,7 +34,8 @@ def check_folder(folder: Path) -> dict[str, Any]:
     config = read_object(folder / "config.json")
     check_trust(folder, config)
     _check_files(folder)
-    check_config(folder / "config.json", config, StoredCounts.of(loaded_tensors(folder).values()))
+    tensors = loaded_tensors(folder) if torch_weights(folder) is None else speech_tensors(folder)
+    check_config(folder / "config.json", config, StoredCounts.of(tensors.values()))
     return config
 
 

@@ -16,7 +16,7 @@ from millstream.errors import ModelError
 from millstream.models.encoder_config import BIDIRECTIONAL_FAMILIES, CAUSAL_FAMILIES, FAMILIES, family_of, most_tokens
 from millstream.models.files import read_bytes, read_object, read_optional_object
 
-Kind = Literal["generation", "embedding", "rerank"]
+Kind = Literal["generation", "embedding", "rerank", "speech"]
 
 POOLING_MODES = {
     "pooling_mode_cls_token": "cls",

@@ -29,7 +29,7 @@ Report = Callable[[str], None]
 BytesDone = Callable[[int, int], None]
 
 # The files that a model needs. No Python: code from a repository is never run.
-ALLOWED = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "*.tiktoken")
+ALLOWED = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "*.tiktoken", "kokoro-v*.pth", "voices/*.pt")
 # Copies of the weights in another layout, which some publishers add.
 IGNORED = ("consolidated*.safetensors", "original/*")
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from millstream.models.kokoro_config import is_kokoro
+
 _AUDIO = frozenset({
     "whisper", "parakeet", "voxtral", "qwen3_asr", "moonshine", "canary", "sensevoice", "granite_speech", "kokoro",
     "qwen3_tts", "csm", "sesame", "dia", "outetts", "spark", "wav2vec2", "speecht5", "vits", "bark", "parler_tts",
@@ -25,7 +27,7 @@ def kind_of(config: Mapping[str, Any], names: Collection[str]) -> str:
         return "reranker"
     if not _SENTENCE_FILES.isdisjoint(names) or family in _EMBEDDING:
         return "embedding"
-    if family in _AUDIO:
+    if family in _AUDIO or is_kokoro(config):
         return "audio"
     if any(isinstance(config.get(key), dict) for key in ("vision_config", "vit_config")):
         return "vision"

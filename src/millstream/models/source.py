@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from millstream.errors import ModelError
 from millstream.models.demo import DEMO, demo_model, demo_path
+from millstream.models.kokoro_config import torch_weights
 from millstream.models.nearby import suggestion
 
 if TYPE_CHECKING:
@@ -168,7 +169,7 @@ def _folder(path: Path) -> ModelSource:
 
 def _require_files(path: Path, title: str) -> None:
     missing = [] if (path / "config.json").is_file() else ["config.json"]
-    if not any(path.glob("*.safetensors")):
+    if not any(path.glob("*.safetensors")) and torch_weights(path) is None:
         missing.append("*.safetensors")
     if not missing:
         return

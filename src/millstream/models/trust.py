@@ -2,7 +2,8 @@
 
 mlx-lm and mlx-vlm import the Python file that `model_file` names, and both build a module name from `model_type`;
 transformers imports what `auto_map` names. `model_file` is refused, `model_type` must be a plain name, and `auto_map`,
-which many published models have, is never followed. Nothing from a model folder is unpickled.
+which many published models have, is never followed. Nothing from a model folder is unpickled, but for
+Kokoro's tensors, by a reader that can make nothing but tensors (`torch_file.py`).
 """
 
 from __future__ import annotations

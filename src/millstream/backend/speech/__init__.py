@@ -1,0 +1,1 @@
+"""Speech models in MLX: text or phonemes in, samples out."""

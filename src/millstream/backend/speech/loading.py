@@ -1,0 +1,34 @@
+"""Loads the speaker of a family. Owner only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from millstream.backend.device import Device
+from millstream.backend.speech.settings import SpeechSettings
+from millstream.backend.speech.speaker import Speaker
+from millstream.backend.weights.loading import LIBRARY_FAILURES
+from millstream.backend.weights.materialize import evaluate_all
+from millstream.engine.protocols import Progress, ignore_progress
+from millstream.errors import ModelError
+
+Load = Callable[[SpeechSettings, Device], Speaker]
+
+
+def load_speaker(settings: SpeechSettings, device: Device, report: Progress = ignore_progress) -> Speaker:
+    """Loads and evaluates all weights. Raises `ModelError` if the files cannot be used."""
+    try:
+        speaker = _family(settings.layout.family)(settings, device)
+    except LIBRARY_FAILURES as error:
+        raise ModelError(f"{settings.path}: {error}") from error
+    evaluate_all(speaker.weights, report)
+    return speaker
+
+
+def _family(name: str) -> Load:
+    """Imports one family only: some need libraries that take seconds to import."""
+    if name == "kokoro":
+        from millstream.backend.speech.kokoro.speaker import load_kokoro
+
+        return load_kokoro
+    raise ModelError(f"the speech family {name!r} is not supported")

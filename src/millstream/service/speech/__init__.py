@@ -1,0 +1,1 @@
+"""Speech as a use case: a text in, sound out, sentence by sentence."""

@@ -1,0 +1,1 @@
+"""Text for speech models: normalisation, sentences, phonemes and voices."""
