@@ -13,14 +13,14 @@ from millstream.errors import MillstreamError
 from millstream.media.audio_encoding import PCM_RATE
 from millstream.media.pcm import wav_header
 
-_STREAMING = (
+_STREAMING: tuple[tuple[str, ...], ...] = (
     ("paplay", "--raw", "--format=s16le", f"--rate={PCM_RATE}", "--channels=1"),
     ("aplay", "-q", "-t", "raw", "-f", "S16_LE", "-r", str(PCM_RATE), "-c", "1"),
     ("ffplay", "-loglevel", "error", "-nodisp", "-autoexit", "-f", "s16le", "-ar", str(PCM_RATE), "-i", "-"),
     ("play", "-q", "-t", "raw", "-r", str(PCM_RATE), "-e", "signed", "-b", "16", "-c", "1", "-"),
 )
 """Players that take raw samples on their standard input, so sound begins with the first sentence."""
-_FILES = (("afplay",),)
+_FILES: tuple[tuple[str, ...], ...] = (("afplay",),)
 """Players that want a file."""
 
 
