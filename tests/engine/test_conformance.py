@@ -1,6 +1,6 @@
 """What every kind of engine guarantees, over both links, thread and process.
 
-One suite runs on generation, with the fake backend and with MLX, on encoders, and on a kind without tokens. So the fake
+One suite runs on generation, with the fake backend and with MLX, on encoders, on speech, and on a kind without tokens. So the fake
 stays close to the real backend, and the owner loop, links and mailbox stay independent of the kind.
 """
 
@@ -28,7 +28,7 @@ from support.tiers import some
 from support.wrapped import gated
 
 
-@pytest.fixture(scope="module", params=["fake", "mlx", "encoder", "digest"])
+@pytest.fixture(scope="module", params=["fake", "mlx", "encoder", "speech", "digest"])
 def kind(request: pytest.FixtureRequest, tiny_model: Callable[[str], Path]) -> Kind:
     return kind_of(request.param, tiny_model)
 
@@ -56,12 +56,13 @@ def held(kind: Kind, link: Any, tmp_path: Path) -> Iterator[Held]:
 held_in = pytest.mark.parametrize(
     ("kind", "link"),
     some(
-        [(kind, link) for kind in ("fake", "mlx", "encoder", "digest") for link in LINKS],
+        [(kind, link) for kind in ("fake", "mlx", "encoder", "speech", "digest") for link in LINKS],
         [
             ("fake", "thread"),
             ("fake", "process"),
             ("mlx", "thread"),
             ("encoder", "thread"),
+            ("speech", "thread"),
             ("digest", "thread"),
             ("digest", "process"),
         ],

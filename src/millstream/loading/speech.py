@@ -10,6 +10,7 @@ from millstream.config import ModelSpec, Settings
 from millstream.engine.speech.scheduler import SpeechScheduler
 from millstream.loading.backends import speech_backend
 from millstream.loading.engines import Engines
+from millstream.loading.espeak import find_espeak
 from millstream.loading.settings import engine_settings, max_batch
 from millstream.loading.work import Work
 from millstream.model_facts import UNDESCRIBED, ModelDescription, SpeechFacts
@@ -119,4 +120,4 @@ def _read(source: ModelSource) -> _Files:
 
 def _writer(source: ModelSource, layout: SpeechLayout) -> ScriptWriter:
     config = read_kokoro_config(source.path)
-    return KokoroWriter(config.vocab, [name for name, _ in layout.voices], config.max_phonemes)
+    return KokoroWriter(config.vocab, [name for name, _ in layout.voices], config.max_phonemes, espeak=find_espeak())
