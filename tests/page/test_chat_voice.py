@@ -65,7 +65,7 @@ class Voice:
 
     def wait_for_sound(self) -> None:
         """Until the recorder has some."""
-        self.page.wait_for_function("window.recorded > 2", timeout=PATIENCE)
+        self.page.wait_for_function("() => window.recorded > 2", timeout=PATIENCE)
 
     def _list(self, route: Route) -> None:
         answer = route.fetch(url=route.request.url.replace(LAN_NAME, "127.0.0.1"))
