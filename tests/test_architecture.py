@@ -20,7 +20,7 @@ LIBRARIES = {
     "asyncio": {"asyncio", "uvloop", "anyio"},
     "threads": {"threading", "_thread", "multiprocessing", "queue"},
     "executors": {"concurrent"},
-    "mlx": {"mlx", "mlx_lm", "mlx_vlm"},
+    "mlx": {"mlx", "mlx_lm", "mlx_vlm", "mlx_audio"},
     "mcp": {"mcp", "mcp_types", "httpx2"},
     "otel": {"opentelemetry"},
 }

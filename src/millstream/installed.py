@@ -81,6 +81,13 @@ def require_mlx_audio(what: str) -> None:
         raise ModelError(f"{what} need mlx-audio, which is not installed. Run: {audio_command()}")
 
 
+def missing_package(what: str, error: ModuleNotFoundError) -> ModelError:
+    """The error for a package that a library imports and that is not there."""
+    name = (error.name or "").split(".")[0]
+    command = audio_command() if name == "mlx_audio" else install_command(name)
+    return ModelError(f"{what} need the package {name!r}, which is not installed. Run: {command}")
+
+
 def _pip() -> list[str]:
     """`pip` alone if that is this environment's."""
     found = shutil.which("pip")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -195,3 +197,21 @@ def test_a_tokenizer_elsewhere_is_not_opened(tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(AssertionError, match="has no tokenizer"), speech_engine(folder):
         pass
+
+
+def test_a_missing_package_is_named_with_the_command_that_adds_it(tmp_path: Path) -> None:
+    """In a process of its own: the package must not have been imported before."""
+    folder = tiny.write_pocket_tts(tmp_path)
+    code = f"""
+import sys, pathlib
+sys.modules["sentencepiece"] = None
+from millstream.backend.device import current_device
+from millstream.backend.speech.loading import load_speaker
+from millstream.backend.speech.settings import SpeechSettings
+from millstream.models.speech_layout import read_speech_layout
+folder = pathlib.Path({str(folder)!r})
+load_speaker(SpeechSettings(folder, read_speech_layout(folder)), current_device())
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    told = found.stderr.strip().splitlines()[-1]
+    assert "pocket_tts models need the package 'sentencepiece'" in told and "install sentencepiece" in told

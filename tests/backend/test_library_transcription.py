@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -229,3 +231,33 @@ def test_the_forced_aligner_is_told_apart(tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(AssertionError, match="forced aligner"), transcription_engine(folder):
         pass
+
+
+def test_a_missing_library_is_named_with_the_command_that_adds_it(tmp_path: Path) -> None:
+    """In a process of its own: the package must not have been imported before."""
+    folder = tiny.write_parakeet(tmp_path, "tdt")
+    code = f"""
+import sys, pathlib
+sys.modules["mlx_audio"] = None
+from millstream.backend.device import current_device
+from millstream.backend.transcription.loading import load_family
+from millstream.backend.transcription.settings import TranscriptionSettings
+load_family(TranscriptionSettings(pathlib.Path({str(folder)!r})), current_device(), print)
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    told = found.stderr.strip().splitlines()[-1]
+    assert "ModelError" in told and "parakeet models need mlx-audio" in told and "--no-deps mlx-audio" in told
+
+
+def test_families_are_imported_one_by_one(tmp_path: Path) -> None:
+    """mlx-audio's packages import all of them: seconds, transformers and SciPy. They still do if they are asked."""
+    code = """
+import sys
+from millstream.backend import mlx_audio_import
+import mlx_audio.stt.models.parakeet.parakeet, mlx_audio.tts.models.qwen3_tts.qwen3_tts
+print([name for name in ("transformers", "scipy", "mlx_audio.stt.models.whisper") if name in sys.modules])
+from mlx_audio.stt import load
+print(load.__name__)
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert found.stdout.split("\n")[:2] == ["[]", "load"]

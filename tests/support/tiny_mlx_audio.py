@@ -344,7 +344,9 @@ def write_qwen3_tts(folder: Path, *, sort: str = "custom_voice", seed: int = 1) 
     }  # fmt: skip
     model, vocoder = qwen3_tts(config, codec)
     write(folder / "speech_tokenizer", codec, _quiet(random_weights(vocoder, seed + 1), "decoder.decoder"))
-    return write(folder, config, random_weights(model, seed))
+    weights = random_weights(model, seed)
+    weights["talker.codec_head.weight"] *= 0.05  # it ends after some codes, not after as many as it may write
+    return write(folder, config, weights)
 
 
 def qwen3_tts(config: dict[str, Any], codec: dict[str, Any]) -> tuple[Any, Any]:

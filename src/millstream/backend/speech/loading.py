@@ -11,7 +11,7 @@ from millstream.backend.weights.loading import LIBRARY_FAILURES
 from millstream.backend.weights.materialize import evaluate_all
 from millstream.engine.protocols import Progress, ignore_progress
 from millstream.errors import ModelError
-from millstream.installed import require_mlx_audio
+from millstream.installed import missing_package, require_mlx_audio
 from millstream.models.speech_layout import LIBRARY_FAMILIES
 
 Load = Callable[[SpeechSettings, Device], Speaker]
@@ -21,6 +21,8 @@ def load_speaker(settings: SpeechSettings, device: Device, report: Progress = ig
     """Loads and evaluates all weights. Raises `ModelError` if the files cannot be used."""
     try:
         speaker = _family(settings.layout.family)(settings, device)
+    except ModuleNotFoundError as error:
+        raise missing_package(f"{settings.path}: {settings.layout.family} models", error) from error
     except LIBRARY_FAILURES as error:
         raise ModelError(f"{settings.path}: {error}") from error
     evaluate_all(speaker.weights, report)
