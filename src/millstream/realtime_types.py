@@ -99,6 +99,16 @@ class SessionConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ClientSecret:
+    """A key that opens sessions with these settings, for a short time."""
+
+    value: str = field(repr=False)
+    expires_at: int
+    """In seconds since 1970."""
+    config: SessionConfig
+
+
+@dataclass(frozen=True, slots=True)
 class Part:
     """A part of a message."""
 

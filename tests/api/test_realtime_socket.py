@@ -306,6 +306,32 @@ def test_keys(server: Server) -> None:
     run(play())
 
 
+def test_keys_for_browsers(server: Server) -> None:
+    """They open realtime sessions with the settings that they were issued for, and nothing else."""
+    url = f"http://127.0.0.1:{server.keyed_port}/v1"
+    body = {"session": {"type": "realtime", "instructions": "Be kind.", "output_modalities": ["text"]}}
+    assert httpx.post(f"{url}/realtime/client_secrets", json=body).status_code == 401
+    with openai.OpenAI(base_url=url, api_key="sesame", max_retries=0) as client:
+        made = client.realtime.client_secrets.create(session=body["session"])  # type: ignore[arg-type]
+        assert made.value.startswith("ek_") and made.session.instructions == "Be kind."  # type: ignore[union-attr]
+        with pytest.raises(openai.BadRequestError, match="from 10 to 7200"):
+            client.realtime.client_secrets.create(expires_after={"seconds": 1})
+    bearer = {"Authorization": f"Bearer {made.value}"}
+    assert httpx.get(f"{url}/models", headers=bearer).status_code == 401
+    assert httpx.get(f"{url}/realtime", headers=bearer).status_code == 401
+    beta = httpx.post(f"{url}/realtime/sessions", json={"modalities": ["text"]}, headers={"x-api-key": "sesame"}).json()
+    assert beta["modalities"] == ["text"]
+
+    async def play() -> None:
+        for secret in (made.value, beta["client_secret"]["value"]):
+            protocols = ["realtime", f"openai-insecure-api-key.{secret}"]
+            async with talking(server.keyed_port, subprotocols=protocols) as browser:  # type: ignore[arg-type]
+                assert (await browser.next())["session"]["output_modalities"] == ["text"]
+        assert (await refused(server.keyed_port, subprotocols=["openai-insecure-api-key.ek_0"]))[0] == 401  # type: ignore[list-item]
+
+    run(play())
+
+
 def test_http_stays_as_it_is(server: Server) -> None:
     url = f"http://127.0.0.1:{server.port}"
     plain = httpx.get(f"{url}/v1/realtime")

@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
+from starlette.types import Scope
 
 from millstream import __version__
 from millstream.api import server_state, server_state_schema, system, tool_servers
@@ -25,6 +26,7 @@ from millstream.api.methods import Methods
 from millstream.api.ollama.dialect import OLLAMA
 from millstream.api.openai.dialect import OPENAI
 from millstream.api.openai.realtime.routes import PATH as REALTIME_PATH
+from millstream.api.openai.realtime.routes import opens_session
 from millstream.api.openapi import DocumentedApp
 from millstream.api.origin import KnownOrigins, OriginPolicy
 from millstream.api.pages.routes import is_public, page_routes
@@ -114,7 +116,16 @@ def create_app(
         "upload_limit": upload_limit,
         "upload_paths": [path for dialect in dialects for path in dialect.upload_paths],
     }
-    _add_middleware(app, table, body_limits=limits, api_keys=api_keys, cors_origins=cors_origins, hosts=hosts)
+    has_secret = opens_session(services.realtime)
+    _add_middleware(
+        app,
+        table,
+        body_limits=limits,
+        api_keys=api_keys,
+        needs_no_key=lambda scope: is_public(scope) or has_secret(scope),
+        cors_origins=cors_origins,
+        hosts=hosts,
+    )
     return app
 
 
@@ -124,6 +135,7 @@ def _add_middleware(
     *,
     body_limits: dict[str, Any],
     api_keys: tuple[str, ...],
+    needs_no_key: Callable[[Scope], bool],
     cors_origins: tuple[str, ...],
     hosts: Iterable[str] | None,
 ) -> None:
@@ -132,7 +144,7 @@ def _add_middleware(
     app.add_middleware(Methods, routes=app.routes)
     app.add_middleware(BodyLimit, **body_limits)
     if api_keys:
-        app.add_middleware(ApiKeys, keys=api_keys, is_public=is_public)
+        app.add_middleware(ApiKeys, keys=api_keys, is_public=needs_no_key)
     else:
         app.add_middleware(LocalAdmin, paths=[path for dialect in dialects.all for path in dialect.admin_paths])
         if policy.refuses:

@@ -35,7 +35,7 @@ class ApiKeys:
         await self._app(scope, receive, send)
 
     def _check(self, scope: Scope) -> None:
-        sent = list(_sent_keys(scope))
+        sent = list(sent_keys(scope))
         if any(self._is_key(key) for key in sent):
             return
         if sent:
@@ -60,7 +60,7 @@ def _is_open(scope: Scope) -> bool:
     return scope.get("method") == "OPTIONS" and {b"origin", b"access-control-request-method"} <= names
 
 
-def _sent_keys(scope: Scope) -> Iterator[bytes]:
+def sent_keys(scope: Scope) -> Iterator[bytes]:
     """Yields the keys of all headers: OpenAI's clients always send Authorization, if need be with a made-up key."""
     for name, value in scope["headers"]:
         found = b""

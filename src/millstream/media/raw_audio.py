@@ -55,7 +55,7 @@ class RawDecoder:
         data = self._rest + data
         whole = len(data) & ~1
         self._rest = data[whole:]
-        return np.frombuffer(data[:whole], "<i2").astype(np.float32) / 32768
+        return np.frombuffer(data[:whole], "<i2").astype(np.float32) / np.float32(32768)
 
 
 class RawEncoder:
@@ -79,7 +79,7 @@ class RawEncoder:
         levels = table[order]
         above = np.searchsorted(levels, samples).clip(1, len(levels) - 1)
         nearest = above - (samples - levels[above - 1] < levels[above] - samples)
-        return order[nearest].astype(np.uint8).tobytes()
+        return bytes(order[nearest].astype(np.uint8))
 
 
 def bytes_per_second(encoding: RawEncoding, rate: int) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from millstream.model_facts import ModelCard
-from millstream.realtime_types import Item, ResponseOptions, ServerEvent, SessionConfig
+from millstream.realtime_types import ClientSecret, Item, ResponseOptions, ServerEvent, SessionConfig
 from millstream.speech_types import Segment, SpeechRequest, TranscriptionRequest, Voice
 from millstream.types import Delta, EmbeddingRequest, Embeddings, GenerationRequest, RerankRequest, Scores, Usage
 
@@ -202,6 +202,14 @@ class RealtimeSession(Protocol):
 class RealtimeService(Protocol):
     def resolve(self, config: SessionConfig) -> SessionConfig:
         """The settings with the names of the models that they mean. Raises if one is not served."""
+        ...
+
+    def issue_secret(self, config: SessionConfig, seconds: int) -> ClientSecret:
+        """A key for a browser. `config` is resolved."""
+        ...
+
+    def redeem_secret(self, value: str) -> SessionConfig | None:
+        """What such a key was issued for. None if it is none, or has expired."""
         ...
 
     def open(self, config: SessionConfig, outbox: Outbox) -> RealtimeSession:

@@ -33,6 +33,7 @@ from millstream.realtime_types import (
     TextDelta,
     TurnDetection,
 )
+from millstream.service.realtime.secrets import MAX_SECRETS, ClientSecrets
 from millstream.service.realtime.service import RealtimeSessions
 from millstream.service.realtime.session import Session, SessionServices
 from millstream.types import CallDelta, Delta, FinishReason
@@ -611,6 +612,20 @@ def test_without_an_order_transcripts_are_not_sent_but_failures_are() -> None:
             assert not it.out.of(InputTranscriptCompleted) and not it.out.of(InputTranscriptDelta)
 
     run(play())
+
+
+def test_keys_for_browsers_expire_and_the_oldest_give_way() -> None:
+    now = [1000.0]
+    keys = ClientSecrets(lambda: now[0])
+    first = keys.issue(MANUAL, 60)
+    assert keys.find(first.value) == MANUAL and keys.find("ek_other") is None
+    assert first.value not in repr(first)
+    now[0] += 61
+    assert keys.find(first.value) is None
+    old = keys.issue(MANUAL, 60)
+    for _ in range(MAX_SECRETS):
+        keys.issue(BY_VOICE, 60)
+    assert keys.find(old.value) is None
 
 
 def test_models_are_found_by_what_they_can_do() -> None:

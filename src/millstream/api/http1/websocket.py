@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
@@ -31,7 +31,7 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
         self._unread_since = connections.clock
 
     async def run_asgi(self) -> None:
-        self.scope[DISCONNECTED] = self._gone  # type: ignore[typeddict-unknown-key]
+        cast(dict[str, Any], self.scope)[DISCONNECTED] = self._gone
         await super().run_asgi()
 
     async def send(self, message: Any) -> None:

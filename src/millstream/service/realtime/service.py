@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from millstream.errors import BadRequest, NotFound, Overloaded, WrongModelKind
 from millstream.model_facts import ModelCard
-from millstream.realtime_types import InputTranscription, SessionConfig
+from millstream.realtime_types import ClientSecret, InputTranscription, SessionConfig
 from millstream.service.ports import ModelService, Outbox
+from millstream.service.realtime.secrets import ClientSecrets
 from millstream.service.realtime.session import Session, SessionServices
 
 MAX_SESSIONS = 64
@@ -25,6 +26,7 @@ class RealtimeSessions:
         self._services = services
         self._limit = limit
         self._open: set[Session] = set()
+        self._secrets = ClientSecrets()
 
     @property
     def count(self) -> int:
@@ -40,6 +42,12 @@ class RealtimeSessions:
         session = Session(resolved, self._services, outbox, closed=self._open.discard)
         self._open.add(session)
         return session
+
+    def issue_secret(self, config: SessionConfig, seconds: int) -> ClientSecret:
+        return self._secrets.issue(config, seconds)
+
+    def redeem_secret(self, value: str) -> SessionConfig | None:
+        return self._secrets.find(value)
 
     def _of_kind(self, config: SessionConfig) -> SessionConfig:
         """A connection may name a transcription model, or the server may have no other: then it transcribes."""

@@ -106,7 +106,7 @@ class Utterance:
         self._text = ""
         self._samples = 0
         self._dropped: list[asyncio.Task[None]] = []
-        self._task = asyncio.create_task(self._run(None if after is None else after._task))
+        self._task: asyncio.Task[None] = asyncio.create_task(self._run(None if after is None else after.task))
         self._task.add_done_callback(self._clean_up)
 
     @property

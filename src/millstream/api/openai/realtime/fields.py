@@ -27,7 +27,7 @@ class Fields:
     @classmethod
     def of(cls, value: object, path: str) -> Fields:
         if not isinstance(value, dict):
-            raise BadRequest(f"{path} must be an object.", param=path)
+            raise BadRequest(f"{path or 'The body'} must be an object.", param=path or None)
         return cls(value, path)
 
     def __contains__(self, name: str) -> bool:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from fastapi import APIRouter, Request
 from starlette.responses import Response
+from starlette.types import Scope
 from starlette.websockets import WebSocket
 
 from millstream.api.auth import KEY_PROTOCOL
+from millstream.api.openai.realtime.client_secrets import add_routes, session_of
 from millstream.api.openai.realtime.connection import Connection
 from millstream.api.response import Responder
 from millstream.errors import BadRequest, UnsupportedParameter
 from millstream.realtime_types import InputTranscription, SessionConfig
+from millstream.service.ports import RealtimeService
 
 PATH = "/v1/realtime"
 BETA_HEADER, BETA_VALUE = "openai-beta", "realtime=v1"
@@ -26,7 +31,7 @@ def routes(responder: Responder) -> APIRouter:
 
     @router.websocket("/realtime")
     async def realtime(socket: WebSocket) -> None:
-        config = _config(socket)
+        config = session_of(socket.scope, service) or _config(socket)
         await Connection(socket, service, beta=_is_beta(socket)).run(config, _subprotocol(socket))
 
     @router.get("/realtime", include_in_schema=False)
@@ -38,7 +43,17 @@ def routes(responder: Responder) -> APIRouter:
     async def webrtc(request: Request) -> Response:
         raise UnsupportedParameter("WebRTC is not supported. Connect to /v1/realtime with a WebSocket.")
 
+    add_routes(router, service)
     return router
+
+
+def opens_session(service: RealtimeService) -> Callable[[Scope], bool]:
+    """Tells of a request whether its key was issued for realtime sessions. Such a key opens nothing else."""
+
+    def opens(scope: Scope) -> bool:
+        return scope["type"] == "websocket" and scope["path"] == PATH and session_of(scope, service) is not None
+
+    return opens
 
 
 def _config(socket: WebSocket) -> SessionConfig:

@@ -45,7 +45,7 @@ _IGNORED = (
 def update_session(config: SessionConfig, value: object, path: str = "session") -> SessionConfig:
     """Returns the settings with what an event changes. Raises `BadRequest`, and then nothing is changed."""
     fields = Fields.of(value, path)
-    supported(cast(dict[str, object], value), _KNOWN, {"prompt": ()}, _IGNORED, prefix=f"{path}.")
+    supported(cast(dict[str, object], value), _KNOWN, {"prompt": ()}, _IGNORED, prefix=f"{path}." if path else "")
     kind = fields.one_of("type", ("realtime", "transcription"))
     changes: dict[str, Any] = {} if kind is None else {"kind": kind}
     _take(changes, "model", fields.text("model"))
@@ -152,7 +152,7 @@ def _format(fields: Fields, name: str, now: AudioFormat) -> AudioFormat | None:
     if isinstance(value, str):
         if value not in BETA_FORMATS:
             raise BadRequest(f"{path} must be one of {', '.join(BETA_FORMATS)}.", param=path)
-        return AudioFormat(value, 24_000 if value == "pcm16" else 8_000)  # type: ignore[arg-type]
+        return AudioFormat(value, 24_000 if value == "pcm16" else 8_000)
     inner = Fields.of(value, path)
     encoding = FORMATS[inner.one_of("type", tuple(FORMATS)) or "audio/pcm"]
     if encoding != "pcm16":
