@@ -96,8 +96,8 @@ def one_row(facts: TranscriptionFacts) -> TranscriptionScheduler:
 
 
 def kind_of(name: str, tiny_model: Callable[[str], Path]) -> Kind:
-    """`fake` and `mlx` generate, `encoder` embeds, `transcription` writes down speech; `digest` is a kind of the tests' own. All take `CAPACITY` requests
-    at the same time."""
+    """`fake` and `mlx` generate, `encoder` embeds, `transcription` writes down speech; `digest` is a
+    kind of the tests' own. All take `CAPACITY` requests at the same time."""
     if name == "digest":
         return Kind(DigestBackend, DigestScheduler, _digest, _round)
     if name == "transcription":

@@ -33,7 +33,7 @@ class RunningServer:
         self._thread.start()
         assert self._started.wait(PATIENCE)
 
-    def call(self, work: Callable[[MillServer], Any]) -> Any:
+    def call(self, work: Callable[[MillServer], Any], patience: float = PATIENCE) -> Any:
         """Run `work` on the server's event loop and return its result."""
         assert self._server is not None
         assert self._loop is not None
@@ -43,7 +43,7 @@ class RunningServer:
             result = work(server)
             return await result if asyncio.iscoroutine(result) else result
 
-        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(PATIENCE)
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(patience)
 
     def wait_ready(self) -> None:
         assert self.call(lambda server: server.mill.hub.settled())

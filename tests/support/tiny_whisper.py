@@ -22,6 +22,7 @@ SECONDS = 1.0
 """Of a window."""
 TIMES = 50
 LANGUAGE_COUNT = 3
+_NO_SPEECH = 256 + special_names(LANGUAGES[:LANGUAGE_COUNT], TIMES).index("<|nospeech|>")
 DIMS = {
     "n_mels": 20,
     "n_audio_ctx": TIMES,
@@ -29,7 +30,7 @@ DIMS = {
     "n_audio_head": 4,
     "n_audio_layer": 2,
     "n_vocab": 256 + len(special_names(LANGUAGES[:LANGUAGE_COUNT], TIMES)),
-    "n_text_ctx": 24,
+    "n_text_ctx": 16,
     "n_text_state": 32,
     "n_text_head": 4,
     "n_text_layer": 2,
@@ -107,7 +108,9 @@ def _tensors(random: np.random.Generator) -> Iterator[tuple[str, NDArray[np.floa
         yield from block(f"encoder.blocks.{number}", cross=False)
     yield from norm("encoder.ln_post")
     embedding = normal(DIMS["n_vocab"], width)
-    yield "decoder.token_embedding.weight", 2 * embedding / np.linalg.norm(embedding, axis=1, keepdims=True)
+    embedding *= 2 / np.linalg.norm(embedding, axis=1, keepdims=True)
+    embedding[_NO_SPEECH] = 0.0  # else it would take anything for silence
+    yield "decoder.token_embedding.weight", embedding
     yield "decoder.positional_embedding", normal(DIMS["n_text_ctx"], width, scale=1.0)
     for number in range(DIMS["n_text_layer"]):
         yield from block(f"decoder.blocks.{number}", cross=True)

@@ -21,7 +21,14 @@ from millstream.cli.server_client import DEFAULT_URL, ServerClient, add_server_o
 INTERVAL = 1.0
 HEADINGS = ("NAME", "STATE", "KIND", "MEMORY", "ROWS", "QUEUE", "UNTIL")
 _STYLES = {"ready": "green", "failed": "red", "stopped": "red", "unloaded": "dim"}
-_KINDS = {"vision": "images", "audio": "audio", "embedding": "embedding", "tools": "tools", "thinking": "reasoning"}
+_KINDS = {
+    "vision": "images",
+    "audio": "audio",
+    "embedding": "embedding",
+    "transcription": "transcription",
+    "tools": "tools",
+    "thinking": "reasoning",
+}
 _FOREVER = 100 * 365 * 86400
 
 

@@ -24,8 +24,6 @@ _NO_SPACES = frozenset({"zh", "ja", "th", "lo", "my", "yue"})
 _BEFORE = frozenset("\"'“¿([{-")
 """Punctuation that belongs to the word after it."""
 _AFTER = frozenset("\"'.。,，!！?？:：”)]}、")
-MAX_WORD_SECONDS = 2.0
-"""A word that seems to take longer has a pause in it."""
 
 Floats = npt.NDArray[np.float32]
 

@@ -172,8 +172,7 @@ class Whisper:
         inputs = mx.array([0 if row is None else row.next_input for row in slots], mx.int32)
         hidden = parts.decoder.step(inputs, mx.array(cache.lengths(), mx.int32), cache.cross, cache)
         cache.end_step()
-        last_time = parts.shape.audio_positions
-        allowed = [_FREE if row is None else allowed_next(row.tokens, parts.special, last_time) for row in slots]
+        allowed = [_FREE if row is None else allowed_next(row.tokens, parts.special, row.last_time) for row in slots]
         draws = [Draw() if row is None else Draw(row.temperature, row.seed, len(row.tokens)) for row in slots]
         tokens, logprobs = parts.sampler(parts.decoder.logits(hidden), allowed, draws)
         mx.eval(tokens, logprobs)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from millstream.backend.transcription.settings import Vocabulary
 from millstream.backend.transcription.whisper.text import Attempt
-from millstream.backend.transcription.whisper.tokens import SpecialTokens
+from millstream.backend.transcription.whisper.tokens import TIME_STEP, SpecialTokens
 from millstream.engine.transcription.messages import SAMPLE_BYTES, Options
 from millstream.engine.transcription.plan import RowKey, WindowStart
 from millstream.models.transcription_layout import WhisperShape
@@ -24,6 +25,8 @@ class Row:
     """Tokens before the text: context, language, task."""
     limit: int
     """Most tokens of the text."""
+    last_time: int
+    """The timestamp at the end of the audio, counted from 0: what comes after it is padding."""
     slot: int = -1
     no_speech: float = 0.0
     tokens: list[int] = field(default_factory=list)
@@ -78,4 +81,5 @@ def make_row(
         before = [special.previous, *vocabulary.encode(f" {window.options.prompt.strip()}")[-most:]]
     prompt = [*before, *task]
     limit = min(shape.text_positions // 2, shape.text_positions - len(prompt))
-    return Row(window.key, window.options, seconds_of(window), language, prompt, limit)
+    seconds = min(seconds_of(window), shape.window_seconds)
+    return Row(window.key, window.options, seconds, language, prompt, limit, math.ceil(seconds / TIME_STEP))

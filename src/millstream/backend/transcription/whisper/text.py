@@ -35,7 +35,7 @@ def stretches(tokens: Sequence[int], zero: int, end: int, seconds: float) -> tup
         first = tokens[0] if tokens and tokens[0] >= zero else zero
         whole = _stretch([first, *tokens, last or first], zero, end, seconds)
         if last is None or whole.end <= whole.start:
-            whole = Stretch(whole.start, seconds, whole.tokens)
+            whole = Stretch(whole.start, round(seconds, 2), whole.tokens)
         return ([whole] if whole.tokens else []), None
     begins = [0, *cuts]
     ends = [*cuts, len(tokens)] if closed else cuts
