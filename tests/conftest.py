@@ -113,7 +113,7 @@ def whole(request: pytest.FixtureRequest) -> bool:
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """A folder with a tiny random model of a family, made once a run."""
-    from support import tiny_encoders
+    from support import tiny_encoders, tiny_kokoro
     from support.tiny import write_model
     from support.tiny_whisper import write_whisper
 
@@ -123,6 +123,8 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
         folder = root / family
         if family == "whisper":
             return folder if folder.exists() else write_whisper(folder)
+        if family == "kokoro":
+            return folder if folder.exists() else tiny_kokoro.write_kokoro(folder)
         write = tiny_encoders.write_encoder if family in tiny_encoders.OWN else write_model
         return folder if folder.exists() else write(folder, family)
 

@@ -46,6 +46,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "engine.generation": ({"engine", "engine.prefix_cache"}, set()),
     "engine.jobs": ({"engine"}, set()),
     "engine.transcription": ({"engine"}, set()),
+    "engine.speech": ({"engine"}, set()),
     "models": (set(), {"threads", "executors"}),
     "media": (set(), {"executors"}),
     "text": ({"models"}, set()),
@@ -53,6 +54,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "backend.generation": ({"backend", "engine", "engine.generation", "engine.prefix_cache"}, {"mlx"}),
     "backend.encoders": ({"backend", "engine", "engine.jobs", "models"}, {"mlx"}),
     "backend.transcription": ({"backend", "engine", "engine.transcription", "models"}, {"mlx"}),
+    "backend.speech": ({"backend", "engine", "engine.speech", "models"}, {"mlx"}),
     "service": ({"engine"}, {"asyncio"}),
     "service.media": ({"media"}, {"asyncio", "executors"}),
     "service.generation": (
@@ -64,6 +66,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
         {"service", "service.media", "engine", "engine.transcription", "media"},
         {"asyncio", "executors"},
     ),
+    "service.speech": ({"service", "engine", "engine.speech", "text"}, {"asyncio", "executors"}),
     "service.mcp": ({"service"}, {"asyncio", "mcp"}),
     "service.telemetry": ({"service"}, {"asyncio", "threads", "otel"}),
     "service.store": (set(), {"asyncio", "executors"}),

@@ -22,5 +22,5 @@ def services(service: Any, **others: Any) -> Services:
         "tool_servers": McpServers(()),
         "state": StateOperations(ModelHub(), Journal(), History(lambda: (), Activities())),
     }
-    kinds = dict.fromkeys(("models", "generation", "encoding", "transcription"), service)
+    kinds = dict.fromkeys(("models", "generation", "encoding", "transcription", "speech"), service)
     return Services(**kinds | parts | others)

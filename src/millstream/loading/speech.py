@@ -11,6 +11,7 @@ from millstream.engine.speech.scheduler import SpeechScheduler
 from millstream.installed import require_mlx_audio
 from millstream.loading.backends import speech_backend
 from millstream.loading.engines import Engines
+from millstream.loading.espeak import find_espeak
 from millstream.loading.settings import engine_settings, max_batch
 from millstream.loading.work import Work
 from millstream.model_facts import UNDESCRIBED, ModelDescription, SpeechFacts
@@ -131,4 +132,4 @@ def _writer(source: ModelSource, layout: SpeechLayout) -> ScriptWriter:
         require_mlx_audio(f"{source.path}: {layout.family} models")
         return PlainWriter(speaker_names(source.path, layout))
     config = read_kokoro_config(source.path)
-    return KokoroWriter(config.vocab, [name for name, _ in layout.voices], config.max_phonemes)
+    return KokoroWriter(config.vocab, [name for name, _ in layout.voices], config.max_phonemes, espeak=find_espeak())

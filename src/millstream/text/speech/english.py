@@ -84,7 +84,7 @@ def _punctuate(spoken: list[str], sign: str) -> None:
     if not mark:
         return
     if spoken and spoken[-1] in ".,!?;:—" and mark in ".,!?;:—":
-        if spoken[-1] in ",;:—" or mark in "!?":
+        if spoken[-1] in ",;:—" or (spoken[-1] == "." and mark in "!?"):
             spoken[-1] = mark
         return
     spoken.append(mark)

@@ -164,6 +164,7 @@ def _rule(pattern: str, rewrite: Callable[[re.Match[str]], str], flags: int = re
 
 _UNIT = "|".join(re.escape(unit) for unit in sorted(_UNITS, key=len, reverse=True))
 _RULES: tuple[Rule, ...] = (
+    _rule(r"\d{25,}", lambda match: f" {digits(match[0])} "),
     _rule(r"!?\[([^\]\n]{1,200})\]\([^)\s]{1,500}\)", lambda match: match[1]),
     _rule(r"(?<![\w.])[\w.+-]{1,64}@[\w-]{1,64}(?:\.[\w-]{1,64})+", _address),
     _rule(r"(?:https?://|www\.)[^\s<>\"]+", _address),
@@ -186,7 +187,7 @@ _RULES: tuple[Rule, ...] = (
     _rule(r"\b(\d+)(?:st|nd|rd|th)\b", lambda match: ordinal(int(match[1])) if len(match[1]) < 16 else digits(match[1])),
     _rule(r"\b(\d{3}0)s\b", lambda match: plural(year(int(match[1])))),
     _rule(r"'(\d0)s\b", lambda match: plural(cardinal(int(match[1])))),
-    _rule(r"(?<![\d.])(\d+(?:\.\d+){2,})\b", lambda match: " point ".join(number(part) for part in match[1].split("."))),
+    _rule(r"(?<![\d.])(\d+(?:\.\d+){2,})\b", lambda match: f" {' point '.join(number(part) for part in match[1].split('.'))} "),
     _rule(rf"(?<![\w.-])({_NUMBER})\s?-\s?(?=\d)", lambda match: f"{match[1]} to "),
     _rule(rf"(?<![\w.])-(?=(?:{_NUMBER}))", lambda match: "minus "),
     _rule(rf"({_NUMBER})\s?({_UNIT})(?![a-z°'])", lambda match: f"{number(match[1])} {_plural(_UNITS[match[2].lower()], match[1])}"),

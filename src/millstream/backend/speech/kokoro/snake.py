@@ -37,7 +37,12 @@ def snake(x: mx.array, scale: mx.array, shift: mx.array) -> mx.array:
 
 def fused_snake(dtype: mx.Dtype) -> Snake:
     """Compiled by MLX. On a CPU that needs a C++ compiler at run time; without one, the operations run one by one."""
-    fused = mx.compile(snake, shapeless=True)
+
+    def own(x: mx.array, scale: mx.array, shift: mx.array) -> mx.array:
+        # MLX caches compiled graphs, and the stream in them, by function: each engine needs one of its own.
+        return snake(x, scale, shift)
+
+    fused: Snake = mx.compile(own, shapeless=True)
     try:
         mx.eval(fused(mx.zeros((1, 2, 4), dtype), mx.ones((1, 1, 4)), mx.ones((1, 1, 4))))
     except RuntimeError as error:
