@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from millstream.config import ModelSpec, Settings
-from support.browser import Opener, launched, opened
+from support.browser import LAN_NAME, Opener, launched, opened
 from support.scripted_server import ScriptedServer, scripted_server
 from support.server import RunningServer, running
 from support.tiny_vision import write_servable_qwen
@@ -48,7 +48,7 @@ def page_server(demo_path: Path, tmp_path_factory: pytest.TempPathFactory) -> It
 @pytest.fixture(scope="session")
 def _scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedServer]:
     folder = tmp_path_factory.mktemp("scripted") / "example-model"
-    with scripted_server(folder, reasoning_format="think") as server:
+    with scripted_server(folder, reasoning_format="think", allowed_hosts=(LAN_NAME,)) as server:
         yield server
 
 

@@ -33,7 +33,7 @@ def test_the_page_is_made_from_the_schemas(document: dict[str, Any]) -> None:
 
 
 def test_every_request_that_generates_has_a_table(document: dict[str, Any]) -> None:
-    generating = {"text", "responses", "messages", "ollama", "embeddings", "rerank"}
+    generating = {"text", "responses", "messages", "ollama", "embeddings", "rerank", "speech"}
     posts = {
         path
         for path, operations in document["paths"].items()

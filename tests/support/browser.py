@@ -37,6 +37,8 @@ def launched() -> Iterator[Browser]:
     sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
     path = chromium_path()
     arguments = ["--disable-dev-shm-usage", f"--host-resolver-rules=MAP {LAN_NAME} 127.0.0.1"]
+    # A microphone that hums, and nobody who must be asked for it.
+    arguments += ["--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
     if os.geteuid() == 0:
         arguments.append("--no-sandbox")
     with sync_api.sync_playwright() as playwright:

@@ -150,6 +150,7 @@ _RULES = {
     "greater_than_equal": "must be at least {ge}",
     "less_than": "must be less than {lt}",
     "less_than_equal": "must be at most {le}",
+    "string_too_long": "must have at most {max_length} characters",
 }
 """Pydantic's error types that our schemas can raise, in terms of JSON."""
 

@@ -67,7 +67,8 @@ class Edge:
             await response(scope, receive, reply.send)
         elif STREAM_ERROR in scope and not reply.ended:
             last = scope[STREAM_ERROR](error)
-            await reply.send({"type": "http.response.body", "body": last, "more_body": False})
+            if last is not None:
+                await reply.send({"type": "http.response.body", "body": last, "more_body": False})
         # Any other response that broke off stays incomplete: the server then closes the connection.
 
 

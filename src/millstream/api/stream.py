@@ -11,7 +11,7 @@ from millstream.api.writer import Writer
 
 STREAM_ERROR = "millstream.stream_error"
 """Key of the ASGI scope. A response that has begun to stream puts a function there that renders an error as the last
-bytes of its stream, and the edge calls it."""
+bytes of its stream, and the edge calls it. It may return None: then the stream stays incomplete."""
 
 
 @dataclass(frozen=True, slots=True)

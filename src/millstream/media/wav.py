@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millstream.errors import MediaRefused
+from millstream.media.pcm import UNKNOWN_LENGTH
 
 Samples = npt.NDArray[np.float32]
 
@@ -73,10 +74,13 @@ def open_wav(data: bytes) -> Wav:
     if len(data) < 12 or data[:4] != b"RIFF" or data[8:12] != b"WAVE":
         raise MediaRefused(f"the file is not audio in a supported format; send WAV. For other formats, {CONVERT_HINT}")
     form: tuple[int, int, int, int] | None = None
+    streamed = data[4:8] == b"\xff\xff\xff\xff"  # as our own speech: the header was sent before the length was known
     at = 12
     while at + 8 <= len(data):
         name, size = struct.unpack_from("<4sI", data, at)
         at += 8
+        if name == b"data" and size == UNKNOWN_LENGTH and streamed:
+            size = len(data) - at
         if size > len(data) - at:
             raise MediaRefused(
                 f"the WAV file is damaged: a chunk should have {size} bytes but only {len(data) - at} follow. The file "

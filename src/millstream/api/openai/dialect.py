@@ -7,6 +7,7 @@ from fastapi import APIRouter
 from millstream.api.dialect import Dialect, DialectDocs
 from millstream.api.errors import ErrorFormat
 from millstream.api.openai import chat, completions, embeddings, models, rerank
+from millstream.api.openai.audio import speech, speech_schema, voices
 from millstream.api.openai.docs import ERRORS
 from millstream.api.openai.embedding_schema import EmbeddingList, EmbeddingsRequest
 from millstream.api.openai.errors import error_body
@@ -28,6 +29,8 @@ def _routes(responder: Responder) -> tuple[APIRouter, ...]:
         responses.routes(responder),
         embeddings.routes(responder),
         rerank.routes(responder),
+        speech.routes(responder),
+        voices.routes(responder.services),
         models.routes(responder.services.models),
     )
 
@@ -46,6 +49,7 @@ OPENAI = Dialect(
             EmbeddingsRequest,
             RerankBody,
             ScoreBody,
+            speech_schema.SpeechBody,
         ),
         responses=(
             ChatCompletion,
@@ -56,6 +60,7 @@ OPENAI = Dialect(
             EmbeddingList,
             RankedList,
             ScoreList,
+            *speech_schema.MODELS,
             *responses_schema.MODELS,
         ),
         tags=(
@@ -63,9 +68,10 @@ OPENAI = Dialect(
             {"name": "responses", "description": "Generate, store and continue responses."},
             {"name": "embeddings", "description": "Vectors for texts."},
             {"name": "rerank", "description": "Scores for texts against each other."},
+            {"name": "speech", "description": "Speech from text."},
             {"name": "models", "description": "List, load and unload models."},
         ),
     ),
-    paths=("/v1/chat", "/v1/completions", "/v1/responses", "/v1/embeddings", *RERANK_PATHS, *SCORE_PATHS),
+    paths=("/v1/chat", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/audio", *RERANK_PATHS, *SCORE_PATHS),
     admin_paths=(models.ADMIN_PATH,),
 )

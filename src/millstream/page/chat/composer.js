@@ -15,8 +15,9 @@ export class Composer {
    * @param {() => void} actions.editLast
    * @param {(capability: string) => boolean} actions.can
    * @param {(text: string) => void} actions.notice an empty text clears it
+   * @param {HTMLElement} microphone
    */
-  constructor(actions) {
+  constructor(actions, microphone) {
     this.actions = actions;
     this.form = /** @type {HTMLFormElement} */ (find("#composer"));
     this.field = /** @type {HTMLTextAreaElement} */ (find("#message"));
@@ -35,7 +36,7 @@ export class Composer {
       class: "icon-button send",
       hidden: true,
     });
-    find("#composer-buttons").append(this.attach, this.sendButton, this.stopButton);
+    find("#composer-buttons").append(this.attach, microphone, this.sendButton, this.stopButton);
     this.fit = grow(this.field);
     this.listen();
   }
@@ -126,6 +127,18 @@ export class Composer {
     this.sendButton.hidden = running;
     this.stopButton.hidden = !running;
     if (focused === this.stopButton || focused === this.sendButton) this.field.focus();
+  }
+
+  /** Puts a text where the caret is. @param {string} text */
+  insert(text) {
+    const { field } = this;
+    const before = field.value.slice(0, field.selectionStart);
+    const after = field.value.slice(field.selectionEnd);
+    const start = before && !/\s$/.test(before) ? " " : "";
+    const end = after && !/^\s/.test(after) ? " " : "";
+    field.setRangeText(start + text + end, before.length, field.selectionEnd, "end");
+    this.fit();
+    field.focus();
   }
 
   /** Offers what the chosen model takes. */

@@ -6,8 +6,10 @@ import { element, find, iconButton } from "../common/dom.js";
 import { mountNav } from "../common/nav.js";
 import { Chat } from "./chat.js";
 import { Composer } from "./composer.js";
+import { Dictation } from "./dictation.js";
 import { exportConversation } from "./export.js";
 import { Models } from "./models.js";
+import { Reader, spokenText } from "./read-aloud.js";
 import { editSettings } from "./settings.js";
 import { Sidebar } from "./sidebar.js";
 import { Thread } from "./thread.js";
@@ -31,6 +33,8 @@ const models = new Models({
   },
   changed: () => {
     composer.refresh();
+    dictation.refresh();
+    thread.offerReading(Boolean(models.first("speech")));
     if (pollProblem) notice("");
     pollProblem = "";
   },
@@ -50,6 +54,7 @@ const chat = new Chat({
     const hash = filled ? `#c=${conversation.id}` : "";
     if (location.hash !== hash) history.replaceState(null, "", hash || location.pathname);
     if (conversation.model) models.choose(conversation.model);
+    reader.stop();
     thread.show(conversation);
     if (matchMedia("(hover: hover)").matches) composer.field.focus(); // elsewhere a keyboard would cover the page
     drawBar();
@@ -65,26 +70,45 @@ const chat = new Chat({
   model: () => models.select.value,
 });
 
+const reader = new Reader({
+  changed: (id) => thread.showReading(id),
+  failed: (error) => notice(inWords(error)),
+});
+
 const thread = new Thread({
   edit: () => {},
   edited: (message, text) => void chat.edited(message, text),
   retry: (message) => void chat.retry(message),
   turn: (message, step) => chat.turn(message, step),
   giveResult: (message, callId, result) => void chat.giveResult(message, callId, result),
+  readAloud: (message, answer) => {
+    notice("");
+    reader.toggle(message.id, spokenText(answer), models.first("speech"));
+  },
 });
 
 const sidebar = new Sidebar({ fresh: () => chat.fresh(), open: (id) => void chat.open(id) });
 
-const composer = new Composer({
-  send: (text, files) => {
-    thread.follows = true;
-    void chat.send(text, files);
-  },
-  stop: () => chat.stop(),
-  editLast: () => thread.editLast(),
-  can: (capability) => models.can(capability),
+const dictation = new Dictation({
+  insert: (text) => composer.insert(text),
   notice,
+  model: () => models.first("transcription"),
+  inWords,
 });
+
+const composer = new Composer(
+  {
+    send: (text, files) => {
+      thread.follows = true;
+      void chat.send(text, files);
+    },
+    stop: () => chat.stop(),
+    editLast: () => thread.editLast(),
+    can: (capability) => models.can(capability),
+    notice,
+  },
+  dictation.button,
+);
 
 const tools = {
   rename: iconButton("edit", "Rename this chat", async () => {
@@ -132,7 +156,10 @@ find("#chat-tools").append(tools.settings, tools.rename, tools.export, tools.rem
 find(".skip-link").addEventListener("click", skipToMessage);
 addEventListener("hashchange", openFromAddress);
 addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && !document.querySelector("dialog[open]")) chat.stop();
+  if (event.key !== "Escape" || document.querySelector("dialog[open]")) return;
+  if (dictation.discard()) return;
+  reader.stop();
+  chat.stop();
 });
 openFromAddress();
 models.pollNow();

@@ -16,6 +16,7 @@ import { duration } from "./words.js";
  * @property {(message: Message) => void} retry
  * @property {(message: Message, step: number) => void} turn shows another version
  * @property {(message: Message, callId: string, result: string) => void} giveResult
+ * @property {(message: Message, answer: HTMLElement) => void} readAloud or stops reading
  */
 
 /** What is said of an answer by how it ended. */
@@ -25,12 +26,16 @@ const NOTES = {
   interrupted: "The page was closed before this answer was complete.",
 };
 
+const READ = "Read aloud";
+
 export class MessageView {
   /** @param {Message} message @param {Actions} actions */
   constructor(message, actions) {
     this.message = message;
     this.settled = false;
     this.actions = actions;
+    /** @type {HTMLElement | null} */
+    this.speak = null;
     this.reasoning = element("div", { class: "prose" });
     this.summary = element("span", {}, "Reasoning");
     this.fold = element(
@@ -74,7 +79,17 @@ export class MessageView {
       return [copy, iconButton("edit", "Edit", () => this.actions.edit(this.message))];
     }
     if (this.message.role === "tool") return [copy];
-    return [copy, iconButton("retry", "Try again", () => this.actions.retry(this.message))];
+    this.speak = iconButton("speaker", READ, () => this.actions.readAloud(this.message, this.content), {
+      class: "icon-button read-aloud",
+    });
+    return [copy, iconButton("retry", "Try again", () => this.actions.retry(this.message)), this.speak];
+  }
+
+  /** @param {boolean} reading */
+  showReading(reading) {
+    if (!this.speak) return;
+    this.speak.replaceChildren(icon(reading ? "stop" : "speaker"));
+    this.speak.ariaLabel = this.speak.title = reading ? "Stop reading" : READ;
   }
 
   /** @param {{versions: Message[], open: string[]}} place its siblings, and its calls that lack a result */

@@ -39,6 +39,11 @@ export class Models {
     return this.current?.capabilities?.includes(capability) ?? false;
   }
 
+  /** The first model of the server that can do something, whichever is chosen; empty if there is none. @param {string} capability */
+  first(capability) {
+    return this.all.find((model) => model.capabilities?.includes(capability))?.id ?? "";
+  }
+
   /** Shows a conversation's model, as soon as the server has it. @param {string} id */
   choose(id) {
     this.wanted = id;
@@ -66,13 +71,14 @@ export class Models {
   }
 
   draw() {
-    const shown = JSON.stringify(this.all.map((model) => [model.id, model.state]));
+    const chats = this.all.filter(canChat);
+    const shown = JSON.stringify(chats.map((model) => [model.id, model.state]));
     if (shown !== this.select.dataset.shown) {
       this.select.dataset.shown = shown;
-      this.select.replaceChildren(...this.all.map(option));
+      this.select.replaceChildren(...chats.map(option));
     }
-    const known = this.all.some((model) => model.id === this.wanted);
-    const best = this.all.find((model) => model.state === "ready") ?? this.all[0];
+    const known = chats.some((model) => model.id === this.wanted);
+    const best = chats.find((model) => model.state === "ready") ?? chats[0];
     this.select.value = known ? this.wanted : (best?.id ?? "");
     const { current } = this;
     const loading = current?.state === "loading";
@@ -83,6 +89,11 @@ export class Models {
     if (current?.progress != null) this.progress.value = current.progress;
     else this.progress.removeAttribute("value");
   }
+}
+
+/** Models that embed, speak or transcribe are no choice for a chat. Of some nothing is known before they are loaded. @param {ModelInfo} model */
+function canChat({ capabilities = [] }) {
+  return !capabilities.length || capabilities.includes("completion");
 }
 
 /** @param {ModelInfo} model */

@@ -100,6 +100,16 @@ export class Thread {
     wanted.find((button) => button && !button.disabled)?.focus();
   }
 
+  /** Offers to read answers aloud. @param {boolean} speaks */
+  offerReading(speaks) {
+    this.element.classList.toggle("speaks", speaks);
+  }
+
+  /** @param {string} id of the message that is read aloud; empty if none */
+  showReading(id) {
+    for (const [each, view] of this.views) view.showReading(each === id);
+  }
+
   scrollToEnd() {
     this.element.scrollTop = this.element.scrollHeight;
     this.follows = true;
