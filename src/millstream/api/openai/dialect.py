@@ -7,7 +7,7 @@ from fastapi import APIRouter
 from millstream.api.dialect import Dialect, DialectDocs
 from millstream.api.errors import ErrorFormat
 from millstream.api.openai import chat, completions, embeddings, models, rerank
-from millstream.api.openai.audio import speech, speech_schema, voices
+from millstream.api.openai.audio import speech, speech_schema, transcription_schema, transcriptions, voices
 from millstream.api.openai.docs import ERRORS
 from millstream.api.openai.embedding_schema import EmbeddingList, EmbeddingsRequest
 from millstream.api.openai.errors import error_body
@@ -29,6 +29,7 @@ def _routes(responder: Responder) -> tuple[APIRouter, ...]:
         responses.routes(responder),
         embeddings.routes(responder),
         rerank.routes(responder),
+        transcriptions.routes(responder),
         speech.routes(responder),
         voices.routes(responder.services),
         models.routes(responder.services.models),
@@ -49,6 +50,7 @@ OPENAI = Dialect(
             EmbeddingsRequest,
             RerankBody,
             ScoreBody,
+            transcription_schema.TranscriptionBody,
             speech_schema.SpeechBody,
         ),
         responses=(
@@ -60,6 +62,7 @@ OPENAI = Dialect(
             EmbeddingList,
             RankedList,
             ScoreList,
+            *transcription_schema.MODELS,
             *speech_schema.MODELS,
             *responses_schema.MODELS,
         ),
@@ -68,10 +71,12 @@ OPENAI = Dialect(
             {"name": "responses", "description": "Generate, store and continue responses."},
             {"name": "embeddings", "description": "Vectors for texts."},
             {"name": "rerank", "description": "Scores for texts against each other."},
+            {"name": "transcription", "description": "Text from speech."},
             {"name": "speech", "description": "Speech from text."},
             {"name": "models", "description": "List, load and unload models."},
         ),
     ),
     paths=("/v1/chat", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/audio", *RERANK_PATHS, *SCORE_PATHS),
+    upload_paths=transcriptions.PATHS,
     admin_paths=(models.ADMIN_PATH,),
 )
