@@ -76,7 +76,7 @@ def test_it_says_what_the_library_says(family: str, voice: str, tmp_path: Path) 
     folder, reference = written(family, tmp_path)
     expected = [reference(text) for text in TEXTS]
     other = reference(TEXTS[0], voice)
-    assert not same(expected[0], other) and len({each.shape for each in expected}) > 1
+    assert not same(expected[0], other) and not same(expected[0], expected[1])
     with speech_engine(folder) as driver:
         facts: Any = driver.facts
         driver.complete(speak(0, *TEXTS), speak(1, TEXTS[0], voice=voice))
@@ -205,6 +205,7 @@ def test_a_missing_package_is_named_with_the_command_that_adds_it(tmp_path: Path
     code = f"""
 import sys, pathlib
 sys.modules["sentencepiece"] = None
+from millstream.backend import mlx_lm_import
 from millstream.backend.device import current_device
 from millstream.backend.speech.loading import load_speaker
 from millstream.backend.speech.settings import SpeechSettings

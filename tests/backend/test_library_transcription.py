@@ -239,6 +239,7 @@ def test_a_missing_library_is_named_with_the_command_that_adds_it(tmp_path: Path
     code = f"""
 import sys, pathlib
 sys.modules["mlx_audio"] = None
+from millstream.backend import mlx_lm_import
 from millstream.backend.device import current_device
 from millstream.backend.transcription.loading import load_family
 from millstream.backend.transcription.settings import TranscriptionSettings

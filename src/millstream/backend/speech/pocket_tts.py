@@ -13,6 +13,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from millstream.backend import mlx_audio_import  # noqa: F401  before all that imports mlx-audio
 from millstream.backend.device import Device
 from millstream.backend.speech.library_pieces import only_piece, seed_of
 from millstream.backend.speech.settings import SpeechSettings
@@ -31,8 +32,6 @@ FRAMES = 4
 
 def load_pocket_tts(settings: SpeechSettings, device: Device) -> PocketTtsSpeaker:
     from mlx_audio.tts.models.pocket_tts.pocket_tts import Model, ModelConfig
-
-    from millstream.backend import mlx_audio_import  # noqa: F401  before all that imports mlx-audio
 
     folder = settings.path
     config = check_folder(folder)

@@ -11,6 +11,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from millstream.backend import mlx_audio_import  # noqa: F401  before all that imports mlx-audio
 from millstream.backend.device import Device
 from millstream.backend.speech.library_pieces import only_piece, seed_of
 from millstream.backend.speech.settings import SpeechSettings
@@ -38,8 +39,6 @@ _LANGUAGES = {
 
 def load_qwen3_tts(settings: SpeechSettings, device: Device) -> Qwen3TtsSpeaker:
     from mlx_audio.tts.models.qwen3_tts.qwen3_tts import Model, ModelConfig
-
-    from millstream.backend import mlx_audio_import  # noqa: F401  before all that imports mlx-audio
 
     folder = settings.path
     if settings.encode is None:

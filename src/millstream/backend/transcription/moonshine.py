@@ -9,6 +9,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from millstream.backend import mlx_audio_import  # noqa: F401  before all that imports mlx-audio
 from millstream.backend.device import Device
 from millstream.backend.transcription.family import Traits
 from millstream.backend.transcription.settings import Vocabulary
@@ -29,8 +30,6 @@ def load_moonshine(
     folder: Path, config: dict[str, Any], vocabulary: Vocabulary, device: Device, report: Progress = ignore_progress
 ) -> WrittenFamily:
     from mlx_audio.stt.models.moonshine.moonshine import Model, ModelConfig
-
-    from millstream.backend import mlx_audio_import  # noqa: F401  before all that imports mlx-audio
 
     model = Model(ModelConfig.from_dict(config))
     fill(model, _sanitized(model, stored_weights(folder)), config, folder)

@@ -9,6 +9,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from millstream.backend import mlx_audio_import  # noqa: F401  before all that imports mlx-audio
 from millstream.backend.device import Device
 from millstream.backend.transcription.family import Traits
 from millstream.backend.transcription.settings import Vocabulary
@@ -42,8 +43,6 @@ def load_qwen3_asr(
 ) -> WrittenFamily:
     from mlx_audio.stt.models.qwen3_asr.config import ModelConfig
     from mlx_audio.stt.models.qwen3_asr.qwen3_asr import Qwen3ASRModel
-
-    from millstream.backend import mlx_audio_import  # noqa: F401  before all that imports mlx-audio
 
     settings = ModelConfig.from_dict(config)
     if not isinstance(settings, ModelConfig):

@@ -9,6 +9,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from millstream.backend import mlx_audio_import  # noqa: F401  before all that imports mlx-audio
 from millstream.backend.device import Device
 from millstream.backend.transcription.family import Traits
 from millstream.backend.transcription.settings import Vocabulary
@@ -28,8 +29,6 @@ def load_voxtral(
     folder: Path, config: dict[str, Any], vocabulary: Vocabulary, device: Device, report: Progress = ignore_progress
 ) -> WrittenFamily:
     from mlx_audio.stt.models.voxtral.voxtral import Model, ModelConfig
-
-    from millstream.backend import mlx_audio_import  # noqa: F401  before all that imports mlx-audio
 
     model = Model(ModelConfig.from_dict(config))
     fill(model, _with_layout_of_mlx(model, stored_weights(folder)), config, folder)

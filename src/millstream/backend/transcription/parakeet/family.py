@@ -9,6 +9,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from millstream.backend import mlx_audio_import  # noqa: F401  before all that imports mlx-audio
 from millstream.backend.device import Device
 from millstream.backend.transcription.family import Traits
 from millstream.backend.transcription.parakeet.transducer import Emitted, Row, Transducer
@@ -30,7 +31,6 @@ STEPS = 32
 def load_parakeet(
     folder: Path, config: dict[str, Any], device: Device, report: Progress = ignore_progress
 ) -> ParakeetFamily:
-    from millstream.backend import mlx_audio_import  # noqa: F401  before all that imports mlx-audio
 
     # The library masks padding in batches if this is set. Windows that are alone have none.
     encoder = {**config["encoder"], "mask_padding": True}
