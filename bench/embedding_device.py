@@ -19,8 +19,12 @@ import encoder_shapes
 from embedding_inputs import lengths
 from millstream.backend.environment import avoid_cudnn_attention, load_blas
 
-CASES = (("mixed", 1), ("mixed", 64), ("mixed", 2048), ("short", 2048), ("full", 512))
-QUICK_CASES = (("mixed", 1), ("mixed", 16))
+ONE_BY_ONE = "one by one"
+CASES = (("mixed", 1, ""), ("mixed", 64, ONE_BY_ONE), *((mix, count, "") for mix, count in (
+    ("mixed", 64), ("mixed", 2048), ("short", 2048), ("full", 512),
+)))  # fmt: skip
+CPU_CASES = (("mixed", 64, ONE_BY_ONE), ("mixed", 64, ""), ("short", 64, ""), ("long", 64, ""))
+QUICK_CASES = (("mixed", 16, ONE_BY_ONE), ("mixed", 16, ""))
 ROUNDS = 3
 HEADING = "| case | inputs/s | tokens/s | batches | padding | TFLOP/s | share of peak |\n|---|---|---|---|---|---|---|"
 
@@ -46,14 +50,15 @@ def measure(models: Sequence[tuple[str, str | None]], *, quick: bool, disabled: 
     for name, peak in peaks.items():
         print(f"peak in {name}, a matmul of large squares: {peak / 1e12:.3g} TFLOP/s", flush=True)
     for shape, dtype in models:
-        _measure_model(shape, dtype, peaks, QUICK_CASES if quick else CASES, disabled)
+        cases = QUICK_CASES if quick else CPU_CASES if device.is_cpu else CASES
+        _measure_model(shape, dtype, peaks, cases, disabled)
 
 
 def _measure_model(
     shape: str,
     dtype: str | None,
     peaks: dict[str, float],
-    cases: Sequence[tuple[str, int]],
+    cases: Sequence[tuple[str, int, str]],
     disabled: frozenset[str],
 ) -> None:
     from millstream.backend.encoders.backend import EncoderSettings, MlxEncoderBackend
@@ -76,26 +81,28 @@ def _measure_model(
     print(f"its linear layers alone, {tokens} tokens at once: {_rate(linear, peak)}", flush=True)
     print(HEADING, flush=True)
     vocabulary = min(30_000, encoder_shapes.SHAPES[shape]["vocab_size"])
-    for mix, count in cases:
+    for mix, count, way in cases:
         sizes = [length + 2 for length in lengths(mix, count, 0)]  # with the special tokens around a text
         draw = np.random.default_rng(0)
         texts = tuple(draw.integers(4, vocabulary, size, np.int32).tobytes() for size in sizes)
+        requests = [(text,) for text in texts] if way == ONE_BY_ONE else [texts]
         batches: list[int] = []
 
-        def run(texts: tuple[bytes, ...] = texts, batches: list[int] = batches) -> None:
+        def run(requests: Sequence[tuple[bytes, ...]] = requests, batches: list[int] = batches) -> None:
             batches.clear()
             scheduler = JobScheduler(facts)
-            scheduler.submit(Encode(0, texts))
-            while not scheduler.idle:
-                plan = scheduler.plan()
-                batches.append(len(plan.inputs) * plan.length)
-                scheduler.advance(plan, backend.step(plan))
+            for request in requests:
+                scheduler.submit(Encode(0, request))
+                while not scheduler.idle:
+                    plan = scheduler.plan()
+                    batches.append(len(plan.inputs) * plan.length)
+                    scheduler.advance(plan, backend.step(plan))
 
         seconds = _best(run)
         padding = 1 - sum(sizes) / sum(batches)
         flops = sum(encoder_shapes.input_flops(shape, size) for size in sizes)
         figures = f"{count / seconds:,.0f} | {sum(sizes) / seconds:,.0f} | {len(batches)} | {padding:.0%}"
-        print(f"| {count} {mix} | {figures} | {_rate(flops / seconds, peak, ' | ')} |", flush=True)
+        print(f"| {f'{count} {mix} {way}'.strip()} | {figures} | {_rate(flops / seconds, peak, ' | ')} |", flush=True)
     backend.close()
 
 
