@@ -21,7 +21,9 @@ from millstream.backend.transcription.whisper.spectrogram import LogMel, mel_fil
 from millstream.engine.messages import Cancel, Failed
 from millstream.engine.transcription.messages import AddWindows, Options, Transcribe, WindowText
 from millstream.errors import ModelError
+from millstream.models.source import ModelSource
 from millstream.models.whisper_files import whisper_tensors
+from millstream.text.speech_vocabulary import speech_vocabulary
 from support.engines import Driver
 from support.tiny_whisper import SECONDS, Layout, spoken, write_whisper
 from support.transcriptions import GREEDY, request, texts_of, tokens_of, transcription_engine, window
@@ -173,6 +175,15 @@ def test_damaged_archives_are_refused(tmp_path: Path, damage: Callable[[bytes], 
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(ModelError, match=message):
         whisper_tensors(path.parent)
+
+
+def test_a_folder_without_a_tokenizer_says_what_to_do(tmp_path: Path) -> None:
+    folder = write_whisper(tmp_path / "bare", "npz")
+    (folder / "tokenizer.json").unlink()
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "n_vocab": 51_866}))
+    with pytest.raises(ModelError, match=r"hf download openai/whisper-large-v3 tokenizer\.json --local-dir"):
+        speech_vocabulary(ModelSource("bare", "folder", folder))
 
 
 def test_a_model_for_english_alone_has_no_language_token(tmp_path: Path) -> None:

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 import tokenizers
 
+from millstream.errors import ModelError
 from millstream.models.source import ModelSource
+from millstream.models.transcription_layout import read_whisper
 from millstream.text.loading import load_backend
 
 
@@ -30,6 +32,16 @@ class SpeechVocabulary:
         return found
 
 
+_ORIGINALS = {51_864: "openai/whisper-tiny.en", 51_865: "openai/whisper-tiny", 51_866: "openai/whisper-large-v3"}
+"""By the size of the vocabulary: a model whose tokenizer fits all of that size."""
+
+
 def speech_vocabulary(source: ModelSource) -> SpeechVocabulary:
-    """Raises `ModelError` if the folder has no tokenizer."""
+    """Raises `ModelError` if the folder has no tokenizer. Many folders that were converted for MLX have none."""
+    if not any((source.path / name).is_file() for name in ("tokenizer.json", "vocab.json")):
+        original = _ORIGINALS.get(read_whisper(source.path).vocab, "the original model")
+        raise ModelError(
+            f"{source.path} has no tokenizer.json. That of {original} fits: "
+            f"hf download {original} tokenizer.json --local-dir {source.path}"
+        )
     return SpeechVocabulary(load_backend(source))
