@@ -68,6 +68,26 @@ def test_rows_of_a_batch_equal_each_alone(folder: Path, options: Options, start:
                 assert [word.text for word in mine.words] == [word.text for word in theirs.words]
 
 
+@pytest.mark.parametrize("start", [1, 4])
+def test_rows_with_unlike_options_equal_each_alone(folder: Path, start: int) -> None:
+    """Long prompts join rows that have begun, and the other way round."""
+    options = [
+        GREEDY,
+        replace(GREEDY, prompt="abcdefg"),
+        Options(language="de", words=True),
+        Options("translate", "zh", temperatures=(0.7,), seed=5),
+    ]
+    asked = [(number, [WINDOWS[number]], options[number % len(options)]) for number in range(len(WINDOWS))]
+    with transcription_engine(folder, start=start) as driver:
+        for each in asked:
+            driver.complete(request(*each))
+        expected = [result(texts_of(driver, number)[0]) for number, _, _ in asked]
+        for order in (asked, asked[::-1]):
+            driver.reset()
+            driver.complete(*(request(*each) for each in order))
+            assert [result(texts_of(driver, number)[0]) for number, _, _ in asked] == expected
+
+
 def test_windows_of_one_request_run_together_and_follow_the_first_ones_language(folder: Path) -> None:
     with transcription_engine(folder) as driver:
         driver.complete(request(1, WINDOWS))
