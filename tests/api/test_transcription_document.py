@@ -25,7 +25,7 @@ CONFIG = {
     "cache": {"enabled": False},
     "generation": {
         "deterministic": True,
-        "max-examples": 60 if is_whole() else 12,
+        "max-examples": 60 if is_whole() else 6,
         "no-shrink": True,
         "database": "none",
         "with-security-parameters": False,
