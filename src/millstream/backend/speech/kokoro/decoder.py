@@ -26,7 +26,8 @@ class Decoder:
         self, text: mx.array, pitch: mx.array, energy: mx.array, style: mx.array, rows: Rows, *, noise: bool = True
     ) -> tuple[mx.array, Rows]:
         """`text`: (rows, frames, channels). Curves have two values per frame. Returns samples in float32."""
-        shared = [self._text(text), self._pitch(pitch), self._energy(energy)]
+        curves = [self._pitch(pitch.astype(text.dtype)), self._energy(energy.astype(text.dtype))]
+        shared = [self._text(text), *curves]
         shared = [rows.mask(each) for each in shared]
         x, ends = self._encode(mx.concatenate([text, *shared[1:]], axis=-1), style, rows)
         for block in self._blocks:
