@@ -18,6 +18,7 @@ from websockets.asyncio.client import ClientConnection, connect
 
 from millstream.api.app import create_app
 from millstream.api.http1.limits import HttpLimits
+from millstream.types import CallDelta, Delta, FinishReason
 from support.realtime import (
     END,
     FakeGenerations,
@@ -451,3 +452,56 @@ def test_the_official_client(server: Server) -> None:
 
     run(play())
     assert server.brain.requests[1].prompts[0].messages[-1]["content"] == "And?"
+
+
+def test_openais_agents_sdk(server: Server) -> None:
+    """Its own client checks every event, runs tools, and truncates what was not played when it interrupts."""
+    agents = pytest.importorskip("agents", reason="needs openai-agents (the extra clients)")
+    realtime = pytest.importorskip("agents.realtime")
+
+    def clock(zone: str) -> str:
+        """The time there."""
+        return f"noon in {zone}"
+
+    tool = Delta(0, calls=(CallDelta(0, "c1", "clock", '{"zone": "UTC"}'),), finish_reason=FinishReason.TOOL_CALLS)
+    server.brain.script = [([said("Good day. "), END], None), ([tool], None)]
+    server.brain.script += [([said("It is noon. "), END], None), ([said("A long story. ")],)]
+    settings: dict[str, Any] = {"model_name": "gpt-realtime"}
+    settings |= {"input_audio_transcription": {"model": "whisper-1"}, "turn_detection": {"type": "semantic_vad"}}
+    url = f"ws://127.0.0.1:{server.port}/v1/realtime?model=gpt-realtime"
+
+    async def until_event(session: Any, kind: str) -> Any:
+        async for event in session:
+            assert event.type != "error", event
+            if event.type == kind:
+                return event
+        raise AssertionError(f"no {kind}")
+
+    async def play() -> None:
+        agent = realtime.RealtimeAgent(name="miller", instructions="Be brief.", tools=[agents.function_tool(clock)])
+        runner = realtime.RealtimeRunner(starting_agent=agent, config={"model_settings": settings})
+        async with await runner.run(model_config={"url": url, "api_key": "-"}) as session:
+            await session.send_audio(PHRASE)
+            await until_event(session, "audio_end")
+            await session.send_message("What time is it?")
+            ended = await until_event(session, "tool_end")
+            assert ended.output == "noon in UTC"
+            await until_event(session, "audio_end")
+            server.voice.steps = (sound(3.0),)
+            await session.send_message("Tell me a story.")
+            await until_event(session, "audio")
+            await session.interrupt()
+            await until_event(session, "audio_interrupted")
+
+    run(play())
+    contents = [message["content"] for message in server.brain.requests[-1].prompts[0].messages]
+    assert contents == [
+        "Be brief.",
+        "Hello there.",
+        "Good day. ",
+        "What time is it?",
+        None,
+        "noon in UTC",
+        "It is noon. ",
+        "Tell me a story.",
+    ]
