@@ -585,12 +585,14 @@ def test_two_sessions_do_not_mix_and_a_third_is_refused() -> None:
     async def play() -> None:
         async with stage() as it:
             other_out = FakeOutbox()
-            other = it.sessions.open(replace(BY_VOICE, kind="transcription"), other_out)
+            german = InputTranscription(language="de")
+            other = it.sessions.open(replace(BY_VOICE, kind="transcription", transcription=german), other_out)
             with pytest.raises(Overloaded):
                 it.sessions.open(BY_VOICE, FakeOutbox())
             await asyncio.gather(it.session.append(PHRASE), other.append(PHRASE))
-            for number, text in enumerate(("mine", "other")):
-                (await it.ears.work(number)).push(segment(text), None)
+            for number in range(2):
+                work = await it.ears.work(number)
+                work.push(segment("other" if it.ears.requests[number].language else "mine"), None)
             assert (await it.out.wait(InputTranscriptCompleted)).transcript == "mine"
             assert (await other_out.wait(InputTranscriptCompleted)).transcript == "other"
             await other.close()
