@@ -18,6 +18,7 @@ from websockets.asyncio.client import ClientConnection, connect
 
 from millstream.api.app import create_app
 from millstream.api.http1.limits import HttpLimits
+from millstream.api.openai.realtime import connection
 from millstream.types import CallDelta, Delta, FinishReason
 from support.realtime import (
     END,
@@ -394,6 +395,20 @@ def test_a_client_that_does_not_read_is_cut_off(server: Server) -> None:
     run(play())
 
 
+def test_a_client_that_sends_nothing_is_let_go(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "IDLE_SECONDS", 0.2)
+
+    async def play() -> None:
+        async with talking(server.port) as client:
+            await client.next()
+            with pytest.raises(websockets.ConnectionClosed) as closed:
+                await client.next()
+            assert closed.value.rcvd is not None
+            assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (1000, "no event for 0.2 s")
+
+    run(play())
+
+
 def test_messages_that_are_too_large_end_the_connection(server: Server) -> None:
     async def play() -> None:
         async with talking(server.port) as client:
@@ -409,8 +424,8 @@ def test_messages_that_are_too_large_end_the_connection(server: Server) -> None:
 def test_the_official_client(server: Server) -> None:
     async def play() -> None:
         client = openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="-")
-        async with client.realtime.connect(model="gpt-realtime") as connection:
-            await connection.session.update(
+        async with client.realtime.connect(model="gpt-realtime") as talk:
+            await talk.session.update(
                 session={
                     "type": "realtime",
                     "instructions": "Be brief.",
@@ -424,9 +439,9 @@ def test_the_official_client(server: Server) -> None:
                     },
                 }
             )
-            await connection.input_audio_buffer.append(audio=base64.b64encode(PHRASE).decode())
+            await talk.input_audio_buffer.append(audio=base64.b64encode(PHRASE).decode())
             kinds, texts = [], []
-            async for event in connection:
+            async for event in talk:
                 kinds.append(event.type)
                 assert event.type != "error", event
                 if event.type == "response.output_audio_transcript.delta":
@@ -438,11 +453,11 @@ def test_the_official_client(server: Server) -> None:
                     break
             assert "".join(texts) == "Good day. "
             assert "conversation.item.input_audio_transcription.completed" in kinds
-            await connection.conversation.item.create(
+            await talk.conversation.item.create(
                 item={"type": "message", "role": "user", "content": [{"type": "input_text", "text": "And?"}]}
             )
-            await connection.response.create(response={"output_modalities": ["text"]})
-            async for event in connection:
+            await talk.response.create(response={"output_modalities": ["text"]})
+            async for event in talk:
                 assert event.type != "error", event
                 if event.type == "response.output_text.done":
                     assert event.text == "Good day. "

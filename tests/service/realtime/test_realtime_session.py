@@ -33,6 +33,7 @@ from millstream.realtime_types import (
     TextDelta,
     TurnDetection,
 )
+from millstream.service.realtime import utterance
 from millstream.service.realtime.secrets import MAX_SECRETS, ClientSecrets
 from millstream.service.realtime.service import RealtimeSessions
 from millstream.service.realtime.session import Session, SessionServices
@@ -427,6 +428,17 @@ def test_a_guess_is_dropped_if_somebody_speaks_on() -> None:
             assert (await it.out.wait(InputTranscriptCompleted)).transcript == "Half and half."
             assert len(it.ears.requests[-1].audio) > 3 * 16_000
             assert [event.delta for event in it.out.of(InputTranscriptDelta)] == ["Half and half."]
+
+    run(play())
+
+
+def test_a_slow_model_is_not_asked_for_guesses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(utterance, "SLOW_SECONDS", -1.0)
+
+    async def play() -> None:
+        async with stage(replace(BY_VOICE, kind="transcription")) as it:
+            await _stream(it.session, np.concatenate([pause(0.3), spoken(1.5), pause(0.4)]))
+            assert it.out.of(SpeechStarted) and not it.ears.requests
 
     run(play())
 
