@@ -33,12 +33,12 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Millstream needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version). Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "python venv failed: on Debian, apt-get install python3-venv"; exit 1; }
 	$(PIP) -e '.$(DEVICE)' pillow
-	@# Without what mlx-vlm declares for video, speech and training; what its models import is there already.
-	$(PIP) --no-deps mlx-vlm
+	@# Without what they declare for video, microphones and training; what their models import is there already.
+	$(PIP) --no-deps mlx-vlm mlx-audio
 	@touch $@
 
 $(VENV)/.ready-tests: $(VENV)/.ready
-	@# mlx-vlm lacks packages on purpose, see above: no warnings.
+	@# mlx-vlm and mlx-audio lack packages on purpose, see above: no warnings.
 	$(PIP) --no-warn-conflicts -e '.$(TESTS)'
 	@touch $@
 

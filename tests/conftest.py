@@ -37,7 +37,13 @@ for variable in ("MILLSTREAM_CONFIG", "MILLSTREAM_MODELS", "MILLSTREAM_API_KEY")
 
 load_blas()
 
-pytest_plugins = ["support.demo", "support.encoder_server", "support.real_encoders"]
+pytest_plugins = [
+    "support.demo",
+    "support.encoder_server",
+    "support.real_encoders",
+    "support.real_kokoro",
+    "support.speech_server",
+]
 
 # `httpx.get` makes a client each time, and each reads the certificates of all authorities: 80 ms of CPU time a request.
 httpx_transport.create_ssl_context = functools.cache(httpx_transport.create_ssl_context)
@@ -113,7 +119,7 @@ def whole(request: pytest.FixtureRequest) -> bool:
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """A folder with a tiny random model of a family, made once a run."""
-    from support import tiny_encoders
+    from support import tiny_encoders, tiny_kokoro
     from support.tiny import write_model
     from support.tiny_whisper import write_whisper
 
@@ -123,6 +129,8 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
         folder = root / family
         if family == "whisper":
             return folder if folder.exists() else write_whisper(folder)
+        if family == "kokoro":
+            return folder if folder.exists() else tiny_kokoro.write_kokoro(folder)
         write = tiny_encoders.write_encoder if family in tiny_encoders.OWN else write_model
         return folder if folder.exists() else write(folder, family)
 

@@ -20,7 +20,7 @@ LIBRARIES = {
     "asyncio": {"asyncio", "uvloop", "anyio"},
     "threads": {"threading", "_thread", "multiprocessing", "queue"},
     "executors": {"concurrent"},
-    "mlx": {"mlx", "mlx_lm", "mlx_vlm"},
+    "mlx": {"mlx", "mlx_lm", "mlx_vlm", "mlx_audio"},
     "mcp": {"mcp", "mcp_types", "httpx2"},
     "otel": {"opentelemetry"},
 }
@@ -47,6 +47,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "engine.generation": ({"engine", "engine.prefix_cache"}, set()),
     "engine.jobs": ({"engine"}, set()),
     "engine.transcription": ({"engine"}, set()),
+    "engine.speech": ({"engine"}, set()),
     "models": (set(), {"threads", "executors"}),
     "media": (set(), {"executors"}),
     "text": ({"models"}, set()),
@@ -54,6 +55,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "backend.generation": ({"backend", "engine", "engine.generation", "engine.prefix_cache"}, {"mlx"}),
     "backend.encoders": ({"backend", "engine", "engine.jobs", "models"}, {"mlx"}),
     "backend.transcription": ({"backend", "engine", "engine.transcription", "models"}, {"mlx"}),
+    "backend.speech": ({"backend", "engine", "engine.speech", "models"}, {"mlx"}),
     "service": ({"engine"}, {"asyncio"}),
     "service.media": ({"media"}, {"asyncio", "executors"}),
     "service.generation": (
@@ -66,6 +68,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
         {"asyncio", "executors"},
     ),
     "service.realtime": ({"service", "media"}, {"asyncio"}),
+    "service.speech": ({"service", "engine", "engine.speech", "text"}, {"asyncio", "executors"}),
     "service.mcp": ({"service"}, {"asyncio", "mcp"}),
     "service.telemetry": ({"service"}, {"asyncio", "threads", "otel"}),
     "service.store": (set(), {"asyncio", "executors"}),

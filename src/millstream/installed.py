@@ -14,7 +14,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from millstream.errors import MillstreamError
+from millstream.errors import MillstreamError, ModelError
 
 CUDA_13 = 13000
 """How the driver reports that it runs programs of CUDA 13."""
@@ -67,6 +67,25 @@ def vision_command() -> str:
     """What adds images. mlx-vlm declares packages for video, speech and training that serving images does not need, so
     it is installed without them, and no extra can say that."""
     return install_command("mlx-vlm", "pillow", alone=True)
+
+
+def audio_command() -> str:
+    """What adds the families of speech models that run on mlx-audio. It declares an exact version of MLX, and packages
+    for microphones and training, so it is installed without them, and no extra can say that."""
+    return install_command("mlx-audio", alone=True)
+
+
+def require_mlx_audio(what: str) -> None:
+    """Raises `ModelError` that says what needs mlx-audio, with the command for this machine, if it is not there."""
+    if importlib.util.find_spec("mlx_audio") is None:
+        raise ModelError(f"{what} need mlx-audio, which is not installed. Run: {audio_command()}")
+
+
+def missing_package(what: str, error: ModuleNotFoundError) -> ModelError:
+    """The error for a package that a library imports and that is not there."""
+    name = (error.name or "").split(".")[0]
+    command = audio_command() if name == "mlx_audio" else install_command(name)
+    return ModelError(f"{what} need the package {name!r}, which is not installed. Run: {command}")
 
 
 def _pip() -> list[str]:

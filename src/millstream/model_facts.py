@@ -190,6 +190,32 @@ class EncoderFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class SpeechFacts:
+    """What a speech engine reports of its model."""
+
+    sample_rate: int
+    weight_bytes: int
+    dtype: str
+    device: str
+    voices: tuple[Voice, ...] = ()
+    """The default first."""
+    batch_pieces: int = 1
+    """Pieces that one step may speak at most."""
+    open_batches: int = 1
+    """Batches that may take turns, step by step."""
+    takes_speed: bool = True
+    takes_instructions: bool = False
+    needs_instructions: bool = False
+    """It makes a voice from a description."""
+    capacity: int = 32
+    notes: tuple[str, ...] = ()
+
+    @property
+    def summary(self) -> str:
+        return f"{self.dtype} weights; {len(self.voices)} voices; {self.sample_rate} samples per second"
+
+
+@dataclass(frozen=True, slots=True)
 class TranscriptionFacts:
     """What a transcription engine reports of its model."""
 
@@ -214,28 +240,6 @@ class TranscriptionFacts:
     @property
     def summary(self) -> str:
         return f"{self.dtype} weights; {self.max_rows} windows of at most {self.window_seconds:g} s at once"
-
-
-@dataclass(frozen=True, slots=True)
-class SpeechFacts:
-    """What a speech engine reports of its model."""
-
-    sample_rate: int
-    weight_bytes: int
-    dtype: str
-    device: str
-    voices: tuple[Voice, ...] = ()
-    """The default first."""
-    batch_pieces: int = 1
-    """Pieces that one step may speak at most."""
-    open_batches: int = 1
-    """Batches that may take turns, step by step."""
-    capacity: int = 32
-    notes: tuple[str, ...] = ()
-
-    @property
-    def summary(self) -> str:
-        return f"{self.dtype} weights; {len(self.voices)} voices; {self.sample_rate} samples per second"
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +294,7 @@ class ModelCard:
     restarts: int = 0
     capabilities: tuple[str, ...] = ()
     """What the model can do: `completion`, `tools`, `thinking`, `vision`, `audio`, `insert`; `embedding`; `rerank`;
-    `transcription`, `translation`, `word_timestamps`; `speech`.
+    `transcription`, `translation`, `word_timestamps`; `speech`, `instructions`.
     Until it is loaded, what its files show of that."""
     dimensions: int | None = None
     """Numbers per vector, of an embedding model that is loaded."""

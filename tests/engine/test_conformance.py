@@ -1,7 +1,8 @@
 """What every kind of engine guarantees, over both links, thread and process.
 
-One suite runs on generation, with the fake backend and with MLX, on encoders, on transcription, and on a kind without
-tokens. So the fake stays close to the real backend, and the owner loop, links and mailbox stay independent of the kind.
+One suite runs on generation, with the fake backend and with MLX, on encoders, on transcription, on speech, and on a
+kind without tokens. So the fake stays close to the real backend, and the owner loop, links and mailbox stay independent
+of the kind.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from support.tiers import some
 from support.wrapped import gated
 
 
-@pytest.fixture(scope="module", params=["fake", "mlx", "encoder", "transcription", "digest"])
+@pytest.fixture(scope="module", params=["fake", "mlx", "encoder", "transcription", "speech", "digest"])
 def kind(request: pytest.FixtureRequest, tiny_model: Callable[[str], Path]) -> Kind:
     return kind_of(request.param, tiny_model)
 
@@ -56,13 +57,14 @@ def held(kind: Kind, link: Any, tmp_path: Path) -> Iterator[Held]:
 held_in = pytest.mark.parametrize(
     ("kind", "link"),
     some(
-        [(kind, link) for kind in ("fake", "mlx", "encoder", "transcription", "digest") for link in LINKS],
+        [(kind, link) for kind in ("fake", "mlx", "encoder", "transcription", "speech", "digest") for link in LINKS],
         [
             ("fake", "thread"),
             ("fake", "process"),
             ("mlx", "thread"),
             ("encoder", "thread"),
             ("transcription", "thread"),
+            ("speech", "thread"),
             ("digest", "thread"),
             ("digest", "process"),
         ],

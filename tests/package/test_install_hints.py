@@ -67,6 +67,7 @@ def test_the_command_is_of_this_environment(monkeypatch: pytest.MonkeyPatch, tmp
     ]  # fmt: skip
     monkeypatch.setattr("shutil.which", lambda name: str(tmp_path / "bin" / name))
     assert installed.vision_command() == "pip install --no-deps mlx-vlm pillow"
+    assert installed.audio_command() == "pip install --no-deps mlx-audio"
 
 
 def test_the_command_of_an_environment_that_uv_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

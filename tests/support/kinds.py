@@ -15,17 +15,21 @@ from millstream.engine.link import ThreadLink
 from millstream.engine.messages import Submit
 from millstream.engine.process_link import ProcessLink
 from millstream.engine.protocols import BackendFactory, SchedulerFactory
+from millstream.engine.speech.messages import Speak, Spoken
+from millstream.engine.speech.scheduler import SpeechScheduler
 from millstream.engine.transcription.messages import Transcribe, WindowText
 from millstream.engine.transcription.scheduler import TranscriptionScheduler
-from millstream.loading.backends import encoder_backend, generation_backend
+from millstream.loading.backends import encoder_backend, generation_backend, speech_backend
 from millstream.loading.settings import EngineSettings
 from millstream.model_facts import EncoderFacts, TranscriptionFacts
 from millstream.models.encoder_layout import read_layout
 from millstream.models.source import ModelSource
+from millstream.models.speech_layout import read_speech_layout
 from support.digest_kind import CAPACITY, Digest, DigestBackend, DigestScheduler, Round
 from support.encodes import requested
 from support.engines import Driver, scheduler
 from support.fake import FakeBackend
+from support.speeches import spoken_request
 from support.tiny_whisper import spoken
 from support.transcriptions import backend_of, request, tokens_of
 
@@ -95,8 +99,23 @@ def one_row(facts: TranscriptionFacts) -> TranscriptionScheduler:
     return TranscriptionScheduler(replace(facts, max_rows=1))
 
 
+def _speak(request_id: int, seed: int = 1, steps: int = 5) -> Speak:
+    return spoken_request(request_id, [[seed + 1, 2, 3]] * steps)
+
+
+def _spoken(event: Spoken) -> tuple[object, ...]:
+    return ((event.piece, event.samples),) if event.samples else ()
+
+
+def _speech(folder: Path) -> Kind:
+    source = ModelSource("tiny", "folder", folder)
+    settings = EngineSettings(max_batch=CAPACITY)
+    backend = functools.partial(speech_backend, source, settings, read_speech_layout(folder))
+    return Kind(backend, SpeechScheduler, _speak, _spoken)
+
+
 def kind_of(name: str, tiny_model: Callable[[str], Path]) -> Kind:
-    """`fake` and `mlx` generate, `encoder` embeds, `transcription` writes down speech; `digest` is a
+    """`fake` and `mlx` generate, `encoder` embeds, `transcription` writes down speech, `speech` speaks; `digest` is a
     kind of the tests' own. All take `CAPACITY` requests at the same time."""
     if name == "digest":
         return Kind(DigestBackend, DigestScheduler, _digest, _round)
@@ -104,6 +123,8 @@ def kind_of(name: str, tiny_model: Callable[[str], Path]) -> Kind:
         return Kind(backend_of(tiny_model("whisper"), capacity=CAPACITY), one_row, _transcribe, _texts)
     if name == "encoder":
         return _encoder(tiny_model("bert"))
+    if name == "speech":
+        return _speech(tiny_model("kokoro"))
     backend: BackendFactory = functools.partial(FakeBackend, max_rows=CAPACITY)
     if name == "mlx":
         source = ModelSource("tiny", "folder", tiny_model("llama"))

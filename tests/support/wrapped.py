@@ -9,6 +9,7 @@ from millstream.engine.generation.messages import Generate
 from millstream.engine.generation.plan import GenerationBackend, Plan, StepResult
 from millstream.engine.jobs.plan import BatchPlan
 from millstream.engine.protocols import BackendFactory, Progress, ignore_progress
+from millstream.engine.speech.plan import SpeechPlan
 from millstream.engine.transcription.plan import TranscriptionPlan
 from millstream.model_facts import GenerationFacts
 
@@ -71,6 +72,8 @@ class Gated(Wrapped):
 def _has_work(plan: Any) -> bool:
     if isinstance(plan, BatchPlan | TranscriptionPlan):
         return True
+    if isinstance(plan, SpeechPlan):
+        return bool(plan.begin)  # nor one that only finds the end of a batch
     return bool(plan.prefill or plan.decode) if isinstance(plan, Plan) else bool(plan.run)
 
 

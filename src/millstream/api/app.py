@@ -81,7 +81,7 @@ def create_app(
     Without `api_keys` the API is open, but not to web pages of unknown origins (see `origin.py`; `cors_origins` adds
     some), and admin routes are for this machine only. With `hosts`, a request must name one of them or a loopback
     name. The first of the `dialects` is the default. `background` gets the work that outlives its request; who passes
-    it closes it. `upload_limit`: bytes of an uploaded file, if more than `body_limit`.
+    it closes it. `upload_limit`: bytes of an uploaded file; 0 for the same as `body_limit`.
     """
     table = Dialects(dialects)
     app = DocumentedApp(

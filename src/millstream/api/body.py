@@ -57,8 +57,7 @@ class BodyLimit:
     def __init__(self, app: ASGIApp, limit: int, upload_limit: int = 0, upload_paths: Collection[str] = ()) -> None:
         self._app = app
         self._bodies = _Pool(limit, IN_FLIGHT * limit, "--body-limit")
-        # A server that takes larger bodies of any kind takes larger uploads too.
-        upload_limit = max(upload_limit + FORM_OVERHEAD, limit)
+        upload_limit = upload_limit + FORM_OVERHEAD if upload_limit else limit
         self._uploads = _Pool(upload_limit, UPLOADS_IN_FLIGHT * upload_limit, "--audio-bytes")
         self._upload_paths = frozenset(upload_paths)
 

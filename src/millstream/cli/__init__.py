@@ -22,6 +22,8 @@ COMMANDS = {
     "ls": "list",
     "show": "show",
     "rm": "rm",
+    "say": "say",
+    "transcribe": "transcribe",
     "bench": "bench",
     "launch": "launch",
     "doctor": "doctor",

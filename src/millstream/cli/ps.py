@@ -25,6 +25,7 @@ _KINDS = {
     "vision": "images",
     "audio": "audio",
     "embedding": "embedding",
+    "speech": "speech",
     "transcription": "transcription",
     "tools": "tools",
     "thinking": "reasoning",

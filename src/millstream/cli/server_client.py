@@ -1,4 +1,4 @@
-"""A small HTTP client for commands that talk to a running server: JSON, and streams of events."""
+"""A small HTTP client for commands that talk to a running server: JSON, streams of events, files both ways."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import http.client
 import ipaddress
 import json
 import os
+import secrets
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 URL_VARIABLE = "MILLSTREAM_URL"
 KEY_VARIABLE = "MILLSTREAM_API_KEY"
 TIMEOUT = 10.0
+PIECE = 64 * 1024
 _START = "Start one with 'millstream serve MODEL', or name it with --url."
 
 
@@ -42,12 +44,25 @@ class ServerClient:
 
     def post(self, path: str, body: dict[str, object]) -> Any:
         """Waits as long as the server does: a model may have to be loaded first."""
-        with self._open(path, body, None) as response:
+        with self._open(path, _encoded(body), None) as response:
             return self._json(path, response.read())
+
+    def download(self, path: str, body: dict[str, object]) -> Iterator[bytes]:
+        """The bytes of a streamed file. Raises if the server ends it in the middle."""
+        with self._open(path, _encoded(body), None) as response:
+            while piece := response.read1(PIECE):
+                yield piece
+
+    def upload(self, path: str, fields: dict[str, str], name: str, content: bytes) -> bytes:
+        """Sends a form with a file, and returns the response."""
+        boundary = secrets.token_hex(16)
+        data = _form(boundary, fields, name, content)
+        with self._open(path, data, None, f"multipart/form-data; boundary={boundary}") as response:
+            return response.read()
 
     def stream(self, path: str, body: dict[str, object]) -> Iterator[dict[str, Any]]:
         """The events of a streamed response. Close the iterator to hang up, which frees the server's row."""
-        with self._open(path, body, None) as response:
+        with self._open(path, _encoded(body), None) as response:
             for line in response:
                 if line.startswith(b"data: {"):
                     event = self._json(path, line[6:])
@@ -60,10 +75,9 @@ class ServerClient:
 
     @contextmanager
     def _open(
-        self, path: str, body: dict[str, object] | None, timeout: float | None
+        self, path: str, data: bytes | None, timeout: float | None, content_type: str = "application/json"
     ) -> Iterator[http.client.HTTPResponse]:
-        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self.key}"} if self.key else {})
-        data = None if body is None else json.dumps(body).encode()
+        headers = {"Content-Type": content_type} | ({"Authorization": f"Bearer {self.key}"} if self.key else {})
         request = urllib.request.Request(f"{self.url}{path}", data, headers)
         try:
             response = self._opener.open(request, timeout=timeout)
@@ -123,6 +137,18 @@ def add_server_options(parser: argparse.ArgumentParser | argparse._ArgumentGroup
     parser.add_argument(
         "--api-key", metavar="KEY", default=os.environ.get(KEY_VARIABLE), help=f"default: {KEY_VARIABLE}"
     )
+
+
+def _encoded(body: dict[str, object]) -> bytes:
+    return json.dumps(body).encode()
+
+
+def _form(boundary: str, fields: dict[str, str], name: str, content: bytes) -> bytes:
+    """A form of several parts, the file last. Quotes and line breaks of its name are left out."""
+    safe = "".join(character for character in name if character.isprintable() and character != '"')
+    parts = [f'--{boundary}\r\nContent-Disposition: form-data; name="{key}"\r\n\r\n{fields[key]}\r\n' for key in fields]
+    parts.append(f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename="{safe}"\r\n\r\n')
+    return "".join(parts).encode() + content + f"\r\n--{boundary}--\r\n".encode()
 
 
 def _message(body: object) -> str | None:

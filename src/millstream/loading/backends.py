@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from millstream.backend.environment import avoid_cudnn_attention, load_blas, share_cores
+from millstream.backend.environment import avoid_cudnn_attention, load_blas, share_cores, yield_to_others
 from millstream.backend.open_files import preserve_open_files
 from millstream.engine.generation.plan import GenerationBackend
 from millstream.engine.jobs.plan import EncoderBackend
@@ -16,10 +16,10 @@ from millstream.engine.transcription.plan import TranscriptionBackend
 from millstream.loading.settings import EngineSettings
 from millstream.models.encoder_layout import EncoderLayout
 from millstream.models.source import ModelSource
-from millstream.models.speech_layout import SpeechLayout
-from millstream.models.transcription_layout import family_of
+from millstream.models.speech_layout import TOKENIZED_FAMILIES, SpeechLayout
+from millstream.models.transcription_layout import family_of, has_vocabulary
 from millstream.text.grammars.grammar import compiler_of
-from millstream.text.speech_vocabulary import speech_vocabulary
+from millstream.text.speech_vocabulary import speech_vocabulary, text_encoder
 
 BackendMaker = Callable[[ModelSource, EngineSettings], Backend[Any, Any, Any, Any]]
 
@@ -81,6 +81,7 @@ def speech_backend(source: ModelSource, settings: EngineSettings, layout: Speech
     """Creates the MLX backend of a speech model."""
     blas = _prepare_process(settings)
     with preserve_open_files():
+        from millstream.backend import mlx_lm_import  # noqa: F401  before all that imports mlx-lm
         from millstream.backend.device import use_device
         from millstream.backend.speech.backend import MlxSpeechBackend, SpeechSettings
 
@@ -89,6 +90,7 @@ def speech_backend(source: ModelSource, settings: EngineSettings, layout: Speech
         SpeechSettings(
             source.path,
             layout,
+            encode=text_encoder(source) if layout.family in TOKENIZED_FAMILIES else None,
             capacity=settings.max_batch,
             disabled=settings.disabled,
             blas=blas,
@@ -101,15 +103,15 @@ def transcription_backend(source: ModelSource, settings: EngineSettings, rows: i
     """Creates the MLX backend of a transcription model. `rows`: windows at the same time, if memory bounds them."""
     blas = _prepare_process(settings)
     with preserve_open_files():
+        from millstream.backend import mlx_lm_import  # noqa: F401  before all that imports mlx-lm
         from millstream.backend.device import use_device
         from millstream.backend.transcription.backend import MlxTranscriptionBackend, TranscriptionSettings
 
     use_device(settings.device)
-    own_tokenizer = family_of(source.path) == "whisper"
     return MlxTranscriptionBackend(
         TranscriptionSettings(
             source.path,
-            speech_vocabulary(source) if own_tokenizer else None,
+            speech_vocabulary(source) if has_vocabulary(family_of(source.path)) else None,
             capacity=settings.max_batch,
             max_rows=rows,
             disabled=settings.disabled,
@@ -123,6 +125,8 @@ def _prepare_process(settings: EngineSettings) -> str | None:
     """What must happen before MLX is imported. Returns the name of the BLAS that was loaded."""
     if settings.shares_cores:
         share_cores()
+    if settings.yields:
+        yield_to_others()
     blas = load_blas(settings.blas)
     avoid_cudnn_attention()
     return blas

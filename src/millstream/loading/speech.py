@@ -8,8 +8,10 @@ from dataclasses import dataclass, replace
 
 from millstream.config import ModelSpec, Settings
 from millstream.engine.speech.scheduler import SpeechScheduler
+from millstream.installed import require_mlx_audio
 from millstream.loading.backends import speech_backend
 from millstream.loading.engines import Engines
+from millstream.loading.espeak import find_espeak
 from millstream.loading.settings import engine_settings, max_batch
 from millstream.loading.work import Work
 from millstream.model_facts import UNDESCRIBED, ModelDescription, SpeechFacts
@@ -19,12 +21,20 @@ from millstream.models.files import read_object
 from millstream.models.kokoro_config import read_kokoro_config
 from millstream.models.safetensors_header import FLOATS
 from millstream.models.source import ModelSource
-from millstream.models.speech_layout import SpeechLayout, read_speech_layout, speech_family, speech_tensors
+from millstream.models.speech_layout import (
+    LIBRARY_FAMILIES,
+    SpeechLayout,
+    read_speech_layout,
+    speaker_names,
+    speech_family,
+    speech_tensors,
+)
 from millstream.service.admission import Admission
 from millstream.service.managed_model import LoadContext
 from millstream.service.memory_budget import gib
 from millstream.service.speech.model import SpeechModel
 from millstream.text.speech.kokoro import KokoroWriter
+from millstream.text.speech.plain import PlainWriter
 from millstream.text.speech.script import ScriptWriter
 
 log = logging.getLogger(__name__)
@@ -118,5 +128,8 @@ def _read(source: ModelSource) -> _Files:
 
 
 def _writer(source: ModelSource, layout: SpeechLayout) -> ScriptWriter:
+    if layout.family in LIBRARY_FAMILIES:
+        require_mlx_audio(f"{source.path}: {layout.family} models")
+        return PlainWriter(speaker_names(source.path, layout))
     config = read_kokoro_config(source.path)
-    return KokoroWriter(config.vocab, [name for name, _ in layout.voices], config.max_phonemes)
+    return KokoroWriter(config.vocab, [name for name, _ in layout.voices], config.max_phonemes, espeak=find_espeak())

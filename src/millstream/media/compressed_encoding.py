@@ -47,7 +47,9 @@ class CompressedEncoder:
         self._container = av.open(self._output, "w", codec.container, options=options)
         self._rate = _nearest(rate, av.codec.Codec(codec.name, "w").audio_rates)
         self._resampler = None if self._rate == rate else Resampler(rate, self._rate)
-        self._stream = self._container.add_stream(codec.name, rate=self._rate, layout="mono")
+        stream = self._container.add_stream(codec.name, rate=self._rate, layout="mono")
+        assert isinstance(stream, av.AudioStream)
+        self._stream = stream
         if codec.bit_rate is not None:
             self._stream.bit_rate = codec.bit_rate
         self._container.start_encoding()

@@ -71,4 +71,5 @@ def _filters(up: int, half: int, band: float) -> Samples:
     offsets = np.arange(-half, half + 1)[None, :] - np.arange(up)[:, None] / up
     window = np.i0(KAISER_BETA * np.sqrt(np.maximum(0, 1 - (offsets / (half + 1)) ** 2))) / np.i0(KAISER_BETA)
     filters = band * np.sinc(band * offsets) * window
-    return (filters / filters.sum(axis=1, keepdims=True)).astype(np.float32)
+    normal: Samples = (filters / filters.sum(axis=1, keepdims=True)).astype(np.float32)
+    return normal

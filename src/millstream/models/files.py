@@ -17,6 +17,7 @@ TEXT_LIMIT = 4 * MIB
 LIMITS = {
     "tokenizer.json": 192 * MIB,
     "vocab.json": 64 * MIB,
+    "tekken.json": 64 * MIB,
     "model.safetensors.index.json": 128 * MIB,
     ".model": 64 * MIB,
     ".txt": 64 * MIB,

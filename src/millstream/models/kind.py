@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from millstream.models.kokoro_config import is_kokoro
+from millstream.models.speech_layout import speech_family
+from millstream.models.transcription_layout import transcription_family
 
 _AUDIO = frozenset({
     "whisper", "parakeet", "voxtral", "qwen3_asr", "moonshine", "canary", "sensevoice", "granite_speech", "kokoro",
@@ -27,7 +28,7 @@ def kind_of(config: Mapping[str, Any], names: Collection[str]) -> str:
         return "reranker"
     if not _SENTENCE_FILES.isdisjoint(names) or family in _EMBEDDING:
         return "embedding"
-    if family in _AUDIO or is_kokoro(config):
+    if family in _AUDIO or speech_family(config) is not None or transcription_family(config) is not None:
         return "audio"
     if any(isinstance(config.get(key), dict) for key in ("vision_config", "vit_config")):
         return "vision"

@@ -14,15 +14,43 @@ from typing import Any
 from millstream.errors import ModelError
 from millstream.models.files import read_object, read_optional_object
 
-FAMILIES = {"whisper": "whisper"}
+FAMILIES = {
+    "whisper": "whisper",
+    "parakeet": "parakeet",
+    "moonshine": "moonshine",
+    "qwen3_asr": "qwen3_asr",
+    "voxtral": "voxtral",
+}
 """Values of `model_type` in config.json, and the family that serves them."""
+
+LIBRARY_FAMILIES = frozenset({"parakeet", "moonshine", "qwen3_asr", "voxtral"})
+"""Those that need mlx-audio."""
 
 
 def transcription_family(config: Mapping[str, Any]) -> str | None:
     """The family of a transcription model; None if it is a model of another kind."""
     if "n_mels" in config and "n_audio_state" in config:
         return "whisper"
+    if is_parakeet(config):
+        return "parakeet"
     return FAMILIES.get(str(config.get("model_type", "")).lower())
+
+
+def is_parakeet(config: Mapping[str, Any]) -> bool:
+    """NVIDIA NeMo's configurations have no `model_type`: they name the class that was trained."""
+    target, encoder = config.get("target"), config.get("encoder")
+    return (
+        isinstance(target, str)
+        and target.startswith("nemo.collections.asr.models.")
+        and isinstance(encoder, dict)
+        and encoder.get("self_attention_model") is not None
+        and "transf_decoder" not in config  # Canary
+    )
+
+
+def has_vocabulary(family: str) -> bool:
+    """True if its vocabulary is in files of its own. Parakeet's is in config.json."""
+    return family != "parakeet"
 
 
 def family_of(folder: Path) -> str:

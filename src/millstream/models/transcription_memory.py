@@ -11,6 +11,7 @@ from millstream.models.files import read_object
 from millstream.models.safetensors_header import FLOATS, StoredTensor
 from millstream.models.source import ModelSource
 from millstream.models.transcription_layout import family_of, read_whisper
+from millstream.models.transcription_rows import row_values
 from millstream.models.whisper_files import ARCHIVE, weight_files, whisper_tensors
 
 WORKSPACE = 256 * 2**20
@@ -47,22 +48,28 @@ def estimate_transcription(source: ModelSource, device: DeviceKind) -> Transcrip
     tensors = whisper_tensors(source.path)
     values = _values(source, tensors)
     size = 4 if device == "cpu" else _float_size(tensors)
-    row = size * read_whisper(source.path).row_values if family_of(source.path) == "whisper" else 0
+    family = family_of(source.path)
+    if family == "whisper":
+        row = size * read_whisper(source.path).row_values
+    else:
+        row = size * row_values(family, read_object(source.path / "config.json"))
     return TranscriptionMemory(size * sum(values.values()), row)
 
 
 def describe_transcription(source: ModelSource) -> Described:
     """Raises what damaged files can raise."""
-    if family_of(source.path) != "whisper":
+    family = family_of(source.path)
+    if family != "whisper":
         files = describe_files(source)
         return Described(
             ModelDescription(
                 format=files.format,
-                family=files.family,
+                family=family,
                 parameters=files.parameters,
                 quantization=files.quantization,
                 file_bytes=files.file_bytes,
-            )
+            ),
+            word_times=family == "parakeet",
         )
     shape = read_whisper(source.path)
     tensors = whisper_tensors(source.path)

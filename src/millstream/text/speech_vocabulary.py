@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 
 import tokenizers
 
 from millstream.models.source import ModelSource
 from millstream.text.loading import load_backend
+from millstream.text.tekken import TEKKEN, TekkenVocabulary, read_tekken
 
 
 class SpeechVocabulary:
@@ -30,6 +32,21 @@ class SpeechVocabulary:
         return found
 
 
-def speech_vocabulary(source: ModelSource) -> SpeechVocabulary:
+def text_encoder(source: ModelSource) -> Callable[[str], list[int]]:
+    """From text to tokens, control tokens by their names. Raises `ModelError` if the folder has no tokenizer."""
+    backend = load_backend(source)
+    backend.no_truncation()
+    backend.no_padding()
+    return functools.partial(_encoded, backend)
+
+
+def _encoded(backend: tokenizers.Tokenizer, text: str) -> list[int]:
+    tokens: list[int] = backend.encode(text, add_special_tokens=False).ids
+    return tokens
+
+
+def speech_vocabulary(source: ModelSource) -> SpeechVocabulary | TekkenVocabulary:
     """Raises `ModelError` if the folder has no tokenizer."""
+    if (source.path / TEKKEN).exists() and not (source.path / "tokenizer.json").exists():
+        return read_tekken(source.path)
     return SpeechVocabulary(load_backend(source))

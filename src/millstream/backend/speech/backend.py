@@ -56,6 +56,10 @@ class MlxSpeechBackend:
             batch_pieces=speaker.batch_pieces,
             open_batches=speaker.open_batches,
             capacity=settings.capacity,
+            takes_speed=speaker.traits.takes_speed,
+            takes_instructions=speaker.traits.takes_instructions,
+            needs_instructions=speaker.traits.needs_instructions,
+            notes=speaker.traits.notes,
         )
 
     def background_task(self, request: Speak | None) -> BackgroundTask | None:

@@ -11,6 +11,8 @@ from millstream.backend.weights.loading import LIBRARY_FAILURES
 from millstream.backend.weights.materialize import evaluate_all
 from millstream.engine.protocols import Progress, ignore_progress
 from millstream.errors import ModelError
+from millstream.installed import missing_package, require_mlx_audio
+from millstream.models.speech_layout import LIBRARY_FAMILIES
 
 Load = Callable[[SpeechSettings, Device], Speaker]
 
@@ -19,6 +21,8 @@ def load_speaker(settings: SpeechSettings, device: Device, report: Progress = ig
     """Loads and evaluates all weights. Raises `ModelError` if the files cannot be used."""
     try:
         speaker = _family(settings.layout.family)(settings, device)
+    except ModuleNotFoundError as error:
+        raise missing_package(f"{settings.path}: {settings.layout.family} models", error) from error
     except LIBRARY_FAILURES as error:
         raise ModelError(f"{settings.path}: {error}") from error
     evaluate_all(speaker.weights, report)
@@ -31,4 +35,14 @@ def _family(name: str) -> Load:
         from millstream.backend.speech.kokoro.speaker import load_kokoro
 
         return load_kokoro
+    if name in LIBRARY_FAMILIES:
+        require_mlx_audio(f"{name} models")
+    if name == "pocket_tts":
+        from millstream.backend.speech.pocket_tts import load_pocket_tts
+
+        return load_pocket_tts
+    if name == "qwen3_tts":
+        from millstream.backend.speech.qwen3_tts import load_qwen3_tts
+
+        return load_qwen3_tts
     raise ModelError(f"the speech family {name!r} is not supported")

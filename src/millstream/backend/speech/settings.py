@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from millstream.models.speech_layout import SpeechLayout
 class SpeechSettings:
     path: Path
     layout: SpeechLayout
+    encode: Callable[[str], Sequence[int]] | None = None
+    """From text, with control tokens, to tokens: for models that read text and do not bring their own tokenizer."""
     capacity: int = 32
     disabled: frozenset[str] = frozenset()
     blas: str | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import mlx.core as mx
@@ -11,8 +12,23 @@ from millstream.engine.speech.plan import PieceInput
 from millstream.speech_types import Samples, Voice
 
 
+@dataclass(frozen=True, slots=True)
+class SpeakerTraits:
+    """What a family, or this model of it, can do."""
+
+    takes_speed: bool = True
+    takes_instructions: bool = False
+    needs_instructions: bool = False
+    """It makes a voice from a description."""
+    notes: tuple[str, ...] = ()
+    """Lines for the log."""
+
+
 class Speaker(Protocol):
     """A loaded model. Made, used and freed on the owner thread; it caches nothing outside of itself."""
+
+    @property
+    def traits(self) -> SpeakerTraits: ...
 
     @property
     def sample_rate(self) -> int: ...

@@ -8,7 +8,8 @@ from millstream.backend.transcription.settings import TranscriptionSettings
 from millstream.backend.weights.loading import LIBRARY_FAILURES
 from millstream.engine.protocols import Progress
 from millstream.errors import ModelError
-from millstream.models.transcription_layout import family_of
+from millstream.installed import missing_package
+from millstream.models.transcription_layout import LIBRARY_FAMILIES, family_of
 
 
 def load_family(settings: TranscriptionSettings, device: Device, report: Progress) -> SteppingFamily:
@@ -19,6 +20,12 @@ def load_family(settings: TranscriptionSettings, device: Device, report: Progres
             from millstream.backend.transcription.whisper.loading import load_whisper
 
             return load_whisper(settings, device, report)
+        if family in LIBRARY_FAMILIES:
+            from millstream.backend.transcription.library_families import load_library_family
+
+            return load_library_family(family, settings, device, report)
+    except ModuleNotFoundError as error:
+        raise missing_package(f"{settings.path}: {family} models", error) from error
     except LIBRARY_FAILURES as error:
         raise ModelError(f"{settings.path}: {error}") from error
     raise ModelError(f"{settings.path}: transcription models of the family {family!r} are not supported")

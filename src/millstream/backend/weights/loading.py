@@ -13,6 +13,7 @@ from mlx_lm.utils import dequantize_model, load_model
 
 from millstream.backend.device import Device, available_bytes
 from millstream.backend.layers.cpu_experts import use_float32_experts
+from millstream.backend.weights.failures import LIBRARY_FAILURES
 from millstream.backend.weights.gguf import load_gguf_model
 from millstream.backend.weights.materialize import evaluate_all
 from millstream.backend.weights.vision import load_vision
@@ -51,12 +52,6 @@ class LoadedModel:
         return value
 
 
-LIBRARY_FAILURES = (
-    ValueError, TypeError, LookupError, AttributeError, ArithmeticError, ImportError, OSError, RuntimeError,
-    MemoryError, AssertionError,
-)  # fmt: skip
-"""What mlx-lm and mlx-vlm raise for files that they cannot load."""
-
 UNPACKED = {"cpu": mx.float32, "cuda": mx.bfloat16}
 """The type that quantised weights are unpacked to. BLAS on the CPU computes float32 only; the CUDA build's 4-bit
 matmuls collapse in batches (8B on an H200: 308 tokens/s at 32 rows, against 7,199 in bf16 at 64). Metal's are fast as
@@ -83,11 +78,11 @@ def load(
         return _load_vision_model(path, device, dtype, report)
     else:
         model, config = _load_folder(path)
-        notes = [] if dtype is None else _unpack(model, device, dtype)
+        notes = [] if dtype is None else unpack_weights(model, device, dtype)
         notes += _float_experts(model, device)
         notes += [f"text only: for images, run: {vision_command()}"] if is_vision else []
     weight_bytes = evaluate_all(model, report)
-    return LoadedModel(model, config, weight_bytes, _dtype(model), tuple(notes))
+    return LoadedModel(model, config, weight_bytes, dtype_of(model), tuple(notes))
 
 
 def _load_vision_model(path: Path, device: Device, dtype: mx.Dtype | None, report: Progress) -> LoadedModel:
@@ -95,10 +90,10 @@ def _load_vision_model(path: Path, device: Device, dtype: mx.Dtype | None, repor
         model, config = load_vision(path)
     except LIBRARY_FAILURES as error:
         raise ModelError(f"{path}: {_first_line(error)}") from error
-    notes = [] if dtype is None else _unpack(model, device, dtype)
+    notes = [] if dtype is None else unpack_weights(model, device, dtype)
     notes += _float_experts(model, device)
     weight_bytes = evaluate_all(model, report)
-    return LoadedModel(model, config, weight_bytes, _dtype(model), tuple(notes), is_vision=True)
+    return LoadedModel(model, config, weight_bytes, dtype_of(model), tuple(notes), is_vision=True)
 
 
 def _load_folder(path: Path) -> tuple[Any, dict[str, Any]]:
@@ -121,10 +116,10 @@ def _load_gguf(
     return model, config, []
 
 
-def _unpack(model: Any, device: Device, dtype: mx.Dtype) -> list[str]:
+def unpack_weights(model: Any, device: Device, dtype: mx.Dtype) -> list[str]:
     """Unpack quantised weights, and half-precision ones where BLAS needs float32. Returns a note of what was done."""
     quantised = any(name.endswith(".scales") for name, _ in tree_flatten(model.parameters()))
-    if not quantised and not (dtype == mx.float32 and _dtype(model) != "float32"):
+    if not quantised and not (dtype == mx.float32 and dtype_of(model) != "float32"):
         return []
     need = _unpacked_numbers(model) * dtype.size
     budget = int(available_bytes(device) * UNPACK_SHARE)
@@ -159,7 +154,7 @@ def _unpacked_numbers(model: Any) -> int:
     return total
 
 
-def _dtype(model: Any) -> str:
+def dtype_of(model: Any) -> str:
     """The type of most weights, and the bits if they are quantised."""
     sizes: dict[str, int] = {}
     for _, value in tree_flatten(model.parameters()):

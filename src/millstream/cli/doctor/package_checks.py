@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from millstream.cli.doctor.finding import Finding, install, ok, problem, warning
 from millstream.cli.versions import installed
+from millstream.installed import audio_command
 
 MODULES = ("numpy", "tokenizers", "llguidance", "orjson", "httptools", "pydantic", "uvicorn", "fastapi", "rich")
 """What the server imports first, most of it compiled: a wheel for another processor fails here."""
@@ -18,6 +19,7 @@ MODULES = ("numpy", "tokenizers", "llguidance", "orjson", "httptools", "pydantic
 EXTRAS = {
     "vision": ("mlx_vlm", "models that see images"),
     "video": ("av", "video and compressed audio"),
+    "audio": ("av", "speech as MP3, Opus, FLAC and AAC"),
     "mcp": ("mcp", "tools of MCP servers"),
 }
 
@@ -106,6 +108,8 @@ def _reinstall(*names: str) -> str:
 
 
 def _extras() -> Iterator[Finding]:
+    found = "installed" if importlib.util.find_spec("mlx_audio") is not None else f"not installed: {audio_command()}"
+    yield ok("extras", f"mlx-audio: {found} (only for speech models besides Whisper and Kokoro)")
     for extra, (module, purpose) in EXTRAS.items():
         if importlib.util.find_spec(module) is not None:
             yield ok("extras", f"{extra}: installed ({purpose})")

@@ -26,7 +26,10 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Speak(Submit):
-    """Speak the pieces in their order. `Spoken` carries their samples, and `SpeechEnded` ends the request."""
+    """Speak the pieces in their order. `Spoken` carries their samples, and `SpeechEnded` ends the request.
+
+    Long texts come piece by piece: sound begins before all of it is prepared, and a client that reads slowly does not
+    pile up sound."""
 
     pieces: tuple[Piece, ...]
     """At least one."""
@@ -35,16 +38,17 @@ class Speak(Submit):
     speed: float = 1.0
     language: str | None = None
     instructions: str | None = None
-    credit: int = 2
-    """Pieces that may be spoken before the first `Continue`: a client that reads slowly must not pile up sound."""
+    more: bool = False
+    """True if `SpeakMore` follows."""
 
 
 @dataclass(frozen=True, slots=True)
-class Continue(Command):
-    """So many more pieces of a request may be spoken. Unknown or ended ids are ignored."""
+class SpeakMore(Command):
+    """The next pieces of a request, perhaps none. Unknown or ended ids are ignored."""
 
     request_id: int
-    pieces: int = 1
+    pieces: tuple[Piece, ...]
+    more: bool = False
 
 
 @dataclass(frozen=True, slots=True)

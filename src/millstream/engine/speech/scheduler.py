@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from millstream.engine.messages import Command, Event, Failed, Started
-from millstream.engine.speech.messages import TOKEN_BYTES, Continue, Speak, SpeechEnded, Spoken
+from millstream.engine.speech.messages import TOKEN_BYTES, Piece, Speak, SpeakMore, SpeechEnded, Spoken
 from millstream.engine.speech.plan import PieceInput, SpeechPlan, SpeechResult
 from millstream.model_facts import SpeechFacts
 
@@ -17,18 +18,25 @@ LIKE_LENGTH = 0.7
 @dataclass(slots=True)
 class _Request:
     submit: Speak
-    credit: int
-    next: int = 0
-    """The piece that is spoken next. Pieces of a request run one after the other, so that their order is kept."""
+    pending: deque[Piece]
+    more: bool
+    """True if pieces will follow."""
+    begun: int = 0
+    """Pieces that have begun. They run one after the other, so that their order is kept."""
     running: bool = False
 
     @property
     def ready(self) -> bool:
-        return not self.running and self.credit > 0 and self.next < len(self.submit.pieces)
+        return not self.running and bool(self.pending)
+
+    @property
+    def complete(self) -> bool:
+        return not (self.running or self.pending or self.more)
 
     @property
     def size(self) -> int:
-        return _size(self.submit, self.next)
+        piece = self.pending[0]
+        return max(len(piece.tokens) // TOKEN_BYTES, len(piece.text), 1)
 
 
 class SpeechScheduler:
@@ -58,7 +66,7 @@ class SpeechScheduler:
         if held:
             self._held[submit.request_id] = submit
         else:
-            self._requests[submit.request_id] = _Request(submit, submit.credit)
+            self._requests[submit.request_id] = _Request(submit, deque(submit.pieces), submit.more)
             self._unstarted.add(submit.request_id)
 
     def release(self, request_id: int) -> None:
@@ -76,11 +84,14 @@ class SpeechScheduler:
         return [SpeechEnded(request_id)] if known else []
 
     def handle(self, command: Command) -> Iterable[Event]:
-        if not isinstance(command, Continue):
+        if not isinstance(command, SpeakMore):
             raise TypeError(f"speech engines have no command {type(command).__name__}")
-        if (request := self._requests.get(command.request_id)) is not None:
-            request.credit += command.pieces
-        return []
+        request = self._requests.get(command.request_id)
+        if request is None:
+            return []
+        request.pending.extend(command.pieces)
+        request.more = command.more
+        return self._end_if_complete(request)
 
     def wake_by(self, wake: Callable[[], None]) -> None:
         """Nothing wakes it but background tasks."""
@@ -118,9 +129,7 @@ class SpeechScheduler:
                 events.append(Spoken(each.request_id, each.index, samples, result.done))
             if result.done:
                 request.running = False
-                if request.next == len(request.submit.pieces):
-                    del self._requests[each.request_id]
-                    events.append(SpeechEnded(each.request_id))
+                events.extend(self._end_if_complete(request))
         return events
 
     def fail(self, message: str) -> Iterable[Event]:
@@ -161,28 +170,30 @@ class SpeechScheduler:
         return tuple(self._begin(request) for request in taken)
 
     def _begin(self, request: _Request) -> PieceInput:
-        submit, index = request.submit, request.next
-        request.next += 1
-        request.credit -= 1
+        submit, index = request.submit, request.begun
+        piece = request.pending.popleft()
+        request.begun += 1
         request.running = True
         self._requests[submit.request_id] = self._requests.pop(submit.request_id)  # the last in turn now
         return PieceInput(
             submit.request_id,
             index,
-            submit.pieces[index],
+            piece,
             submit.voice,
             submit.speed,
             submit.language,
             submit.instructions,
         )
 
+    def _end_if_complete(self, request: _Request) -> list[Event]:
+        if not request.complete:
+            return []
+        del self._requests[request.submit.request_id]
+        self._unstarted.discard(request.submit.request_id)
+        return [SpeechEnded(request.submit.request_id)]
+
     def _drop_unwanted(self) -> None:
         for number, batch in list(self._open.items()):
             if not any(each.request_id in self._requests for each in batch):
                 del self._open[number]
                 self._dropped.append(number)
-
-
-def _size(submit: Speak, index: int) -> int:
-    piece = submit.pieces[index]
-    return max(len(piece.tokens) // TOKEN_BYTES, len(piece.text), 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from millstream.model_facts import UNDESCRIBED, ModelDescription, SpeechFacts
@@ -24,4 +24,5 @@ class SpeechModel(ReadyModel):
         return {"max_batch": self.facts.capacity}
 
     def describe(self) -> ModelDescription:
-        return self.files
+        able = ("instructions",) if self.facts.takes_instructions else ()
+        return replace(self.files, capabilities=("speech", *able))

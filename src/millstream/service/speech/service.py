@@ -10,25 +10,21 @@ import math
 from collections.abc import Sequence
 from concurrent.futures import Executor
 
-import numpy as np
-
-from millstream.engine.speech.messages import Piece, Speak
+from millstream.engine.speech.messages import Speak
 from millstream.errors import BadRequest, EngineGone
+from millstream.model_facts import SpeechFacts
 from millstream.service.hub import ModelHub
 from millstream.service.speech.model import SpeechModel
 from millstream.service.speech.timing import SpeechTimer, SpeechTimers
-from millstream.service.speech.utterance import Utterance
+from millstream.service.speech.utterance import AHEAD, Lines, Utterance
 from millstream.service.unread_output import UnreadOutput
 from millstream.speech_types import SpeechRequest, Voice
-from millstream.text.speech.script import Script
 
 log = logging.getLogger(__name__)
 
 MAX_TEXT = 200_000
 """Characters of a text: about four hours of speech."""
 SPEEDS = (0.25, 4.0)
-AHEAD = 2
-"""Pieces that are spoken before the reader has taken them."""
 MAX_SOUND_BYTES = 64 * 2**20
 """Sound of a request that may wait for the event loop. What is spoken ahead stays far below it."""
 
@@ -57,38 +53,43 @@ class TextSpeaker:
         while True:
             async with self._hub.use(request.model, SpeechModel) as model:
                 timer.found(model.name)
+                _check_abilities(request, model.facts)
                 model.engine.admission.check(1)  # before anything is prepared for nothing
                 script = await asyncio.get_running_loop().run_in_executor(
                     self._pool,
-                    functools.partial(
-                        model.writer.write, request.text, voice=request.voice, language=request.language
-                    ),
+                    functools.partial(model.writer.write, request.text, voice=request.voice, language=request.language),
                 )
-                timer.submitted(script.tokens)
+                lines = Lines(script.lines, self._pool)
+                pieces = await lines.take(AHEAD)
+                if not pieces:
+                    raise BadRequest("nothing in the text can be spoken: it has no words or numbers", param="input")
+                timer.submitted(lines.size)
+                speak = Speak(
+                    next(self._ids),
+                    pieces,
+                    script.voice,
+                    request.speed,
+                    script.language,
+                    request.instructions,
+                    lines.more,
+                )
                 try:
                     return Utterance(
-                        model.name,
-                        model.facts.sample_rate,
-                        model.engine,
-                        self._speak(request, script),
-                        script.tokens,
-                        self._unread,
-                        timer,
+                        model.name, model.facts.sample_rate, model.engine, speak, lines, self._unread, timer
                     )
                 except EngineGone:
                     log.debug("%s: the engine ended before the request was submitted", model.name)
             # Nothing has run, so try again. Once the hub knows, it restarts the engine or raises the reason why not.
             await model.engine.wait_gone()
 
-    def _speak(self, request: SpeechRequest, script: Script) -> Speak:
-        return Speak(
-            next(self._ids),
-            tuple(Piece(np.asarray(line.tokens, np.int32).tobytes(), line.text) for line in script.lines),
-            script.voice,
-            request.speed,
-            script.language,
-            request.instructions,
-            AHEAD,
+
+def _check_abilities(request: SpeechRequest, facts: SpeechFacts) -> None:
+    """Instructions for a model that takes none are ignored, as by OpenAI's older models."""
+    if request.speed != 1 and not facts.takes_speed:
+        raise BadRequest("this model speaks at its own speed: speed must be 1", param="speed")
+    if facts.needs_instructions and not (request.instructions or "").strip():
+        raise BadRequest(
+            "this model makes a voice from a description: say in `instructions` what it is like", param="instructions"
         )
 
 

@@ -57,7 +57,6 @@ class SpeechTimer:
     def __init__(self, shared: SpeechTimers, record: RequestRecord) -> None:
         self.record = record
         self._shared = shared
-        self._tokens = 0
 
     def found(self, model: str) -> None:
         """The model is loaded."""
@@ -65,7 +64,7 @@ class SpeechTimer:
 
     def submitted(self, tokens: int) -> None:
         """The engine gets the text now."""
-        self._tokens = self.record.prompt_tokens = tokens
+        self.record.prompt_tokens = tokens
         self.record.enter(Phase.QUEUE)
 
     def started(self) -> None:
@@ -92,15 +91,16 @@ class SpeechTimer:
             metrics.requests.labels(record.model, "refused" if error.status < 500 else "failed").inc()
         self._shared.journal.end(record, "failed", error=error)
 
-    def ended(self, outcome: str, error: MillstreamError | None = None) -> None:
-        """`outcome`: finished, cancelled or failed."""
+    def ended(self, outcome: str, tokens: int, error: MillstreamError | None = None) -> None:
+        """`outcome`: finished, cancelled or failed. `tokens`: of all that was prepared."""
         record, shared = self.record, self._shared
         if record.outcome is not None:
             return
-        usage = Usage(prompt_tokens=self._tokens)
+        record.prompt_tokens = tokens
+        usage = Usage(prompt_tokens=tokens)
         if outcome == "finished":
             shared.journal.end(record, "done", usage)
-            shared.activities.of(record.model).prompt_tokens += self._tokens
+            shared.activities.of(record.model).prompt_tokens += tokens
             shared.metrics.duration.labels(record.model).observe(record.elapsed)
         elif error is not None:
             shared.journal.end(record, "failed", error=error)

@@ -2,25 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Iterator, Sequence
+from concurrent.futures import Executor
+
+import numpy as np
 
 from millstream.engine.messages import Failed, Started
-from millstream.engine.speech.messages import Continue, Speak, SpeechEnded, Spoken
-from millstream.errors import BadRequest, EngineGone, MillstreamError, OutputUnread, StepFailed
+from millstream.engine.speech.messages import Piece, Speak, SpeakMore, SpeechEnded, Spoken
+from millstream.errors import BadRequest, EngineGone, MillstreamError, StepFailed
 from millstream.service.engine_client import EngineClient
 from millstream.service.inbox import Inbox
 from millstream.service.speech.timing import SpeechTimer
 from millstream.service.unread_output import UnreadOutput
+from millstream.text.speech.script import Line
 from millstream.types import Usage
 
+AHEAD = 2
+"""Pieces that the engine has before the reader has taken their sound."""
 FLOAT_BYTES = 4
 
 
+class Lines:
+    """The lines of a script, prepared on the pool a few at a time."""
+
+    def __init__(self, lines: Iterator[Line], pool: Executor) -> None:
+        self._lines = lines
+        self._pool = pool
+        self.more = True
+        """False once the last line was taken."""
+        self.size = 0
+        """Of the lines that were taken."""
+
+    async def take(self, count: int) -> tuple[Piece, ...]:
+        """The next lines as pieces, fewer at the end of the text."""
+        taken = await asyncio.get_running_loop().run_in_executor(self._pool, self._next, count)
+        self.more = len(taken) == count
+        self.size += sum(line.size for line in taken)
+        return tuple(Piece(np.asarray(line.tokens, np.int32).tobytes(), line.text) for line in taken)
+
+    def _next(self, count: int) -> Sequence[Line]:
+        return list(itertools.islice(self._lines, count))
+
+
 class Utterance:
-    """Implements `ports.Speech`. The engine speaks a bounded number of pieces ahead of the reader."""
+    """Implements `ports.Speech`."""
 
     def __init__(
-        self, model: str, sample_rate: int, engine: EngineClient, speak: Speak, tokens: int, unread: UnreadOutput,
+        self, model: str, sample_rate: int, engine: EngineClient, speak: Speak, lines: Lines, unread: UnreadOutput,
         timer: SpeechTimer,
     ) -> None:  # fmt: skip
         """Raises `EngineBusy` or `EngineGone` if the engine does not accept it."""
@@ -28,7 +58,7 @@ class Utterance:
         self._sample_rate = sample_rate
         self._engine = engine
         self._request_id = speak.request_id
-        self._usage = Usage(prompt_tokens=tokens)
+        self._lines = lines
         self._timer = timer
         self._inbox = Inbox(unread)
         self._inbox.on_started = self._started
@@ -49,7 +79,7 @@ class Utterance:
 
     @property
     def usage(self) -> Usage:
-        return self._usage
+        return Usage(prompt_tokens=self._lines.size)
 
     def cancel(self) -> None:
         self._end("cancelled")
@@ -72,8 +102,9 @@ class Utterance:
                         if event.samples:
                             self._timer.delivered(len(event.samples) / FLOAT_BYTES / self._sample_rate)
                             yield event.samples
-                        if event.last:
-                            self._engine.post(Continue(self._request_id))
+                        if event.last and self._lines.more:
+                            pieces = await self._lines.take(1)
+                            self._engine.post(SpeakMore(self._request_id, pieces, self._lines.more))
                     case SpeechEnded():
                         self._end("finished")
                         return
@@ -87,7 +118,6 @@ class Utterance:
 
     def _end(self, outcome: str, error: MillstreamError | None = None) -> None:
         """Safe at any time and more than once."""
-        self._timer.ended(outcome, error)
+        self._timer.ended(outcome, self._lines.size, error)
         self._engine.cancel([self._request_id])
-        if not isinstance(error, OutputUnread):
-            self._inbox.close()
+        self._inbox.close()

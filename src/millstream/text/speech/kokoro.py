@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from millstream.errors import BadRequest
 from millstream.models.kokoro_voices import DEFAULT_VOICE, OPENAI_VOICES, voice_of
 from millstream.text.speech.english import EnglishPhonemes
-from millstream.text.speech.espeak import espeak_phonemes, find_espeak
+from millstream.text.speech.espeak import RunEspeak, espeak_phonemes
 from millstream.text.speech.lexicon import dictionary
 from millstream.text.speech.script import Line, Script
 from millstream.text.speech.sentences import pieces
@@ -34,13 +34,13 @@ class KokoroWriter:
     """Implements `script.ScriptWriter`."""
 
     def __init__(
-        self, vocab: Mapping[str, int], voices: Sequence[str], max_phonemes: int, *, espeak: str | None = None
+        self, vocab: Mapping[str, int], voices: Sequence[str], max_phonemes: int, *, espeak: RunEspeak | None = None
     ) -> None:
-        """`espeak`: the program, if it is not to be searched."""
+        """`espeak`: runs eSpeak NG, if it is installed."""
         self._vocab = {symbol: token for symbol, token in vocab.items() if token}
         self._voices = tuple(voices)
         self._max_phonemes = min(max_phonemes, MAX_PHONEMES)
-        self._espeak = espeak or find_espeak()
+        self._espeak = espeak
         self._default = DEFAULT_VOICE if DEFAULT_VOICE in voices else sorted(voices)[0]
         dictionary()  # read while the model loads, not with the first request
 
@@ -49,13 +49,12 @@ class KokoroWriter:
         spoken = self._language(language, mix[0][0])
         match = _PHONEMES.fullmatch(text)
         if match is not None:
-            lines = self._lines(match["phonemes"])
-        else:
-            phonemize = self._phonemizer(spoken)
-            lines = [line for piece in pieces(text) for line in self._lines(phonemize(piece))]
-        if not lines:
-            raise BadRequest("nothing in the text can be spoken: it has no words, numbers or letters", param="input")
-        return Script(tuple(lines), mix, spoken, sum(len(line.tokens) for line in lines))
+            return Script(iter(self._lines(match["phonemes"])), mix, spoken)
+        return Script(self._written(text, self._phonemizer(spoken)), mix, spoken)
+
+    def _written(self, text: str, phonemize: Phonemize) -> Iterator[Line]:
+        for piece in pieces(text):
+            yield from self._lines(phonemize(piece))
 
     def _language(self, asked: str | None, voice: str) -> str:
         name = (asked or voice_of(voice).language or "en-us").lower().replace("_", "-")
@@ -70,14 +69,14 @@ class KokoroWriter:
     def _phonemizer(self, language: str) -> Phonemize:
         if language in ENGLISH:
             return EnglishPhonemes(british_accent=ENGLISH[language])
-        program = self._espeak
-        if program is None:
+        espeak = self._espeak
+        if espeak is None:
             raise BadRequest(
                 f"texts in the language {language!r} need eSpeak NG, which is not installed on the server. Install the "
                 "package espeak-ng and load the model again, or use an English voice such as af_heart.",
                 param="language",
             )
-        return lambda text: espeak_phonemes(program, text, OTHERS[language])
+        return lambda text: espeak_phonemes(espeak, text, OTHERS[language])
 
     def _lines(self, phonemes: str) -> list[Line]:
         """Tokens of phonemes, cut where there are too many. What the model does not know is left out."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,20 +16,24 @@ class Line:
     text: str = ""
     """For models that read text."""
 
+    @property
+    def size(self) -> int:
+        """Phonemes, or characters for models that read text: what is counted as usage."""
+        return len(self.tokens) or len(self.text)
+
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    lines: tuple[Line, ...]
+    lines: Iterator[Line]
+    """Each is prepared when it is asked for, on the pool: a long text begins to sound before all of it is."""
     voice: tuple[tuple[str, float], ...] = ()
     """Names of voices, each with its share. Empty: the model's own."""
     language: str | None = None
-    tokens: int = 0
-    """Phonemes, or characters for models that read text: what is counted as usage."""
 
 
 class ScriptWriter(Protocol):
     """Prepares texts for one model. Called on the pool."""
 
     def write(self, text: str, *, voice: str | None, language: str | None) -> Script:
-        """Raises `BadRequest` if nothing of the text can be spoken, or for a voice or language that there is not."""
+        """Raises `BadRequest` for a voice or a language that there is not."""
         ...

@@ -1,7 +1,7 @@
 """The snake activation with the normalisation before it, as one fused operation. Owner only.
 
-MLX's sine is scalar code on CPUs: 35 ns per element, more than all matmuls of the vocoder together. The square of a sine
-has the period π, so a polynomial over half of it is enough, and the compiler vectorises that: 5 ns with all the rest.
+MLX's sine is scalar code on CPUs: 35 ns per element, more than all matmuls of the vocoder together. The square of a
+sine has the period π, so a polynomial over half of it is enough. The compiler vectorises that: 5 ns with all the rest.
 """
 
 from __future__ import annotations
@@ -37,7 +37,12 @@ def snake(x: mx.array, scale: mx.array, shift: mx.array) -> mx.array:
 
 def fused_snake(dtype: mx.Dtype) -> Snake:
     """Compiled by MLX. On a CPU that needs a C++ compiler at run time; without one, the operations run one by one."""
-    fused = mx.compile(snake, shapeless=True)
+
+    def own(x: mx.array, scale: mx.array, shift: mx.array) -> mx.array:
+        # MLX caches compiled graphs, and the stream in them, by function: each engine needs one of its own.
+        return snake(x, scale, shift)
+
+    fused: Snake = mx.compile(own, shapeless=True)
     try:
         mx.eval(fused(mx.zeros((1, 2, 4), dtype), mx.ones((1, 1, 4)), mx.ones((1, 1, 4))))
     except RuntimeError as error:

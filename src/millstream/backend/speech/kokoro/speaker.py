@@ -11,6 +11,7 @@ import numpy as np
 from millstream.backend.device import Device
 from millstream.backend.speech.kokoro.network import Kokoro
 from millstream.backend.speech.settings import SpeechSettings
+from millstream.backend.speech.speaker import SpeakerTraits
 from millstream.engine.speech.messages import VoiceMix
 from millstream.engine.speech.plan import PieceInput
 from millstream.errors import ModelError
@@ -21,7 +22,7 @@ from millstream.models.torch_file import TorchFile
 from millstream.speech_types import Samples, Voice
 
 GPU_PIECES = 8
-"""Pieces of a batch on a GPU, where one does not fill it. A CPU is filled by one: there, a batch would only be later."""
+"""Pieces of a batch on a GPU, which one does not fill. A CPU is filled by one: there, a batch would only be later."""
 
 
 class KokoroSpeaker:
@@ -37,6 +38,7 @@ class KokoroSpeaker:
         self.sample_rate = SAMPLE_RATE
         names = sorted(voices, key=lambda name: (name != DEFAULT_VOICE, name))
         self.voices: Sequence[Voice] = [voice_of(name) for name in names]
+        self.traits = SpeakerTraits()
         self.dtype = dtype
         self.batch_pieces = batch_pieces
         self.open_batches = 1
