@@ -18,6 +18,8 @@ from websockets.asyncio.client import ClientConnection, connect
 
 from millstream.api.app import create_app
 from millstream.api.http1.limits import HttpLimits
+from millstream.api.openai.realtime import connection
+from millstream.types import CallDelta, Delta, FinishReason
 from support.realtime import (
     END,
     FakeGenerations,
@@ -393,6 +395,20 @@ def test_a_client_that_does_not_read_is_cut_off(server: Server) -> None:
     run(play())
 
 
+def test_a_client_that_sends_nothing_is_let_go(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "IDLE_SECONDS", 0.2)
+
+    async def play() -> None:
+        async with talking(server.port) as client:
+            await client.next()
+            with pytest.raises(websockets.ConnectionClosed) as closed:
+                await client.next()
+            assert closed.value.rcvd is not None
+            assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (1000, "no event for 0.2 s")
+
+    run(play())
+
+
 def test_messages_that_are_too_large_end_the_connection(server: Server) -> None:
     async def play() -> None:
         async with talking(server.port) as client:
@@ -408,8 +424,8 @@ def test_messages_that_are_too_large_end_the_connection(server: Server) -> None:
 def test_the_official_client(server: Server) -> None:
     async def play() -> None:
         client = openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="-")
-        async with client.realtime.connect(model="gpt-realtime") as connection:
-            await connection.session.update(
+        async with client.realtime.connect(model="gpt-realtime") as talk:
+            await talk.session.update(
                 session={
                     "type": "realtime",
                     "instructions": "Be brief.",
@@ -423,9 +439,9 @@ def test_the_official_client(server: Server) -> None:
                     },
                 }
             )
-            await connection.input_audio_buffer.append(audio=base64.b64encode(PHRASE).decode())
+            await talk.input_audio_buffer.append(audio=base64.b64encode(PHRASE).decode())
             kinds, texts = [], []
-            async for event in connection:
+            async for event in talk:
                 kinds.append(event.type)
                 assert event.type != "error", event
                 if event.type == "response.output_audio_transcript.delta":
@@ -437,11 +453,11 @@ def test_the_official_client(server: Server) -> None:
                     break
             assert "".join(texts) == "Good day. "
             assert "conversation.item.input_audio_transcription.completed" in kinds
-            await connection.conversation.item.create(
+            await talk.conversation.item.create(
                 item={"type": "message", "role": "user", "content": [{"type": "input_text", "text": "And?"}]}
             )
-            await connection.response.create(response={"output_modalities": ["text"]})
-            async for event in connection:
+            await talk.response.create(response={"output_modalities": ["text"]})
+            async for event in talk:
                 assert event.type != "error", event
                 if event.type == "response.output_text.done":
                     assert event.text == "Good day. "
@@ -451,3 +467,56 @@ def test_the_official_client(server: Server) -> None:
 
     run(play())
     assert server.brain.requests[1].prompts[0].messages[-1]["content"] == "And?"
+
+
+def test_openais_agents_sdk(server: Server) -> None:
+    """Its own client checks every event, runs tools, and truncates what was not played when it interrupts."""
+    agents = pytest.importorskip("agents", reason="needs openai-agents (the extra clients)")
+    realtime = pytest.importorskip("agents.realtime")
+
+    def clock(zone: str) -> str:
+        """The time there."""
+        return f"noon in {zone}"
+
+    tool = Delta(0, calls=(CallDelta(0, "c1", "clock", '{"zone": "UTC"}'),), finish_reason=FinishReason.TOOL_CALLS)
+    server.brain.script = [([said("Good day. "), END], None), ([tool], None)]
+    server.brain.script += [([said("It is noon. "), END], None), ([said("A long story. ")],)]
+    settings: dict[str, Any] = {"model_name": "gpt-realtime"}
+    settings |= {"input_audio_transcription": {"model": "whisper-1"}, "turn_detection": {"type": "semantic_vad"}}
+    url = f"ws://127.0.0.1:{server.port}/v1/realtime?model=gpt-realtime"
+
+    async def until_event(session: Any, kind: str) -> Any:
+        async for event in session:
+            assert event.type != "error", event
+            if event.type == kind:
+                return event
+        raise AssertionError(f"no {kind}")
+
+    async def play() -> None:
+        agent = realtime.RealtimeAgent(name="miller", instructions="Be brief.", tools=[agents.function_tool(clock)])
+        runner = realtime.RealtimeRunner(starting_agent=agent, config={"model_settings": settings})
+        async with await runner.run(model_config={"url": url, "api_key": "-"}) as session:
+            await session.send_audio(PHRASE)
+            await until_event(session, "audio_end")
+            await session.send_message("What time is it?")
+            ended = await until_event(session, "tool_end")
+            assert ended.output == "noon in UTC"
+            await until_event(session, "audio_end")
+            server.voice.steps = (sound(3.0),)
+            await session.send_message("Tell me a story.")
+            await until_event(session, "audio")
+            await session.interrupt()
+            await until_event(session, "audio_interrupted")
+
+    run(play())
+    contents = [message["content"] for message in server.brain.requests[-1].prompts[0].messages]
+    assert contents == [
+        "Be brief.",
+        "Hello there.",
+        "Good day. ",
+        "What time is it?",
+        None,
+        "noon in UTC",
+        "It is noon. ",
+        "Tell me a story.",
+    ]

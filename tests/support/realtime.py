@@ -57,6 +57,8 @@ class FakeService:
     """Makes a `FakeWork` per request. `steps` are what each gives at once; `error` fails the start."""
 
     steps: Sequence[Any] = ()
+    script: list[Sequence[Any]] = field(default_factory=list)
+    """Before `steps`: what the next requests give, one after the other."""
     error: Exception | None = None
     requests: list[Any] = field(default_factory=list)
     works: list[FakeWork] = field(default_factory=list)
@@ -67,7 +69,7 @@ class FakeService:
         await asyncio.sleep(0)
         if self.error is not None:
             raise self.error
-        work = FakeWork(request.model, self.steps)
+        work = FakeWork(request.model, self.script.pop(0) if self.script else self.steps)
         work.sample_rate = self.sample_rate
         self.works.append(work)
         return work

@@ -33,6 +33,7 @@ from millstream.realtime_types import (
     TextDelta,
     TurnDetection,
 )
+from millstream.service.realtime import utterance
 from millstream.service.realtime.secrets import MAX_SECRETS, ClientSecrets
 from millstream.service.realtime.service import RealtimeSessions
 from millstream.service.realtime.session import Session, SessionServices
@@ -431,6 +432,17 @@ def test_a_guess_is_dropped_if_somebody_speaks_on() -> None:
     run(play())
 
 
+def test_a_slow_model_is_not_asked_for_guesses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(utterance, "SLOW_SECONDS", -1.0)
+
+    async def play() -> None:
+        async with stage(replace(BY_VOICE, kind="transcription")) as it:
+            await _stream(it.session, np.concatenate([pause(0.3), spoken(1.5), pause(0.4)]))
+            assert it.out.of(SpeechStarted) and not it.ears.requests
+
+    run(play())
+
+
 def test_a_guess_that_fails_fails_the_phrase_alone() -> None:
     async def play() -> None:
         async with stage(replace(BY_VOICE, kind="transcription")) as it:
@@ -585,12 +597,14 @@ def test_two_sessions_do_not_mix_and_a_third_is_refused() -> None:
     async def play() -> None:
         async with stage() as it:
             other_out = FakeOutbox()
-            other = it.sessions.open(replace(BY_VOICE, kind="transcription"), other_out)
+            german = InputTranscription(language="de")
+            other = it.sessions.open(replace(BY_VOICE, kind="transcription", transcription=german), other_out)
             with pytest.raises(Overloaded):
                 it.sessions.open(BY_VOICE, FakeOutbox())
             await asyncio.gather(it.session.append(PHRASE), other.append(PHRASE))
-            for number, text in enumerate(("mine", "other")):
-                (await it.ears.work(number)).push(segment(text), None)
+            for number in range(2):
+                work = await it.ears.work(number)
+                work.push(segment("other" if it.ears.requests[number].language else "mine"), None)
             assert (await it.out.wait(InputTranscriptCompleted)).transcript == "mine"
             assert (await other_out.wait(InputTranscriptCompleted)).transcript == "other"
             await other.close()

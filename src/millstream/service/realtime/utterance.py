@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Protocol
 
@@ -15,6 +16,8 @@ from millstream.speech_types import SPEECH_RATE, Samples, TranscriptionRequest
 
 log = logging.getLogger(__name__)
 
+SLOW_SECONDS = 2.0
+"""If the last transcription took longer, nothing is guessed: it would gain little, and keep a busy engine busy."""
 PROMPT_CHARS = 200
 """Of the text before a piece, which the model gets as its context."""
 DEFECT = "The server failed to transcribe this."
@@ -35,11 +38,13 @@ class Listener(Protocol):
 
 
 class Backlog:
-    """Audio of a session that is not transcribed yet, in samples."""
+    """Audio of a session that is not transcribed yet, in samples, and how fast that goes."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._samples = 0
+        self.seconds = 0.0
+        """That the last transcription took."""
         self._changed = asyncio.Event()
 
     def change(self, samples: int) -> None:
@@ -126,7 +131,7 @@ class Utterance:
     def guess(self, samples: Samples) -> None:
         """Begin with a piece that may be the last one. Nothing is told of it unless it is."""
         self.drop_guess()
-        if not self._busy and self._pieces.empty():
+        if not self._busy and self._pieces.empty() and self._backlog.seconds <= SLOW_SECONDS:
             self._guess = _Guess(self._texts(samples))
 
     def drop_guess(self) -> None:
@@ -190,10 +195,12 @@ class Utterance:
     async def _texts(self, samples: Samples) -> AsyncGenerator[str, None]:
         prompt = " ".join(filter(None, (self._settings.prompt, self._text[-PROMPT_CHARS:].strip()))) or None
         request = TranscriptionRequest(self._settings.model, samples, language=self._settings.language, prompt=prompt)
+        started = time.monotonic()
         transcription = await self._service.start(request)
         try:
             async for segment in transcription:
                 yield segment.text
+            self._backlog.seconds = time.monotonic() - started
         finally:
             transcription.cancel()
 

@@ -28,13 +28,10 @@ EVENT_ID = 512
 
 
 class Connection:
-    def __init__(
-        self, socket: WebSocket, service: RealtimeService, *, beta: bool, idle_seconds: float = IDLE_SECONDS
-    ) -> None:
+    def __init__(self, socket: WebSocket, service: RealtimeService, *, beta: bool) -> None:
         self._socket = socket
         self._service = service
         self._outbox = SocketOutbox(socket, EventRenderer(beta=beta))
-        self._idle_seconds = idle_seconds
 
     async def run(self, config: SessionConfig, subprotocol: str | None) -> None:
         """Accepts the connection if the session can be opened; else raises, and the handshake is refused."""
@@ -65,10 +62,10 @@ class Connection:
         events = ClientEvents(self._service, session)
         while True:
             try:
-                async with asyncio.timeout(self._idle_seconds):
+                async with asyncio.timeout(IDLE_SECONDS):
                     message = await self._socket.receive()
             except TimeoutError:
-                await self._socket.close(NORMAL, f"no event for {self._idle_seconds:g} s")
+                await self._socket.close(NORMAL, f"no event for {IDLE_SECONDS:g} s")
                 return
             if message["type"] == "websocket.disconnect":
                 return
