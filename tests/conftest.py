@@ -37,7 +37,13 @@ for variable in ("MILLSTREAM_CONFIG", "MILLSTREAM_MODELS", "MILLSTREAM_API_KEY")
 
 load_blas()
 
-pytest_plugins = ["support.demo", "support.encoder_server", "support.real_encoders", "support.speech_server"]
+pytest_plugins = [
+    "support.demo",
+    "support.encoder_server",
+    "support.real_encoders",
+    "support.real_kokoro",
+    "support.speaking_server",
+]
 
 # `httpx.get` makes a client each time, and each reads the certificates of all authorities: 80 ms of CPU time a request.
 httpx_transport.create_ssl_context = functools.cache(httpx_transport.create_ssl_context)

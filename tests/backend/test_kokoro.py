@@ -108,11 +108,15 @@ def test_the_fourier_transforms_undo_each_other() -> None:
 
 def test_an_lstm_runs_in_both_directions() -> None:
     width, length = 4, 7
-    names = [f"a.{part}{end}" for end in ("_l0", "_l0_reverse") for part in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
+    names = [
+        f"a.{part}{end}" for end in ("_l0", "_l0_reverse") for part in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+    ]
     shapes = [(16, 3), (16, 4), (16,), (16,)] * 2
     stored = {name: random(*shape, seed=seed) for seed, (name, shape) in enumerate(zip(names, shapes, strict=True))}
     x = random(1, length, 3, seed=20)
-    found = np.array(Lstm(Tensors({n: mx.array(v) for n, v in stored.items()}, mx.float32), "a")(mx.array(x), Rows((7,))))
+    found = np.array(
+        Lstm(Tensors({n: mx.array(v) for n, v in stored.items()}, mx.float32), "a")(mx.array(x), Rows((7,)))
+    )
 
     def sigmoid(values: np.ndarray) -> np.ndarray:
         return 1 / (1 + np.exp(-values))

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from millstream.cli import main
+from millstream.cli.served_models import ServedModel, choose
 from millstream.errors import StepFailed
 from millstream.speech_types import SpeechRequest
 from support.agent_stage import playing
@@ -228,3 +229,9 @@ def test_what_cannot_be_transcribed(tmp_path: Path, capsys: pytest.CaptureFixtur
         assert main(["transcribe", str(audio), "-o", "x.doc", "--url", url]) == 1
     said = capsys.readouterr().err
     assert "this is not audio" in said and "none.wav cannot be read" in said and "--format" in said
+
+
+def test_chats_choose_no_model_that_cannot_chat() -> None:
+    voice, chat = ServedModel("voice", "ready", capabilities=("speech",)), ServedModel("chat", "unloaded")
+    assert choose([voice, chat], None) is chat
+    assert choose([voice], None) is voice, "its error says what it is"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import wave
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -153,3 +154,23 @@ def test_a_tone_in_band_is_kept_in_place_and_one_out_of_band_is_removed(rates: t
     np.testing.assert_allclose(resampled(1_000)[inner], low[inner], atol=2e-3)
     if target < rate:
         assert np.abs(resampled(0.6 * target)[inner]).max() < 1e-3
+
+
+@pytest.mark.parametrize("form", ["mp3", "opus", "aac", "flac"])
+def test_files_that_are_made_at_once_do_not_mix(form: AudioFormat) -> None:
+    sounds = [chord(24_000, 0.5) * share for share in (0.2, 0.5, 0.8, 1.0)]
+    alone = [heard(encoded(form, sound, 24_000), form)[0] for sound in sounds]
+    with ThreadPoolExecutor(len(sounds)) as pool:
+        together = list(pool.map(lambda sound: heard(encoded(form, sound, 24_000), form)[0], sounds))
+    for one, other in zip(alone, together, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_file_that_nobody_finishes(form: AudioFormat) -> None:
+    """Its client left."""
+    for whole in (False, True):
+        encoder = open_encoder(form, 24_000, whole=whole)
+        encoder.encode(chord(24_000))
+        del encoder
+    assert encoded(form, chord(24_000), 24_000)

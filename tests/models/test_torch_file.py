@@ -46,7 +46,7 @@ def test_tensors_are_read(tmp_path: Path) -> None:
 def test_nothing_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     path = archive(tmp_path / "x.pth", pickle.dumps({"a": Evil()}, protocol=2))
-    with pytest.raises(ModelError, match="it names .*system, which is not a tensor"):
+    with pytest.raises(ModelError, match=r"it names .*system, which is not a tensor"):
         TorchFile(path)
     assert not (tmp_path / "evil").exists()
 

@@ -6,16 +6,19 @@ The routes of audio are played by the test, so that it knows every byte; the cha
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from playwright.sync_api import Page, Request, Route, expect
 
+from millstream.config import ModelSpec
 from millstream.media.wav import open_wav
 from support.browser import LAN_NAME, PATIENCE, Opener, Watch, serious_findings
 from support.chat_page import ChatPage
-from support.scripted_server import ScriptedServer
+from support.scripted_server import ScriptedServer, scripted_server
 
 expect.set_options(timeout=PATIENCE)
 SHORT, LONG = 0.2, 60
@@ -110,6 +113,22 @@ def test_an_answer_is_read_aloud(voice: Voice, scripted: ScriptedServer) -> None
     played = voice.page.evaluate("window.played")
     assert sum(each["seconds"] for each in played) == pytest.approx(SHORT)
     assert played[0]["peak"] == pytest.approx(0.5, abs=1e-3)
+
+
+def test_a_real_model_reads_aloud(open_page: Opener, tmp_path: Path, tiny_model: Callable[[str], Path]) -> None:
+    """Nothing is played by the test here: the page finds the model, and plays what it says."""
+    kokoro = ModelSpec(str(tiny_model("kokoro")), name="voice", load="use")
+    with scripted_server(tmp_path / "example-model", kokoro) as server:
+        page, _ = open_page(server.url)
+        page.add_init_script(f"({NOTE_SOUND})()")
+        chat = ChatPage(page).open()
+        chat.ask("Hello")
+        chat.finished()
+        page.get_by_role("button", name="Read aloud").click()
+        page.wait_for_function("() => window.played.length > 0", timeout=PATIENCE)
+        expect(page.get_by_role("button", name="Read aloud")).to_be_visible()
+        assert sum(each["seconds"] for each in page.evaluate("window.played")) > 0.01
+        page.close()  # it polls the server
 
 
 @pytest.mark.parametrize("how", ["button", "escape", "new chat"])

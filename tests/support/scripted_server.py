@@ -11,7 +11,7 @@ from typing import Any
 
 import tokenizers
 
-from millstream.config import Settings
+from millstream.config import ModelSpec, Settings
 from millstream.engine.generation.messages import Generate
 from millstream.engine.generation.plan import Plan, StepResult
 from millstream.models.source import ModelSource
@@ -61,14 +61,14 @@ class _PacedBackend(ScriptedBackend):
 
 
 @contextmanager
-def scripted_server(folder: Path, **settings: Any) -> Iterator[ScriptedServer]:
-    """`folder` does not exist yet. `settings` are fields of `Settings`."""
+def scripted_server(folder: Path, *others: ModelSpec, **settings: Any) -> Iterator[ScriptedServer]:
+    """`folder` does not exist yet. `others` are real models of other kinds. `settings` are fields of `Settings`."""
     write_servable(folder)
     tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.add_special_tokens(["<tool_call>", "</tool_call>"])
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>", "chat_template": TEMPLATE}))
     subject = ScriptedServer(tokenizer)
-    with running(Settings((str(folder),), port=0, **settings), subject.make) as server:
+    with running(Settings((str(folder), *others), port=0, **settings), subject.make) as server:
         subject.url = server.url
         yield subject

@@ -20,7 +20,7 @@ Array = NDArray[np.float32]
 
 HIDDEN, STYLE, WIDTH, INNER = 16, 8, 24, 32
 VOICES = ("af_bella", "af_heart", "am_adam", "bf_emma")
-PHONEMES = " .,!?;:—\"()AIOQSTWYæðŋɑɐɒɔəɚɛɜɡɪɹɾʃʊʌʒʔʤʧθᵊᵻˈˌːabcdefhijklmnopqrstuvwxyz"
+PHONEMES = ' .,!?;:—"()AIOQSTWYæðŋɑɐɒɔəɚɛɜɡɪɹɾʃʊʌʒʔʤʧθᵊᵻˈˌːabcdefhijklmnopqrstuvwxyz'
 CONFIG: dict[str, Any] = {
     "istftnet": {
         "upsample_kernel_sizes": [4, 6],
@@ -95,7 +95,9 @@ class _Weights(dict[str, Array]):
                 self.add(f"{name}.alpha{part}.{index}", 1, channels, 1, scale=0.1, mean=1.0)
 
 
-def kokoro_weights(seed: int = 0, config: dict[str, Any] = CONFIG, decoder: int = 12, text: int = 4) -> dict[str, Array]:
+def kokoro_weights(
+    seed: int = 0, config: dict[str, Any] = CONFIG, decoder: int = 12, text: int = 4
+) -> dict[str, Array]:
     """Names and shapes of `kokoro-v1_0.pth`. `decoder` and `text` are the widths of the decoder's blocks."""
     weights = _Weights(seed)
     tokens, net = config["n_token"], config["istftnet"]
@@ -194,7 +196,10 @@ def _mlx_names(weights: dict[str, Array]) -> dict[str, Array]:
 
     renamed = {}
     for name, values in weights.items():
-        if name.endswith(("weight_v", "noise_convs.0.weight", "noise_convs.1.weight", "_proj.weight")) and values.ndim == 3:
+        if (
+            name.endswith(("weight_v", "noise_convs.0.weight", "noise_convs.1.weight", "_proj.weight"))
+            and values.ndim == 3
+        ):
             values = np.ascontiguousarray(values.transpose(0, 2, 1))
         for ours, other in _OTHER_NAMES[:10]:
             if name.endswith(f".{ours}"):

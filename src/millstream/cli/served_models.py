@@ -68,7 +68,7 @@ def find(models: Sequence[ServedModel], wanted: str) -> ServedModel | None:
 
 
 def choose(models: Sequence[ServedModel], wanted: str | None) -> ServedModel:
-    """The wanted model, or the first of the most suitable ones: loaded, able to use tools, not failed."""
+    """The wanted model, or the first of the most suitable ones: for chats, loaded, able to use tools, not failed."""
     if wanted:
         if (model := find(models, wanted)) is not None:
             return model
@@ -79,7 +79,12 @@ def choose(models: Sequence[ServedModel], wanted: str | None) -> ServedModel:
     usable = [model for model in models if model.state not in BROKEN]
     if not usable:
         raise NotFound("The server has no model that works. Start it with one: 'millstream serve MODEL'.")
-    return min(usable, key=lambda model: (model.state != "ready", "tools" not in model.capabilities))
+    return min(usable, key=lambda model: (_is_other(model), model.state != "ready", "tools" not in model.capabilities))
+
+
+def _is_other(model: ServedModel) -> bool:
+    """True for models that embed, speak or transcribe. Of some nothing is known before they are loaded."""
+    return bool(model.capabilities) and "completion" not in model.capabilities
 
 
 def _model(fields: dict[str, Any]) -> ServedModel:

@@ -58,7 +58,9 @@ def read_kokoro_config(folder: Path) -> KokoroConfig:
     try:
         return _config(config)
     except (KeyError, TypeError, ValueError) as error:
-        raise ModelError(f"{path}: not the configuration of a Kokoro model ({type(error).__name__}: {error})") from error
+        raise ModelError(
+            f"{path}: not the configuration of a Kokoro model ({type(error).__name__}: {error})"
+        ) from error
 
 
 def _config(config: Mapping[str, Any]) -> KokoroConfig:

@@ -19,6 +19,7 @@ MODULES = ("numpy", "tokenizers", "llguidance", "orjson", "httptools", "pydantic
 EXTRAS = {
     "vision": ("mlx_vlm", "models that see images"),
     "video": ("av", "video and compressed audio"),
+    "audio": ("av", "speech as MP3, Opus, FLAC and AAC"),
     "mcp": ("mcp", "tools of MCP servers"),
 }
 

@@ -197,4 +197,3 @@ class SpeechScheduler:
             if not any(each.request_id in self._requests for each in batch):
                 del self._open[number]
                 self._dropped.append(number)
-

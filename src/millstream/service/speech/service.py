@@ -57,9 +57,7 @@ class TextSpeaker:
                 model.engine.admission.check(1)  # before anything is prepared for nothing
                 script = await asyncio.get_running_loop().run_in_executor(
                     self._pool,
-                    functools.partial(
-                        model.writer.write, request.text, voice=request.voice, language=request.language
-                    ),
+                    functools.partial(model.writer.write, request.text, voice=request.voice, language=request.language),
                 )
                 lines = Lines(script.lines, self._pool)
                 pieces = await lines.take(AHEAD)

@@ -10,6 +10,7 @@ from millstream.text.speech.heteronyms import choose, weak
 from millstream.text.speech.letters import NAMES, spell
 from millstream.text.speech.lexicon import dictionary
 from millstream.text.speech.normalize import normalize
+from millstream.text.speech.word_list import listed
 from millstream.text.speech.words import begins_with_vowel, pronounce, spoken_as_word
 
 _TOKEN = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)*'?|[^\w\s]")
@@ -17,10 +18,12 @@ _PUNCTUATION = {
     ".": ".", ",": ",", "!": "!", "?": "?", ";": ";", ":": ":", "—": "—", "(": "(", ")": ")",
     "[": "(", "]": ")", "{": "(", "}": ")",
 }  # fmt: skip
-_SPELLED = frozenset("us it ai id tv pc uk eu un ip os ui ux hr pr qa cd dvd usb pdf sql ram cpu gpu api url ceo ufo".split())
+_SPELLED = listed("us it ai id tv pc uk eu un ip os ui ux hr pr qa cd dvd usb pdf sql ram cpu gpu api url ceo ufo")
 """Read letter by letter if they are in capitals, although some are words."""
-_PLAIN_LETTERS = str.maketrans({"ß": "ss", "æ": "ae", "œ": "oe", "ø": "o", "ł": "l", "đ": "d", "ð": "d", "þ": "th", "ı": "i"})
-_PRONOUNS = frozenset("it me him her us them you".split())
+_PLAIN_LETTERS = str.maketrans(
+    {"ß": "ss", "æ": "ae", "œ": "oe", "ø": "o", "ł": "l", "đ": "d", "ð": "d", "þ": "th", "ı": "i"}
+)
+_PRONOUNS = listed("it me him her us them you")
 """Weak at the end of a sentence too."""
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 

@@ -18,7 +18,9 @@ _LANGUAGE = re.compile(r"\([a-z-]+\)")
 def espeak_phonemes(run: RunEspeak, text: str, language: str) -> str:
     """The phonemes of a sentence. Punctuation is kept: Kokoro makes pauses of it."""
     parts = re.split(r"([.,!?;:—…。、！？]+\s*)", text)
-    spoken = [_symbols(run(part, language)) if place % 2 == 0 and part.strip() else part for place, part in enumerate(parts)]
+    spoken = [
+        _symbols(run(part, language)) if place % 2 == 0 and part.strip() else part for place, part in enumerate(parts)
+    ]
     return re.sub(r"\s+", " ", "".join(spoken)).strip()
 
 

@@ -1,8 +1,8 @@
 """Letter-to-sound rules for English words that no dictionary has, and the names of letters.
 
-A rule is a context before, letters, a context after, and their sounds, in CMUdict's codes. In contexts, `#` is one vowel
-letter or more, `:` any number of consonants, `^` one consonant, `+` one of e, i, y, `%` a suffix (er, e, es, ed, ing,
-ely), and a blank the edge of the word. The first rule that fits is taken; the last of each letter fits everywhere.
+A rule is a context before, letters, a context after, and their sounds, in CMUdict's codes. In contexts, `#` is one
+vowel letter or more, `:` any number of consonants, `^` one consonant, `+` one of e, i, y, `%` a suffix (er, e, es,
+ed, ing, ely), and a blank the edge of the word. The first rule that fits is taken; the last of each letter fits everywhere.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ _RULES = """
 b|[bb]=b| [be]^#=bI|[being]=biIN| [both] =boT| [bus]#=bIz|[buil]=bIl|#:[mb] =m|[b]=b
 c| [ch]^=k|^e[ch]=k|[chr]=kr|[ch]=C| s[ci]#=sY|[ci]a=S|[ci]o=S|[ci]en=S|[cc]+=ks|[ck]=k|[com]%=k^m|[c]+=s|[cc]=k|[c]=k
 d|#:[ded] =dId|.e[d] =d|#^:e[d] =t| [de]^#=dI| [do] =du| [does]=d^z|[dge]=j|[dg]=j|[du]a=ju|[dd]=d|[d]=d
-e|#:[e] =|:[e] =i|#[ed] =d|#:[e]d =|[ev]er=Ev|[e]^%=i|[eri]#=iri|[eri]=ErI|#:[er]#=R|[err]=Er|[er]#=Er|[er]=R| [even]=iv^n
+e|#:[e] =|:[e] =i|#[ed] =d|#:[e]d =|[ev]er=Ev|[e]^%=i|[eri]#=iri|[eri]=ErI|#:[er]#=R|[err]=Er|[er]#=Er|[er]=R
+ [even]=iv^n
 #:[e]w=|@[ew]=u|[ew]=yu|[e]o=i|#:&[es] =Iz|#:[e]s =|#:[ely] =li|#:[ement]=m^nt|[eful]=f^l|[ee]=i|[earn]=Rn| [ear]^=R
 [ead]=Ed|#:[ea] =i^|[ea]su=E|[ea]=i|[eigh]=e|[ei]=i| [eye]=Y|[ey]=i|[eu]=yu|#:[en] =^n|#:[el] =^l|#:[ent]=^nt|[e]=E
 f|[ful]=f^l|[ff]=f|[f]=f
@@ -44,19 +45,23 @@ k| [k]n=|[kk]=k|[k]=k
 l|[lo]c#=lo|l[l]=|#^:[l]%=^l|[lead]=lid|[l]=l
 m|[mov]=muv|[mm]=m|[mc]=m^k|[m]=m
 n|e[ng]+=nj|[ng]r=Ng|[ng]#=Ng|[ngl]%=Ng^l|[ng]=N|[nk]=Nk| [now] =nW|[nn]=n|[n]=n
-o|[of] =^v|[orough]=Ro|#:[or] =R|#:[ors] =Rz|[or]=Or| [one]=w^n|[ow] =o|[ow]=o| [over]=ovR|[ov]=^v|[o]^%=o|[o]^en=o|[o]^i#=o
+o|[of] =^v|[orough]=Ro|#:[or] =R|#:[ors] =Rz|[or]=Or| [one]=w^n|[ow] =o|[ow]=o| [over]=ovR|[ov]=^v|[o]^%=o|[o]^en=o
+[o]^i#=o
 [ol]d=ol|[ought]=Ot|[ough]=^f| [ou]=W|h[ou]s#=W|[ous] =^s|[ous]=^s|[our]=Or|[ould]=Ud|^[ou]^l=^|[oup]=up|[ou]=W|[oy]=J
 [oing]=oIN|[oi]=J|[oor]=Or|[ook]=Uk|[ood]=Ud|[oo]=u|[o]e=o|[o] =o|[oa]=o| [only]=onli| [once]=w^ns|[on't]=ont|c[o]n=A
 [o]ng=O| :^[o]n=A|i[on]=^n|#:[on] =^n|#^[on]=^n|[o]st =o|[of]^=Of|[other]=^DR|[oss] =Os|#^:[om]=^m|[o]=A
 p|[ph]=f|[peop]=pip|[pow]=pW|[put] =pUt| [ps]=s| [pn]=n|[pp]=p|[p]=p
 q|[quar]=kwOr|[que] =k|[qu]=kw|[q]=k
 r| [re]^#=ri|[rh]=r|[rr]=r|[r]=r
-s|[sh]=S|#[sion]=Z^n|[some]=s^m|#[sur]#=ZR|[sur]#=SR|#[su]#=Zu|#[ssu]#=Su|#[sed] =zd|#[s]#=z|[said]=sEd|^[sion]=S^n|[ss]=s
+s|[sh]=S|#[sion]=Z^n|[some]=s^m|#[sur]#=ZR|[sur]#=SR|#[su]#=Zu|#[ssu]#=Su|#[sed] =zd|#[s]#=z|[said]=sEd|^[sion]=S^n
+[ss]=s
 .[s] =z|#:.e[s] =z|#^:##[s] =z|#^:#[s] =s|u[s] =s| :#[s] =z| [sch]=sk|[s]c+=|#[sm]=zm|#[sn]'=z^n|[st]le=s|[s]=s
 t| [the] =D^|[to] =tu|[that] =D@t| [this] =DIs| [they]=De| [there]=DEr|[ther]=DR|[their]=DEr| [than] =D@n| [them] =DEm
- [these] =Diz| [then]=DEn|[through]=Tru|[those]=Doz|[though] =Do| [thus]=D^s|[th]=T|#:[ted] =tId|s[ti]#n=C|[ti]o=S|[ti]a=S
+ [these] =Diz| [then]=DEn|[through]=Tru|[those]=Doz|[though] =Do| [thus]=D^s|[th]=T|#:[ted] =tId|s[ti]#n=C|[ti]o=S
+[ti]a=S
 [tien]=S^n|[tur]#=CR|[tu]a=Cu| [two]=tu|[tch]=C|[tt]=t|[t]=t
-u| [un]i=yun| [un]=^n| [upon]=^pOn|@[ur]#=Ur|[ur]#=yUr|[ur]=R|[u]^ =^|[u]^^=^|[uy]=Y| g[u]#=|g[u]%=|g[u]#=w|#n[u]=yu|@[u]=u|[u]=yu
+u| [un]i=yun| [un]=^n| [upon]=^pOn|@[ur]#=Ur|[ur]#=yUr|[ur]=R|[u]^ =^|[u]^^=^|[uy]=Y| g[u]#=|g[u]%=|g[u]#=w|#n[u]=yu
+@[u]=u|[u]=yu
 v|[view]=vyu|[v]=v
 w| [were]=wR|[wa]s=wA|[wa]t=wA|[where]=wEr|[what]=w^t|[whol]=hol|[who]=hu|[wh]=w|[war]=wOr|[wor]^=wR|[wr]=r|[w]=w
 x| [x]=z|[x]=ks

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from millstream.text.speech.numbers import cardinal, digits, number, ordinal, plural, year
+from millstream.text.speech.word_list import listed
 
 _MONTHS = (
-    "January February March April May June July August September October November December".split()
+    "January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November",
+    "December",
 )  # fmt: skip
-_MONTH_NAMES = {name.lower(): name for name in _MONTHS} | {name[:3].lower(): name for name in _MONTHS} | {"sept": "September"}
+_MONTH_NAMES = (
+    {name.lower(): name for name in _MONTHS} | {name[:3].lower(): name for name in _MONTHS} | {"sept": "September"}
+)
 _MONTH = rf"(?:{'|'.join(sorted(_MONTH_NAMES, key=len, reverse=True))})"
 _NUMBER = r"\d+(?:,\d{3})*(?:\.\d+)?|\.\d+"
 _SCALE = r"(?:\s?(?:thousand|million|billion|trillion|[kmbKMB](?![a-zA-Z])))?"
@@ -25,30 +29,41 @@ _UNITS = {
     "ml": "milliliter", "km/h": "kilometer per hour", "mph": "mile per hour", "m/s": "meter per second", "s": "second",
     "sec": "second", "ms": "millisecond", "min": "minute", "h": "hour", "hr": "hour", "hrs": "hour", "kb": "kilobyte",
     "mb": "megabyte", "gb": "gigabyte", "tb": "terabyte", "hz": "hertz", "khz": "kilohertz", "mhz": "megahertz",
-    "ghz": "gigahertz", "w": "watt", "kw": "kilowatt", "kwh": "kilowatt hour", "v": "volt", "a": "amp", "mah": "milliamp hour",
+    "ghz": "gigahertz", "w": "watt", "kw": "kilowatt", "kwh": "kilowatt hour", "v": "volt", "a": "amp",
+    "mah": "milliamp hour",
     "°c": "degree Celsius", "°f": "degree Fahrenheit", "°": "degree", "px": "pixel", "db": "decibel",
 }  # fmt: skip
 _PLURALS = {"foot": "feet", "inch": "inches", "hertz": "hertz", "kilohertz": "kilohertz", "megahertz": "megahertz",
             "gigahertz": "gigahertz", "penny": "pence", "yen": "yen", "paisa": "paise"}  # fmt: skip
 _ABBREVIATIONS = {
     "mr.": "mister", "mrs.": "missus", "ms.": "miz", "dr.": "doctor", "prof.": "professor", "sr.": "senior",
-    "jr.": "junior", "vs.": "versus", "etc.": "et cetera", "e.g.": "for example", "i.e.": "that is", "approx.": "approximately",
+    "jr.": "junior", "vs.": "versus", "etc.": "et cetera", "e.g.": "for example", "i.e.": "that is",
+    "approx.": "approximately",
     "dept.": "department", "inc.": "incorporated", "ltd.": "limited", "co.": "company", "corp.": "corporation",
-    "gen.": "general", "col.": "colonel", "capt.": "captain", "lt.": "lieutenant", "sgt.": "sergeant", "rev.": "reverend",
-    "ave.": "avenue", "blvd.": "boulevard", "mt.": "mount", "vol.": "volume", "fig.": "figure", "w/": "with", "w/o": "without",
+    "gen.": "general", "col.": "colonel", "capt.": "captain", "lt.": "lieutenant", "sgt.": "sergeant",
+    "rev.": "reverend",
+    "ave.": "avenue", "blvd.": "boulevard", "mt.": "mount", "vol.": "volume", "fig.": "figure", "w/": "with",
+    "w/o": "without",
 }  # fmt: skip
 _SYMBOLS = {
     "&": " and ", "+": " plus ", "=": " equals ", "@": " at ", "%": " percent ", "#": " number ", "×": " times ",
-    "÷": " divided by ", "±": " plus or minus ", "≈": " about ", "≤": " at most ", "≥": " at least ", "<": " less than ",
+    "÷": " divided by ", "±": " plus or minus ", "≈": " about ", "≤": " at most ", "≥": " at least ",
+    "<": " less than ",
     ">": " greater than ", "©": " copyright ", "™": " trademark ", "®": " registered ", "°": " degrees ", "→": " to ",
-    "§": " section ", "^": " to the power of ", "~": " about ", "½": " one half ", "¼": " one quarter ", "¾": " three quarters ",
+    "§": " section ", "^": " to the power of ", "~": " about ", "½": " one half ", "¼": " one quarter ",
+    "¾": " three quarters ",
     "\\": " backslash ", "|": " ", "_": " ", "*": " ", "`": " ", "•": ", ",
 }  # fmt: skip
 _ROMAN = {"II": 2, "III": 3, "IV": 4, "VI": 6, "VII": 7, "VIII": 8, "IX": 9, "XI": 11, "XII": 12, "XIII": 13, "XIV": 14,
           "XV": 15, "XVI": 16, "XIX": 19, "XX": 20, "XXI": 21}  # fmt: skip
-_KINGS = frozenset("king queen pope henry louis elizabeth charles george edward james william richard john paul".split())
+_KINGS = listed("king queen pope henry louis elizabeth charles george edward james william richard john paul")
 _PLAIN = str.maketrans({"’": "'", "‘": "'", "“": '"', "”": '"', "–": "-", "‑": "-", "‐": "-", "−": "-", "\u00a0": " ",
                         "…": "...", "\u200b": None, "\u200d": None, "\ufe0f": None, "\u00ad": None})  # fmt: skip
+
+_ADDRESS_SIGNS = {
+    ".": "dot", "/": "slash", "-": "dash", "_": "underscore", "@": "at", "?": "question mark", "=": "equals",
+    "&": "and", "#": "hash", ":": "colon", "%": "percent", "~": "tilde",
+}  # fmt: skip
 
 Rule = tuple[re.Pattern[str], Callable[[re.Match[str]], str]]
 
@@ -69,8 +84,7 @@ def _address(match: re.Match[str]) -> str:
     end = ""
     while text and text[-1] in ".,;:!?)":
         text, end = text[:-1], text[-1] + end
-    for sign, spoken in ((".", "dot"), ("/", "slash"), ("-", "dash"), ("_", "underscore"), ("@", "at"), ("?", "question mark"),
-                         ("=", "equals"), ("&", "and"), ("#", "hash"), (":", "colon"), ("%", "percent"), ("~", "tilde")):  # fmt: skip
+    for sign, spoken in _ADDRESS_SIGNS.items():
         text = text.replace(sign, f" {spoken} ")
     return text + end
 
@@ -104,7 +118,8 @@ def _clock(match: re.Match[str]) -> str:
     if hour > 24 or minute > 59:
         return f"{cardinal(hour)} {cardinal(minute)}"
     if minute == 0:
-        spoken = cardinal(hour) if half else f"{cardinal(hour)} {'hundred' if hour > 12 else chr(111) + chr(39) + 'clock'}"
+        whole = "hundred" if hour > 12 else "o'clock"
+        spoken = cardinal(hour) if half else f"{cardinal(hour)} {whole}"
     else:
         spoken = f"{cardinal(hour)} {'oh ' if minute < 10 else ''}{cardinal(minute)}"
     if match[3] and int(match[3]):
@@ -153,6 +168,26 @@ def _fraction(match: re.Match[str]) -> str:
     return f"{cardinal(above)} {name if above == 1 else {'half': 'halves'}.get(name, name + 's')}"
 
 
+def _grouped(match: re.Match[str]) -> str:
+    return ", ".join(digits(part) for part in match.groups())
+
+
+def _ordinal(match: re.Match[str]) -> str:
+    return ordinal(int(match[1])) if len(match[1]) < 16 else digits(match[1])
+
+
+def _version(match: re.Match[str]) -> str:
+    return f" {' point '.join(number(part) for part in match[1].split('.'))} "
+
+
+def _measure(match: re.Match[str]) -> str:
+    return f"{number(match[1])} {_plural(_UNITS[match[2].lower()], match[1])}"
+
+
+def _scaled(match: re.Match[str]) -> str:
+    return f"{number(match[1])} {_SCALE_WORDS[match[2].lower()]} "
+
+
 def _roman(match: re.Match[str]) -> str:
     value = _ROMAN[match[2]]
     return f"{match[1]} {'the ' + ordinal(value) if match[1].lower() in _KINGS else cardinal(value)}"
@@ -162,19 +197,24 @@ def _rule(pattern: str, rewrite: Callable[[re.Match[str]], str], flags: int = re
     return re.compile(pattern, flags), rewrite
 
 
-_UNIT = "|".join(re.escape(unit) for unit in sorted(_UNITS, key=len, reverse=True))
+def _any(words: Iterable[str]) -> str:
+    """A pattern for any of these, the longest first."""
+    return "|".join(re.escape(word) for word in sorted(words, key=len, reverse=True))
+
+
+_DOMAINS = r"com|org|net|io|dev|ai|edu|gov|co\.uk|de|app"
+_UNIT = _any(_UNITS)
 _RULES: tuple[Rule, ...] = (
     _rule(r"\d{25,}", lambda match: f" {digits(match[0])} "),
     _rule(r"!?\[([^\]\n]{1,200})\]\([^)\s]{1,500}\)", lambda match: match[1]),
     _rule(r"(?<![\w.])[\w.+-]{1,64}@[\w-]{1,64}(?:\.[\w-]{1,64})+", _address),
     _rule(r"(?:https?://|www\.)[^\s<>\"]+", _address),
-    _rule(r"(?<![\w@.])(?:[a-z0-9-]{2,40}\.)+(?:com|org|net|io|dev|ai|edu|gov|co\.uk|de|app)\b(?:/[^\s<>\"]*)?", _address),
-    _rule(r"\b(?:" + "|".join(re.escape(each) for each in sorted(_ABBREVIATIONS, key=len, reverse=True)) + r")(?=\s|$|[,;:)])",
-          lambda match: _ABBREVIATIONS[match[0].lower()]),
+    _rule(rf"(?<![\w@.])(?:[a-z0-9-]{{2,40}}\.)+(?:{_DOMAINS})\b(?:/[^\s<>\"]*)?", _address),
+    _rule(rf"\b(?:{_any(_ABBREVIATIONS)})(?=\s|$|[,;:)])", lambda match: _ABBREVIATIONS[match[0].lower()]),
     _rule(r"\bSt\.(?=\s+[A-Z])", lambda match: "Saint", 0),
     _rule(r"\bSt\.", lambda match: "Street", 0),
     _rule(r"\bNo\.\s?(?=\d)", lambda match: "number ", 0),
-    _rule(r"\b(\w+) (" + "|".join(sorted(_ROMAN, key=len, reverse=True)) + r")\b(?!')", _roman, 0),
+    _rule(rf"\b(\w+) ({_any(_ROMAN)})\b(?!')", _roman, 0),
     _rule(rf"([$€£¥₹])\s?({_NUMBER})({_SCALE})", _money),
     _rule(r"\b(\d{4})-(\d{1,2})-(\d{1,2})\b", lambda match: _date(match[1], match[2], match[3])),
     _rule(r"\b(\d{1,2})/(\d{1,2})/(\d{4})\b", lambda match: _date(match[3], match[1], match[2])),
@@ -182,17 +222,17 @@ _RULES: tuple[Rule, ...] = (
     _rule(rf"\b(\d{{1,2}})(?:st|nd|rd|th)?\s+({_MONTH})\b\.?(?:,?\s+(\d{{4}})\b)?", _day_month),
     _rule(r"\b(\d{1,2}):(\d{2})(?::(\d{2}))?(?:\s?([ap]\.m\.(?!\s*$)|[ap]\.?m\b))?", _clock),
     _rule(r"\b(\d{1,2})\s?([ap]\.m\.(?!\s*$)|[ap]\.?m\b)", _half),
-    _rule(r"\(?\b(\d{3})\)?[-. ](\d{3})[-.](\d{4})\b", lambda match: ", ".join(digits(part) for part in match.groups())),
-    _rule(r"\b(\d{3})-(\d{4})\b", lambda match: ", ".join(digits(part) for part in match.groups())),
-    _rule(r"\b(\d+)(?:st|nd|rd|th)\b", lambda match: ordinal(int(match[1])) if len(match[1]) < 16 else digits(match[1])),
+    _rule(r"\(?\b(\d{3})\)?[-. ](\d{3})[-.](\d{4})\b", _grouped),
+    _rule(r"\b(\d{3})-(\d{4})\b", _grouped),
+    _rule(r"\b(\d+)(?:st|nd|rd|th)\b", _ordinal),
     _rule(r"\b(\d{3}0)s\b", lambda match: plural(year(int(match[1])))),
     _rule(r"'(\d0)s\b", lambda match: plural(cardinal(int(match[1])))),
-    _rule(r"(?<![\d.])(\d+(?:\.\d+){2,})\b", lambda match: f" {' point '.join(number(part) for part in match[1].split('.'))} "),
+    _rule(r"(?<![\d.])(\d+(?:\.\d+){2,})\b", _version),
     _rule(rf"(?<![\w.-])({_NUMBER})\s?-\s?(?=\d)", lambda match: f"{match[1]} to "),
     _rule(rf"(?<![\w.])-(?=(?:{_NUMBER}))", lambda match: "minus "),
-    _rule(rf"({_NUMBER})\s?({_UNIT})(?![a-z°'])", lambda match: f"{number(match[1])} {_plural(_UNITS[match[2].lower()], match[1])}"),
+    _rule(rf"({_NUMBER})\s?({_UNIT})(?![a-z°'])", _measure),
     _rule(r"\b(\d{1,2})/(\d{1,2})\b", _fraction),
-    _rule(rf"(?<![\w.])({_NUMBER})(?=[kmb]\b)(\w)", lambda match: f"{number(match[1])} {_SCALE_WORDS[match[2].lower()]} "),
+    _rule(rf"(?<![\w.])({_NUMBER})(?=[kmb]\b)(\w)", _scaled),
     _rule(rf"({_NUMBER})%", lambda match: f"{number(match[1])} percent"),
     _rule(rf"(?:{_NUMBER})", lambda match: f" {_plain_number(match)} "),
     _rule(r"\s*/\s*", lambda match: " slash "),

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 _ONES = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-    "eighteen nineteen"
-).split()
-_TENS = "- - twenty thirty forty fifty sixty seventy eighty ninety".split()
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
+    "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
+)  # fmt: skip
+_TENS = ("", "", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
 _SCALES = ("", "thousand", "million", "billion", "trillion", "quadrillion", "quintillion")
 _ORDINALS = {
     "one": "first", "two": "second", "three": "third", "five": "fifth", "eight": "eighth", "nine": "ninth",
@@ -38,11 +38,8 @@ def cardinal(number: int) -> str:
 
 def ordinal(number: int) -> str:
     *before, last = cardinal(number).split()
-    if last in _ORDINALS:
-        last = _ORDINALS[last]
-    else:
-        last = f"{last[:-1]}ieth" if last.endswith("y") else f"{last}th"
-    return " ".join([*before, last])
+    regular = f"{last[:-1]}ieth" if last.endswith("y") else f"{last}th"
+    return " ".join([*before, _ORDINALS.get(last, regular)])
 
 
 def digits(text: str) -> str:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 
+from millstream.text.speech.word_list import listed
+
 FIRST_CHARACTERS, CHARACTERS, MAX_CHARACTERS = 80, 160, 320
 """The first piece is short, so that sound begins early; later ones are joined up to the second limit. What is longer
 than the third is cut at a comma or the like, or at a blank."""
 
-_ABBREVIATIONS = frozenset(
-    "mr mrs ms dr prof sr jr st vs etc inc ltd co corp dept est fig approx no vol gen col capt lt sgt rev hon e.g i.e a.m "
-    "p.m u.s u.k jan feb mar apr jun jul aug sep sept oct nov dec mt ft ave blvd rd".split()
+_ABBREVIATIONS = listed(
+    "mr mrs ms dr prof sr jr st vs etc inc ltd co corp dept est fig approx no vol gen col capt lt sgt rev "
+    "hon e.g i.e a.m "
+    "p.m u.s u.k jan feb mar apr jun jul aug sep sept oct nov dec mt ft ave blvd rd"
 )
 _END = re.compile(r"(?:[.!?…]+|[。！？]+)[\"'”’)\]]*(?=\s|$)|[。！？]+|\n\s*\n|\n(?=\s*(?:[-*•]|\d+[.)]))")
 _CLAUSE = re.compile(r"[;:—]\s+|,\s+|\s+[-–—]\s+")

@@ -19,7 +19,8 @@ _PREFIXES = {
 }  # fmt: skip
 _SUFFIXES = {
     "ly": "li", "ness": "n^s", "less": "l^s", "ful": "f^l", "ment": "m^nt", "able": "^b^l", "er": "R", "ers": "Rz",
-    "ing": "IN", "ings": "INz", "ish": "IS", "ist": "Ist", "ists": "Ists", "ism": "Iz^m", "wise": "wY2z", "like": "lY2k",
+    "ing": "IN", "ings": "INz", "ish": "IS", "ist": "Ist", "ists": "Ists", "ism": "Iz^m", "wise": "wY2z",
+    "like": "lY2k",
     "y": "i", "est": "Ist", "ship": "SIp", "hood": "hU2d", "ware": "wE2r", "able's": "^b^lz",
 }  # fmt: skip
 MAX_LETTERS = 60

@@ -61,6 +61,7 @@ class Vocoder:
         last = len(config.upsample_rates) - 1
         for stage, rate in enumerate(config.upsample_rates):
             stride = math.prod(config.upsample_rates[stage + 1 :])
+            first = stage * per_stage
             self._stages.append((
                 Upsampling.of(tensors, f"{generator}.ups.{stage}", rate),
                 _SourceConvolution(tensors, f"{generator}.noise_convs.{stage}", stride),
@@ -68,7 +69,7 @@ class Vocoder:
                     tensors, f"{generator}.noise_res.{stage}", 11 if stage == last else 7, config.dilations[0], snake
                 ),
                 [
-                    SnakeBlock.of(tensors, f"{generator}.resblocks.{stage * per_stage + number}", kernel, dilations, snake)
+                    SnakeBlock.of(tensors, f"{generator}.resblocks.{first + number}", kernel, dilations, snake)
                     for number, (kernel, dilations) in enumerate(zip(config.kernels, config.dilations, strict=True))
                 ],
             ))  # fmt: skip

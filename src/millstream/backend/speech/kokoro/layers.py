@@ -138,9 +138,7 @@ class SnakeBlock:
             x = rows.mask(x + y)
         return x
 
-    def _activate(
-        self, x: mx.array, norm: AdaptiveNorm, alpha: mx.array, style: mx.array, rows: Rows
-    ) -> mx.array:
+    def _activate(self, x: mx.array, norm: AdaptiveNorm, alpha: mx.array, style: mx.array, rows: Rows) -> mx.array:
         scale, shift = norm.affine(x, style, rows)
         return rows.mask(self.snake(x, scale * alpha, shift * alpha))
 

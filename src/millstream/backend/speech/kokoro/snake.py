@@ -1,7 +1,7 @@
 """The snake activation with the normalisation before it, as one fused operation. Owner only.
 
-MLX's sine is scalar code on CPUs: 35 ns per element, more than all matmuls of the vocoder together. The square of a sine
-has the period π, so a polynomial over half of it is enough, and the compiler vectorises that: 5 ns with all the rest.
+MLX's sine is scalar code on CPUs: 35 ns per element, more than all matmuls of the vocoder together. The square of a
+sine has the period π, so a polynomial over half of it is enough. The compiler vectorises that: 5 ns with all the rest.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class HarmonicSource:
     def __call__(self, pitch: mx.array, rows: Rows, *, noise: bool = True) -> mx.array:
         """From (rows, values, 1) to (rows, samples)."""
         pitch = pitch.astype(mx.float32)[..., 0]
-        count, length = pitch.shape
+        length = pitch.shape[1]
         sines = self._sines(pitch)
         voiced = mx.repeat((pitch > VOICED_HZ).astype(mx.float32), self._steps, axis=1)
         merged = voiced * AMPLITUDE * (sines @ self._weight)

@@ -22,7 +22,7 @@ from millstream.models.torch_file import TorchFile
 from millstream.speech_types import Samples, Voice
 
 GPU_PIECES = 8
-"""Pieces of a batch on a GPU, where one does not fill it. A CPU is filled by one: there, a batch would only be later."""
+"""Pieces of a batch on a GPU, which one does not fill. A CPU is filled by one: there, a batch would only be later."""
 
 
 class KokoroSpeaker:
