@@ -52,8 +52,8 @@ class Peak:
 
 
 def test_half_an_hour(server: RunningServer, tmp_path: Path) -> None:
-    """At 32 kHz, so that it is resampled: 29 million samples of 16 kHz take 110 MiB, and the file as much. Speech is rare:
-    the model has windows of one second."""
+    """At 32 kHz, so that it is resampled: 29 million samples of 16 kHz take 110 MiB, and the file as much. Speech is
+    rare: the model has windows of one second."""
     ground = np.concatenate([pause(60), noise(60, 0.001)])
     samples = np.tile(ground, MINUTES // 2)
     for begin in SPOKEN:

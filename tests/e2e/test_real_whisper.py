@@ -42,6 +42,19 @@ def test_a_real_recording_is_written_down_word_for_word(alone: Transcript) -> No
     assert all(segment.avg_logprob > -0.6 and segment.temperature == 0 for segment in alone.segments)
 
 
+MLX_AUDIO_TIMES = (
+    (0.0, 0.76), (0.76, 1.06), (1.06, 1.46), (1.46, 1.76), (1.76, 2.26), (2.26, 3.88), (3.88, 4.52), (4.52, 5.7),
+    (5.7, 6.02), (6.02, 6.36), (6.36, 6.76), (6.76, 7.02), (7.02, 7.26), (7.26, 8.06), (8.06, 8.66), (8.66, 8.94),
+    (8.94, 9.28), (9.28, 9.5), (9.5, 9.72), (9.72, 9.92), (9.92, 10.22), (10.22, 10.5),
+)  # fmt: skip
+"""Begin and end of each word by mlx-audio 0.6.2, with the same weights in float32 (it takes minutes on a busy CPU)."""
+
+
+def test_words_have_the_times_of_a_second_implementation(alone: Transcript) -> None:
+    times = [(word.start, word.end) for segment in alone.segments for word in segment.words]
+    np.testing.assert_allclose(times, MLX_AUDIO_TIMES, atol=0.2)
+
+
 def test_words_have_times_that_follow_each_other(alone: Transcript) -> None:
     words = [word for segment in alone.segments for word in segment.words]
     assert "".join(word.text for word in words).strip() == alone.text

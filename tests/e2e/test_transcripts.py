@@ -18,21 +18,22 @@ import pytest
 
 from millstream.config import Settings
 from support.audio_files import tone, wav
-from support.real_whisper import make_tiny_en
+from support.real_whisper import tiny_en
 from support.recording import JFK_WORDS, jfk_samples, jfk_wav
 from support.server import RunningServer, running
 from support.spoken import hum, noise, pause
 from support.subtitle_parser import parse_srt, parse_vtt
 from support.tiny import write_servable
 
+__all__ = ["tiny_en"]
+
 MODEL = "whisper-tiny.en"
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+def server(tiny_en: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """A chat model comes first: requests that name no model get the one that transcribes."""
-    root = tmp_path_factory.mktemp("transcripts")
-    models = (str(write_servable(root / "chat")), str(make_tiny_en(root / MODEL)))
+    models = (str(write_servable(tmp_path_factory.mktemp("transcripts") / "chat")), str(tiny_en))
     settings = Settings(models, port=0, isolation="thread", audio_bytes=2**20, audio_seconds=60, media_timeout=20)
     with running(settings) as subject:
         yield subject
@@ -182,9 +183,3 @@ def test_the_request_is_in_the_journal(http: httpx.Client, server: RunningServer
 def test_models_tell_that_they_transcribe(client: openai.OpenAI) -> None:
     card = client.models.retrieve(MODEL)
     assert "transcription" in card.capabilities  # type: ignore[attr-defined]
-
-
-def test_a_folder_name_is_not_needed(tmp_path: Path, http: httpx.Client) -> None:
-    """The request named no model, and the first one of the server chats."""
-    response = http.post("/transcriptions", files={"file": wav(pause(1))})
-    assert response.json()["text"] == ""

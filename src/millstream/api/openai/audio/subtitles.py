@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from millstream.speech_types import Segment
 
-_ESCAPED = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
+_ESCAPED = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
 
 
 def srt(segments: Sequence[Segment]) -> str:
@@ -18,7 +18,7 @@ def srt(segments: Sequence[Segment]) -> str:
 
 def vtt(segments: Sequence[Segment]) -> str:
     return "WEBVTT\n\n" + "".join(
-        f"{_time(start, '.')} --> {_time(end, '.')}\n{text.translate(str.maketrans(_ESCAPED))}\n\n"
+        f"{_time(start, '.')} --> {_time(end, '.')}\n{text.translate(_ESCAPED)}\n\n"
         for start, end, text in _cues(segments)
     )
 

@@ -143,7 +143,7 @@ class RowCache:
         missing = columns - self._own[0][0].shape[2]
         if missing > 0:
             more = -(-missing // GROWTH) * GROWTH
-            self._own = [[mx.pad(array, ((0, 0), (0, 0), (0, more), (0, 0))) for array in pair] for pair in self._own]
+            self._own = [[mx.pad(array, [(0, 0), (0, 0), (0, more), (0, 0)]) for array in pair] for pair in self._own]
 
     def _shift(self, by: int) -> None:
         """Moves all columns to the right, or to the left if `by` is negative."""
@@ -152,7 +152,7 @@ class RowCache:
         for pair in self._own:
             for place, array in enumerate(pair):
                 if by > 0:
-                    pair[place] = mx.pad(array, ((0, 0), (0, 0), (by, 0), (0, 0)))
+                    pair[place] = mx.pad(array, [(0, 0), (0, 0), (by, 0), (0, 0)])
                 else:
                     pair[place] = mx.contiguous(array[:, :, -by:])
 

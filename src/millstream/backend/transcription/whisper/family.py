@@ -146,10 +146,7 @@ class Whisper:
         parts = self._parts
         tokens = mx.array([row.prompt for row in rows], mx.int32)
         hidden, own, _ = parts.decoder.prefill(tokens, cross)
-        start = [
-            row.prompt.index(parts.special.start, len(row.prompt) - 3 if len(row.prompt) > 3 else 0) for row in rows
-        ]
-        logits = parts.decoder.logits(hidden[:, start[0]])
+        logits = parts.decoder.logits(hidden[:, rows[0].prompt.index(parts.special.start)])
         no_speech = mx.softmax(logits, axis=-1)[:, parts.special.no_speech]
         for place, row in enumerate(rows):
             row.slot = self._cache.join(_take(cross, [place], len(rows)), _before_last(own, place))
@@ -238,7 +235,7 @@ class Whisper:
         _, _, matches = parts.decoder.prefill(tokens, self._cache.cross_of(row.slot), parts.heads)
         positions = max(1, min(parts.shape.audio_positions, round(row.seconds * POSITIONS_PER_SECOND)))
         matrix = np.asarray(alignment(matches, positions))[len(task) : -1]
-        begins = warp(-matrix) / POSITIONS_PER_SECOND
+        begins = (warp(-matrix) / POSITIONS_PER_SECOND).astype(np.float32)
         logprobs = row.attempt_logprobs[row.attempts.index(attempt)]
         of_text = [
             logprob for token, logprob in zip(attempt.tokens, logprobs, strict=False) if token < parts.special.end
@@ -259,7 +256,7 @@ def _take(cross: Sequence[KeysValues], places: Sequence[int], count: int) -> lis
         return list(cross)
     if len(places) == 1:
         return [(keys[places[0] : places[0] + 1], values[places[0] : places[0] + 1]) for keys, values in cross]
-    taken = mx.array(places)
+    taken = mx.array(list(places))
     return [(keys[taken], values[taken]) for keys, values in cross]
 
 

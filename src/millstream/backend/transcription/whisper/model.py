@@ -148,7 +148,7 @@ def sinusoids(length: int, width: int) -> mx.array:
 def _three_frames(x: mx.array, stride: int) -> mx.array:
     """Each frame beside its neighbours; every `stride`-th frame."""
     length = x.shape[1]
-    padded = mx.pad(x, ((0, 0), (1, 1), (0, 0)))
+    padded = mx.pad(x, [(0, 0), (1, 1), (0, 0)])
     return mx.concatenate([padded[:, shift : shift + length : stride] for shift in range(3)], axis=-1)
 
 

@@ -47,7 +47,7 @@ def stretches(tokens: Sequence[int], zero: int, end: int, seconds: float) -> tup
 
 
 def _stretch(tokens: Sequence[int], zero: int, end: int, seconds: float) -> Stretch:
-    times = [min((token - zero) * TIME_STEP, seconds) for token in (tokens[0], tokens[-1])]
+    times = [min(max(0, token - zero) * TIME_STEP, seconds) for token in (tokens[0], tokens[-1])]
     return Stretch(round(times[0], 2), round(times[1], 2), tuple(token for token in tokens if token < end))
 
 
