@@ -150,8 +150,9 @@ def test_texts_are_spoken_sentence_by_sentence_in_a_known_voice() -> None:
     writer = PlainWriter(["alba", "marius"])
     text = "The cat sat on the mat because it was tired of standing. " * 8
     script = writer.write(text, voice="Marius", language="en")
-    assert script.voice == (("marius", 1.0),) and len(script.lines) > 1
-    assert " ".join(line.text for line in script.lines).split() == text.split()
+    lines = list(script.lines)
+    assert script.voice == (("marius", 1.0),) and len(lines) > 1
+    assert " ".join(line.text for line in lines).split() == text.split()
     assert writer.write("Yes.", voice="alloy", language=None).voice == ()  # OpenAI's clients must name one
     for wrong, voice, message in [
         ("Yes.", "bob", "no voice 'bob'. Its voices: alba, marius"),

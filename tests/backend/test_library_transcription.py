@@ -12,11 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 import pytest
 
-from millstream.backend.transcription.qwen3_asr import LANGUAGES
+from millstream.backend.device import Device
+from millstream.backend.transcription.family import SteppingFamily
+from millstream.backend.transcription.loading import load_family
+from millstream.backend.transcription.qwen3_asr import LANGUAGES, Qwen3Asr
+from millstream.backend.transcription.settings import TranscriptionSettings
 from millstream.backend.transcription.spectrograms import NemoSpectrogram, WhisperSpectrogram
+from millstream.engine.transcription.messages import Options
+from millstream.engine.transcription.plan import WindowStart
 from millstream.text.tekken import read_tekken
 from support import tiny_mlx_audio as tiny
 from support.audio_files import Array
@@ -189,8 +196,6 @@ def test_qwen3_asr_finds_out_the_language_and_keeps_to_it(tmp_path: Path) -> Non
     folder = tiny.write_qwen3_asr(tmp_path)
     words = tiny.Words(folder)
     named = [*words.encode("language German"), words.token("<asr_text>"), *words.encode("the mat")]
-    from millstream.backend.transcription.qwen3_asr import Qwen3Asr
-
     writer = Qwen3Asr(tiny.library_qwen3_asr(folder), words, ())
     assert writer.read(named) == ("de", "the mat")
     assert writer.read(words.encode("the cat")) == (None, "the cat")
@@ -262,3 +267,46 @@ print(load.__name__)
 """
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert found.stdout.split("\n")[:2] == ["[]", "load"]
+
+
+GPU = Device("metal", "none", 2**40)
+"""A device that computes in half precision. The arithmetic is done by the CPU all the same."""
+
+
+@pytest.mark.parametrize("family", ["tdt", "qwen3_asr", "voxtral", "moonshine"])
+def test_on_a_gpu_weights_keep_their_type(family: str, tmp_path: Path) -> None:
+    folder, _ = written(family, tmp_path)
+    weights = {name: array.astype(mx.bfloat16) for name, array in mx.load(str(folder / "model.safetensors")).items()}
+    mx.eval(weights)
+    mx.save_safetensors(str(folder / "model.safetensors"), weights)
+    assert run_on(GPU, folder, WINDOWS[:2]).dtype == "bfloat16"
+
+
+def test_quantised_weights_are_unpacked_on_the_cpu_alone(tmp_path: Path) -> None:
+    folder, _ = written("tdt", tmp_path)
+    model = tiny.library_parakeet(folder)
+    nn.quantize(model, group_size=32, bits=4, class_predicate=lambda path, _: "feed_forward" in path and "lin" in path)
+    model.save_weights(str(folder / "model.safetensors"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "quantization": {"group_size": 32, "bits": 4}}))
+    assert run_on(GPU, folder, WINDOWS[:2]).traits.notes == ()
+    unpacked = run_on(Device("cpu", "none", 2**40), folder, WINDOWS[:2])
+    assert unpacked.dtype == "float32" and unpacked.traits.notes == ("weights unpacked to float32",)
+    with transcription_engine(folder) as driver:
+        driver.complete(transcribe(0, WINDOWS[:2]))
+        found = [tokens_of(text) for text in texts_of(driver, 0)]
+    assert found == [parakeet_tokens(model, samples) for samples in WINDOWS[:2]]
+
+
+def run_on(device: Device, folder: Path, windows: list[Array]) -> SteppingFamily:
+    """A model that has given a text for each window."""
+    vocabulary: Any = read_tekken(folder) if (folder / "tekken.json").exists() else None
+    if (folder / "tokenizer.json").exists():
+        vocabulary = tiny.Words(folder)
+    family = load_family(TranscriptionSettings(folder, vocabulary), device, lambda share: None)
+    options = Options(language="en", temperatures=(0.0,))
+    family.start([WindowStart(0, index, each.tobytes(), options) for index, each in enumerate(windows)])
+    texts = 0
+    while texts < len(windows):
+        texts += len(family.advance().done)
+    return family

@@ -53,7 +53,7 @@ def _prompt(model: Any, path: Path) -> mx.array:
     if "speaker_wavs" in stored:
         latents = stored["speaker_wavs"]
         latents = latents if latents.ndim == 3 else latents[None]
-        prompt = latents.transpose(0, 2, 1).astype(mx.float32) @ model.speaker_proj_weight.T
+        prompt: mx.array = latents.transpose(0, 2, 1).astype(mx.float32) @ model.speaker_proj_weight.T
     else:
         found = stored.get("emb", stored.get("audio_prompt"))
         if found is None:

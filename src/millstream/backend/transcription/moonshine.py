@@ -75,7 +75,7 @@ class Moonshine:
         return logits
 
     def most_tokens(self, seconds: float) -> int:
-        return min(token_bound(seconds, TOKENS_PER_SECOND), self._model.config.max_position_embeddings)
+        return min(token_bound(seconds, TOKENS_PER_SECOND), int(self._model.config.max_position_embeddings))
 
     def read(self, tokens: Sequence[int]) -> tuple[str | None, str]:
         return None, self._vocabulary.decode(tokens)

@@ -106,7 +106,8 @@ class Qwen3Asr:
         return 8 + token_bound(seconds, TOKENS_PER_SECOND)
 
     def read(self, tokens: Sequence[int]) -> tuple[str | None, str]:
-        place = list(tokens).index(self._text_follows) if self._text_follows in tokens else 0
+        marker = self._text_follows
+        place = list(tokens).index(marker) if marker is not None and marker in tokens else 0
         named = self._vocabulary.decode(tokens[:place]).strip()
         if not named.startswith("language"):
             return None, self._vocabulary.decode(tokens)

@@ -82,7 +82,7 @@ class NemoSpectrogram:
             spread = np.sqrt(((logs - mean) ** 2).sum(0) / max(len(logs) - 1, 1))
         else:
             mean, spread = logs.mean(), logs.std()
-        return ((logs - mean) / (spread + np.float32(1e-5))).astype(np.float32)
+        return np.asarray((logs - mean) / (spread + np.float32(1e-5)), np.float32)
 
 
 class WhisperSpectrogram:
@@ -96,4 +96,4 @@ class WhisperSpectrogram:
     def __call__(self, samples: Samples) -> Frames:
         """One frame per 10 ms. The last one, centred on the end, is left out."""
         logs = np.log10(np.maximum(self._spectra(samples)[: max(len(samples) // self.HOP, 1)], 1e-10))
-        return ((np.maximum(logs, logs.max() - 8) + 4) / 4).astype(np.float32)
+        return np.asarray((np.maximum(logs, logs.max() - 8) + 4) / 4, np.float32)

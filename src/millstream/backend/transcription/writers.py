@@ -16,7 +16,7 @@ import numpy as np
 from millstream.backend.transcription.family import Traits
 from millstream.backend.weights.library import LibraryModel
 from millstream.backend.weights.materialize import reachable_arrays
-from millstream.engine.transcription.messages import SAMPLE_BYTES, WindowSegment, WindowText
+from millstream.engine.transcription.messages import WindowSegment, WindowText
 from millstream.engine.transcription.plan import RowKey, TranscriptionResult, WindowStart
 from millstream.speech_types import SPEECH_RATE, Samples
 
@@ -107,7 +107,7 @@ class WrittenFamily:
             drawn = [_draw(row) for row in rows]
             mx.eval(drawn)
             for row, (token, logprob) in zip(rows, drawn, strict=True):
-                if self._write(row, int(token.item()), float(logprob.item())):
+                if self._write(row, int(np.asarray(token)), float(np.asarray(logprob))):
                     del self._rows[row.window.key]
                     done.append(self._text(row))
             languages += self._languages(rows)
@@ -166,14 +166,6 @@ def _draw(row: _Row) -> tuple[mx.array, mx.array]:
         row.key, now = mx.random.split(row.key)
         token = mx.random.categorical(logits / row.window.options.temperatures[0], key=now)
     return token, logits[token] - mx.logsumexp(logits)
-
-
-def samples_of(window: WindowStart) -> Samples:
-    return np.frombuffer(window.samples, np.float32)
-
-
-def seconds_of(window: WindowStart) -> float:
-    return len(window.samples) / SAMPLE_BYTES / SPEECH_RATE
 
 
 def token_bound(seconds: float, per_second: float) -> int:

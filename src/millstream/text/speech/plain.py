@@ -17,11 +17,11 @@ class PlainWriter:
         self._voices = tuple(voices)
 
     def write(self, text: str, *, voice: str | None, language: str | None) -> Script:
-        if not any(character.isalnum() for character in text):
+        if not _has_words(text):
             raise BadRequest("nothing in the text can be spoken: it has no words, numbers or letters", param="input")
-        lines = tuple(Line(text=piece) for piece in pieces(text))
         name = self._known(voice) if voice else None
-        return Script(lines, ((name, 1.0),) if name else (), language, sum(len(line.text) for line in lines))
+        lines = (Line(text=piece) for piece in pieces(text) if _has_words(piece))
+        return Script(lines, ((name, 1.0),) if name else (), language)
 
     def _known(self, voice: str) -> str | None:
         """None, the model's default, for a name of OpenAI's that it does not have: its clients must send one."""
@@ -30,3 +30,7 @@ class PlainWriter:
             known = f"Its voices: {', '.join(self._voices)}." if self._voices else "It has no voices to choose from."
             raise BadRequest(f"the model has no voice {voice!r:.80}. {known}", param="voice")
         return found
+
+
+def _has_words(text: str) -> bool:
+    return any(character.isalnum() for character in text)
