@@ -18,6 +18,8 @@ import pytest
 
 from millstream.config import ModelSpec, Settings
 from millstream.errors import BadRequest, EngineGone, MillstreamError, WrongModelKind
+from millstream.loading.inspection import inspect
+from millstream.models.source import find_local
 from millstream.server import MillServer
 from millstream.speech_types import SpeechRequest
 from support.server import RunningServer, running
@@ -170,6 +172,14 @@ def test_a_model_is_described_before_it_is_loaded(folders: tuple[Path, Path]) ->
     with running(Settings(models=(spec,), port=0, isolation="thread")) as server:
         wait_for(lambda: card(server, "voice").capabilities == ("speech",))
         assert (card(server, "voice").family, card(server, "voice").state) == ("kokoro", "unloaded")
+
+
+def test_what_its_files_say_is_shown(folders: tuple[Path, Path]) -> None:
+    source = find_local(str(folders[0]))
+    assert source is not None
+    shown = inspect(source)
+    assert (shown.kind, shown.capabilities, shown.notes) == ("audio", ("speech",), ())
+    assert shown.files is not None and shown.files.parameters > 1000
 
 
 def test_unloads_that_race_with_requests_end_in_sound_or_in_a_clear_error(folders: tuple[Path, Path]) -> None:

@@ -12,9 +12,11 @@ from millstream.models.card import licence_of
 from millstream.models.description import BAD_FILES, Files
 from millstream.models.disk_models import described
 from millstream.models.estimate import DeviceKind, Estimate, estimate, expected_device
+from millstream.models.files import read_optional_object
 from millstream.models.gguf_file import open_gguf
 from millstream.models.machine import memory_bytes
 from millstream.models.source import ModelSource
+from millstream.models.speech_layout import speech_family
 from millstream.service.generation.model import capabilities
 from millstream.text.chat_format import AUTO, ChatFormat, detect_chat_format
 from millstream.text.loading import load_tokenizer
@@ -48,6 +50,8 @@ class Inspection:
     @property
     def capabilities(self) -> tuple[str, ...]:
         sees_images = self.files is not None and self.files.sees_images
+        if _speaks(self.source):
+            return ("speech",)
         return capabilities(self.chat_format, ["image"] if sees_images else []) if self.generates else ()
 
     @property
@@ -60,6 +64,8 @@ def inspect(source: ModelSource) -> Inspection:
     kind, files = described(source)
     notes: list[str] = [] if files else ["its weights or its configuration cannot be read"]
     chat_format = ChatFormat()
+    if _speaks(source):  # it has no tokenizer and no KV cache
+        return Inspection(source, kind, files, chat_format, _licence(source), None, tuple(notes))
     try:
         tokenizer = load_tokenizer(source)
         template = tokenizer.template.source if tokenizer.template else None
@@ -83,6 +89,10 @@ def memory_need(source: ModelSource) -> MemoryNeed:
     found: Estimate = estimate(source, device=device, unpack=settings.unpack)
     minimum, wanted = footprint(found, rows=settings.max_batch, kv_memory=None)
     return MemoryNeed(device, found.weight_bytes, found.kv_bytes_per_token, minimum, wanted, memory_bytes(device))
+
+
+def _speaks(source: ModelSource) -> bool:
+    return source.kind == "folder" and speech_family(read_optional_object(source.path / "config.json")) is not None
 
 
 def _licence(source: ModelSource) -> str | None:
