@@ -42,7 +42,7 @@ pytest_plugins = [
     "support.encoder_server",
     "support.real_encoders",
     "support.real_kokoro",
-    "support.speaking_server",
+    "support.speech_server",
 ]
 
 # `httpx.get` makes a client each time, and each reads the certificates of all authorities: 80 ms of CPU time a request.

@@ -21,7 +21,7 @@ from millstream.errors import BadRequest, EngineGone, MillstreamError, WrongMode
 from millstream.server import MillServer
 from millstream.speech_types import SpeechRequest
 from support.server import RunningServer, running
-from support.speech_server import outcome_of, say, say_soon
+from support.speech_calls import outcome_of, say, say_soon
 from support.tiny import write_servable
 from support.tiny_kokoro import VOICES, write_kokoro
 
