@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import json
+import zipfile
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +20,10 @@ from millstream.backend.transcription.whisper.arithmetic import Arithmetic, Vect
 from millstream.backend.transcription.whisper.spectrogram import LogMel, mel_filters
 from millstream.engine.messages import Cancel, Failed
 from millstream.engine.transcription.messages import AddWindows, Options, Transcribe, WindowText
+from millstream.errors import ModelError
+from millstream.models.source import ModelSource
+from millstream.models.whisper_files import whisper_tensors
+from millstream.text.speech_vocabulary import speech_vocabulary
 from support.engines import Driver
 from support.tiny_whisper import SECONDS, Layout, spoken, write_whisper
 from support.transcriptions import GREEDY, request, texts_of, tokens_of, transcription_engine, window
@@ -58,6 +66,26 @@ def test_rows_of_a_batch_equal_each_alone(folder: Path, options: Options, start:
             assert abs(other.no_speech_prob - one.no_speech_prob) < 1e-5
             for mine, theirs in zip(other.segments, one.segments, strict=True):
                 assert [word.text for word in mine.words] == [word.text for word in theirs.words]
+
+
+@pytest.mark.parametrize("start", [1, 4])
+def test_rows_with_unlike_options_equal_each_alone(folder: Path, start: int) -> None:
+    """Long prompts join rows that have begun, and the other way round."""
+    options = [
+        GREEDY,
+        replace(GREEDY, prompt="abcdefg"),
+        Options(language="de", words=True),
+        Options("translate", "zh", temperatures=(0.7,), seed=5),
+    ]
+    asked = [(number, [WINDOWS[number]], options[number % len(options)]) for number in range(len(WINDOWS))]
+    with transcription_engine(folder, start=start) as driver:
+        for each in asked:
+            driver.complete(request(*each))
+        expected = [result(texts_of(driver, number)[0]) for number, _, _ in asked]
+        for order in (asked, asked[::-1]):
+            driver.reset()
+            driver.complete(*(request(*each) for each in order))
+            assert [result(texts_of(driver, number)[0]) for number, _, _ in asked] == expected
 
 
 def test_windows_of_one_request_run_together_and_follow_the_first_ones_language(folder: Path) -> None:
@@ -109,6 +137,73 @@ def test_all_layouts_give_the_same(folder: Path, tmp_path: Path, layout: Layout)
             driver.complete(request(1, WINDOWS[:3]))
             found.append([result(text) for text in texts_of(driver, 1)])
     assert found[0] == found[1]
+
+
+def test_quantised_weights_are_unpacked(tmp_path: Path) -> None:
+    folders = [write_whisper(tmp_path / name, "mlx") for name in ("packed", "plain")]
+    packed: dict[str, mx.array] = {}
+    plain: dict[str, mx.array] = {}
+    loaded = mx.load(str(folders[0] / "weights.safetensors"))
+    assert isinstance(loaded, dict)
+    for name, tensor in loaded.items():
+        if tensor.ndim == 2 and name.endswith(".weight"):
+            weight, scales, biases = mx.quantize(tensor, group_size=32, bits=8)
+            base = name.removesuffix(".weight")
+            packed |= {name: weight, f"{base}.scales": scales, f"{base}.biases": biases}
+            tensor = mx.dequantize(weight, scales, biases, group_size=32, bits=8)
+        else:
+            packed[name] = tensor
+        plain[name] = tensor
+    config = json.loads((folders[0] / "config.json").read_text())
+    (folders[0] / "config.json").write_text(json.dumps({**config, "quantization": {"group_size": 32, "bits": 8}}))
+    found = []
+    for folder, tensors in zip(folders, (packed, plain), strict=True):
+        mx.save_safetensors(str(folder / "weights.safetensors"), tensors)
+        with transcription_engine(folder) as driver:
+            driver.complete(request(1, WINDOWS[:3]))
+            found.append([result(text) for text in texts_of(driver, 1)])
+    assert found[0] == found[1]
+
+
+def npy(count: int) -> bytes:
+    file = io.BytesIO()
+    np.save(file, np.zeros(count, np.float32))
+    return file.getvalue()
+
+
+def archive_of(members: dict[str, bytes]) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda data: data[: len(data) // 2], "cannot be read"),
+        (lambda data: data.replace(b"'<f4'", b"'|O8'"), "is damaged, or has a type that is not supported"),
+        (lambda data: data.replace(b"'shape': (32,)", b"'shape': (64,)"), "Bad CRC-32"),
+        (lambda data: archive_of({"a.npy": npy(4)[:-4]}), "its size is wrong"),
+        (lambda data: archive_of({"a.npy": b"not an array"}), "is damaged"),
+    ],
+    ids=["cut", "objects", "changed", "short", "other"],
+)
+def test_damaged_archives_are_refused(tmp_path: Path, damage: Callable[[bytes], bytes], message: str) -> None:
+    path = write_whisper(tmp_path / "npz", "npz") / "weights.npz"
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(ModelError, match=message):
+        whisper_tensors(path.parent)
+
+
+def test_a_folder_without_a_tokenizer_says_what_to_do(tmp_path: Path) -> None:
+    folder = write_whisper(tmp_path / "bare", "npz")
+    (folder / "tokenizer.json").unlink()
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "n_vocab": 51_866}))
+    with pytest.raises(ModelError, match=r"hf download openai/whisper-large-v3 tokenizer\.json --local-dir"):
+        speech_vocabulary(ModelSource("bare", "folder", folder))
 
 
 def test_a_model_for_english_alone_has_no_language_token(tmp_path: Path) -> None:

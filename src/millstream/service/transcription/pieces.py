@@ -49,6 +49,11 @@ class Pieces:
                 return piece
         return None
 
+    def seconds(self, index: int) -> float:
+        """The length of a window that is in the engine."""
+        piece = next(piece for piece in self._pieces if piece.index == index)
+        return (piece.end - piece.begin) / SPEECH_RATE
+
     def heard(self, text: WindowText) -> tuple[int, int] | None:
         """Books the text of a window. Returns the rest of it, in samples, if the model has stopped before its end."""
         piece = next(piece for piece in self._pieces if piece.index == text.index)

@@ -73,6 +73,9 @@ class WindowedTranscription:
         except MillstreamError as error:
             self._timer.ended("failed", self.usage, error)
             raise
+        except Exception:
+            self._timer.ended("failed", self.usage, MillstreamError("The server failed on this request."))
+            raise
         else:
             self._timer.ended("finished", self.usage)
         finally:
@@ -107,14 +110,12 @@ class WindowedTranscription:
         self.usage = Usage(
             self.usage.prompt_tokens + text.prompt_tokens, self.usage.completion_tokens + text.completion_tokens
         )
+        seconds = self._pieces.seconds(text.index)
         rest = self._pieces.heard(text)
         if rest is not None and await self._has_speech(*rest):
             self._pieces.hear_again(*rest)
-        self._timer.heard(self._seconds_of(text), text.prompt_tokens, text.completion_tokens)
+        self._timer.heard(text.consumed or seconds, text.prompt_tokens, text.completion_tokens)
         self._send()
-
-    def _seconds_of(self, text: WindowText) -> float:
-        return max((segment.end for segment in text.segments), default=0.0)
 
     async def _has_speech(self, begin: int, end: int) -> bool:
         work = partial(has_speech, self._samples[begin:end], SPEECH_RATE)
