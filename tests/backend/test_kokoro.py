@@ -10,9 +10,11 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from millstream.backend.device import current_device
 from millstream.backend.speech.kokoro.layers import Convolution, Lstm, Upsampling
+from millstream.backend.speech.kokoro.network import Kokoro
 from millstream.backend.speech.kokoro.rows import Rows
 from millstream.backend.speech.kokoro.snake import fused_snake, snake
 from millstream.backend.speech.kokoro.source import Fourier
@@ -27,6 +29,7 @@ from millstream.errors import ModelError
 from millstream.loading.backends import speech_backend
 from millstream.loading.settings import EngineSettings
 from millstream.models.checks import check_model
+from millstream.models.kokoro_config import read_kokoro_config
 from millstream.models.source import ModelSource, find_local
 from millstream.models.speech_layout import read_speech_layout
 from millstream.speech_types import Samples
@@ -159,6 +162,27 @@ def test_other_layouts_are_the_same_model(layout: str, tiny_model: Callable[[str
     check_model(source.kind, source.path)
     expected = speak(load(tiny_model("kokoro")), piece(15))[0]
     np.testing.assert_allclose(speak(load(source.path), piece(15))[0], expected, atol=1e-5)
+
+
+def test_it_computes_in_half_precision(tiny_model: Callable[[str], Path]) -> None:
+    """As on a GPU, with the weights' own type."""
+    folder = tiny_model("kokoro")
+    stored = mx.load(str(folder / "kokoro-v1_0.safetensors"))
+    assert isinstance(stored, dict)
+    tokens = np.array([0, *range(1, 15), 0], np.int32)
+    styles = mx.array(random(2, 16))
+    network = Kokoro(stored, read_kokoro_config(folder), mx.bfloat16)
+    assert {array.dtype for array in network.weights} == {mx.bfloat16, mx.float32}
+    first, second = network([tokens, tokens[:9]], styles, [1.0, 1.0])
+    assert first.dtype == second.dtype == np.float32
+    assert len(first) > len(second) > 0 and np.isfinite(first).all() and np.abs(first).max() > 1e-3
+
+
+def test_quantised_weights_are_refused(tmp_path: Path) -> None:
+    folder = write_kokoro(tmp_path / "kokoro")
+    save_file({"bert_encoder.scales": random(2, 2)}, folder / "kokoro-more.safetensors")
+    with pytest.raises(ModelError, match="quantised weights of Kokoro are not supported"):
+        load(folder)
 
 
 def test_damaged_folders_are_refused(tmp_path: Path) -> None:

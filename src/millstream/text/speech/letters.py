@@ -2,7 +2,8 @@
 
 A rule is a context before, letters, a context after, and their sounds, in CMUdict's codes. In contexts, `#` is one
 vowel letter or more, `:` any number of consonants, `^` one consonant, `+` one of e, i, y, `%` a suffix (er, e, es,
-ed, ing, ely), and a blank the edge of the word. The first rule that fits is taken; the last of each letter fits everywhere.
+ed, ing, ely), and a blank the edge of the word. The first rule that fits is taken; the last of each letter fits
+everywhere.
 """
 
 from __future__ import annotations

@@ -26,7 +26,8 @@ class Decoder:
         self, text: mx.array, pitch: mx.array, energy: mx.array, style: mx.array, rows: Rows, *, noise: bool = True
     ) -> tuple[mx.array, Rows]:
         """`text`: (rows, frames, channels). Curves have two values per frame. Returns samples in float32."""
-        shared = [self._text(text), self._pitch(pitch), self._energy(energy)]
+        curves = [self._pitch(pitch.astype(text.dtype)), self._energy(energy.astype(text.dtype))]
+        shared = [self._text(text), *curves]
         shared = [rows.mask(each) for each in shared]
         x, ends = self._encode(mx.concatenate([text, *shared[1:]], axis=-1), style, rows)
         for block in self._blocks:
@@ -43,7 +44,7 @@ class _Halving:
 
     def __call__(self, x: mx.array) -> mx.array:
         even, odd = x[:, ::2], x[:, 1::2]
-        before = mx.pad(odd[:, :-1], ((0, 0), (1, 0), (0, 0)))
+        before = mx.pad(odd[:, :-1], [(0, 0), (1, 0), (0, 0)])
         return before * self._weight[0] + even * self._weight[1] + odd * self._weight[2] + self._bias
 
 
@@ -118,6 +119,6 @@ class _SourceConvolution:
         left = (self._stride + 1) // 2
         blocks = (length - 1) // self._stride + 1
         total = blocks * self._stride
-        padded = mx.pad(x, ((0, 0), (left, max(0, total - left - length)), (0, 0)))[:, :total]
+        padded = mx.pad(x, [(0, 0), (left, max(0, total - left - length)), (0, 0)])[:, :total]
         framed = padded.reshape(count, blocks, self._stride * channels)
         return mx.addmm(mx.addmm(self._bias, framed[:, :-1], self._weights[0]), framed[:, 1:], self._weights[1])

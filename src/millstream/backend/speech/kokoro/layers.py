@@ -52,7 +52,7 @@ class Convolution:
     def __call__(self, x: mx.array) -> mx.array:
         kernel, length = self.weight.shape[0], x.shape[1]
         side = (kernel - 1) // 2 * self.dilation
-        padded = x if side == 0 else mx.pad(x, ((0, 0), (side, side), (0, 0)))
+        padded = x if side == 0 else mx.pad(x, [(0, 0), (side, side), (0, 0)])
         total = self.bias
         for tap in range(kernel):
             start = tap * self.dilation
@@ -82,8 +82,8 @@ class Upsampling:
     def __call__(self, x: mx.array) -> mx.array:
         rows, length, _ = x.shape
         parts = (x @ self.weight).reshape(rows, length, 2, self.stride, -1)
-        first = mx.pad(parts[:, :, 0], ((0, 0), (0, 1), (0, 0), (0, 0)))
-        second = mx.pad(parts[:, :, 1], ((0, 0), (1, 0), (0, 0), (0, 0)))
+        first = mx.pad(parts[:, :, 0], [(0, 0), (0, 1), (0, 0), (0, 0)])
+        second = mx.pad(parts[:, :, 1], [(0, 0), (1, 0), (0, 0), (0, 0)])
         both = (first + second).reshape(rows, (length + 1) * self.stride, -1)
         start = self.stride // 2
         return both[:, start : start + length * self.stride] + self.bias
@@ -192,7 +192,7 @@ def _leaky_norm(x: mx.array, norm: AdaptiveNorm, style: mx.array, rows: Rows) ->
 def _doubled(x: mx.array, weight: mx.array, bias: mx.array) -> mx.array:
     """A transposed convolution with kernel 3, stride 2, padding 1 and output padding 1."""
     rows, length, channels = x.shape
-    after = mx.pad(x[:, 1:], ((0, 0), (0, 1), (0, 0)))
+    after = mx.pad(x[:, 1:], [(0, 0), (0, 1), (0, 0)])
     pairs = mx.stack([x * weight[1], x * weight[2] + after * weight[0]], axis=2)
     return pairs.reshape(rows, 2 * length, channels) + bias
 

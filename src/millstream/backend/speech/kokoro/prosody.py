@@ -94,7 +94,8 @@ class Prosody:
         self._curves = [
             (
                 [StyledBlock.of(tensors, f"predictor.{name}.{block}") for block in range(3)],
-                Convolution.of(tensors, f"predictor.{name}_proj", 1),
+                tensors.keep(tensors.convolution(f"predictor.{name}_proj", 1)[..., 0].T, mx.float32),
+                tensors.keep(tensors.plain(f"predictor.{name}_proj.bias"), mx.float32),
             )
             for name in ("F0", "N")
         ]
@@ -116,15 +117,16 @@ class Prosody:
         return mx.sum(chances, axis=-1)
 
     def curves(self, frames: mx.array, style: mx.array, rows: Rows) -> tuple[mx.array, mx.array, Rows]:
-        """Pitch in Hz and energy, two of each per frame, and the rows that they have."""
+        """Pitch in Hz and energy, two of each per frame, and the rows that they have. In float32: half precision would
+        round a pitch to whole Hz."""
         shared = self._shared(frames, rows)
         found = []
         ends = rows
-        for blocks, project in self._curves:
+        for blocks, weight, bias in self._curves:
             x, ends = shared, rows
             for block in blocks:
                 x, ends = block(x, style, ends)
-            found.append(ends.mask(project(x)))
+            found.append(ends.mask(mx.addmm(bias, x.astype(mx.float32), weight)))
         return found[0], found[1], ends
 
 

@@ -32,7 +32,8 @@ def snake(x: mx.array, scale: mx.array, shift: mx.array) -> mx.array:
     value: Any = _SQUARED_SINE[-1]
     for factor in reversed(_SQUARED_SINE[:-1]):
         value = value * square + factor
-    return (u + value).astype(x.dtype)
+    result: mx.array = (u + value).astype(x.dtype)
+    return result
 
 
 def fused_snake(dtype: mx.Dtype) -> Snake:

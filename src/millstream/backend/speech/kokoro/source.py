@@ -109,7 +109,7 @@ class Fourier:
         parts = frames.reshape(count, length, blocks, self._hop)
         total = mx.zeros((count, length + blocks - 1, self._hop))
         for block in range(blocks):
-            total = total + mx.pad(parts[:, :, block], ((0, 0), (block, blocks - 1 - block), (0, 0)))
+            total = total + mx.pad(parts[:, :, block], [(0, 0), (block, blocks - 1 - block), (0, 0)])
         half = self._n_fft // 2
         return total.reshape(count, -1)[:, half : half + (length - 1) * self._hop]
 

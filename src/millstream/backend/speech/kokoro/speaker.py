@@ -72,6 +72,8 @@ class KokoroSpeaker:
 def load_kokoro(settings: SpeechSettings, device: Device) -> KokoroSpeaker:
     config = read_kokoro_config(settings.path)
     stored = _weights(settings.path)
+    if any(name.endswith(".scales") for name in stored):
+        raise ModelError(f"{settings.path}: quantised weights of Kokoro are not supported; use those in bfloat16")
     dtype = mx.float32 if device.is_cpu else _float_type(stored)
     voices = {name: _voice(path, config) for name, path in settings.layout.voices}
     network = Kokoro(stored, config, dtype)
