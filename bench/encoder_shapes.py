@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from millstream.bench.load import WORDS
+from millstream.bench.words import WORDS
 
 _BERT: dict[str, Any] = {
     "model_type": "bert",
@@ -17,6 +17,20 @@ _BERT: dict[str, Any] = {
     "type_vocab_size": 2,
     "layer_norm_eps": 1e-12,
     "hidden_act": "gelu",
+}
+_QWEN3: dict[str, Any] = {
+    "model_type": "qwen3",
+    "vocab_size": 151669,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "max_position_embeddings": 32768,
+    "tie_word_embeddings": True,
 }
 SHAPES: dict[str, dict[str, Any]] = {
     "minilm": {
@@ -33,37 +47,43 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 12,
         "num_attention_heads": 12,
     },
-    "qwen3-0.6b": {
-        "model_type": "qwen3",
-        "vocab_size": 151669,
-        "hidden_size": 1024,
-        "intermediate_size": 3072,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1000000.0,
-        "max_position_embeddings": 32768,
-        "tie_word_embeddings": True,
+    "bert-tiny": {
+        **_BERT,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    },
+    "qwen3-0.6b": _QWEN3,
+    "qwen3-tiny": {
+        **_QWEN3,
+        "vocab_size": 2048,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
     },
 }
 VERSION = 1
 """Part of the folders' names. Raise it when what is made here changes: models are reused."""
 
 
-def make_encoder(shape: str) -> Path:
-    """The folder of the model, made at first use and reused afterwards. BERTs in float32, Qwen3 in bfloat16."""
+def make_encoder(shape: str, dtype_name: str | None = None) -> Path:
+    """The folder of the model, made at first use and reused afterwards. As they are published, BERTs are in float32 and
+    Qwen3 in bfloat16."""
     import mlx.core as mx
 
-    folder = Path(tempfile.gettempdir()) / f"millstream-bench-{shape}-{VERSION}"
+    suffix = "" if dtype_name is None else f"-{dtype_name}"
+    folder = Path(tempfile.gettempdir()) / f"millstream-bench-{shape}{suffix}-{VERSION}"
     if (folder / "config.json").exists():
         return folder
     folder.mkdir(parents=True, exist_ok=True)
     config = SHAPES[shape]
     is_bert = config["model_type"] == "bert"
     mx.random.seed(0)
-    dtype = mx.float32 if is_bert else mx.bfloat16
+    dtype = getattr(mx, dtype_name or ("float32" if is_bert else "bfloat16"))
     tensors = {
         name: mx.ones(size, dtype) if "norm.weight" in name.lower() else (mx.random.normal(size) * 0.02).astype(dtype)
         for name, size in (_bert(config) if is_bert else _qwen3(config))
@@ -122,6 +142,27 @@ def _qwen3(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
             yield f"{at}self_attn.{name}.weight", (size,)
         yield f"{at}input_layernorm.weight", (width,)
         yield f"{at}post_attention_layernorm.weight", (width,)
+
+
+def linear_sizes(shape: str) -> list[tuple[int, int]]:
+    """(outputs, inputs) of the linear layers of one of its layers, those of one input side by side."""
+    config = SHAPES[shape]
+    width, inner = config["hidden_size"], config["intermediate_size"]
+    if config["model_type"] == "bert":
+        return [(3 * width, width), (width, width), (inner, width), (width, inner)]
+    queries, keys = (config[name] * config["head_dim"] for name in ("num_attention_heads", "num_key_value_heads"))
+    return [(queries, width), (keys, width), (keys, width), (width, queries), *[(inner, width)] * 2, (width, inner)]
+
+
+def input_flops(shape: str, length: int) -> float:
+    """Floating point operations of the matmuls for one input of so many tokens, without padding. Causal attention needs
+    half of the pairs."""
+    config = SHAPES[shape]
+    linear = 2 * length * sum(out * into for out, into in linear_sizes(shape))
+    is_bert = config["model_type"] == "bert"
+    width = config["hidden_size"] if is_bert else config["num_attention_heads"] * config["head_dim"]
+    pairs = length * length if is_bert else length * (length + 1) / 2
+    return float(config["num_hidden_layers"] * (linear + 4 * pairs * width))
 
 
 def _write_tokenizer(folder: Path) -> None:

@@ -124,6 +124,7 @@ async def attempt(results: Results, row: str, target: Target, measured: Awaitabl
     else:
         if figures is not None:
             results.setdefault(row, {})[target.name] = {**figures}
+            say(f"{row}: {target.name}: {json.dumps(figures)}")
 
 
 def write(out: Path, results: Results, sizes: Sizes, text: str) -> None:

@@ -147,6 +147,7 @@ async def join(target: Target, sizes: Sizes) -> Figures:
     return {
         "gap_before_p50": percentile(gaps(streams, quiet_from, quiet_to), 0.5),
         "gap_during_p99": percentile(gaps(streams, long.started, joined), 0.99),
+        "gap_during_max": percentile(gaps(streams, long.started, joined), 1.0),
         "gap_after_p50": percentile(gaps(streams, joined + 0.2, end), 0.5),
         "first": (joined - long.started) * 1000,
         **memory_figures(empty, full, held),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from millstream.bench.load import words
+from millstream.bench.words import words
 
 
 class Prompts:

@@ -28,6 +28,7 @@ LIBRARIES = {
 GROUND = {
     "types",
     "speech_types",
+    "realtime_types",
     "model_facts",
     "errors",
     "config",
@@ -66,6 +67,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
         {"service", "service.media", "engine", "engine.transcription", "media"},
         {"asyncio", "executors"},
     ),
+    "service.realtime": ({"service", "media"}, {"asyncio"}),
     "service.speech": ({"service", "engine", "engine.speech", "text"}, {"asyncio", "executors"}),
     "service.mcp": ({"service"}, {"asyncio", "mcp"}),
     "service.telemetry": ({"service"}, {"asyncio", "threads", "otel"}),

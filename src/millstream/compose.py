@@ -37,6 +37,8 @@ from millstream.service.media.memory import MediaMemory
 from millstream.service.metrics import Metrics
 from millstream.service.models import ModelOperations
 from millstream.service.ports import RecordStore, Seal, Services
+from millstream.service.realtime.service import RealtimeSessions
+from millstream.service.realtime.session import SessionServices
 from millstream.service.request_log import log_request
 from millstream.service.server_state import StateOperations
 from millstream.service.speech.service import TextSpeaker
@@ -104,8 +106,17 @@ class Mill:
             UnreadOutput(settings.unread_output),
             RequestTimers(journal, GenerationMetrics(self._metrics), activities, log_content=settings.log_content),
         )
+        models = ModelOperations(self.hub, self._metrics)
+        transcription = Transcriber(
+            self.hub,
+            pool,
+            AudioFiles(audio_limits(settings), memory, pool, network, self._resolver),
+            UnreadOutput(settings.unread_output),
+            TranscriptionTimers(journal, self._metrics, activities),
+        )
+        speech = TextSpeaker(self.hub, pool, SpeechTimers(journal, self._metrics, activities))
         self.services = Services(
-            models=ModelOperations(self.hub, self._metrics),
+            models=models,
             generation=generation,
             encoding=TextEncoder(
                 self.hub,
@@ -113,14 +124,9 @@ class Mill:
                 UnreadOutput(MAX_VECTOR_BYTES),
                 EncodingTimers(journal, self._metrics, activities),
             ),
-            transcription=Transcriber(
-                self.hub,
-                pool,
-                AudioFiles(audio_limits(settings), memory, pool, network, self._resolver),
-                UnreadOutput(settings.unread_output),
-                TranscriptionTimers(journal, self._metrics, activities),
-            ),
-            speech=TextSpeaker(self.hub, pool, SpeechTimers(journal, self._metrics, activities)),
+            transcription=transcription,
+            speech=speech,
+            realtime=RealtimeSessions(models, SessionServices(generation, transcription, speech)),
             seal=seal,
             records=records,
             tool_servers=self._tool_servers,

@@ -24,6 +24,9 @@ FAST_PATH_ALIASES = {"turn": "mkl-layout", "products": "fused-matmul"}
 
 TOOL_SERVER_TRANSPORTS = ("streamable-http", "sse")
 
+MODEL_KINDS = ("generation", "embedding", "rerank")
+"""What a model can be used for."""
+
 KV_BITS = (0, 4, 8)
 """Bits per number of the KV cache; 0 for the dtype that the model computes in."""
 
@@ -41,6 +44,8 @@ class ModelSpec:
     name: str | None = None
     """The name in requests. None for a name derived from the source."""
     aliases: tuple[str, ...] = ()
+    kind: str | None = None
+    """One of `MODEL_KINDS`. None: found from its files."""
     pin: bool = False
     """Never unload it, neither to free memory nor when it is idle."""
     load: str | None = None
@@ -61,6 +66,10 @@ class ModelSpec:
     reasoning_format: str | None = None
     """The markers around its reasoning, `auto` or `none`."""
     allow_special_tokens: bool | None = None
+
+
+DEMO_MODEL = ModelSpec(None, sampling=(("temperature", 0.2), ("top_p", 0.9)))
+"""With the sampling that its authors recommend: at 1.0, what other models take, so small a model babbles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +138,8 @@ class Settings:
     cache_dir: Path | None = None
     memory: int | None = None
     """Memory budget of all models in bytes. None: each model may use what its device has free when it is loaded."""
-    prefix_cache_memory: int = 2**30
-    """Prefix cache size per model in bytes; 0 for no prefix cache."""
+    prefix_cache_memory: int | None = None
+    """Prefix cache size per model in bytes; 0 for no prefix cache. None: by the memory that the weights leave."""
     prefix_cache_disk: int = 0
     """Prefix cache size per model on disk, in bytes; 0 for none. It needs a prefix cache in memory."""
     kv_bits: int = 0
@@ -201,7 +210,7 @@ class Settings:
     def specs(self) -> tuple[ModelSpec, ...]:
         """The models to serve: the demo model if none is named."""
         named = tuple(ModelSpec(model) if isinstance(model, str) else model for model in self.models)
-        return named or (ModelSpec(None),)
+        return named or (DEMO_MODEL,)
 
     def isolated(self, spec: ModelSpec) -> bool:
         """True if the model's engine runs in its own process.

@@ -7,12 +7,18 @@ The tree, with the status of each class. A class without one has its parent's:
     │   ├── UnsupportedParameter
     │   ├── UnknownParameter
     │   ├── MediaRefused
+    │   ├── SessionStateError
+    │   │   ├── AudioBufferEmpty
+    │   │   ├── AudioBufferFull
+    │   │   ├── ResponseActive
+    │   │   └── NoActiveResponse
     │   └── ContextOverflow
     ├── Unauthorized              401
     ├── Forbidden                 403
     │   ├── HostNotAllowed
     │   └── AdminNotAllowed
     ├── NotFound                  404
+    │   ├── ItemNotFound
     │   ├── ResponseNotFound
     │   └── PreviousResponseNotFound
     ├── RequestTimeout            408
@@ -96,6 +102,37 @@ class MediaRefused(BadRequest):
     code = "invalid_media"
 
 
+class SessionStateError(BadRequest):
+    """A realtime session cannot do this, or not now (400)."""
+
+    code = "invalid_session_state"
+    quotes_input = False
+
+
+class AudioBufferEmpty(SessionStateError):
+    """There is too little audio to commit."""
+
+    code = "input_audio_buffer_commit_empty"
+
+
+class AudioBufferFull(SessionStateError):
+    """More audio waits for a commit than a session may hold."""
+
+    code = "input_audio_buffer_full"
+
+
+class ResponseActive(SessionStateError):
+    """A response runs already."""
+
+    code = "conversation_already_has_active_response"
+
+
+class NoActiveResponse(SessionStateError):
+    """There is no response to cancel."""
+
+    code = "response_cancel_not_active"
+
+
 class ContextOverflow(BadRequest):
     """The prompt is longer than the model's context (400). `tokens` is its length if known, `limit` the context."""
 
@@ -144,6 +181,12 @@ class NotFound(MillstreamError):
     status = 404
     code = "model_not_found"
     kind = "invalid_request_error"
+
+
+class ItemNotFound(NotFound):
+    """A realtime conversation has no such item (404)."""
+
+    code = "item_not_found"
 
 
 class ResponseNotFound(NotFound):

@@ -20,12 +20,13 @@ from types import FrameType
 import uvicorn
 
 from millstream import __version__
-from millstream.api.app import DEFAULT_DIALECT, create_app
+from millstream.api.app import DEFAULT_DIALECT, create_app, is_websocket
 from millstream.api.background import BackgroundTasks
 from millstream.api.hosts import names_to_check
 from millstream.api.http1.connections import Connections
 from millstream.api.http1.limits import HttpLimits
 from millstream.api.http1.protocol import LimitedProtocol
+from millstream.api.http1.websocket import MAX_MESSAGE, PING_SECONDS
 from millstream.api.pages.assets import read_assets
 from millstream.backend.open_files import open_files, raise_open_files
 from millstream.compose import Mill
@@ -161,7 +162,11 @@ def http_protocol(settings: Settings) -> Callable[..., LimitedProtocol]:
             connections.cap, settings.max_connections, open_files(),
         )  # fmt: skip
     return functools.partial(
-        LimitedProtocol, limits=limits, connections=connections, error_format=DEFAULT_DIALECT.errors
+        LimitedProtocol,
+        limits=limits,
+        connections=connections,
+        error_format=DEFAULT_DIALECT.errors,
+        is_websocket=is_websocket,
     )
 
 
@@ -173,7 +178,11 @@ class MillServer(uvicorn.Server):
             uvicorn.Config(
                 app,  # type: ignore[arg-type]
                 http=http_protocol(settings),  # type: ignore[arg-type]
-                ws="none",
+                ws="none",  # the protocol above upgrades by itself, with limits
+                ws_max_size=MAX_MESSAGE,
+                ws_ping_interval=PING_SECONDS,
+                ws_ping_timeout=PING_SECONDS,
+                ws_per_message_deflate=False,  # audio in base64 costs more time than it saves, and bombs are small
                 # Not left to the environment: a peer that counts as local may use the admin routes.
                 forwarded_allow_ips="127.0.0.1,::1,::ffff:127.0.0.1",
                 log_config=None,

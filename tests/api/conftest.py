@@ -16,7 +16,7 @@ import openai
 import pytest
 import uvicorn
 
-from millstream.api.app import DEFAULT_DIALECT, create_app
+from millstream.api.app import DEFAULT_DIALECT, create_app, is_websocket
 from millstream.api.http1.connections import Connections
 from millstream.api.http1.limits import HttpLimits
 from millstream.api.http1.protocol import LimitedProtocol
@@ -175,7 +175,11 @@ def running(app: object, *, limits: HttpLimits = LIMITS, **options: object) -> I
     """Runs a real uvicorn in a thread, with our protocol, and yields its port. The socket listens before it runs, so no
     test has to wait."""
     protocol = functools.partial(
-        LimitedProtocol, limits=limits, connections=Connections(limits), error_format=DEFAULT_DIALECT.errors
+        LimitedProtocol,
+        limits=limits,
+        connections=Connections(limits),
+        error_format=DEFAULT_DIALECT.errors,
+        is_websocket=is_websocket,
     )
     options.setdefault("http", protocol)
     listener = socket.create_server(("127.0.0.1", 0))

@@ -62,12 +62,15 @@ def test_names_to_check():
     assert names_to_check("127.0.0.1", ("*",)) is None
 
 
-def test_only_http_passes():
+def test_only_http_and_websockets_pass():
     async def app(scope, receive, send):
         raise AssertionError("reached")
 
     with pytest.raises(HostNotAllowed):
-        asyncio.run(KnownHosts(app, None)({"type": "websocket", "path": "/"}, None, None))
+        asyncio.run(KnownHosts(app, None)({"type": "other", "path": "/"}, None, None))
+    strange = {"type": "websocket", "path": "/", "headers": [(b"host", b"other.example")]}
+    with pytest.raises(HostNotAllowed):
+        asyncio.run(KnownHosts(app, ["mill.example"])(strange, None, None))
 
 
 ADMIN = [f"/v1/models/org/tiny/{act}" for act in ("load", "unload", "cache/clear")]

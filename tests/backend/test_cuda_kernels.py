@@ -63,7 +63,7 @@ def test_rows_are_placed(size: int, layout: str) -> None:
     expected[3, :, : length - 4] = rows[0, :, 4:length]
     expected[0, :, :length] = rows[1, :, :length]
     mx.eval(expected)
-    mx.eval(write_rows(part, rows[:, :, :length], [3, 0], [4, 0]))
+    mx.eval(write_rows(part, rows[:, :, :length], mx.array([3, 0]), mx.array([4, 0])))
     assert mx.array_equal(part, expected).item()
 
 

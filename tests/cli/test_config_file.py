@@ -50,6 +50,7 @@ def test_everything(read: Reads) -> None:
         [models.small]
         source = "org/name@main"
         alias = "s"
+        kind = "generation"
         pin = true
         load = "start"
         idle_unload = 90
@@ -97,6 +98,7 @@ def test_everything(read: Reads) -> None:
             source="org/name@main",
             name="small",
             aliases=("s",),
+            kind="generation",
             pin=True,
             load="start",
             idle_unload=90.0,
@@ -171,7 +173,7 @@ X = '[models.x]\nsource = "org/x"\n'
         ("[models.x]\npin = true", ["[models.x] needs a source", "hub id", '"demo"']),
         ('[models.""]\nsource = "a"', ["empty name"]),
         ("[models.qwen2.5]\nsource = 'a'", ["[models.qwen2] has no table '5'", '[models."qwen2.5"]']),
-        (X + "alais = 'y'", ["[models.x] has no option 'alais'", "did you mean 'alias'?", "source, alias, pin"]),
+        (X + "alais = 'y'", ["[models.x] has no option 'alais'", "did you mean 'alias'?", "source, kind, alias, pin"]),
         (X + "[models.x.smapling]", ["no table 'smapling'", "did you mean 'sampling'?"]),
         (X + "[models.x.sampling]\ntemprature = 1", ["[models.x.sampling]", "did you mean 'temperature'?"]),
         (X + "sampling = 1", ["models.x.sampling must be a table"]),
@@ -192,6 +194,7 @@ X = '[models.x]\nsource = "org/x"\n'
         (X + "idle_unload = nan", ["models.x.idle_unload", "is not a duration"]),
         (X + "idle_unload = true", ["models.x.idle_unload", "is not a duration"]),
         (X + "kv_memory = '2 gigs'", ["models.x.kv_memory: '2 gigs' is not a memory size: use 16GB, 8GiB"]),
+        (X + "kind = 'chat'", ["models.x.kind: 'chat' is not one of generation, embedding, rerank"]),
         (X + "kv_bits = 16", ["models.x.kv_bits: 16 is not one of 0, 4, 8"]),
         (X + "kv_bits = '8'", ["models.x.kv_bits: '8' is not one of 0, 4, 8"]),
         (X + "kv_bits = false", ["models.x.kv_bits: false is not one of 0, 4, 8"]),

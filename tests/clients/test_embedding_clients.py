@@ -113,3 +113,20 @@ def check_ollama(client: Any, expected: Any) -> None:
         client.chat(model="embed", messages=[{"role": "user", "content": "hi"}])
     shown = client.show("embed")
     assert shown.capabilities == ["embedding"]
+
+
+@pytest.mark.filterwarnings("ignore")  # of its own making
+@pytest.mark.parametrize("version", ["Client", "ClientV2"])
+def test_cohere(encoders: RunningServer, version: str) -> None:
+    """Both of its APIs: /v1/rerank and /v2/rerank."""
+    cohere = pytest.importorskip("cohere")
+    plain = httpx.post(f"{encoders.url}/v1/rerank", json={"query": "mill", "documents": TEXTS}, timeout=60).json()
+    with httpx.Client(timeout=60) as http:
+        client = getattr(cohere, version)(api_key="none", base_url=encoders.url, httpx_client=http)
+        ranked = client.rerank(model="rank", query="mill", documents=TEXTS)
+        best = client.rerank(model="rank", query="mill", documents=TEXTS, top_n=1)
+        with pytest.raises(cohere.BadRequestError, match="model for embeddings"):
+            client.rerank(model="embed", query="mill", documents=TEXTS)
+    scores = [(each["index"], each["relevance_score"]) for each in plain["results"]]
+    assert [(each.index, each.relevance_score) for each in ranked.results] == scores
+    assert ranked.id and len(best.results) == 1

@@ -13,6 +13,7 @@ import httpx
 import numpy as np
 import psutil
 
+from millstream.backend.environment import YIELDING
 from millstream.config import Settings
 from support.server import RunningServer, running
 
@@ -51,6 +52,15 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 def _active(server: RunningServer) -> int:
     return int(server.call(lambda mill: mill.mill.hub.card("embed").active))
+
+
+def test_an_embedders_process_leaves_the_cores_to_a_chats(three_models: tuple[str, ...]) -> None:
+    with running(Settings(models=three_models[:2], port=0, isolation="process")) as server:
+        chats, embeds = (psutil.Process(card(server, name)["pid"]).nice() for name in ("chat", "embed"))
+        assert chats == psutil.Process().nice() and embeds == min(19, chats + YIELDING)
+    with running(Settings(models=three_models[1:2], port=0, isolation="process")) as server:
+        assert psutil.Process(card(server)["pid"]).nice() == chats, "there is nobody to yield to"
+    assert psutil.Process().nice() == chats
 
 
 def test_a_killed_engine_fails_its_requests_and_is_replaced(three_models: tuple[str, ...]) -> None:

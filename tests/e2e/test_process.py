@@ -7,9 +7,7 @@ import re
 import resource
 import signal
 import socket
-import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,31 +15,15 @@ import httpx
 import psutil
 import pytest
 
+from support.commands import PATIENCE, Command
 from support.tiers import some
 
-PATIENCE = 60
 
-
-class Process:
+class Process(Command):
     """Runs `millstream serve` and reads its log."""
 
     def __init__(self, *arguments: str) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "millstream", "serve", "--port", "0", *arguments],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self.lines: list[str] = []
-        self._changed = threading.Condition()
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def wait_line(self, pattern: str) -> re.Match[str]:
-        with self._changed:
-            assert self._changed.wait_for(lambda: self._find(pattern) or self._process.poll() is not None, PATIENCE)
-        found = self._find(pattern)
-        assert found is not None, f"{pattern!r} is not in:\n" + "".join(self.lines)
-        return found
+        super().__init__("millstream", "serve", "--port", "0", *arguments)
 
     def url(self) -> str:
         return self.wait_line(r"ready: .* (http://[\d.:]+)/v1")[1]
@@ -49,37 +31,6 @@ class Process:
     def child(self) -> int:
         """The process id of its engine."""
         return int(self.wait_line(r"engine process (\d+)")[1])
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def send(self, number: signal.Signals) -> None:
-        self._process.send_signal(number)
-
-    def wait(self) -> int:
-        code = self._process.wait(PATIENCE)
-        self._reader.join(PATIENCE)
-        return code
-
-    def end(self) -> None:
-        if self._process.poll() is None:
-            self._process.kill()
-        self.wait()
-        assert self._process.stderr is not None
-        self._process.stderr.close()
-
-    def _find(self, pattern: str) -> re.Match[str] | None:
-        return next((found for line in self.lines if (found := re.search(pattern, line))), None)
-
-    def _read(self) -> None:
-        assert self._process.stderr is not None
-        for line in self._process.stderr:
-            with self._changed:
-                self.lines.append(line)
-                self._changed.notify_all()
-        with self._changed:
-            self._changed.notify_all()
 
 
 @pytest.fixture

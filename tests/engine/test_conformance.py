@@ -1,8 +1,8 @@
 """What every kind of engine guarantees, over both links, thread and process.
 
-One suite runs on generation, with the fake backend and with MLX, on encoders, on transcription, on speech, and on a kind
-without tokens. So the fake stays close to the real backend, and the owner loop, links and mailbox stay independent of
-the kind.
+One suite runs on generation, with the fake backend and with MLX, on encoders, on transcription, on speech, and on a
+kind without tokens. So the fake stays close to the real backend, and the owner loop, links and mailbox stay independent
+of the kind.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ SETTINGS = Settings(isolation="thread", memory=2**30)
 OTHER_VALUES = {
     "source": "org/other",
     "aliases": ("z",),
+    "kind": "embedding",
     "pin": True,
     "load": "use",
     "idle_unload": 5.0,

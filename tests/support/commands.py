@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Self
 
 import millstream
 
@@ -56,10 +57,13 @@ class Command:
         self._reader.join(PATIENCE)
         return code
 
-    def __enter__(self) -> Command:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self.end()
+
+    def end(self) -> None:
         if self._process.poll() is None:
             self._process.kill()
         self.wait()

@@ -115,8 +115,8 @@ def _speech(folder: Path) -> Kind:
 
 
 def kind_of(name: str, tiny_model: Callable[[str], Path]) -> Kind:
-    """`fake` and `mlx` generate, `encoder` embeds, `transcription` writes down speech, `speech` speaks; `digest` is a kind
-    of the tests' own. All take `CAPACITY` requests at the same time."""
+    """`fake` and `mlx` generate, `encoder` embeds, `transcription` writes down speech, `speech` speaks; `digest` is a
+    kind of the tests' own. All take `CAPACITY` requests at the same time."""
     if name == "digest":
         return Kind(DigestBackend, DigestScheduler, _digest, _round)
     if name == "transcription":

@@ -10,6 +10,8 @@ from millstream.service.hub import ModelHub
 from millstream.service.journal import Journal
 from millstream.service.mcp.servers import McpServers
 from millstream.service.ports import Services
+from millstream.service.realtime.service import RealtimeSessions
+from millstream.service.realtime.session import SessionServices
 from millstream.service.server_state import StateOperations
 from millstream.service.store.memory import MemoryRecords
 from millstream.service.store.seal import SecretKeySeal
@@ -23,4 +25,8 @@ def services(service: Any, **others: Any) -> Services:
         "state": StateOperations(ModelHub(), Journal(), History(lambda: (), Activities())),
     }
     kinds = dict.fromkeys(("models", "generation", "encoding", "transcription", "speech"), service)
-    return Services(**kinds | parts | others)
+    parts = kinds | parts | others
+    if "realtime" not in parts:
+        used = SessionServices(parts["generation"], parts["transcription"], parts["speech"])
+        parts["realtime"] = RealtimeSessions(parts["models"], used)
+    return Services(**parts)

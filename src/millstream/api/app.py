@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
+from starlette.types import Scope
 
 from millstream import __version__
 from millstream.api import server_state, server_state_schema, system, tool_servers
@@ -24,10 +25,12 @@ from millstream.api.hosts import KnownHosts
 from millstream.api.methods import Methods
 from millstream.api.ollama.dialect import OLLAMA
 from millstream.api.openai.dialect import OPENAI
+from millstream.api.openai.realtime.routes import PATH as REALTIME_PATH
+from millstream.api.openai.realtime.routes import opens_session
 from millstream.api.openapi import DocumentedApp
 from millstream.api.origin import KnownOrigins, OriginPolicy
 from millstream.api.pages.routes import is_public, page_routes
-from millstream.api.paths import NormalPaths
+from millstream.api.paths import NormalPaths, normal_path
 from millstream.api.request_id import RequestIds
 from millstream.api.response import Responder
 from millstream.api.routing_errors import routing_error_handler
@@ -51,6 +54,11 @@ Clients that send the header `anthropic-version` get `/v1/models` in Anthropic's
 Errors have the shape of the API that their route belongs to. An unknown path is a 404. A method that a path does not
 accept is a 405, and its `Allow` header lists the methods that it accepts."""
 _SYSTEM_TAG = {"name": "system", "description": "The server itself. These routes respond while every model is busy."}
+
+
+def is_websocket(raw_path: bytes) -> bool:
+    """True if WebSockets are served at this path. Anywhere else, a request for an upgrade is served as plain HTTP."""
+    return normal_path(raw_path) == REALTIME_PATH.encode()
 
 
 def create_app(
@@ -108,7 +116,16 @@ def create_app(
         "upload_limit": upload_limit,
         "upload_paths": [path for dialect in dialects for path in dialect.upload_paths],
     }
-    _add_middleware(app, table, body_limits=limits, api_keys=api_keys, cors_origins=cors_origins, hosts=hosts)
+    has_secret = opens_session(services.realtime)
+    _add_middleware(
+        app,
+        table,
+        body_limits=limits,
+        api_keys=api_keys,
+        needs_no_key=lambda scope: is_public(scope) or has_secret(scope),
+        cors_origins=cors_origins,
+        hosts=hosts,
+    )
     return app
 
 
@@ -118,6 +135,7 @@ def _add_middleware(
     *,
     body_limits: dict[str, Any],
     api_keys: tuple[str, ...],
+    needs_no_key: Callable[[Scope], bool],
     cors_origins: tuple[str, ...],
     hosts: Iterable[str] | None,
 ) -> None:
@@ -126,7 +144,7 @@ def _add_middleware(
     app.add_middleware(Methods, routes=app.routes)
     app.add_middleware(BodyLimit, **body_limits)
     if api_keys:
-        app.add_middleware(ApiKeys, keys=api_keys, is_public=is_public)
+        app.add_middleware(ApiKeys, keys=api_keys, is_public=needs_no_key)
     else:
         app.add_middleware(LocalAdmin, paths=[path for dialect in dialects.all for path in dialect.admin_paths])
         if policy.refuses:

@@ -11,6 +11,9 @@ from millstream.errors import Unauthorized
 
 OPEN_PATH = "/health"
 
+KEY_PROTOCOL = b"openai-insecure-api-key."
+"""Begin of a WebSocket subprotocol: browsers can send a key in no other way."""
+
 _HINT = "Send the key in a header: 'Authorization: Bearer KEY' or 'x-api-key: KEY'."
 
 
@@ -32,7 +35,7 @@ class ApiKeys:
         await self._app(scope, receive, send)
 
     def _check(self, scope: Scope) -> None:
-        sent = list(_sent_keys(scope))
+        sent = list(sent_keys(scope))
         if any(self._is_key(key) for key in sent):
             return
         if sent:
@@ -57,13 +60,22 @@ def _is_open(scope: Scope) -> bool:
     return scope.get("method") == "OPTIONS" and {b"origin", b"access-control-request-method"} <= names
 
 
-def _sent_keys(scope: Scope) -> Iterator[bytes]:
-    """Yields the keys of both headers: OpenAI's clients always send Authorization, if need be with a made-up key."""
+def sent_keys(scope: Scope) -> Iterator[bytes]:
+    """Yields the keys of all headers: OpenAI's clients always send Authorization, if need be with a made-up key."""
     for name, value in scope["headers"]:
+        found = b""
         if name == b"authorization":
             scheme, _, key = value.strip().partition(b" ")
             found = key.strip() if scheme.lower() == b"bearer" else b""
-        else:
-            found = value.strip() if name == b"x-api-key" else b""
+        elif name == b"x-api-key":
+            found = value.strip()
+        elif name == b"sec-websocket-protocol" and scope["type"] == "websocket":
+            yield from _protocol_keys(value)
         if found:
             yield found
+
+
+def _protocol_keys(value: bytes) -> Iterator[bytes]:
+    for protocol in value.split(b","):
+        if (protocol := protocol.strip()).startswith(KEY_PROTOCOL):
+            yield protocol.removeprefix(KEY_PROTOCOL)

@@ -106,37 +106,41 @@ async def read_body(request: Request, parse: Callable[[dict[str, object]], T]) -
     """Parses the body as a JSON object and returns the result of `parse`. A large body is parsed on a thread, few at a
     time. The content type is ignored: people forget it, and JSON is all that we accept."""
     # Not `request.body()`, which keeps the body in memory until the response has ended.
-    raw = b"".join([chunk async for chunk in request.stream()])
+    return await parse_json(b"".join([chunk async for chunk in request.stream()]), parse)
+
+
+async def parse_json(raw: bytes, parse: Callable[[dict[str, object]], T], what: str = "request body") -> T:
+    """Like `read_body`, for an object that came in another way. `what` names it in errors."""
     if len(raw) <= SMALL:
-        return parse(_object(raw, raw.count(b"[") + raw.count(b"{")))
-    return await to_thread.run_sync(lambda: parse(_large_object(raw)))
+        return parse(_object(raw, raw.count(b"[") + raw.count(b"{"), what))
+    return await to_thread.run_sync(lambda: parse(_large_object(raw, what)))
 
 
-def _large_object(raw: bytes) -> dict[str, object]:
-    return _object(raw, check_counts(raw))
+def _large_object(raw: bytes, what: str) -> dict[str, object]:
+    return _object(raw, check_counts(raw), what)
 
 
-def _object(raw: bytes, containers: int) -> dict[str, object]:
+def _object(raw: bytes, containers: int, what: str) -> dict[str, object]:
     """`containers` is an upper bound on the number of objects and lists."""
     if not raw:
-        raise BadRequest("The request body is empty; a JSON object was expected.")
+        raise BadRequest(f"The {what} is empty; a JSON object was expected.")
     try:
         value = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
-        raise _invalid_json(raw, error) from error
+        raise _invalid_json(raw, error, what) from error
     if not isinstance(value, dict):
-        raise BadRequest(f"The request body must be a JSON object, not {_quoted(value)}.")
+        raise BadRequest(f"The {what} must be a JSON object, not {_quoted(value)}.")
     if containers > MAX_DEPTH and _deeper_than(MAX_DEPTH, value):
-        raise BadRequest(f"The request body is nested deeper than {MAX_DEPTH} levels.")
+        raise BadRequest(f"The {what} is nested deeper than {MAX_DEPTH} levels.")
     return value
 
 
-def _invalid_json(raw: bytes, error: orjson.JSONDecodeError) -> BadRequest:
+def _invalid_json(raw: bytes, error: orjson.JSONDecodeError, what: str) -> BadRequest:
     try:
         raw.decode()
     except UnicodeDecodeError as bad:
-        return BadRequest(f"The request body is not valid UTF-8: {bad.reason} at byte {bad.start}.")
-    return BadRequest(f"The request body is not valid JSON: {error.msg} (line {error.lineno}, column {error.colno}).")
+        return BadRequest(f"The {what} is not valid UTF-8: {bad.reason} at byte {bad.start}.")
+    return BadRequest(f"The {what} is not valid JSON: {error.msg} (line {error.lineno}, column {error.colno}).")
 
 
 def _deeper_than(limit: int, value: object) -> bool:

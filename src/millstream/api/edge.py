@@ -6,16 +6,22 @@ import logging
 
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.websockets import WebSocketDisconnect
 
 from millstream.api.dialect import Dialects
 from millstream.api.disconnect import ClientLeft
-from millstream.api.errors import PARAM_LENGTH, REQUEST_ID, printable, shortened
+from millstream.api.errors import PARAM_LENGTH, REQUEST_ID, ErrorFormat, printable, shortened
 from millstream.api.request_log import log_error
 from millstream.api.stream import STREAM_ERROR
 from millstream.errors import MillstreamError
 from millstream.request_context import RequestContext, in_request
 
 log = logging.getLogger(__name__)
+
+WS_FAILED = 1011
+"""Close code of a WebSocket: the server failed."""
+WS_REASON = 40
+"""Characters of a reason: it must fit into 123 bytes."""
 
 _TRACE, _TRACE_LENGTH = (b"traceparent", b"tracestate"), 512
 
@@ -29,11 +35,14 @@ class Edge:
         self._dialects = dialects
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] == "websocket":
+            with in_request(self._context(scope)):
+                await self._converse(scope, receive, Handshake(send))
+        elif scope["type"] == "http":
+            with in_request(self._context(scope)) as context:
+                await self._respond(scope, receive, Reply(send), context)
+        else:
             await self._app(scope, receive, send)
-            return
-        with in_request(self._context(scope)) as context:
-            await self._respond(scope, receive, Reply(send), context)
 
     def _context(self, scope: Scope) -> RequestContext:
         trace = ((name, value) for name, value in scope["headers"] if name in _TRACE)
@@ -57,6 +66,20 @@ class Edge:
             log.error("%s failed", _shown(scope), exc_info=error)
             await self._send_error(MillstreamError("The server failed on this request."), reply, scope, receive)
 
+    async def _converse(self, scope: Scope, receive: Receive, handshake: Handshake) -> None:
+        """Before a WebSocket is accepted, an error is an HTTP response. After that, it ends the connection."""
+        try:
+            await self._app(scope, receive, handshake.send)
+        except (ClientLeft, ClientDisconnect, WebSocketDisconnect):
+            log.debug("%s: the client disconnected", _shown(scope))
+        except MillstreamError as error:
+            log_error("GET", error)
+            await handshake.refuse(error, self._dialects.of(scope).errors, scope)
+        except Exception as error:  # the edge, as for HTTP
+            log.error("%s failed", _shown(scope), exc_info=error)
+            failed = MillstreamError("The server failed on this connection.")
+            await handshake.refuse(failed, self._dialects.of(scope).errors, scope)
+
     async def _send_error(self, error: MillstreamError, reply: Reply, scope: Scope, receive: Receive) -> None:
         error.request_id = scope.get(REQUEST_ID)
         if not reply.started:
@@ -73,7 +96,32 @@ class Edge:
 
 
 def _shown(scope: Scope) -> str:
-    return f"{printable(scope['method'])} {printable(scope['path'])} [{scope.get(REQUEST_ID, '-')}]"
+    return f"{printable(scope.get('method', 'WebSocket'))} {printable(scope['path'])} [{scope.get(REQUEST_ID, '-')}]"
+
+
+class Handshake:
+    """Wraps the `send` of a WebSocket and records how far it has come."""
+
+    __slots__ = ("_send", "_state")
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._state = "new"
+
+    async def send(self, message: Message) -> None:
+        self._state = {"websocket.accept": "open", "websocket.send": "open"}.get(message["type"], "closed")
+        await self._send(message)
+
+    async def refuse(self, error: MillstreamError, form: ErrorFormat, scope: Scope) -> None:
+        error.request_id = scope.get(REQUEST_ID)
+        if self._state == "new":
+            body = form.body(error)
+            headers = {"content-type": form.media_type, **form.headers(error)}
+            raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+            await self.send({"type": "websocket.http.response.start", "status": form.status(error), "headers": raw})
+            await self.send({"type": "websocket.http.response.body", "body": body})
+        elif self._state == "open":
+            await self.send({"type": "websocket.close", "code": WS_FAILED, "reason": error.message[:WS_REASON]})
 
 
 class Reply:

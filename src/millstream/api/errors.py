@@ -19,6 +19,9 @@ PARAM_LENGTH = 200
 REQUEST_ID = "millstream.request_id"
 """Key of the ASGI scope: the id of the request, where there is one."""
 
+DISCONNECTED = "millstream.disconnected"
+"""Key of the ASGI scope of a WebSocket: an event that is set when its connection is lost."""
+
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 

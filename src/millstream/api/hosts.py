@@ -26,7 +26,7 @@ class KnownHosts:
     """Requires one Host header per request, or none in HTTP/1.0. With `names`, the host must be one of them or a
     loopback name.
 
-    It also refuses scopes other than HTTP and lifespan, so a new kind of route is closed by default.
+    It also refuses scopes other than HTTP, WebSocket and lifespan, so a new kind of route is closed by default.
     """
 
     def __init__(self, app: ASGIApp, names: Iterable[str] | None) -> None:
@@ -34,10 +34,10 @@ class KnownHosts:
         self._names = None if names is None else frozenset(names)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
+        if scope["type"] in ("http", "websocket"):
             self._check(scope)
         elif scope["type"] != "lifespan":
-            raise HostNotAllowed("This server speaks HTTP only.")
+            raise HostNotAllowed("This server speaks HTTP and WebSocket only.")
         await self._app(scope, receive, send)
 
     def _check(self, scope: Scope) -> None:

@@ -13,7 +13,7 @@ _FOREIGN: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     (r"/v1/embeddings|/api/embed(dings)?|/embeddings?", "embeddings", ()),
     (r"(/v1)?/(re)?rank(ing)?|/v2/rerank|(/v1)?/score", "reranking", ()),
     (r"/v1/(images|videos)/.*|/sdapi/.*", "generation of images or video", ()),
-    (r"/v1/realtime.*", "realtime sessions", (CHAT,)),
+    (r"/v1/realtime/.+", "WebRTC, SIP or translation sessions", ("/v1/realtime",)),
     (r"/v1/moderations", "moderation", ()),
     (r"/v1/(assistants|threads|conversations)(/.*)?", "assistants and stored threads", ("/v1/responses", CHAT)),
     (r"/v1/(files|batches|uploads|fine_tuning|vector_stores|containers|evals)(/.*)?", "stored files and jobs", ()),

@@ -88,7 +88,8 @@ class KnownOrigins:
         self._logged: set[str] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["method"] != "OPTIONS":
+        # A browser asks no preflight for a WebSocket, so this check is the only one.
+        if scope["type"] == "websocket" or (scope["type"] == "http" and scope["method"] != "OPTIONS"):
             headers = dict(scope["headers"])
             if b"origin" in headers:
                 self._check(headers[b"origin"].decode("latin-1"), headers.get(b"host", b"").decode("latin-1"))

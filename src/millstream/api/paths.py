@@ -11,7 +11,7 @@ from urllib.parse import quote, unquote
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 WITHOUT_VERSION = re.compile(
-    rb"/(?:chat/completions|completions|models|messages|responses|embeddings)(?:/.*)?", re.DOTALL
+    rb"/(?:chat/completions|completions|models|messages|responses|embeddings|realtime)(?:/.*)?", re.DOTALL
 )
 """Paths that mean the same below `/v1`: for clients whose base URL lacks it."""
 _SLASHES = re.compile(rb"//+")
@@ -32,7 +32,7 @@ class NormalPaths:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
+        if scope["type"] in ("http", "websocket"):
             raw = scope.get("raw_path") or quote(scope["path"]).encode("ascii")
             if (path := normal_path(raw)) != raw:
                 scope = {**scope, "raw_path": path, "path": unquote(path.decode("latin-1"))}

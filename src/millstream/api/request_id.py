@@ -12,6 +12,7 @@ from millstream.api.errors import REQUEST_ID
 
 HEADERS = (b"x-request-id", b"request-id")
 """OpenAI's name and Anthropic's."""
+_STARTS = ("http.response.start", "websocket.http.response.start", "websocket.accept")
 _SANE = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
@@ -31,14 +32,14 @@ class RequestIds:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
         request_id = _sent_id(scope) or new_request_id()
         value = request_id.encode("ascii")
 
         async def send_with_id(message: Message) -> None:
-            if message["type"] == "http.response.start":
+            if message["type"] in _STARTS:
                 others = [(name, field) for name, field in message.get("headers", ()) if name.lower() not in HEADERS]
                 message = {**message, "headers": [*others, *((name, value) for name in HEADERS)]}
             await send(message)

@@ -17,6 +17,9 @@ from pathlib import Path
 
 REFERENCE = "reference BLAS (slow: install the extra millstream[cpu], or Debian's libopenblas0-pthread)"
 
+YIELDING = 10
+"""The nice value of encoders. Where cores are short, they get a tenth of them, so that heartbeats go on."""
+
 
 def avoid_cudnn_attention() -> None:
     """On CUDA, keep attention off cuDNN, which plans for 80 ms at each new length of a prompt (H200): the first token
@@ -29,6 +32,12 @@ def share_cores() -> None:
     the core to the other engine. On 2 cores two engines at once took 3.3 to 3.8 s with it and 3.6 to 4.7 without; one
     engine alone is a little faster without."""
     os.environ.setdefault("KMP_BLOCKTIME", "1")
+
+
+def yield_to_others() -> None:
+    """For an encoder's own process beside others: it gets what they leave of the cores. A batch may take longer, while
+    a pause between two tokens of a chat is seen. Applies to this thread and those that it starts."""
+    os.nice(YIELDING)
 
 
 @functools.cache

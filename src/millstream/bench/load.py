@@ -9,12 +9,8 @@ from dataclasses import dataclass
 from urllib.parse import SplitResult, urlsplit
 
 from millstream.bench.client import Sample, ping, stream
+from millstream.bench.words import words
 
-WORDS = (
-    *("water", "wheel", "stone", "grain", "river", "mill", "flour", "sack", "cart", "road", "bread", "oven", "field"),
-    *("wind", "sail", "gear", "axle", "rope", "bell", "gate", "bridge", "boat", "fish", "reed", "heron", "frost"),
-    *("thaw", "flood", "spring", "dam", "pond", "sluice", "race", "weir", "bank", "willow", "alder", "moss", "owl"),
-)
 HEALTH_INTERVAL = 0.1
 
 
@@ -45,10 +41,6 @@ class Result:
     streams: int
     samples: list[Sample]
     health: list[float | None]
-
-
-def words(rng: random.Random, count: int) -> str:
-    return " ".join(rng.choice(WORDS) for _ in range(count))
 
 
 def request_body(load: Load, number: int) -> dict[str, object]:

@@ -9,7 +9,7 @@ from millstream.cli.serve_options.engine import ISOLATION
 from millstream.cli.serve_options.models import LOAD_TIMES, REASONING_FORMATS, TOOL_FORMATS
 from millstream.cli.serve_options.values import MAX_COUNT
 from millstream.cli.toml_tables import Reader
-from millstream.config import KV_BITS
+from millstream.config import KV_BITS, MODEL_KINDS
 
 _INT32 = 2**31 - 1
 _SERVER = "the server's"
@@ -41,6 +41,9 @@ _MODEL = (
         "text",
         'a folder, a .gguf file, a hub id (org/name, org/name@revision) or "demo"',
         "must be set",
+    ),
+    ModelOption(
+        "kind", toml.choice(*MODEL_KINDS), ", ".join(MODEL_KINDS), "what to use it for", "found from its files"
     ),
     ModelOption("alias", toml.string_or_strings, "a name or a list of names", "more names in requests"),
     ModelOption(

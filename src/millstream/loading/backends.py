@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from millstream.backend.environment import avoid_cudnn_attention, load_blas, share_cores
+from millstream.backend.environment import avoid_cudnn_attention, load_blas, share_cores, yield_to_others
 from millstream.backend.open_files import preserve_open_files
 from millstream.engine.generation.plan import GenerationBackend
 from millstream.engine.jobs.plan import EncoderBackend
@@ -125,6 +125,8 @@ def _prepare_process(settings: EngineSettings) -> str | None:
     """What must happen before MLX is imported. Returns the name of the BLAS that was loaded."""
     if settings.shares_cores:
         share_cores()
+    if settings.yields:
+        yield_to_others()
     blas = load_blas(settings.blas)
     avoid_cudnn_attention()
     return blas

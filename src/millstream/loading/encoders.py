@@ -93,7 +93,8 @@ class EncoderLoader:
         )
 
     def _engine_settings(self, spec: ModelSpec) -> EngineSettings:
-        return engine_settings(self._settings, spec)
+        settings = engine_settings(self._settings, spec)
+        return replace(settings, yields=settings.shares_cores and self._settings.isolated(spec))
 
     async def _reserve(self, name: str, source: ModelSource, loading: LoadContext) -> None:
         if self._settings.memory is None:

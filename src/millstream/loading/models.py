@@ -8,6 +8,8 @@ import functools
 import logging
 from concurrent.futures import Executor
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from millstream.config import ModelSpec, Settings
 from millstream.loading.backends import BackendMaker
@@ -22,7 +24,7 @@ from millstream.media.limits import MediaLimits
 from millstream.model_facts import UNDESCRIBED, ModelDescription
 from millstream.models.checks import check_model
 from millstream.models.description import BAD_FILES
-from millstream.models.encoder_layout import Kind, kind_of
+from millstream.models.encoder_layout import Kind, choose_kind, kind_of
 from millstream.models.files import read_object
 from millstream.models.source import ModelSource, find_local
 from millstream.models.speech_layout import speech_family
@@ -63,7 +65,7 @@ class ModelLoader:
         """Loads a model and returns it, ready to serve. Raises `ModelError` if it cannot be loaded."""
         source = await self._find(name, spec, loading)
         await self._work(functools.partial(check_model, source.kind, source.path))
-        kind = await self._work(functools.partial(source_kind, source))
+        kind = await self._work(functools.partial(source_kind, source, spec.kind))
         if kind == "generation":
             return await self._generation.open(name, spec, source, loading)
         if kind == "speech":
@@ -88,7 +90,7 @@ class ModelLoader:
             source = find_local(spec.source, cache_dir=self._settings.cache_dir)
             if source is None:
                 return UNDESCRIBED
-            kind = source_kind(source)
+            kind = source_kind(source, spec.kind)
             if kind == "speech":
                 return describe_speech(source)
             if kind == "transcription":
@@ -107,13 +109,18 @@ class ModelLoader:
         await asyncio.shield(self._generation.wait_closed())
 
 
-def source_kind(source: ModelSource) -> Kind:
-    """GGUF files are text generation models."""
+def source_kind(source: ModelSource, wanted: str | None = None) -> Kind:
+    """What a model is used for: as its files say, unless another kind was set. GGUF files are language models. Raises
+    `ModelError` if it cannot be of the kind that was set."""
     if source.kind == "gguf":
-        return "generation"
+        return choose_kind(source.path, {"model_type": "gguf"}, "generation", wanted)
     config = read_object(source.path / "config.json")
+    return choose_kind(source.path, config, _kind_in_files(source.path, config), wanted)
+
+
+def _kind_in_files(path: Path, config: dict[str, Any]) -> Kind:
     if transcription_family(config) is not None:
         return "transcription"
     if speech_family(config) is not None:
         return "speech"
-    return kind_of(source.path, config)
+    return kind_of(path, config)

@@ -61,6 +61,7 @@ def load_options(settings: Settings, spec: ModelSpec) -> tuple[object, ...]:
     allowed = spec.allow_special_tokens
     return (
         spec.source,
+        spec.kind,
         settings.isolated(spec),
         max_batch(settings, spec),
         kv_bits(settings, spec),

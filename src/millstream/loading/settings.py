@@ -23,6 +23,8 @@ class EngineSettings:
     blas: bool = True
     shares_cores: bool = False
     """True if other engines use the CPU as well."""
+    yields: bool = False
+    """True if the engine has a process of its own, which leaves the cores to other engines where they are short."""
     unpack: bool = True
     disabled: frozenset[str] = frozenset()
     """Fast paths to leave out: see `config.FAST_PATHS`."""

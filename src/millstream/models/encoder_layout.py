@@ -56,6 +56,8 @@ class EncoderLayout:
     default_prompt: str | None = None
     yes_no: bool = False
     """A language model whose next token, yes or no, is the score."""
+    bidirectional: bool = False
+    """A language model that was trained with attention in both directions."""
     dimensions: tuple[int, ...] | None = None
     """Vector sizes that it was trained to be cut to. Empty: none is named, any smaller one is allowed. None: none is
     allowed."""
@@ -76,12 +78,38 @@ def kind_of(folder: Path, config: Mapping[str, Any]) -> Kind:
     return "generation"
 
 
-def read_layout(folder: Path, kind: Kind | None = None) -> EncoderLayout:
-    """Reads the layout; `kind` if it was set and is not to be found. Raises `ModelError` for what is not supported."""
-    config = read_object(folder / "config.json")
-    kind = kind or kind_of(folder, config)
+def choose_kind(path: Path, config: Mapping[str, Any], found: Kind, wanted: str | None) -> Kind:
+    """The kind that was set for a model, or `found` if none was. Raises `ModelError` if it cannot be that."""
+    if wanted is None or wanted == found:
+        return found
     family = family_of(config)
-    _check_family(folder, family, kind)
+    speech = found in ("transcription", "speech")
+    possible: dict[str, Kind] = {"embedding": "embedding"} if family and not speech else {}
+    if family not in FAMILIES and not speech:
+        possible["generation"] = "generation"
+    if family in (*FAMILIES, *YES_NO_FAMILIES):
+        possible["rerank"] = "rerank"
+    possible[found] = found
+    if wanted not in possible:
+        raise ModelError(
+            f"{path}: it cannot be used with kind = {wanted!r}: it is a {family!r} model, which can be of kind "
+            f"{', '.join(possible)}"
+        )
+    return possible[wanted]
+
+
+def read_layout(path: Path, kind: Kind | None = None) -> EncoderLayout:
+    """Reads the layout; `kind` if it is known. Raises `ModelError` for what is not supported. A language model that is
+    used for embeddings, but was not made for it, is pooled by the last token."""
+    if path.is_file():
+        return _gguf_embedder(path)
+    folder = path
+    config = read_object(folder / "config.json")
+    found = kind_of(folder, config)
+    kind = kind or found
+    family = family_of(config)
+    if kind != "embedding" or found != "generation":
+        _check_family(folder, family, kind)
     if kind == "rerank":
         return _reranker(folder, config, family)
     return _embedder(folder, config, family)
@@ -109,17 +137,7 @@ def _reranker(folder: Path, config: Mapping[str, Any], family: str) -> EncoderLa
 def _embedder(folder: Path, config: Mapping[str, Any], family: str) -> EncoderLayout:
     modules = _modules(folder)
     if not modules:
-        causal = family in CAUSAL_FAMILIES
-        note = f"no modules.json: {'last-token' if causal else 'mean'} pooling, normalised"
-        return EncoderLayout(
-            "embedding",
-            family,
-            ("last" if causal else "mean",),
-            normalize=True,
-            max_tokens=_limit(folder, config),
-            dimensions=(),
-            notes=(note,),
-        )
+        return _plain_embedder(family, _limit(folder, config))
     pooling: tuple[str, ...] = ()
     dense: list[DenseLayer] = []
     normalize = False
@@ -151,8 +169,25 @@ def _embedder(folder: Path, config: Mapping[str, Any], family: str) -> EncoderLa
         _limit(folder, config),
         tuple(named.items()),
         default if isinstance(default, str) and default in named else None,
+        bidirectional=family in BIDIRECTIONAL_FAMILIES,
         dimensions=_matryoshka(config, settings),
     )
+
+
+def _plain_embedder(family: str, max_tokens: int | None) -> EncoderLayout:
+    mode = "mean" if family in FAMILIES else "last"
+    note = f"no modules.json: {'mean' if mode == 'mean' else 'last-token'} pooling, normalised"
+    return EncoderLayout(
+        "embedding", family, (mode,), normalize=True, max_tokens=max_tokens, dimensions=(), notes=(note,)
+    )
+
+
+def _gguf_embedder(path: Path) -> EncoderLayout:
+    from millstream.models.gguf_config import gguf_config  # NumPy and the gguf package are slow to import
+    from millstream.models.gguf_file import open_gguf
+
+    config = gguf_config(open_gguf(path))
+    return _plain_embedder(family_of(config), most_tokens(config))
 
 
 def _matryoshka(config: Mapping[str, Any], settings: Mapping[str, Any]) -> tuple[int, ...]:

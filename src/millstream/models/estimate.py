@@ -58,6 +58,8 @@ def estimate(source: ModelSource, *, device: DeviceKind, unpack: bool, kv_bits: 
 
 def estimate_weights(source: ModelSource, device: DeviceKind) -> int:
     """Bytes of an encoder's weights once loaded: on the CPU it computes in float32."""
+    if source.kind == "gguf":
+        return estimate(source, device=device, unpack=device == "cpu").weight_bytes
     tensors = folder_tensors(source.path)
     if device != "cpu":
         return sum(tensor.nbytes for tensor in tensors.values())

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from millstream.model_facts import ModelCard
+from millstream.realtime_types import ClientSecret, Item, ResponseOptions, ServerEvent, SessionConfig
 from millstream.speech_types import Segment, SpeechRequest, TranscriptionRequest, Voice
 from millstream.types import Delta, EmbeddingRequest, Embeddings, GenerationRequest, RerankRequest, Scores, Usage
 
@@ -128,6 +129,91 @@ class SpeechService(Protocol):
 
     async def voices(self, model: str) -> Sequence[Voice]:
         """The voices of a speech model, the default first. "" for the first model that speaks."""
+        ...
+
+
+class Outbox(Protocol):
+    """Where a realtime session puts its events. They are sent in order."""
+
+    def put(self, event: ServerEvent) -> None: ...
+
+    async def room(self) -> None:
+        """Returns once the client has read most of what was put."""
+        ...
+
+
+class RealtimeSession(Protocol):
+    """A conversation by voice, or a transcript as it is spoken. Use it on one event loop, and `close` it.
+
+    What a client asks for wrongly raises a `MillstreamError`, and the session goes on.
+    """
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def config(self) -> SessionConfig: ...
+
+    def update(self, config: SessionConfig) -> None:
+        """Later audio and responses follow these settings."""
+        ...
+
+    async def append(self, audio: bytes) -> None:
+        """Take more audio. Waits while too much of it is not transcribed yet."""
+        ...
+
+    def commit(self) -> None:
+        """Make an item of the audio so far."""
+        ...
+
+    def clear(self) -> None:
+        """Forget the audio that is not committed."""
+        ...
+
+    async def create_item(self, item: Item, previous_item_id: str | None) -> None:
+        """`previous_item_id`: None for the end, "root" for the begin. An item without an id gets one."""
+        ...
+
+    def delete_item(self, item_id: str) -> None: ...
+
+    def truncate_item(self, item_id: str, content_index: int, audio_end_ms: int) -> None:
+        """The client played no more than this of an answer: the conversation forgets the rest."""
+        ...
+
+    def retrieve_item(self, item_id: str) -> None:
+        """Send it as an event."""
+        ...
+
+    def item(self, item_id: str) -> Item:
+        """Raises `ItemNotFound`."""
+        ...
+
+    def create_response(self, options: ResponseOptions) -> None: ...
+
+    def cancel_response(self, response_id: str | None) -> None:
+        """None: the one that runs."""
+        ...
+
+    async def close(self) -> None:
+        """Cancel all work. Returns once it has ended."""
+        ...
+
+
+class RealtimeService(Protocol):
+    def resolve(self, config: SessionConfig) -> SessionConfig:
+        """The settings with the names of the models that they mean. Raises if one is not served."""
+        ...
+
+    def issue_secret(self, config: SessionConfig, seconds: int) -> ClientSecret:
+        """A key for a browser. `config` is resolved."""
+        ...
+
+    def redeem_secret(self, value: str) -> SessionConfig | None:
+        """What such a key was issued for. None if it is none, or has expired."""
+        ...
+
+    def open(self, config: SessionConfig, outbox: Outbox) -> RealtimeSession:
+        """Raises a `MillstreamError` if a model is not served, or if too many sessions are open."""
         ...
 
 
@@ -324,6 +410,7 @@ class Services:
     encoding: EncodingService
     transcription: TranscriptionService
     speech: SpeechService
+    realtime: RealtimeService
     seal: Seal
     records: RecordStore
     tool_servers: ToolServers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tokenizers
 from tokenizers.processors import TemplateProcessing
@@ -15,6 +15,9 @@ from millstream.models.source import ModelSource
 from millstream.models.trust import copy_tokenizer_data
 from millstream.text.regex_guard import check_regexes
 from millstream.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from millstream.text.gguf_tokenizer import GgufTokenizer
 
 _HINT = "A model folder needs a tokenizer.json, or the SentencePiece file that it can be built from"
 
@@ -35,7 +38,7 @@ def load_tokenizer(source: ModelSource) -> Tokenizer:
 def load_backend(source: ModelSource) -> tokenizers.Tokenizer:
     """Loads the tokenizer itself, for models without conversations."""
     if source.kind == "gguf":
-        raise ModelError(f"{source.path}: embedding models and rerankers are served from folders, not from .gguf files")
+        return _gguf_parts(source.path).tokenizer
     backend = _read_backend(source.path)
     _check_ids(source.path, backend)
     check_regexes(backend)
@@ -167,13 +170,18 @@ def _token_name(value: object) -> str | None:
             return None
 
 
-def _from_gguf(path: Path) -> Tokenizer:
+def _gguf_parts(path: Path) -> GgufTokenizer:
     from millstream.models.gguf_file import open_gguf
     from millstream.text.gguf_tokenizer import gguf_tokenizer
 
     parts = gguf_tokenizer(open_gguf(path))
     around = (parts.bos_token if parts.add_bos else None, parts.eos_token if parts.add_eos else None)
     _add_around(parts.tokenizer, *around)
+    return parts
+
+
+def _from_gguf(path: Path) -> Tokenizer:
+    parts = _gguf_parts(path)
     return Tokenizer(
         parts.tokenizer,
         chat_template=parts.chat_template,

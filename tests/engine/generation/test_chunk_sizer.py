@@ -64,8 +64,28 @@ def test_a_chunk_that_spans_steps_may_be_longer() -> None:
 
 
 def test_free_seconds_allow_longer_chunks() -> None:
-    assert run(ChunkSizer(most=512, least=64, free_seconds=0.006), lambda tokens: tokens * 5e-6, step=0.002)[-1] == 512
-    assert run(ChunkSizer(most=512, least=64), lambda tokens: tokens * 5e-6, step=0.002)[-1] <= 256
+    assert run(ChunkSizer(most=512, least=64, free_seconds=0.006), lambda tokens: tokens * 5e-6, step=0.003)[-1] == 512
+    assert run(ChunkSizer(most=512, least=64), lambda tokens: tokens * 5e-6, step=0.003)[-1] <= 256
+
+
+def test_no_gentle_chunk_makes_gaps_of_three_steps_not_even_the_first() -> None:
+    """As on an H200: a chunk costs 4 ms however short it is, and a decode step 2.3 ms."""
+    sizer = ChunkSizer(
+        most=512,
+        least=64,
+        free_seconds=0.0047,
+        token_seconds=5e-6,
+        gentle_token_seconds=5.8e-3 / 512,
+        step_seconds=0.0023,
+    )
+    found = run(sizer, lambda tokens: 0.0018 + 7e-6 * tokens, step=0.0023)
+    assert set(found) <= {64, 128, 256} and found[0] == 256
+
+
+def test_the_own_length_of_a_chunk_counts_as_depth() -> None:
+    sizer = ChunkSizer(most=512, least=64, longest=8192, token_seconds=5e-6, step_seconds=0.0023, max_gap=0.05)
+    assert sizer.chunk_for(1e9) == 8192
+    assert sizer.chunk_for(1e9, 1.0, 6e-5) == 4096, "8192 tokens would cost a quarter more: 51 ms"
 
 
 def test_one_slow_step_has_no_lasting_effect() -> None:
@@ -145,3 +165,31 @@ def test_costs_are_known_before_a_step_without_prefill_was_seen() -> None:
     sizer.observe(rows=1, prompt_tokens=128, seconds=0.0228)
     assert sizer.at_once == pytest.approx(400, abs=2)
     assert sizer.chunk_for(1e9) == 256
+
+
+def h200() -> ChunkSizer:
+    sizer = ChunkSizer(most=512, least=64, longest=8192, free_seconds=0.0042, token_seconds=5e-6, step_seconds=0.0023)
+    for _ in range(20):
+        sizer.observe(rows=40, prompt_tokens=0, seconds=0.0023)
+    return sizer
+
+
+def test_short_prompts_say_nothing_about_what_a_long_chunk_costs() -> None:
+    """100 tokens cost 4 ms, and 4,000 cost 24: what a step may complete does not follow from the former."""
+    sizer = h200()
+    for _ in range(50):
+        sizer.observe(rows=40, prompt_tokens=100, seconds=0.0023 + 0.004)
+    assert sizer.at_once is not None and sizer.at_once > 8000
+    assert sizer.chunk_for(1e9) >= 4096
+
+
+def test_one_slow_step_does_not_shorten_chunks_but_two_do() -> None:
+    """The first step of a new shape compiles kernels."""
+    sizer = h200()
+    for seconds, least in ((0.02, 8000), (0.4, 8000), (0.02, 8000)):
+        sizer.observe(rows=40, prompt_tokens=3000, seconds=0.0023 + seconds)
+        sizer.observe(rows=40, prompt_tokens=3000, seconds=0.0023 + 0.02)
+        assert sizer.at_once is not None and sizer.at_once > least
+    for _ in range(3):
+        sizer.observe(rows=40, prompt_tokens=3000, seconds=0.0023 + 0.1)
+    assert sizer.at_once is not None and sizer.at_once < 2500

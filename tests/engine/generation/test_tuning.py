@@ -47,6 +47,10 @@ def test_without_a_budget_the_device_is_the_bound() -> None:
     assert limit_context(large, None, 0) is large
     assert large.tokens_in(None) == 80_000, "a tenth is left, and the weights count"
     assert prefix_cache_share(large, None, 2**30) == 20_000_000, "a quarter of what is left"
+    assert prefix_cache_share(large, None, None) == 20_000_000, "less than the usual size"
+    huge = dataclasses.replace(FACTS, device_memory=150 * 2**30)
+    assert 16 * 2**30 < prefix_cache_share(huge, None, None) < 17 * 2**30, "an eighth: agents have long conversations"
+    assert prefix_cache_share(FACTS, None, None) == 2**30, "nothing is known of the device"
     assert dataclasses.replace(large, workspace_bytes=10**6, feature_bytes=2 * 10**6).tokens_in(None) == 77_000
     small = limit_context(dataclasses.replace(FACTS, device_memory=20_000_000), None, 0)
     assert 2048 < small.context_length < 8192

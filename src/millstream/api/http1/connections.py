@@ -86,6 +86,11 @@ class Connections:
         if phase is Phase.LEAVING and self.count(phase) > self._limits.lingering_within(self.cap):
             self._drop_first(phase)
 
+    def replace(self, old: Connection, new: Connection) -> None:
+        """The same socket speaks another protocol from now on, and counts as being served."""
+        self.leave(old)
+        self._enter(new, Phase.SERVING)
+
     def leave(self, connection: Connection) -> None:
         phase = self._phase_of.pop(connection, None)
         if phase is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import httptools
@@ -15,6 +15,7 @@ from millstream.api.http1.connections import Connections, Phase
 from millstream.api.http1.limits import SLICE, HttpLimits
 from millstream.api.http1.meter import Meter, Stage
 from millstream.api.http1.refusal import refusal
+from millstream.api.http1.websocket import LimitedWebSocket, take_over
 from millstream.errors import BadRequest, MillstreamError, TooManyConnections
 
 log = logging.getLogger(__name__)
@@ -30,9 +31,17 @@ class LimitedProtocol(HttpToolsProtocol):
     uvicorn itself stops reading then, and reports a disconnect to the last request only."""
 
     def __init__(
-        self, *, limits: HttpLimits, connections: Connections, error_format: ErrorFormat, **options: Any
+        self,
+        *,
+        limits: HttpLimits,
+        connections: Connections,
+        error_format: ErrorFormat,
+        is_websocket: Callable[[bytes], bool] = lambda path: False,
+        **options: Any,
     ) -> None:
+        """`is_websocket` tells of a raw path whether WebSockets are served there."""
         super().__init__(**options)
+        self._is_websocket = is_websocket
         self._error_format = error_format
         self._limits = limits
         self._connections = connections
@@ -127,7 +136,8 @@ class LimitedProtocol(HttpToolsProtocol):
         try:
             self.parser.feed_data(piece)
         except httptools.HttpParserUpgrade as upgrade:
-            return self._ignore_upgrade(piece[upgrade.args[0] :])
+            rest = piece[upgrade.args[0] :]
+            return self._upgrade() if self._becomes_websocket(rest) else self._ignore_upgrade(rest)
         except httptools.HttpParserError as error:
             log.debug("invalid request: %s", error)
             self._refuse(self._parse_error or BadRequest(INVALID))
@@ -136,6 +146,28 @@ class LimitedProtocol(HttpToolsProtocol):
         if excess := self._meter.check_size(responded=responded):
             self._refuse(excess)
         return self._refusal is None
+
+    def _becomes_websocket(self, rest: bytes) -> bool:
+        """True for the handshake of a WebSocket at a path that speaks it. A client must wait for the answer before it
+        sends more, and no other response may be due."""
+        if rest or self._busy() or self.pipeline or self._get_upgrade() != b"websocket":
+            return False
+        return self.scope["method"] == "GET" and self._is_websocket(self.url.partition(b"?")[0])
+
+    def _upgrade(self) -> bool:
+        lines = [b"GET " + self.url + b" HTTP/1.1", *(name + b": " + value for name, value in self.headers)]
+        self._unset_keepalive_if_required()
+        self.flow.resume_reading()
+        self.connections.discard(self)
+        protocol = LimitedWebSocket(
+            limits=self._limits,
+            connections=self._connections,
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.app_state,
+        )
+        take_over(self.transport, protocol, b"\r\n".join([*lines, b"", b""]), self._connections, self)
+        return False
 
     def _ignore_upgrade(self, rest: bytes) -> bool:
         """Serve the request as if it had not asked for an upgrade, as the standard allows. The parser stops after the

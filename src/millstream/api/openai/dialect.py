@@ -12,6 +12,7 @@ from millstream.api.openai.docs import ERRORS
 from millstream.api.openai.embedding_schema import EmbeddingList, EmbeddingsRequest
 from millstream.api.openai.errors import error_body
 from millstream.api.openai.model_schema import ModelList
+from millstream.api.openai.realtime import routes as realtime
 from millstream.api.openai.rerank import RERANK_PATHS, SCORE_PATHS
 from millstream.api.openai.rerank_schema import RankedList, RerankBody, ScoreBody, ScoreList
 from millstream.api.openai.response_schema import ChatCompletion, ChatCompletionChunk, Completion, CompletionChunk
@@ -30,6 +31,7 @@ def _routes(responder: Responder) -> tuple[APIRouter, ...]:
         embeddings.routes(responder),
         rerank.routes(responder),
         transcriptions.routes(responder),
+        realtime.routes(responder),
         speech.routes(responder),
         voices.routes(responder.services),
         models.routes(responder.services.models),
@@ -72,11 +74,21 @@ OPENAI = Dialect(
             {"name": "embeddings", "description": "Vectors for texts."},
             {"name": "rerank", "description": "Scores for texts against each other."},
             {"name": "transcription", "description": "Text from speech."},
+            {"name": "realtime", "description": "Speech in and out over a WebSocket."},
             {"name": "speech", "description": "Speech from text."},
             {"name": "models", "description": "List, load and unload models."},
         ),
     ),
-    paths=("/v1/chat", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/audio", *RERANK_PATHS, *SCORE_PATHS),
+    paths=(
+        "/v1/chat",
+        "/v1/completions",
+        "/v1/responses",
+        "/v1/embeddings",
+        "/v1/audio",
+        realtime.PATH,
+        *RERANK_PATHS,
+        *SCORE_PATHS,
+    ),
     upload_paths=transcriptions.PATHS,
     admin_paths=(models.ADMIN_PATH,),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import sys
 
 import numpy as np
@@ -11,15 +12,14 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from millstream.api.body import read_body, validated
-from millstream.api.connected import ComputedResponse
 from millstream.api.error_docs import SERVICE
 from millstream.api.openai import docs
 from millstream.api.openai.embedding_schema import EXAMPLES, IGNORED, UNSUPPORTED, EmbeddingList, EmbeddingsRequest
+from millstream.api.openai.encoded import EncodedResponse
 from millstream.api.openapi import documented
 from millstream.api.params import supported
 from millstream.api.response import Responder
 from millstream.errors import BadRequest
-from millstream.service.ports import EncodingService
 from millstream.types import EmbeddingRequest, Embeddings, Truncation
 
 LARGE = 2**16
@@ -40,11 +40,12 @@ def routes(responder: Responder) -> APIRouter:
     @router.post("/embeddings", summary="Embed texts", openapi_extra=_DOCS)
     async def embeddings(request: Request) -> Response:
         parsed = await read_body(request, _parse)
-        return EmbeddingsResponse(
-            responder.services.encoding,
-            embedding_request(parsed),
-            as_base64=parsed.encoding_format == "base64",
+        asked = embedding_request(parsed)
+        return EncodedResponse(
+            lambda: responder.services.encoding.embed(asked),
+            functools.partial(render, as_base64=parsed.encoding_format == "base64"),
             write_timeout=responder.write_timeout,
+            is_large=lambda result: len(result.values) // 4 > LARGE,
         )
 
     return router
@@ -72,24 +73,6 @@ def _truncation(parsed: EmbeddingsRequest) -> Truncation | None:
     if tokens == 0:
         raise BadRequest("truncate_prompt_tokens must be above 0, or -1", param="truncate_prompt_tokens")
     return Truncation(tokens if tokens is not None and tokens > 0 else None, parsed.truncation_side == "left")
-
-
-class EmbeddingsResponse(ComputedResponse):
-    """A client that leaves ends the work."""
-
-    def __init__(
-        self, service: EncodingService, request: EmbeddingRequest, *, as_base64: bool, write_timeout: float
-    ) -> None:
-        super().__init__(write_timeout=write_timeout)
-        self._service = service
-        self._request = request
-        self._as_base64 = as_base64
-
-    async def compute(self) -> bytes:
-        result = await self._service.embed(self._request)
-        if len(result.values) // 4 > LARGE:
-            return await self.on_thread(lambda: render(result, self._as_base64))
-        return render(result, self._as_base64)
 
 
 def render(result: Embeddings, as_base64: bool) -> bytes:

@@ -11,9 +11,9 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from millstream.api.body import read_body, validated
-from millstream.api.connected import ComputedResponse
 from millstream.api.error_docs import SERVICE
 from millstream.api.openai import docs
+from millstream.api.openai.encoded import EncodedResponse
 from millstream.api.openai.rerank_schema import (
     RERANK_EXAMPLES,
     RERANK_IGNORED,
@@ -28,7 +28,6 @@ from millstream.api.openapi import documented
 from millstream.api.params import supported
 from millstream.api.response import Responder
 from millstream.errors import BadRequest
-from millstream.service.ports import EncodingService
 from millstream.types import RerankRequest, Scores
 
 RERANK_PATHS = ("/v1/rerank", "/v2/rerank", "/rerank")
@@ -78,27 +77,8 @@ def routes(responder: Responder) -> APIRouter:
 
 
 def _respond(responder: Responder, asked: RerankRequest, render: Callable[[Scores], bytes]) -> Response:
-    return ScoresResponse(responder.services.encoding, asked, render, write_timeout=responder.write_timeout)
-
-
-class ScoresResponse(ComputedResponse):
-    """A client that leaves ends the work."""
-
-    def __init__(
-        self,
-        service: EncodingService,
-        request: RerankRequest,
-        render: Callable[[Scores], bytes],
-        *,
-        write_timeout: float,
-    ) -> None:
-        super().__init__(write_timeout=write_timeout)
-        self._service = service
-        self._request = request
-        self._render = render
-
-    async def compute(self) -> bytes:
-        return self._render(await self._service.score(self._request))
+    encoding = responder.services.encoding
+    return EncodedResponse(lambda: encoding.score(asked), render, write_timeout=responder.write_timeout)
 
 
 def _rerank_body(body: dict[str, object]) -> RerankBody:

@@ -8,15 +8,14 @@ from collections.abc import Sequence
 import mlx.core as mx
 import numpy as np
 
-from millstream.backend.device import current_device
 from millstream.backend.encoders.calibration import DEFAULT, choose_sizes
 from millstream.backend.encoders.loading import Encoder, load_encoder
 from millstream.backend.encoders.padding import Padded
 from millstream.backend.encoders.settings import EncoderSettings
+from millstream.backend.mlx_backend import MlxBackend
 from millstream.engine.background import BackgroundTask
 from millstream.engine.jobs.messages import Encode
 from millstream.engine.jobs.plan import BatchInput, BatchPlan, BatchResult
-from millstream.engine.ownership import OwnerGuard, at_thread_end
 from millstream.engine.protocols import Progress, ignore_progress
 from millstream.errors import ModelError
 from millstream.model_facts import EncoderFacts
@@ -27,17 +26,12 @@ MAX_CONTEXT = 32_768
 """Most tokens of an input where the files set no limit: attention takes memory by its square on some devices."""
 
 
-class MlxEncoderBackend:
+class MlxEncoderBackend(MlxBackend):
     """Computes each plan before it returns: batches are large, so that there is nothing to gain from running ahead."""
 
     def __init__(self, settings: EncoderSettings) -> None:
-        self._guard = OwnerGuard()
+        super().__init__(cache_limit=settings.cache_limit, blas=settings.blas)
         self._settings = settings
-        self._stream = mx.default_stream(mx.default_device())
-        at_thread_end(mx.clear_streams)  # a thread that ends with streams can abort the process when that exits
-        if settings.cache_limit is not None:
-            mx.set_cache_limit(settings.cache_limit)
-        self._device = current_device()
         self._encoder: Encoder | None = None
 
     def load(self, report: Progress = ignore_progress) -> EncoderFacts:
@@ -46,7 +40,13 @@ class MlxEncoderBackend:
         settings = self._settings
         layout = settings.layout
         encoder = self._encoder = load_encoder(
-            settings.path, layout, self._device, unpack=settings.unpack, answers=settings.answers, report=report
+            settings.path,
+            layout,
+            self._device,
+            unpack=settings.unpack,
+            answers=settings.answers,
+            disabled=settings.disabled,
+            report=report,
         )
         longest = min(layout.max_tokens or MAX_CONTEXT, MAX_CONTEXT)
         width = self._compute([BatchInput(0, 0, _tokens(min(8, longest)))], min(8, longest)).shape[1]
@@ -54,13 +54,12 @@ class MlxEncoderBackend:
         if "calibration" not in settings.disabled:
             tokens, free = choose_sizes(self._run, longest)
         gc.freeze()  # else the garbage collector would scan all of it between two steps
-        blas = f", {settings.blas}" if settings.blas and self._device.is_cpu else ""
         return EncoderFacts(
             context_length=longest,
             width=width,
             weight_bytes=encoder.weight_bytes,
             dtype=encoder.dtype,
-            device=f"{self._device.kind} ({self._device.name}){blas}",
+            device=self._describe_device(),
             batch_tokens=tokens,
             free_tokens=free,
             capacity=settings.capacity,
@@ -89,17 +88,8 @@ class MlxEncoderBackend:
         if self._encoder is not None and self._encoder.prefixes is not None:
             self._encoder.prefixes.clear()
 
-    def close(self) -> None:
-        """Owner only, and its last call: arrays must be freed on the thread whose stream they were made on."""
-        self._guard.check("close")
+    def _drop_arrays(self) -> None:
         self._encoder = None
-        gc.unfreeze()
-        gc.collect()
-        gc.freeze()
-        try:
-            mx.synchronize(self._stream)
-        finally:
-            mx.clear_cache()  # not the streams: the next engine on this thread needs them
 
     def _compute(self, inputs: Sequence[BatchInput], length: int) -> mx.array:
         if self._encoder is None:

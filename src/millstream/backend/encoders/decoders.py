@@ -8,6 +8,10 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.utils import _get_classes, dequantize_model, load_model
 
+from millstream.backend.layers.cpu_attention import cpu_attention
+from millstream.backend.layers.cpu_linear import mkl_layout_pays, use_mkl_layout
+from millstream.backend.layers.patch_layers import patch_function
+
 
 def load_decoder(folder: Path, dtype: mx.Dtype | None, *, head: bool) -> Any:
     """The language model, not evaluated. Embedding models are often published without a head, and without the name of
@@ -29,6 +33,13 @@ def load_decoder(folder: Path, dtype: mx.Dtype | None, *, head: bool) -> Any:
 
     model, _ = load_model(folder, lazy=True, model_config={"tie_word_embeddings": True}, get_model_classes=classes)
     return _unpacked(model, dtype)
+
+
+def use_cpu_layers(model: Any) -> None:
+    """Replace layers by those that are faster on x86_64 CPUs, as for text generation."""
+    if mkl_layout_pays():
+        use_mkl_layout(model)
+        patch_function(model, "scaled_dot_product_attention", cpu_attention)
 
 
 def _unpacked(model: Any, dtype: mx.Dtype | None) -> Any:

@@ -7,7 +7,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from millstream.backend.encoders.families.parts import ACTIVATIONS, Tensors, activation
+from millstream.backend.encoders.families.operations import MLX
+from millstream.backend.encoders.families.parts import Tensors
 from millstream.backend.encoders.pooling import normalize, pool
 from millstream.models.encoder_config import family_of
 from millstream.models.encoder_layout import EncoderLayout
@@ -18,7 +19,7 @@ Head = Callable[[mx.array, mx.array], mx.array]
 
 def embedding_head(layout: EncoderLayout, dense: Mapping[str, Tensors]) -> Head:
     """`dense`: the tensors in each dense layer's folder."""
-    layers = [(dense[each.folder].linear("linear"), ACTIVATIONS.get(each.activation)) for each in layout.dense]
+    layers = [(dense[each.folder].linear("linear"), MLX.activations.get(each.activation)) for each in layout.dense]
 
     def head(hidden: mx.array, lengths: mx.array) -> mx.array:
         vectors = pool(hidden, lengths, layout.pooling)
@@ -48,7 +49,7 @@ def _classifier(config: Mapping[str, Any], tensors: Tensors) -> Head:
         case "modernbert":
             return _modernbert_classifier(config, tensors)
         case family:
-            activate = ACTIVATIONS["gelu" if family == "electra" else "tanh"]
+            activate = MLX.activations["gelu" if family == "electra" else "tanh"]
             first, last = tensors.linear("classifier.dense"), tensors.linear("classifier.out_proj")
             return lambda hidden, lengths: last(activate(first(hidden[:, 0])))
 
@@ -56,7 +57,7 @@ def _classifier(config: Mapping[str, Any], tensors: Tensors) -> Head:
 def _modernbert_classifier(config: Mapping[str, Any], tensors: Tensors) -> Head:
     first, last = tensors.linear("head.dense"), tensors.linear("classifier")
     norm = tensors.norm("head.norm", float(config.get("norm_eps", 1e-5)))
-    activate = activation(config.get("classifier_activation", "gelu"))
+    activate = MLX.activation(config.get("classifier_activation", "gelu"))
     mode = "mean" if config.get("classifier_pooling", "cls") == "mean" else "cls"
     return lambda hidden, lengths: last(norm(activate(first(pool(hidden, lengths, [mode]).astype(hidden.dtype)))))
 

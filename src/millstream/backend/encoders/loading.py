@@ -13,14 +13,15 @@ from millstream.backend.device import Device
 from millstream.backend.encoders.families.bert import Bert
 from millstream.backend.encoders.families.modernbert import ModernBert
 from millstream.backend.encoders.families.nomic import NomicBert
+from millstream.backend.encoders.families.operations import FAST_PATH, operations
 from millstream.backend.encoders.families.parts import Tensors
 from millstream.backend.encoders.heads import Head, classifier_head, embedding_head, yes_no_head
-from millstream.backend.weights.loading import LIBRARY_FAILURES
+from millstream.backend.weights.failures import LIBRARY_FAILURES
 from millstream.backend.weights.materialize import evaluate_all, reachable_arrays
 from millstream.engine.protocols import Progress, ignore_progress
 from millstream.errors import ModelError
 from millstream.models.checks import check_folder
-from millstream.models.encoder_config import BERT_FAMILIES, BIDIRECTIONAL_FAMILIES, FAMILIES, family_of
+from millstream.models.encoder_config import BERT_FAMILIES, FAMILIES, family_of
 from millstream.models.encoder_layout import EncoderLayout
 from millstream.models.safetensors_header import folder_tensors, weight_files
 
@@ -52,12 +53,16 @@ def load_encoder(
     *,
     unpack: bool,
     answers: tuple[int, int] | None = None,
+    disabled: frozenset[str] = frozenset(),
     report: Progress = ignore_progress,
 ) -> Encoder:
     """`answers`: the tokens for no and yes of a language model that is a reranker."""
-    config = check_folder(folder)
+    config = None if folder.is_file() else check_folder(folder)
     try:
-        encoder = _load(folder, layout, config, device, unpack=unpack, answers=answers)
+        if config is None:
+            encoder = _load_gguf(folder, layout, device, unpack=unpack, disabled=disabled)
+        else:
+            encoder = _load(folder, layout, config, device, unpack=unpack, answers=answers, disabled=disabled)
     except LIBRARY_FAILURES as error:
         raise ModelError(f"{folder}: {error}") from error
     evaluate_all(encoder.weights, report)
@@ -72,6 +77,7 @@ def _load(
     *,
     unpack: bool,
     answers: tuple[int, int] | None,
+    disabled: frozenset[str],
 ) -> Encoder:
     quantization = config.get("quantization")
     stored = _stored(folder)
@@ -81,17 +87,26 @@ def _load(
     family = family_of(config)
     prefixes: PrefixReader | None = None
     if family in FAMILIES:
-        tensors = Tensors(stored, dtype, quantization if isinstance(quantization, dict) else None)
+        packing = quantization if isinstance(quantization, dict) else None
+        tensors = Tensors(stored, dtype, packing, operations(on_cpu=device.is_cpu, disabled=disabled))
         body = _own_family(family)(config, tensors)
         head = head or classifier_head(config, tensors)
         used = tensors.used
     else:
         # mlx-lm takes a second to import, which the families of our own do without.
-        from millstream.backend.encoders.decoders import CausalBody, Gemma3Body, answer_rows, load_decoder
+        from millstream.backend.encoders.decoders import (
+            CausalBody,
+            Gemma3Body,
+            answer_rows,
+            load_decoder,
+            use_cpu_layers,
+        )
         from millstream.backend.encoders.prefixes import PrefixReader
 
         model = load_decoder(folder, dtype if device.is_cpu and unpack else None, head=answers is not None)
-        body = Gemma3Body(model, config) if family in BIDIRECTIONAL_FAMILIES else CausalBody(model)
+        if device.is_cpu and unpack and FAST_PATH not in disabled:
+            use_cpu_layers(model)
+        body = Gemma3Body(model, config) if layout.bidirectional else CausalBody(model)
         if isinstance(body, CausalBody) and layout.pooling in ((), ("last",)) and PrefixReader.serves(model):
             prefixes = PrefixReader(model)
         if head is None:
@@ -101,6 +116,21 @@ def _load(
         used = list(reachable_arrays(model))
     used = [*used, *(array for tensors in dense.values() for array in tensors.used)]
     return Encoder(body, head, used, str(dtype).removeprefix("mlx.core."), prefixes)
+
+
+def _load_gguf(path: Path, layout: EncoderLayout, device: Device, *, unpack: bool, disabled: frozenset[str]) -> Encoder:
+    from millstream.backend.encoders.decoders import CausalBody, use_cpu_layers
+    from millstream.backend.encoders.prefixes import PrefixReader
+    from millstream.backend.weights.gguf import load_gguf_model
+
+    dtype = mx.float32 if device.is_cpu else mx.bfloat16
+    model, _ = load_gguf_model(path, dtype=dtype, native_quantisation=not (device.is_cpu and unpack))
+    model.pop("lm_head", None)
+    if device.is_cpu and unpack and FAST_PATH not in disabled:
+        use_cpu_layers(model)
+    prefixes = PrefixReader(model) if PrefixReader.serves(model) else None
+    body, head = CausalBody(model), embedding_head(layout, {})
+    return Encoder(body, head, list(reachable_arrays(model)), str(dtype).removeprefix("mlx.core."), prefixes)
 
 
 def _own_family(family: str) -> Callable[[dict[str, Any], Tensors], Body]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from millstream.backend.device import available_bytes, current_device, free_bytes
+from millstream.backend.device import available_bytes, free_bytes
 from millstream.backend.generation.assembly import Assembly
 from millstream.backend.generation.batch import Batch, Launched
 from millstream.backend.generation.calibration import MIN_WEIGHT_BYTES, calibrate
@@ -23,6 +23,7 @@ from millstream.backend.generation.sampling.guides import prepare_grammar
 from millstream.backend.generation.settings import GenerationSettings
 from millstream.backend.generation.trial import TwoRowTrial
 from millstream.backend.generation.warmup import RUNS, WarmupProgress, warm_up
+from millstream.backend.mlx_backend import MlxBackend
 from millstream.backend.weights.identity import identity_of
 from millstream.backend.weights.loading import load
 from millstream.backend.weights.materialize import evaluate_all
@@ -30,7 +31,6 @@ from millstream.engine.background import BackgroundTask
 from millstream.engine.generation.cost_model import workspace_bytes
 from millstream.engine.generation.messages import Generate
 from millstream.engine.generation.plan import Plan, RowFailure, RowOutput, StepResult
-from millstream.engine.ownership import OwnerGuard, at_thread_end
 from millstream.engine.prefix_cache.orders import SavePrefix, SharePrefix
 from millstream.engine.protocols import Progress, ignore_progress
 from millstream.errors import ModelError
@@ -46,21 +46,14 @@ log = logging.getLogger(__name__)
 __all__ = ["GenerationSettings", "MlxGenerationBackend"]
 
 
-class MlxGenerationBackend:
+class MlxGenerationBackend(MlxBackend):
     """Runs one step ahead of what it reports: a step is launched before the tokens of the last one are read, so the
     device never waits for Python. A row that ends has run one step too many, whose result is dropped with the row."""
 
     def __init__(self, settings: GenerationSettings) -> None:
-        self._guard = OwnerGuard()
+        super().__init__(cache_limit=settings.cache_limit, blas=settings.blas)
         self._settings = settings
-        # The thread's own stream, not a new one: each CPU stream costs an OS thread for good, and owner threads are
-        # reused. It is a plain stream: on a foreign thread it raises instead of silently making a second one.
-        self._stream = mx.default_stream(mx.default_device())
-        at_thread_end(mx.clear_streams)  # a thread that ends with streams can abort the process when that exits
-        if settings.cache_limit is not None:
-            mx.set_cache_limit(settings.cache_limit)
         self._model: Any = None
-        self._device = current_device()
         self._assembly: Assembly | None = None
         self._layout: Layout | None = None
         self._batch: Batch | None = None
@@ -198,20 +191,11 @@ class MlxGenerationBackend:
         assert self._assembly is not None and self._layout is not None, "no model is loaded"
         self._batch, self._prefiller = self._assembly.make(self._layout, self._store)
 
-    def close(self) -> None:
-        """Owner only, and its last call: arrays must be freed on the thread whose stream they were made on."""
-        self._guard.check("close")
+    def _drop_arrays(self) -> None:
         self._pending = self._batch = self._prefiller = self._model = self._encoder = None
         self._assembly = self._layout = None
         self._deferred.clear()
         self._store.clear()
-        gc.unfreeze()
-        gc.collect()
-        gc.freeze()
-        try:
-            mx.synchronize(self._stream)
-        finally:
-            mx.clear_cache()  # not the streams: the next engine on this thread needs them
 
     def _decode(self, batch: Batch) -> tuple[Launched | None, list[RowOutput] | None, list[RowFailure]]:
         """Launch a step. Returns the rows of the last one if they had to be read for it (a grammar needs the token
@@ -273,10 +257,6 @@ class MlxGenerationBackend:
                 mx.eval(self._store.compact())
         elif self._store.compactable > (1 if busy else 0):
             mx.async_eval(self._store.compact())  # type: ignore[no-untyped-call]
-
-    def _describe_device(self) -> str:
-        blas = f", {self._settings.blas}" if self._settings.blas and self._device.is_cpu else ""
-        return f"{self._device.kind} ({self._device.name}){blas}"
 
     @property
     def _compiles_kernels(self) -> bool:

@@ -14,55 +14,69 @@ import mlx.core as mx
 from millstream.backend.kernels.decode_attention import float_bits, join_parts
 
 HEAD_SIZES = (64, 96, 128)
-QUERIES = 64
-"""Queries per block: 16 for each of its four warps."""
 BLOCKS, SPAN = 396, 512
 """A chunk of a long prompt has few queries and many keys. If it makes fewer blocks than this, three for each core of an
 H200, its keys are split into parts of at least SPAN: a block alone on its core waits for every load."""
 
-# S = Q K' and O = P V on tensor cores, 64 keys at a time, with a running softmax. `left[row]`: the first key of a row.
+TILES = {64: (2, 64), 96: (2, 32), 128: (2, 32)}
+"""By head size: how many times 16 queries each of a block's four warps takes, and how many keys it reads at a time.
+Twice as many queries halve the reads of shared memory, which bound the speed, as long as registers last."""
+
+# S = Q K' and O = P V on tensor cores, KEYS keys at a time, with a running softmax. `left[row]`: a row's first key.
 _SOURCE = r"""
-  constexpr int KEYS = 64, PITCH = D + 8, STAGES = D <= 64 ? 2 : 1;
-  constexpr int KSTEPS = D / 16, OTILES = D / 8, PARTS = D / 8;
+  constexpr int PITCH = D + 8, QUERIES = 64 * M, KSTEPS = D / 16, OTILES = D / 8, PARTS = D / 8;
+  constexpr int STAGES = KEYS * D <= 4096 ? 2 : 1, FETCHES = KEYS * PARTS / 128;
   __shared__ __align__(16) unsigned short tile_k[STAGES][KEYS * PITCH], tile_v[STAGES][KEYS * PITCH];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int heads = q_shape[1], count = q_shape[2], groups = k_shape[1], length = k_shape[2];
   const int head = blockIdx.y, row = blockIdx.z, group = head / (heads / groups);
   // The last block first: it has the most keys to read. In parts, several blocks share out the keys of one.
-  const int tiles = (count + 63) / 64, parts = gridDim.x / tiles, part = blockIdx.x % parts;
-  const int begin = (tiles - 1 - blockIdx.x / parts) * 64;
+  const int tiles = (count + QUERIES - 1) / QUERIES, parts = gridDim.x / tiles, part = blockIdx.x % parts;
+  const int begin = (tiles - 1 - blockIdx.x / parts) * QUERIES;
   const unsigned short* keys = (const unsigned short*)k + row * k_strides[0] + group * k_strides[1];
   const unsigned short* values = (const unsigned short*)v + row * v_strides[0] + group * v_strides[1];
   const unsigned short* queries = (const unsigned short*)q + row * q_strides[0] + head * q_strides[1];
+  const int key_stride = k_strides[2], value_stride = v_strides[2];
   const int before = length - count;
   const int low = LEFT ? ((const int*)left)[row] : 0;
-  const int beyond = min(length, before + begin + 64);
-  const int mine = begin + warp * 16 + lane / 4;
+  const int beyond = min(length, before + begin + QUERIES);
+  const int mine = begin + warp * 16 * M + lane / 4;
 
-  unsigned qf[KSTEPS][4];
+  unsigned qf[M][KSTEPS][4];
   #pragma unroll
-  for (int s = 0; s < KSTEPS; s++) {
+  for (int m = 0; m < M; m++) {
     #pragma unroll
-    for (int p = 0; p < 4; p++) {
-      const int at = mine + (p % 2) * 8, d = s * 16 + (p / 2) * 8 + (lane % 4) * 2;
-      qf[s][p] = at < count ? *(const unsigned*)(queries + (long long)at * q_strides[2] + d) : 0u;
+    for (int s = 0; s < KSTEPS; s++) {
+      #pragma unroll
+      for (int p = 0; p < 4; p++) {
+        const int at = mine + m * 16 + (p % 2) * 8, d = s * 16 + (p / 2) * 8 + (lane % 4) * 2;
+        qf[m][s][p] = at < count ? *(const unsigned*)(queries + (long long)at * q_strides[2] + d) : 0u;
+      }
     }
   }
-  float out_sum[OTILES][4], best[2] = {-1e30f, -1e30f}, total[2] = {0.f, 0.f};
+  float out_sum[M][OTILES][4], best[M][2], total[M][2];
   #pragma unroll
-  for (int t = 0; t < OTILES; t++) out_sum[t][0] = out_sum[t][1] = out_sum[t][2] = out_sum[t][3] = 0.f;
+  for (int m = 0; m < M; m++) {
+    best[m][0] = best[m][1] = -1e30f;
+    total[m][0] = total[m][1] = 0.f;
+    #pragma unroll
+    for (int t = 0; t < OTILES; t++) out_sum[m][t][0] = out_sum[m][t][1] = out_sum[m][t][2] = out_sum[m][t][3] = 0.f;
+  }
 
+  const unsigned at_k = __cvta_generic_to_shared(&tile_k[0][0]), at_v = __cvta_generic_to_shared(&tile_v[0][0]);
   auto fetch = [&](int from, int stage) {
-    for (int i = threadIdx.x; i < KEYS * PARTS; i += 128) {
-      const int key = i / PARTS, part = (i % PARTS) * 8, at = from + key;
-      const int bytes = at < length ? 16 : 0;
-      const long long where = at < length ? at : 0;
-      const unsigned dk = __cvta_generic_to_shared(&tile_k[stage][key * PITCH + part]);
-      const unsigned dv = __cvta_generic_to_shared(&tile_v[stage][key * PITCH + part]);
+    const unsigned short* from_k = keys + (long long)from * key_stride;
+    const unsigned short* from_v = values + (long long)from * value_stride;
+    #pragma unroll
+    for (int j = 0; j < FETCHES; j++) {
+      const int i = threadIdx.x + j * 128, key = i / PARTS, piece = (i % PARTS) * 8;
+      const bool there = from + key < length;
+      const int bytes = there ? 16 : 0, where = there ? key : 0;
+      const unsigned to = (stage * KEYS * PITCH + key * PITCH + piece) * 2;
       asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::
-        "r"(dk), "l"(keys + where * k_strides[2] + part), "r"(bytes));
+        "r"(at_k + to), "l"(from_k + where * key_stride + piece), "r"(bytes));
       asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::
-        "r"(dv), "l"(values + where * v_strides[2] + part), "r"(bytes));
+        "r"(at_v + to), "l"(from_v + where * value_stride + piece), "r"(bytes));
     }
     asm volatile("cp.async.commit_group;");
   };
@@ -81,10 +95,18 @@ _SOURCE = r"""
     else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(y), "f"(x));
     return r;
   };
+  auto power = [](float x) {  // of two; a masked score becomes 0
+    float r;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return r;
+  };
 
   const float scale = __int_as_float(SCALE) * 1.4426950408889634f;
   const int first = low / KEYS * KEYS, span = ((beyond - first + KEYS - 1) / KEYS + parts - 1) / parts * KEYS;
   const int start = first + part * span, high = min(beyond, start + span);
+  // Where this thread's addresses for ldmatrix begin, in the tile of keys and in that of values.
+  const unsigned read_k = at_k + (((lane / 16) * 8 + lane % 8) * PITCH + ((lane / 8) % 2) * 8) * 2;
+  const unsigned read_v = at_v + ((((lane / 8) % 2) * 8 + lane % 8) * PITCH + (lane / 16) * 8) * 2;
   if (start < high) fetch(start, 0);
   int stage = 0;
   for (int from = start; from < high; from += KEYS) {
@@ -96,75 +118,96 @@ _SOURCE = r"""
       asm volatile("cp.async.wait_group 0;");
     }
     __syncthreads();
-    const unsigned short* tk = tile_k[stage];
-    const unsigned short* tv = tile_v[stage];
-    float score[KEYS / 8][4];
+    const unsigned tile = stage * KEYS * PITCH * 2;
+    float score[M][KEYS / 8][4];
     #pragma unroll
-    for (int n = 0; n < KEYS / 8; n++) score[n][0] = score[n][1] = score[n][2] = score[n][3] = 0.f;
+    for (int m = 0; m < M; m++) {
+      #pragma unroll
+      for (int n = 0; n < KEYS / 8; n++) score[m][n][0] = score[m][n][1] = score[m][n][2] = score[m][n][3] = 0.f;
+    }
     #pragma unroll
     for (int s = 0; s < KSTEPS; s++) {
       #pragma unroll
       for (int n = 0; n < KEYS / 8; n += 2) {
         unsigned b[4];
-        const unsigned at = __cvta_generic_to_shared(
-          tk + (n * 8 + (lane / 16) * 8 + lane % 8) * PITCH + s * 16 + ((lane / 8) % 2) * 8);
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-          : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3]) : "r"(at));
-        multiply(score[n], qf[s], b[0], b[1]);
-        multiply(score[n + 1], qf[s], b[2], b[3]);
+          : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3]) : "r"(read_k + tile + (n * 8 * PITCH + s * 16) * 2));
+        #pragma unroll
+        for (int m = 0; m < M; m++) {
+          multiply(score[m][n], qf[m][s], b[0], b[1]);
+          multiply(score[m][n + 1], qf[m][s], b[2], b[3]);
+        }
       }
     }
-    const bool whole = from >= low && from + KEYS <= before + begin + warp * 16 + 1;
-    float top[2] = {best[0], best[1]};
-    #pragma unroll
-    for (int n = 0; n < KEYS / 8; n++) {
+    if (from < low || from + KEYS > before + begin + warp * 16 * M + 1) {
       #pragma unroll
-      for (int c = 0; c < 4; c++) {
-        const int key = from + n * 8 + (lane % 4) * 2 + c % 2;
-        const bool seen = whole || (key >= low && key <= before + mine + (c / 2) * 8);
-        score[n][c] = seen ? score[n][c] * scale : -1e30f;
-        top[c / 2] = fmaxf(top[c / 2], score[n][c]);
+      for (int m = 0; m < M; m++) {
+        #pragma unroll
+        for (int n = 0; n < KEYS / 8; n++) {
+          #pragma unroll
+          for (int c = 0; c < 4; c++) {
+            const int key = from + n * 8 + (lane % 4) * 2 + c % 2;
+            if (key < low || key > before + mine + m * 16 + (c / 2) * 8) score[m][n][c] = -1e30f;
+          }
+        }
       }
     }
-    float keep[2];
     #pragma unroll
-    for (int h = 0; h < 2; h++) {
-      top[h] = fmaxf(top[h], __shfl_xor_sync(0xffffffff, top[h], 1));
-      top[h] = fmaxf(top[h], __shfl_xor_sync(0xffffffff, top[h], 2));
-      keep[h] = exp2f(best[h] - top[h]);
-      best[h] = top[h];
-      total[h] *= keep[h];
-    }
-    #pragma unroll
-    for (int n = 0; n < KEYS / 8; n++) {
+    for (int m = 0; m < M; m++) {
+      float top[2] = {best[m][0], best[m][1]}, base[2], keep[2];
       #pragma unroll
-      for (int c = 0; c < 4; c++) {
+      for (int n = 0; n < KEYS / 8; n++) {
+        top[0] = fmaxf(top[0], fmaxf(score[m][n][0], score[m][n][1]));
+        top[1] = fmaxf(top[1], fmaxf(score[m][n][2], score[m][n][3]));
+      }
+      #pragma unroll
+      for (int h = 0; h < 2; h++) {
+        top[h] = fmaxf(top[h], __shfl_xor_sync(0xffffffff, top[h], 1));
+        top[h] = fmaxf(top[h], __shfl_xor_sync(0xffffffff, top[h], 2));
+        keep[h] = power((best[m][h] - top[h]) * scale);
+        best[m][h] = top[h];
         // A query that has seen no key yet: its scores are all the same floor, and must weigh nothing.
-        score[n][c] = score[n][c] <= -1e30f ? 0.f : exp2f(score[n][c] - best[c / 2]);
-        total[c / 2] += score[n][c];
+        base[h] = top[h] > -1e29f ? top[h] * scale : 0.f;
+        total[m][h] *= keep[h];
       }
-    }
-    #pragma unroll
-    for (int t = 0; t < OTILES; t++) {
-      out_sum[t][0] *= keep[0];
-      out_sum[t][1] *= keep[0];
-      out_sum[t][2] *= keep[1];
-      out_sum[t][3] *= keep[1];
+      #pragma unroll
+      for (int n = 0; n < KEYS / 8; n++) {
+        #pragma unroll
+        for (int c = 0; c < 4; c++) {
+          score[m][n][c] = power(fmaf(score[m][n][c], scale, -base[c / 2]));
+          total[m][c / 2] += score[m][n][c];
+        }
+      }
+      if (__any_sync(0xffffffff, keep[0] != 1.f || keep[1] != 1.f)) {
+        #pragma unroll
+        for (int t = 0; t < OTILES; t++) {
+          out_sum[m][t][0] *= keep[0];
+          out_sum[m][t][1] *= keep[0];
+          out_sum[m][t][2] *= keep[1];
+          out_sum[m][t][3] *= keep[1];
+        }
+      }
     }
     #pragma unroll
     for (int s = 0; s < KEYS / 16; s++) {
-      const unsigned p[4] = {
-        pack(score[2 * s][0], score[2 * s][1]), pack(score[2 * s][2], score[2 * s][3]),
-        pack(score[2 * s + 1][0], score[2 * s + 1][1]), pack(score[2 * s + 1][2], score[2 * s + 1][3])};
+      unsigned p[M][4];
+      #pragma unroll
+      for (int m = 0; m < M; m++) {
+        p[m][0] = pack(score[m][2 * s][0], score[m][2 * s][1]);
+        p[m][1] = pack(score[m][2 * s][2], score[m][2 * s][3]);
+        p[m][2] = pack(score[m][2 * s + 1][0], score[m][2 * s + 1][1]);
+        p[m][3] = pack(score[m][2 * s + 1][2], score[m][2 * s + 1][3]);
+      }
       #pragma unroll
       for (int t = 0; t < OTILES; t += 2) {
         unsigned b[4];
-        const unsigned at = __cvta_generic_to_shared(
-          tv + (s * 16 + ((lane / 8) % 2) * 8 + lane % 8) * PITCH + t * 8 + (lane / 16) * 8);
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-          : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3]) : "r"(at));
-        multiply(out_sum[t], p, b[0], b[1]);
-        multiply(out_sum[t + 1], p, b[2], b[3]);
+          : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3]) : "r"(read_v + tile + (s * 16 * PITCH + t * 8) * 2));
+        #pragma unroll
+        for (int m = 0; m < M; m++) {
+          multiply(out_sum[m][t], p[m], b[0], b[1]);
+          multiply(out_sum[m][t + 1], p[m], b[2], b[3]);
+        }
       }
     }
     __syncthreads();
@@ -172,28 +215,30 @@ _SOURCE = r"""
     else if (more) fetch(from + KEYS, 0);
   }
   #pragma unroll
-  for (int h = 0; h < 2; h++) {
-    total[h] += __shfl_xor_sync(0xffffffff, total[h], 1);
-    total[h] += __shfl_xor_sync(0xffffffff, total[h], 2);
-    const float share = total[h] > 0.f ? 1.f / total[h] : 0.f;
-    const int at = mine + h * 8;
+  for (int i = 0; i < 2 * M; i++) {
+    const int m = i / 2, h = i % 2;
+    total[m][h] += __shfl_xor_sync(0xffffffff, total[m][h], 1);
+    total[m][h] += __shfl_xor_sync(0xffffffff, total[m][h], 2);
+    const float share = total[m][h] > 0.f ? 1.f / total[m][h] : 0.f;
+    const int at = mine + m * 16 + h * 8;
     if (PARTED && at < count) {
       // For the kernel that joins parts: sums, their weight, and the greatest score.
       float* to = (float*)out + (((size_t)(row * (size_t)count + at) * heads + head) * parts + part) * (D + 2);
       #pragma unroll
       for (int t = 0; t < OTILES; t++) {
-        to[t * 8 + (lane % 4) * 2] = out_sum[t][2 * h];
-        to[t * 8 + (lane % 4) * 2 + 1] = out_sum[t][2 * h + 1];
+        to[t * 8 + (lane % 4) * 2] = out_sum[m][t][2 * h];
+        to[t * 8 + (lane % 4) * 2 + 1] = out_sum[m][t][2 * h + 1];
       }
       if (lane % 4 == 0) {
-        to[D] = total[h];
-        to[D + 1] = best[h] * 0.6931471805599453f;
+        to[D] = total[m][h];
+        to[D + 1] = best[m][h] > -1e29f ? best[m][h] * __int_as_float(SCALE) : -1e30f;
       }
     } else if (at < count) {
       unsigned short* to = (unsigned short*)out + ((size_t)(row * (size_t)count + at) * heads + head) * D;
       #pragma unroll
       for (int t = 0; t < OTILES; t++)
-        *(unsigned*)(to + t * 8 + (lane % 4) * 2) = pack(out_sum[t][2 * h] * share, out_sum[t][2 * h + 1] * share);
+        *(unsigned*)(to + t * 8 + (lane % 4) * 2) =
+          pack(out_sum[m][t][2 * h] * share, out_sum[m][t][2 * h + 1] * share);
     }
   }
 """
@@ -225,7 +270,8 @@ def prefill_attention(
     Keys and values may be slices of longer buffers.
     """
     rows, heads, count, size = queries.shape
-    tiles = -(-count // QUERIES)
+    times, keys_at_once = TILES[size]
+    tiles = -(-count // (64 * times))
     parts = 1 if left is not None else max(1, min(BLOCKS // (tiles * heads * rows), keys.shape[2] // SPAN))
     shape = (rows, count, heads, size)
     (out,) = _kernel()(
@@ -236,6 +282,8 @@ def prefill_attention(
         threadgroup=(128, 1, 1),
         template=[
             ("D", size),
+            ("M", times),
+            ("KEYS", keys_at_once),
             ("BRAIN", queries.dtype == mx.bfloat16),
             ("LEFT", left is not None),
             ("PARTED", parts > 1),

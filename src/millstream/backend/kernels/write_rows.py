@@ -82,14 +82,14 @@ def _address_kernel(count: int) -> Any:
     )
 
 
-def write_rows(part: mx.array, rows: mx.array, slots: Sequence[int], skips: Sequence[int]) -> mx.array:
+def write_rows(part: mx.array, rows: mx.array, slots: mx.array, skips: mx.array) -> mx.array:
     """Write `rows`, (count, heads, length, size), each without its first `skips` tokens, to the beginnings of some
-    slots of `part`, (slots, heads, capacity, size). The result must be evaluated before anything else reads the
-    buffer."""
+    slots of `part`, (slots, heads, capacity, size). `slots` and `skips`: 32-bit integers, made once for all layers. The
+    result must be evaluated before anything else reads the buffer."""
     count, heads, length, size = rows.shape
     blocks = max(1, min(64, -(-length * size * rows.dtype.size // (16 * THREADS))))
     (out,) = _kernel()(
-        inputs=[part, rows, mx.array(list(slots), dtype=mx.int32), mx.array(list(skips), dtype=mx.int32)],
+        inputs=[part, rows, slots, skips],
         output_shapes=[(1,)],
         output_dtypes=[mx.int32],
         grid=(blocks * THREADS, heads, count),

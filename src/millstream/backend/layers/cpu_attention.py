@@ -1,6 +1,6 @@
 """Attention for x86_64 CPUs, where MLX's softmax is scalar code: 34 of the 40 ns for each pair of a query and a key.
 
-It computes the softmax with the exponential of `vector_math`, and its sums with a matmul.
+In place of mlx-lm's; `softmax_attention` computes it.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models import base
 
-from millstream.backend.layers.vector_math import LARGE, exp_in_place
-
-_FLOOR = -1e30
+from millstream.backend.layers.softmax_attention import softmax_attention
+from millstream.backend.layers.vector_math import LARGE
 
 
 def cpu_attention(
@@ -28,17 +27,7 @@ def cpu_attention(
     if sinks is not None or hasattr(cache, "bits") or not _pays(queries, keys) or not _is_supported(mask):
         out: mx.array = base.scaled_dot_product_attention(queries, keys, values, cache, scale, mask, sinks)
         return out
-    rows, heads, count, size = queries.shape
-    groups, length = keys.shape[1], keys.shape[2]
-    # All queries of a group in one matmul: their keys are read once.
-    scores = (queries * scale).reshape(rows, groups, -1, size) @ keys.swapaxes(-1, -2)
-    if mask is not None and (count > 1 or not isinstance(mask, str)):
-        if isinstance(mask, str):
-            mask = mx.arange(length) <= mx.arange(length - count, length)[:, None]
-        scores = mx.where(mask, scores.reshape(rows, heads, count, length), _FLOOR).reshape(scores.shape)
-    weights = exp_in_place(scores - mx.max(scores, axis=-1, keepdims=True))
-    total = weights @ mx.ones((length, 1))
-    return ((weights @ values) / total).reshape(rows, heads, count, values.shape[-1])
+    return softmax_attention(queries, keys, values, scale, mask)
 
 
 def _pays(queries: mx.array, keys: mx.array) -> bool:

@@ -13,6 +13,7 @@ from mlx_lm.utils import dequantize_model, load_model
 
 from millstream.backend.device import Device, available_bytes
 from millstream.backend.layers.cpu_experts import use_float32_experts
+from millstream.backend.weights.failures import LIBRARY_FAILURES
 from millstream.backend.weights.gguf import load_gguf_model
 from millstream.backend.weights.materialize import evaluate_all
 from millstream.backend.weights.vision import load_vision
@@ -50,12 +51,6 @@ class LoadedModel:
             raise ModelError("The model's config.json has no vocab_size.")
         return value
 
-
-LIBRARY_FAILURES = (
-    ValueError, TypeError, LookupError, AttributeError, ArithmeticError, ImportError, OSError, RuntimeError,
-    MemoryError, AssertionError,
-)  # fmt: skip
-"""What mlx-lm and mlx-vlm raise for files that they cannot load."""
 
 UNPACKED = {"cpu": mx.float32, "cuda": mx.bfloat16}
 """The type that quantised weights are unpacked to. BLAS on the CPU computes float32 only; the CUDA build's 4-bit

@@ -58,7 +58,12 @@ BUDGET = (
 )
 
 CACHES = (
-    Option("prefix_cache_memory", SIZE_OR_NONE, "prefix cache size per model; 0: no prefix cache"),
+    Option(
+        "prefix_cache_memory",
+        SIZE_OR_NONE,
+        "prefix cache size per model; 0: no prefix cache",
+        default_text="an eighth of what the weights leave, at least 1GiB",
+    ),
     Option(
         "prefix_cache_disk",
         SIZE_OR_NONE,

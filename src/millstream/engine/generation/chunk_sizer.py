@@ -11,6 +11,10 @@ from __future__ import annotations
 SHARE = 0.5
 """The share of the rows' own step time that a gentle chunk may add on average; single steps take longer."""
 
+FREE_SHARE = 1.5
+"""The share that it may add where a chunk's fixed cost is more than that: streams must still see less than three times
+their usual gap."""
+
 MAX_GAP = 0.05
 """Seconds between two tokens of a stream that prefill may cause, by default."""
 
@@ -23,8 +27,8 @@ _FALLING = 0.1
 
 class ChunkSizer:
     """`least` and `most` bound a gentle chunk; if equal, they fix it. `longest` bounds a chunk under pressure.
-    `free_seconds`: the time that a chunk may add to a step, however short the step is. `max_gap`: the longest step, in
-    seconds, that a chunk under pressure may cause."""
+    `free_seconds`: the time that a chunk may add to a step that is not much shorter itself. `max_gap`: the longest
+    step, in seconds, that a chunk under pressure may cause."""
 
     def __init__(
         self,
@@ -35,9 +39,11 @@ class ChunkSizer:
         free_seconds: float = 0.0,
         max_gap: float = MAX_GAP,
         token_seconds: float | None = None,
+        gentle_token_seconds: float | None = None,
         step_seconds: float | None = None,
     ) -> None:
-        """`token_seconds`, `step_seconds`: what a prompt token and a decode step were measured to cost at load."""
+        """`token_seconds`, `step_seconds`: what a prompt token and a decode step were measured to cost at load;
+        `gentle_token_seconds`: the token in a chunk of `most`, where fixed costs count for more."""
         if not 1 <= least <= most <= (longest or most):
             raise ValueError("a chunk has at least one token, and `least`, `most` and `longest` are in ascending order")
         if not max_gap > 0:
@@ -54,6 +60,10 @@ class ChunkSizer:
         self._token: float | None = None
         """Seconds that a prompt token adds beside rows, over all steps that compute it."""
         self._token_alone = token_seconds
+        self._slope: float | None = None
+        """The same without the fixed cost of a chunk: what one more token adds to a long one."""
+        self._last_slope = token_seconds
+        self._gentle_token = gentle_token_seconds
         self._steps_per_chunk = 1
         self._last_tokens = 0.0
         self._skip = 0
@@ -68,23 +78,31 @@ class ChunkSizer:
         decode, token = self._costs()
         if not token:
             return self.most
+        if self._token is None:
+            token = max(token, self._gentle_token or 0.0)
         return self.at_most(min(self.most, self._gentle(decode) * self._steps_per_chunk / (weight * token)))
 
-    def chunk_for(self, tokens_per_second: float, weight: float = 1.0) -> int:
+    def chunk_for(self, tokens_per_second: float, weight: float = 1.0, growth: float = 0.0) -> int:
         """The shortest chunk that prefills this fast, at least the gentle one; or the longest that keeps the gap.
-        `weight`: what its tokens cost, relative to the first ones of a prompt; those of the pace count as such."""
+        `weight`: what its first token costs, relative to the first ones of a prompt; those of the pace count as such.
+        `growth`: by how much each further token costs more."""
         decode, token = self._costs()
         chunk = self._gentle_chunk(weight)
-        token *= weight
         if not token:
             return chunk
-        steps = self._steps_per_chunk
-        # The step that builds a chunk evaluates nothing of one that spans several.
-        per_step = token / max(1, steps - 1)
+        steps, slope = self._steps_per_chunk, self._slope_cost()
+
+        def pace(tokens: int) -> float:
+            weighted = tokens * (weight + growth * tokens / 2)
+            return weighted / (steps * decode + self._free_seconds + slope * weighted)
+
+        def gap(tokens: int) -> float:
+            # The step that builds a chunk evaluates nothing of one that spans several.
+            added = self._free_seconds + slope * tokens * (weight + growth * tokens / 2)
+            return decode + added / max(1, steps - 1)
+
         while (
-            weight * chunk / (steps * decode + token * chunk) < tokens_per_second
-            and chunk * 2 <= self._longest
-            and decode + per_step * chunk * 2 <= MARGIN * self.max_gap
+            pace(chunk) < tokens_per_second and chunk * 2 <= self._longest and gap(chunk * 2) <= MARGIN * self.max_gap
         ):
             chunk *= 2
         return chunk
@@ -95,7 +113,8 @@ class ChunkSizer:
         decode, token = self._costs()
         if not token:
             return None
-        return max(self.least, int(max(self.max_gap - decode, self._gentle(decode)) / token))
+        room = max(self.max_gap - decode - self._free_seconds, self._gentle(decode))
+        return max(self.least, int(room / self._slope_cost()))
 
     def at_most(self, tokens: float) -> int:
         """The longest usual length of a chunk that is not above `tokens`, or `least`."""
@@ -110,8 +129,7 @@ class ChunkSizer:
 
     def observe(self, *, rows: int, prompt_tokens: float, seconds: float, prefilling: bool = False) -> None:
         """A step of `rows` rows that also prefilled `prompt_tokens`, weighted by what they cost, took `seconds`.
-        `prefilling`: the next step goes on
-        computing the same chunk, so all these steps count together.
+        `prefilling`: the next step goes on computing the same chunk, so all these steps count together.
 
         A backend may run ahead, so the cost of a chunk may show in the step after it: both are counted.
         """
@@ -136,7 +154,9 @@ class ChunkSizer:
         elif not tokens:
             self._decode = seconds if self._decode is None else self._decode + _FALLING * (seconds - self._decode)
         elif self._decode is not None:
-            self._token = _follow(self._token, max(0.0, seconds - steps * self._decode) / tokens)
+            added = max(0.0, seconds - steps * self._decode)
+            self._token = _follow(self._token, added / tokens)
+            self._observe_slope(tokens, added)
         elif self._token_alone is not None and prompt_tokens:
             self._decode_guess = _follow(
                 self._decode_guess, max(0.0, seconds - prompt_tokens * self._token_alone) / steps
@@ -148,8 +168,23 @@ class ChunkSizer:
         token = self._token_alone if self._token is None else self._token
         return (0.0, 0.0) if decode is None or token is None else (decode, token)
 
+    def _observe_slope(self, tokens: float, added: float) -> None:
+        """Of a chunk long enough to tell. One slow step means nothing: the first one of its shape compiles kernels."""
+        if tokens * (self._token_alone or 0.0) < self._free_seconds:
+            return
+        seen = max(0.0, added - self._free_seconds) / tokens
+        usual = seen if self._last_slope is None else min(seen, self._last_slope)
+        self._last_slope = seen
+        self._slope = _follow(self._slope, usual)
+
+    def _slope_cost(self) -> float:
+        """What one more token of a long chunk costs beside rows. Not less than alone, as far as that is known."""
+        _, token = self._costs()
+        slope = token if self._slope is None and self._token_alone is None else self._slope or 0.0
+        return max(slope, self._token_alone or 0.0) or token
+
     def _gentle(self, decode: float) -> float:
-        return max(SHARE * decode, self._free_seconds)
+        return max(SHARE * decode, min(self._free_seconds, FREE_SHARE * decode))
 
 
 def _follow(known: float | None, seen: float) -> float:

@@ -56,6 +56,8 @@ class Tuning:
     """The fewest new tokens that are saved to the prefix cache."""
     token_seconds: float | None = None
     """What a prompt token costs, if it was measured."""
+    gentle_token_seconds: float | None = None
+    """The same in a chunk of `gentle_chunk`, where fixed costs count for more."""
     step_seconds: float | None = None
     """What a decode step costs."""
     depth_cost: float = 0.0
@@ -82,6 +84,9 @@ def tune(facts: GenerationFacts) -> Tuning:
         block_tokens=block,
         min_new_tokens=min_new_tokens(measured, token_bytes, block),
         token_seconds=token_seconds(measured),
+        gentle_token_seconds=next(
+            (seconds / tokens for tokens, seconds in measured.chunks if tokens >= gentle), token_seconds(measured)
+        ),
         step_seconds=measured.steps[0][1] if measured.steps else None,
         depth_cost=measured.depth_cost,
     )

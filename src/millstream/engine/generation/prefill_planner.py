@@ -110,7 +110,8 @@ class PrefillPlanner:
         complete = bool(chunks)
         if not chunks:
             depth = queue[0].prefilled if queue else 0
-            chunk = self._sizer.chunk_for(self._needed_pace(queue), 1 + self._depth_cost * depth)
+            weight = 1 + self._depth_cost * depth
+            chunk = self._sizer.chunk_for(self._needed_pace(queue), weight, self._depth_cost)
             chunks = [*self._fill(queue, admit, chunk, beside_rows=True)]
         self._book(chunks, overtaking)
         return chunks, complete

@@ -35,16 +35,24 @@ MIN_CHECKPOINT_TOKENS = 64
 """The fewest new tokens that make a checkpoint worth it: a prompt is cut there, which costs a pass."""
 
 
-def prefix_cache_share(facts: GenerationFacts, memory: int | None, asked: int) -> int:
+DEFAULT_PREFIX_CACHE = 2**30
+"""Bytes for the prefix cache if nobody said how many and there is room; an eighth of the room if that is more."""
+
+
+def prefix_cache_share(facts: GenerationFacts, memory: int | None, asked: int | None) -> int:
     """Bytes for the prefix cache: as asked for, but at most a quarter of what a budget, or else the device, leaves
-    beside the weights."""
+    beside the weights. If nothing was asked for, an eighth of that is enough for the conversations of a few agents on a
+    large device, and a fixed size on a small one."""
     if facts.prefix_sizes is None:
         return 0
     bound = facts.memory_bound(memory)
-    return asked if bound is None else max(0, min(asked, (bound - facts.weight_bytes) // 4))
+    if bound is None:
+        return DEFAULT_PREFIX_CACHE if asked is None else asked
+    room = bound - facts.weight_bytes
+    return max(0, min(max(DEFAULT_PREFIX_CACHE, room // 8) if asked is None else asked, room // 4))
 
 
-def kv_budget(facts: GenerationFacts, memory: int | None, prefix_cache_bytes: int) -> KvBudget:
+def kv_budget(facts: GenerationFacts, memory: int | None, prefix_cache_bytes: int | None) -> KvBudget:
     """What is left for the KV caches of rows and of prompts in prefill."""
     share = prefix_cache_share(facts, memory, prefix_cache_bytes)
     return KvBudget(facts.tokens_in(memory, share), facts.kv_layout)
@@ -67,7 +75,8 @@ class SchedulerSettings:
     """The longest chunk of one prompt while rows decode. None: see `cost_model.py`."""
     memory: int | None = None
     """Bytes for weights and caches together. None: what the device has."""
-    prefix_cache_bytes: int = 0
+    prefix_cache_bytes: int | None = 0
+    """None: see `prefix_cache_share`."""
     disk: DiskTierConfig | None = None
     max_token_gap: float = MAX_GAP
     """Seconds between two tokens of a stream that prefill may cause."""
@@ -83,6 +92,7 @@ def make_scheduler(settings: SchedulerSettings, facts: GenerationFacts) -> Gener
         free_seconds=tuning.free_seconds,
         max_gap=settings.max_token_gap,
         token_seconds=tuning.token_seconds,
+        gentle_token_seconds=tuning.gentle_token_seconds,
         step_seconds=tuning.step_seconds,
     )
     share = prefix_cache_share(facts, settings.memory, settings.prefix_cache_bytes)
@@ -136,7 +146,7 @@ def _disk_tier(facts: GenerationFacts, disk: DiskTierConfig, block: int) -> Disk
     return DiskTier(store, stamp, block)
 
 
-def limit_context(facts: GenerationFacts, memory: int | None, prefix_cache_bytes: int) -> GenerationFacts:
+def limit_context(facts: GenerationFacts, memory: int | None, prefix_cache_bytes: int | None) -> GenerationFacts:
     """The facts with the context that fits into memory if a request has all of it: then every request can end, and one
     that never fits is refused before any work."""
     whole = facts.context_length

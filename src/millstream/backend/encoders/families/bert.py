@@ -9,7 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from millstream.backend.encoders.families.parts import LayerNorm, Linear, Tensors, activation, attend
+from millstream.backend.encoders.families.parts import LayerNorm, Linear, Tensors, attend
 from millstream.models.encoder_config import BertConfig
 
 
@@ -74,6 +74,7 @@ class Bert:
     """Tokens to hidden states."""
 
     def __init__(self, settings: Mapping[str, Any], tensors: Tensors) -> None:
+        self._operations = tensors.operations
         config = self._config = BertConfig.read(settings)
         names = NAMES[config.family]
         prefix = tensors.find_prefix(names.prefixes, "embeddings.word_embeddings.weight")
@@ -88,7 +89,7 @@ class Bert:
             if config.family == "electra" and tensors.has(f"{prefix}embeddings_project.weight")
             else None
         )
-        self._activation = activation(config.activation)
+        self._activation = tensors.operations.activation(config.activation)
         self._layers = [
             _layer(tensors, names, f"{prefix}{names.layer.format(number)}", config.eps)
             for number in range(config.layers)
@@ -111,7 +112,7 @@ class Bert:
             bias = relative_bias(self._relative, length)
             mask = bias if mask is None else mx.where(mask, bias, mx.finfo(bias.dtype).min)
         for layer in self._layers:
-            attended = attend(layer.qkv(x), self._config.heads, mask)
+            attended = attend(self._operations, layer.qkv(x), self._config.heads, mask)
             x = layer.output_norm(layer.output(attended) + x)
             x = layer.norm(layer.down(self._activation(layer.up(x))) + x)
         return x

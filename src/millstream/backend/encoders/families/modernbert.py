@@ -9,7 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from millstream.backend.encoders.families.parts import LayerNorm, Linear, Tensors, activation, attend
+from millstream.backend.encoders.families.parts import LayerNorm, Linear, Tensors, attend
 from millstream.models.encoder_config import ModernBertConfig
 
 
@@ -28,11 +28,12 @@ class ModernBert:
     """Tokens to hidden states."""
 
     def __init__(self, settings: Mapping[str, Any], tensors: Tensors) -> None:
+        self._operations = tensors.operations
         config = self._config = ModernBertConfig.read(settings)
         prefix = tensors.find_prefix(("model.",), "embeddings.tok_embeddings.weight")
         self._words = tensors.tensor(f"{prefix}embeddings.tok_embeddings.weight")
         self._norm = tensors.norm(f"{prefix}embeddings.norm", config.eps)
-        self._activation = activation(config.activation)
+        self._activation = tensors.operations.activation(config.activation)
         self._layers = [_layer(tensors, f"{prefix}layers.{n}.", n, config) for n in range(config.layers)]
         self._final_norm = tensors.norm(f"{prefix}final_norm", config.eps)
 
@@ -49,7 +50,9 @@ class ModernBert:
         for layer in self._layers:
             rotate = functools.partial(_rotate, theta=config.global_theta if layer.is_global else config.local_theta)
             inner = x if layer.attention_norm is None else layer.attention_norm(x)
-            attended = attend(layer.qkv(inner), config.heads, mask if layer.is_global else near_mask, rotate)
+            attended = attend(
+                self._operations, layer.qkv(inner), config.heads, mask if layer.is_global else near_mask, rotate
+            )
             x = x + layer.output(attended)
             gated, gate = mx.split(layer.up(layer.norm(x)), 2, axis=-1)
             x = x + layer.down(self._activation(gated) * gate)

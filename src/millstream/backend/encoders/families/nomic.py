@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 
 from millstream.backend.encoders.families.parts import LayerNorm, Linear, Tensors, attend
 from millstream.models.encoder_config import NomicConfig
@@ -29,6 +28,7 @@ class NomicBert:
     """Tokens to hidden states."""
 
     def __init__(self, settings: Mapping[str, Any], tensors: Tensors) -> None:
+        self._operations = tensors.operations
         config = self._config = NomicConfig.read(settings)
         prefix = tensors.find_prefix(("bert.",), "embeddings.word_embeddings.weight")
         self._words = tensors.tensor(f"{prefix}embeddings.word_embeddings.weight")
@@ -43,9 +43,12 @@ class NomicBert:
         rotate = functools.partial(
             mx.fast.rope, dims=config.rotary_dims, traditional=False, base=config.theta, scale=1.0, offset=0
         )
+        silu = self._operations.activations["silu"]
         for layer in self._layers:
-            x = layer.attention_norm(layer.output(attend(layer.qkv(x), config.heads, mask, rotate)) + x)
-            x = layer.norm(layer.down(layer.up(x) * nn.silu(layer.gate(x))) + x)
+            x = layer.attention_norm(
+                layer.output(attend(self._operations, layer.qkv(x), config.heads, mask, rotate)) + x
+            )
+            x = layer.norm(layer.down(layer.up(x) * silu(layer.gate(x))) + x)
         return x
 
 

@@ -2,46 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 
+from millstream.backend.encoders.families.operations import MLX, Activation, Operations
 from millstream.errors import ModelError
-
-Activation = Callable[[mx.array], mx.array]
-
-ACTIVATIONS: dict[str, Activation] = {
-    "gelu": nn.gelu,
-    "gelu_new": nn.gelu_approx,
-    "gelu_pytorch_tanh": nn.gelu_approx,
-    "relu": nn.relu,
-    "silu": nn.silu,
-    "swish": nn.silu,
-    "tanh": mx.tanh,
-}
 
 _OLD_NAMES = ((".gamma", ".weight"), (".beta", ".bias"))
 """LayerNorms of BERT's first release."""
-
-
-def activation(name: Any) -> Activation:
-    if name not in ACTIVATIONS:
-        raise ModelError(f"config.json: the activation {name!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
-    return ACTIVATIONS[name]
 
 
 @dataclass(frozen=True, slots=True)
 class Linear:
     weight: mx.array
     bias: mx.array | None
+    operations: Operations
 
     def __call__(self, x: mx.array) -> mx.array:
-        if self.bias is None:
-            return x @ self.weight.T
-        return mx.addmm(self.bias, x, self.weight.T)
+        return self.operations.linear(x, self.weight, self.bias)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +39,13 @@ class Tensors:
     """A model's tensors by name, in one dtype. Keeps those that were asked for."""
 
     def __init__(
-        self, tensors: Mapping[str, mx.array], dtype: mx.Dtype, quantization: Mapping[str, Any] | None
+        self,
+        tensors: Mapping[str, mx.array],
+        dtype: mx.Dtype,
+        quantization: Mapping[str, Any] | None,
+        operations: Operations = MLX,
     ) -> None:
+        self.operations = operations
         self._tensors = {_modern(name): tensor for name, tensor in tensors.items()}
         self._dtype = dtype
         self._quantization = quantization
@@ -88,7 +74,7 @@ class Tensors:
             raise ModelError(f"the weights have biases for some of {', '.join(names)}, but not for all")
         weight = weights[0] if len(weights) == 1 else mx.concatenate(weights)
         bias = None if not biases else self._keep(mx.concatenate(biases))
-        return Linear(self._keep(weight), bias)
+        return Linear(self._keep(weight), bias, self.operations)
 
     def norm(self, name: str, eps: float) -> LayerNorm:
         weight, bias = (
@@ -134,14 +120,16 @@ def split_heads(x: mx.array, heads: int) -> mx.array:
     return x.reshape(rows, length, heads, width // heads).transpose(0, 2, 1, 3)
 
 
-def attend(qkv: mx.array, heads: int, mask: mx.array | None, rotate: Activation | None = None) -> mx.array:
+def attend(
+    operations: Operations, qkv: mx.array, heads: int, mask: mx.array | None, rotate: Activation | None = None
+) -> mx.array:
     """Attention over fused projections. `mask`: True or a number to add for each pair of positions."""
     rows, length, width = qkv.shape
     queries, keys, values = (split_heads(part, heads) for part in mx.split(qkv, 3, axis=-1))
     if rotate is not None:
         queries, keys = rotate(queries), rotate(keys)
     scale = (width // 3 // heads) ** -0.5
-    attended = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask)
+    attended = operations.attention(queries, keys, values, scale, mask)
     return attended.transpose(0, 2, 1, 3).reshape(rows, length, width // 3)
 
 

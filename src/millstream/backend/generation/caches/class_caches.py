@@ -160,10 +160,13 @@ class ClassCaches:
 
     def begin_step(self) -> None:
         """Ensure that every row has a next column, and prepare what all layers share in this step."""
+        outgrown: dict[int, list[RowCache]] = {}
         for row in self.rows:
             if row is not None and row.own >= row.place.capacity:
-                self.slabs.move(row, kv_capacity(row.own + 1))
-                self.step.changed()
+                outgrown.setdefault(kv_capacity(row.own + 1), []).append(row)
+        for capacity, rows in outgrown.items():
+            self.slabs.move(rows, capacity)
+            self.step.changed()
         self.step.begin(self.rows, self.size)
 
     def end_step(self) -> None:

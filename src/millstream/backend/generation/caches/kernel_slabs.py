@@ -120,13 +120,15 @@ class KernelWriter:
                 by_slab.setdefault(id(row.place), []).append(index)
         written = []
         for chosen in by_slab.values():
-            slab, slots = rows[chosen[0]].place, [rows[index].slot for index in chosen]
+            slab = rows[chosen[0]].place
+            slots = mx.array([rows[index].slot for index in chosen], dtype=mx.int32)
+            skipped = mx.array([skips[index] for index in chosen], dtype=mx.int32)
             everyone = chosen == list(range(joining.count))
             picked = None if everyone else mx.array(chosen, dtype=mx.int32)
             for parts, new in zip(slab.layers, joining.layers, strict=True):
                 for part, source in zip(parts, new, strict=True):
                     tokens = source if picked is None else source[picked]
-                    written.append(write_rows(part, tokens, slots, [skips[index] for index in chosen]))
+                    written.append(write_rows(part, tokens, slots, skipped))
         _evaluate(written)
 
     def move(self, moves: Sequence[Move]) -> None:
@@ -154,8 +156,9 @@ def _uniform(slab: Slab) -> bool:
 
 def _move_by_layer(move: Move) -> list[mx.array]:
     source = slice(move.source_slot, move.source_slot + 1)
+    slot, skipped = mx.array([move.target_slot], dtype=mx.int32), mx.zeros((1,), dtype=mx.int32)
     return [
-        write_rows(target, part[source, :, : move.tokens], [move.target_slot], [0])
+        write_rows(target, part[source, :, : move.tokens], slot, skipped)
         for part, target in zip(move.source.arrays, move.target.arrays, strict=True)
     ]
 

@@ -125,13 +125,21 @@ class SlabPool:
         for row, (slab, slot) in zip(rows, vacant, strict=False):
             _occupy(row, slab, slot)
 
-    def move(self, row: RowCache, capacity: int) -> None:
-        """Move a row to a slot of another class."""
-        source, source_slot, tokens = row.place, row.slot, row.own
-        source.rows[source_slot] = None
-        self.place([row], capacity)
-        self._copy([Move(source, source_slot, row.place, row.slot, tokens)])
-        self._shrink(source.capacity)
+    def move(self, rows: Sequence[RowCache], capacity: int) -> None:
+        """Move rows to slots of another class. Some at a time: until their old slabs are freed, they exist twice."""
+        at_once = max(1, SLAB_TOKENS // capacity)
+        for first in range(0, len(rows), at_once):
+            self._move(rows[first : first + at_once], capacity)
+
+    def _move(self, rows: Sequence[RowCache], capacity: int) -> None:
+        sources = [(row.place, row.slot) for row in rows]
+        for slab, slot in sources:
+            slab.rows[slot] = None
+        self.place(rows, capacity)
+        pairs = zip(rows, sources, strict=True)
+        self._copy([Move(slab, slot, row.place, row.slot, row.own) for row, (slab, slot) in pairs])
+        for old in {slab.capacity for slab, _ in sources}:
+            self._shrink(old)
 
     def vacate(self, rows: Sequence[RowCache]) -> None:
         """Take their slots from rows that end."""

@@ -1,0 +1,1 @@
+"""/v1/realtime: speech in and out over a WebSocket, with OpenAI's events."""

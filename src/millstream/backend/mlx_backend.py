@@ -1,0 +1,47 @@
+"""What every MLX backend does when it is made and when it is closed, on its owner thread."""
+
+from __future__ import annotations
+
+import gc
+
+import mlx.core as mx
+
+from millstream.backend.device import current_device
+from millstream.engine.ownership import OwnerGuard, at_thread_end
+
+
+class MlxBackend:
+    """Base class of the backends: the owner's guard, its stream and its device."""
+
+    def __init__(self, *, cache_limit: int | None = None, blas: str | None = None) -> None:
+        """`cache_limit`: bytes of freed memory that MLX may hold for reuse. `blas`: the name of the one that was
+        loaded."""
+        self._guard = OwnerGuard()
+        # The thread's own stream, not a new one: each CPU stream costs an OS thread for good, and owner threads are
+        # reused. It is a plain stream: on a foreign thread it raises instead of silently making a second one.
+        self._stream = mx.default_stream(mx.default_device())
+        at_thread_end(mx.clear_streams)  # a thread that ends with streams can abort the process when that exits
+        if cache_limit is not None:
+            mx.set_cache_limit(cache_limit)
+        self._device = current_device()
+        self._blas = blas
+
+    def close(self) -> None:
+        """Owner only, and its last call: arrays must be freed on the thread whose stream they were made on."""
+        self._guard.check("close")
+        self._drop_arrays()
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()
+        try:
+            mx.synchronize(self._stream)
+        finally:
+            mx.clear_cache()  # not the streams: the next engine on this thread needs them
+
+    def _drop_arrays(self) -> None:
+        """Drop every reference to an array."""
+        raise NotImplementedError
+
+    def _describe_device(self) -> str:
+        blas = f", {self._blas}" if self._blas and self._device.is_cpu else ""
+        return f"{self._device.kind} ({self._device.name}){blas}"
