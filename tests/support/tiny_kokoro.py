@@ -49,8 +49,9 @@ CONFIG: dict[str, Any] = {
 
 
 class _Weights(dict[str, Array]):
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, style: int) -> None:
         super().__init__()
+        self.style = style
         self._random = np.random.default_rng(seed)
 
     def add(self, name: str, *shape: int, scale: float = 0.3, mean: float = 0.0) -> None:
@@ -78,8 +79,8 @@ class _Weights(dict[str, Array]):
         self.add(f"{name}.bias", width, scale=0.1)
 
     def styled(self, name: str, inputs: int, outputs: int, *, pool: bool = False) -> None:
-        self.linear(f"{name}.norm1.fc", STYLE, 2 * inputs)
-        self.linear(f"{name}.norm2.fc", STYLE, 2 * outputs)
+        self.linear(f"{name}.norm1.fc", self.style, 2 * inputs)
+        self.linear(f"{name}.norm2.fc", self.style, 2 * outputs)
         self.conv(f"{name}.conv1", outputs, inputs, 3)
         self.conv(f"{name}.conv2", outputs, outputs, 3)
         if inputs != outputs:
@@ -90,7 +91,7 @@ class _Weights(dict[str, Array]):
     def snake(self, name: str, channels: int, kernel: int, pairs: int) -> None:
         for part in (1, 2):
             for index in range(pairs):
-                self.linear(f"{name}.adain{part}.{index}.fc", STYLE, 2 * channels)
+                self.linear(f"{name}.adain{part}.{index}.fc", self.style, 2 * channels)
                 self.conv(f"{name}.convs{part}.{index}", channels, channels, kernel)
                 self.add(f"{name}.alpha{part}.{index}", 1, channels, 1, scale=0.1, mean=1.0)
 
@@ -99,7 +100,7 @@ def kokoro_weights(
     seed: int = 0, config: dict[str, Any] = CONFIG, decoder: int = 12, text: int = 4
 ) -> dict[str, Array]:
     """Names and shapes of `kokoro-v1_0.pth`. `decoder` and `text` are the widths of the decoder's blocks."""
-    weights = _Weights(seed)
+    weights = _Weights(seed, config["style_dim"])
     tokens, net = config["n_token"], config["istftnet"]
     hidden, initial = config["hidden_dim"], net["upsample_initial_channel"]
     bert = config["plbert"]
@@ -122,11 +123,11 @@ def kokoro_weights(
         weights.conv(f"text_encoder.cnn.{number}.0", hidden, hidden, config["text_encoder_kernel_size"])
         weights.add(f"text_encoder.cnn.{number}.1.gamma", hidden, mean=1.0)
         weights.add(f"text_encoder.cnn.{number}.1.beta", hidden)
-        weights.lstm(f"predictor.text_encoder.lstms.{2 * number}", hidden + STYLE, hidden // 2)
-        weights.linear(f"predictor.text_encoder.lstms.{2 * number + 1}.fc", STYLE, 2 * hidden)
+        weights.lstm(f"predictor.text_encoder.lstms.{2 * number}", hidden + weights.style, hidden // 2)
+        weights.linear(f"predictor.text_encoder.lstms.{2 * number + 1}.fc", weights.style, 2 * hidden)
     weights.lstm("text_encoder.lstm", hidden, hidden // 2)
-    weights.lstm("predictor.lstm", hidden + STYLE, hidden // 2)
-    weights.lstm("predictor.shared", hidden + STYLE, hidden // 2)
+    weights.lstm("predictor.lstm", hidden + weights.style, hidden // 2)
+    weights.lstm("predictor.shared", hidden + weights.style, hidden // 2)
     weights.linear("predictor.duration_proj.linear_layer", hidden, config["max_dur"])
     for name in ("F0", "N"):
         weights.styled(f"predictor.{name}.0", hidden, hidden)
