@@ -100,6 +100,7 @@ async def serve_on(
     app = create_app(
         mill.services,
         body_limit=settings.body_limit,
+        upload_limit=settings.audio_bytes,
         write_timeout=settings.write_timeout,
         api_keys=settings.api_keys,
         cors_origins=settings.cors_origins,

@@ -81,6 +81,8 @@ def test_every_operation_is_described(page):
         ("GET", "/server/history"),
         ("GET", "/server/requests"),
         ("GET", "/v1/mcp/servers"),
+        ("POST", "/v1/audio/transcriptions"),
+        ("POST", "/v1/audio/translations"),
     }
     assert len({operation["operationId"] for _, _, operation in operations}) == len(operations)
     for method, path, operation in operations:

@@ -89,7 +89,7 @@ def test_no_path_leads_around_the_admin_check_or_the_key(service, path):
         ("/v1/chat/compeltions", ["Did you mean /v1/chat/completions?"]),
         ("/v1/completion", ["Did you mean /v1/completions?"]),
         ("/completion", ["Use /v1/completions"]),
-        ("/v1/audio/transcriptions", ["does not have speech"]),
+        ("/v1/audio/transcription", ["Did you mean /v1/audio/transcriptions?"]),
         ("/v1/images/generations", ["images"]),
         ("/v1/assistants", ["assistants", "Use /v1/"]),
         ("/tokenize", ["tokenisation"]),

@@ -106,7 +106,7 @@ def made(pieces: list[tuple[str, int]]) -> Samples:
     return np.concatenate([makers[kind](tenths / 5) for kind, tenths in pieces])
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(pieces=st.lists(PIECE, min_size=1, max_size=8), longest=st.floats(0.3, 30))
 def test_each_sample_with_speech_is_in_one_window(pieces: list[tuple[str, int]], longest: float) -> None:
     samples = made(pieces)
@@ -121,7 +121,7 @@ def test_each_sample_with_speech_is_in_one_window(pieces: list[tuple[str, int]],
         assert (times[begin:end] == 1).all()
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     pieces=st.lists(PIECE, min_size=1, max_size=6),
     sizes=st.lists(st.integers(1, 9_000), min_size=1, max_size=20),

@@ -16,6 +16,7 @@ REQUESTS = (
     ("Embeddings", "/v1/embeddings", "embeddings.md"),
     ("Reranking", "/v1/rerank", "embeddings.md"),
     ("Scores", "/v1/score", "embeddings.md"),
+    ("Transcription", "/v1/audio/transcriptions", "transcription.md"),
     ("Anthropic: Messages", "/v1/messages", "anthropic.md"),
     ("Ollama: chat", "/api/chat", "ollama.md"),
     ("Ollama: generate", "/api/generate", "ollama.md"),

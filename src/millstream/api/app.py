@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
@@ -64,6 +65,7 @@ def create_app(
     hosts: Iterable[str] | None = None,
     dialects: Sequence[Dialect] = DIALECTS,
     background: BackgroundTasks | None = None,
+    upload_limit: int = 0,
 ) -> FastAPI:
     """`lifespan` is FastAPI's. A stream that is silent for `ping_seconds` gets a ping, to stay open.
     A client that reads nothing for `write_timeout` seconds is disconnected; 0 disables this.
@@ -71,7 +73,7 @@ def create_app(
     Without `api_keys` the API is open, but not to web pages of unknown origins (see `origin.py`; `cors_origins` adds
     some), and admin routes are for this machine only. With `hosts`, a request must name one of them or a loopback
     name. The first of the `dialects` is the default. `background` gets the work that outlives its request; who passes
-    it closes it.
+    it closes it. `upload_limit`: bytes of an uploaded file; 0 for the same as `body_limit`.
     """
     table = Dialects(dialects)
     app = DocumentedApp(
@@ -101,7 +103,12 @@ def create_app(
     routes = [*pages, *(route for router in routers for route in router.routes)]
     served = {route.path for route in routes if isinstance(route, Route)}
     app.add_exception_handler(HTTPException, routing_error_handler(table, served))
-    _add_middleware(app, table, body_limit=body_limit, api_keys=api_keys, cors_origins=cors_origins, hosts=hosts)
+    limits = {
+        "limit": body_limit,
+        "upload_limit": upload_limit,
+        "upload_paths": [path for dialect in dialects for path in dialect.upload_paths],
+    }
+    _add_middleware(app, table, body_limits=limits, api_keys=api_keys, cors_origins=cors_origins, hosts=hosts)
     return app
 
 
@@ -109,7 +116,7 @@ def _add_middleware(
     app: FastAPI,
     dialects: Dialects,
     *,
-    body_limit: int,
+    body_limits: dict[str, Any],
     api_keys: tuple[str, ...],
     cors_origins: tuple[str, ...],
     hosts: Iterable[str] | None,
@@ -117,7 +124,7 @@ def _add_middleware(
     """Middleware that is added later wraps what was added before."""
     policy = OriginPolicy(cors_origins, keyed=bool(api_keys))
     app.add_middleware(Methods, routes=app.routes)
-    app.add_middleware(BodyLimit, limit=body_limit)
+    app.add_middleware(BodyLimit, **body_limits)
     if api_keys:
         app.add_middleware(ApiKeys, keys=api_keys, is_public=is_public)
     else:

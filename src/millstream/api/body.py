@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import orjson
@@ -23,48 +24,82 @@ SMALL = 65_536
 """Largest body, in bytes, that is parsed on the event loop: at worst some ten milliseconds."""
 IN_FLIGHT = 8
 """Largest total size of all bodies in memory, as a multiple of the limit of one."""
+UPLOADS_IN_FLIGHT = 2
+"""The same for uploads of files, whose limit is larger."""
+FORM_OVERHEAD = 512 * 1024
+"""Bytes of a form besides its file."""
+RELEASE_BODY = "millstream.release_body"
+"""Key of the ASGI scope: a function to call once nothing holds the body any more. Otherwise it counts as held until the
+response has ended."""
+
+
+@dataclass(slots=True)
+class _Pool:
+    """Bodies that share a limit."""
+
+    limit: int
+    total: int
+    option: str
+    held: int = 0
+
+    def too_large(self) -> TooLarge:
+        return TooLarge(f"The request body is larger than this server accepts ({self.limit} bytes; {self.option}).")
 
 
 class BodyLimit:
     """Refuses a body over the limit: at once if its Content-Length says so, otherwise when a chunk exceeds it.
 
     The server drops the rest of such a body unread, so the connection can be reused. The bodies of all running requests
-    together may take `IN_FLIGHT` times the limit; beyond that, requests are refused with a 503.
+    together may take `IN_FLIGHT` times the limit; beyond that, requests are refused with a 503. Forms that upload a
+    file to one of the `upload_paths` have limits of their own.
     """
 
-    def __init__(self, app: ASGIApp, limit: int) -> None:
+    def __init__(self, app: ASGIApp, limit: int, upload_limit: int = 0, upload_paths: Collection[str] = ()) -> None:
         self._app = app
-        self._limit = limit
-        self._held = 0
+        self._bodies = _Pool(limit, IN_FLIGHT * limit, "--body-limit")
+        upload_limit = upload_limit + FORM_OVERHEAD if upload_limit else limit
+        self._uploads = _Pool(upload_limit, UPLOADS_IN_FLIGHT * upload_limit, "--audio-bytes")
+        self._upload_paths = frozenset(upload_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        declared = dict(scope["headers"]).get(b"content-length", b"0")
-        if declared.isdigit() and int(declared) > self._limit:
-            raise self._too_large()
-        received = 0
+        headers = dict(scope["headers"])
+        is_upload = scope["path"] in self._upload_paths and _is_form(headers)
+        pool = self._uploads if is_upload else self._bodies
+        declared = headers.get(b"content-length", b"0")
+        if declared.isdigit() and int(declared) > pool.limit:
+            raise pool.too_large()
+        received = held = 0
 
         async def limited() -> Message:
-            nonlocal received
+            nonlocal received, held
             message = await receive()
             size = len(message.get("body", b""))
             received += size
-            self._held += size
-            if received > self._limit:
-                raise self._too_large()
-            if self._held > IN_FLIGHT * self._limit:
+            held += size
+            pool.held += size
+            if received > pool.limit:
+                raise pool.too_large()
+            if pool.held > pool.total:
                 raise Overloaded("The bodies of the running requests take too much memory. Try again in a moment.")
             return message
 
+        def release() -> None:
+            nonlocal held
+            pool.held -= held
+            held = 0
+
+        scope[RELEASE_BODY] = release
         try:
             await self._app(scope, limited, send)
         finally:
-            self._held -= received
+            release()
 
-    def _too_large(self) -> TooLarge:
-        return TooLarge(f"The request body is larger than this server accepts ({self._limit} bytes; --body-limit).")
+
+def _is_form(headers: Mapping[bytes, bytes]) -> bool:
+    return headers.get(b"content-type", b"").lower().startswith(b"multipart/form-data")
 
 
 async def read_body(request: Request, parse: Callable[[dict[str, object]], T]) -> T:
@@ -150,6 +185,8 @@ _RULES = {
     "greater_than_equal": "must be at least {ge}",
     "less_than": "must be less than {lt}",
     "less_than_equal": "must be at most {le}",
+    "string_too_long": "must have at most {max_length} characters",
+    "too_long": "must have at most {max_length} values",
 }
 """Pydantic's error types that our schemas can raise, in terms of JSON."""
 

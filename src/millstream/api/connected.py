@@ -17,7 +17,9 @@ from millstream.errors import MillstreamError
 
 
 class ComputedResponse(Response, ABC):
-    """A whole response in JSON, which takes a while."""
+    """A whole response, which takes a while."""
+
+    content_type = JSON_TYPE
 
     def __init__(self, *, write_timeout: float) -> None:
         super().__init__()
@@ -35,7 +37,7 @@ class ComputedResponse(Response, ABC):
         async with WhileConnected(receive):
             body = await self.compute()
         async with Writer(send, self._write_timeout) as writer:
-            await writer.start(Response(body, media_type=JSON_TYPE).raw_headers)
+            await writer.start(Response(body, media_type=self.content_type).raw_headers)
             await writer.body(body, more=False)
 
 

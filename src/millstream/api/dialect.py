@@ -47,6 +47,8 @@ class Dialect:
     """Requests to these paths, and to paths below them, belong to the dialect."""
     header: bytes | None = None
     """On any other path, requests with this header belong to it as well. In lower case."""
+    upload_paths: tuple[str, ...] = ()
+    """Paths that take forms with large files."""
     admin_paths: tuple[re.Pattern[str], ...] = ()
     """Routes that change the server itself. Without API keys, only clients on this machine may use them."""
 

@@ -12,7 +12,6 @@ _CUTOFF = 0.75
 _FOREIGN: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     (r"/v1/embeddings|/api/embed(dings)?|/embeddings?", "embeddings", ()),
     (r"(/v1)?/(re)?rank(ing)?|/v2/rerank|(/v1)?/score", "reranking", ()),
-    (r"/v1/audio/.*", "speech", ()),
     (r"/v1/(images|videos)/.*|/sdapi/.*", "generation of images or video", ()),
     (r"/v1/realtime.*", "realtime sessions", (CHAT,)),
     (r"/v1/moderations", "moderation", ()),

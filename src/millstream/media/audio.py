@@ -64,7 +64,7 @@ def resample(samples: Samples, rate: int, target_rate: int) -> Samples:
     divisor = math.gcd(rate, target_rate)
     source_unit, target_unit = rate // divisor, target_rate // divisor
     # A unit is the shortest span with a whole number of samples at both rates.
-    units = math.ceil((len(samples) + PADDING_SECONDS * rate) / source_unit)
+    units = _smooth(math.ceil((len(samples) + PADDING_SECONDS * rate) / source_unit))
     bins = units * min(source_unit, target_unit) // 2 + 1
     spectrum = np.fft.rfft(samples.astype(np.float64), n=units * source_unit)[:bins]
     rolloff = np.linspace(0, 1 / ROLLOFF, len(spectrum)) - (1 / ROLLOFF - 1)
@@ -72,3 +72,18 @@ def resample(samples: Samples, rate: int, target_rate: int) -> Samples:
     length = math.ceil(len(samples) * target_unit / source_unit)
     resampled = np.fft.irfft(spectrum, n=units * target_unit)[:length]
     return (resampled * (target_unit / source_unit)).astype(np.float32)
+
+
+def _smooth(least: int) -> int:
+    """The smallest number from `least` on without a prime factor above 5: a spectrum of any other length may take a
+    hundred times as long."""
+    best = 1 << (least - 1).bit_length()
+    five = 1
+    while five < best:
+        three = five
+        while three < best:
+            twos = -(-least // three)
+            best = min(best, three << (twos - 1).bit_length())
+            three *= 3
+        five *= 5
+    return best

@@ -19,7 +19,7 @@ from millstream.media.signatures import audio_container
 from millstream.media.wav import NOT_FINITE, Wav, open_wav
 from millstream.speech_types import SPEECH_RATE, Samples
 
-BLOCK_VALUES = 2**19
+BLOCK_VALUES = 2**18
 """Values of a WAV file (frames times channels) that are decoded at once."""
 OVERLAP_SECONDS = 0.25
 """Audio around a block that is resampled with it: at a block's own end the filter would ring."""

@@ -7,6 +7,7 @@ from fastapi import APIRouter
 from millstream.api.dialect import Dialect, DialectDocs
 from millstream.api.errors import ErrorFormat
 from millstream.api.openai import chat, completions, embeddings, models, rerank
+from millstream.api.openai.audio import transcription_schema, transcriptions
 from millstream.api.openai.docs import ERRORS
 from millstream.api.openai.embedding_schema import EmbeddingList, EmbeddingsRequest
 from millstream.api.openai.errors import error_body
@@ -28,6 +29,7 @@ def _routes(responder: Responder) -> tuple[APIRouter, ...]:
         responses.routes(responder),
         embeddings.routes(responder),
         rerank.routes(responder),
+        transcriptions.routes(responder),
         models.routes(responder.services.models),
     )
 
@@ -46,6 +48,7 @@ OPENAI = Dialect(
             EmbeddingsRequest,
             RerankBody,
             ScoreBody,
+            transcription_schema.TranscriptionBody,
         ),
         responses=(
             ChatCompletion,
@@ -56,6 +59,7 @@ OPENAI = Dialect(
             EmbeddingList,
             RankedList,
             ScoreList,
+            *transcription_schema.MODELS,
             *responses_schema.MODELS,
         ),
         tags=(
@@ -63,9 +67,11 @@ OPENAI = Dialect(
             {"name": "responses", "description": "Generate, store and continue responses."},
             {"name": "embeddings", "description": "Vectors for texts."},
             {"name": "rerank", "description": "Scores for texts against each other."},
+            {"name": "transcription", "description": "Text from speech."},
             {"name": "models", "description": "List, load and unload models."},
         ),
     ),
-    paths=("/v1/chat", "/v1/completions", "/v1/responses", "/v1/embeddings", *RERANK_PATHS, *SCORE_PATHS),
+    paths=("/v1/chat", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/audio", *RERANK_PATHS, *SCORE_PATHS),
+    upload_paths=transcriptions.PATHS,
     admin_paths=(models.ADMIN_PATH,),
 )
