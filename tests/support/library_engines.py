@@ -54,9 +54,9 @@ def speech_engine(folder: Path) -> Iterator[Driver]:
 
 
 def speak(request_id: int, *texts: str, voice: str | None = None, **options: Any) -> Speak:
-    """A request for these pieces, with credit for all of them."""
+    """A request for these pieces."""
     mix = ((voice, 1.0),) if voice else ()
-    return Speak(request_id, tuple(Piece(text=text) for text in texts), mix, credit=len(texts), **options)
+    return Speak(request_id, tuple(Piece(text=text) for text in texts), mix, **options)
 
 
 def sound_of(driver: Driver, request_id: int) -> list[Array]:

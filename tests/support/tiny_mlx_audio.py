@@ -91,7 +91,9 @@ def library_parakeet(folder: Path) -> Any:
     return model
 
 
-_QWEN_WORDS = "[UNK] system user assistant language English German the cat sat on mat".split()
+_QWEN_WORDS = [
+    "[UNK]", "system", "user", "assistant", "language", "English", "German", "the", "cat", "sat", "on", "mat",
+]  # fmt: skip
 _QWEN_CONTROL = [
     "<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|audio_start|>", "<|audio_pad|>", "<|audio_end|>", "<asr_text>",
 ]  # fmt: skip

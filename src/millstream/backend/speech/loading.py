@@ -7,7 +7,7 @@ from collections.abc import Callable
 from millstream.backend.device import Device
 from millstream.backend.speech.settings import SpeechSettings
 from millstream.backend.speech.speaker import Speaker
-from millstream.backend.weights.loading import LIBRARY_FAILURES
+from millstream.backend.weights.failures import LIBRARY_FAILURES
 from millstream.backend.weights.materialize import evaluate_all
 from millstream.engine.protocols import Progress, ignore_progress
 from millstream.errors import ModelError

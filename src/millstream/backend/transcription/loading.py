@@ -5,7 +5,7 @@ from __future__ import annotations
 from millstream.backend.device import Device
 from millstream.backend.transcription.family import SteppingFamily
 from millstream.backend.transcription.settings import TranscriptionSettings
-from millstream.backend.weights.loading import LIBRARY_FAILURES
+from millstream.backend.weights.failures import LIBRARY_FAILURES
 from millstream.engine.protocols import Progress
 from millstream.errors import ModelError
 from millstream.installed import missing_package
