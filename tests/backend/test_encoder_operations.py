@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
+from millstream.backend.encoders.backend import EncoderSettings, MlxEncoderBackend
 from millstream.backend.encoders.families import operations
 from millstream.backend.encoders.families.operations import MKL, MLX
-from millstream.backend.layers.vector_math import gelu_in_place, has_mkl
+from millstream.backend.layers.vector_math import gelu_in_place, has_mkl, set_vector_threads
+from millstream.models.encoder_layout import read_layout
+from support.tiny_encoders import write_encoder
 
 pytestmark = pytest.mark.skipif(not has_mkl(), reason="MKL is not installed")
 
@@ -34,6 +38,17 @@ def test_gelu_leaves_alone_what_is_not_its_own() -> None:
     assert mx.allclose(ours, MLX.activations["gelu"](mx.array(before[:, :32])), atol=1e-6)
     assert np.array_equal(np.array(right), before[:, 32:])
     assert np.array_equal(np.array(whole), before)
+
+
+def test_vector_functions_get_their_threads_back(tmp_path: Path) -> None:
+    """Owner threads are reused by other kinds of engines."""
+    before = set_vector_threads(3)
+    folder = write_encoder(tmp_path, "bert")
+    backend = MlxEncoderBackend(EncoderSettings(folder, read_layout(folder), disabled=frozenset({"calibration"})))
+    backend.load()
+    during = set_vector_threads(1)
+    backend.close()
+    assert (during, set_vector_threads(before)) == (1, 3)
 
 
 def _padding(rows: int, length: int) -> mx.array:

@@ -12,6 +12,7 @@ from millstream.backend.encoders.calibration import DEFAULT, choose_sizes
 from millstream.backend.encoders.loading import Encoder, load_encoder
 from millstream.backend.encoders.padding import Padded
 from millstream.backend.encoders.settings import EncoderSettings
+from millstream.backend.layers.vector_math import set_vector_threads
 from millstream.backend.mlx_backend import MlxBackend
 from millstream.engine.background import BackgroundTask
 from millstream.engine.jobs.messages import Encode
@@ -33,10 +34,14 @@ class MlxEncoderBackend(MlxBackend):
         super().__init__(cache_limit=settings.cache_limit, blas=settings.blas)
         self._settings = settings
         self._encoder: Encoder | None = None
+        self._vector_threads: int | None = None
+        """MKL's setting for this thread before the load. The next engine on it gets it back."""
 
     def load(self, report: Progress = ignore_progress) -> EncoderFacts:
         """Owner only. Load and evaluate the weights, and measure what a step costs."""
         self._guard.check("load")
+        if self._device.is_cpu:
+            self._vector_threads = set_vector_threads(1)
         settings = self._settings
         layout = settings.layout
         encoder = self._encoder = load_encoder(
@@ -90,6 +95,8 @@ class MlxEncoderBackend(MlxBackend):
 
     def _drop_arrays(self) -> None:
         self._encoder = None
+        if self._vector_threads is not None:
+            set_vector_threads(self._vector_threads)
 
     def _compute(self, inputs: Sequence[BatchInput], length: int) -> mx.array:
         if self._encoder is None:
