@@ -395,6 +395,22 @@ def test_a_client_that_does_not_read_is_cut_off(server: Server) -> None:
     run(play())
 
 
+def test_a_client_that_sends_and_does_not_read_is_not_read(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits for it is bounded, and it is cut off in the end."""
+    monkeypatch.setattr(connection, "MAX_UNREAD", 10_000)
+
+    async def play() -> None:
+        async with talking(server.port, max_queue=1) as client:
+            client.socket.transport.pause_reading()
+            with pytest.raises(websockets.ConnectionClosed):
+                async with asyncio.timeout(WAIT):
+                    while True:
+                        await client.send("nonsense", padding="x" * 10_000)
+            client.socket.transport.abort()
+
+    run(play())
+
+
 def test_a_client_that_sends_nothing_is_let_go(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "IDLE_SECONDS", 0.2)
 

@@ -33,7 +33,7 @@ from millstream.realtime_types import (
     TextDelta,
     TurnDetection,
 )
-from millstream.service.realtime import utterance
+from millstream.service.realtime import conversation, utterance
 from millstream.service.realtime.secrets import MAX_SECRETS, ClientSecrets
 from millstream.service.realtime.service import RealtimeSessions
 from millstream.service.realtime.session import Session, SessionServices
@@ -511,6 +511,23 @@ def test_items_are_placed_deleted_and_retrieved() -> None:
                     wrong("c")
             with pytest.raises(BadRequest, match="already"):
                 await it.session.create_item(Item("a"), None)
+
+    run(play())
+
+
+def test_a_full_conversation_forgets_its_oldest_items(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conversation, "MAX_ITEMS", 3)
+
+    async def play() -> None:
+        async with stage(replace(BY_VOICE, speaks=False)) as it:
+            for number in range(3):
+                await it.session.create_item(Item(str(number), parts=(Part("input_text", str(number)),)), None)
+            with pytest.raises(BadRequest, match="is full"):
+                await it.session.create_item(Item("more"), None)
+            await it.hear("Spoken.")
+            (await it.brain.work(0)).push([said("Answered."), END], None)
+            assert (await it.out.wait(ResponseDone)).response.status == "completed"
+            assert [line[1] for line in it.history()] == ["2", "Spoken.", "Answered."]
 
     run(play())
 

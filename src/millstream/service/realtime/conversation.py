@@ -14,7 +14,7 @@ ROOT = "root"
 """As the previous item: before all others."""
 MAX_ITEMS = 4_000
 MAX_CHARS = 8 * 2**20
-"""Characters of all items together. A session may last for hours."""
+"""Characters of all items together."""
 
 
 def new_id(prefix: str) -> str:
@@ -34,6 +34,11 @@ class Conversation:
     @property
     def items(self) -> tuple[Item, ...]:
         return tuple(self._items[item_id] for item_id in self._order)
+
+    def make_room(self) -> None:
+        """Forget the oldest items if it is full. Sessions may last for hours."""
+        while self._order and (len(self._order) >= MAX_ITEMS or self._chars > MAX_CHARS):
+            self.delete(self._order[0])
 
     def add(self, item: Item, previous_item_id: str | None = None) -> str | None:
         """Returns the id of the item before it."""

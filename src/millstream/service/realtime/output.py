@@ -113,7 +113,10 @@ class OutputItems:
         self._outbox.put(PartAdded(self._place, Part("output_audio" if self._speaks else "output_text", "")))
 
     def _add(self, item: Item) -> None:
-        previous = None if self._conversation is None else self._conversation.add(item)
+        previous = None
+        if self._conversation is not None:
+            self._conversation.make_room()
+            previous = self._conversation.add(item)
         self._items[item.id] = item
         self._outbox.put(OutputItemAdded(self._response_id, len(self._items) - 1, item))
         if self._conversation is not None:

@@ -163,6 +163,7 @@ class Session:
         if stopped_ms is not None:
             self._outbox.put(SpeechStopped(phrase.item_id, stopped_ms))
         item = Item(phrase.item_id, parts=(Part("input_audio"),))
+        self._conversation.make_room()
         previous = self._conversation.add(item)
         self._outbox.put(BufferCommitted(item.id, previous))
         self._outbox.put(ItemAdded(item, previous))
@@ -304,7 +305,8 @@ class Session:
     def _response_over(self, run: ResponseRun) -> None:
         self._response = None
         if run.output.spoken_id and self._conversation.has(run.output.spoken_id):
-            self._spoken[run.output.spoken_id] = run.output.spoken
+            known = {item_id: spoken for item_id, spoken in self._spoken.items() if self._conversation.has(item_id)}
+            self._spoken = known | {run.output.spoken_id: run.output.spoken}
         self._respond_if_wanted()
 
     # Tasks

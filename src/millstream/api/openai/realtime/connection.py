@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 IDLE_SECONDS = 15 * 60.0
 """Without an event of the client, the session ends."""
+MAX_UNREAD = 8 * 2**20
+"""Characters that may wait for a client that sends but does not read. Beyond it, the client is not read either."""
 NORMAL = 1000
 DEFECT = "The server failed on this event."
 EVENT_ID = 512
@@ -70,6 +72,7 @@ class Connection:
             if message["type"] == "websocket.disconnect":
                 return
             await self._handle(events, message.get("text"))
+            await self._outbox.room(MAX_UNREAD)
 
     async def _handle(self, events: ClientEvents, text: str | None) -> None:
         event_id = None

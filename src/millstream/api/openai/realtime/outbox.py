@@ -31,8 +31,8 @@ class SocketOutbox:
             self._size += len(text)
             self._changed.set()
 
-    async def room(self) -> None:
-        while self._size > ROOM:
+    async def room(self, most: int = ROOM) -> None:
+        while self._size > most:
             self._freed.clear()
             await self._freed.wait()
 
