@@ -24,7 +24,7 @@ FAST_PATH_ALIASES = {"turn": "mkl-layout", "products": "fused-matmul"}
 
 TOOL_SERVER_TRANSPORTS = ("streamable-http", "sse")
 
-MODEL_KINDS = ("generation", "embedding", "rerank")
+MODEL_KINDS = ("generation", "embedding", "rerank", "transcription", "speech")
 """What a model can be used for."""
 
 KV_BITS = (0, 4, 8)
