@@ -253,3 +253,11 @@ def test_a_full_queue_answers_429(three_models: tuple[str, ...]) -> None:
         assert reply.status_code in (429, 503) and "retry-after" in reply.headers
         server.call(lambda mill: mill.mill.hub._models["embed"].model.engine.admission.release(10**6))  # type: ignore[union-attr]
         assert len(vectors(server, "mill")) == 1
+
+
+def test_the_journal_tells_waiting_from_computing(encoders: RunningServer) -> None:
+    reply = post(encoders, "/v1/embeddings", {"model": "embed", "input": ["mill", "stream"]})
+    assert reply.status_code == 200
+    ended = httpx.get(f"{encoders.url}/server/requests").json()["recent"]
+    mine = next(each for each in ended if each["id"] == reply.headers["x-request-id"])
+    assert [phase["name"] for phase in mine["phases"]][-2:] == ["queue", "prefill"]

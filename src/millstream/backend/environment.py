@@ -18,7 +18,8 @@ from pathlib import Path
 REFERENCE = "reference BLAS (slow: install the extra millstream[cpu], or Debian's libopenblas0-pthread)"
 
 YIELDING = 10
-"""The nice value of encoders. Where cores are short, they get a tenth of them, so that heartbeats go on."""
+"""The nice value of encoders and transcription. Where cores are short, they get a tenth of them, so that heartbeats go
+on."""
 
 
 def avoid_cudnn_attention() -> None:
@@ -35,8 +36,9 @@ def share_cores() -> None:
 
 
 def yield_to_others() -> None:
-    """For an encoder's own process beside others: it gets what they leave of the cores. A batch may take longer, while
-    a pause between two tokens of a chat is seen. Applies to this thread and those that it starts."""
+    """For a process of long batches (encoders, transcription) beside others: it gets what they leave of the cores. A
+    batch may take longer, while a pause between two tokens of a chat is seen. Applies to this thread and those that it
+    starts."""
     os.nice(YIELDING)
 
 

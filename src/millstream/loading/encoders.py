@@ -13,7 +13,7 @@ from millstream.engine.jobs.scheduler import JobScheduler
 from millstream.errors import ModelError
 from millstream.loading.backends import encoder_backend
 from millstream.loading.engines import Engines
-from millstream.loading.settings import EngineSettings, engine_settings, max_batch
+from millstream.loading.settings import max_batch, yielding
 from millstream.loading.work import Work
 from millstream.model_facts import UNDESCRIBED, EncoderFacts, ModelDescription
 from millstream.models.description import BAD_FILES, describe_files
@@ -63,7 +63,7 @@ class EncoderLoader:
         await self._reserve(name, source, loading)
         engine, facts = await self._engines.start(
             name,
-            functools.partial(encoder_backend, source, self._engine_settings(spec), files.layout, _tokens(files)),
+            functools.partial(encoder_backend, source, yielding(self._settings, spec), files.layout, _tokens(files)),
             JobScheduler,
             Admission(
                 capacity=max_batch(self._settings, spec),
@@ -91,10 +91,6 @@ class EncoderLoader:
             default_prompt=files.layout.default_prompt,
             dimensions=files.layout.dimensions or (),
         )
-
-    def _engine_settings(self, spec: ModelSpec) -> EngineSettings:
-        settings = engine_settings(self._settings, spec)
-        return replace(settings, yields=settings.shares_cores and self._settings.isolated(spec))
 
     async def _reserve(self, name: str, source: ModelSource, loading: LoadContext) -> None:
         if self._settings.memory is None:

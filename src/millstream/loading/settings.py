@@ -5,7 +5,7 @@ They are sent to the engine's process. The server's other settings, such as API 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from millstream.config import ModelSpec, Settings
 
@@ -49,6 +49,12 @@ def engine_settings(settings: Settings, spec: ModelSpec) -> EngineSettings:
         cache_limit=None if memory is None else memory // 10,
         feature_bytes=FEATURE_BYTES if memory is None else min(FEATURE_BYTES, memory // 20),
     )
+
+
+def yielding(settings: Settings, spec: ModelSpec) -> EngineSettings:
+    """The same for an engine that runs long batches: a chat beside it is what people see stall."""
+    own = engine_settings(settings, spec)
+    return replace(own, yields=own.shares_cores and settings.isolated(spec))
 
 
 def max_batch(settings: Settings, spec: ModelSpec) -> int:

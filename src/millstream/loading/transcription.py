@@ -10,7 +10,7 @@ from millstream.config import ModelSpec, Settings
 from millstream.engine.transcription.scheduler import TranscriptionScheduler
 from millstream.loading.backends import transcription_backend
 from millstream.loading.engines import Engines
-from millstream.loading.settings import engine_settings, max_batch
+from millstream.loading.settings import max_batch, yielding
 from millstream.loading.work import Work
 from millstream.model_facts import UNDESCRIBED, ModelDescription, TranscriptionFacts
 from millstream.models.description import BAD_FILES
@@ -41,7 +41,7 @@ class TranscriptionLoader:
         rows = await self._reserve(name, spec, source, loading)
         engine, facts = await self._engines.start(
             name,
-            functools.partial(transcription_backend, source, engine_settings(self._settings, spec), rows),
+            functools.partial(transcription_backend, source, yielding(self._settings, spec), rows),
             TranscriptionScheduler,
             Admission(
                 capacity=max_batch(self._settings, spec),

@@ -20,30 +20,31 @@ Matrix = NDArray[np.float32]
 class Job:
     """A request that the engine has accepted. The caller must `collect` it or `cancel` it."""
 
-    def __init__(self, engine: EngineClient, submit: Encode, unread: UnreadOutput) -> None:
-        """Raises `EngineBusy` or `EngineGone` if the engine does not accept it."""
+    def __init__(
+        self, engine: EngineClient, submit: Encode, unread: UnreadOutput, on_started: Callable[[Started], None]
+    ) -> None:
+        """`on_started` is called when the first batch begins that has some of its inputs. Raises `EngineBusy` or
+        `EngineGone` if the engine does not accept it."""
         self._engine = engine
         self._request_id = submit.request_id
         self._count = len(submit.inputs)
         self._inbox = Inbox(unread)
+        self._inbox.on_started = on_started
         engine.submit([submit], self._inbox)
 
-    async def collect(self, on_start: Callable[[], None] = lambda: None) -> Matrix:
-        """One row per input. If this is cancelled, the engine drops what is left before its next batch. `on_start` is
-        called when the first batch begins that has some of them."""
+    async def collect(self) -> Matrix:
+        """One row per input. If this is cancelled, the engine drops what is left before its next batch."""
         try:
-            return await self._collect(on_start)
+            return await self._collect()
         finally:
             self._engine.cancel([self._request_id])
             self._inbox.close()
 
-    async def _collect(self, on_start: Callable[[], None]) -> Matrix:
+    async def _collect(self) -> Matrix:
         result: Matrix | None = None
         while True:
             for event in await self._inbox.take():
                 match event:
-                    case Started():
-                        on_start()
                     case Vectors():
                         if result is None:
                             result = np.empty((self._count, event.width), np.float32)

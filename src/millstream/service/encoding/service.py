@@ -59,7 +59,7 @@ class TextEncoder:
 
         with self._timers.open(request.model, "embeddings") as timer:
             model, job = await self._start(request.model, EmbeddingModel, prepare, timer)
-            matrix = await job.collect(timer.started)
+            matrix = await job.collect()
             size = request.dimensions or matrix.shape[1]
             values = await self._on_pool(lambda: _cut(matrix, size).tobytes())
         return Embeddings(model.name, values, size, timer.tokens)
@@ -79,7 +79,7 @@ class TextEncoder:
 
         with self._timers.open(request.model, "rerank") as timer:
             model, job = await self._start(request.model, RerankModel, prepare, timer)
-            matrix = await job.collect(timer.started)
+            matrix = await job.collect()
         return Scores(model.name, tuple(matrix[:, 0].tolist()), timer.tokens)
 
     async def _start(
@@ -93,7 +93,7 @@ class TextEncoder:
                 encode = await prepare(model)
                 timer.submitted(_count(encode))
                 try:
-                    return model, Job(model.engine, encode, self._unread)
+                    return model, Job(model.engine, encode, self._unread, timer.started)
                 except EngineGone:
                     log.debug("%s: the engine ended before the request was submitted", model.name)
             # Nothing has run, so try again. Once the hub knows, it restarts the engine or raises the reason why not.

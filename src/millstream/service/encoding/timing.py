@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from prometheus_client import Counter
 
+from millstream.engine.messages import Started
 from millstream.errors import EngineBusy, MillstreamError
 from millstream.service.activity import Activities
 from millstream.service.journal import Journal, Phase, RequestRecord
@@ -74,6 +75,6 @@ class RequestTimer:
         self.tokens = self._record.prompt_tokens = tokens
         self._record.enter(Phase.QUEUE)
 
-    def started(self) -> None:
+    def started(self, event: Started) -> None:
         """A batch begins that has some of its inputs."""
         self._record.enter(Phase.PREFILL)
