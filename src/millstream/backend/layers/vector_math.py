@@ -101,8 +101,8 @@ def set_vector_threads(count: int) -> int:
     """How many threads MKL uses for calls from this thread; 0 for as many as it likes. Returns the number before.
 
     MLX calls MKL for matmuls on a thread of its own, which has its own helpers. Those of vector functions spin for a
-    while after each call and take cores from the matmuls: with many small calls, one thread was never slower on a busy
-    2-core machine, and up to a quarter faster."""
+    while after each call and take cores from the matmuls: with many small calls, one thread was up to a quarter faster
+    on a busy 2-core machine, unless KMP_BLOCKTIME is short."""
     if not has_mkl():
         return 0
     function = ctypes.CDLL(None).MKL_Set_Num_Threads_Local
