@@ -32,6 +32,8 @@ class TranscriptionRequest:
     """None: greedy, and higher ones only where the result looks wrong."""
     words: bool = False
     """Give the times of each word."""
+    quick: bool = False
+    """The text is wanted soon: a model may read short audio in a shorter window, at some cost in accuracy."""
 
 
 @dataclass(frozen=True, slots=True)

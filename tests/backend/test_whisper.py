@@ -76,6 +76,7 @@ def test_rows_with_unlike_options_equal_each_alone(folder: Path, start: int) -> 
         replace(GREEDY, prompt="abcdefg"),
         Options(language="de", words=True),
         Options("translate", "zh", temperatures=(0.7,), seed=5),
+        replace(GREEDY, quick=True),
     ]
     asked = [(number, [WINDOWS[number]], options[number % len(options)]) for number in range(len(WINDOWS))]
     with transcription_engine(folder, start=start) as driver:
@@ -86,6 +87,18 @@ def test_rows_with_unlike_options_equal_each_alone(folder: Path, start: int) -> 
             driver.reset()
             driver.complete(*(request(*each) for each in order))
             assert [result(texts_of(driver, number)[0]) for number, _, _ in asked] == expected
+
+
+def test_short_audio_that_is_wanted_soon_is_read_in_half_a_window(folder: Path) -> None:
+    """Attention to each position twice is attention to each once, so only the missing silence makes a difference."""
+    with transcription_engine(folder) as driver:
+        seen: list[tuple[int, ...]] = []
+        short, long = spoken(0.3 * SECONDS, 1), spoken(0.9 * SECONDS, 2)
+        for number, (samples, quick) in enumerate(((short, False), (short, True), (long, False), (long, True))):
+            driver.complete(request(number, [samples], replace(GREEDY, quick=quick)))
+            seen.append(tokens_of(texts_of(driver, number)[0]))
+        assert seen[2] == seen[3], "too long for half a window"
+        assert seen[0] != seen[1], "the tests' random model hears the silence after the audio"
 
 
 def test_windows_of_one_request_run_together_and_follow_the_first_ones_language(folder: Path) -> None:

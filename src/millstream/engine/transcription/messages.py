@@ -30,6 +30,8 @@ class Options:
     """The first one is tried, then the next ones as long as the result looks wrong."""
     words: bool = False
     seed: int = 0
+    quick: bool = False
+    """The text is wanted soon, even if it becomes a little worse."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -194,7 +194,8 @@ class Utterance:
 
     async def _texts(self, samples: Samples) -> AsyncGenerator[str, None]:
         prompt = " ".join(filter(None, (self._settings.prompt, self._text[-PROMPT_CHARS:].strip()))) or None
-        request = TranscriptionRequest(self._settings.model, samples, language=self._settings.language, prompt=prompt)
+        language = self._settings.language
+        request = TranscriptionRequest(self._settings.model, samples, language=language, prompt=prompt, quick=True)
         started = time.monotonic()
         transcription = await self._service.start(request)
         try:

@@ -29,6 +29,7 @@ def options_of(request: TranscriptionRequest, name: str, facts: TranscriptionFac
         prompt=(request.prompt or "")[-MAX_PROMPT:] if facts.takes_prompt else "",
         temperatures=(first, *(each for each in TEMPERATURES if each > first)),
         words=request.words,
+        quick=request.quick,
     )
 
 

@@ -68,10 +68,11 @@ class Encoder:
         self._norm = weights.norm("encoder.ln_post")
 
     def __call__(self, mel: mx.array) -> mx.array:
-        """(rows, frames, mels) to (rows, positions, width). A row's result does not depend on the others."""
+        """(rows, frames, mels) to (rows, positions, width); there may be fewer frames than in a whole window. A row's
+        result does not depend on the others."""
         first, second = self._convolutions
         x = self._arithmetic.gelu(first(_three_frames(mel, 1)))
-        x = self._arithmetic.gelu(second(_three_frames(x, 2))) + self._positions
+        x = self._arithmetic.gelu(second(_three_frames(x, 2))) + self._positions[: mel.shape[1] // 2]
         for attention, mlp in self._layers:
             queries, keys, values = _split(attention.qkv(attention.norm(x)), 3, self._heads)
             x = mlp(x + attention.out(_joined(self._arithmetic.attend(queries, keys, values))), self._arithmetic)
