@@ -118,6 +118,6 @@ class Utterance:
 
     def _end(self, outcome: str, error: MillstreamError | None = None) -> None:
         """Safe at any time and more than once."""
-        self._timer.ended(outcome, self._lines.size, error)
+        self._timer.ended(outcome, self.usage, error)
         self._engine.cancel([self._request_id])
         self._inbox.close()
