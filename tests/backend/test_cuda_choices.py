@@ -13,7 +13,7 @@ import mlx.core as mx
 import pytest
 
 from millstream.backend.device import Device, current_device
-from millstream.backend.generation import backend as backend_module
+from millstream.backend import mlx_backend
 from millstream.backend.generation import layout
 from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
 from millstream.backend.generation.layers import attention
@@ -65,7 +65,7 @@ class Pretended(PointerKernels):
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Pretended:
     kernels = Pretended()
-    monkeypatch.setattr(backend_module, "current_device", lambda: Device("cuda", "pretended", 2**34))
+    monkeypatch.setattr(mlx_backend, "current_device", lambda: Device("cuda", "pretended", 2**34))
     monkeypatch.setattr(layout, "supported_here", lambda: True)
     monkeypatch.setattr(small_matmul, "_run", kernels.matmul)
     play_pointer_kernels(monkeypatch, kernels)
