@@ -13,7 +13,7 @@ import pytest
 from millstream.cli import main, serve
 from millstream.cli.arguments import duration, memory_size, origin
 from millstream.cli.settings import settings_of
-from millstream.config import DEMO_MODEL, FAST_PATH_ALIASES, FAST_PATHS, ModelSpec, Settings
+from millstream.config import FAST_PATH_ALIASES, FAST_PATHS, ModelSpec, Settings
 from millstream.errors import ModelError
 from millstream.server import bind, warn_if_open
 
@@ -149,7 +149,7 @@ def test_models_of_both_are_served(write: Callable[[str], str]) -> None:
     config = write('[models.x]\nsource = "org/x"\n[models.d]\nsource = "demo"')
     given = parse("org/first", "--config", config)
     assert given.models == ("org/first", ModelSpec("org/x", "x"), ModelSpec(None, "d"))
-    assert parse("--config", write("")).specs == (DEMO_MODEL,)
+    assert parse("--config", write("")).specs == (ModelSpec(None),)
 
 
 @pytest.mark.parametrize("name", ["x", "y"])
