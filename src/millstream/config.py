@@ -68,10 +68,6 @@ class ModelSpec:
     allow_special_tokens: bool | None = None
 
 
-DEMO_MODEL = ModelSpec(None, sampling=(("temperature", 0.2), ("top_p", 0.9)))
-"""With the sampling that its authors recommend: at 1.0, what other models take, so small a model babbles."""
-
-
 @dataclass(frozen=True, slots=True)
 class ToolServerSpec:
     """One MCP server: a `command` that the server runs, or the `url` of one that runs elsewhere."""
@@ -210,7 +206,7 @@ class Settings:
     def specs(self) -> tuple[ModelSpec, ...]:
         """The models to serve: the demo model if none is named."""
         named = tuple(ModelSpec(model) if isinstance(model, str) else model for model in self.models)
-        return named or (DEMO_MODEL,)
+        return named or (ModelSpec(None),)
 
     def isolated(self, spec: ModelSpec) -> bool:
         """True if the model's engine runs in its own process.
