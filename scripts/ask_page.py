@@ -11,7 +11,11 @@ import sys
 
 PATIENCE = 180_000
 QUESTION = "What is the capital of France?"
-ENDED = '() => document.querySelector(".message.assistant")?.ariaBusy === "false"'
+ANSWERED = """() => {
+  const message = document.querySelector(".message.assistant");
+  return message?.ariaBusy === "false" || message?.querySelector(":scope > .prose").innerText.length > 200;
+}"""
+"""The answer has ended, or is long: a small model may never come to an end."""
 
 
 def chromium() -> str | None:
@@ -36,7 +40,7 @@ def main() -> None:
         page.locator("#model option").first.wait_for(state="attached")
         page.locator("#message").fill(QUESTION)
         page.locator("#message").press("Enter")
-        page.wait_for_function(ENDED)
+        page.wait_for_function(ANSWERED)
         answer = page.locator(".message.assistant > .prose").inner_text().strip()
         browser.close()
     if not answer:
