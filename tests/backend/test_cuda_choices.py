@@ -12,8 +12,8 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from millstream.backend.device import Device, current_device
 from millstream.backend import mlx_backend
+from millstream.backend.device import Device, current_device
 from millstream.backend.generation import layout
 from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
 from millstream.backend.generation.layers import attention
