@@ -110,8 +110,8 @@ class Whisper:
 
     def _reads_half(self, window: WindowStart) -> bool:
         """True for short audio whose text is wanted soon. The encoder is most of the work, and takes half of the time
-        or less for half a window. Whisper was trained on whole ones, so this is not for files: of eleven clips of 2 to
-        11 s, tiny.en read one word of one, in noise, differently."""
+        or less for half a window. Whisper was trained on whole ones, so this is not for files: tiny.en read one word
+        differently in two of eleven clips of 2 to 11 s, and capital letters in a third."""
         positions = self._parts.shape.audio_positions
         longest = HALF_FILLED * self._parts.shape.window_seconds / 2
         seconds = len(window.samples) / 4 / SPEECH_RATE
