@@ -18,6 +18,7 @@ from millstream.backend.generation.caches.slab_writers import MlxWriter
 from millstream.backend.generation.caches.slabs import Move, Parts, RowCache, SlabPool
 from millstream.backend.generation.caches.widths import SlotPolicy, exact
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
+from millstream.backend.kernels.decode_attention import Packing
 from millstream.engine.generation.kv_capacity import kv_capacity
 from millstream.engine.prefix_cache.orders import SavePrefix
 
@@ -38,6 +39,9 @@ class SlabWriter(Protocol):
 class SlabLayer:
     """One layer's view of the slabs, with the interface that mlx-lm's attention layers expect of a cache. The layers
     must call our attention: see `layers/slab_attention.py`."""
+
+    packing: Packing | None = None
+    """How the slabs of a quantised KV cache are packed."""
 
     def __init__(self, caches: ClassCaches, index: int) -> None:
         self.caches = caches
