@@ -6,7 +6,7 @@ tokens are. The two are independent: rows are renumbered without touching memory
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol
 
 import mlx.core as mx
@@ -16,6 +16,7 @@ from millstream.backend.generation.caches.kernel_slabs import KernelStep, Kernel
 from millstream.backend.generation.caches.slab_reads import SlabStep
 from millstream.backend.generation.caches.slab_writers import MlxWriter
 from millstream.backend.generation.caches.slabs import Move, Parts, RowCache, SlabPool
+from millstream.backend.generation.caches.traced_step import Ref, TracedStep
 from millstream.backend.generation.caches.widths import SlotPolicy, exact
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
 from millstream.engine.generation.kv_capacity import kv_capacity
@@ -70,6 +71,10 @@ class SlabLayer:
             raise ValueError("its layers do not pass the keys and values of the cache on to attention")
         return new
 
+    def forget(self) -> None:
+        """Drop the keys and values of a step: they may be tracers."""
+        self._new = self._written = None
+
     @property
     def state(self) -> tuple[mx.array, mx.array] | None:
         """What layers that share these keys and values take from here: those of this step."""
@@ -87,7 +92,7 @@ class SlabLayer:
         return parts[0], parts[1]
 
 
-class ClassCaches:
+class ClassCaches(TracedStep):
     """Owner only. The caches of a batch: see `BatchCaches`.
 
     `templates`: per layer, arrays whose heads, size and type slabs get. `policy`: numbers per batch for some rows.
@@ -173,6 +178,20 @@ class ClassCaches:
         for row in self.rows:
             if row is not None:
                 row.length += 1
+
+    def step_key(self) -> Hashable | None:
+        key = self.step.key()
+        return None if key is None else (self.size, key)
+
+    def step_refs(self) -> list[Ref]:
+        return self.step.refs()
+
+    def result_refs(self) -> list[Ref]:
+        return self.step.result_refs()
+
+    def forget_step(self) -> None:
+        for layer in self.layers:
+            layer.forget()
 
     def lost_writes(self) -> bool:
         """True if a token that a row has written is still zero in all buffers: a kernel wrote it to a copy. The last

@@ -6,13 +6,14 @@ contiguous, and the host never reads one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import mlx.core as mx
 
 from millstream.backend.generation.caches.joining import JoiningRows
 from millstream.backend.generation.caches.slab_reads import SlabStep
 from millstream.backend.generation.caches.slabs import Move, RowCache, Slab
+from millstream.backend.generation.caches.traced_step import Ref
 from millstream.backend.kernels.decode_attention import SPAN, DecodeWork
 from millstream.backend.kernels.write_rows import addresses_of, move_rows, write_rows
 
@@ -67,6 +68,15 @@ class KernelStep(SlabStep):
     @property
     def work(self) -> DecodeWork:
         return DecodeWork(self._items, self._starts, self._parted, self._table, self.offset)
+
+    def key(self) -> Hashable | None:
+        return self._parted
+
+    def refs(self) -> list[Ref]:
+        return [(self, name) for name in ("offset", "_items", "_starts", "_table")]
+
+    def result_refs(self) -> list[Ref]:
+        return []
 
     def begin(self, rows: Sequence[RowCache | None], size: int) -> None:
         self.rows = rows

@@ -5,12 +5,13 @@ The same for all layers, so it is prepared once per step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
 
 from millstream.backend.generation.caches.slabs import Parts, RowCache, SharedTokens, Slab
+from millstream.backend.generation.caches.traced_step import Ref
 
 
 @dataclass(slots=True, eq=False)
@@ -50,6 +51,10 @@ class SlabRead:
             column = mx.array(ends, dtype=mx.int32)
             self.mask = (mx.arange(self.longest) <= column[:, None])[:, None, None]
             self.ends = column if len(self.slots) == self.height else mx.array([ends[slot] for slot in self.slots])
+
+    def refs(self) -> list[Ref]:
+        """Its arrays, without those of the slab."""
+        return [(self, name) for name in ("queries", "written", "ends", "mask") if getattr(self, name) is not None]
 
     def parts(self, layer: int) -> Parts:
         return tuple(part[: self.height, :, : self.longest] for part in self.slab.layers[layer])
@@ -103,6 +108,24 @@ class SlabStep:
         self.offset = mx.array([*lengths, *[0] * (size - len(rows))], dtype=mx.int32)
         for read in self.reads:
             read.begin(rows)
+
+    def key(self) -> Hashable | None:
+        """See `TracedStep.step_key`. MLX's slices and masks follow the longest row: such a step is traced for tests
+        only, since every token is another key."""
+        if self.shared:
+            return None
+        return tuple((*read.slots, -1, read.longest, *(name for _, name in read.refs())) for read in self.reads)
+
+    def refs(self) -> list[Ref]:
+        """The arrays that a step reads: see `TracedStep`."""
+        found: list[Ref] = [(self, "offset"), *([] if self.order is None else [(self, "order")])]
+        for read in self.reads:
+            found += read.refs()
+        return found + self.result_refs()
+
+    def result_refs(self) -> list[Ref]:
+        """The arrays that it replaces."""
+        return [(parts, index) for read in self.reads for parts in read.slab.layers for index in range(len(parts))]
 
     def _look(self, rows: Sequence[RowCache | None], size: int) -> None:
         by_slab: dict[int, list[tuple[int, int]]] = {}
