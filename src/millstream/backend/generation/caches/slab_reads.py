@@ -25,6 +25,8 @@ class SlabRead:
     """The number to compute for each slot up to the last one in use; None if that is every row in order."""
     written: mx.array | None
     """The numbers whose tokens are written, one for each of `slots`; None if that is every row in order."""
+    window: int = 0
+    """How many tokens a row attends to; 0: all."""
     longest: int = 0
     ends: mx.array | None = None
     """The column of each slot's new token; None if it is the last one of all."""
@@ -40,17 +42,25 @@ class SlabRead:
 
     def begin(self, rows: Sequence[RowCache | None]) -> None:
         """Prepare a step: columns to write, and a mask if slots differ."""
-        ends = [0] * self.height
+        tokens = [0] * self.height
         for slot, number in zip(self.slots, self.numbers, strict=True):
             row = rows[number]
             assert row is not None
-            ends[slot] = row.own
-        self.longest = max(ends) + 1
+            tokens[slot] = row.own
+        capacity, most = self.slab.capacity, max(tokens)
+        self.longest = min(most + 1, capacity)
         self.ends = self.mask = None
-        if min(ends) + 1 < self.longest:
-            column = mx.array(ends, dtype=mx.int32)
+        if min(tokens) == most and (not self.window or most < self.window):
+            return
+        column = mx.array([each % capacity for each in tokens], dtype=mx.int32)
+        if self.window:
+            age = (column[:, None] - mx.arange(self.longest) + capacity) % capacity
+            seen = mx.array([min(self.window, each + 1) for each in tokens], dtype=mx.int32)
+            self.mask = (age < seen[:, None])[:, None, None]
+        else:
             self.mask = (mx.arange(self.longest) <= column[:, None])[:, None, None]
-            self.ends = column if len(self.slots) == self.height else mx.array([ends[slot] for slot in self.slots])
+        whole = len(self.slots) == self.height
+        self.ends = column if whole else mx.array([tokens[slot] % capacity for slot in self.slots])
 
     def refs(self) -> list[Ref]:
         """Its arrays, without those of the slab."""
@@ -87,7 +97,9 @@ class SharedRead:
 class SlabStep:
     """Owner only. `begin` prepares a step; after `changed` it looks at all rows again."""
 
-    def __init__(self) -> None:
+    def __init__(self, window: int = 0) -> None:
+        """`window`: how many tokens a row attends to; 0: all."""
+        self.window = window
         self.offset = mx.zeros((0,), dtype=mx.int32)
         """The position of each row's next token."""
         self.reads: list[SlabRead] = []
@@ -136,7 +148,7 @@ class SlabStep:
                 by_slab.setdefault(id(row.place), []).append((row.slot, number))
         self.reads, order, height = [], [0] * size, 0
         for key, places in by_slab.items():
-            self.reads.append(_read(slabs[key], sorted(places), size))
+            self.reads.append(_read(slabs[key], sorted(places), size, self.window))
             for slot, number in places:
                 order[number] = height + slot
             height += self.reads[-1].height
@@ -154,7 +166,7 @@ class SlabStep:
         self.shared = [SharedRead(tokens[key], mx.array(numbers)) for key, numbers in readers.items()]
 
 
-def _read(slab: Slab, places: Sequence[tuple[int, int]], size: int) -> SlabRead:
+def _read(slab: Slab, places: Sequence[tuple[int, int]], size: int, window: int) -> SlabRead:
     slots, numbers = [slot for slot, _ in places], [number for _, number in places]
     computed = [numbers[0]] * (slots[-1] + 1)
     for slot, number in places:
@@ -167,4 +179,5 @@ def _read(slab: Slab, places: Sequence[tuple[int, int]], size: int) -> SlabRead:
         numbers,
         queries=None if every else mx.array(computed, dtype=mx.int32),
         written=None if in_order else mx.array(numbers, dtype=mx.int32),
+        window=window,
     )
