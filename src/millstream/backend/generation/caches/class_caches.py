@@ -21,6 +21,7 @@ from millstream.backend.generation.caches.slabs import Move, Parts, RowCache, Sl
 from millstream.backend.generation.caches.traced_step import Ref, TracedStep
 from millstream.backend.generation.caches.widths import SlotPolicy
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
+from millstream.backend.kernels.decode_attention import Packing
 from millstream.engine.prefix_cache.orders import SavePrefix
 
 
@@ -40,6 +41,9 @@ class SlabWriter(Protocol):
 class SlabLayer:
     """One layer's view of the slabs, with the interface that mlx-lm's attention layers expect of a cache. The layers
     must call our attention: see `layers/slab_attention.py`."""
+
+    packing: Packing | None = None
+    """How the slabs of a quantised KV cache are packed."""
 
     def __init__(self, caches: ClassCaches, index: int) -> None:
         self.caches = caches
