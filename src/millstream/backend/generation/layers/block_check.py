@@ -22,8 +22,9 @@ from millstream.backend.generation.layers.block_parts import AttentionParts, Rop
 from millstream.backend.generation.layers.fused_parts import FusedAttention
 from millstream.backend.kernels.small_matmul import WIDTHS
 
-TOLERANCE = {mx.float32: 1e-3, mx.float16: 0.05, mx.bfloat16: 0.05}
-"""How far a fused part may be from the original, relative to what the part adds to its input."""
+TOLERANCE = {mx.float32: 0.01, mx.float16: 0.05, mx.bfloat16: 0.05}
+"""How far a fused part may be from the original, relative to what the part adds to its input. GPUs round float32 to
+TF32 in matmuls."""
 COLUMNS = 8
 """Tokens that the rows of the comparison have in their caches, at most."""
 STEPS = 3

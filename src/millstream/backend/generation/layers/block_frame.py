@@ -56,6 +56,12 @@ class Frame:
     pass_on: tuple[str, ...] = ()
     """How mask and cache reach the mixer: their names, or empty if by position."""
 
+    @property
+    def names(self) -> tuple[str | None, ...]:
+        """Its parts, and whether each norm is there."""
+        norms = (self.before_mixer, self.after_mixer, self.before_mlp, self.after_mlp)
+        return self.mixer, self.mlp, *(None if norm is None else type(norm.module).__name__ for norm in norms)
+
     def call_mixer(self, module: Any, x: mx.array, mask: Any, cache: Any) -> mx.array:
         out: mx.array = module(x, mask=mask, cache=cache) if self.pass_on else module(x, mask, cache)
         return out

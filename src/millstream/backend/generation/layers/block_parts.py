@@ -73,6 +73,13 @@ class AttentionParts:
     with."""
 
     @property
+    def form(self) -> tuple[Any, ...]:
+        """All of it that is not an array."""
+        rope = None if self.rope is None else (self.rope.size, self.rope.traditional, self.rope.factor)
+        normed = self.q_norm is not None
+        return self.heads, self.groups, self.size, self.scale, rope, normed, self.softcap, self.gated
+
+    @property
     def options(self) -> dict[str, Any]:
         """What attention is told besides queries, keys and values."""
         told: dict[str, Any] = {"scale": self.scale}

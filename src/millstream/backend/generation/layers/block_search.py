@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,7 @@ from millstream.backend.generation.layers.block_parts import (
 )
 from millstream.backend.generation.layers.fused_modules import FusedModule
 from millstream.backend.generation.layers.fused_parts import FusedAttention, FusedGlu, PlainPart
-from millstream.backend.layers.fused_matmul import BY_KERNELS, FusedMatmuls
+from millstream.backend.layers.fused_matmul import BY_KERNELS, BY_MLX, FusedMatmuls
 
 NewCache = Callable[[], Any]
 Part = FusedAttention | FusedGlu | FusedModule | PlainPart
@@ -73,6 +73,7 @@ class BlockSearch:
         self._matmuls, self._chunk_matmuls, self._attend = matmuls, chunk_matmuls, attend
         self._activation = ACTIVATIONS[0]
         """That of the last MLP: probably that of the next."""
+        self._understood: set[tuple[Hashable, ...]] = set()
 
     def fuse(self, block: Any, new_cache: NewCache | None) -> FusedBlock:
         """`new_cache` makes a cache for one row; None if it is not known which cache is the block's. Raises
@@ -127,8 +128,18 @@ class BlockSearch:
             check_rope(rope_module(module), parts.rope, parts.size)
         decode = FusedAttention(parts, frame, self._matmuls, self._attend)
         chunk = FusedAttention(parts, frame, self._chunk_matmuls, self._attend)
+        if self._is_new(type(module), frame.names, parts.form):
+            exact = FusedAttention(parts, frame, BY_MLX, self._attend)
+            check_attention(plain.run, parts, exact, exact, size, mx.float32, kernels=False)
         check_attention(plain.run, parts, decode, chunk, size, dtype, kernels=self._matmuls is BY_KERNELS)
         return decode, chunk
+
+    def _is_new(self, *understood: Hashable) -> bool:
+        """True the first time. Rounding of half precision hides small differences, so what was understood is first
+        checked in float32, but once and not for every layer."""
+        new = understood not in self._understood
+        self._understood.add(understood)
+        return new
 
     def _mlp(
         self, block: Any, frame: Frame, dtype: mx.Dtype, why: list[str]
@@ -141,7 +152,7 @@ class BlockSearch:
             return plain, plain, ""
         if (parts := glu_parts(module)) is not None:
             try:
-                return *self._glu(parts, frame, plain, size, dtype), "MLP"
+                return *self._glu(module, parts, frame, plain, size, dtype), "MLP"
             except NotUnderstood as error:
                 why.append(f"{frame.mlp} {error}")
         try:
@@ -155,13 +166,15 @@ class BlockSearch:
         return fused, plain, f"the projections of {frame.mlp}"
 
     def _glu(
-        self, parts: GluParts, frame: Frame, plain: PlainPart, size: int, dtype: mx.Dtype
+        self, module: Any, parts: GluParts, frame: Frame, plain: PlainPart, size: int, dtype: mx.Dtype
     ) -> tuple[FusedGlu, FusedGlu]:
         trouble = None
         for activation in sorted(ACTIVATIONS, key=lambda each: each != self._activation):
             chosen = dataclasses.replace(parts, activation=activation)
             decode, chunk = (FusedGlu(chosen, frame, by) for by in (self._matmuls, self._chunk_matmuls))
             try:
+                if self._is_new(type(module), frame.names, activation):
+                    check_half(plain.run, FusedGlu(chosen, frame, BY_MLX).run, size, mx.float32)
                 check_half(plain.run, chunk.run, size, dtype)
                 check_half(plain.run, decode.run, size, dtype)
             except NotUnderstood as error:

@@ -81,6 +81,15 @@ def fuse_blocks(model: Any, matmuls: FusedMatmuls, attend: Callable[..., mx.arra
     return fusion
 
 
+def unfuse_blocks(model: Any) -> int:
+    """Have the blocks compute as mlx-lm wrote them. Returns how many did not."""
+    fused = [block for block in model.layers if hasattr(block, "_fused")]
+    for block in fused:
+        block.__class__ = type(block).__bases__[0]
+        del block._fused
+    return len(fused)
+
+
 def _new_cache(model: Any, index: int) -> Any:
     return new_row_caches(model)[index]
 
