@@ -44,11 +44,12 @@ class PointerKernels:
         self.count("addresses")
         return mx.array(np.array([memory(array).ctypes.data for array in arrays], dtype=np.int64))
 
-    def write_rows(self, part: mx.array, rows: mx.array, slots: Sequence[int], skips: Sequence[int]) -> mx.array:
+    def write_rows(self, part: mx.array, rows: mx.array, places: mx.array) -> mx.array:
         self.count("write_rows")
         source, target = np.array(rows), memory(part)
-        for index, (slot, skip) in enumerate(zip(slots, skips, strict=True)):
-            target[slot, :, : source.shape[2] - skip] = source[index, :, skip:]
+        for index, (slot, skip, tokens, column) in enumerate(np.array(places).tolist()):
+            for token in range(tokens):
+                target[slot, :, (column + token) % target.shape[2]] = source[index, :, skip + token]
         return mx.array([1])
 
     def move_rows(self, moves: Sequence[Sequence[int]], addresses: mx.array, like: mx.array) -> mx.array:

@@ -6,13 +6,14 @@ contiguous, and the host never reads one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import mlx.core as mx
 
 from millstream.backend.generation.caches.joining import JoiningRows
 from millstream.backend.generation.caches.slab_reads import SlabStep
 from millstream.backend.generation.caches.slabs import Move, RowCache, Slab
+from millstream.backend.generation.caches.traced_step import Ref
 from millstream.backend.kernels.decode_attention import DecodeWork, spans
 from millstream.backend.kernels.write_rows import addresses_of, move_rows, write_rows
 
@@ -59,8 +60,7 @@ class KernelStep(SlabStep):
     """Owner only. Prepares the work items of a step, for all layers of one kind: `window`, or full attention."""
 
     def __init__(self, layers: int, window: int = 0) -> None:
-        super().__init__()
-        self._window = window
+        super().__init__(window)
         self.addresses = Addresses(layers)
         self.layer_numbers = [mx.array([index], dtype=mx.int32) for index in range(layers)]
         mx.eval(self.layer_numbers)
@@ -72,6 +72,15 @@ class KernelStep(SlabStep):
     @property
     def work(self) -> DecodeWork:
         return DecodeWork(self._items, self._parted, self._table, self.offset, self._counters)
+
+    def key(self) -> Hashable | None:
+        return self._parted
+
+    def refs(self) -> list[Ref]:
+        return [(self, name) for name in ("offset", "_items", "_table", "_counters")]
+
+    def result_refs(self) -> list[Ref]:
+        return []
 
     def begin(self, rows: Sequence[RowCache | None], size: int) -> None:
         self.rows = rows
@@ -102,7 +111,7 @@ class KernelStep(SlabStep):
                 items.append((number, slab, 0, capacity, start + first, start + beyond, 0, 0, 0))
         slab, capacity = self.addresses.number(row.place.arrays), row.place.capacity
         for first, beyond in spans(capacity):
-            items.append((number, slab, row.slot, capacity, first, beyond, row.origin, 1, self._window))
+            items.append((number, slab, row.slot, capacity, first, beyond, row.origin, 1, self.window))
         return items
 
 
@@ -115,22 +124,21 @@ class KernelWriter:
         self._addresses = addresses
 
     def join(self, rows: Sequence[RowCache], joining: JoiningRows) -> None:
-        skips = [padding + row.origin for padding, row in zip(joining.left_padding, rows, strict=True)]
         by_slab: dict[int, list[int]] = {}
         for index, row in enumerate(rows):
-            if row.own:
+            if row.kept:
                 by_slab.setdefault(id(row.place), []).append(index)
         written = []
         for chosen in by_slab.values():
             slab = rows[chosen[0]].place
-            slots = mx.array([rows[index].slot for index in chosen], dtype=mx.int32)
-            skipped = mx.array([skips[index] for index in chosen], dtype=mx.int32)
-            everyone = chosen == list(range(joining.count))
-            picked = None if everyone else mx.array(chosen, dtype=mx.int32)
-            for parts, new in zip(slab.layers, joining.layers, strict=True):
+            places = [
+                (row.slot, joining.stop(index) - row.kept, row.kept, (row.own - row.kept) % slab.capacity)
+                for index, row in ((index, rows[index]) for index in chosen)
+            ]
+            targets = mx.array(places, dtype=mx.int32)
+            for parts, new in zip(slab.layers, joining.take(chosen).layers, strict=True):
                 for part, source in zip(parts, new, strict=True):
-                    tokens = source if picked is None else source[picked]
-                    written.append(write_rows(part, tokens, slots, skipped))
+                    written.append(write_rows(part, source, targets))
         _evaluate(written)
 
     def move(self, moves: Sequence[Move]) -> None:
@@ -158,10 +166,10 @@ def _uniform(slab: Slab) -> bool:
 
 def _move_by_layer(move: Move) -> list[mx.array]:
     source = slice(move.source_slot, move.source_slot + 1)
-    slot, skipped = mx.array([move.target_slot], dtype=mx.int32), mx.zeros((1,), dtype=mx.int32)
+    target = mx.array([[move.target_slot, 0, move.tokens, 0]], dtype=mx.int32)
     return [
-        write_rows(target, part[source, :, : move.tokens], slot, skipped)
-        for part, target in zip(move.source.arrays, move.target.arrays, strict=True)
+        write_rows(new, old[source, :, : move.tokens], target)
+        for old, new in zip(move.source.arrays, move.target.arrays, strict=True)
     ]
 
 
