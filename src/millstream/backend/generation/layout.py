@@ -222,20 +222,19 @@ class LayoutChooser:
     def _mixed(self, layout: Layout, caches: RowCaches, trial: Trial) -> Layout | None:
         """Length classes for those layers that have full attention; None, with the reason told, if that cannot be."""
         merged = dataclasses.replace(layout, caches="merged", slot_policy=exact, group_fill=None, padded_chunks=False)
-        wide = cublas_width if self._on_cuda or self._settings.like_gpu else None
-        wanted = dataclasses.replace(layout, caches="mixed", width=wide)
-        layout = dataclasses.replace(wanted, group_fill=None, padded_chunks=False)
+        wanted, wide = layout, self._on_cuda or self._settings.like_gpu
+        layout = dataclasses.replace(merged, caches="mixed", slot_policy=wanted.slot_policy)
         trouble = mixed_misfit(self._model, caches)
         if trouble is None:
             attend = with_shared_layers(kernel_attention if self._on_cuda else slab_attention(self._attention))
             adopt_attention(self._model, attend)
-            if self._fuse_matmuls(attend) is not None:
-                layout = dataclasses.replace(layout, width=kernel_width)
+            fused = self._fuse_matmuls(attend) is not None
+            layout = dataclasses.replace(layout, width=(kernel_width if fused else cublas_width) if wide else None)
             if self.kernels_write:
                 layout = dataclasses.replace(layout, in_place=True, attention="kernels")
             trouble = _disagreement(trial, layout, merged)
         if trouble and self._unfuse(trouble):
-            layout = dataclasses.replace(layout, width=wide)
+            layout = dataclasses.replace(layout, width=cublas_width if wide else None)
             trouble = _disagreement(trial, layout, merged)
         if trouble and layout.in_place:
             log.info("This model decodes without kernels: %s", trouble)
