@@ -140,9 +140,11 @@ class LayoutChooser:
         cannot run two."""
         if self._device.kind != "cuda":
             self._decline("kernel", "no CUDA")
+        needs = "needs kernel" if self._device.kind == "cuda" else "no CUDA"
         if not self._on_cuda and not self._settings.like_gpu:
-            for name in ("fused-matmul", "compiled-step"):
-                self._decline(name, "needs kernel" if self._device.kind == "cuda" else "no CUDA")
+            self._decline("fused-matmul", needs)
+        if not self.steps_compile:
+            self._decline("compiled-step", needs)
         layout = self._quantised(trial) if self._settings.kv_bits else self._plain(trial)
         if layout.caches == "merged":
             layout = dataclasses.replace(layout, width=None, in_place=False, group_fill=None, padded_chunks=False)
@@ -163,6 +165,12 @@ class LayoutChooser:
     @property
     def kernels_write(self) -> bool:
         """True if the attention kernel writes a step's tokens and `write_rows` writes rows that join."""
+        return self._on_cuda
+
+    @property
+    def steps_compile(self) -> bool:
+        """True if a compiled step can be used again: what MLX's own attention reads of slabs has another shape for
+        every token."""
         return self._on_cuda
 
     @property
