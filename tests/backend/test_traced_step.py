@@ -50,11 +50,11 @@ def traced_forward(model: Any, batch: Batch) -> mx.array:
     return logits
 
 
-@pytest.mark.parametrize("family", ["llama"])
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "falcon_h1"])
 def test_a_compiled_step_gives_what_a_step_gives(family: str, tiny_model: Callable[[str], Path]) -> None:
     model, _ = load_model(tiny_model(family))
     adopt_attention(model, attention)
-    layout = Layout(caches="classes", attention="mlx-lm")
+    layout = Layout(caches="classes" if family == "llama" else "mixed", attention="mlx-lm")
     plain, traced = (batch_of(model, layout, [3, 9, 40, 300]) for _ in range(2))
     for _ in range(4):
         expected, found = plain.forward(), traced_forward(model, traced)

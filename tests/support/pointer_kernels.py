@@ -92,7 +92,9 @@ class PointerKernels:
             views = []
             for parts in fresh:
                 shapes = [(slot + 1, groups, capacity, part.shape[-1]) for part in parts]
-                views.append([at(bases.pop(0), shape, part.dtype)[slot] for shape, part in zip(shapes, parts, strict=True)])
+                views.append(
+                    [at(bases.pop(0), shape, part.dtype)[slot] for shape, part in zip(shapes, parts, strict=True)]
+                )
             end = int(lengths[row]) - origin
             for index in range(count) if live else ():
                 column = (end + index) % capacity if window else end + index

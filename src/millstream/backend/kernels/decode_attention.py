@@ -67,6 +67,7 @@ _JOIN = """
   out[(size_t)blockIdx.x * D + d] = T(under > 0.f ? over / under : 0.f);
 """
 
+
 def float_bits(value: float) -> int:
     """The bits of a float32 as an integer: a kernel's template takes no other numbers."""
     bits: int = struct.unpack("i", struct.pack("f", value))[0]

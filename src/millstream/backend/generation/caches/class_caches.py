@@ -243,7 +243,6 @@ class ClassCaches(TracedStep):
         # `contiguous` shares a buffer that is nearly all needed: not if kernels go on writing to it.
         return [tuple(part * 1 for part in parts) for parts in joined] if self._writer.in_place else joined
 
-
     def window_row(self, index: int) -> list[RotatingKVCache]:
         """What a row of a sliding window holds, as mlx-lm's caches of one row. If kernels write to the slabs, copies."""
         row = self.rows[index]

@@ -91,7 +91,9 @@ class WatchedCall:
 class _Watched(nn.Module):  # type: ignore[misc]
     """Stands for a module of a block, and tells of its calls."""
 
-    def __init__(self, name: str, tell: Callable[[WatchedCall], None], function: Callable[[mx.array], mx.array]) -> None:
+    def __init__(
+        self, name: str, tell: Callable[[WatchedCall], None], function: Callable[[mx.array], mx.array]
+    ) -> None:
         super().__init__()
         self._name, self._tell, self._function = name, tell, function
 
@@ -114,9 +116,7 @@ def _replaced(block: Any, stand_ins: dict[str, Any]) -> Iterator[None]:
             block[name] = module
 
 
-def watched_calls(
-    module: Any, children: dict[str, Any], run: Callable[[], Any]
-) -> tuple[list[WatchedCall], Any]:
+def watched_calls(module: Any, children: dict[str, Any], run: Callable[[], Any]) -> tuple[list[WatchedCall], Any]:
     """The calls of some children while `run` runs, and what it returned."""
     calls: list[WatchedCall] = []
     with _replaced(module, {name: _Watched(name, calls.append, child) for name, child in children.items()}):

@@ -157,9 +157,7 @@ class BlockSearch:
         self._understood.add(understood)
         return new
 
-    def _mlp(
-        self, block: Any, frame: Frame, dtype: mx.Dtype, why: list[str]
-    ) -> tuple[Part | None, Part | None, str]:
+    def _mlp(self, block: Any, frame: Frame, dtype: mx.Dtype, why: list[str]) -> tuple[Part | None, Part | None, str]:
         if frame.mlp is None:
             return None, None, ""
         module, size = block[frame.mlp], hidden_size(block)
