@@ -198,7 +198,7 @@ def _before(
 def _after(matmuls: FusedMatmuls, eps: float) -> Callable[..., mx.array]:
     def after(x: mx.array, attended: mx.array, out: mx.array, norm: mx.array, gate: mx.array, down: mx.array) -> Any:
         h = matmuls.matmul_add(join_heads(attended), out, x)
-        return matmuls.matmul_add(matmuls.swiglu(mx.fast.rms_norm(h, norm, eps), gate), down, h)
+        return matmuls.matmul_add(matmuls.glu(mx.fast.rms_norm(h, norm, eps), gate), down, h)
 
     return matmuls.compile(after)  # type: ignore[no-any-return]
 
