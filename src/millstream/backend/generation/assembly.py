@@ -20,6 +20,7 @@ from millstream.backend.generation.caches.mixed_caches import MixedCaches
 from millstream.backend.generation.caches.quantized import KvQuantization, QuantizedSlabLayer, new_prompt_caches
 from millstream.backend.generation.caches.slabs import Parts
 from millstream.backend.generation.caches.slots import SlotCaches
+from millstream.backend.generation.compiled_step import CompiledStep
 from millstream.backend.generation.layout import Layout
 from millstream.backend.generation.prefill.prefiller import BatchPrefiller, Prefiller, SinglePrefiller
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
@@ -47,6 +48,7 @@ class Assembly:
         self.vocab_size = vocab_size
         self._encoder = encoder
         self._grammars = grammars
+        self._compiled = CompiledStep(model)
         self._slabs: ClassCaches | None = None
         """Where kernels may write in the batch that was made last: its caches of length classes, if it has some."""
         self._templates: dict[KvQuantization | None, list[Parts]] = {}
@@ -96,6 +98,7 @@ class Assembly:
             kernel=layout.sampling_kernel,
             compiler=self._grammars,
             shift=encoder.rope_delta if encoder is not None and self.model.uses_mrope else None,
+            compiled=self._compiled if layout.compiled_step else None,
         )
 
     def _class_caches(self, layout: Layout) -> ClassCaches:

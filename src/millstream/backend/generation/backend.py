@@ -88,7 +88,7 @@ class MlxGenerationBackend(MlxBackend):
         )
         layout = self._layout = chooser.choose(TwoRowTrial(assembly))
         warming_up.advance()
-        notes = [*loaded.notes, layout.fast_paths]
+        notes = [*loaded.notes, layout.fast_paths, *layout.notes]
         max_rows = settings.max_rows
         if layout.one_row_reason is not None:
             max_rows = 1

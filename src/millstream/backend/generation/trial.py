@@ -23,6 +23,8 @@ class TwoRowTrial:
         """Two steps, each evaluated by itself. Raises what the model raises, and `ModelError` if writes were lost."""
         tokens = [self._assembly.vocab_size // part for part in (2, 3, 5, 7)]
         batch = self._joined(layout, [(tokens[0],), tuple(tokens[1:])])
+        if layout.compiled_step and not batch.can_be_compiled:
+            raise ValueError("its KV caches cannot be traced")
         first = batch.launch(batch.forward())
         second = batch.launch(batch.forward())
         first.read(batch.ids)
