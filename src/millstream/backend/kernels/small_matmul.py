@@ -17,6 +17,8 @@ from typing import Any
 
 import mlx.core as mx
 
+from millstream.backend.kernels.compiled import cuda_kernel
+
 WIDTHS = (32, 64)
 """How many rows a pass may have. Compiling a width takes seconds, so there are two: 8 rows take as long as 32."""
 MAX_WEIGHT_ROWS = 32768
@@ -214,7 +216,7 @@ WIDE_WEIGHT_ROWS = 3072
 
 @functools.cache
 def _kernel(kind: _Kind, dtype: mx.Dtype, shared: int) -> Any:
-    return mx.fast.cuda_kernel(
+    return cuda_kernel(
         name=f"millstream_{kind.name}",
         input_names=list(kind.inputs),
         output_names=list(kind.outputs),

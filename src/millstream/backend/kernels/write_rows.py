@@ -11,6 +11,8 @@ from typing import Any
 
 import mlx.core as mx
 
+from millstream.backend.kernels.compiled import cuda_kernel
+
 THREADS = 256
 MOVE = 8
 """Integers of a move: slab, slot and capacity of the source, the same of the target, tokens, and nothing."""
@@ -54,7 +56,7 @@ _MOVE = """
 
 @functools.cache
 def _kernel() -> Any:
-    return mx.fast.cuda_kernel(
+    return cuda_kernel(
         name="millstream_write_rows",
         input_names=["part", "rows", "slots", "skips"],
         output_names=["out"],
@@ -65,7 +67,7 @@ def _kernel() -> Any:
 
 @functools.cache
 def _move_kernel() -> Any:
-    return mx.fast.cuda_kernel(
+    return cuda_kernel(
         name="millstream_move_rows", input_names=["moves", "addresses"], output_names=["out"], source=_MOVE
     )
 
@@ -73,7 +75,7 @@ def _move_kernel() -> Any:
 @functools.cache
 def _address_kernel(count: int) -> Any:
     lines = [f"  out[{number}] = (long long)(size_t)a{number};" for number in range(count)]
-    return mx.fast.cuda_kernel(
+    return cuda_kernel(
         name=f"millstream_addresses_{count}",
         input_names=[f"a{number}" for number in range(count)],
         output_names=["out"],
