@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,7 +64,14 @@ class KeptKernels:
         if len(module) > LONGEST_NAME:
             raise CompileError(f"the name of {function} is too long")
         qualified = f"{NAMESPACE}::{function}"
-        self.folder.ensure(module, qualified, lambda: self.compiler.compile(source, qualified, self.architecture))
+        self.folder.ensure(module, qualified, lambda: self._compile(source, qualified))
+
+    def _compile(self, source: str, function: str) -> Binary:
+        started = time.monotonic()
+        try:
+            return self.compiler.compile(source, function, self.architecture)
+        finally:
+            _process.compiled.append(time.monotonic() - started)
 
 
 class Kernel:
@@ -131,19 +138,20 @@ class _Process:
 
     def __init__(self) -> None:
         self.kept: KeptKernels | None = None
-        self._lock = threading.Lock()
+        self.compiled: list[float] = []
+        """Seconds of each kernel that was compiled here, not found on disk."""
         self._decided = False
 
     def decide(self, root: Path) -> None:
-        with self._lock:
-            if self._decided:
-                return
-            self._decided = True
-            try:
-                kept = _keep_below(root)
-                self.kept = kept if kept is not None and _found_by_mlx(kept) else None
-            except (OSError, AttributeError, CompileError) as error:
-                log.debug("Compiled kernels are not kept on disk: %s", error)
+        """Two threads that come at once decide the same."""
+        if self._decided:
+            return
+        try:
+            kept = _keep_below(root)
+            self.kept = kept if kept is not None and _found_by_mlx(kept) else None
+        except (OSError, AttributeError, CompileError) as error:
+            log.debug("Compiled kernels are not kept on disk: %s", error)
+        self._decided = True
 
 
 _process = _Process()
@@ -153,6 +161,11 @@ def keep_kernels(root: Path) -> None:
     """Keep compiled kernels in a folder below `root`, MLX's own ones too: for CUDA, before the first is needed. The
     user's own MLX_PTX_CACHE_DIR has precedence."""
     _process.decide(root)
+
+
+def compile_costs() -> tuple[int, float]:
+    """How many kernels this process has compiled, and for how many seconds."""
+    return len(_process.compiled), sum(_process.compiled)
 
 
 def _keep_below(root: Path) -> KeptKernels | None:
