@@ -16,6 +16,8 @@ from typing import Any
 
 import mlx.core as mx
 
+from millstream.backend.kernels.compiled import cuda_kernel
+
 WARPS = 8
 SPAN = 512
 """Columns per part, about: see `spans`."""
@@ -199,7 +201,7 @@ def float_bits(value: float) -> int:
 
 @functools.cache
 def _kernel() -> Any:
-    return mx.fast.cuda_kernel(
+    return cuda_kernel(
         name="millstream_slab_decode",
         input_names=["q", "new_k", "new_v", "items", "lengths", "addresses", "layer"],
         output_names=["out"],
@@ -209,12 +211,12 @@ def _kernel() -> Any:
 
 @functools.cache
 def _join_kernel() -> Any:
-    return mx.fast.cuda_kernel(name="millstream_join_parts", input_names=["sums"], output_names=["out"], source=_JOIN)
+    return cuda_kernel(name="millstream_join_parts", input_names=["sums"], output_names=["out"], source=_JOIN)
 
 
 @functools.cache
 def _join_items_kernel() -> Any:
-    return mx.fast.cuda_kernel(
+    return cuda_kernel(
         name="millstream_join_items", input_names=["sums", "starts"], output_names=["out"], source=_JOIN_ITEMS
     )
 

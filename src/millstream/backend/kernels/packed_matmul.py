@@ -18,6 +18,7 @@ from typing import Any
 import mlx.core as mx
 
 from millstream.backend.kernels import packed_epilogues as epilogues
+from millstream.backend.kernels.compiled import cuda_kernel
 from millstream.backend.kernels.unpack_cuda import MODES, unpack_source
 from millstream.backend.kernels.weights import Norm, Packed
 
@@ -295,7 +296,7 @@ def _kernel(work: Work, weight: tuple[str, bool], dtype: mx.Dtype, shared: int) 
         source = source.replace(name, text)
     names = ["x", "w", "scales", *(["zeros"] if affine else []), *(["norm"] if normed else [])]
     names += [*(["added"] if work.biased else []), *work.inputs]
-    return mx.fast.cuda_kernel(
+    return cuda_kernel(
         name=f"millstream_packed_{work.name}_{mode}",
         input_names=names,
         output_names=list(work.outputs),

@@ -11,6 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from millstream.backend.kernels.compiled import cuda_kernel
 from millstream.backend.kernels.decode_attention import float_bits, join_parts
 
 HEAD_SIZES = (64, 96, 128)
@@ -246,7 +247,7 @@ _SOURCE = r"""
 
 @functools.cache
 def _kernel() -> Any:
-    return mx.fast.cuda_kernel(
+    return cuda_kernel(
         name="millstream_prefill",
         input_names=["q", "k", "v", "left"],
         output_names=["out"],

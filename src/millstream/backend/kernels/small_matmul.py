@@ -17,6 +17,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from millstream.backend.kernels.compiled import cuda_kernel
 from millstream.backend.kernels.weights import Dense, Norm, Weight, as_weight
 
 WIDTHS = (32, 64)
@@ -216,7 +217,7 @@ WIDE_WEIGHT_ROWS = 3072
 
 @functools.cache
 def _kernel(kind: _Kind, dtype: mx.Dtype, shared: int) -> Any:
-    return mx.fast.cuda_kernel(
+    return cuda_kernel(
         name=f"millstream_{kind.name}",
         input_names=list(kind.inputs),
         output_names=list(kind.outputs),
