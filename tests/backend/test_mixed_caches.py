@@ -1,4 +1,4 @@
-"""Models with layers of several kinds: length classes for full attention, mlx-lm's own caches for the others."""
+"""Models with layers of several kinds: length classes for full attention, rings for windows, arrays of states."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from mlx_lm.generate import generate_step
+from mlx_lm.models.cache import KVCache
 from mlx_lm.utils import load_model
 
 from millstream.backend.generation.assembly import Assembly
 from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
 from millstream.backend.generation.batch import Batch
-from millstream.backend.generation.caches.batch_caches import RowCaches, new_row_caches
-from millstream.backend.generation.caches.mixed_caches import MixedCaches, is_full_attention
+from millstream.backend.generation.caches.batch_caches import new_row_caches
+from millstream.backend.generation.caches.joining import MixedRows, mixed_rows
+from millstream.backend.generation.caches.mixed_caches import MixedCaches
 from millstream.backend.generation.caches.slabs import SPARE_TOKENS
 from millstream.backend.generation.layers.attention import adopt_attention, attention
 from millstream.backend.generation.layout import Layout
@@ -92,14 +94,14 @@ class Rows:
         self.tokens |= joining
         return list(joining)
 
-    def _row(self, length: int) -> RowCaches:
+    def _row(self, length: int) -> MixedRows:
         caches = new_row_caches(self.model)
         self.model(mx.array([[1]]), cache=caches)
         for leaf in leaf_caches(caches):
-            if is_full_attention(leaf):
+            if type(leaf) is KVCache:
                 _, heads, _, size = leaf.keys.shape
                 leaf.update_and_fetch(*mx.random.normal((2, 1, heads, length - 1, size)))
-        return caches
+        return mixed_rows(leaf_caches(caches))
 
     def drop(self, *ids: int) -> None:
         self.batch.drop(set(ids))
@@ -151,7 +153,7 @@ def test_rows_that_join_and_leave_do_not_copy_the_keys_and_values_of_others(
     (long,) = rows.join(3000)
     rows.join(10)
     rows.step()
-    row = caches_of(rows.batch).full.rows[0]
+    row = caches_of(rows.batch).attending[0].rows[0]
     assert row is not None and row.length == rows.tokens[long]
     place, slot = row.place, row.slot
     joined = rows.join(5, 700, 9)
@@ -159,7 +161,7 @@ def test_rows_that_join_and_leave_do_not_copy_the_keys_and_values_of_others(
     rows.drop(joined[0], joined[2])
     rows.step()
     assert (row.place, row.slot) == (place, slot)
-    assert [kept.length for kept in caches_of(rows.batch).full.rows if kept is not None] == list(rows.tokens.values())
+    assert [kept.length for kept in caches_of(rows.batch).attending[0].rows if kept is not None] == list(rows.tokens.values())
 
 
 def test_a_model_gets_its_layers_in_the_order_of_its_caches(tiny_model: Callable[[str], Path]) -> None:
@@ -167,11 +169,11 @@ def test_a_model_gets_its_layers_in_the_order_of_its_caches(tiny_model: Callable
         rows = Rows(tiny_model(family))
         rows.join(4, 6)
         caches = caches_of(rows.batch)
-        wanted = [is_full_attention(leaf) for leaf in leaf_caches(new_row_caches(rows.model))]
-        assert [leaf in caches.full.layers for leaf in leaf_caches(caches.layers)] == wanted
+        wanted = [type(leaf) is KVCache for leaf in leaf_caches(new_row_caches(rows.model))]
+        assert [leaf in caches.attending[0].layers for leaf in leaf_caches(caches.layers)] == wanted
         assert len(caches.layers) == len(new_row_caches(rows.model))
         rows.drop(1, 2)
-        assert caches.layers == [] and rows.batch.nbytes == 0
+        assert rows.batch.nbytes == 0
 
 
 @pytest.mark.parametrize("family", some(RARELY, ["gemma3n", "gemma4_text", "qwen3_next"]))

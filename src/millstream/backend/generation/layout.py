@@ -43,6 +43,9 @@ and a mask that the model does not understand far above."""
 KERNEL_SHARE, MLX_SHARE = (512, 256), (1024, 2)
 """How many tokens are worth sharing, and in how many pieces at most."""
 
+ERRORS = (ValueError, TypeError, RuntimeError, AttributeError)
+"""What models raise if they cannot run in a layout."""
+
 AttentionKind = Literal["mlx-lm", "cpu", "kernels", "packed"]
 
 
@@ -52,8 +55,8 @@ class Layout:
 
     caches: Literal["classes", "slots", "mixed", "merged"]
     """Length classes for full attention; slots in one rectangle if its layers have attention of their own; for models
-    with sliding windows or recurrent layers, length classes where they attend to all tokens and mlx-lm's own batch
-    caches elsewhere (mixed), or mlx-lm's caches for all layers (merged)."""
+    with sliding windows or recurrent layers, length classes, rings and states (mixed), or mlx-lm's caches for all
+    layers (merged)."""
     attention: AttentionKind
     """The attention that the layers call when rows decode."""
     slot_policy: SlotPolicy = exact
@@ -99,8 +102,9 @@ class Trial(Protocol):
         """Raises what the model raises if it cannot run them."""
         ...
 
-    def disagreement(self, layout: Layout) -> float:
-        """How far the logits of two rows together are from those of each alone, relative to their size."""
+    def disagreement(self, layout: Layout, *, together: bool = False) -> float:
+        """How far the logits of two rows together are from those of each alone, relative to their size. `together`: of
+        rows whose prompts share a pass."""
         ...
 
 
@@ -151,9 +155,8 @@ class LayoutChooser:
                 share_tokens=tokens if self._settings.share_tokens is None else self._settings.share_tokens,
                 share_runs=runs,
             )
-        if layout.caches in ("mixed", "merged"):
-            needs = "needs slots" if layout.caches == "merged" else "needs full attention in all layers"
-            self._decline("group-prefill", needs)
+        if layout.caches == "merged":
+            self._decline("group-prefill", "needs slots")
         layout = self._compile_step(layout, trial)
         reasons = tuple((name, self._declined.get(name)) for name in FAST_PATHS)
         notes = () if self._fusion is None or not self._enabled("fused-matmul") else (self._fusion.note,)
@@ -219,27 +222,49 @@ class LayoutChooser:
     def _mixed(self, layout: Layout, caches: RowCaches, trial: Trial) -> Layout | None:
         """Length classes for those layers that have full attention; None, with the reason told, if that cannot be."""
         merged = dataclasses.replace(layout, caches="merged", slot_policy=exact, group_fill=None, padded_chunks=False)
-        layout = dataclasses.replace(merged, caches="mixed")
+        wanted, wide = layout, self._on_cuda or self._settings.like_gpu
+        layout = dataclasses.replace(merged, caches="mixed", slot_policy=wanted.slot_policy)
         trouble = mixed_misfit(self._model, caches)
         if trouble is None:
             attend = with_shared_layers(kernel_attention if self._on_cuda else slab_attention(self._attention))
             adopt_attention(self._model, attend)
-            self._fuse_matmuls(attend)
+            fused = self._fuse_matmuls(attend) is not None
+            layout = dataclasses.replace(layout, width=(kernel_width if fused else cublas_width) if wide else None)
             if self.kernels_write:
                 layout = dataclasses.replace(layout, in_place=True, attention="kernels")
             trouble = _disagreement(trial, layout, merged)
         if trouble and self._unfuse(trouble):
+            layout = dataclasses.replace(layout, width=cublas_width if wide else None)
             trouble = _disagreement(trial, layout, merged)
         if trouble and layout.in_place:
             log.info("This model decodes without kernels: %s", trouble)
             layout = dataclasses.replace(layout, in_place=False, attention=merged.attention)
             trouble = _disagreement(trial, layout, merged)
         if trouble is None:
-            return layout
+            return self._with_padding(layout, wanted, trial)
         log.info("This model decodes without length classes: %s", trouble)
         kind = next(type(cache).__name__ for cache in caches if not fits_slots([cache]))
         self._decline("slots", f"{kind} is not full attention, and {trouble}")
         return None
+
+    def _with_padding(self, layout: Layout, wanted: Layout, trial: Trial) -> Layout:
+        """With padded chunks and groups of prompts as `wanted`, if padding changes no answer: a layer may carry it on in
+        its state."""
+        padded = dataclasses.replace(layout, padded_chunks=wanted.padded_chunks)
+        if wanted.padded_chunks and _trouble(trial, padded) is None and trial.disagreement(padded) <= AGREED:
+            layout = padded
+        if wanted.group_fill is None:
+            return layout
+        grouped = dataclasses.replace(layout, group_fill=wanted.group_fill)
+        try:
+            distance = trial.disagreement(grouped, together=True)
+        except ERRORS as error:
+            self._decline("group-prefill", str(error) or type(error).__name__)
+            return layout
+        if distance <= AGREED:
+            return grouped
+        self._decline("group-prefill", "its prompts answer differently together than alone")
+        return layout
 
     def _adopt_attention(self, layout: Layout, caches: RowCaches) -> Layout:
         """Have the layers call our attention over slabs; on CUDA, or where tests want it, also fuse their blocks."""
@@ -351,7 +376,7 @@ def _trouble(trial: Trial, layout: Layout) -> str | None:
     """Why two rows cannot run in this layout: some models cannot take a batch although their caches can."""
     try:
         trial.two_rows(layout)
-    except (ValueError, TypeError, RuntimeError, AttributeError) as error:
+    except ERRORS as error:
         return str(error) or type(error).__name__
     return None
 

@@ -25,6 +25,9 @@ from millstream.backend.generation.prefix_store.serialize import Layers
 from millstream.backend.layers.patch_layers import callers_of
 from millstream.engine.prefix_cache.orders import SavePrefix
 
+WIDE_STATE_BYTES = 1 << 20
+"""The most bytes of a row's states if passes are wider than their rows: each step writes the states of all."""
+
 KINDS = (KVCache, RotatingKVCache, ArraysCache)
 """The classes that have a form in a batch. Exact classes: a subclass may hold something else."""
 
@@ -51,7 +54,8 @@ class MixedCaches(TracedStep):
         self, like: RowCaches, policy: SlotPolicy = exact, *, width: SlotPolicy | None = None, kernels: bool = False
     ) -> None:
         leaves = leaf_caches(like)
-        self._numbers = RowNumbers(policy, width)
+        state_bytes = sum(leaf.nbytes for leaf in leaves if isinstance(leaf, ArraysCache))
+        self._numbers = RowNumbers(policy, width if state_bytes <= WIDE_STATE_BYTES else None)
         templates: dict[int, list[tuple[mx.array, ...]]] = {}
         for leaf in leaves:
             if not isinstance(leaf, ArraysCache):
