@@ -109,5 +109,5 @@ def _cut_off(path: Path) -> bool:
         return True
     if not head.startswith(b"\x7fELF"):
         return False
-    program, section, program_size, programs, section_size, sections = header.unpack(head)
+    program, section, program_size, programs, section_size, sections = map(int, header.unpack(head))
     return size < max(program + program_size * programs, section + section_size * sections)

@@ -10,6 +10,7 @@ Without NVRTC, or where MLX does not find a binary that was put there, all of th
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import logging
 import os
 import time
@@ -178,7 +179,7 @@ def _keep_below(root: Path) -> KeptKernels | None:
     info = mx.device_info()
     major, minor = int(info["compute_capability_major"]), int(info["compute_capability_minor"])
     architecture = f"sm_{major}{minor}" + ("a" if major >= 9 else "")
-    name = f"mlx-{mx.__version__}-nvrtc-{compiler.version}-{architecture}"
+    name = f"mlx-{importlib.metadata.version('mlx')}-nvrtc-{compiler.version}-{architecture}"
     folder = BinaryFolder(Path(os.environ.setdefault(MLX_FOLDER, str(root / name))))
     if root in folder.path.parents:
         folder.remove_damaged()
