@@ -160,7 +160,7 @@ def test_a_write_that_is_lost_is_found_at_load(
     if lost == "write_rows":
         monkeypatch.setattr(kernel_slabs, "write_rows", lambda *_: mx.array([1]))
     else:
-        monkeypatch.setattr(attention, "slab_decode", lambda queries, *_: mx.zeros_like(queries))
+        monkeypatch.setattr(attention, "slab_decode", lambda queries, *_, **__: mx.zeros_like(queries))
     folder = write_model(tmp_path / "model", "llama")
     make = functools.partial(
         MlxGenerationBackend,

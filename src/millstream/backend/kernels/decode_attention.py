@@ -18,12 +18,36 @@ import mlx.core as mx
 
 WARPS = 8
 SPAN = 512
-"""Columns per part."""
+"""Columns per part, about: see `spans`."""
 HEAD_SIZES = (64, 96, 128, 192, 256)
 
-ITEM = 8
-"""Integers of a work item: row, slab (-1: none), slot, capacity, first column, column after the last one, the row's
-tokens before column 0, and 1 if the row's new token is written here."""
+ITEM = 12
+"""Integers of a work item:
+
+0. row; -1: nothing to do (padding)
+1. slab; -1: the row has no tokens, its output is zero
+2. slot
+3. capacity of the slot
+4. first column, and
+5. the column after the last one
+6. tokens of the row before column 0
+7. 1 if the row's new tokens are written here; 0 for tokens that rows share, of which all columns are read
+8. window: 0 for full attention. Otherwise the slot is a ring, in which the token with number p from column 0 on stands
+   in column p modulo capacity, and a query sees the last `window` tokens, itself included. A slot that is shorter than
+   the window works as a ring that never wraps
+9. the row's first item
+10. how many items the row has, which follow each other
+11. nothing
+"""
+
+
+def spans(capacity: int) -> list[tuple[int, int]]:
+    """The columns of a slot, in parts for work items. They depend on the capacity alone, so a row gets the same numbers
+    whatever else is in the batch."""
+    parts = max(1, round(capacity / SPAN))
+    size = -(-capacity // (parts * 32)) * 32
+    return [(first, min(capacity, first + size)) for first in range(0, capacity, size)]
+
 
 # One block per work item and key-value head, all queries of the group at once. Each warp takes every WARPS-th key, two
 # at a time, with a running softmax; the results of the warps are joined in shared memory.
@@ -195,36 +219,58 @@ def _join_items_kernel() -> Any:
     )
 
 
-def decode_fits(queries: mx.array, keys: mx.array, values: mx.array) -> bool:
-    """True for the shapes that the kernel is written for: one query per row, one of the known head sizes, groups that
-    fit its registers."""
-    heads, count, size = queries.shape[1:]
-    return count == 1 and size == values.shape[-1] and size in HEAD_SIZES and heads // keys.shape[1] <= 16
-
-
 @dataclass(frozen=True, slots=True)
 class DecodeWork:
-    """What the launches of a step read, for all layers."""
+    """What the launches of a step read, for all layers of one kind."""
 
     items: mx.array
     """Work items, sorted by row, (items, ITEM)."""
-    starts: mx.array
-    """The first item of each row, and the number of all."""
     parted: bool
     """True if a row may have several items; otherwise item number n is row number n."""
     addresses: mx.array
-    """(slabs, layers, 2): where the keys and the values of a layer begin."""
+    """(slabs, layers, parts): where the keys and the values of a layer begin; of a quantised KV cache, the packed
+    numbers, scales and biases of the keys, then of the values."""
     lengths: mx.array
     """Tokens of each row before this step."""
+    counters: mx.array
+    """If `parted`: a zero for each row and key-value head, by which the parts of a row find out which is the last one.
+    A launch leaves zeros behind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How the numbers of a quantised KV cache are packed: MLX's affine form."""
+
+    bits: int
+    group_size: int
+
+
+def decode_fits(queries: mx.array, keys: mx.array, values: mx.array, packing: Packing | None = None) -> bool:
+    """True for the shapes that the kernel is written for: one of the known head sizes, groups that fit its registers,
+    half precision if keys and values are packed."""
+    heads, count, size = queries.shape[1:]
+    fits = size == values.shape[-1] and size in HEAD_SIZES and heads // keys.shape[1] * count <= 16
+    return fits and (packing is None or (queries.dtype in (mx.bfloat16, mx.float16) and size % 64 == 0))
 
 
 def slab_decode(
-    queries: mx.array, new: tuple[mx.array, mx.array], work: DecodeWork, layer: mx.array, scale: float
+    queries: mx.array,
+    new: tuple[mx.array, mx.array],
+    work: DecodeWork,
+    layer: mx.array,
+    scale: float,
+    *,
+    sinks: mx.array | None = None,
+    softcap: float | None = None,
+    packing: Packing | None = None,
 ) -> mx.array:
-    """Attention of `queries`, (rows, heads, 1, size), over the tokens of each row. The keys and values in `new`, (rows,
-    groups, 1, size), are written to the slabs first, as the next token of each row."""
-    attend = _attention(work.parted, scale)
-    out: mx.array = attend(queries, *new, work.items, work.lengths, work.addresses, layer, work.starts)
+    """Attention of `queries`, (rows, heads, count, size), over the tokens of each row. The keys and values in `new`,
+    (rows, groups, count, size), are written to the slabs first, as the next tokens of each row; a query sees those
+    before it and its own. `sinks`: a logit per head that takes weight and gives nothing. `softcap`: scores become
+    cap * tanh(score / cap)."""
+    attend = _attention(work.parted, scale, softcap, sinks is not None, packing)
+    rest = () if sinks is None else (sinks,)
+    out: mx.array = attend(queries, *new, work.items, work.lengths, work.addresses, layer, work.counters, *rest)
     return out
 
 

@@ -17,6 +17,8 @@ from typing import Any
 
 import mlx.core as mx
 
+from millstream.backend.kernels.weights import Dense, Norm, Weight, as_weight
+
 WIDTHS = (32, 64)
 """How many rows a pass may have. Compiling a width takes seconds, so there are two: 8 rows take as long as 32."""
 MAX_WEIGHT_ROWS = 32768
@@ -257,10 +259,12 @@ def supported_here() -> bool:
     return int(mx.device_info().get("compute_capability_major", 0)) >= 8
 
 
-def fits(weight: mx.array) -> bool:
+def fits(weight: Weight | mx.array) -> bool:
     """True if the kernels can take this weight."""
-    rows, size = weight.shape
-    return weight.dtype in (mx.bfloat16, mx.float16) and size % 32 == 0 and rows % 32 == 0 and rows <= MAX_WEIGHT_ROWS
+    weight = as_weight(weight)
+    if not isinstance(weight, Dense) or weight.weight.dtype not in (mx.bfloat16, mx.float16):
+        return False
+    return weight.inputs % 32 == 0 and weight.outputs % 32 == 0 and weight.outputs <= MAX_WEIGHT_ROWS
 
 
 def fits_heads(size: int) -> bool:
@@ -268,29 +272,82 @@ def fits_heads(size: int) -> bool:
     return size % 32 == 0
 
 
-def matmul(x: mx.array, weight: mx.array) -> mx.array:
-    """x @ weight.T for x of (rows, 1, size)."""
-    kind = _WIDE_KIND if weight.shape[0] >= WIDE_WEIGHT_ROWS else _NARROW_KIND
-    return _run(kind, x, weight, (), [(*x.shape[:-1], weight.shape[0])])[0]
+def prepare(weight: Weight | mx.array) -> Weight:
+    return as_weight(weight)
 
 
-def matmul_add(x: mx.array, weight: mx.array, residual: mx.array) -> mx.array:
-    """residual + x @ weight.T"""
-    return _run(_ADD_KIND, x, weight, (residual,), [(*x.shape[:-1], weight.shape[0])])[0]
+def _dense(weight: Weight | mx.array) -> mx.array:
+    weight = as_weight(weight)
+    assert isinstance(weight, Dense), "`fits` was asked"
+    return weight.weight
 
 
-def swiglu_matmul(x: mx.array, weight: mx.array) -> mx.array:
-    """silu(gate) * up, where the first half of the weight's rows gives the gate."""
-    half = weight.shape[0] // 2
-    return _run(_SWIGLU_KIND, x, weight, (), [(*x.shape[:-1], half)])[0]
+def _normed(x: mx.array, norm: Norm | None) -> mx.array:
+    return x if norm is None else mx.fast.rms_norm(x, norm.weight, norm.eps)
+
+
+def matmul(
+    x: mx.array,
+    weight: Weight | mx.array,
+    *,
+    bias: mx.array | None = None,
+    norm: Norm | None = None,
+    then: Weight | None = None,
+) -> mx.array:
+    """norm(x) @ weight.T + bias for x of (rows, 1, size)."""
+    w = _dense(weight)
+    kind = _WIDE_KIND if w.shape[0] >= WIDE_WEIGHT_ROWS else _NARROW_KIND
+    out = _run(kind, _normed(x, norm), w, (), [(*x.shape[:-1], w.shape[0])])[0]
+    return out if bias is None else out + bias
+
+
+def matmul_add(
+    x: mx.array,
+    weight: Weight | mx.array,
+    residual: mx.array,
+    *,
+    bias: mx.array | None = None,
+    norm: Norm | None = None,
+    factor: float = 1.0,
+    then: Weight | None = None,
+) -> mx.array:
+    """residual + factor * (norm(x) @ weight.T + bias)"""
+    w = _dense(weight)
+    if bias is not None or factor != 1.0:
+        return residual + factor * matmul(x, weight, bias=bias, norm=norm)
+    return _run(_ADD_KIND, _normed(x, norm), w, (residual,), [(*x.shape[:-1], w.shape[0])])[0]
+
+
+def glu(
+    x: mx.array,
+    weight: Weight | mx.array,
+    *,
+    activation: str = "silu",
+    bias: mx.array | None = None,
+    norm: Norm | None = None,
+    then: Weight | None = None,
+) -> mx.array:
+    """activation(gate) * up, where the first half of the weight's rows gives the gate."""
+    assert activation == "silu" and bias is None
+    w = _dense(weight)
+    return _run(_SWIGLU_KIND, _normed(x, norm), w, (), [(*x.shape[:-1], w.shape[0] // 2)])[0]
 
 
 def qkv_rope(
-    x: mx.array, weight: mx.array, offset: mx.array, periods: mx.array, heads: int, groups: int, size: int
+    x: mx.array,
+    weight: Weight | mx.array,
+    offset: mx.array,
+    periods: mx.array,
+    heads: int,
+    groups: int,
+    size: int,
+    *,
+    norm: Norm | None = None,
+    then: Weight | None = None,
 ) -> tuple[mx.array, mx.array, mx.array]:
     """Queries, keys and values of (rows, heads or groups, 1, size); RoPE is applied to the first two."""
     rows = x.shape[0]
     shapes = [(rows, heads, 1, size), (rows, groups, 1, size), (rows, groups, 1, size)]
     counts = (("H", heads), ("KV", groups), ("D", size))
-    queries, keys, values = _run(_ROPE_KIND, x, weight, (offset, periods), shapes, counts)
+    queries, keys, values = _run(_ROPE_KIND, _normed(x, norm), _dense(weight), (offset, periods), shapes, counts)
     return queries, keys, values

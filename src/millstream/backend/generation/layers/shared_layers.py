@@ -28,12 +28,13 @@ def with_shared_layers(attend: Attention) -> Attention:
         scale: float,
         mask: Any,
         sinks: mx.array | None = None,
+        **options: Any,
     ) -> mx.array:
         if isinstance(cache, SlabLayer):
             seen[cache.index] = weakref.ref(cache)
         elif cache is None:
             cache = _owner(seen, keys)
-        return attend(queries, keys, values, cache, scale, mask, sinks)
+        return attend(queries, keys, values, cache, scale, mask, sinks, **options)
 
     return attention
 
