@@ -13,14 +13,15 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import mlx.core as mx
 
+from millstream.backend.kernels.unpack_cuda import MODES, unpack_source
+
 MAX_ROWS = 512
 """Rows that a launch may have: each may choose an expert once, and blocks hold the list in shared memory."""
-CHUNK_BYTES = 64
-"""A warp reads so much of each weight row at once, which is 32, 64 or 128 numbers."""
+MAX_EXPERTS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,68 +71,22 @@ __device__ __forceinline__ void mill_mma(
     "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
     : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
-__device__ __forceinline__ PAIR mill_pair(unsigned bits) { return *reinterpret_cast<PAIR*>(&bits); }
-__device__ __forceinline__ unsigned mill_bits(PAIR pair) { return *reinterpret_cast<unsigned*>(&pair); }
-__device__ __forceinline__ unsigned mill_twice(unsigned short bits) { return bits * 0x10001u; }
-// Eight numbers of 4 bits, as pairs (0, 4), (1, 5), (2, 6), (3, 7): that is how masks find them.
-__device__ __forceinline__ void mill_unpack_affine4(unsigned word, unsigned scale, unsigned bias, unsigned* to) {
-  #pragma unroll
-  for (int j = 0; j < 4; j++) {
-    const PAIR number = __hsub2(mill_pair(((word >> (4 * j)) & 0x000f000fu) | MAGIC), mill_pair(MAGIC));
-    to[j] = mill_bits(__hfma2(number, mill_pair(scale), mill_pair(bias)));
-  }
-}
-// The bits of an e2m1 number are a tiny number of the wide type; LIFT is the power of two between them.
-__device__ __forceinline__ void mill_unpack_mxfp4(unsigned word, unsigned scale, unsigned* to) {
-  #pragma unroll
-  for (int j = 0; j < 4; j++) {
-    const unsigned four = word >> (4 * j);
-    const unsigned bits = ((four & 0x00080008u) << 12) | ((four & 0x00070007u) << E2M1_AT);
-    to[j] = mill_bits(__hmul2(__hmul2(mill_pair(bits), mill_pair(LIFT)), mill_pair(scale)));
-  }
-}
-__device__ __forceinline__ void mill_unpack_affine8(
-    unsigned low, unsigned high, float scale, float bias, unsigned* to) {
-  #pragma unroll
-  for (int j = 0; j < 4; j++) {
-    const unsigned word = j < 2 ? low : high;
-    const float one = __uint_as_float(__byte_perm(word, 0x4b000000u, j % 2 ? 0x7442 : 0x7440)) - 8388608.f;
-    const float two = __uint_as_float(__byte_perm(word, 0x4b000000u, j % 2 ? 0x7443 : 0x7441)) - 8388608.f;
-    to[j] = mill_bits(JOIN(fmaf(one, scale, bias), fmaf(two, scale, bias)));
-  }
-}
 """
 
-_KINDS = {
-    mx.bfloat16: {
-        "KIND": "bf16",
-        "PAIR": "__nv_bfloat162",
-        "MAGIC": "0x43004300u",
-        "LIFT": "0x7e807e80u",
-        "E2M1_AT": "6",
-        "JOIN": "__floats2bfloat162_rn",
-    },
-    mx.float16: {
-        "KIND": "f16",
-        "PAIR": "__half2",
-        "MAGIC": "0x64006400u",
-        "LIFT": "0x74007400u",
-        "E2M1_AT": "9",
-        "JOIN": "__floats2half2_rn",
-    },
-}
+_KINDS = {mx.bfloat16: "bf16", mx.float16: "f16"}
 
-# SUB numbers of eight per thread and chunk: 1 dense, 2 of 8 bits, 4 of 4 bits. Tile m of a block is rows r0 + m * 16;
+# A chunk is 64 bytes of each weight row. SUB times eight numbers of it per thread: 1 dense, 2 of 8 bits, 4 of 4 bits. Tile m of a block is rows r0 + m * 16;
 # with a gate, the second half of the tiles are the same rows of the other weight.
 _FIND = """
   constexpr int CH = 32 * SUB, PER = 8 * SUB, TH = W * 32, LINE = 16 * MT + 1, COLS = NT * 8;
-  constexpr int OWN = GLU ? MT / 2 : MT, WORDS = (E + 31) / 32;
+  constexpr int OWN = GLU ? MT / 2 : MT;
   const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, g = lane / 4, t = lane % 4;
-  const int N = w0_shape[1], K = x_shape[1], entries = indices_shape[0] * TOP, r0 = blockIdx.x * 16 * OWN;
-  __shared__ unsigned chosen[WORDS];
+  const int N = w0_shape[1], K = w0_shape[2] * NUMBERS, r0 = blockIdx.x * 16 * OWN;
+  const int slots = indices_shape[1], entries = indices_shape[0] * slots, words = (w0_shape[0] + 31) / 32;
+  __shared__ unsigned chosen[MAX_EXPERTS / 32];
   __shared__ unsigned short list[MAX_ROWS];
   __shared__ int listed;
-  for (int i = tid; i < WORDS; i += TH) chosen[i] = 0;
+  for (int i = tid; i < words; i += TH) chosen[i] = 0;
   __syncthreads();
   for (int i = tid; i < entries; i += TH) {
     const int each = indices[i];
@@ -139,7 +94,7 @@ _FIND = """
   }
   __syncthreads();
   int expert = -1, skip = blockIdx.y;
-  for (int i = 0; i < WORDS; i++) {
+  for (int i = 0; i < words; i++) {
     unsigned bits = chosen[i];
     const int count = __popc(bits);
     if (skip < count) {
@@ -203,7 +158,7 @@ _MATMUL = """
     #pragma unroll
     for (int n = 0; n < NT; n++) {
       const int at = first + n * 8 + g, entry = list[at < count ? at : 0];
-      xp[n] = x + (size_t)(GLU ? entry / TOP : entry) * K + t * PER;
+      xp[n] = x + (size_t)(GLU ? entry / slots : entry) * K + t * PER;
     }
     float acc[MT][NT][4] = {};
     uint4 b[NT], next[NT];
@@ -218,6 +173,7 @@ _MATMUL = """
     };
     read(0, 0);
     FIRST_SCALES
+    #pragma unroll 1
     for (int i = 0; i < mine; i++) {
       uint4 a[MT][2];
       mill_wait<DEPTH - 2>();
@@ -239,7 +195,6 @@ _MATMUL = """
         for (int m = 0; m < MT; m++)
           #pragma unroll
           for (int h = 0; h < 2; h++) {
-            const unsigned* words = reinterpret_cast<const unsigned*>(&a[m][h]);
             UNPACK
           }
         #pragma unroll
@@ -248,8 +203,8 @@ _MATMUL = """
           ORDER
           #pragma unroll
           for (int m = 0; m < MT; m++) {
-            mill_mma(acc[m][n], p[m][0][0], p[m][1][0], p[m][0][1], p[m][1][1], b0, b1);
-            mill_mma(acc[m][n], p[m][0][2], p[m][1][2], p[m][0][3], p[m][1][3], b2, b3);
+            mill_mma(acc[m][n], p[m][0][0], p[m][1][0], p[m][0][1], p[m][1][1], row.x, row.y);
+            mill_mma(acc[m][n], p[m][0][2], p[m][1][2], p[m][0][3], p[m][1][3], row.z, row.w);
           }
         }
       }
@@ -284,17 +239,14 @@ _DENSE_PIECES = {
     "SCALES": "",
     "FIRST_SCALES": "",
     "NEXT_SCALES": "",
-    "UNPACK": "for (int j = 0; j < 4; j++) p[m][h][j] = words[j];",
-    "ORDER": "const unsigned b0 = b[n].x, b1 = b[n].y, b2 = b[n].z, b3 = b[n].w;",
+    "UNPACK": "for (int j = 0; j < 4; j++) p[m][h][j] = reinterpret_cast<const unsigned*>(&a[m][h])[j];",
+    "ORDER": "const uint4 row = b[n];",
 }
-_INTERLEAVED = """
-          const unsigned b0 = __byte_perm(b[n].x, b[n].z, 0x5410), b1 = __byte_perm(b[n].x, b[n].z, 0x7632);
-          const unsigned b2 = __byte_perm(b[n].y, b[n].w, 0x5410), b3 = __byte_perm(b[n].y, b[n].w, 0x7632);
-"""
-# A thread's numbers of a chunk are in one group, since PER <= G.
-_AFFINE_SCALES = """
+# A thread's numbers of a chunk are in one group, since PER <= G. What is read ahead is converted when it is needed.
+_SCALES = """
   const int groups = K / G;
-  unsigned short scale[MT][2], zero[MT][2], scale_next[MT][2], zero_next[MT][2];
+  RAW scale_next[MT][2], bias_next[MT][2] = {};
+  unsigned scale[MT][2], bias[MT][2] = {};
   auto scales = [&](int i) {
     const int k = (warp + i * W) * CH + t * PER;
     const bool in = i < mine && k < K;
@@ -303,72 +255,40 @@ _AFFINE_SCALES = """
       #pragma unroll
       for (int h = 0; h < 2; h++) {
         const size_t at = ((size_t)expert * N + r0 + m % OWN * 16 + h * 8 + g) * groups + k / G;
-        const unsigned short* s = reinterpret_cast<const unsigned short*>(m < OWN ? s0 : OTHER(s1, s0));
-        const unsigned short* z = reinterpret_cast<const unsigned short*>(m < OWN ? z0 : OTHER(z1, z0));
-        scale_next[m][h] = in ? s[at] : 0;
-        zero_next[m][h] = in ? z[at] : 0;
+        scale_next[m][h] = in ? reinterpret_cast<const RAW*>(m < OWN ? s0 : OTHER(s1, s0))[at] : 0;
+        READ_BIAS
       }
   };
 """
-_SHIFT_AFFINE = """
-      #pragma unroll
-      for (int m = 0; m < MT; m++)
-        #pragma unroll
-        for (int h = 0; h < 2; h++) { scale[m][h] = scale_next[m][h]; zero[m][h] = zero_next[m][h]; }
-      scales(i + 1);
-"""
-_MX_SCALES = """
-  const int groups = K / G;
-  unsigned short scale[MT][2], scale_next[MT][2];
-  auto scales = [&](int i) {
-    const int k = (warp + i * W) * CH + t * PER;
-    const bool in = i < mine && k < K;
-    #pragma unroll
-    for (int m = 0; m < MT; m++)
-      #pragma unroll
-      for (int h = 0; h < 2; h++) {
-        const size_t at = ((size_t)expert * N + r0 + m % OWN * 16 + h * 8 + g) * groups + k / G;
-        const unsigned char* s = reinterpret_cast<const unsigned char*>(m < OWN ? s0 : OTHER(s1, s0));
-        scale_next[m][h] = in ? s[at] : 0;
-      }
-  };
-"""
-_SHIFT_MX = """
+_READ_BIAS = "bias_next[m][h] = in ? reinterpret_cast<const RAW*>(m < OWN ? z0 : OTHER(z1, z0))[at] : 0;"
+_NEXT_SCALES = """
       #pragma unroll
       for (int m = 0; m < MT; m++)
         #pragma unroll
         for (int h = 0; h < 2; h++) {
-          const unsigned e8 = scale_next[m][h];
-          const T power = T(__uint_as_float(e8 ? e8 << 23 : 0x00400000u));
-          scale[m][h] = *reinterpret_cast<const unsigned short*>(&power);
+          scale[m][h] = mill_scale<MODE>(reinterpret_cast<const char*>(&scale_next[m][h]));
+          if constexpr (MODE == 0) bias[m][h] = mill_scale<MODE>(reinterpret_cast<const char*>(&bias_next[m][h]));
         }
       scales(i + 1);
 """
 _PACKED_PIECES = {
-    ("affine", 4): {
-        "SCALES": _AFFINE_SCALES,
-        "FIRST_SCALES": "scales(0);",
-        "NEXT_SCALES": _SHIFT_AFFINE,
-        "UNPACK": "mill_unpack_affine4(words[s], mill_twice(scale[m][h]), mill_twice(zero[m][h]), p[m][h]);",
-        "ORDER": _INTERLEAVED,
-    },
-    ("affine", 8): {
-        "SCALES": _AFFINE_SCALES,
-        "FIRST_SCALES": "scales(0);",
-        "NEXT_SCALES": _SHIFT_AFFINE,
-        "UNPACK": """
-            const T sc = *reinterpret_cast<const T*>(&scale[m][h]), ze = *reinterpret_cast<const T*>(&zero[m][h]);
-            mill_unpack_affine8(words[2 * s], words[2 * s + 1], float(sc), float(ze), p[m][h]);""",
-        "ORDER": _DENSE_PIECES["ORDER"],
-    },
-    ("mxfp4", 4): {
-        "SCALES": _MX_SCALES,
-        "FIRST_SCALES": "scales(0);",
-        "NEXT_SCALES": _SHIFT_MX,
-        "UNPACK": "mill_unpack_mxfp4(words[s], mill_twice(scale[m][h]), p[m][h]);",
-        "ORDER": _INTERLEAVED,
-    },
+    "FIRST_SCALES": "scales(0);",
+    "NEXT_SCALES": _NEXT_SCALES,
+    "UNPACK": """mill_unpack<BITS, MODE>(
+                reinterpret_cast<const char*>(&a[m][h]) + s * BITS, scale[m][h], bias[m][h], p[m][h]);""",
+    "ORDER": "const uint4 row = mill_as_packed<BITS>(b[n]);",
 }
+_FORMATS = {("affine", 4): (32, 64, 128), ("affine", 8): (32, 64, 128), ("mxfp4", 4): (32,), ("mxfp8", 8): (32,)}
+"""The packed formats that the kernels read, with their group sizes."""
+
+
+def _pieces(packing: Packing | None) -> dict[str, str]:
+    if packing is None:
+        return _DENSE_PIECES
+    affine = packing.mode == "affine"
+    scales = _SCALES.replace("READ_BIAS", _READ_BIAS if affine else "")
+    return {**_PACKED_PIECES, "SCALES": scales.replace("RAW", "unsigned short" if affine else "unsigned char")}
+
 
 _ACTIVATIONS = {
     "silu": "const float result = float(T(gate / (1.f + __expf(-gate)))) * up;",
@@ -397,9 +317,9 @@ _DOWN_BIAS = "result = float(T(result + float(c0[(size_t)expert * N + r0 + r])))
 
 @dataclass(frozen=True, slots=True)
 class Activation:
-    """What joins gate and up: "silu", "gelu_tanh" or "clipped" (gpt-oss's, with its two numbers)."""
+    """What joins gate and up; `clipped` is gpt-oss's, with its two numbers."""
 
-    kind: str
+    kind: Literal["silu", "gelu_tanh", "clipped"]
     alpha: float = 1.702
     limit: float = 7.0
 
@@ -411,7 +331,7 @@ class Tiling:
     tiles: int
     warps: int
     depth: int
-    columns: int = 4
+    columns: int = 2
 
     def shared_bytes(self) -> int:
         """For the ring buffer of the weight, which later holds the sums of the warps."""
@@ -424,7 +344,7 @@ DOWN_TILING = Tiling(tiles=2, warps=4, depth=4)
 
 
 def _source(packing: Packing | None, activation: Activation | None, biased: bool) -> str:
-    pieces = dict(_DENSE_PIECES if packing is None else _PACKED_PIECES[packing.mode, packing.bits])
+    pieces = _pieces(packing)
     if activation is None:
         epilogue = _DOWN_EPILOGUE.replace("BIAS", _DOWN_BIAS if biased else "")
     else:
@@ -436,7 +356,8 @@ def _source(packing: Packing | None, activation: Activation | None, biased: bool
         text = text.replace(name, pieces[name])
     text = text.replace("EPILOGUE", epilogue)
     other = "#define OTHER(one, two) one\n" if activation is not None else "#define OTHER(one, two) two\n"
-    return other + _FIND.replace("MAX_ROWS", str(MAX_ROWS)) + text
+    find = _FIND.replace("MAX_ROWS", str(MAX_ROWS)).replace("MAX_EXPERTS", str(MAX_EXPERTS))
+    return other + find + text
 
 
 @functools.cache
@@ -449,9 +370,7 @@ def _kernel(
     dtype: mx.Dtype,
     shared: int,
 ) -> Any:
-    header = _HEADER
-    for word, text in _KINDS[dtype].items():
-        header = header.replace(word, text)
+    header = _HEADER.replace("KIND", _KINDS[dtype]) + ("" if packing is None else unpack_source(dtype))
     return mx.fast.cuda_kernel(
         name=f"millstream_{name}",
         input_names=list(inputs),
@@ -465,15 +384,15 @@ def _kernel(
 def fits(weights: ExpertWeights, dtype: mx.Dtype) -> bool:
     """True if the kernels can take these weights, for rows of this type."""
     packing = weights.packing
-    if dtype not in _KINDS or weights.inputs % 32 or weights.outputs % 32 or weights.experts > 1024:
+    if dtype not in _KINDS or weights.inputs % 32 or weights.outputs % 32 or weights.experts > MAX_EXPERTS:
         return False
     if weights.bias is not None and weights.bias.dtype != dtype:
         return False
     if packing is None:
         return weights.arrays[0].dtype == dtype
-    if (packing.mode, packing.bits) not in _PACKED_PIECES or packing.group_size not in (32, 64, 128):
+    if packing.group_size not in _FORMATS.get((packing.mode, packing.bits), ()):
         return False
-    scale_type = mx.uint8 if packing.mode == "mxfp4" else dtype
+    scale_type = dtype if packing.mode == "affine" else mx.uint8
     return all(array.dtype == scale_type for array in weights.arrays[1:])
 
 
@@ -505,7 +424,7 @@ def _run(
 ) -> mx.array:
     first = weights[0]
     packing, biased = first.packing, first.bias is not None
-    rows, top = indices.shape
+    rows, slots = indices.shape
     arrays = [x, indices]
     names = ["x", "indices"]
     for index, weight in enumerate(weights):
@@ -518,21 +437,21 @@ def _run(
     kernel = _kernel(name, tuple(names), packing, activation, biased, x.dtype, tiling.shared_bytes())
     template: list[tuple[str, Any]] = [
         ("T", x.dtype),
-        ("E", first.experts),
-        ("TOP", top),
+        ("NUMBERS", 1 if packing is None else 32 // packing.bits),
         ("SUB", 1 if packing is None else 16 // packing.bits),
-        ("G", 1 if packing is None else packing.group_size),
         ("GLU", activation is not None),
         ("MT", tiling.tiles),
         ("W", tiling.warps),
         ("DEPTH", tiling.depth),
         ("NT", tiling.columns),
     ]
+    if packing is not None:
+        template += [("BITS", packing.bits), ("G", packing.group_size), ("MODE", MODES[packing.mode])]
     out: mx.array = kernel(
         inputs=arrays,
-        output_shapes=[(rows * top, first.outputs)],
+        output_shapes=[(rows * slots, first.outputs)],
         output_dtypes=[x.dtype],
-        grid=(first.outputs // (16 * own) * tiling.warps * 32, min(first.experts, rows * top), 1),
+        grid=(first.outputs // (16 * own) * tiling.warps * 32, min(first.experts, rows * slots), 1),
         threadgroup=(tiling.warps * 32, 1, 1),
         template=template,
     )[0]

@@ -62,7 +62,7 @@ __device__ __forceinline__ float mill_warp_max(float value) {
 _LOGITS = """
   constexpr int TH = WARPS * 32, FLIGHT = 4, LINE = 17;
   const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, g = lane / 4, t = lane % 4;
-  const int R = x_shape[0], K = x_shape[1], first = blockIdx.y * 8, e0 = blockIdx.x * 16, chunks = K / 32;
+  const int R = x_shape[0], K = router_shape[1], first = blockIdx.y * 8, e0 = blockIdx.x * 16, chunks = K / 32;
   const int outputs = router_shape[0];
   __shared__ float sums[WARPS * 8 * LINE];
   __shared__ bool last;
@@ -379,9 +379,9 @@ def route(
     norm: tuple[mx.array, float] | None = None,
     live: mx.array | None = None,
 ) -> Routed:
-    """Choose experts for x of (rows, size), after an RMS norm if given: its weight and epsilon. Rows where `live` is 0
+    """Choose experts for x of (rows, …, size), after an RMS norm if given: its weight and epsilon. Rows where `live` is 0
     get none."""
-    rows, size = x.shape
+    rows = x.shape[0]
     outputs = router.weight.shape[0]
     gated = outputs > routing.experts
     eps = None if norm is None else norm[1]
@@ -394,7 +394,7 @@ def route(
     shapes: list[tuple[int, ...]] = [(rows, routing.slots), (rows, routing.slots), (rows, outputs)]
     dtypes = [mx.int32, mx.float32, mx.float32]
     if norm is not None:
-        shapes.append((rows, size))
+        shapes.append(x.shape)
         dtypes.append(x.dtype)
     if gated:
         shapes.append((rows,))
@@ -428,7 +428,7 @@ def combine(
     y: mx.array, routed: Routed, shared: mx.array | None = None, residual: mx.array | None = None
 ) -> mx.array:
     """The weighted sum over each row's experts, in the row's own order, plus the shared expert's output and the
-    residual: (rows, size) from y of (rows x slots, size)."""
+    residual: like the routed rows, from y of (rows x slots, size)."""
     rows, slots = routed.indices.shape
     size = y.shape[1]
     gate = routed.shared if shared is not None else None
@@ -436,7 +436,7 @@ def combine(
     inputs += [array for array in (shared, gate, residual) if array is not None]
     out: mx.array = _combine_kernel(residual is not None, shared is not None, gate is not None)(
         inputs=inputs,
-        output_shapes=[(rows, size)],
+        output_shapes=[routed.x.shape],
         output_dtypes=[y.dtype],
         grid=((rows * size // 8 + 127) // 128 * 128, 1, 1),
         threadgroup=(128, 1, 1),
