@@ -138,9 +138,7 @@ def _dense(weight: Weight | mx.array) -> Dense:
     return weight
 
 
-def _call(
-    x: mx.array, weight: Dense, bias: mx.array | None, norm: Norm | None, then: Weight | None
-) -> _Call:
+def _call(x: mx.array, weight: Dense, bias: mx.array | None, norm: Norm | None, then: Weight | None) -> _Call:
     """The inputs that every kernel may have."""
     call = _Call()
     fused = norm is not None and x.dtype == mx.bfloat16
@@ -170,7 +168,7 @@ def _run(
 ) -> list[mx.array]:
     halved = name == "glu"
     kind = Kind(name, tuple(call.inputs), epilogue, outputs, tuple(sorted(call.constants.items())), halved)
-    width = matmul_tilings.width_of(call.inputs["x"].shape[0])
+    width = matmul_tilings.width_of(call.inputs["x"].shape[0], head)
     tiling = matmul_tilings.choose(weight.outputs, weight.inputs, width, head=head, shared=weight.tickets is not None)
     return run(kind, tiling, width, weight, list(call.inputs.values()), shapes, heads)
 
