@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +44,8 @@ class FusedMatmuls:
     """True if `qkv_rope` takes heads of this size."""
     prepare: Callable[[Weight | mx.array], Weight]
     """The weight with what the implementation keeps beside it: call it once for each weight, at load."""
+    tune: Callable[[Iterable[mx.array]], None]
+    """Measure which kernels are fastest for a model's dense weights: call it once at load, before the others."""
     matmul: Callable[..., mx.array]
     """(x, weight, *, bias, norm, then)"""
     matmul_add: Callable[..., mx.array]
@@ -67,6 +69,7 @@ BY_MLX = FusedMatmuls(
     fits=lambda weight: True,
     fits_heads=lambda size: True,
     prepare=as_weight,
+    tune=lambda weights: None,
     matmul=matmul_reference.matmul,
     matmul_add=matmul_reference.matmul_add,
     glu=matmul_reference.glu,
@@ -79,6 +82,7 @@ BY_KERNELS = FusedMatmuls(
     fits=small_matmul.fits,
     fits_heads=small_matmul.fits_heads,
     prepare=small_matmul.prepare,
+    tune=small_matmul.tune,
     matmul=small_matmul.matmul,
     matmul_add=small_matmul.matmul_add,
     glu=small_matmul.glu,
