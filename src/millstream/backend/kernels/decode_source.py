@@ -5,9 +5,9 @@ every W-th tile of 16 keys, with a running softmax of its own; the warps are joi
 by the last block that is done.
 
 Keys are the rows of a tile and queries its columns: S' = K Q', then O' = V' P', by mma m16n8k16, so up to 8 queries
-cost what one does. A thread fetches exactly the bytes that it feeds to its own mma: no two threads wait for each other. For
-the keys that works because the order of a head's elements may be any, if it is the same on both sides; for the values,
-because a thread takes 8 neighbouring elements of four keys and calls them rows of 4 different tiles.
+cost what one does. A thread fetches exactly the bytes that it feeds to its own mma: no two threads wait for each other.
+For the keys that works because the order of a head's elements may be any, if it is the same on both sides; for the
+values, because a thread takes 8 neighbouring elements of four keys and calls them rows of 4 different tiles.
 """
 
 from __future__ import annotations

@@ -91,6 +91,15 @@ class AttentionParts:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class ConvParts:
+    """A short convolution between two gates: see `kernels.short_conv`."""
+
+    joined: Any
+    out: Any
+    weight: mx.array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class GluParts:
     """down(activation(gate(x)) * up(x)), with gate and up in one layer."""
 
@@ -102,6 +111,17 @@ class GluParts:
 def projects_heads(mixer: Any) -> bool:
     """True if a mixer looks like attention: it projects to queries, keys and values."""
     return all(name in mixer for name in QKV) or _first(mixer, JOINED_QKV) is not None
+
+
+def conv_parts(mixer: Any) -> ConvParts | None:
+    """None if a mixer is no short convolution."""
+    first, conv, out = mixer.get("in_proj"), mixer.get("conv"), _first(mixer, OUT)
+    if not isinstance(conv, nn.Conv1d) or first is None or out is None or "bias" in conv:
+        return None
+    channels, kernel, each = conv.weight.shape
+    if each != 1 or kernel < 2 or output_size(first) != 3 * channels or input_size(out) != channels:
+        return None
+    return ConvParts(first, out, conv.weight)
 
 
 def attention_parts(attention: Any) -> AttentionParts:

@@ -19,20 +19,22 @@ from millstream.backend.generation.layers.block_check import (
 from millstream.backend.generation.layers.block_frame import Frame, NotUnderstood, hidden_size
 from millstream.backend.generation.layers.block_parts import (
     ACTIVATIONS,
+    ConvParts,
     GluParts,
     attention_parts,
     block_dtype,
+    conv_parts,
     glu_parts,
     has_experts,
     projects_heads,
     rope_module,
 )
 from millstream.backend.generation.layers.fused_modules import FusedModule
-from millstream.backend.generation.layers.fused_parts import FusedAttention, FusedGlu, PlainPart
+from millstream.backend.generation.layers.fused_parts import FusedAttention, FusedConv, FusedGlu, PlainPart
 from millstream.backend.layers.fused_matmul import BY_KERNELS, BY_MLX, FusedMatmuls
 
 NewCache = Callable[[], Any]
-Part = FusedAttention | FusedGlu | FusedModule | PlainPart
+Part = FusedAttention | FusedConv | FusedGlu | FusedModule | PlainPart
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,6 +106,11 @@ class BlockSearch:
                 why.append(f"{frame.mixer} {error}")
         if new_cache is None:
             return plain, plain, ""
+        if (conv := conv_parts(module)) is not None:
+            try:
+                return self._conv(conv, frame, plain, new_cache, size, dtype), plain, "convolution"
+            except NotUnderstood as error:
+                why.append(f"{frame.mixer} {error}")
         try:
             x = mx.random.normal((1, 1, size), key=mx.random.key(10)).astype(dtype)
             fused = FusedModule(
@@ -133,6 +140,15 @@ class BlockSearch:
             check_attention(plain.run, parts, exact, exact, size, mx.float32, kernels=False)
         check_attention(plain.run, parts, decode, chunk, size, dtype, kernels=self._matmuls is BY_KERNELS)
         return decode, chunk
+
+    def _conv(
+        self, parts: ConvParts, frame: Frame, plain: PlainPart, new_cache: NewCache, size: int, dtype: mx.Dtype
+    ) -> FusedConv:
+        if self._is_new(ConvParts, frame.names):
+            check_module(plain.run, FusedConv(parts, frame, BY_MLX, plain).run, new_cache, size, mx.float32)
+        fused = FusedConv(parts, frame, self._matmuls, plain)
+        check_module(plain.run, fused.run, new_cache, size, dtype)
+        return fused
 
     def _is_new(self, *understood: Hashable) -> bool:
         """True the first time. Rounding of half precision hides small differences, so what was understood is first

@@ -15,9 +15,11 @@ from typing import Any
 import mlx.core as mx
 
 from millstream.backend.generation.layers.block_frame import Frame, Norm, NotUnderstood
-from millstream.backend.generation.layers.block_parts import AttentionParts, GluParts, Rope, weight_of
-from millstream.backend.layers.fused_matmul import Form, FusedMatmuls, Weight, join_heads, split_heads
+from millstream.backend.generation.layers.block_parts import AttentionParts, ConvParts, GluParts, Rope, weight_of
+from millstream.backend.layers import state_ops
+from millstream.backend.layers.fused_matmul import BY_KERNELS, Form, FusedMatmuls, Weight, join_heads, split_heads
 from millstream.backend.layers.fused_matmul import Norm as MatmulNorm
+from millstream.backend.layers.state_ops import StateOps
 
 Arrays = dict[str, Any]
 """Weights by role: arrays, or tuples of arrays."""
@@ -120,6 +122,23 @@ class _Glu:
         return self.finish.run(hidden, residual, arrays)
 
 
+@dataclass(frozen=True, slots=True)
+class _Conv:
+    """What is static about a short convolution."""
+
+    matmuls: FusedMatmuls
+    form: Form
+    eps: float | None
+    ops: StateOps
+    finish: _Finish
+
+    def run(self, x: mx.array, residual: mx.array, state: mx.array, arrays: Arrays) -> tuple[mx.array, mx.array]:
+        norm = None if self.eps is None else MatmulNorm(arrays["before"], self.eps)
+        projected = self.matmuls.matmul(x, self.form.of(arrays["joined"]), norm=norm, bias=arrays.get("bias"))
+        out, state = self.ops.short_conv(projected, state, arrays["conv"])
+        return self.finish.run(out, residual, arrays), state
+
+
 @functools.cache
 def _compiled(static: Any, matmuls: FusedMatmuls) -> Callable[..., Any]:
     return matmuls.compile(static.run)  # type: ignore[no-any-return]
@@ -162,6 +181,30 @@ class FusedAttention:
         return out
 
 
+class FusedConv:
+    """The first half of a block: norm, short convolution, residual."""
+
+    def __init__(self, parts: ConvParts, frame: Frame, matmuls: FusedMatmuls, plain: PlainPart) -> None:
+        """`plain` computes what this cannot."""
+        norm, self._norm_first = _prologue(frame.before_mixer)
+        joined, out = prepared(parts.joined, matmuls), prepared(parts.out, matmuls)
+        finish = _finish(out, frame.after_mixer, frame.factor, matmuls)
+        ops = state_ops.BY_KERNELS if matmuls is BY_KERNELS else state_ops.BY_MLX
+        static = _Conv(matmuls, joined.form, None if norm is None else norm.eps, ops, finish)
+        self._run, self._plain = _compiled(static, matmuls), plain
+        self._arrays = {"joined": joined.arrays, **_bias("bias", parts.joined), **_scale("before", norm)}
+        self._arrays |= {"conv": parts.weight, **_finish_arrays(out, parts.out, frame.after_mixer)}
+
+    def run(self, x: mx.array, mask: Any, cache: Any) -> mx.array:
+        state = cache[0]
+        if mask is not None or state is None or state.dtype != x.dtype or cache.lengths is not None:
+            return self._plain.run(x, mask, cache)
+        out: mx.array
+        out, cache[0] = self._run(x if self._norm_first is None else self._norm_first(x), x, state, self._arrays)
+        cache.advance(1)
+        return out
+
+
 class FusedGlu:
     """The second half of a block: norm, gated MLP, residual."""
 
@@ -200,7 +243,9 @@ def prepared(layer: Any, matmuls: FusedMatmuls) -> Weight:
     weight = weight_of(layer)
     if weight is None or not matmuls.fits(weight):
         raise NotUnderstood("has projections that the matmuls do not take")
-    return matmuls.prepare(weight)
+    weight = matmuls.prepare(weight)
+    mx.eval(weight.arrays)
+    return weight
 
 
 def _finish(weight: Weight, norm: Norm | None, factor: float, matmuls: FusedMatmuls) -> _Finish:
