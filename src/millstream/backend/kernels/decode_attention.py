@@ -17,6 +17,7 @@ from typing import Any
 import mlx.core as mx
 
 from millstream.backend.kernels import decode_source as source
+from millstream.backend.kernels.compiled import cuda_kernel
 
 WARPS = 8
 SHARED_BYTES = 99 * 1024
@@ -209,7 +210,7 @@ def _form(dtype: mx.Dtype, size: int, queries: int, packing: Packing | None) -> 
 
 @functools.cache
 def _kernel(form: _Form) -> Any:
-    return mx.fast.cuda_kernel(
+    return cuda_kernel(
         name="millstream_decode",
         input_names=list(_INPUTS),
         output_names=["out", "sums"],
@@ -221,7 +222,7 @@ def _kernel(form: _Form) -> Any:
 
 @functools.cache
 def _join_kernel() -> Any:
-    return mx.fast.cuda_kernel(name="millstream_join_parts", input_names=["sums"], output_names=["out"], source=_JOIN)
+    return cuda_kernel(name="millstream_join_parts", input_names=["sums"], output_names=["out"], source=_JOIN)
 
 
 def join_parts(sums: mx.array, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:

@@ -11,6 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from millstream.backend.kernels.compiled import cuda_kernel
 from millstream.backend.kernels.decode_attention import float_bits, join_parts
 
 HEAD_SIZES = ((64, 64), (96, 96), (128, 128), (192, 128), (256, 256))
@@ -285,7 +286,7 @@ _SOURCE = r"""
 
 @functools.cache
 def _kernel(kind: str) -> Any:
-    return mx.fast.cuda_kernel(
+    return cuda_kernel(
         name="millstream_prefill",
         input_names=["q", "k", "v", "left", "sinks"],
         output_names=["out"],

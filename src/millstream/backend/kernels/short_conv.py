@@ -11,6 +11,8 @@ from typing import Any
 
 import mlx.core as mx
 
+from millstream.backend.kernels.compiled import cuda_kernel
+
 THREADS = 256
 
 _SOURCE = """
@@ -35,7 +37,7 @@ _SOURCE = """
 
 @functools.cache
 def _kernel() -> Any:
-    return mx.fast.cuda_kernel(
+    return cuda_kernel(
         name="millstream_short_conv",
         input_names=["projected", "state", "w"],
         output_names=["out", "kept"],

@@ -7,6 +7,7 @@ costs 5. A decode step on a large GPU waits for its host, or for its weights. `m
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,9 +15,11 @@ from typing import Any
 
 import mlx.core as mx
 
-from millstream.backend.kernels import matmul_source, matmul_tilings
+from millstream.backend.kernels import matmul_source, matmul_tilings, packed_source, packed_tilings
+from millstream.backend.kernels.compiled import cuda_kernel
 from millstream.backend.kernels.matmul_tilings import WIDTHS, Tiling
-from millstream.backend.kernels.weights import Dense, Norm, Weight, as_weight
+from millstream.backend.kernels.unpack_cuda import unpack_source
+from millstream.backend.kernels.weights import Dense, Norm, Packed, Weight, as_weight
 
 __all__ = ["WIDTHS", "fits", "fits_heads", "glu", "matmul", "matmul_add", "prepare", "qkv_rope", "supported_here"]
 
@@ -39,9 +42,12 @@ class Kind:
     def source(self, split: bool) -> str:
         given = dict(self.constants)
         flags = {"NORM": "0", "BIAS": "0", "HEAD_NORM": "0", "ROPE": "0"} | given
+        packed = "scales" in self.inputs
+        if packed:
+            flags["ALL_SCALES"] = "(i < WIDE ? scales : zeros)" if "zeros" in self.inputs else "scales"
         parts = [f"#define {name} {value}\n" for name, value in flags.items()]
         parts += [matmul_source.SETUP, matmul_source.HALVED_LINES if self.halved else matmul_source.LINES]
-        parts += [matmul_source.PRODUCT]
+        parts += [packed_source.PRODUCT if packed else matmul_source.PRODUCT]
         parts += [matmul_source.AHEAD] if "then" in self.inputs else []
         parts += [matmul_source.SUM_WARPS, matmul_source.SHARED if split else matmul_source.WHOLE]
         return "".join([*parts, matmul_source.ROUND, self.epilogue])
@@ -64,12 +70,13 @@ class _Call:
 
 @functools.cache
 def _kernel(kind: Kind, dtype: mx.Dtype, shared: int, split: bool) -> Any:
-    return mx.fast.cuda_kernel(
-        name=f"millstream_{kind.name}",
+    packed = packed_source.HEADER + unpack_source(dtype) if "scales" in kind.inputs else ""
+    return cuda_kernel(
+        name=f"millstream_{'packed_' if packed else ''}{kind.name}",
         input_names=[*kind.inputs, *(["tickets"] if split else [])],
         output_names=[*kind.outputs, *(["partial"] if split else [])],
         source=kind.source(split),
-        header=matmul_source.header(dtype == mx.float16),
+        header=matmul_source.header(dtype == mx.float16) + packed,
         shared_memory=shared,
     )
 
@@ -78,7 +85,7 @@ def run(
     kind: Kind,
     tiling: Tiling,
     width: int,
-    weight: Dense,
+    weight: Weight,
     inputs: Sequence[mx.array],
     shapes: Sequence[tuple[int, ...]],
     heads: tuple[tuple[str, int], ...] = (),
@@ -114,7 +121,9 @@ def supported_here() -> bool:
 def fits(weight: Weight | mx.array) -> bool:
     """True if the kernels can take this weight."""
     weight = as_weight(weight)
-    if not isinstance(weight, Dense) or weight.weight.dtype not in (mx.bfloat16, mx.float16):
+    if isinstance(weight, Packed):
+        return packed_tilings.fits(weight)
+    if weight.weight.dtype not in (mx.bfloat16, mx.float16):
         return False
     return weight.inputs % 32 == 0 and weight.outputs % 2 == 0
 
@@ -127,20 +136,13 @@ def fits_heads(size: int) -> bool:
 def prepare(weight: Weight | mx.array) -> Weight:
     """The weight with counters for blocks that share a tile."""
     weight = as_weight(weight)
-    if not isinstance(weight, Dense) or weight.tickets is not None:
+    if weight.tickets is not None:
         return weight
-    return Dense(weight.weight, mx.zeros((matmul_tilings.most_shared(weight.outputs),), dtype=mx.uint32))
+    tickets = mx.zeros((matmul_tilings.most_shared(weight.outputs),), dtype=mx.uint32)
+    return dataclasses.replace(weight, tickets=tickets)
 
 
-def _dense(weight: Weight | mx.array) -> Dense:
-    weight = as_weight(weight)
-    assert isinstance(weight, Dense), "`fits` was asked"
-    return weight
-
-
-def _call(
-    x: mx.array, weight: Dense, bias: mx.array | None, norm: Norm | None, then: Weight | None
-) -> _Call:
+def _call(x: mx.array, weight: Weight, bias: mx.array | None, norm: Norm | None, then: Weight | None) -> _Call:
     """The inputs that every kernel may have."""
     call = _Call()
     fused = norm is not None and x.dtype == mx.bfloat16
@@ -148,7 +150,12 @@ def _call(
         # x times the norm's weight may be too large for float16.
         x = mx.fast.rms_norm(x, norm.weight, norm.eps)
     call.add("x", x)
-    call.add("w", weight.weight)
+    if isinstance(weight, Packed):
+        call.add("w", weight.packed)
+        call.add("scales", weight.scales)
+        call.add("zeros", weight.biases)
+    else:
+        call.add("w", weight.weight)
     call.add("bias", bias, "BIAS")
     if norm is not None and fused:
         call.add("norm", norm.weight, "NORM")
@@ -161,7 +168,7 @@ def _call(
 def _run(
     name: str,
     call: _Call,
-    weight: Dense,
+    weight: Weight,
     epilogue: str,
     shapes: Sequence[tuple[int, ...]],
     outputs: tuple[str, ...] = ("out",),
@@ -171,7 +178,11 @@ def _run(
     halved = name == "glu"
     kind = Kind(name, tuple(call.inputs), epilogue, outputs, tuple(sorted(call.constants.items())), halved)
     width = matmul_tilings.width_of(call.inputs["x"].shape[0])
-    tiling = matmul_tilings.choose(weight.outputs, weight.inputs, width, head=head, shared=weight.tickets is not None)
+    if isinstance(weight, Packed):
+        tiling: Tiling = packed_tilings.choose(weight, width, head=head)
+    else:
+        shared = weight.tickets is not None
+        tiling = matmul_tilings.choose(weight.outputs, weight.inputs, width, head=head, shared=shared)
     return run(kind, tiling, width, weight, list(call.inputs.values()), shapes, heads)
 
 
@@ -184,7 +195,7 @@ def matmul(
     then: Weight | None = None,
 ) -> mx.array:
     """norm(x) @ weight.T + bias for x of (rows, 1, size)."""
-    weight = _dense(weight)
+    weight = as_weight(weight)
     call = _call(x, weight, bias, norm, then)
     return _run("matmul", call, weight, matmul_source.STORE, [(*x.shape[:-1], weight.outputs)])[0]
 
@@ -200,7 +211,7 @@ def matmul_add(
     then: Weight | None = None,
 ) -> mx.array:
     """residual + factor * (norm(x) @ weight.T + bias)"""
-    weight = _dense(weight)
+    weight = as_weight(weight)
     call = _call(x, weight, bias, norm, then)
     call.add("r", residual, "FACTOR", f"{float(factor)!r}f")
     return _run("matmul_add", call, weight, matmul_source.ADD, [(*x.shape[:-1], weight.outputs)])[0]
@@ -216,7 +227,7 @@ def glu(
     then: Weight | None = None,
 ) -> mx.array:
     """activation(gate) * up, where the first half of the weight's rows gives the gate."""
-    weight = _dense(weight)
+    weight = as_weight(weight)
     call = _call(x, weight, bias, norm, then)
     call.constants["ACTIVATED"] = matmul_source.ACTIVATED[activation]
     return _run("glu", call, weight, matmul_source.GLU, [(*x.shape[:-1], weight.outputs // 2)])[0]
@@ -239,7 +250,7 @@ def qkv_rope(
     then: Weight | None = None,
 ) -> tuple[mx.array, mx.array, mx.array]:
     """Queries, keys and values of (rows, heads or groups, 1, size); norms of heads and RoPE for the first two."""
-    weight = _dense(weight)
+    weight = as_weight(weight)
     call = _call(x, weight, bias, norm, then)
     if q_norm is not None and k_norm is not None:
         call.add("q_norm", q_norm.weight, "HEAD_NORM")

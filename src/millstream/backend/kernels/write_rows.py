@@ -11,6 +11,8 @@ from typing import Any
 
 import mlx.core as mx
 
+from millstream.backend.kernels.compiled import cuda_kernel
+
 THREADS = 256
 PLACE = 4
 """Integers of a row that is written: its slot, the first column of `rows` to take, how many, and their first column in
@@ -62,7 +64,7 @@ _MOVE = """
 
 @functools.cache
 def _kernel() -> Any:
-    return mx.fast.cuda_kernel(
+    return cuda_kernel(
         name="millstream_write_rows",
         input_names=["part", "rows", "places"],
         output_names=["out"],
@@ -73,7 +75,7 @@ def _kernel() -> Any:
 
 @functools.cache
 def _move_kernel() -> Any:
-    return mx.fast.cuda_kernel(
+    return cuda_kernel(
         name="millstream_move_rows", input_names=["moves", "addresses", "widths"], output_names=["out"], source=_MOVE
     )
 
@@ -81,7 +83,7 @@ def _move_kernel() -> Any:
 @functools.cache
 def _address_kernel(count: int) -> Any:
     lines = [f"  out[{number}] = (long long)(size_t)a{number};" for number in range(count)]
-    return mx.fast.cuda_kernel(
+    return cuda_kernel(
         name=f"millstream_addresses_{count}",
         input_names=[f"a{number}" for number in range(count)],
         output_names=["out"],

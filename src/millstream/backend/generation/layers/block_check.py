@@ -6,6 +6,7 @@ not used, so a new version of mlx-lm that changes a block can only lead to a slo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -102,6 +103,26 @@ def check_half(original: Half, fused: Half, size: int, dtype: mx.Dtype) -> None:
     """Raises `NotUnderstood` if the fused form of a part without a cache gives other numbers."""
     x = _random(dtype, 5, WIDTHS[0], 1, size)
     _compare(x, [lambda: original(x)], lambda: fused(x))
+
+
+def random_rows(size: int, dtype: mx.Dtype, rows: int = WIDTHS[0]) -> mx.array:
+    """Rows of a decode step, for `check_rows`."""
+    return _random(dtype, 5, rows, 1, size)
+
+
+def check_rows(original: Half, fused: Half, x: mx.array) -> None:
+    """As `check_half`, for parts that make a choice for each row: in half precision some rows may be near the border
+    between two choices, and a last bit decides."""
+    try:
+        expected, got = (each(x).astype(mx.float32) for each in (original, fused))
+        mx.eval(expected, got)
+    except WHAT_CODE_RAISES as error:
+        raise NotUnderstood(f"cannot run fused ({_words(error)})") from error
+    apart = [_difference(*(each[row] for each in (x, expected, got))) for row in range(x.shape[0])]
+    allowed = 0 if x.dtype == mx.float32 else x.shape[0] // 4
+    # Not a number sorts anywhere: it is no agreement.
+    worst = sorted(math.inf if math.isnan(each) else each for each in apart)
+    _agree(worst[-1 - allowed], x.dtype)
 
 
 def check_module(

@@ -29,12 +29,13 @@ from millstream.backend.generation.layers.block_parts import (
     projects_heads,
     rope_module,
 )
+from millstream.backend.generation.layers.fused_experts import FusedExperts, fuse_expert_layer, fuse_experts
 from millstream.backend.generation.layers.fused_modules import FusedModule
 from millstream.backend.generation.layers.fused_parts import FusedAttention, FusedConv, FusedGlu, PlainPart
 from millstream.backend.layers.fused_matmul import BY_KERNELS, BY_MLX, FusedMatmuls
 
 NewCache = Callable[[], Any]
-Part = FusedAttention | FusedConv | FusedGlu | FusedModule | PlainPart
+Part = FusedAttention | FusedConv | FusedGlu | FusedExperts | FusedModule | PlainPart
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,13 +60,23 @@ class FusedBlock:
 
     def decode(self, x: mx.array, mask: Any, cache: Any) -> mx.array:
         h = self.mixer.run(x, mask, cache)
-        h = h if self.mlp is None else self.mlp.run(h)
+        if isinstance(self.mlp, FusedExperts):
+            h = self.mlp.run(h, live_rows(cache, h.shape[0]))
+        elif self.mlp is not None:
+            h = self.mlp.run(h)
         return h if self.scale is None else h * self.scale
 
     def chunk(self, x: mx.array, mask: Any, cache: Any, offset: mx.array) -> mx.array:
         h = self.chunk_mixer.run(x, mask, cache, offset)
         h = h if self.chunk_mlp is None else self.chunk_mlp.run(h)
         return h if self.scale is None else h * self.scale
+
+
+def live_rows(cache: Any, rows: int) -> mx.array | None:
+    """An array that is 0 for vacant rows: a batch tells how many tokens each of its rows has. None if it does not."""
+    offset = getattr(cache, "offset", None)
+    known = isinstance(offset, mx.array) and offset.shape == (rows,) and offset.dtype == mx.int32
+    return offset if known else None
 
 
 class BlockSearch:
@@ -163,7 +174,7 @@ class BlockSearch:
         module, size = block[frame.mlp], hidden_size(block)
         plain = PlainPart(frame, frame.before_mlp, frame.after_mlp, module)
         if has_experts(module):
-            return plain, plain, ""
+            return self._experts(module, frame, plain, size, dtype, why)
         if (parts := glu_parts(module)) is not None:
             try:
                 return *self._glu(module, parts, frame, plain, size, dtype), "MLP"
@@ -178,6 +189,15 @@ class BlockSearch:
             why.append(f"{frame.mlp} {error}")
             return plain, plain, ""
         return fused, plain, f"the projections of {frame.mlp}"
+
+    def _experts(
+        self, module: Any, frame: Frame, plain: PlainPart, size: int, dtype: mx.Dtype, why: list[str]
+    ) -> tuple[Part, Part, str]:
+        try:
+            return fuse_experts(module, frame, plain.run, self._matmuls, size, dtype), plain, "experts"
+        except NotUnderstood as error:
+            why.append(f"{frame.mlp} {error}")
+        return plain, plain, "a layer of experts" if fuse_expert_layer(module, self._matmuls, dtype) else ""
 
     def _glu(
         self, module: Any, parts: GluParts, frame: Frame, plain: PlainPart, size: int, dtype: mx.Dtype
