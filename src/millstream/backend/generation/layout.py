@@ -20,6 +20,7 @@ from millstream.backend.generation.caches.quantized import KvQuantization, choos
 from millstream.backend.generation.caches.slots import fits_slots
 from millstream.backend.generation.caches.widths import SlotPolicy, cublas_width, exact, kernel_width, powers_of_two
 from millstream.backend.generation.layers.attention import adopt_attention, kernel_attention
+from millstream.backend.generation.layers.capped_layers import capped_layers
 from millstream.backend.generation.layers.fused_blocks import Fusion, fuse_blocks, unfuse_blocks
 from millstream.backend.generation.layers.packed_attention import packed_attention, packed_matmuls_fit
 from millstream.backend.generation.layers.shared_layers import with_shared_layers
@@ -342,7 +343,8 @@ class LayoutChooser:
         right."""
         trouble = _trouble(trial, layout)
         attending = sum(hasattr(leaf, "keys") for leaf in leaf_caches(caches))
-        own = len(callers_of(self._model, "scaled_dot_product_attention")) < attending
+        calling = len(callers_of(self._model, "scaled_dot_product_attention")) + capped_layers(self._model)
+        own = calling < attending
         if trouble and self._unfuse(trouble):
             layout = dataclasses.replace(layout, width=cublas_width if layout.caches == "classes" else None)
             if own and layout.caches == "classes":
