@@ -34,6 +34,8 @@ def packed_attention(plain: Attention, *, matmuls: bool) -> Attention:
         mask: Any,
         sinks: mx.array | None = None,
     ) -> mx.array:
+        if isinstance(keys, mx.array):
+            return plain(queries, keys, values, cache, scale, mask, sinks)
         same_size = keys[0].shape[-1] == values[0].shape[-1]  # mlx-lm's function takes this for granted
         if matmuls and queries.shape[2] == 1 and sinks is None and same_size:
             out: mx.array = base.scaled_dot_product_attention(queries, keys, values, cache, scale, mask)
