@@ -325,29 +325,31 @@ class LayoutChooser:
         packing = choose_quantization(self._model, bits)
         if not self._enabled("slots"):
             raise unsupported(bits, "it needs slots, and --disable slots leaves them out")
-        matmuls = packed_matmuls_fit(self._device.kind) and not self._settings.like_gpu
-        unpacking = slab_attention(packed_attention(self._attention, matmuls=matmuls))
-        attend = kernel_attention if self._on_cuda else unpacking
         caches = new_row_caches(self._model)
+        layout = dataclasses.replace(self._draft(caches), caches="classes", attention="packed", packing=packing)
+        attend = self._packed_attention()
         if adopt_attention(self._model, attend) != len(caches):
             raise unsupported(bits, "its layers have attention of their own")
-        layout = dataclasses.replace(self._draft(caches), caches="classes", attention="packed", packing=packing)
         if self._on_cuda or self._settings.like_gpu:
-            fused = self._fuse_matmuls(attend) is not None
-            width = kernel_width if fused else cublas_width
+            width = kernel_width if self._fuse_matmuls(attend) is not None else cublas_width
             layout = dataclasses.replace(layout, width=width, in_place=self.kernels_write)
         trouble = _trouble(trial, layout)
-        if trouble and self._unfuse(trouble):
-            layout = dataclasses.replace(layout, width=cublas_width)
-            trouble = _trouble(trial, layout)
         if trouble and layout.in_place:
             log.info("This model decodes without kernels: %s", trouble)
-            adopt_attention(self._model, unpacking)
-            layout = dataclasses.replace(layout, width=None, in_place=False)
+            layout = dataclasses.replace(layout, in_place=False)
+            trouble = _trouble(trial, layout)
+        if trouble and self._unfuse(trouble):
+            layout = dataclasses.replace(layout, width=cublas_width)
             trouble = _trouble(trial, layout)
         if trouble:
             raise unsupported(bits, f"its attention cannot read quantised keys and values ({trouble})")
         return layout
+
+    def _packed_attention(self) -> Attention:
+        if self._on_cuda:
+            return kernel_attention
+        matmuls = packed_matmuls_fit(self._device.kind) and not self._settings.like_gpu
+        return slab_attention(packed_attention(self._attention, matmuls=matmuls))
 
     def _settle(self, layout: Layout, caches: RowCaches, trial: Trial) -> tuple[Layout, str | None]:
         """Find a layout in which rows run together as they run alone; what is wrong with the last one, if none is

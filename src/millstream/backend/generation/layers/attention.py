@@ -17,6 +17,7 @@ from millstream.backend.generation.caches.kernel_slabs import KernelStep
 from millstream.backend.generation.caches.prompt_caches import PaddedCache, PaddedPackedCache
 from millstream.backend.generation.caches.window_masks import window_of
 from millstream.backend.generation.layers.capped_layers import adopt_capped_layers
+from millstream.backend.generation.layers.packed_attention import packed_attention
 from millstream.backend.generation.layers.slab_attention import slab_attention
 from millstream.backend.kernels.decode_attention import decode_fits, slab_decode
 from millstream.backend.kernels.prefill_attention import prefill_attention, prefill_fits
@@ -24,6 +25,8 @@ from millstream.backend.layers.patch_layers import patch_function
 
 attention = slab_attention(base.scaled_dot_product_attention)
 """Replaces mlx-lm's function of the same signature, without custom kernels."""
+packed = slab_attention(packed_attention(base.scaled_dot_product_attention, matmuls=False))
+"""The same over a quantised KV cache."""
 
 
 def kernel_attention(
@@ -44,7 +47,11 @@ def kernel_attention(
             raise ValueError("the decode kernel does not take its heads")
         layer = step.layer_numbers[cache.index]
         return slab_decode(queries, new, step.work, layer, scale, sinks=sinks, softcap=softcap, packing=packing)
-    if isinstance(keys, tuple):
+    if isinstance(cache, SlabLayer):
+        return (attention if cache.packing is None else packed)(
+            queries, keys, values, cache, scale, mask, sinks, softcap
+        )
+    if not isinstance(keys, mx.array):
         unpacked = functools.partial(mx.dequantize, group_size=cache.group_size, bits=cache.bits)
         keys, values = unpacked(*keys), unpacked(*values)
     seen = _seen(cache, mask)

@@ -23,7 +23,7 @@ def packed_matmuls_fit(device: str) -> bool:
 
 def packed_attention(plain: Attention, *, matmuls: bool) -> Attention:
     """An attention function to replace mlx-lm's. `plain` computes it over unpacked keys and values; with `matmuls`, one
-    query per row is multiplied with the packed ones."""
+    query per row is multiplied with the packed ones. Keys that are not packed are left to it."""
 
     def attention(
         queries: mx.array,
