@@ -106,6 +106,7 @@ class FusedExperts:
             optional[f"{name}_bias"] = weights.bias
         self._arrays |= {name: array for name, array in optional.items() if array is not None}
         self._run = _compiled(static)
+        self.routing = parts.routing
 
     def run(self, x: mx.array, live: mx.array | None = None) -> mx.array:
         """Rows where `live` is 0 may get any numbers, and need no expert."""
