@@ -304,7 +304,7 @@ def _route_source(routing: Routing, eps: float | None, biased: bool, corrected: 
         weights += _NORMALISED.replace("EPSILON", f"{routing.epsilon!r}f")
     choose = _CHOOSE.replace("SHARED_GATE", _SHARED_GATE if gated else "").replace("WEIGHTS", weights)
     choose = choose.replace("GROUPED", grouped).replace("CORRECTION", _CORRECTION if corrected else "")
-    choose = choose.replace("SCALE", f"{routing.scale!r}f").replace("LIVE", "live[r] > 0" if live else "true")
+    choose = choose.replace("SCALE", f"{routing.scale!r}f").replace("LIVE", "live[r] >= 0" if live else "true")
     return (logits + choose.replace("SCORE", _SCORES[routing.score])).replace("WARPS", str(WARPS))
 
 
@@ -381,8 +381,8 @@ def route(
     norm: tuple[mx.array, float] | None = None,
     live: mx.array | None = None,
 ) -> Routed:
-    """Choose experts for x of (rows, …, size), after an RMS norm if given: its weight and epsilon. Rows where `live` is 0
-    get none."""
+    """Choose experts for x of (rows, …, size), after an RMS norm if given: its weight and epsilon. Rows where `live` is
+    negative get none."""
     rows = x.shape[0]
     outputs = router.weight.shape[0]
     gated = outputs > routing.experts

@@ -73,7 +73,7 @@ class FusedBlock:
 
 
 def live_rows(cache: Any, rows: int) -> mx.array | None:
-    """An array that is 0 for vacant rows: a batch tells how many tokens each of its rows has. None if it does not."""
+    """An array that is negative for vacant rows: a batch tells where each of its rows is. None if it does not."""
     offset = getattr(cache, "offset", None)
     known = isinstance(offset, mx.array) and offset.shape == (rows,) and offset.dtype == mx.int32
     return offset if known else None
