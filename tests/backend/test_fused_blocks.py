@@ -113,7 +113,9 @@ def test_a_fused_block_gives_what_the_block_gave(changes: dict[str, Any], mkl: b
     attend.shapes.clear()
     expected = steps(plain, PROMPTS, lambda numbers: numbers)
     got = steps(ours, PROMPTS, kernel_width)
-    assert [shape[0] for shape in attend.shapes] == [32] * 4 * LAYERS, "the blocks were not used"
+    assert [shape[0] for shape in attend.shapes] == [kernel_width(len(PROMPTS))] * 4 * LAYERS, (
+        "the blocks were not used"
+    )
     for one, other in zip(got, expected, strict=True):
         np.testing.assert_allclose(np.array(one), np.array(other), rtol=1e-4, atol=1e-4)
 
@@ -217,7 +219,9 @@ def test_prompts_and_other_types_take_the_old_way() -> None:
     caches = ClassCaches(read(model, [1, 2]).layers, powers_of_two, width=kernel_width)
     caches.join([read(model, prompt) for prompt in PROMPTS])
     caches.begin_step()
-    mx.eval(model.model.layers[0](mx.ones((32, 1, 64), dtype=mx.bfloat16), None, caches.layers[0]))
+    mx.eval(
+        model.model.layers[0](mx.ones((kernel_width(len(PROMPTS)), 1, 64), dtype=mx.bfloat16), None, caches.layers[0])
+    )
     assert attend.shapes == []
 
 
@@ -233,4 +237,4 @@ def test_joined_layers_are_found_once() -> None:
 
 
 def test_widths() -> None:
-    assert [kernel_width(slots) for slots in (0, 1, 8, 32, 33, 64, 65, 128)] == [0, 32, 32, 32, 64, 64, 65, 128]
+    assert [kernel_width(slots) for slots in (0, 1, 8, 32, 33, 64, 65, 128)] == [0, 8, 8, 32, 64, 64, 65, 128]

@@ -177,7 +177,7 @@ def _run(
 ) -> list[mx.array]:
     halved = name == "glu"
     kind = Kind(name, tuple(call.inputs), epilogue, outputs, tuple(sorted(call.constants.items())), halved)
-    width = matmul_tilings.width_of(call.inputs["x"].shape[0])
+    width = matmul_tilings.width_of(call.inputs["x"].shape[0], head)
     if isinstance(weight, Packed):
         tiling: Tiling = packed_tilings.choose(weight, width, head=head)
     else:

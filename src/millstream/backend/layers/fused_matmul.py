@@ -9,7 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from millstream.backend.kernels import small_matmul
+from millstream.backend.kernels import norm_add, small_matmul
 from millstream.backend.kernels.weights import Dense, Form, Norm, Packed, Weight, as_weight
 from millstream.backend.layers import matmul_reference
 from millstream.backend.layers.matmul_reference import Activation, join_heads, rope, split_heads
@@ -58,6 +58,11 @@ class FusedMatmuls:
     """A kernel's source is assembled at every call, unless the call is part of a compiled function."""
 
 
+def _norm_add(x: mx.array, norm: Norm, residual: mx.array, *, after: Norm | None = None) -> Any:
+    by = norm_add if norm_add.fits(x) else matmul_reference
+    return by.norm_add(x, norm, residual, after=after)
+
+
 BY_MLX = FusedMatmuls(
     fits=lambda weight: True,
     fits_heads=lambda size: True,
@@ -78,6 +83,6 @@ BY_KERNELS = FusedMatmuls(
     matmul_add=small_matmul.matmul_add,
     glu=small_matmul.glu,
     qkv_rope=small_matmul.qkv_rope,
-    norm_add=matmul_reference.norm_add,
+    norm_add=_norm_add,
     compile=mx.compile,
 )
