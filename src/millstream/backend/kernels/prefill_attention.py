@@ -13,11 +13,12 @@ import mlx.core as mx
 
 from millstream.backend.kernels.compiled import cuda_kernel
 from millstream.backend.kernels.decode_attention import float_bits, join_parts
+from millstream.backend.kernels.multiprocessors import multiprocessors
 
 HEAD_SIZES = (64, 96, 128)
-BLOCKS, SPAN = 396, 512
-"""A chunk of a long prompt has few queries and many keys. If it makes fewer blocks than this, three for each core of an
-H200, its keys are split into parts of at least SPAN: a block alone on its core waits for every load."""
+BLOCKS, SPAN = 3, 512
+"""A chunk of a long prompt has few queries and many keys. If it makes fewer blocks than this for each multiprocessor,
+its keys are split into parts of at least SPAN: a block alone on a multiprocessor waits for every load."""
 
 TILES = {64: (2, 64), 96: (2, 32), 128: (2, 32)}
 """By head size: how many times 16 queries each of a block's four warps takes, and how many keys it reads at a time.
@@ -273,7 +274,11 @@ def prefill_attention(
     rows, heads, count, size = queries.shape
     times, keys_at_once = TILES[size]
     tiles = -(-count // (64 * times))
-    parts = 1 if left is not None else max(1, min(BLOCKS // (tiles * heads * rows), keys.shape[2] // SPAN))
+    parts = (
+        1
+        if left is not None
+        else max(1, min(BLOCKS * multiprocessors() // (tiles * heads * rows), keys.shape[2] // SPAN))
+    )
     shape = (rows, count, heads, size)
     (out,) = _kernel()(
         inputs=[queries, keys, values, queries if left is None else left],
