@@ -214,7 +214,7 @@ def test_damaged_code_is_compiled_again(kept: KeptKernels, compiler: FakeCompile
 def test_kernel_that_we_cannot_compile_is_left_to_mlx(
     mlx: FakeMlx, compiler: FakeCompiler, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.DEBUG)
+    caplog.set_level(logging.INFO)
     kernel = cuda_kernel(**KERNEL | {"source": "unknown_to_us"})
     launch(kernel)
     launch(kernel)

@@ -105,7 +105,7 @@ class Kernel:
             try:
                 body = kept.stub(body, parameters)
             except (CompileError, OSError) as error:
-                log.debug("The kernel %s is compiled by MLX: %s", body.name, error)
+                log.info("The kernel %s is compiled by MLX, in every process: %s", body.name, error)
         return mx_kernel(body, **self._options)
 
 

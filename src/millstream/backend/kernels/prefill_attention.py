@@ -274,11 +274,8 @@ def prefill_attention(
     rows, heads, count, size = queries.shape
     times, keys_at_once = TILES[size]
     tiles = -(-count // (64 * times))
-    parts = (
-        1
-        if left is not None
-        else max(1, min(BLOCKS * multiprocessors() // (tiles * heads * rows), keys.shape[2] // SPAN))
-    )
+    blocks = BLOCKS * multiprocessors() // (tiles * heads * rows)
+    parts = 1 if left is not None else max(1, min(blocks, keys.shape[2] // SPAN))
     shape = (rows, count, heads, size)
     (out,) = _kernel()(
         inputs=[queries, keys, values, queries if left is None else left],
