@@ -278,6 +278,41 @@ def test_processes_that_race_leave_whole_files(kept: KeptKernels) -> None:
     assert (kept.folder.path / "module.ptx").read_bytes() == b"code" * 10_000
 
 
+def test_several_kernels_compile_at_once(mlx: FakeMlx, compiler: FakeCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    barrier = threading.Barrier(3)
+    plain = compiler.compile
+
+    def together(source: str, function: str, architecture: str) -> Binary:
+        barrier.wait(30)
+        return plain(source, function, architecture)
+
+    monkeypatch.setattr(compiler, "compile", together)
+    kernel = cuda_kernel(**KERNEL)
+    types = (mx.bfloat16, mx.float16, mx.float32)
+    with compiled.compile_ahead():
+        for dtype in (*types, mx.bfloat16):
+            assert not launch(kernel, dtype=dtype).any().item()
+    assert mlx.loaded == [] and len(compiler.compiled) == 3
+    for dtype in types:
+        launch(kernel, dtype=dtype)
+    assert len(compiler.compiled) == 3 and "compiled by MLX" not in mlx.loaded
+
+
+def test_compiling_ahead_survives_what_cannot_be_compiled(mlx: FakeMlx, compiler: FakeCompiler) -> None:
+    bad, good = cuda_kernel(**KERNEL | {"source": "unknown_to_us"}), cuda_kernel(**KERNEL)
+    with compiled.compile_ahead():
+        launch(bad)
+        launch(good)
+    launch(bad)
+    launch(good)
+    assert mlx.loaded[0] == "compiled by MLX" and "x_shape" in mlx.loaded[1]
+    with pytest.raises(ZeroDivisionError), compiled.compile_ahead():
+        raise ZeroDivisionError
+    launch(good)
+    assert len(mlx.loaded) == 3
+
+
 def test_least_recently_used_files_are_removed(tmp_path: Path) -> None:
     for age in range(10):
         path = tmp_path / f"version-{age % 2}" / f"{age}.ptx"

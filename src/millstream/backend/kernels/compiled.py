@@ -9,12 +9,14 @@ Without NVRTC, or where MLX does not find a binary that was put there, all of th
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
 import logging
 import os
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -94,6 +96,11 @@ class Kernel:
         types = tuple((each.dtype, each.ndim > 0) for each in inputs)
         parameters = Parameters(types, tuple(output_dtypes), tuple(template or ()))
         launcher = self._launchers.get(parameters)
+        if (noted := getattr(_noting, "variants", None)) is not None:
+            if launcher is None:
+                noted.add((self._body, parameters))
+            shapes = launch["output_shapes"]
+            return [mx.zeros(shape, dtype) for shape, dtype in zip(shapes, output_dtypes, strict=True)]
         if launcher is None:
             launcher = self._launchers[parameters] = self._launcher(parameters)
         out: list[mx.array] = launcher(inputs=inputs, output_dtypes=output_dtypes, template=template, **launch)
@@ -107,6 +114,38 @@ class Kernel:
             except (CompileError, OSError) as error:
                 log.info("The kernel %s is compiled by MLX, in every process: %s", body.name, error)
         return mx_kernel(body, **self._options)
+
+
+@contextlib.contextmanager
+def compile_ahead() -> Iterator[None]:
+    """Kernels that this thread calls inside are not launched, and give zeros. At the end, all of them are compiled at
+    once, on as many threads as there are cores. Call it with what will be needed, outside of `mx.compile`."""
+    _noting.variants = noted = set[tuple[Body, Parameters]]()
+    try:
+        yield
+    finally:
+        _noting.variants = None
+    kept = _process.kept
+    if kept is None:
+        return
+    waiting = [each for each in noted if each[1].known]
+
+    def work() -> None:
+        while waiting:
+            try:
+                kept.stub(*waiting.pop())
+            except (CompileError, OSError, IndexError):
+                continue  # the first real call says so, and leaves the kernel to MLX
+
+    threads = [threading.Thread(target=work, name="compile") for _ in range(min(len(waiting), os.cpu_count() or 1))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+_noting = threading.local()
+"""`variants`: what this thread's kernels are called with inside of `compile_ahead`."""
 
 
 def cuda_kernel(
