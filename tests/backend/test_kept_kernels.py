@@ -189,6 +189,14 @@ def test_changed_source_is_another_kernel(mlx: FakeMlx, compiler: FakeCompiler) 
     assert len(set(mlx.loaded)) == 3
 
 
+def test_other_shared_memory_is_another_module(mlx: FakeMlx, kept: KeptKernels) -> None:
+    """MLX allows a module the shared memory of its first launch."""
+    for size in (0, 60_000, 90_000, 60_000):
+        launch(cuda_kernel(**KERNEL, shared_memory=size))
+    assert len(list(kept.folder.path.glob("*.ptx"))) == 3
+    assert "compiled by MLX" not in mlx.loaded
+
+
 def test_other_compiler_or_architecture_compiles_again(kept: KeptKernels, compiler: FakeCompiler) -> None:
     newer = FakeCompiler()
     newer.version = "13.1"

@@ -49,14 +49,21 @@ class KeptKernels:
     architecture: str
     folder: BinaryFolder
 
-    def stub(self, body: Body, parameters: Parameters) -> Body:
+    def stub(self, body: Body, parameters: Parameters, shared_memory: int = 0) -> Body:
         """Put the kernel's binary into the folder, and return what MLX must be given to find it. Raises `CompileError`
-        or OSError."""
+        or OSError. MLX sets up a module for the shared memory of its first launch alone, so another amount is another
+        stub."""
         source = body.for_us(parameters)
         key = hashlib.sha256("\0".join([source, self.architecture, self.compiler.version]).encode()).hexdigest()
         # Should MLX ever compile it, it must not succeed. The names make MLX pass their values.
         error = "a compiled kernel is gone; start again"
-        stub = Body(body.name, body.inputs, body.outputs, f"#error {error}\n// {key} {' '.join(body.extras)}", "")
+        stub = Body(
+            body.name,
+            body.inputs,
+            body.outputs,
+            f"#error {error}\n// {key} {shared_memory} {' '.join(body.extras)}",
+            "",
+        )
         self.put(stub, parameters, source)
         return stub
 
@@ -98,7 +105,7 @@ class Kernel:
         launcher = self._launchers.get(parameters)
         if (noted := getattr(_noting, "variants", None)) is not None:
             if launcher is None:
-                noted.add((self._body, parameters))
+                noted.add((self._body, parameters, self._options["shared_memory"]))
             shapes = launch["output_shapes"]
             return [mx.zeros(shape, dtype) for shape, dtype in zip(shapes, output_dtypes, strict=True)]
         if launcher is None:
@@ -110,7 +117,7 @@ class Kernel:
         body = self._body
         if (kept := _process.kept) is not None and parameters.known:
             try:
-                body = kept.stub(body, parameters)
+                body = kept.stub(body, parameters, self._options["shared_memory"])
             except (CompileError, OSError) as error:
                 log.info("The kernel %s is compiled by MLX, in every process: %s", body.name, error)
         return mx_kernel(body, **self._options)
@@ -120,7 +127,7 @@ class Kernel:
 def compile_ahead() -> Iterator[None]:
     """Kernels that this thread calls inside are not launched, and give zeros. At the end, all of them are compiled at
     once, on as many threads as there are cores. Call it with what will be needed, outside of `mx.compile`."""
-    _noting.variants = noted = set[tuple[Body, Parameters]]()
+    _noting.variants = noted = set[tuple[Body, Parameters, int]]()
     try:
         yield
     finally:
