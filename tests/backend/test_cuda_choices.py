@@ -32,7 +32,7 @@ REFERENCES: dict[str, Callable[..., Any]] = {
     "matmul": BY_MLX.matmul,
     "wide_matmul": BY_MLX.matmul,
     "matmul_add": BY_MLX.matmul_add,
-    "swiglu_matmul": BY_MLX.swiglu,
+    "swiglu_matmul": BY_MLX.glu,
 }
 
 

@@ -63,7 +63,8 @@ def test_rows_are_placed(size: int, layout: str) -> None:
     expected[3, :, : length - 4] = rows[0, :, 4:length]
     expected[0, :, :length] = rows[1, :, :length]
     mx.eval(expected)
-    mx.eval(write_rows(part, rows[:, :, :length], mx.array([3, 0]), mx.array([4, 0])))
+    places = mx.array([[3, 4, length - 4, 0], [0, 0, length, 0]], dtype=mx.int32)
+    mx.eval(write_rows(part, rows[:, :, :length], places))
     assert mx.array_equal(part, expected).item()
 
 

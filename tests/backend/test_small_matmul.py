@@ -50,7 +50,7 @@ def test_matmuls(count: int, size: int, rows: int, dtype: mx.Dtype) -> None:
     x, residual = random(rows, 1, size, dtype=dtype), random(rows, 1, count, dtype=dtype)
     close(BY_KERNELS.matmul(x, weight), BY_MLX.matmul(*wide(x, weight)))
     close(BY_KERNELS.matmul_add(x, weight, residual), BY_MLX.matmul_add(*wide(x, weight, residual)))
-    close(BY_KERNELS.swiglu(x, weight), BY_MLX.swiglu(*wide(x, weight)))
+    close(BY_KERNELS.glu(x, weight), BY_MLX.glu(*wide(x, weight)))
 
 
 @on_cuda

@@ -12,6 +12,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from millstream.backend.kernels.compiled import cuda_kernel
 from millstream.types import Sampling
 
 THREADS = 1024
@@ -139,7 +140,7 @@ def source() -> str:
 
 @functools.cache
 def _kernel() -> Any:
-    return mx.fast.cuda_kernel(
+    return cuda_kernel(
         name="millstream_sample",
         input_names=["logits", "settings", "uniform"],
         output_names=["out"],

@@ -11,7 +11,12 @@ from typing import Any
 
 import mlx.core as mx
 
+from millstream.backend.kernels.compiled import cuda_kernel
+
 THREADS = 256
+PLACE = 4
+"""Integers of a row that is written: its slot, the first column of `rows` to take, how many, and their first column in
+the slot."""
 MOVE = 8
 """Integers of a move: slab, slot and capacity of the source, the same of the target, tokens, and nothing."""
 
@@ -19,18 +24,24 @@ MOVE = 8
 # is written to: MLX does not know it, so the next read of the buffer must be in another evaluation.
 _SOURCE = """
   constexpr int V = 16 / sizeof(T);
-  const int head = blockIdx.y, row = blockIdx.z, skipped = skips[row], length = rows_shape[2] - skipped;
+  const int head = blockIdx.y, row = blockIdx.z, capacity = part_shape[2];
+  const int* place = places + (size_t)row * 4;
+  const int skipped = place[1], length = place[2], column = place[3];
   const T* from = rows + row * rows_strides[0] + head * rows_strides[1] + skipped * rows_strides[2];
-  T* to = const_cast<T*>(part) + ((size_t)slots[row] * part_shape[1] + head) * part_shape[2] * D;
+  T* to = const_cast<T*>(part) + ((size_t)place[0] * part_shape[1] + head) * capacity * D;
   const int first = blockIdx.x * blockDim.x + threadIdx.x, stride = gridDim.x * blockDim.x;
   if (D % V == 0 && rows_strides[3] == 1 && rows_strides[2] % V == 0 && (size_t)from % 16 == 0) {
     for (int i = first; i < length * (D / V); i += stride) {
       const int token = i / (D / V), at = i % (D / V) * V;
-      *(uint4*)(to + (size_t)token * D + at) = *(const uint4*)(from + token * rows_strides[2] + at);
+      const int target = token + column < capacity ? token + column : token + column - capacity;
+      *(uint4*)(to + (size_t)target * D + at) = *(const uint4*)(from + token * rows_strides[2] + at);
     }
   } else {
-    for (int i = first; i < length * D; i += stride)
-      to[i] = from[i / D * rows_strides[2] + i % D * rows_strides[3]];
+    for (int i = first; i < length * D; i += stride) {
+      const int token = i / D, at = i % D;
+      const int target = token + column < capacity ? token + column : token + column - capacity;
+      to[(size_t)target * D + at] = from[token * rows_strides[2] + at * rows_strides[3]];
+    }
   }
   if (blockIdx.x + blockIdx.y + blockIdx.z + threadIdx.x == 0) out[0] = 1;
 """
@@ -54,9 +65,9 @@ _MOVE = """
 
 @functools.cache
 def _kernel() -> Any:
-    return mx.fast.cuda_kernel(
+    return cuda_kernel(
         name="millstream_write_rows",
-        input_names=["part", "rows", "slots", "skips"],
+        input_names=["part", "rows", "places"],
         output_names=["out"],
         source=_SOURCE,
         ensure_row_contiguous=False,
@@ -65,7 +76,7 @@ def _kernel() -> Any:
 
 @functools.cache
 def _move_kernel() -> Any:
-    return mx.fast.cuda_kernel(
+    return cuda_kernel(
         name="millstream_move_rows", input_names=["moves", "addresses"], output_names=["out"], source=_MOVE
     )
 
@@ -73,7 +84,7 @@ def _move_kernel() -> Any:
 @functools.cache
 def _address_kernel(count: int) -> Any:
     lines = [f"  out[{number}] = (long long)(size_t)a{number};" for number in range(count)]
-    return mx.fast.cuda_kernel(
+    return cuda_kernel(
         name=f"millstream_addresses_{count}",
         input_names=[f"a{number}" for number in range(count)],
         output_names=["out"],
@@ -82,14 +93,14 @@ def _address_kernel(count: int) -> Any:
     )
 
 
-def write_rows(part: mx.array, rows: mx.array, slots: mx.array, skips: mx.array) -> mx.array:
-    """Write `rows`, (count, heads, length, size), each without its first `skips` tokens, to the beginnings of some
-    slots of `part`, (slots, heads, capacity, size). `slots` and `skips`: 32-bit integers, made once for all layers. The
-    result must be evaluated before anything else reads the buffer."""
+def write_rows(part: mx.array, rows: mx.array, places: mx.array) -> mx.array:
+    """Write tokens of `rows`, (count, heads, columns, size), to slots of `part`, (slots, heads, capacity, size).
+    `places`: (count, PLACE) 32-bit integers, made once for all layers. A row that reaches the end of its slot goes on
+    at the slot's beginning. The result must be evaluated before anything else reads the buffer."""
     count, heads, length, size = rows.shape
     blocks = max(1, min(64, -(-length * size * rows.dtype.size // (16 * THREADS))))
     (out,) = _kernel()(
-        inputs=[part, rows, slots, skips],
+        inputs=[part, rows, places],
         output_shapes=[(1,)],
         output_dtypes=[mx.int32],
         grid=(blocks * THREADS, heads, count),

@@ -31,19 +31,22 @@ def kernel_attention(
     scale: float,
     mask: Any,
     sinks: mx.array | None = None,
+    softcap: float | None = None,
 ) -> mx.array:
     """Replaces mlx-lm's function of the same signature, with our CUDA kernels where they fit."""
     if isinstance(cache, SlabLayer) and isinstance(step := cache.caches.step, KernelStep):
         new = cache.take_new(keys, values, mask)
-        if sinks is not None or not decode_fits(queries, keys, values):
+        packing = cache.packing
+        if not decode_fits(queries, keys, values, packing):
             raise ValueError("the decode kernel does not take its heads")
-        return slab_decode(queries, new, step.work, step.layer_numbers[cache.index], scale)
-    if sinks is None and prefill_fits(queries, keys, values):
+        layer = step.layer_numbers[cache.index]
+        return slab_decode(queries, new, step.work, layer, scale, sinks=sinks, softcap=softcap, packing=packing)
+    if sinks is None and softcap is None and prefill_fits(queries, keys, values):
         if type(cache) is KVCache and isinstance(mask, str) and mask == "causal":
             return prefill_attention(queries, keys, values, scale, None)
         if isinstance(cache, PaddedCache) and mask is not None and mask is cache.padding.mask:
             return prefill_attention(queries, keys, values, scale, cache.padding.left)
-    return attention(queries, keys, values, cache, scale, mask, sinks)
+    return attention(queries, keys, values, cache, scale, mask, sinks, softcap)
 
 
 def adopt_attention(model: Any, attend: Any) -> int:

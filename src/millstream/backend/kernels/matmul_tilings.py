@@ -1,0 +1,95 @@
+"""The shape of a block of the few-row matmuls, for a weight and a number of rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+WIDTHS = (8, 16, 32, 64)
+"""Numbers of rows that kernels are compiled for. More rows are bands of the last one."""
+SLICES, GROUP = 8, 2
+"""Into how many slices every weight's K is cut, and how many neighbours are added first. The same for all shapes of
+blocks, so that a row's numbers do not depend on them."""
+MAX_SHARED = 99 * 1024
+"""Shared memory that a block may have on every GPU from sm_80 on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """A block's warps: `beside` each other, with `tiles` of 16 rows of the weight each, times `along` K. `split` blocks
+    share a tile and have a part of K each. `depth` chunks of the weight are kept in shared memory."""
+
+    beside: int
+    tiles: int
+    along: int
+    split: int = 1
+    depth: int = 4
+    staged: bool = False
+    group: int = GROUP
+
+    @property
+    def lines(self) -> int:
+        """Rows of the weight per block."""
+        return 16 * self.tiles * self.beside
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.beside * self.along
+
+    @property
+    def constants(self) -> list[tuple[str, int | bool]]:
+        return [
+            ("NW", self.beside),
+            ("MT", self.tiles),
+            ("KW", self.along),
+            ("S", self.split),
+            ("Q", self.group),
+            ("DEPTH", self.depth),
+            ("STAGED", self.staged),
+        ]
+
+    def stage_bytes(self, width: int) -> int:
+        return self.threads * self.tiles * 32 + (self.along * width * 64 if self.staged else 0)
+
+    def shared_bytes(self, width: int) -> int:
+        """For the chunks, where the sums of the warps lie later."""
+        return max(self.depth * self.stage_bytes(width), self.along * width * (self.lines + 1) * 4)
+
+
+def width_of(rows: int) -> int:
+    """The width of the kernel for some rows."""
+    return next((width for width in WIDTHS if rows <= width), WIDTHS[-1])
+
+
+def head_shape(size: int) -> tuple[int, int] | None:
+    """Warps beside each other and tiles per warp that are one head; None if that is not possible."""
+    for tiles in (2, 4, 1):
+        beside, rest = divmod(size, 16 * tiles)
+        if not rest and beside <= 4:
+            return beside, tiles
+    return None
+
+
+def most_shared(outputs: int) -> int:
+    """How many counters a weight needs at most: for tiles of 32 rows and four bands."""
+    return -(-outputs // 32) * 4
+
+
+def with_depth(tiling: Tiling, width: int) -> Tiling:
+    """As deep as half of the shared memory of a large GPU allows, within what each of them has."""
+    depth = min(8, max(2, MAX_SHARED // tiling.stage_bytes(width)))
+    return Tiling(tiling.beside, tiling.tiles, tiling.along, tiling.split, depth, tiling.staged, tiling.group)
+
+
+def choose(outputs: int, inputs: int, width: int, *, head: int, shared: bool) -> Tiling:
+    """A tiling for a weight; with `head` its tiles are heads of that size. `shared`: blocks may share a tile."""
+    if head:
+        shape = head_shape(head)
+        assert shape is not None, "`fits_heads` was asked"
+        beside, tiles = shape
+    else:
+        beside, tiles = (1, 2) if width <= 16 else (2, 2) if width <= 32 else (4, 2)
+    along = max(GROUP, 8 // beside // GROUP * GROUP)
+    split = SLICES // along
+    if not shared:
+        beside, along, split = (beside, SLICES, 1)
+    return with_depth(Tiling(beside, tiles, along, split, staged=beside > 1 and width > 8), width)

@@ -1,0 +1,92 @@
+"""Which packed weights the few-row matmuls take, and the shape of a block for them."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from millstream.backend.kernels.matmul_tilings import GROUP, MAX_SHARED, SLICES, Tiling, head_shape
+from millstream.backend.kernels.unpack_cuda import MODES
+from millstream.backend.kernels.weights import Packed, PackedForm
+
+BITS = {"affine": (2, 3, 4, 5, 6, 8), "mxfp4": (4,), "nvfp4": (4,), "mxfp8": (8,)}
+GROUP_SIZES = {"affine": (32, 64, 128), "mxfp4": (32,), "nvfp4": (16,), "mxfp8": (32,)}
+
+
+def fits(weight: Packed) -> bool:
+    """True if the kernels can take this weight: of a known format, with rows of whole 16 bytes."""
+    affine = weight.mode == "affine"
+    return (
+        weight.bits in BITS.get(weight.mode, ())
+        and weight.group_size in GROUP_SIZES[weight.mode]
+        and weight.packed.ndim == 2
+        and (weight.scales.dtype in (mx.bfloat16, mx.float16) if affine else weight.scales.dtype == mx.uint8)
+        and (weight.biases is not None) == affine
+        and weight.inputs % 32 == 0
+        and weight.inputs * weight.bits % 128 == 0
+        and weight.outputs % 2 == 0
+    )
+
+
+def unit_of(form: PackedForm) -> int:
+    """The numbers of a row that a slice of K has at least: whole groups, and scales of at least four bytes."""
+    return 256 if form.group_size == 128 else 128
+
+
+@dataclass(frozen=True, slots=True)
+class PackedTiling(Tiling):
+    """A block's warps, for a weight of this form and so many inputs: `per` units are fetched at a time."""
+
+    form: PackedForm = PackedForm(4, 64, "affine", True)
+    inputs: int = 0
+    per: int = 1
+
+    @property
+    def aligned(self) -> bool:
+        """True if each row has whole units, so that its scales begin at whole units too."""
+        return self.inputs % unit_of(self.form) == 0
+
+    @property
+    def constants(self) -> list[tuple[str, int | bool]]:
+        form = self.form
+        return [
+            ("NW", self.beside),
+            ("MT", self.tiles),
+            ("KW", self.along),
+            ("S", self.split),
+            ("Q", self.group),
+            ("DEPTH", self.depth),
+            ("BITS", form.bits),
+            ("GS", form.group_size),
+            ("MODE", MODES[form.mode]),
+            ("UNIT", unit_of(form)),
+            ("PER", self.per),
+            ("ALIGNED", self.aligned),
+        ]
+
+    def stage_bytes(self, width: int) -> int:
+        form, numbers = self.form, unit_of(self.form) * self.per
+        size, arrays = (2, 2) if form.mode == "affine" else (1, 1)
+        scales = numbers // form.group_size * size + (0 if self.aligned else 4)
+        padded = numbers * form.bits // 8 + (32 if form.bits == 8 else 16)
+        return self.threads // 32 * 16 * self.tiles * (padded + arrays * scales)
+
+
+def choose(weight: Packed, width: int, *, head: int) -> PackedTiling:
+    """A tiling for a weight; with `head` its tiles are heads of that size."""
+    if head:
+        shape = head_shape(head)
+        assert shape is not None, "`fits_heads` was asked"
+        beside, tiles = shape
+    else:
+        beside, tiles = (1, 2) if width <= 16 else (1, 4)
+    along = max(GROUP, 8 // beside // GROUP * GROUP) if weight.tickets is not None else SLICES
+    per = 2 if unit_of(weight.form) * weight.bits < 1024 and tiles <= 2 else 1
+    tiling = PackedTiling(beside, tiles, along, SLICES // along, form=weight.form, inputs=weight.inputs, per=per)
+    return with_depth(tiling, width)
+
+
+def with_depth(tiling: PackedTiling, width: int) -> PackedTiling:
+    return dataclasses.replace(tiling, depth=min(4, max(2, MAX_SHARED // tiling.stage_bytes(width))))
