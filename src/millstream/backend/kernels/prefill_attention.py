@@ -21,8 +21,9 @@ BLOCKS, SPAN = 396, 512
 H200, its keys are split into parts of at least SPAN: a block alone on its core waits for every load."""
 
 TILES = {64: (2, 64), 96: (2, 32), 128: (2, 32), 192: (1, 16), 256: (1, 16)}
-"""By the size of a head's keys: how many times 16 queries each of a block's four warps takes, and how many keys it reads
-at a time. Twice as many queries halve the reads of shared memory, which bound the speed, as long as registers last."""
+"""By the size of a head's keys: how many times 16 queries each of a block's four warps takes, and how many keys it
+reads at a time. Twice as many queries halve the reads of shared memory, which bound the speed, as long as registers
+last."""
 
 _HEADER = """
 __device__ __forceinline__ void mill_copy(unsigned to, const void* from, unsigned bytes) {
