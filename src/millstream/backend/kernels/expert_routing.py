@@ -412,7 +412,9 @@ def route(
 
 @functools.cache
 def _combine_kernel(residual: bool, shared: bool, gated: bool) -> Any:
-    source = _COMBINE.replace("RESIDUAL", _ADD.replace("FROM", "residual").replace("VALUE", "float(each[j])") if residual else "")
+    source = _COMBINE.replace(
+        "RESIDUAL", _ADD.replace("FROM", "residual").replace("VALUE", "float(each[j])") if residual else ""
+    )
     value = "float(T(gate[r] * float(each[j])))" if gated else "float(each[j])"
     source = source.replace("SHARED", _ADD.replace("FROM", "shared_out").replace("VALUE", value) if shared else "")
     inputs = ["y", "indices", "weights"]
@@ -424,9 +426,7 @@ def _combine_kernel(residual: bool, shared: bool, gated: bool) -> Any:
     )
 
 
-def combine(
-    y: mx.array, routed: Routed, shared: mx.array | None = None, residual: mx.array | None = None
-) -> mx.array:
+def combine(y: mx.array, routed: Routed, shared: mx.array | None = None, residual: mx.array | None = None) -> mx.array:
     """The weighted sum over each row's experts, in the row's own order, plus the shared expert's output and the
     residual: like the routed rows, from y of (rows x slots, size)."""
     rows, slots = routed.indices.shape

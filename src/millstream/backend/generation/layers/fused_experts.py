@@ -154,7 +154,9 @@ def fuse_expert_layer(module: Any, matmuls: FusedMatmuls, dtype: mx.Dtype) -> bo
     x = random_rows(gate.inputs, dtype)
     indices = mx.random.randint(0, gate.experts, (*x.shape[:2], 2), key=mx.random.key(13))
     try:
-        check_rows(lambda each: kind.__call__(switch, each, indices)[:, :, 0], lambda each: fused(each, indices)[:, :, 0], x)
+        check_rows(
+            lambda each: kind.__call__(switch, each, indices)[:, :, 0], lambda each: fused(each, indices)[:, :, 0], x
+        )
     except NotUnderstood:
         return False
     switch._fused = fused
