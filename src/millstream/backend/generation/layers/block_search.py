@@ -63,7 +63,7 @@ class FusedBlock:
     def decode(self, x: mx.array, mask: Any, cache: Any) -> mx.array:
         h = self.mixer.run(x, mask, cache)
         if isinstance(self.mlp, FusedExperts):
-            h = self.mlp.run(h, live_rows(cache))
+            h = self.mlp.run(h, live_rows(cache, h.shape[0]))
         elif self.mlp is not None:
             h = self.mlp.run(h)
         return h if self.scale is None else h * self.scale
@@ -74,10 +74,11 @@ class FusedBlock:
         return h if self.scale is None else h * self.scale
 
 
-def live_rows(cache: Any) -> mx.array | None:
-    """An array that is 0 for rows of the forward pass that hold no request; None if the cache does not know."""
-    live = getattr(cache, "live", None)
-    return live if isinstance(live, mx.array) else None
+def live_rows(cache: Any, rows: int) -> mx.array | None:
+    """An array that is negative for vacant rows: a batch tells where each of its rows is. None if it does not."""
+    offset = getattr(cache, "offset", None)
+    known = isinstance(offset, mx.array) and offset.shape == (rows,) and offset.dtype == mx.int32
+    return offset if known else None
 
 
 class BlockSearch:
