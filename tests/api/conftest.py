@@ -22,6 +22,7 @@ from millstream.api.http1.limits import HttpLimits
 from millstream.api.http1.protocol import LimitedProtocol
 from millstream.errors import NotFound
 from millstream.model_facts import ModelCard
+from millstream.service.ports import DeltaSink
 from millstream.types import Delta, FinishReason, GenerationRequest, Usage
 from support.services import services
 
@@ -59,6 +60,9 @@ class ScriptedGeneration:
             if isinstance(step, Exception):
                 raise step
             yield step
+
+    def deliver_to(self, sink: DeltaSink) -> None:
+        """It is iterated only."""
 
     def cancel(self, outcome: str = "cancelled") -> None:
         if not self.cancelled.is_set():

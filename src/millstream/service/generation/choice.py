@@ -76,6 +76,11 @@ class Choice:
             self._prompt_echo.add(logprobs)
 
     @property
+    def echoes(self) -> bool:
+        """True if the next delta says something about the prompt, which may be long."""
+        return self._prompt_echo is not None
+
+    @property
     def request_id(self) -> int:
         return self.submit.request_id
 

@@ -11,6 +11,7 @@ from millstream.service.engine_client import EngineClient
 from millstream.service.generation.choice import Choice
 from millstream.service.generation.timing import RequestTimer
 from millstream.service.inbox import Inbox
+from millstream.service.ports import DeltaSink
 from millstream.types import Delta, FinishReason, Usage
 
 
@@ -70,6 +71,29 @@ class TextGeneration:
             raise
         finally:
             self.cancel()
+
+    def deliver_to(self, sink: DeltaSink) -> None:
+        self._sink = sink
+        self._inbox.deliver = self._deliver
+
+    def _deliver(self, events: list[RequestEvent]) -> list[RequestEvent]:
+        """Gives tokens to the sink. The iteration gets the rest: ends, and what may be large."""
+        sink = self._sink
+        if not sink.ready():
+            return events
+        deltas: list[Delta] = []
+        taken = 0
+        for event in events:
+            if type(event) is not Tokens or event.logprobs or self._choices[event.request_id].echoes:
+                break
+            deltas += self._apply(event)
+            taken += 1
+        if deltas:
+            self._timer.delivered(deltas)
+            sink.deliver(deltas)
+            if deltas[-1].finish_reason is not None or any(delta.finish_reason is not None for delta in deltas):
+                self._inbox.wake()
+        return events[taken:]
 
     def cancel(self, outcome: str = "cancelled") -> None:
         """Safe at any time and more than once: the engine ignores the ids of requests that have ended."""
