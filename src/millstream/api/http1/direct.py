@@ -5,6 +5,10 @@ from __future__ import annotations
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 
+_SIZES = [b"%x\r\n" % size for size in range(4096)]
+"""The line before a chunk, by its length."""
+
+
 class CycleWriter:
     """Implements `stream.DirectWriter` for one request: it writes what uvicorn's `send` would write."""
 
@@ -23,4 +27,6 @@ class CycleWriter:
         return cycle.chunked_encoding is True
 
     def write(self, data: bytes) -> None:
-        self._write(b"%x\r\n%b\r\n" % (len(data), data))
+        size = len(data)
+        line = _SIZES[size] if size < len(_SIZES) else b"%x\r\n" % size
+        self._write(line + data + b"\r\n")

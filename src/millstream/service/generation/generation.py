@@ -78,21 +78,22 @@ class TextGeneration:
 
     def _deliver(self, events: list[RequestEvent]) -> list[RequestEvent]:
         """Gives tokens to the sink. The iteration gets the rest: ends, and what may be large."""
-        sink = self._sink
-        if not sink.ready():
+        if not self._sink.ready():
             return events
         deltas: list[Delta] = []
         taken = 0
         for event in events:
-            if type(event) is not Tokens or event.logprobs or self._choices[event.request_id].echoes:
+            choice = self._choices[event.request_id]
+            if type(event) is not Tokens or event.logprobs or choice.echoes:
                 break
-            deltas += self._apply(event)
+            if choice.submit.request_id == event.request_id:
+                deltas += self._push(choice, event)
+                if choice.finish_reason is not None:
+                    self._inbox.wake()
             taken += 1
         if deltas:
             self._timer.delivered(deltas)
-            sink.deliver(deltas)
-            if deltas[-1].finish_reason is not None or any(delta.finish_reason is not None for delta in deltas):
-                self._inbox.wake()
+            self._sink.deliver(deltas)
         return events[taken:]
 
     def cancel(self, outcome: str = "cancelled") -> None:
@@ -112,12 +113,7 @@ class TextGeneration:
         deltas: list[Delta] = []
         match event:
             case Tokens():
-                self._timer.generated(len(event.tokens))
-                deltas = choice.push(event.tokens, event.logprobs)
-                if choice.finish_reason is not None:
-                    self._engine.cancel([choice.request_id])
-                elif choice.over_reasoning_budget:
-                    deltas += self._close_reasoning(choice)
+                return self._push(choice, event)
             case PromptLogprobs():
                 choice.add_prompt_logprobs(event.logprobs)
                 return []
@@ -128,6 +124,15 @@ class TextGeneration:
                 if event.refused:
                     raise BadRequest(event.message)
                 raise EngineGone(event.message) if event.gone else StepFailed(event.message)
+        return deltas
+
+    def _push(self, choice: Choice, event: Tokens) -> list[Delta]:
+        self._timer.generated(len(event.tokens))
+        deltas = choice.push(event.tokens, event.logprobs)
+        if choice.finish_reason is not None:
+            self._engine.cancel([choice.request_id])
+        elif choice.over_reasoning_budget:
+            deltas += self._close_reasoning(choice)
         return deltas
 
     def _close_reasoning(self, choice: Choice) -> list[Delta]:
