@@ -16,10 +16,11 @@ ROUTES = {
     "/v1/chat/completions": CHAT,
     "/v1/completions": {"prompt": "x", "stream": True},
     "/v1/messages": CHAT | {"max_tokens": 9},
+    "/v1/responses": {"model": "m", "input": "hi", "stream": True, "store": False},
     "/api/chat": CHAT | {"model": "org/tiny"},
 }
 WORDS = ("one", " two", ' "three"\n', " four é🙂", " " + "long" * 2000)
-VARYING = {"id", "created", "created_at", "total_duration", "load_duration", "prompt_eval_duration", "eval_duration"}
+VARYING = {"id", "item_id", "completed_at", "created", "created_at", "total_duration", "load_duration", "prompt_eval_duration", "eval_duration"}
 
 
 def without_varying(value: object) -> object:
