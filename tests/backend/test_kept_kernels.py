@@ -307,6 +307,17 @@ def test_several_kernels_compile_at_once(mlx: FakeMlx, compiler: FakeCompiler, m
     assert len(compiler.compiled) == 3 and "compiled by MLX" not in mlx.loaded
 
 
+def test_functions_that_mlx_compiles_see_no_zeros_of_it(mlx: FakeMlx, kept: KeptKernels) -> None:
+    kernel = cuda_kernel(**KERNEL)
+    traced = mx.compile(lambda x: x + launch(kernel, dtype=mx.float32))
+    with compiled.compile_ahead():
+        traced(mx.ones((3,)))
+    assert mlx.loaded == []
+    traced(mx.ones((3,)))
+    traced(mx.ones((3,)))
+    assert len(mlx.loaded) == 1, "traced once, with the kernel in it"
+
+
 def test_compiling_ahead_survives_what_cannot_be_compiled(mlx: FakeMlx, compiler: FakeCompiler) -> None:
     bad, good = cuda_kernel(**KERNEL | {"source": "unknown_to_us"}), cuda_kernel(**KERNEL)
     with compiled.compile_ahead():

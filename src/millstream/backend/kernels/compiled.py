@@ -125,13 +125,16 @@ class Kernel:
 
 @contextlib.contextmanager
 def compile_ahead() -> Iterator[None]:
-    """Kernels that this thread calls inside are not launched, and give zeros. At the end, all of them are compiled at
-    once, on as many threads as there are cores. Call it with what will be needed, outside of `mx.compile`."""
+    """Kernels that this thread calls inside are not launched, and give zeros: whoever builds a graph there must not use
+    it. At the end, all of them are compiled at once, on as many threads as there are cores."""
     _noting.variants = noted = set[tuple[Body, Parameters, int]]()
+    mx.disable_compile()  # else zeros would become part of compiled functions
     try:
         yield
     finally:
         _noting.variants = None
+        if "MLX_DISABLE_COMPILE" not in os.environ:
+            mx.enable_compile()
     kept = _process.kept
     if kept is None:
         return
@@ -149,6 +152,11 @@ def compile_ahead() -> Iterator[None]:
         thread.start()
     for thread in threads:
         thread.join()
+
+
+def keeps_kernels() -> bool:
+    """True if kernels are compiled here, so that `compile_ahead` is worth calling."""
+    return _process.kept is not None
 
 
 _noting = threading.local()

@@ -56,11 +56,6 @@ class SlabLayer:
         """The position of each row's next token."""
         return self.caches.step.offset
 
-    @property
-    def live(self) -> mx.array:
-        """1 for each row of the forward pass that is one, 0 for the others."""
-        return self.caches.step.live
-
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> None:
         """No mask: attention knows what each row sees. Raises `ValueError` if a layer wants another window."""
         if N != 1 or (window_size or self.caches.window) != self.caches.window:

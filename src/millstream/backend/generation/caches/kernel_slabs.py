@@ -77,7 +77,7 @@ class KernelStep(SlabStep):
         return self._parted
 
     def refs(self) -> list[Ref]:
-        return [(self, name) for name in ("offset", "live", "_items", "_table", "_counters")]
+        return [(self, name) for name in ("offset", "_items", "_table", "_counters")]
 
     def result_refs(self) -> list[Ref]:
         return []

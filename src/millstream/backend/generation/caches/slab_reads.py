@@ -105,8 +105,6 @@ class SlabStep:
         self.window = window
         self.offset = mx.zeros((0,), dtype=mx.int32)
         """The position of each row's next token."""
-        self.live = mx.zeros((0,), dtype=mx.int32)
-        """1 for each row of the forward pass that is one, 0 for the others."""
         self.reads: list[SlabRead] = []
         self.shared: list[SharedRead] = []
         self.order: mx.array | None = None
@@ -120,8 +118,6 @@ class SlabStep:
     def begin(self, rows: Sequence[RowCache | None], size: int) -> None:
         if self._stale:
             self._look(rows, size)
-            live = [int(row is not None) for row in rows]
-            self.live = mx.array([*live, *[0] * (size - len(rows))], dtype=mx.int32)
             self._stale = False
         lengths = [VACANT if row is None else row.length for row in rows]
         self.offset = mx.array([*lengths, *[VACANT] * (size - len(rows))], dtype=mx.int32)
@@ -137,7 +133,7 @@ class SlabStep:
 
     def refs(self) -> list[Ref]:
         """The arrays that a step reads: see `TracedStep`."""
-        found: list[Ref] = [(self, "offset"), (self, "live"), *([] if self.order is None else [(self, "order")])]
+        found: list[Ref] = [(self, "offset"), *([] if self.order is None else [(self, "order")])]
         for read in self.reads:
             found += read.refs()
         return found + self.result_refs()
