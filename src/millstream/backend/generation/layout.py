@@ -7,6 +7,7 @@ result, a `Layout`, is plain data; `assembly` makes a batch and a prefiller from
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -354,7 +355,11 @@ class LayoutChooser:
     def _settle(self, layout: Layout, caches: RowCaches, trial: Trial) -> tuple[Layout, str | None]:
         """Find a layout in which rows run together as they run alone; what is wrong with the last one, if none is
         right."""
-        trouble = _trouble(trial, layout)
+        plain = dataclasses.replace(layout, caches="merged", width=None, in_place=False, group_fill=None)
+        # On a GPU answers are compared as well: our kernels write and read what MLX does not see.
+        compare = functools.partial(_disagreement, other=plain) if self._as_on_gpu else _trouble
+        wrong = functools.partial(compare, trial)
+        trouble = wrong(layout)
         attending = sum(hasattr(leaf, "keys") for leaf in leaf_caches(caches))
         calling = len(callers_of(self._model, "scaled_dot_product_attention")) + capped_layers(self._model)
         own = calling < attending
@@ -362,12 +367,12 @@ class LayoutChooser:
             layout = dataclasses.replace(layout, width=cublas_width if layout.caches == "classes" else None)
             if own and layout.caches == "classes":
                 layout = dataclasses.replace(layout, caches="slots", width=None, in_place=False, attention="mlx-lm")
-            trouble = _trouble(trial, layout)
+            trouble = wrong(layout)
         while trouble and layout.caches == "classes":
             log.info("This model decodes without %s: %s", "kernels" if layout.in_place else "length classes", trouble)
             caches_kind: Literal["classes", "slots"] = "classes" if layout.in_place else "slots"
             layout = dataclasses.replace(layout, caches=caches_kind, width=None, in_place=False, attention="mlx-lm")
-            trouble = _trouble(trial, layout)
+            trouble = wrong(layout)
         if not own:
             return layout, trouble
         # The model has attention of its own, in which a mask may mean something else (Gemma 2 has scores of five

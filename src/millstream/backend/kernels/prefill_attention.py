@@ -13,12 +13,13 @@ import mlx.core as mx
 
 from millstream.backend.kernels.compiled import cuda_kernel
 from millstream.backend.kernels.decode_attention import float_bits, join_parts
+from millstream.backend.kernels.multiprocessors import multiprocessors
 
 HEAD_SIZES = ((64, 64), (96, 96), (128, 128), (192, 128), (256, 256))
 """Of keys and of values."""
-BLOCKS, SPAN = 396, 512
-"""A chunk of a long prompt has few queries and many keys. If it makes fewer blocks than this, three for each core of an
-H200, its keys are split into parts of at least SPAN: a block alone on its core waits for every load."""
+BLOCKS, SPAN = 3, 512
+"""A chunk of a long prompt has few queries and many keys. If it makes fewer blocks than this for each multiprocessor,
+its keys are split into parts of at least SPAN: a block alone on a multiprocessor waits for every load."""
 
 TILES = {64: (2, 64), 96: (2, 32), 128: (2, 32), 192: (1, 16), 256: (1, 16)}
 """By the size of a head's keys: how many times 16 queries each of a block's four warps takes, and how many keys it
@@ -324,7 +325,8 @@ def prefill_attention(
     times, keys_at_once = TILES[size]
     tiles = -(-count // (64 * times))
     read = min(keys.shape[2], window + count) if window else keys.shape[2]
-    parts = 1 if left is not None else max(1, min(BLOCKS // (tiles * heads * rows), read // SPAN))
+    blocks = BLOCKS * multiprocessors() // (tiles * heads * rows)
+    parts = 1 if left is not None else max(1, min(blocks, read // SPAN))
     shape = (rows, count, heads, values.shape[-1])
     (out,) = _kernel("bf16" if queries.dtype == mx.bfloat16 else "f16")(
         inputs=[

@@ -25,6 +25,7 @@ from millstream.backend.generation.layers.block_frame import NotUnderstood
 from millstream.backend.generation.layers.block_search import BlockSearch, FusedBlock
 from millstream.backend.kernels.small_matmul import WIDTHS
 from millstream.backend.layers.fused_matmul import BY_KERNELS, BY_MLX_COMPILED, FusedMatmuls
+from millstream.backend.layers.packed_linear import use_packed_products
 from millstream.backend.layers.projections import joined_layers
 
 log = logging.getLogger(__name__)
@@ -97,8 +98,9 @@ def _new_cache(model: Any, index: int) -> Any:
 def _fuse_linears(model: Any, matmuls: FusedMatmuls) -> int:
     if matmuls is not BY_KERNELS:
         return 0
-    linears = 0
-    for layer in [module for _, module in model.named_modules()] + joined_layers(model):
+    layers = [module for _, module in model.named_modules()] + joined_layers(model)
+    linears = use_packed_products(layers)
+    for layer in layers:
         if type(layer) is nn.Linear and matmuls.fits(layer.weight):
             layer.__class__ = SmallMatmulLinear
             linears += 1
