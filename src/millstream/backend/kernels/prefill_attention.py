@@ -325,8 +325,8 @@ def prefill_attention(
     times, keys_at_once = TILES[size]
     tiles = -(-count // (64 * times))
     read = min(keys.shape[2], window + count) if window else keys.shape[2]
-    blocks = BLOCKS * multiprocessors() // (tiles * heads * rows)
-    parts = 1 if left is not None else max(1, min(blocks, read // SPAN))
+    wanted = BLOCKS * multiprocessors() // (tiles * heads * rows)
+    parts = 1 if left is not None else max(1, min(wanted, read // SPAN))
     shape = (rows, count, heads, values.shape[-1])
     (out,) = _kernel("bf16" if queries.dtype == mx.bfloat16 else "f16")(
         inputs=[
