@@ -61,7 +61,7 @@ def route(
     if routing.normalised:
         weights = weights / weights.sum(axis=-1, keepdims=True)
     if live is not None:
-        indices = mx.where(live[:, None] > 0, indices, -1)
+        indices = mx.where(live[:, None] >= 0, indices, -1)
     return Routed(x, indices, weights * routing.scale, shared)
 
 
