@@ -8,11 +8,12 @@ import mlx.core as mx
 import pytest
 
 from millstream.backend.device import current_device
-from millstream.backend.generation.sampling.sampler import seeds, uniform
+from millstream.backend.generation.sampling.sampler import seeds
 from millstream.backend.kernels import sample
 from millstream.backend.kernels.decode_attention import slab_decode
 from millstream.backend.kernels.prefill_attention import prefill_attention
 from millstream.backend.kernels.write_rows import addresses_of, move_rows, write_rows
+from millstream.types import Sampling
 from support.decode_cases import CASES, DecodeCase, DecodeRun
 from support.sampling_grid import disagreements, grid, reference_tokens
 
@@ -161,12 +162,20 @@ def check_decode(case: DecodeCase) -> None:
     assert mx.abs(run.work.counters).max().item() == 0
 
 
+def draw(rows: list[Sampling], logits: mx.array, positions: mx.array) -> list[int]:
+    positions = positions.astype(mx.int32)
+    tokens, following = sample.sample(logits, sample.settings_of(rows), seeds(rows), positions)
+    assert mx.array_equal(following, positions + 1).item()
+    drawn: list[int] = tokens.tolist()  # type: ignore[assignment]
+    return drawn
+
+
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16])
 def test_sampling_draws_what_the_reference_draws(dtype: mx.Dtype) -> None:
     """Every combination of temperature, top-k, top-p and min-p."""
     rows, logits, positions = grid()
     logits = logits.astype(dtype)
-    drawn: list[int] = sample.sample(logits, sample.settings_of(rows), uniform(seeds(rows), positions)).tolist()
+    drawn = draw(rows, logits, positions)
     assert disagreements(rows, drawn, reference_tokens(rows, logits, positions)) == []
 
 
@@ -175,7 +184,7 @@ def test_sampling_over_a_vocabulary_larger_than_a_block() -> None:
     rows, _, positions = grid()
     mx.random.seed(2)
     logits = mx.random.normal((len(rows), 50_000)) * 3
-    drawn: list[int] = sample.sample(logits, sample.settings_of(rows), uniform(seeds(rows), positions)).tolist()
+    drawn = draw(rows, logits, positions)
     expected = reference_tokens(rows, logits, positions)
     differing = sum(one != other for one, other in zip(drawn, expected, strict=True))
     assert differing <= len(rows) // 50
