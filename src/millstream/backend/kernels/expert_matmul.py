@@ -10,6 +10,7 @@ Packed weights are unpacked in registers to what `mx.dequantize` would give.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from millstream.backend.kernels.unpack_cuda import MODES, unpack_source
 MAX_ROWS = 512
 """Rows that a launch may have: each may choose an expert once, and blocks hold the list in shared memory."""
 MAX_EXPERTS = 1024
+CROWDED = 12
+"""With more rows per expert than this, on average, a pass takes twice as many of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -426,6 +429,9 @@ def _run(
     first = weights[0]
     packing, biased = first.packing, first.bias is not None
     rows, slots = indices.shape
+    if rows * slots > CROWDED * first.experts:
+        # How many rows a pass has changes no number.
+        tiling = dataclasses.replace(tiling, columns=2 * tiling.columns)
     arrays = [x, indices]
     names = ["x", "indices"]
     for index, weight in enumerate(weights):

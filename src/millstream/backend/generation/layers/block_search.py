@@ -29,13 +29,18 @@ from millstream.backend.generation.layers.block_parts import (
     projects_heads,
     rope_module,
 )
-from millstream.backend.generation.layers.fused_experts import FusedExperts, fuse_expert_layer, fuse_experts
+from millstream.backend.generation.layers.fused_experts import (
+    ExpertChunks,
+    FusedExperts,
+    fuse_expert_layer,
+    fuse_experts,
+)
 from millstream.backend.generation.layers.fused_modules import FusedModule
 from millstream.backend.generation.layers.fused_parts import FusedAttention, FusedConv, FusedGlu, PlainPart
 from millstream.backend.layers.fused_matmul import BY_KERNELS, BY_MLX, FusedMatmuls
 
 NewCache = Callable[[], Any]
-Part = FusedAttention | FusedConv | FusedGlu | FusedExperts | FusedModule | PlainPart
+Part = FusedAttention | FusedConv | FusedGlu | FusedExperts | ExpertChunks | FusedModule | PlainPart
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -194,7 +199,9 @@ class BlockSearch:
         self, module: Any, frame: Frame, plain: PlainPart, size: int, dtype: mx.Dtype, why: list[str]
     ) -> tuple[Part, Part, str]:
         try:
-            return fuse_experts(module, frame, plain.run, self._matmuls, size, dtype), plain, "experts"
+            both = (self._matmuls, self._chunk_matmuls)
+            fused, chunks = fuse_experts(module, frame, plain.run, both, size, dtype)
+            return fused, chunks or plain, "experts"
         except NotUnderstood as error:
             why.append(f"{frame.mlp} {error}")
         return plain, plain, "a layer of experts" if fuse_expert_layer(module, self._matmuls, dtype) else ""

@@ -68,9 +68,12 @@ def _compiled(static: _Mixture) -> Callable[..., mx.array]:
 class FusedExperts:
     """The second half of a block: norm, mixture of experts, residual."""
 
-    def __init__(self, parts: ExpertParts, frame: Frame, matmuls: FusedMatmuls, dtype: mx.Dtype) -> None:
-        """Raises `NotUnderstood` if the kernels do not take its layers."""
-        ops = ops_for(matmuls)
+    def __init__(
+        self, parts: ExpertParts, frame: Frame, matmuls: FusedMatmuls, dtype: mx.Dtype, ops: ExpertOps | None = None
+    ) -> None:
+        """`ops`: the implementation of the experts, if it is not that of the matmuls. Raises `NotUnderstood` if it does
+        not take its layers."""
+        ops = ops or ops_for(matmuls)
         if not all(ops.fits(weights, dtype) for weights in (parts.gate, parts.up, parts.down)):
             raise NotUnderstood("has experts that the kernels do not take")
         before, self._frame = frame.before_mlp, frame
@@ -114,15 +117,35 @@ class FusedExperts:
         return out if self._adds else self._frame.add(x, out, self._frame.after_mlp)
 
 
+class ExpertChunks:
+    """The same for prefill chunks: a token is a row, and many tokens are several launches."""
+
+    def __init__(self, fused: FusedExperts, rows: int) -> None:
+        self._fused, self._rows = fused, rows
+
+    def run(self, x: mx.array) -> mx.array:
+        tokens = x.reshape(-1, 1, x.shape[-1])
+        if tokens.shape[0] <= self._rows:
+            return self._fused.run(tokens).reshape(x.shape)
+        parts = [tokens[first : first + self._rows] for first in range(0, tokens.shape[0], self._rows)]
+        return mx.concatenate([self._fused.run(part) for part in parts]).reshape(x.shape)
+
+
 def ops_for(matmuls: FusedMatmuls) -> ExpertOps:
     return expert_ops.BY_KERNELS if matmuls is BY_KERNELS else expert_ops.BY_MLX
 
 
 def fuse_experts(
-    module: Any, frame: Frame, plain: Callable[[mx.array], mx.array], matmuls: FusedMatmuls, size: int, dtype: mx.Dtype
-) -> FusedExperts:
-    """The fused form of a mixture whose numbers agree with `plain`, the same half of the block by mlx-lm. Raises
-    `NotUnderstood` if there is none."""
+    module: Any,
+    frame: Frame,
+    plain: Callable[[mx.array], mx.array],
+    matmuls: tuple[FusedMatmuls, FusedMatmuls],
+    size: int,
+    dtype: mx.Dtype,
+) -> tuple[FusedExperts, ExpertChunks | None]:
+    """The fused form of a mixture whose numbers agree with `plain`, the same half of the block by mlx-lm; for chunks
+    too, if its weights are packed: MLX's CUDA build would read an expert again for each of its tokens. `matmuls`: for
+    decode steps and for chunks. Raises `NotUnderstood` if there is none."""
     trouble = None
     x, many = random_rows(size, dtype), random_rows(size, dtype, MANY_ROWS)
     for parts in expert_parts(module, dtype):
@@ -132,9 +155,14 @@ def fuse_experts(
         except NotUnderstood as error:
             trouble = trouble or error
             continue
-        fused = FusedExperts(parts, frame, matmuls, dtype)
+        fused = FusedExperts(parts, frame, matmuls[0], dtype)
         check_rows(plain, fused.run, x)
-        return fused
+        if parts.gate.packing is None:
+            return fused, None
+        ops = ops_for(matmuls[0])
+        chunks = ExpertChunks(FusedExperts(parts, frame, matmuls[1], dtype, ops), ops.max_rows)
+        check_rows(plain, chunks.run, x)
+        return fused, chunks
     raise trouble or NotUnderstood("has a router that is not understood")
 
 
