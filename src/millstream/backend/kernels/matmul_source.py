@@ -72,7 +72,9 @@ LINES = """
 
 HALVED_LINES = """
   constexpr int HALF = BN / 2;
-  auto line = [&](int l) { return l < HALF ? min(tile * HALF + l, N / 2 - 1) : min(N / 2 + tile * HALF + l - HALF, N - 1); };
+  auto line = [&](int l) {
+    return l < HALF ? min(tile * HALF + l, N / 2 - 1) : min(N / 2 + tile * HALF + l - HALF, N - 1);
+  };
 """
 
 # The sums of a dense weight's slice. The weight comes from far: DEPTH - 1 chunks of it are on their way. Each thread
@@ -109,7 +111,7 @@ PRODUCT = """
   };
   #pragma unroll
   for (int c = 0; c < DEPTH - 1; c++) fetch(c);
-  uint4 b[STAGED ? 1 : 2][STAGED ? 1 : NT];
+  uint4 next[STAGED ? 1 : NT], now[STAGED ? 1 : NT];
   const T* xp[STAGED ? 1 : NT];
   if (!STAGED) {
     #pragma unroll
@@ -120,7 +122,7 @@ PRODUCT = """
     if (!STAGED && chunk < count) {
       #pragma unroll
       for (int n = 0; n < (STAGED ? 1 : NT); n++)
-        b[STAGED ? 0 : chunk % 2][n] = *reinterpret_cast<const uint4*>(xp[n] + chunk * 32);
+        next[n] = *reinterpret_cast<const uint4*>(xp[n] + chunk * 32);
     }
   };
   read(0);
@@ -132,6 +134,8 @@ PRODUCT = """
   const int LOOPS = STAGED ? (CHUNKS + V - 1) / V : count;
   #pragma unroll 2
   for (int c = 0; c < LOOPS; c++) {
+    #pragma unroll
+    for (int n = 0; n < (STAGED ? 1 : NT); n++) now[n] = next[n];
     read(c + 1);
     mill_wait<DEPTH - 2>();
     if (STAGED) __syncthreads();
@@ -150,7 +154,7 @@ PRODUCT = """
 #endif
     #pragma unroll
     for (int n = 0; n < NT; n++) {
-      uint4 row = STAGED ? stage[TH * MT * 2 + kw * ROWS * 4 + (n * 8 + g) * 4 + t] : b[STAGED ? 0 : c % 2][STAGED ? 0 : n];
+      uint4 row = STAGED ? stage[TH * MT * 2 + kw * ROWS * 4 + (n * 8 + g) * 4 + t] : now[STAGED ? 0 : n];
 #if NORM
       if (n % NW == nw)
         squares[n] = mill_squares(row.w, mill_squares(row.z, mill_squares(row.y, mill_squares(row.x, squares[n]))));

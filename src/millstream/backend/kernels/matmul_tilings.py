@@ -9,6 +9,9 @@ WIDTHS = (8, 16, 32, 64)
 SLICES, GROUP = 8, 2
 """Into how many slices every weight's K is cut, and how many neighbours are added first. The same for all shapes of
 blocks, so that a row's numbers do not depend on them."""
+LARGE_HEAD, LARGE_HEAD_WIDTH = 192, 32
+WARPS = 8
+"""Warps of a block, about: with 256 threads each may have all registers that it asks for."""
 MAX_SHARED = 99 * 1024
 """Shared memory that a block may have on every GPU from sm_80 on."""
 
@@ -55,9 +58,10 @@ class Tiling:
         return max(self.depth * self.stage_bytes(width), self.along * width * (self.lines + 1) * 4)
 
 
-def width_of(rows: int) -> int:
-    """The width of the kernel for some rows."""
-    return next((width for width in WIDTHS if rows <= width), WIDTHS[-1])
+def width_of(rows: int, head: int = 0) -> int:
+    """The width of the kernel for some rows. Large heads have no more than 32, as the sums would not fit."""
+    most = WIDTHS[-1] if head <= LARGE_HEAD else LARGE_HEAD_WIDTH
+    return next((width for width in WIDTHS if rows <= width), most) if rows <= most else most
 
 
 def head_shape(size: int) -> tuple[int, int] | None:
@@ -87,9 +91,20 @@ def choose(outputs: int, inputs: int, width: int, *, head: int, shared: bool) ->
         assert shape is not None, "`fits_heads` was asked"
         beside, tiles = shape
     else:
-        beside, tiles = (1, 2) if width <= 16 else (2, 2) if width <= 32 else (4, 2)
-    along = max(GROUP, 8 // beside // GROUP * GROUP)
-    split = SLICES // along
-    if not shared:
-        beside, along, split = (beside, SLICES, 1)
+        beside, tiles = (1, 2) if width <= 16 or not shared else (2, 2) if width <= 32 else (4, 2)
+    along = max(GROUP, WARPS // beside // GROUP * GROUP)
+    split = SLICES // along if shared else 1
     return with_depth(Tiling(beside, tiles, along, split, staged=beside > 1 and width > 8), width)
+
+
+def candidates(outputs: int, inputs: int, width: int) -> list[Tiling]:
+    """The usual tiling of a weight that blocks may share, and others that give the same numbers."""
+    usual = choose(outputs, inputs, width, head=0, shared=True)
+    shapes = ((1, 1), (1, 2), (2, 2), (4, 2)) if width <= 16 else ((1, 2), (2, 2), (4, 2), (2, 4))
+    others = [_shaped(beside, tiles, width) for beside, tiles in shapes]
+    return [usual, *(tiling for tiling in others if tiling != usual)]
+
+
+def _shaped(beside: int, tiles: int, width: int) -> Tiling:
+    along = WARPS // beside
+    return with_depth(Tiling(beside, tiles, along, SLICES // along, staged=beside > 1 and width > 8), width)

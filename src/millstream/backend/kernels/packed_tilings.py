@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from dataclasses import dataclass
 
 import mlx.core as mx
 
-from millstream.backend.kernels.matmul_tilings import GROUP, MAX_SHARED, SLICES, Tiling, head_shape
+from millstream.backend.kernels.matmul_tilings import GROUP, MAX_SHARED, SLICES, WARPS, Tiling, head_shape
 from millstream.backend.kernels.unpack_cuda import MODES
 from millstream.backend.kernels.weights import Packed, PackedForm
 
@@ -40,7 +41,7 @@ class PackedTiling(Tiling):
     """A block's warps, for a weight of this form and so many inputs: `per` units are fetched at a time."""
 
     form: PackedForm = PackedForm(4, 64, "affine", True)
-    inputs: int = 0
+    inputs: int = 4096
     per: int = 1
 
     @property
@@ -75,17 +76,31 @@ class PackedTiling(Tiling):
 
 
 def choose(weight: Packed, width: int, *, head: int) -> PackedTiling:
-    """A tiling for a weight; with `head` its tiles are heads of that size."""
+    """A tiling for a weight; with `head` its tiles are heads of that size. Wide steps have more tiles per warp: each
+    number of x that a warp reads is multiplied with all of them."""
     if head:
         shape = head_shape(head)
         assert shape is not None, "`fits_heads` was asked"
         beside, tiles = shape
+        along = max(GROUP, WARPS // beside // GROUP * GROUP)
+    elif width <= 16:
+        beside, tiles, along = 1, 2, SLICES
     else:
-        beside, tiles = (1, 2) if width <= 16 else (1, 4)
-    along = max(GROUP, 8 // beside // GROUP * GROUP) if weight.tickets is not None else SLICES
-    per = 2 if unit_of(weight.form) * weight.bits < 1024 and tiles <= 2 else 1
-    tiling = PackedTiling(beside, tiles, along, SLICES // along, form=weight.form, inputs=weight.inputs, per=per)
-    return with_depth(tiling, width)
+        beside, tiles, along = 1, 4, SLICES // 2 if weight.tickets is not None else SLICES
+    split = SLICES // along if weight.tickets is not None else 1
+    tiling = PackedTiling(beside, tiles, along, split, form=weight.form, inputs=weight.inputs)
+    if not head and tiling.shared_bytes(width) > shared_limit():
+        tiling = dataclasses.replace(tiling, tiles=2)
+    per = 2 if unit_of(weight.form) * weight.bits < 1024 and tiling.tiles <= 2 else 1
+    return with_depth(dataclasses.replace(tiling, per=per), width)
+
+
+@functools.cache
+def shared_limit() -> int:
+    """The bytes of shared memory that a block may have: they follow from the compute capability."""
+    info = mx.device_info()
+    capability = tuple(int(info.get(f"compute_capability_{part}", 0)) for part in ("major", "minor"))
+    return {(8, 0): 163 * 1024, (8, 7): 163 * 1024, (9, 0): 227 * 1024, (10, 0): 227 * 1024}.get(capability, MAX_SHARED)
 
 
 def with_depth(tiling: PackedTiling, width: int) -> PackedTiling:

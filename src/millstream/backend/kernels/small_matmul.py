@@ -9,19 +9,30 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
 
-from millstream.backend.kernels import matmul_source, matmul_tilings, packed_source, packed_tilings
+from millstream.backend.kernels import matmul_source, matmul_tilings, matmul_tuning, packed_source, packed_tilings
 from millstream.backend.kernels.compiled import cuda_kernel
 from millstream.backend.kernels.matmul_tilings import WIDTHS, Tiling
 from millstream.backend.kernels.unpack_cuda import unpack_source
 from millstream.backend.kernels.weights import Dense, Norm, Packed, Weight, as_weight
 
-__all__ = ["WIDTHS", "fits", "fits_heads", "glu", "matmul", "matmul_add", "prepare", "qkv_rope", "supported_here"]
+__all__ = [
+    "WIDTHS",
+    "fits",
+    "fits_heads",
+    "glu",
+    "matmul",
+    "matmul_add",
+    "prepare",
+    "qkv_rope",
+    "supported_here",
+    "tune",
+]
 
 AHEAD_BYTES = 8 << 20
 """How much of the next launch's weight is fetched while this one ends: less than any of these GPUs' L2 cache."""
@@ -177,13 +188,25 @@ def _run(
 ) -> list[mx.array]:
     halved = name == "glu"
     kind = Kind(name, tuple(call.inputs), epilogue, outputs, tuple(sorted(call.constants.items())), halved)
-    width = matmul_tilings.width_of(call.inputs["x"].shape[0])
+    width = matmul_tilings.width_of(call.inputs["x"].shape[0], head)
     if isinstance(weight, Packed):
         tiling: Tiling = packed_tilings.choose(weight, width, head=head)
-    else:
+    elif head or weight.tickets is None:
         shared = weight.tickets is not None
         tiling = matmul_tilings.choose(weight.outputs, weight.inputs, width, head=head, shared=shared)
+    else:
+        tiling = matmul_tuning.tiling_for(weight.outputs, weight.inputs, width)
     return run(kind, tiling, width, weight, list(call.inputs.values()), shapes, heads)
+
+
+def tune(weights: Iterable[mx.array]) -> None:
+    """Measure which shapes of blocks are fastest for these weights. Call it before functions are compiled."""
+    kind = Kind("matmul", ("x", "w"), matmul_source.STORE)
+
+    def launch(x: mx.array, weight: Dense, tiling: Tiling, width: int) -> mx.array:
+        return run(kind, tiling, width, weight, [x, weight.weight], [(*x.shape[:-1], weight.outputs)])[0]
+
+    matmul_tuning.tune((weight for weight in weights if fits(weight)), matmul_tuning.seconds(launch))
 
 
 def matmul(

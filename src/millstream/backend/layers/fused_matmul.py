@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 
-from millstream.backend.kernels import small_matmul
+from millstream.backend.kernels import norm_add, small_matmul
 from millstream.backend.kernels.weights import Dense, Form, Norm, Packed, Weight, as_weight
 from millstream.backend.layers import matmul_reference
 from millstream.backend.layers.matmul_reference import Activation, join_heads, rope, split_heads
@@ -44,6 +44,8 @@ class FusedMatmuls:
     """True if `qkv_rope` takes heads of this size."""
     prepare: Callable[[Weight | mx.array], Weight]
     """The weight with what the implementation keeps beside it: call it once for each weight, at load."""
+    tune: Callable[[Iterable[mx.array]], None]
+    """Measure which kernels are fastest for a model's dense weights: call it once at load, before the others."""
     matmul: Callable[..., mx.array]
     """(x, weight, *, bias, norm, then)"""
     matmul_add: Callable[..., mx.array]
@@ -58,10 +60,16 @@ class FusedMatmuls:
     """A kernel's source is assembled at every call, unless the call is part of a compiled function."""
 
 
+def _norm_add(x: mx.array, norm: Norm, residual: mx.array, *, after: Norm | None = None) -> Any:
+    by = norm_add if norm_add.fits(x) else matmul_reference
+    return by.norm_add(x, norm, residual, after=after)
+
+
 BY_MLX = FusedMatmuls(
     fits=lambda weight: True,
     fits_heads=lambda size: True,
     prepare=as_weight,
+    tune=lambda weights: None,
     matmul=matmul_reference.matmul,
     matmul_add=matmul_reference.matmul_add,
     glu=matmul_reference.glu,
@@ -74,10 +82,11 @@ BY_KERNELS = FusedMatmuls(
     fits=small_matmul.fits,
     fits_heads=small_matmul.fits_heads,
     prepare=small_matmul.prepare,
+    tune=small_matmul.tune,
     matmul=small_matmul.matmul,
     matmul_add=small_matmul.matmul_add,
     glu=small_matmul.glu,
     qkv_rope=small_matmul.qkv_rope,
-    norm_add=matmul_reference.norm_add,
+    norm_add=_norm_add,
     compile=mx.compile,
 )

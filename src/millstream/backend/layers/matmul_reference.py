@@ -9,6 +9,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from millstream.backend.kernels.weights import Dense, Norm, Weight, as_weight
+from millstream.backend.layers import packed_products
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "clipped"]
 """Of a gated linear unit. `clipped` is gpt-oss's: a sigmoid of 1.702 times the gate, both halves clipped, up plus 1."""
@@ -21,9 +22,7 @@ def product(x: mx.array, weight: Weight | mx.array, bias: mx.array | None = None
         x = mx.fast.rms_norm(x, norm.weight, norm.eps)
     if isinstance(weight, Dense):
         return x @ weight.weight.T if bias is None else mx.addmm(bias, x, weight.weight.T)
-    out = mx.quantized_matmul(
-        x, weight.packed, weight.scales, weight.biases, True, weight.group_size, weight.bits, weight.mode
-    )
+    out = packed_products.product(x, weight)
     return out if bias is None else out + bias
 
 

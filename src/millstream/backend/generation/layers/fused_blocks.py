@@ -17,7 +17,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models.cache import KVCache, RotatingKVCache
+from mlx_lm.models.cache import KVCache, QuantizedKVCache, RotatingKVCache
 
 from millstream.backend.generation.caches.batch_caches import new_row_caches
 from millstream.backend.generation.caches.widths import CHUNK_LENGTHS
@@ -25,6 +25,7 @@ from millstream.backend.generation.layers.block_frame import NotUnderstood
 from millstream.backend.generation.layers.block_search import BlockSearch, FusedBlock
 from millstream.backend.kernels.small_matmul import WIDTHS
 from millstream.backend.layers.fused_matmul import BY_KERNELS, BY_MLX_COMPILED, FusedMatmuls
+from millstream.backend.layers.packed_linear import use_packed_products
 from millstream.backend.layers.projections import joined_layers
 
 log = logging.getLogger(__name__)
@@ -97,8 +98,9 @@ def _new_cache(model: Any, index: int) -> Any:
 def _fuse_linears(model: Any, matmuls: FusedMatmuls) -> int:
     if matmuls is not BY_KERNELS:
         return 0
-    linears = 0
-    for layer in [module for _, module in model.named_modules()] + joined_layers(model):
+    layers = [module for _, module in model.named_modules()] + joined_layers(model)
+    linears = use_packed_products(layers)
+    for layer in layers:
         if type(layer) is nn.Linear and matmuls.fits(layer.weight):
             layer.__class__ = SmallMatmulLinear
             linears += 1
@@ -113,7 +115,7 @@ def _is_decode(x: mx.array, dtype: mx.Dtype) -> bool:
 def _is_chunk(x: mx.array, cache: Any, dtype: mx.Dtype) -> bool:
     """True if x is a prefill chunk of one of the usual lengths: each is compiled once."""
     usual = x.shape[0] == 1 and x.shape[1] in CHUNK_LENGTHS and x.dtype == dtype
-    return usual and type(cache) in (KVCache, RotatingKVCache)
+    return usual and type(cache) in (KVCache, QuantizedKVCache, RotatingKVCache)
 
 
 _small_matmul = mx.compile(BY_KERNELS.matmul)
