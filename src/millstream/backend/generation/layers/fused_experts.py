@@ -173,7 +173,7 @@ def fuse_expert_layer(module: Any, matmuls: FusedMatmuls, dtype: mx.Dtype) -> bo
         return False
     ops = ops_for(matmuls)
     try:
-        gate, up, down, activation = switch_parts(switch, dtype)
+        gate, up, down, activation = switch_parts(switch)
     except NotUnderstood:
         return False
     if not all(ops.fits(weights, dtype) for weights in (gate, up, down)):
