@@ -62,7 +62,7 @@ class ExpertWeights:
 
 _HEADER = """
 __device__ __forceinline__ void mill_fetch_some(void* to, const void* from, int bytes) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;"
     :: "r"((unsigned)__cvta_generic_to_shared(to)), "l"(from), "r"(bytes) : "memory");
 }
 __device__ __forceinline__ void mill_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
