@@ -17,6 +17,7 @@ from millstream.backend.generation import layout
 from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
 from millstream.backend.generation.layers import attention
 from millstream.backend.kernels import sample
+from millstream.backend.layers.capped_attention import capped_attention
 from millstream.engine.generation.messages import Generate
 from support.engines import engine
 from support.matmul_kernels import play_matmul_kernels
@@ -31,13 +32,27 @@ pytestmark = pytest.mark.skipif(
 class Pretended(PointerKernels):
     """The kernels, and how often each was called."""
 
-    def prefill(self, queries: mx.array, keys: mx.array, values: mx.array, scale: float, left: Any) -> mx.array:
-        self.count("prefill" if left is None else "padded prefill")
+    def prefill(
+        self,
+        queries: mx.array,
+        keys: mx.array,
+        values: mx.array,
+        scale: float,
+        left: Any,
+        *,
+        window: int = 0,
+        sinks: Any = None,
+        softcap: float | None = None,
+    ) -> mx.array:
+        self.count("windowed prefill" if window else "prefill" if left is None else "padded prefill")
         count, length = queries.shape[2], keys.shape[2]
-        mask = mx.arange(length) <= mx.arange(length - count, length)[:, None]
+        own = mx.arange(length - count, length)[:, None]
+        mask = (mx.arange(length) <= own) & (mx.arange(length) > own - (window or length))
         if left is not None:
             mask = mask & (mx.arange(length) >= left[:, None, None, None])
-        out: mx.array = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask)
+        if softcap is not None:
+            return capped_attention(queries, keys, values, scale, mask, softcap, sinks)
+        out: mx.array = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
         return out
 
     def sample(self, logits: mx.array, settings: mx.array, uniform: mx.array) -> mx.array:

@@ -62,17 +62,21 @@ def test_rows_are_placed(size: int, layout: str) -> None:
     expected = mx.zeros(part.shape, dtype=mx.bfloat16)
     expected[3, :, : length - 4] = rows[0, :, 4:length]
     expected[0, :, :length] = rows[1, :, :length]
+    expected[1, :, 35:] = rows[1, :, :5]
+    expected[1, :, : length - 5] = rows[1, :, 5:length]
     mx.eval(expected)
     places = mx.array([[3, 4, length - 4, 0], [0, 0, length, 0]], dtype=mx.int32)
     mx.eval(write_rows(part, rows[:, :, :length], places))
+    mx.eval(write_rows(part, rows[1:, :, :length], mx.array([[1, 0, length, 35]], dtype=mx.int32)))  # a ring
     assert mx.array_equal(part, expected).item()
 
 
 @pytest.mark.parametrize("size", [64, 81])
 def test_rows_are_moved_in_all_layers(size: int) -> None:
     mx.random.seed(1)
-    source = [mx.random.normal((2, 3, 40, size)).astype(mx.bfloat16) for _ in range(6)]
-    target = [mx.zeros((3, 3, 60, size), dtype=mx.bfloat16) for _ in range(6)]
+    sizes = [size, 2, size, size, 1, 16]
+    source = [mx.random.normal((2, 3, 40, each)).astype(mx.bfloat16) for each in sizes]
+    target = [mx.zeros((3, 3, 60, each), dtype=mx.bfloat16) for each in sizes]
     mx.eval(source, target)
     expected = []
     for old, new in zip(source, target, strict=True):
@@ -82,7 +86,7 @@ def test_rows_are_moved_in_all_layers(size: int) -> None:
         expected.append(moved)
     mx.eval(expected)
     table = mx.stack([addresses_of(source), addresses_of(target)]).reshape(2, 3, 2)
-    mx.eval(move_rows([(0, 1, 40, 1, 2, 60, 33, 0), (0, 0, 40, 1, 0, 60, 5, 0)], table, source[0]))
+    mx.eval(move_rows([(0, 1, 40, 1, 2, 60, 33, 0), (0, 0, 40, 1, 0, 60, 5, 0)], table, source))
     assert all(mx.array_equal(one, other).item() for one, other in zip(target, expected, strict=True))
 
 

@@ -189,6 +189,14 @@ def test_changed_source_is_another_kernel(mlx: FakeMlx, compiler: FakeCompiler) 
     assert len(set(mlx.loaded)) == 3
 
 
+def test_other_shared_memory_is_another_module(mlx: FakeMlx, kept: KeptKernels) -> None:
+    """MLX allows a module the shared memory of its first launch."""
+    for size in (0, 60_000, 90_000, 60_000):
+        launch(cuda_kernel(**KERNEL, shared_memory=size))
+    assert len(list(kept.folder.path.glob("*.ptx"))) == 3
+    assert "compiled by MLX" not in mlx.loaded
+
+
 def test_other_compiler_or_architecture_compiles_again(kept: KeptKernels, compiler: FakeCompiler) -> None:
     newer = FakeCompiler()
     newer.version = "13.1"
@@ -214,7 +222,7 @@ def test_damaged_code_is_compiled_again(kept: KeptKernels, compiler: FakeCompile
 def test_kernel_that_we_cannot_compile_is_left_to_mlx(
     mlx: FakeMlx, compiler: FakeCompiler, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.DEBUG)
+    caplog.set_level(logging.INFO)
     kernel = cuda_kernel(**KERNEL | {"source": "unknown_to_us"})
     launch(kernel)
     launch(kernel)
@@ -276,6 +284,52 @@ def test_processes_that_race_leave_whole_files(kept: KeptKernels) -> None:
         thread.join()
     assert sorted(path.name for path in kept.folder.path.iterdir()) == ["module.ptx", "module.txt"]
     assert (kept.folder.path / "module.ptx").read_bytes() == b"code" * 10_000
+
+
+def test_several_kernels_compile_at_once(mlx: FakeMlx, compiler: FakeCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    barrier = threading.Barrier(3)
+    plain = compiler.compile
+
+    def together(source: str, function: str, architecture: str) -> Binary:
+        barrier.wait(30)
+        return plain(source, function, architecture)
+
+    monkeypatch.setattr(compiler, "compile", together)
+    kernel = cuda_kernel(**KERNEL)
+    types = (mx.bfloat16, mx.float16, mx.float32)
+    with compiled.compile_ahead():
+        for dtype in (*types, mx.bfloat16):
+            assert not launch(kernel, dtype=dtype).any().item()
+    assert mlx.loaded == [] and len(compiler.compiled) == 3
+    for dtype in types:
+        launch(kernel, dtype=dtype)
+    assert len(compiler.compiled) == 3 and "compiled by MLX" not in mlx.loaded
+
+
+def test_functions_that_mlx_compiles_see_no_zeros_of_it(mlx: FakeMlx, kept: KeptKernels) -> None:
+    kernel = cuda_kernel(**KERNEL)
+    traced = mx.compile(lambda x: x + launch(kernel, dtype=mx.float32))
+    with compiled.compile_ahead():
+        traced(mx.ones((3,)))
+    assert mlx.loaded == []
+    traced(mx.ones((3,)))
+    traced(mx.ones((3,)))
+    assert len(mlx.loaded) == 1, "traced once, with the kernel in it"
+
+
+def test_compiling_ahead_survives_what_cannot_be_compiled(mlx: FakeMlx, compiler: FakeCompiler) -> None:
+    bad, good = cuda_kernel(**KERNEL | {"source": "unknown_to_us"}), cuda_kernel(**KERNEL)
+    with compiled.compile_ahead():
+        launch(bad)
+        launch(good)
+    launch(bad)
+    launch(good)
+    assert mlx.loaded[0] == "compiled by MLX" and "x_shape" in mlx.loaded[1]
+    with pytest.raises(ZeroDivisionError), compiled.compile_ahead():
+        raise ZeroDivisionError
+    launch(good)
+    assert len(mlx.loaded) == 3
 
 
 def test_least_recently_used_files_are_removed(tmp_path: Path) -> None:

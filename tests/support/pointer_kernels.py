@@ -52,15 +52,16 @@ class PointerKernels:
                 target[slot, :, (column + token) % target.shape[2]] = source[index, :, skip + token]
         return mx.array([1])
 
-    def move_rows(self, moves: Sequence[Sequence[int]], addresses: mx.array, like: mx.array) -> mx.array:
+    def move_rows(self, moves: Sequence[Sequence[int]], addresses: mx.array, parts: Sequence[mx.array]) -> mx.array:
         self.count("move_rows")
         table = np.array(addresses).reshape(addresses.shape[0], -1)
         mx.synchronize()
-        heads, size, dtype = like.shape[1], like.shape[3], np.array(like).dtype
+        heads = parts[0].shape[1]
+        widths = [part.shape[3] * part.dtype.size for part in parts]
         for source, source_slot, source_capacity, target, target_slot, target_capacity, tokens, _ in moves:
-            for old, new in zip(table[source], table[target], strict=True):
-                begin = at(int(old), (source_slot + 1, heads, source_capacity, size), dtype)
-                end = at(int(new), (target_slot + 1, heads, target_capacity, size), dtype)
+            for old, new, width in zip(table[source], table[target], widths, strict=True):
+                begin = at(int(old), (source_slot + 1, heads, source_capacity, width), np.uint8)
+                end = at(int(new), (target_slot + 1, heads, target_capacity, width), np.uint8)
                 end[target_slot, :, :tokens] = begin[source_slot, :, :tokens]
         return mx.array([1])
 

@@ -7,6 +7,7 @@ result, a `Layout`, is plain data; `assembly` makes a batch and a prefiller from
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -20,6 +21,7 @@ from millstream.backend.generation.caches.quantized import KvQuantization, choos
 from millstream.backend.generation.caches.slots import fits_slots
 from millstream.backend.generation.caches.widths import SlotPolicy, cublas_width, exact, kernel_width, powers_of_two
 from millstream.backend.generation.layers.attention import adopt_attention, kernel_attention
+from millstream.backend.generation.layers.capped_layers import capped_layers
 from millstream.backend.generation.layers.fused_blocks import Fusion, fuse_blocks, unfuse_blocks
 from millstream.backend.generation.layers.packed_attention import packed_attention, packed_matmuls_fit
 from millstream.backend.generation.layers.shared_layers import with_shared_layers
@@ -335,35 +337,53 @@ class LayoutChooser:
         packing = choose_quantization(self._model, bits)
         if not self._enabled("slots"):
             raise unsupported(bits, "it needs slots, and --disable slots leaves them out")
-        for name in ("group-prefill", "fused-matmul", "compiled-step"):
-            self._decline(name, "quantised KV cache")
-        matmuls = packed_matmuls_fit(self._device.kind) and not self._settings.like_gpu
-        attend = slab_attention(packed_attention(self._attention, matmuls=matmuls))
         caches = new_row_caches(self._model)
+        layout = dataclasses.replace(self._draft(caches), caches="classes", attention="packed", packing=packing)
+        attend = self._packed_attention()
         if adopt_attention(self._model, attend) != len(caches):
             raise unsupported(bits, "its layers have attention of their own")
-        layout = dataclasses.replace(self._draft(caches), caches="classes", attention="packed", packing=packing)
-        layout = dataclasses.replace(layout, group_fill=None, padded_chunks=False)
-        if trouble := _trouble(trial, layout):
+        if self._on_cuda or self._settings.like_gpu:
+            width = kernel_width if self._fuse_matmuls(attend) is not None else cublas_width
+            layout = dataclasses.replace(layout, width=width, in_place=self.kernels_write)
+        trouble = _trouble(trial, layout)
+        if trouble and layout.in_place:
+            log.info("This model decodes without kernels: %s", trouble)
+            layout = dataclasses.replace(layout, in_place=False)
+            trouble = _trouble(trial, layout)
+        if trouble and self._unfuse(trouble):
+            layout = dataclasses.replace(layout, width=cublas_width)
+            trouble = _trouble(trial, layout)
+        if trouble:
             raise unsupported(bits, f"its attention cannot read quantised keys and values ({trouble})")
         return layout
+
+    def _packed_attention(self) -> Attention:
+        if self._on_cuda:
+            return kernel_attention
+        matmuls = packed_matmuls_fit(self._device.kind) and not self._settings.like_gpu
+        return slab_attention(packed_attention(self._attention, matmuls=matmuls))
 
     def _settle(self, layout: Layout, caches: RowCaches, trial: Trial) -> tuple[Layout, str | None]:
         """Find a layout in which rows run together as they run alone; what is wrong with the last one, if none is
         right."""
-        trouble = _trouble(trial, layout)
+        plain = dataclasses.replace(layout, caches="merged", width=None, in_place=False, group_fill=None)
+        # On a GPU answers are compared as well: our kernels write and read what MLX does not see.
+        compare = functools.partial(_disagreement, other=plain) if self._as_on_gpu else _trouble
+        wrong = functools.partial(compare, trial)
+        trouble = wrong(layout)
         attending = sum(hasattr(leaf, "keys") for leaf in leaf_caches(caches))
-        own = len(callers_of(self._model, "scaled_dot_product_attention")) < attending
+        calling = len(callers_of(self._model, "scaled_dot_product_attention")) + capped_layers(self._model)
+        own = calling < attending
         if trouble and self._unfuse(trouble):
             layout = dataclasses.replace(layout, width=cublas_width if layout.caches == "classes" else None)
             if own and layout.caches == "classes":
                 layout = dataclasses.replace(layout, caches="slots", width=None, in_place=False, attention="mlx-lm")
-            trouble = _trouble(trial, layout)
+            trouble = wrong(layout)
         while trouble and layout.caches == "classes":
             log.info("This model decodes without %s: %s", "kernels" if layout.in_place else "length classes", trouble)
             caches_kind: Literal["classes", "slots"] = "classes" if layout.in_place else "slots"
             layout = dataclasses.replace(layout, caches=caches_kind, width=None, in_place=False, attention="mlx-lm")
-            trouble = _trouble(trial, layout)
+            trouble = wrong(layout)
         if not own:
             return layout, trouble
         # The model has attention of its own, in which a mask may mean something else (Gemma 2 has scores of five

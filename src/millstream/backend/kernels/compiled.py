@@ -9,12 +9,14 @@ Without NVRTC, or where MLX does not find a binary that was put there, all of th
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
 import logging
 import os
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -47,14 +49,21 @@ class KeptKernels:
     architecture: str
     folder: BinaryFolder
 
-    def stub(self, body: Body, parameters: Parameters) -> Body:
+    def stub(self, body: Body, parameters: Parameters, shared_memory: int = 0) -> Body:
         """Put the kernel's binary into the folder, and return what MLX must be given to find it. Raises `CompileError`
-        or OSError."""
+        or OSError. MLX sets up a module for the shared memory of its first launch alone, so another amount is another
+        stub."""
         source = body.for_us(parameters)
         key = hashlib.sha256("\0".join([source, self.architecture, self.compiler.version]).encode()).hexdigest()
         # Should MLX ever compile it, it must not succeed. The names make MLX pass their values.
         error = "a compiled kernel is gone; start again"
-        stub = Body(body.name, body.inputs, body.outputs, f"#error {error}\n// {key} {' '.join(body.extras)}", "")
+        stub = Body(
+            body.name,
+            body.inputs,
+            body.outputs,
+            f"#error {error}\n// {key} {shared_memory} {' '.join(body.extras)}",
+            "",
+        )
         self.put(stub, parameters, source)
         return stub
 
@@ -94,6 +103,11 @@ class Kernel:
         types = tuple((each.dtype, each.ndim > 0) for each in inputs)
         parameters = Parameters(types, tuple(output_dtypes), tuple(template or ()))
         launcher = self._launchers.get(parameters)
+        if (noted := getattr(_noting, "variants", None)) is not None:
+            if launcher is None:
+                noted.add((self._body, parameters, self._options["shared_memory"]))
+            shapes = launch["output_shapes"]
+            return [mx.zeros(shape, dtype) for shape, dtype in zip(shapes, output_dtypes, strict=True)]
         if launcher is None:
             launcher = self._launchers[parameters] = self._launcher(parameters)
         out: list[mx.array] = launcher(inputs=inputs, output_dtypes=output_dtypes, template=template, **launch)
@@ -103,10 +117,50 @@ class Kernel:
         body = self._body
         if (kept := _process.kept) is not None and parameters.known:
             try:
-                body = kept.stub(body, parameters)
+                body = kept.stub(body, parameters, self._options["shared_memory"])
             except (CompileError, OSError) as error:
-                log.debug("The kernel %s is compiled by MLX: %s", body.name, error)
+                log.info("The kernel %s is compiled by MLX, in every process: %s", body.name, error)
         return mx_kernel(body, **self._options)
+
+
+@contextlib.contextmanager
+def compile_ahead() -> Iterator[None]:
+    """Kernels that this thread calls inside are not launched, and give zeros: whoever builds a graph there must not use
+    it. At the end, all of them are compiled at once, on as many threads as there are cores."""
+    _noting.variants = noted = set[tuple[Body, Parameters, int]]()
+    mx.disable_compile()  # else zeros would become part of compiled functions
+    try:
+        yield
+    finally:
+        _noting.variants = None
+        if "MLX_DISABLE_COMPILE" not in os.environ:
+            mx.enable_compile()
+    kept = _process.kept
+    if kept is None:
+        return
+    waiting = [each for each in noted if each[1].known]
+
+    def work() -> None:
+        while waiting:
+            try:
+                kept.stub(*waiting.pop())
+            except (CompileError, OSError, IndexError):
+                continue  # the first real call says so, and leaves the kernel to MLX
+
+    threads = [threading.Thread(target=work, name="compile") for _ in range(min(len(waiting), os.cpu_count() or 1))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def keeps_kernels() -> bool:
+    """True if kernels are compiled here, so that `compile_ahead` is worth calling."""
+    return _process.kept is not None
+
+
+_noting = threading.local()
+"""`variants`: what this thread's kernels are called with inside of `compile_ahead`."""
 
 
 def cuda_kernel(

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import mlx.core as mx
 
+from millstream.backend.kernels.compiled import cuda_kernel
 from millstream.backend.kernels.unpack_cuda import MODES, unpack_source
 
 MAX_ROWS = 512
@@ -371,7 +372,7 @@ def _kernel(
     shared: int,
 ) -> Any:
     header = _HEADER.replace("KIND", _KINDS[dtype]) + ("" if packing is None else unpack_source(dtype))
-    return mx.fast.cuda_kernel(
+    return cuda_kernel(
         name=f"millstream_{name}",
         input_names=list(inputs),
         output_names=["out"],

@@ -13,6 +13,8 @@ from typing import Any, Literal
 
 import mlx.core as mx
 
+from millstream.backend.kernels.compiled import cuda_kernel
+
 MAX_SLOTS = 32
 """Experts per row: a lane of a warp holds one."""
 MAX_EXPERTS = 1024
@@ -60,7 +62,7 @@ __device__ __forceinline__ float mill_warp_max(float value) {
 
 # A warp's chunks of 32 numbers alternate with the other warps'. FLIGHT of them are loaded at once.
 _LOGITS = """
-  constexpr int TH = WARPS * 32, FLIGHT = 4, LINE = 17;
+  constexpr int FLIGHT = 4, LINE = 17;
   const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, g = lane / 4, t = lane % 4;
   const int R = x_shape[0], K = router_shape[1], first = blockIdx.y * 8, e0 = blockIdx.x * 16, chunks = K / 32;
   const int outputs = router_shape[0];
@@ -302,7 +304,7 @@ def _route_source(routing: Routing, eps: float | None, biased: bool, corrected: 
         weights += _NORMALISED.replace("EPSILON", f"{routing.epsilon!r}f")
     choose = _CHOOSE.replace("SHARED_GATE", _SHARED_GATE if gated else "").replace("WEIGHTS", weights)
     choose = choose.replace("GROUPED", grouped).replace("CORRECTION", _CORRECTION if corrected else "")
-    choose = choose.replace("SCALE", f"{routing.scale!r}f").replace("LIVE", "live[r] > 0" if live else "true")
+    choose = choose.replace("SCALE", f"{routing.scale!r}f").replace("LIVE", "live[r] >= 0" if live else "true")
     return (logits + choose.replace("SCORE", _SCORES[routing.score])).replace("WARPS", str(WARPS))
 
 
@@ -318,7 +320,7 @@ def _route_kernel(
     outputs = ["indices", "weights", "logits"]
     outputs += ["normed"] if eps is not None else []
     outputs += ["shared_weight"] if gated else []
-    return mx.fast.cuda_kernel(
+    return cuda_kernel(
         name="millstream_route",
         input_names=inputs,
         output_names=outputs,
@@ -379,8 +381,8 @@ def route(
     norm: tuple[mx.array, float] | None = None,
     live: mx.array | None = None,
 ) -> Routed:
-    """Choose experts for x of (rows, …, size), after an RMS norm if given: its weight and epsilon. Rows where `live` is 0
-    get none."""
+    """Choose experts for x of (rows, …, size), after an RMS norm if given: its weight and epsilon. Rows where `live` is
+    negative get none."""
     rows = x.shape[0]
     outputs = router.weight.shape[0]
     gated = outputs > routing.experts
@@ -412,21 +414,19 @@ def route(
 
 @functools.cache
 def _combine_kernel(residual: bool, shared: bool, gated: bool) -> Any:
-    source = _COMBINE.replace("RESIDUAL", _ADD.replace("FROM", "residual").replace("VALUE", "float(each[j])") if residual else "")
+    source = _COMBINE.replace(
+        "RESIDUAL", _ADD.replace("FROM", "residual").replace("VALUE", "float(each[j])") if residual else ""
+    )
     value = "float(T(gate[r] * float(each[j])))" if gated else "float(each[j])"
     source = source.replace("SHARED", _ADD.replace("FROM", "shared_out").replace("VALUE", value) if shared else "")
     inputs = ["y", "indices", "weights"]
     inputs += ["shared_out"] if shared else []
     inputs += ["gate"] if gated else []
     inputs += ["residual"] if residual else []
-    return mx.fast.cuda_kernel(
-        name="millstream_combine", input_names=inputs, output_names=["out"], source=source, header=""
-    )
+    return cuda_kernel(name="millstream_combine", input_names=inputs, output_names=["out"], source=source, header="")
 
 
-def combine(
-    y: mx.array, routed: Routed, shared: mx.array | None = None, residual: mx.array | None = None
-) -> mx.array:
+def combine(y: mx.array, routed: Routed, shared: mx.array | None = None, residual: mx.array | None = None) -> mx.array:
     """The weighted sum over each row's experts, in the row's own order, plus the shared expert's output and the
     residual: like the routed rows, from y of (rows x slots, size)."""
     rows, slots = routed.indices.shape

@@ -51,7 +51,7 @@ class Tiling:
         ]
 
     def stage_bytes(self, width: int) -> int:
-        return self.threads * self.tiles * 32 + (self.along * width * 64 if self.staged else 0)
+        return self.threads * self.tiles * 64 + (self.along * width * 128 if self.staged else 0)
 
     def shared_bytes(self, width: int) -> int:
         """For the chunks, where the sums of the warps lie later."""
@@ -95,3 +95,16 @@ def choose(outputs: int, inputs: int, width: int, *, head: int, shared: bool) ->
     along = max(GROUP, WARPS // beside // GROUP * GROUP)
     split = SLICES // along if shared else 1
     return with_depth(Tiling(beside, tiles, along, split, staged=beside > 1 and width > 8), width)
+
+
+def candidates(outputs: int, inputs: int, width: int) -> list[Tiling]:
+    """The usual tiling of a weight that blocks may share, and others that give the same numbers."""
+    usual = choose(outputs, inputs, width, head=0, shared=True)
+    shapes = ((1, 1), (1, 2), (2, 2), (4, 2)) if width <= 16 else ((1, 2), (2, 2), (4, 2), (2, 4))
+    others = [_shaped(beside, tiles, width) for beside, tiles in shapes]
+    return [usual, *(tiling for tiling in others if tiling != usual)]
+
+
+def _shaped(beside: int, tiles: int, width: int) -> Tiling:
+    along = WARPS // beside
+    return with_depth(Tiling(beside, tiles, along, SLICES // along, staged=beside > 1 and width > 8), width)

@@ -7,6 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from millstream.backend.kernels.compiled import cuda_kernel
 from millstream.backend.kernels.weights import Norm
 
 THREADS = 256
@@ -92,7 +93,7 @@ _AFTER = """
 @functools.cache
 def _kernel(eps: float, next_eps: float | None) -> Any:
     constants = f"#define EPS {eps!r}f\n" + (f"#define NEXT_EPS {next_eps!r}f\n" if next_eps is not None else "")
-    return mx.fast.cuda_kernel(
+    return cuda_kernel(
         name="millstream_norm_add",
         input_names=["x", "norm", "r", *(["after"] if next_eps is not None else [])],
         output_names=["out", *(["normed"] if next_eps is not None else [])],

@@ -13,16 +13,18 @@ import mlx.core as mx
 
 from millstream.backend.kernels.compiled import cuda_kernel
 from millstream.backend.kernels.decode_attention import float_bits, join_parts
+from millstream.backend.kernels.multiprocessors import multiprocessors
 
 HEAD_SIZES = ((64, 64), (96, 96), (128, 128), (192, 128), (256, 256))
 """Of keys and of values."""
-BLOCKS, SPAN = 396, 512
-"""A chunk of a long prompt has few queries and many keys. If it makes fewer blocks than this, three for each core of an
-H200, its keys are split into parts of at least SPAN: a block alone on its core waits for every load."""
+BLOCKS, SPAN = 3, 512
+"""A chunk of a long prompt has few queries and many keys. If it makes fewer blocks than this for each multiprocessor,
+its keys are split into parts of at least SPAN: a block alone on a multiprocessor waits for every load."""
 
 TILES = {64: (2, 64), 96: (2, 32), 128: (2, 32), 192: (1, 16), 256: (1, 16)}
-"""By the size of a head's keys: how many times 16 queries each of a block's four warps takes, and how many keys it reads
-at a time. Twice as many queries halve the reads of shared memory, which bound the speed, as long as registers last."""
+"""By the size of a head's keys: how many times 16 queries each of a block's four warps takes, and how many keys it
+reads at a time. Twice as many queries halve the reads of shared memory, which bound the speed, as long as registers
+last."""
 
 _HEADER = """
 __device__ __forceinline__ void mill_copy(unsigned to, const void* from, unsigned bytes) {
@@ -322,18 +324,11 @@ def prefill_attention(
     rows, heads, count, size = queries.shape
     times, keys_at_once = TILES[size]
     tiles = -(-count // (64 * times))
-    read = min(keys.shape[2], window + count) if window else keys.shape[2]
-    parts = 1 if left is not None else max(1, min(BLOCKS // (tiles * heads * rows), read // SPAN))
-    shape = (rows, count, heads, values.shape[-1])
-    (out,) = _kernel("bf16" if queries.dtype == mx.bfloat16 else "f16")(
-        inputs=[
-            queries,
-            keys,
-            values,
-            queries if left is None else left,
-            queries if sinks is None else sinks.astype(queries.dtype),
-        ],
-        output_shapes=[shape if parts == 1 else (rows, count, heads, parts, values.shape[-1] + 2)],
+HEAD_SIZES = ((64, 64), (96, 96), (128, 128), (192, 128), (256, 256))
+"""Of keys and of values."""
+BLOCKS, SPAN = 3, 512
+"""A chunk of a long prompt has few queries and many keys. If it makes fewer blocks than this for each multiprocessor,
+its keys are split into parts of at least SPAN: a block alone on a multiprocessor waits for every load."""
         output_dtypes=[queries.dtype if parts == 1 else mx.float32],
         grid=(tiles * parts * 128, heads, rows),
         threadgroup=(128, 1, 1),

@@ -9,23 +9,30 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
 
-from millstream.backend.kernels import matmul_source, matmul_tilings, packed_source, packed_tilings
+from millstream.backend.kernels import matmul_source, matmul_tilings, matmul_tuning, packed_source, packed_tilings
 from millstream.backend.kernels.compiled import cuda_kernel
 from millstream.backend.kernels.matmul_tilings import WIDTHS, Tiling
 from millstream.backend.kernels.unpack_cuda import unpack_source
 from millstream.backend.kernels.weights import Dense, Norm, Packed, Weight, as_weight
 
-__all__ = ["WIDTHS", "fits", "fits_heads", "glu", "matmul", "matmul_add", "prepare", "qkv_rope", "supported_here"]
-
-AHEAD_BYTES = 8 << 20
-"""How much of the next launch's weight is fetched while this one ends: less than any of these GPUs' L2 cache."""
-
+__all__ = [
+    "WIDTHS",
+    "fits",
+    "fits_heads",
+    "glu",
+    "matmul",
+    "matmul_add",
+    "prepare",
+    "qkv_rope",
+    "supported_here",
+    "tune",
+]
 
 @dataclass(frozen=True, slots=True)
 class Kind:
@@ -48,7 +55,6 @@ class Kind:
         parts = [f"#define {name} {value}\n" for name, value in flags.items()]
         parts += [matmul_source.SETUP, matmul_source.HALVED_LINES if self.halved else matmul_source.LINES]
         parts += [packed_source.PRODUCT if packed else matmul_source.PRODUCT]
-        parts += [matmul_source.AHEAD] if "then" in self.inputs else []
         parts += [matmul_source.SUM_WARPS, matmul_source.SHARED if split else matmul_source.WHOLE]
         return "".join([*parts, matmul_source.ROUND, self.epilogue])
 
@@ -125,7 +131,7 @@ def fits(weight: Weight | mx.array) -> bool:
         return packed_tilings.fits(weight)
     if weight.weight.dtype not in (mx.bfloat16, mx.float16):
         return False
-    return weight.inputs % 32 == 0 and weight.outputs % 2 == 0
+    return weight.inputs % 64 == 0 and weight.outputs % 2 == 0
 
 
 def fits_heads(size: int) -> bool:
@@ -142,7 +148,7 @@ def prepare(weight: Weight | mx.array) -> Weight:
     return dataclasses.replace(weight, tickets=tickets)
 
 
-def _call(x: mx.array, weight: Weight, bias: mx.array | None, norm: Norm | None, then: Weight | None) -> _Call:
+def _call(x: mx.array, weight: Weight, bias: mx.array | None, norm: Norm | None) -> _Call:
     """The inputs that every kernel may have."""
     call = _Call()
     fused = norm is not None and x.dtype == mx.bfloat16
@@ -160,8 +166,6 @@ def _call(x: mx.array, weight: Weight, bias: mx.array | None, norm: Norm | None,
     if norm is not None and fused:
         call.add("norm", norm.weight, "NORM")
         call.constants["EPS"] = f"{norm.eps!r}f"
-    if isinstance(then, Dense) and then.weight.dtype == x.dtype:
-        call.add("then", then.weight, "AHEAD_BYTES", str(AHEAD_BYTES))
     return call
 
 
@@ -180,10 +184,22 @@ def _run(
     width = matmul_tilings.width_of(call.inputs["x"].shape[0], head)
     if isinstance(weight, Packed):
         tiling: Tiling = packed_tilings.choose(weight, width, head=head)
-    else:
+    elif head or weight.tickets is None:
         shared = weight.tickets is not None
         tiling = matmul_tilings.choose(weight.outputs, weight.inputs, width, head=head, shared=shared)
+    else:
+        tiling = matmul_tuning.tiling_for(weight.outputs, weight.inputs, width)
     return run(kind, tiling, width, weight, list(call.inputs.values()), shapes, heads)
+
+
+def tune(weights: Iterable[mx.array]) -> None:
+    """Measure which shapes of blocks are fastest for these weights. Call it before functions are compiled."""
+    kind = Kind("matmul", ("x", "w"), matmul_source.STORE)
+
+    def launch(x: mx.array, weight: Dense, tiling: Tiling, width: int) -> mx.array:
+        return run(kind, tiling, width, weight, [x, weight.weight], [(*x.shape[:-1], weight.outputs)])[0]
+
+    matmul_tuning.tune((weight for weight in weights if fits(weight)), matmul_tuning.seconds(launch))
 
 
 def matmul(
@@ -192,11 +208,10 @@ def matmul(
     *,
     bias: mx.array | None = None,
     norm: Norm | None = None,
-    then: Weight | None = None,
 ) -> mx.array:
     """norm(x) @ weight.T + bias for x of (rows, 1, size)."""
     weight = as_weight(weight)
-    call = _call(x, weight, bias, norm, then)
+    call = _call(x, weight, bias, norm)
     return _run("matmul", call, weight, matmul_source.STORE, [(*x.shape[:-1], weight.outputs)])[0]
 
 
@@ -208,11 +223,10 @@ def matmul_add(
     bias: mx.array | None = None,
     norm: Norm | None = None,
     factor: float = 1.0,
-    then: Weight | None = None,
 ) -> mx.array:
     """residual + factor * (norm(x) @ weight.T + bias)"""
     weight = as_weight(weight)
-    call = _call(x, weight, bias, norm, then)
+    call = _call(x, weight, bias, norm)
     call.add("r", residual, "FACTOR", f"{float(factor)!r}f")
     return _run("matmul_add", call, weight, matmul_source.ADD, [(*x.shape[:-1], weight.outputs)])[0]
 
@@ -224,11 +238,10 @@ def glu(
     activation: str = "silu",
     bias: mx.array | None = None,
     norm: Norm | None = None,
-    then: Weight | None = None,
 ) -> mx.array:
     """activation(gate) * up, where the first half of the weight's rows gives the gate."""
     weight = as_weight(weight)
-    call = _call(x, weight, bias, norm, then)
+    call = _call(x, weight, bias, norm)
     call.constants["ACTIVATED"] = matmul_source.ACTIVATED[activation]
     return _run("glu", call, weight, matmul_source.GLU, [(*x.shape[:-1], weight.outputs // 2)])[0]
 
@@ -247,11 +260,10 @@ def qkv_rope(
     q_norm: Norm | None = None,
     k_norm: Norm | None = None,
     factor: float = 1.0,
-    then: Weight | None = None,
 ) -> tuple[mx.array, mx.array, mx.array]:
     """Queries, keys and values of (rows, heads or groups, 1, size); norms of heads and RoPE for the first two."""
     weight = as_weight(weight)
-    call = _call(x, weight, bias, norm, then)
+    call = _call(x, weight, bias, norm)
     if q_norm is not None and k_norm is not None:
         call.add("q_norm", q_norm.weight, "HEAD_NORM")
         call.add("k_norm", k_norm.weight)

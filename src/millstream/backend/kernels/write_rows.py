@@ -46,19 +46,18 @@ _SOURCE = """
   if (blockIdx.x + blockIdx.y + blockIdx.z + threadIdx.x == 0) out[0] = 1;
 """
 
-# One block per head of a layer's keys or values and row. All layers have buffers of the same form.
+# One block per head of a part of a layer and row. Parts may be of several sizes: `widths` has the bytes of a token.
 _MOVE = """
-  constexpr int V = 16 / sizeof(T);
-  const int head = blockIdx.x % HEADS, array = blockIdx.x / HEADS, arrays = addresses_shape[1] * 2;
+  const int head = blockIdx.x % HEADS, part = blockIdx.x / HEADS;
+  const size_t parts = (size_t)addresses_shape[1] * addresses_shape[2], width = widths[part];
   const int* move = moves + (size_t)blockIdx.y * 8;
-  const long long* base = (const long long*)addresses + array;
-  const T* from = (const T*)base[(size_t)move[0] * arrays] + ((size_t)move[1] * HEADS + head) * move[2] * D;
-  T* to = (T*)base[(size_t)move[3] * arrays] + ((size_t)move[4] * HEADS + head) * move[5] * D;
-  if (D % V == 0) {
-    for (int i = threadIdx.x; i < move[6] * (D / V); i += blockDim.x) ((uint4*)to)[i] = ((const uint4*)from)[i];
-  } else {
-    for (int i = threadIdx.x; i < move[6] * D; i += blockDim.x) to[i] = from[i];
-  }
+  const long long* base = (const long long*)addresses + part;
+  const char* from = (const char*)base[move[0] * parts] + ((size_t)move[1] * HEADS + head) * move[2] * width;
+  char* to = (char*)base[move[3] * parts] + ((size_t)move[4] * HEADS + head) * move[5] * width;
+  const size_t bytes = move[6] * width;
+  const size_t wide = (size_t)from % 16 == 0 && (size_t)to % 16 == 0 ? bytes / 16 : 0;
+  for (size_t i = threadIdx.x; i < wide; i += blockDim.x) ((uint4*)to)[i] = ((const uint4*)from)[i];
+  for (size_t i = wide * 16 + threadIdx.x; i < bytes; i += blockDim.x) to[i] = from[i];
   if (blockIdx.x + blockIdx.y + threadIdx.x == 0) out[0] = 1;
 """
 
@@ -77,7 +76,7 @@ def _kernel() -> Any:
 @functools.cache
 def _move_kernel() -> Any:
     return cuda_kernel(
-        name="millstream_move_rows", input_names=["moves", "addresses"], output_names=["out"], source=_MOVE
+        name="millstream_move_rows", input_names=["moves", "addresses", "widths"], output_names=["out"], source=_MOVE
     )
 
 
@@ -111,17 +110,22 @@ def write_rows(part: mx.array, rows: mx.array, places: mx.array) -> mx.array:
     return result
 
 
-def move_rows(moves: Sequence[Sequence[int]], addresses: mx.array, like: mx.array) -> mx.array:
-    """Copy the first tokens of slots to other slots, in all layers: see `MOVE`. `like`: a part of a slab, whose form
-    all parts have. The result must be evaluated before anything else reads the slabs."""
-    heads, size = like.shape[1], like.shape[3]
+def move_rows(moves: Sequence[Sequence[int]], addresses: mx.array, parts: Sequence[mx.array]) -> mx.array:
+    """Copy the first tokens of slots to other slots, in all layers: see `MOVE`. `parts`: those of any slab, which have
+    the same number of heads. The result must be evaluated before anything else reads the slabs."""
+    heads = parts[0].shape[1]
+    widths = [part.shape[3] * part.dtype.size for part in parts]
     (out,) = _move_kernel()(
-        inputs=[mx.array([list(move) for move in moves], dtype=mx.int32), addresses],
+        inputs=[
+            mx.array([list(move) for move in moves], dtype=mx.int32),
+            addresses,
+            mx.array(widths, dtype=mx.int32),
+        ],
         output_shapes=[(1,)],
         output_dtypes=[mx.int32],
-        grid=(addresses.shape[1] * 2 * heads * THREADS, len(moves), 1),
+        grid=(len(parts) * heads * THREADS, len(moves), 1),
         threadgroup=(THREADS, 1, 1),
-        template=[("T", like.dtype), ("D", size), ("HEADS", heads)],
+        template=[("HEADS", heads)],
     )
     result: mx.array = out
     return result

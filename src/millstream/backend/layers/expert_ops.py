@@ -61,7 +61,7 @@ def route(
     if routing.normalised:
         weights = weights / weights.sum(axis=-1, keepdims=True)
     if live is not None:
-        indices = mx.where(live[:, None] > 0, indices, -1)
+        indices = mx.where(live[:, None] >= 0, indices, -1)
     return Routed(x, indices, weights * routing.scale, shared)
 
 
@@ -73,9 +73,7 @@ def _best_groups(keys: mx.array, routing: Routing) -> mx.array:
     return mx.where(order[..., None] < routing.best_groups, grouped, 0.0).reshape(keys.shape)
 
 
-def glu(
-    x: mx.array, indices: mx.array, gate: ExpertWeights, up: ExpertWeights, activation: Activation
-) -> mx.array:
+def glu(x: mx.array, indices: mx.array, gate: ExpertWeights, up: ExpertWeights, activation: Activation) -> mx.array:
     """See `expert_matmul.expert_glu`."""
     rows = x.reshape(x.shape[0], 1, 1, -1)
     gates, ups = (_product(rows, indices, weights) for weights in (gate, up))
@@ -118,9 +116,7 @@ def _product(x: mx.array, indices: mx.array, weights: ExpertWeights) -> mx.array
     return out.reshape(indices.size, -1).astype(dtype)
 
 
-def combine(
-    y: mx.array, routed: Routed, shared: mx.array | None = None, residual: mx.array | None = None
-) -> mx.array:
+def combine(y: mx.array, routed: Routed, shared: mx.array | None = None, residual: mx.array | None = None) -> mx.array:
     """See `expert_routing.combine`."""
     weights = mx.where(routed.indices < 0, 0.0, routed.weights)
     rows = weights.shape[0]

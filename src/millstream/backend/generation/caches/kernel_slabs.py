@@ -12,7 +12,7 @@ import mlx.core as mx
 
 from millstream.backend.generation.caches.joining import JoiningRows
 from millstream.backend.generation.caches.slab_reads import SlabStep
-from millstream.backend.generation.caches.slabs import Move, RowCache, Slab
+from millstream.backend.generation.caches.slabs import Move, RowCache
 from millstream.backend.generation.caches.traced_step import Ref
 from millstream.backend.kernels.decode_attention import DecodeWork, spans
 from millstream.backend.kernels.write_rows import addresses_of, move_rows, write_rows
@@ -145,7 +145,7 @@ class KernelWriter:
         moves = [move for move in moves if move.tokens]
         if not moves:
             return
-        if not _uniform(moves[0].source):
+        if len({part.shape[1] for part in moves[0].source.arrays}) > 1:
             _evaluate([each for move in moves for each in _move_by_layer(move)])
             return
         self._addresses.forget()
@@ -157,11 +157,7 @@ class KernelWriter:
             )
             for move in moves
         ]
-        _evaluate([move_rows(orders, self._addresses.table(), moves[0].source.arrays[0])])
-
-
-def _uniform(slab: Slab) -> bool:
-    return len({(part.shape, part.dtype) for part in slab.arrays}) == 1
+        _evaluate([move_rows(orders, self._addresses.table(), moves[0].source.arrays)])
 
 
 def _move_by_layer(move: Move) -> list[mx.array]:

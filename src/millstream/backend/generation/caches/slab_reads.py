@@ -13,6 +13,9 @@ import mlx.core as mx
 from millstream.backend.generation.caches.slabs import Parts, RowCache, SharedTokens, Slab
 from millstream.backend.generation.caches.traced_step import Ref
 
+VACANT = -1
+"""The position of a row that nobody reads: a mixture of experts leaves it out. A new row may be at 0."""
+
 
 @dataclass(slots=True, eq=False)
 class SlabRead:
@@ -116,8 +119,8 @@ class SlabStep:
         if self._stale:
             self._look(rows, size)
             self._stale = False
-        lengths = [0 if row is None else row.length for row in rows]
-        self.offset = mx.array([*lengths, *[0] * (size - len(rows))], dtype=mx.int32)
+        lengths = [VACANT if row is None else row.length for row in rows]
+        self.offset = mx.array([*lengths, *[VACANT] * (size - len(rows))], dtype=mx.int32)
         for read in self.reads:
             read.begin(rows)
 

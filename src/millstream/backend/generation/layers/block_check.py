@@ -46,7 +46,7 @@ def checked_frame(block: Any) -> Frame:
         apart = _difference(x, expected, frame_guess(frame, block, x))
     except WHAT_CODE_RAISES as error:
         raise NotUnderstood(f"is not a block of mixer and MLP ({_words(error)})") from error
-    _agree(apart, x.dtype)
+    agree(apart, x.dtype)
     return frame
 
 
@@ -101,8 +101,16 @@ def check_rope(module: Any, rope: Rope, size: int) -> None:
 
 def check_half(original: Half, fused: Half, size: int, dtype: mx.Dtype) -> None:
     """Raises `NotUnderstood` if the fused form of a part without a cache gives other numbers."""
+    agree(half_difference(original, fused, size, dtype), dtype)
+
+
+def half_difference(original: Half, fused: Half, size: int, dtype: mx.Dtype) -> float:
+    """How far they are apart. Raises `NotUnderstood` if one of them cannot run."""
     x = _random(dtype, 5, WIDTHS[0], 1, size)
-    _compare(x, [lambda: original(x)], lambda: fused(x))
+    try:
+        return _difference(x, original(x), fused(x))
+    except WHAT_CODE_RAISES as error:
+        raise NotUnderstood(f"cannot run fused ({_words(error)})") from error
 
 
 def random_rows(size: int, dtype: mx.Dtype, rows: int = WIDTHS[0]) -> mx.array:
@@ -122,7 +130,7 @@ def check_rows(original: Half, fused: Half, x: mx.array) -> None:
     allowed = 0 if x.dtype == mx.float32 else x.shape[0] // 4
     # Not a number sorts anywhere: it is no agreement.
     worst = sorted(math.inf if math.isnan(each) else each for each in apart)
-    _agree(worst[-1 - allowed], x.dtype)
+    agree(worst[-1 - allowed], x.dtype)
 
 
 def check_module(
@@ -164,10 +172,11 @@ def _compare(x: mx.array, originals: list[Callable[[], mx.array]], fused: Callab
             return
     if not found:
         raise NotUnderstood(f"cannot run alone ({errors[0]})")
-    _agree(min(found), x.dtype)
+    agree(min(found), x.dtype)
 
 
-def _agree(apart: float, dtype: mx.Dtype) -> None:
+def agree(apart: float, dtype: mx.Dtype) -> None:
+    """Raises `NotUnderstood` if numbers are too far apart."""
     # Not a number is no agreement either.
     if not apart <= TOLERANCE.get(dtype, 0.0):
         raise NotUnderstood(f"differs by {apart:.2g} from mlx-lm's")

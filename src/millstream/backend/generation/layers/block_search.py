@@ -10,11 +10,13 @@ from typing import Any
 import mlx.core as mx
 
 from millstream.backend.generation.layers.block_check import (
+    agree,
     check_attention,
     check_half,
     check_module,
     check_rope,
     checked_frame,
+    half_difference,
 )
 from millstream.backend.generation.layers.block_frame import Frame, NotUnderstood, hidden_size
 from millstream.backend.generation.layers.block_parts import (
@@ -73,7 +75,7 @@ class FusedBlock:
 
 
 def live_rows(cache: Any, rows: int) -> mx.array | None:
-    """An array that is 0 for vacant rows: a batch tells how many tokens each of its rows has. None if it does not."""
+    """An array that is negative for vacant rows: a batch tells where each of its rows is. None if it does not."""
     offset = getattr(cache, "offset", None)
     known = isinstance(offset, mx.array) and offset.shape == (rows,) and offset.dtype == mx.int32
     return offset if known else None
@@ -84,8 +86,8 @@ class BlockSearch:
 
     def __init__(self, matmuls: FusedMatmuls, chunk_matmuls: FusedMatmuls, attend: Callable[..., mx.array]) -> None:
         self._matmuls, self._chunk_matmuls, self._attend = matmuls, chunk_matmuls, attend
-        self._activation = ACTIVATIONS[0]
-        """That of the last MLP: probably that of the next."""
+        self._activations: dict[Hashable, str] = {}
+        """By the kind of an MLP and of its block: what its gate goes through."""
         self._understood: set[tuple[Hashable, ...]] = set()
 
     def fuse(self, block: Any, new_cache: NewCache | None) -> FusedBlock:
@@ -202,19 +204,17 @@ class BlockSearch:
     def _glu(
         self, module: Any, parts: GluParts, frame: Frame, plain: PlainPart, size: int, dtype: mx.Dtype
     ) -> tuple[FusedGlu, FusedGlu]:
-        trouble = None
-        for activation in sorted(ACTIVATIONS, key=lambda each: each != self._activation):
-            chosen = dataclasses.replace(parts, activation=activation)
-            decode, chunk = (FusedGlu(chosen, frame, by) for by in (self._matmuls, self._chunk_matmuls))
-            try:
-                if self._is_new(type(module), frame.names, activation):
-                    check_half(plain.run, FusedGlu(chosen, frame, BY_MLX).run, size, mx.float32)
-                check_half(plain.run, chunk.run, size, dtype)
-                check_half(plain.run, decode.run, size, dtype)
-            except NotUnderstood as error:
-                trouble = trouble or error
-                continue
-            self._activation = activation
-            return decode, chunk
-        assert trouble is not None, "there are activations"
-        raise trouble
+        key = (type(module), frame.names)
+        if key not in self._activations:
+            # In float32, or GELU and its approximation would look the same.
+            found = {}
+            for each in ACTIVATIONS:
+                fused = FusedGlu(dataclasses.replace(parts, activation=each), frame, BY_MLX)
+                found[each] = half_difference(plain.run, fused.run, size, mx.float32)
+            self._activations[key] = min(ACTIVATIONS, key=lambda each: found[each])
+            agree(min(found.values()), mx.float32)
+        chosen = dataclasses.replace(parts, activation=self._activations[key])
+        decode, chunk = (FusedGlu(chosen, frame, by) for by in (self._matmuls, self._chunk_matmuls))
+        for form in (decode, chunk):
+            check_half(plain.run, form.run, size, dtype)
+        return decode, chunk

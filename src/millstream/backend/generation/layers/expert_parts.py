@@ -89,7 +89,9 @@ def routings(module: Any, holder: Any, experts: int) -> Iterator[Routing]:
     for (some, few), normed, score in itertools.product(grouped, norms, SCORES):
         if score == "softmax_chosen" and normed:
             continue
-        usual: tuple[Literal["max", "best_two"], ...] = ("best_two", "max") if score == "sigmoid" else ("max", "best_two")
+        usual: tuple[Literal["max", "best_two"], ...] = (
+            ("best_two", "max") if score == "sigmoid" else ("max", "best_two")
+        )
         for kind in usual if some > 1 else usual[:1]:
             yield Routing(experts, slots, score, normed, 0.0, scale, some, few, kind)
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models.cache import KVCache, RotatingKVCache
+from mlx_lm.models.cache import KVCache, QuantizedKVCache, RotatingKVCache
 
 from millstream.backend.generation.caches.batch_caches import new_row_caches
 from millstream.backend.generation.caches.widths import CHUNK_LENGTHS
@@ -115,7 +115,7 @@ def _is_decode(x: mx.array, dtype: mx.Dtype) -> bool:
 def _is_chunk(x: mx.array, cache: Any, dtype: mx.Dtype) -> bool:
     """True if x is a prefill chunk of one of the usual lengths: each is compiled once."""
     usual = x.shape[0] == 1 and x.shape[1] in CHUNK_LENGTHS and x.dtype == dtype
-    return usual and type(cache) in (KVCache, RotatingKVCache)
+    return usual and type(cache) in (KVCache, QuantizedKVCache, RotatingKVCache)
 
 
 _small_matmul = mx.compile(BY_KERNELS.matmul)

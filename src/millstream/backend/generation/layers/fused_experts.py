@@ -106,9 +106,10 @@ class FusedExperts:
             optional[f"{name}_bias"] = weights.bias
         self._arrays |= {name: array for name, array in optional.items() if array is not None}
         self._run = _compiled(static)
+        self.routing = parts.routing
 
     def run(self, x: mx.array, live: mx.array | None = None) -> mx.array:
-        """Rows where `live` is 0 may get any numbers, and need no expert."""
+        """Rows where `live` is negative may get any numbers, and need no expert."""
         out = self._run(x if self._norm_first is None else self._norm_first(x), live, self._arrays)
         return out if self._adds else self._frame.add(x, out, self._frame.after_mlp)
 
@@ -154,7 +155,9 @@ def fuse_expert_layer(module: Any, matmuls: FusedMatmuls, dtype: mx.Dtype) -> bo
     x = random_rows(gate.inputs, dtype)
     indices = mx.random.randint(0, gate.experts, (*x.shape[:2], 2), key=mx.random.key(13))
     try:
-        check_rows(lambda each: kind.__call__(switch, each, indices)[:, :, 0], lambda each: fused(each, indices)[:, :, 0], x)
+        check_rows(
+            lambda each: kind.__call__(switch, each, indices)[:, :, 0], lambda each: fused(each, indices)[:, :, 0], x
+        )
     except NotUnderstood:
         return False
     switch._fused = fused

@@ -58,7 +58,7 @@ def attend_plainly(
     """By `plain`, unless scores are capped, which mlx-lm's function cannot do."""
     if softcap is None:
         return plain(queries, keys, values, cache, scale, mask, sinks)
-    if isinstance(keys, tuple):
+    if not isinstance(keys, mx.array):
         raise ValueError("its attention has a soft cap")
     return capped_attention(queries, keys, values, scale, mask, softcap, sinks)
 

@@ -283,14 +283,16 @@ class MixedPrefiller(BatchPrefiller):
 
 
 def group_by_length(chunks: Sequence[Prefill], min_length_ratio: float) -> list[list[Prefill]]:
-    """Group the chunks, longest first, so that none is shorter than `min_length_ratio` of its group's longest."""
+    """Group the chunks, longest first, so that none is shorter than `min_length_ratio` of its group's longest. In a
+    group they keep their order."""
     groups: list[list[Prefill]] = []
     for chunk in sorted(chunks, key=_length, reverse=True):
         if groups and _length(chunk) >= min_length_ratio * _length(groups[-1][0]):
             groups[-1].append(chunk)
         else:
             groups.append([chunk])
-    return groups
+    place = {id(chunk): index for index, chunk in enumerate(chunks)}
+    return [sorted(group, key=lambda chunk: place[id(chunk)]) for group in groups]
 
 
 def _can_share(chunk: Prefill) -> bool:
