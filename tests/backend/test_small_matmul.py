@@ -47,7 +47,7 @@ def norm_of(size: int, dtype: mx.Dtype) -> tuple[Norm, Norm]:
 @pytest.mark.parametrize(
     ("count", "size", "rows", "dtype", "shared"),
     [
-        (64, 96, 1, mx.bfloat16, True),
+        (64, 192, 1, mx.bfloat16, True),
         (4098, 576, 12, mx.float16, False),
         (4096, 576, 64, mx.bfloat16, True),
         (2048, 8192, 32, mx.bfloat16, True),
@@ -63,7 +63,7 @@ def test_matmuls(count: int, size: int, rows: int, dtype: mx.Dtype, shared: bool
     wide_bias = bias.astype(mx.float32)
     close(BY_KERNELS.matmul(x, weight), BY_MLX.matmul(*wide(x, plain)))
     close(
-        BY_KERNELS.matmul(x, weight, bias=bias, norm=norm, then=BY_KERNELS.prepare(plain)),
+        BY_KERNELS.matmul(x, weight, bias=bias, norm=norm),
         BY_MLX.matmul(*wide(x, plain), bias=wide_bias, norm=wide_norm),
     )
     for _ in range(2):
@@ -78,7 +78,7 @@ def test_matmuls(count: int, size: int, rows: int, dtype: mx.Dtype, shared: bool
 @pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "clipped"])
 def test_gated_units(activation: Activation) -> None:
     mx.random.seed(3)
-    weight, x = random(200, 96, dtype=mx.bfloat16, scale=1.0), random(5, 1, 96, dtype=mx.bfloat16, scale=1.0)
+    weight, x = random(200, 192, dtype=mx.bfloat16, scale=1.0), random(5, 1, 192, dtype=mx.bfloat16, scale=1.0)
     got = BY_KERNELS.glu(x, weight, activation=activation)
     close(got, BY_MLX.glu(*wide(x, weight), activation=activation))
 
@@ -156,9 +156,9 @@ def test_a_linear_layer_takes_few_rows_and_all_others(bias: bool) -> None:
 
 
 def test_weights_that_the_kernels_cannot_take() -> None:
-    assert small_matmul.fits(mx.zeros((64, 96), dtype=mx.bfloat16))
-    assert small_matmul.fits(mx.zeros((50, 96), dtype=mx.float16))
-    for rows, size, dtype in ((64, 96, mx.float32), (49, 96, mx.bfloat16), (64, 80, mx.float16)):
+    assert small_matmul.fits(mx.zeros((64, 192), dtype=mx.bfloat16))
+    assert small_matmul.fits(mx.zeros((50, 64), dtype=mx.float16))
+    for rows, size, dtype in ((64, 64, mx.float32), (49, 64, mx.bfloat16), (64, 96, mx.float16)):
         assert not small_matmul.fits(mx.zeros((rows, size), dtype=dtype))
     packed, scales, biases = mx.quantize(mx.zeros((64, 96)), 32, 4)
     assert not small_matmul.fits(Packed(packed, scales, biases, 4, 32))
@@ -176,7 +176,7 @@ def test_weights_that_the_kernels_cannot_take() -> None:
 def test_blocks_of_all_widths_split_a_sum_alike(head: int, shared: bool) -> None:
     """And none asks for more threads or shared memory than any GPU has."""
     widths = {matmul_tilings.width_of(rows, head) for rows in (1, 9, 20, 64, 200)}
-    for outputs, size in ((64, 32), (2048, 576), (4096, 14336), (128256, 4096)):
+    for outputs, size in ((64, 64), (2048, 576), (4096, 14336), (128256, 4096)):
         tilings = {width: matmul_tilings.choose(outputs, size, width, head=head, shared=shared) for width in widths}
         for width, tiling in tilings.items():
             assert tiling.shared_bytes(width) <= matmul_tilings.MAX_SHARED

@@ -51,7 +51,7 @@ class Tiling:
         ]
 
     def stage_bytes(self, width: int) -> int:
-        return self.threads * self.tiles * 32 + (self.along * width * 64 if self.staged else 0)
+        return self.threads * self.tiles * 64 + (self.along * width * 128 if self.staged else 0)
 
     def shared_bytes(self, width: int) -> int:
         """For the chunks, where the sums of the warps lie later."""

@@ -35,8 +35,7 @@ __all__ = [
 @dataclass(frozen=True, slots=True)
 class FusedMatmuls:
     """Matmuls with what stands before and after them, by one implementation. `matmul_reference` says what each one
-    computes. A weight is a `Weight` or a plain array. `then` is the weight that the launch after this one reads: a
-    kernel may have the device fetch its beginning."""
+    computes. A weight is a `Weight` or a plain array."""
 
     fits: Callable[[Weight | mx.array], bool]
     """True if this implementation takes the weight. Also for the halves of `glu`."""
@@ -47,13 +46,13 @@ class FusedMatmuls:
     tune: Callable[[Iterable[mx.array]], None]
     """Measure which kernels are fastest for a model's dense weights: call it once at load, before the others."""
     matmul: Callable[..., mx.array]
-    """(x, weight, *, bias, norm, then)"""
+    """(x, weight, *, bias, norm)"""
     matmul_add: Callable[..., mx.array]
-    """(x, weight, residual, *, bias, norm, factor, then)"""
+    """(x, weight, residual, *, bias, norm, factor)"""
     glu: Callable[..., mx.array]
-    """(x, weight, *, activation, bias, norm, then)"""
+    """(x, weight, *, activation, bias, norm)"""
     qkv_rope: Callable[..., tuple[mx.array, mx.array, mx.array]]
-    """(x, weight, offset, periods, heads, groups, size, *, bias, norm, q_norm, k_norm, factor, then)"""
+    """(x, weight, offset, periods, heads, groups, size, *, bias, norm, q_norm, k_norm, factor)"""
     norm_add: Callable[..., Any]
     """(x, norm, residual, *, after): the sum, or with `after` the sum and the normed sum."""
     compile: Callable[[Any], Any]
