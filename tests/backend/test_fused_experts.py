@@ -16,12 +16,7 @@ from mlx_lm.models.switch_layers import SwitchGLU
 from millstream.backend.generation.layers.block_check import checked_frame
 from millstream.backend.generation.layers.block_frame import NotUnderstood
 from millstream.backend.generation.layers.expert_parts import expert_parts
-from millstream.backend.generation.layers.fused_experts import (
-    ExpertChunks,
-    FusedExperts,
-    fuse_expert_layer,
-    fuse_experts,
-)
+from millstream.backend.generation.layers.fused_experts import FusedExperts, fuse_expert_layer, fuse_experts
 from millstream.backend.generation.layers.fused_parts import PlainPart
 from millstream.backend.kernels.expert_matmul import ExpertWeights, Packing, fits
 from millstream.backend.kernels.expert_routing import Router, Routing, new_counter, route_fits
@@ -145,7 +140,7 @@ def halves(block: Any, dtype: mx.Dtype = mx.float32) -> tuple[FusedExperts, Plai
     frame = checked_frame(block)
     assert frame.mlp is not None
     plain = PlainPart(frame, frame.before_mlp, frame.after_mlp, block[frame.mlp])
-    return fuse_experts(block[frame.mlp], frame, plain.run, (BY_MLX, BY_MLX), SIZE, dtype)[0], plain
+    return fuse_experts(block[frame.mlp], frame, plain.run, BY_MLX, SIZE, dtype), plain
 
 
 def rows_of(count: int) -> mx.array:
@@ -183,17 +178,16 @@ def test_packed_experts_and_a_packed_router_give_what_they_gave() -> None:
 
 @pytest.mark.parametrize("tokens", [3, 20, 45])
 def test_tokens_of_a_chunk_are_rows_of_packed_experts(tokens: int) -> None:
-    model = make("qwen2_moe", _EXPERTS)
-    nn.quantize(model, group_size=32, bits=8)
-    fuse_projections(model)
-    block = model.layers[0]
-    frame = checked_frame(block)
-    plain = PlainPart(frame, frame.before_mlp, frame.after_mlp, block.mlp)
-    _, chunks = fuse_experts(block.mlp, frame, plain.run, (BY_MLX, BY_MLX), SIZE, mx.float32)
-    assert chunks is not None
-    few = ExpertChunks(chunks._fused, 20)
-    x = mx.random.normal((1, tokens, SIZE), key=mx.random.key(8))
-    np.testing.assert_allclose(np.array(few.run(x)), np.array(plain.run(x)), rtol=1e-3, atol=1e-3)
+    mlp = make("qwen2_moe", _EXPERTS).layers[0].mlp
+    nn.quantize(mlp, group_size=32, bits=8)
+    x = mx.random.normal((2, tokens, SIZE), key=mx.random.key(8))
+    expected = mlp(x)
+    assert fuse_expert_layer(mlp, BY_MLX, mx.float32)
+    fused = mlp.switch_mlp._fused
+    fused._max_rows, rows, run = 20, [], fused._run
+    fused._run = lambda x, *rest: rows.append(x.shape[0]) or run(x, *rest)
+    np.testing.assert_allclose(np.array(mlp(x)), np.array(expected), rtol=1e-3, atol=1e-3)
+    assert sum(rows) == 2 * tokens and max(rows) <= 20, "the tokens go through in several launches"
 
 
 class Dimmed(qwen3_moe.Qwen3MoeSparseMoeBlock):  # type: ignore[misc]

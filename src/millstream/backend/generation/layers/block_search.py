@@ -31,18 +31,13 @@ from millstream.backend.generation.layers.block_parts import (
     projects_heads,
     rope_module,
 )
-from millstream.backend.generation.layers.fused_experts import (
-    ExpertChunks,
-    FusedExperts,
-    fuse_expert_layer,
-    fuse_experts,
-)
+from millstream.backend.generation.layers.fused_experts import FusedExperts, fuse_expert_layer, fuse_experts
 from millstream.backend.generation.layers.fused_modules import FusedModule
 from millstream.backend.generation.layers.fused_parts import FusedAttention, FusedConv, FusedGlu, PlainPart
 from millstream.backend.layers.fused_matmul import BY_KERNELS, BY_MLX, FusedMatmuls
 
 NewCache = Callable[[], Any]
-Part = FusedAttention | FusedConv | FusedGlu | FusedExperts | ExpertChunks | FusedModule | PlainPart
+Part = FusedAttention | FusedConv | FusedGlu | FusedExperts | FusedModule | PlainPart
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -201,12 +196,12 @@ class BlockSearch:
         self, module: Any, frame: Frame, plain: PlainPart, size: int, dtype: mx.Dtype, why: list[str]
     ) -> tuple[Part, Part, str]:
         try:
-            both = (self._matmuls, self._chunk_matmuls)
-            fused, chunks = fuse_experts(module, frame, plain.run, both, size, dtype)
-            return fused, chunks or plain, "experts"
+            fused = fuse_experts(module, frame, plain.run, self._matmuls, size, dtype)
         except NotUnderstood as error:
             why.append(f"{frame.mlp} {error}")
-        return plain, plain, "a layer of experts" if fuse_expert_layer(module, self._matmuls, dtype) else ""
+            return plain, plain, "a layer of experts" if fuse_expert_layer(module, self._matmuls, dtype) else ""
+        fuse_expert_layer(module, self._matmuls, dtype)
+        return fused, plain, "experts"
 
     def _glu(
         self, module: Any, parts: GluParts, frame: Frame, plain: PlainPart, size: int, dtype: mx.Dtype

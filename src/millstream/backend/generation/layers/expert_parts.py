@@ -14,14 +14,14 @@ from typing import Any, Literal
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchGLU, SwitchLinear
+from mlx_lm.models.switch_layers import SwitchGLU
 
 from millstream.backend.generation.layers.block_frame import NotUnderstood
 from millstream.backend.generation.layers.block_parts import GluParts, glu_parts, weight_of
-from millstream.backend.kernels.expert_matmul import MAX_ROWS, Activation, ExpertWeights, Packing
+from millstream.backend.kernels.expert_matmul import MAX_ROWS, Activation, ExpertWeights
 from millstream.backend.kernels.expert_routing import Router, Routing, new_counter
 from millstream.backend.kernels.weights import Dense
-from millstream.backend.layers.expert_ops import activate
+from millstream.backend.layers.expert_ops import activate, expert_weights
 
 SLOTS = ("top_k", "num_experts_per_tok", "num_experts_per_token", "moe_topk", "k")
 NORMALISED = ("norm_topk_prob", "norm_topk", "moe_renormalize", "route_norm")
@@ -97,16 +97,10 @@ def routings(module: Any, holder: Any, experts: int) -> Iterator[Routing]:
 
 
 def _weights(layer: Any) -> ExpertWeights:
-    bias = layer.get("bias")
-    if isinstance(layer, QuantizedSwitchLinear):
-        if layer.get("global_scale") is not None:
-            raise NotUnderstood("has experts with scales of their own")
-        arrays = [layer["weight"], layer["scales"], layer.get("biases")]
-        packing = Packing(layer.bits, layer.group_size, layer.mode)
-        return ExpertWeights(tuple(array for array in arrays if array is not None), packing, bias)
-    if isinstance(layer, SwitchLinear):
-        return ExpertWeights((layer["weight"],), None, bias)
-    raise NotUnderstood(f"has experts of another kind ({type(layer).__name__})")
+    weights = expert_weights(layer)
+    if weights is None:
+        raise NotUnderstood(f"has experts of another kind ({type(layer).__name__})")
+    return weights
 
 
 def _activation(module: Any) -> Activation:

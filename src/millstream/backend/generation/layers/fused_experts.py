@@ -22,7 +22,6 @@ from millstream.backend.layers import expert_ops
 from millstream.backend.layers.expert_ops import ExpertOps
 from millstream.backend.layers.fused_matmul import BY_KERNELS, BY_MLX, Form, FusedMatmuls
 
-
 MANY_ROWS = 256
 """Rows by which ways to route are told apart: some differ in few of them."""
 
@@ -68,12 +67,9 @@ def _compiled(static: _Mixture) -> Callable[..., mx.array]:
 class FusedExperts:
     """The second half of a block: norm, mixture of experts, residual."""
 
-    def __init__(
-        self, parts: ExpertParts, frame: Frame, matmuls: FusedMatmuls, dtype: mx.Dtype, ops: ExpertOps | None = None
-    ) -> None:
-        """`ops`: the implementation of the experts, if it is not that of the matmuls. Raises `NotUnderstood` if it does
-        not take its layers."""
-        ops = ops or ops_for(matmuls)
+    def __init__(self, parts: ExpertParts, frame: Frame, matmuls: FusedMatmuls, dtype: mx.Dtype) -> None:
+        """Raises `NotUnderstood` if the kernels do not take its layers."""
+        ops = ops_for(matmuls)
         if not all(ops.fits(weights, dtype) for weights in (parts.gate, parts.up, parts.down)):
             raise NotUnderstood("has experts that the kernels do not take")
         before, self._frame = frame.before_mlp, frame
@@ -117,35 +113,15 @@ class FusedExperts:
         return out if self._adds else self._frame.add(x, out, self._frame.after_mlp)
 
 
-class ExpertChunks:
-    """The same for prefill chunks: a token is a row, and many tokens are several launches."""
-
-    def __init__(self, fused: FusedExperts, rows: int) -> None:
-        self._fused, self._rows = fused, rows
-
-    def run(self, x: mx.array) -> mx.array:
-        tokens = x.reshape(-1, 1, x.shape[-1])
-        if tokens.shape[0] <= self._rows:
-            return self._fused.run(tokens).reshape(x.shape)
-        parts = [tokens[first : first + self._rows] for first in range(0, tokens.shape[0], self._rows)]
-        return mx.concatenate([self._fused.run(part) for part in parts]).reshape(x.shape)
-
-
 def ops_for(matmuls: FusedMatmuls) -> ExpertOps:
     return expert_ops.BY_KERNELS if matmuls is BY_KERNELS else expert_ops.BY_MLX
 
 
 def fuse_experts(
-    module: Any,
-    frame: Frame,
-    plain: Callable[[mx.array], mx.array],
-    matmuls: tuple[FusedMatmuls, FusedMatmuls],
-    size: int,
-    dtype: mx.Dtype,
-) -> tuple[FusedExperts, ExpertChunks | None]:
-    """The fused form of a mixture whose numbers agree with `plain`, the same half of the block by mlx-lm; for chunks
-    too, if its weights are packed: MLX's CUDA build would read an expert again for each of its tokens. `matmuls`: for
-    decode steps and for chunks. Raises `NotUnderstood` if there is none."""
+    module: Any, frame: Frame, plain: Callable[[mx.array], mx.array], matmuls: FusedMatmuls, size: int, dtype: mx.Dtype
+) -> FusedExperts:
+    """The fused form of a mixture whose numbers agree with `plain`, the same half of the block by mlx-lm. Raises
+    `NotUnderstood` if there is none."""
     trouble = None
     x, many = random_rows(size, dtype), random_rows(size, dtype, MANY_ROWS)
     for parts in expert_parts(module, dtype):
@@ -155,19 +131,15 @@ def fuse_experts(
         except NotUnderstood as error:
             trouble = trouble or error
             continue
-        fused = FusedExperts(parts, frame, matmuls[0], dtype)
+        fused = FusedExperts(parts, frame, matmuls, dtype)
         check_rows(plain, fused.run, x)
-        if parts.gate.packing is None:
-            return fused, None
-        ops = ops_for(matmuls[0])
-        chunks = ExpertChunks(FusedExperts(parts, frame, matmuls[1], dtype, ops), ops.max_rows)
-        check_rows(plain, chunks.run, x)
-        return fused, chunks
+        return fused
     raise trouble or NotUnderstood("has a router that is not understood")
 
 
 def fuse_expert_layer(module: Any, matmuls: FusedMatmuls, dtype: mx.Dtype) -> bool:
-    """Have only the layer of experts in a module compute few rows by the kernels. Returns whether they take it."""
+    """Have only the layer of experts in a module compute few rows by the kernels, and all tokens if it is packed.
+    Returns whether they take it."""
     switch = expert_layer(module)
     if switch is None:
         return False
@@ -206,9 +178,8 @@ class _Layer:
             ExpertWeights(arrays[name], self.packings[name == "down"], arrays.get(f"{name}_bias"))
             for name in ("gate", "up", "down")
         )
-        flat = indices.reshape(x.shape[0], -1).astype(mx.int32)
-        out = self.ops.down(self.ops.glu(x, flat, gate, up, self.activation), flat, down)
-        return out.reshape(*indices.shape, -1)
+        indices = indices.astype(mx.int32)
+        return self.ops.down(self.ops.glu(x, indices, gate, up, self.activation), indices, down)
 
 
 @functools.cache
@@ -227,18 +198,23 @@ class _FusedLayer:
         dtype: mx.Dtype,
     ) -> None:
         self._run = _compiled_layer(_Layer(ops, (gate.packing, down.packing), activation))
-        self._max_rows, self._dtype = ops.max_rows, dtype
+        self._max_rows, self._dtype, self._packed = ops.max_rows, dtype, gate.packing is not None
         self._arrays: Arrays = {}
         for name, weights in (("gate", gate), ("up", up), ("down", down)):
             self._arrays[name] = weights.arrays
             self._arrays |= {} if weights.bias is None else {f"{name}_bias": weights.bias}
 
     def takes(self, x: mx.array) -> bool:
-        """True for the rows of a decode step: one token each."""
-        return x.shape[0] <= self._max_rows and x.size == x.shape[0] * x.shape[-1] and x.dtype == self._dtype
+        """True for the rows of a decode step, one token each. Also for chunks if the experts are packed: MLX's CUDA
+        build would read an expert again for each of its tokens."""
+        few = x.shape[0] <= self._max_rows and x.size == x.shape[0] * x.shape[-1]
+        return x.dtype == self._dtype and (few or self._packed)
 
     def __call__(self, x: mx.array, indices: mx.array) -> mx.array:
-        return self._run(x, indices, self._arrays)
+        tokens, slots = x.reshape(-1, x.shape[-1]), indices.reshape(-1, indices.shape[-1])
+        rows = [slice(first, first + self._max_rows) for first in range(0, tokens.shape[0], self._max_rows)]
+        out = [self._run(tokens[each], slots[each], self._arrays) for each in rows]
+        return (out[0] if len(out) == 1 else mx.concatenate(out)).reshape(*indices.shape, -1)
 
 
 @functools.cache
