@@ -9,7 +9,7 @@ import mlx.nn as nn
 import pytest
 
 from millstream.backend.device import current_device
-from millstream.backend.generation.layers.fused_blocks import SmallMatmulLinear
+from millstream.backend.generation.layers.fused_blocks import SmallMatmulEmbedding, SmallMatmulLinear
 from millstream.backend.kernels import matmul_tilings, small_matmul
 from millstream.backend.kernels.weights import Norm, Packed
 from millstream.backend.layers.fused_matmul import BY_KERNELS, BY_MLX, Activation
@@ -152,6 +152,19 @@ def test_a_linear_layer_takes_few_rows_and_all_others(bias: bool) -> None:
         x = random(*shape, 576, dtype=mx.bfloat16)
         close(ours(x), layer(x))
     close(ours(mx.ones((32, 1, 576))), layer(mx.ones((32, 1, 576))))
+
+
+@on_cuda
+def test_an_embedding_takes_few_rows_and_all_others() -> None:
+    layer = nn.Embedding(100, 576)
+    layer.set_dtype(mx.bfloat16)
+    ours = nn.Embedding(100, 576)
+    ours.update(layer.parameters())
+    ours.__class__ = SmallMatmulEmbedding
+    for shape in ((8, 1), (64, 1), (3, 50)):
+        x = random(*shape, 576, dtype=mx.bfloat16)
+        close(ours.as_linear(x), layer.as_linear(x))
+    assert mx.array_equal(ours(mx.array([3, 4])), layer(mx.array([3, 4]))).item()
 
 
 def test_weights_that_the_kernels_cannot_take() -> None:
