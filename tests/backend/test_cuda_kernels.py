@@ -6,11 +6,12 @@ import mlx.core as mx
 import pytest
 
 from millstream.backend.device import current_device
-from millstream.backend.generation.sampling.sampler import seeds, uniform
+from millstream.backend.generation.sampling.sampler import seeds
 from millstream.backend.kernels import sample
 from millstream.backend.kernels.decode_attention import DecodeWork, slab_decode
 from millstream.backend.kernels.prefill_attention import prefill_attention
 from millstream.backend.kernels.write_rows import addresses_of, move_rows, write_rows
+from millstream.types import Sampling
 from support.sampling_grid import disagreements, grid, reference_tokens
 
 pytestmark = pytest.mark.skipif(
@@ -140,12 +141,20 @@ def test_decode(size: int, dtype: mx.Dtype, heads: int, groups: int, tokens: int
         assert mx.array_equal(slabs[1][2 * layer + part][0, :, 250], new[part, 1, :, 0]).item()
 
 
+def draw(rows: list[Sampling], logits: mx.array, positions: mx.array) -> list[int]:
+    positions = positions.astype(mx.int32)
+    tokens, following = sample.sample(logits, sample.settings_of(rows), seeds(rows), positions)
+    assert mx.array_equal(following, positions + 1).item()
+    drawn: list[int] = tokens.tolist()  # type: ignore[assignment]
+    return drawn
+
+
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16])
 def test_sampling_draws_what_the_reference_draws(dtype: mx.Dtype) -> None:
     """Every combination of temperature, top-k, top-p and min-p."""
     rows, logits, positions = grid()
     logits = logits.astype(dtype)
-    drawn: list[int] = sample.sample(logits, sample.settings_of(rows), uniform(seeds(rows), positions)).tolist()
+    drawn = draw(rows, logits, positions)
     assert disagreements(rows, drawn, reference_tokens(rows, logits, positions)) == []
 
 
@@ -154,7 +163,7 @@ def test_sampling_over_a_vocabulary_larger_than_a_block() -> None:
     rows, _, positions = grid()
     mx.random.seed(2)
     logits = mx.random.normal((len(rows), 50_000)) * 3
-    drawn: list[int] = sample.sample(logits, sample.settings_of(rows), uniform(seeds(rows), positions)).tolist()
+    drawn = draw(rows, logits, positions)
     expected = reference_tokens(rows, logits, positions)
     differing = sum(one != other for one, other in zip(drawn, expected, strict=True))
     assert differing <= len(rows) // 50
