@@ -87,6 +87,13 @@ HALVED_LINES = """
   };
 """
 
+# A tile is a part of both halves of a head, so that numbers which RoPE turns together are in one block.
+PAIRED_LINES = """
+  static_assert(BN == 32, "16 rows of each half");
+  constexpr int PAIRS = D / 32;
+  auto line = [&](int l) { return tile / PAIRS * D + l / 16 * (D / 2) + tile % PAIRS * 16 + l % 16; };
+"""
+
 # The sums of a dense weight's slice. The weight comes from far: DEPTH - 1 steps of 64 numbers of each of its rows are
 # on their way, each a whole line of 128 bytes; a warp fetches its own rows. The rows of x come from the L2 cache:
 # STAGED ones through shared memory, for all warps that need them, else each warp has the next step's on their way. In
@@ -348,7 +355,7 @@ QKV = """
 #if ROPE
     const int half = tile < H + KV ? periods_shape[0] : 0;
     for (int d = lane; d < half; d += 32) {
-      const float one = ROPE_PAIR;
+      const float one = TURNED(head[d]), two = TURNED(head[d + half]);
       float sine, cosine;
       sincosf(float(offset[at]) * (1.f / periods[d]), &sine, &cosine);
       to[d] = T(one * cosine - two * sine);
@@ -358,5 +365,30 @@ QKV = """
 #else
     for (int d = lane; d < D; d += 32) to[d] = T(head[d]);
 #endif
+  }
+"""
+
+# The same for tiles of `PAIRED_LINES`, without norms of heads, if all of a head is turned.
+QKV_PAIRS = """
+  const int head = tile / PAIRS, begin_at = tile % PAIRS * 16;
+  for (int i = threadIdx.x; i < rows * 16; i += TH) {
+    const int row = i / 16, col = i % 16, d = begin_at + col;
+    const size_t at = first + row;
+    float one = sum(row, col), two = sum(row, col + 16);
+#if ROPE
+    if (head < H + KV) {
+      float sine, cosine;
+      sincosf(float(offset[at]) * (1.f / periods[d]), &sine, &cosine);
+      one = TURNED(one);
+      two = TURNED(two);
+      const float turned = one * cosine - two * sine;
+      two = one * sine + two * cosine;
+      one = turned;
+    }
+#endif
+    T* to = head < H ? q + (at * H + head) * D
+        : head < H + KV ? keys + (at * KV + head - H) * D : values + (at * KV + head - H - KV) * D;
+    to[d] = T(one);
+    to[d + D / 2] = T(two);
   }
 """
