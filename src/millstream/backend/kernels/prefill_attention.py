@@ -324,11 +324,19 @@ def prefill_attention(
     rows, heads, count, size = queries.shape
     times, keys_at_once = TILES[size]
     tiles = -(-count // (64 * times))
-HEAD_SIZES = ((64, 64), (96, 96), (128, 128), (192, 128), (256, 256))
-"""Of keys and of values."""
-BLOCKS, SPAN = 3, 512
-"""A chunk of a long prompt has few queries and many keys. If it makes fewer blocks than this for each multiprocessor,
-its keys are split into parts of at least SPAN: a block alone on a multiprocessor waits for every load."""
+    read = min(keys.shape[2], window + count) if window else keys.shape[2]
+    blocks = BLOCKS * multiprocessors() // (tiles * heads * rows)
+    parts = 1 if left is not None else max(1, min(blocks, read // SPAN))
+    shape = (rows, count, heads, values.shape[-1])
+    (out,) = _kernel("bf16" if queries.dtype == mx.bfloat16 else "f16")(
+        inputs=[
+            queries,
+            keys,
+            values,
+            queries if left is None else left,
+            queries if sinks is None else sinks.astype(queries.dtype),
+        ],
+        output_shapes=[shape if parts == 1 else (rows, count, heads, parts, values.shape[-1] + 2)],
         output_dtypes=[queries.dtype if parts == 1 else mx.float32],
         grid=(tiles * parts * 128, heads, rows),
         threadgroup=(128, 1, 1),
