@@ -132,6 +132,7 @@ def _take(layers: list[Any], matmuls: FusedMatmuls) -> list[Role]:
     weights = [prepared(layer, matmuls) for layer in layers]
     for layer, weight in zip(layers, weights, strict=True):
         if not hasattr(layer, "role"):
+            kind: Any = type(layer)
             layer.role = Role(matmuls, weight)
-            layer.__class__ = _layer_class(type(layer))
+            layer.__class__ = _layer_class(kind)
     return [layer.role for layer in layers]
