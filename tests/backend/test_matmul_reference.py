@@ -49,7 +49,7 @@ def numbers(weight: Weight) -> Any:
 def test_products_with_what_stands_before_and_after(weight: Weight) -> None:
     x, bias, residual, scale = random(ROWS, 1, SIZE), random(COUNT), random(ROWS, 1, COUNT), 1 + random(SIZE)
     product = normed(x, scale, 1e-5) @ numbers(weight).T + bias
-    more = {"bias": mx.array(bias), "norm": Norm(mx.array(scale), 1e-5), "then": weight}
+    more = {"bias": mx.array(bias), "norm": Norm(mx.array(scale), 1e-5)}
     close(BY_MLX.matmul(mx.array(x), weight, **more), product)
     close(BY_MLX.matmul(mx.array(x), weight), x @ numbers(weight).T)
     close(BY_MLX.matmul_add(mx.array(x), weight, mx.array(residual), factor=0.5, **more), residual + 0.5 * product)

@@ -24,9 +24,6 @@ __device__ __forceinline__ void mill_commit() { asm volatile("cp.async.commit_gr
 template <int N> __device__ __forceinline__ void mill_wait() {
   asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory");
 }
-__device__ __forceinline__ void mill_ahead(const void* from) {
-  asm volatile("prefetch.global.L2 [%0];" :: "l"(from) : "memory");
-}
 __device__ __forceinline__ void mill_mma(
     float* c, unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
   asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.KIND.KIND.f32 "
@@ -45,12 +42,25 @@ __device__ __forceinline__ float mill_squares(unsigned pair, float sum) {
   const float low = __uint_as_float(pair << 16), high = __uint_as_float(pair & 0xffff0000u);
   return fmaf(high, high, fmaf(low, low, sum));
 }
+__device__ __forceinline__ uint4 mill_scaled(uint4 row, uint4 scale) {
+  return make_uint4(mill_times(row.x, scale.x), mill_times(row.y, scale.y), mill_times(row.z, scale.z),
+      mill_times(row.w, scale.w));
+}
+__device__ __forceinline__ void mill_squares(uint4 row, float* sums) {
+  const unsigned words[4] = {row.x, row.y, row.z, row.w};
+  #pragma unroll
+  for (int i = 0; i < 4; i++) {
+    const float low = __uint_as_float(words[i] << 16), high = __uint_as_float(words[i] & 0xffff0000u);
+    sums[0] = fmaf(low, low, sums[0]);
+    sums[1] = fmaf(high, high, sums[1]);
+  }
+}
 """
 
 
 def header(half: bool) -> str:
     """The helpers, for float16 or bfloat16."""
-    return HEADER.replace("KIND", "f16" if half else "bf16").replace("FAR", "256B")
+    return HEADER.replace("KIND", "f16" if half else "bf16").replace("FAR", "128B")
 
 
 # Which block this is, and which warp. `line(l)` is the row of the weight that is column l of the block's tile; `there`
@@ -77,111 +87,109 @@ HALVED_LINES = """
   };
 """
 
-# The sums of a dense weight's slice. The weight comes from far: DEPTH - 1 chunks of it are on their way. Each thread
-# fetches what it uses itself. The rows of x come from the L2 cache: STAGED ones through shared memory, for all warps
-# that need them, else each warp has the next chunk's on their way.
+# The sums of a dense weight's slice. The weight comes from far: DEPTH - 1 steps of 64 numbers of each of its rows are
+# on their way, each a whole line of 128 bytes; a warp fetches its own rows. The rows of x come from the L2 cache:
+# STAGED ones through shared memory, for all warps that need them, else each warp has the next step's on their way. In
+# shared memory the halves of every other line are exchanged, so that eight lanes read from all banks.
 PRODUCT = """
-  const int K = w_shape[1], CHUNKS = K / 32;
-  const int begin = int((long long)CHUNKS * (part * KW + kw) / V);
-  const int count = int((long long)CHUNKS * (part * KW + kw + 1) / V) - begin;
+  const int K = w_shape[1], STEPS = K / 64;
+  const int begin = int((long long)STEPS * (part * KW + kw) / V);
+  const int count = int((long long)STEPS * (part * KW + kw + 1) / V) - begin;
+  constexpr int STAGE = TH * MT * 4 + (STAGED ? KW * ROWS * 8 : 0), HELD = STAGED ? 1 : NT;
   float acc[MT][NT][4] = {};
-  const T* from[MT][2];
+  int lines[MT * 4];
   #pragma unroll
-  for (int m = 0; m < MT; m++)
-    #pragma unroll
-    for (int h = 0; h < 2; h++)
-      from[m][h] = w + (size_t)line((nw * MT + m) * 16 + h * 8 + g) * K + begin * 32 + t * 8;
-  constexpr int STAGE = TH * MT * 2 + (STAGED ? KW * ROWS * 4 : 0);
-  auto fetch = [&](int chunk) {
-    uint4* stage = ring + chunk % DEPTH * STAGE;
-    if (chunk < count) {
+  for (int i = 0; i < MT * 4; i++) lines[i] = line(nw * MT * 16 + i * 4 + lane / 8);
+  const T* wp = w + begin * 64 + lane % 8 * 8;
+  const int own = warp * MT * 128, place = lane / 8 * 8 + (lane % 8 ^ lane / 8 % 2 * 4);
+  auto fetch = [&](int step) {
+    uint4* stage = ring + step % DEPTH * STAGE;
+    if (step < count) {
       #pragma unroll
-      for (int m = 0; m < MT; m++)
-        #pragma unroll
-        for (int h = 0; h < 2; h++)
-          mill_stream(stage + (m * 2 + h) * TH + threadIdx.x, from[m][h] + chunk * 32);
+      for (int i = 0; i < MT * 4; i++)
+        mill_stream(stage + own + i * 32 + place, wp + (size_t)lines[i] * K + step * 64);
       if (STAGED) {
         #pragma unroll
-        for (int p = nw * 32 + lane; p < ROWS * 4; p += NW * 32)
-          mill_fetch(stage + TH * MT * 2 + kw * ROWS * 4 + p,
-              x + (size_t)min(first + p / 4, R - 1) * K + (begin + chunk) * 32 + p % 4 * 8);
+        for (int p = nw * 32 + lane; p < ROWS * 8; p += NW * 32)
+          mill_fetch(stage + TH * MT * 4 + kw * ROWS * 8 + p / 8 * 8 + (p % 8 ^ p / 8 % 2 * 4),
+              x + (size_t)min(first + p / 8, R - 1) * K + (begin + step) * 64 + p % 8 * 8);
       }
     }
     mill_commit();
   };
   #pragma unroll
   for (int c = 0; c < DEPTH - 1; c++) fetch(c);
-  uint4 next[STAGED ? 1 : NT], now[STAGED ? 1 : NT];
-  const T* xp[STAGED ? 1 : NT];
-  if (!STAGED) {
-    #pragma unroll
-    for (int n = 0; n < (STAGED ? 1 : NT); n++)
-      xp[n] = x + (size_t)min(first + n * 8 + g, R - 1) * K + begin * 32 + t * 8;
-  }
-  auto read = [&](int chunk) {
-    if (!STAGED && chunk < count) {
+  uint4 next[2][HELD], now[2][HELD];
+  const T* xp[HELD];
+  #pragma unroll
+  for (int n = 0; n < HELD; n++) xp[n] = x + (size_t)min(first + n * 8 + g, R - 1) * K + begin * 64 + t * 8;
+  auto read = [&](int step) {
+    if (!STAGED && step < count) {
       #pragma unroll
-      for (int n = 0; n < (STAGED ? 1 : NT); n++)
-        next[n] = *reinterpret_cast<const uint4*>(xp[n] + chunk * 32);
+      for (int n = 0; n < HELD; n++)
+        #pragma unroll
+        for (int h = 0; h < 2; h++)
+          next[h][n] = *reinterpret_cast<const uint4*>(xp[n] + step * 64 + h * 32);
     }
   };
   read(0);
 #if NORM
-  float squares[NT] = {};
-  const T* np = norm + begin * 32 + t * 8;
-  uint4 scale = *reinterpret_cast<const uint4*>(np);
+  float squares[NT][2] = {};
+  const T* np = norm + begin * 64 + t * 8;
+  uint4 scale[2], scaled[2];
+  auto read_norm = [&](int step) {
+    if (step < count) {
+      scale[0] = *reinterpret_cast<const uint4*>(np + step * 64);
+      scale[1] = *reinterpret_cast<const uint4*>(np + step * 64 + 32);
+    }
+  };
+  read_norm(0);
 #endif
-  const int LOOPS = STAGED ? (CHUNKS + V - 1) / V : count;
-  #pragma unroll 2
+  const int LOOPS = STAGED ? (STEPS + V - 1) / V : count;
   for (int c = 0; c < LOOPS; c++) {
     #pragma unroll
-    for (int n = 0; n < (STAGED ? 1 : NT); n++) now[n] = next[n];
+    for (int n = 0; n < HELD; n++) {
+      now[0][n] = next[0][n];
+      now[1][n] = next[1][n];
+    }
     read(c + 1);
+#if NORM
+    scaled[0] = scale[0];
+    scaled[1] = scale[1];
+    read_norm(c + 1);
+#endif
     mill_wait<DEPTH - 2>();
-    if (STAGED) __syncthreads();
+    if (STAGED) __syncthreads(); else __syncwarp();
     fetch(c + DEPTH - 1);
     if (STAGED && c >= count) continue;
     const uint4* stage = ring + c % DEPTH * STAGE;
-    uint4 a[MT][2];
     #pragma unroll
-    for (int m = 0; m < MT; m++) {
-      a[m][0] = stage[m * 2 * TH + threadIdx.x];
-      a[m][1] = stage[(m * 2 + 1) * TH + threadIdx.x];
-    }
-#if NORM
-    const uint4 scaled = scale;
-    if (c + 1 < count) scale = *reinterpret_cast<const uint4*>(np + (c + 1) * 32);
-#endif
-    #pragma unroll
-    for (int n = 0; n < NT; n++) {
-      uint4 row = STAGED ? stage[TH * MT * 2 + kw * ROWS * 4 + (n * 8 + g) * 4 + t] : now[STAGED ? 0 : n];
-#if NORM
-      if (n % NW == nw)
-        squares[n] = mill_squares(row.w, mill_squares(row.z, mill_squares(row.y, mill_squares(row.x, squares[n]))));
-      row.x = mill_times(row.x, scaled.x);
-      row.y = mill_times(row.y, scaled.y);
-      row.z = mill_times(row.z, scaled.z);
-      row.w = mill_times(row.w, scaled.w);
-#endif
+    for (int h = 0; h < 2; h++) {
+      const int at = g * 8 + ((h ^ g % 2) * 4 + t);
+      uint4 a[MT][2], b[NT];
       #pragma unroll
       for (int m = 0; m < MT; m++) {
-        mill_mma(acc[m][n], a[m][0].x, a[m][1].x, a[m][0].y, a[m][1].y, row.x, row.y);
-        mill_mma(acc[m][n], a[m][0].z, a[m][1].z, a[m][0].w, a[m][1].w, row.z, row.w);
+        a[m][0] = stage[own + m * 128 + at];
+        a[m][1] = stage[own + m * 128 + 64 + at];
       }
-    }
-  }
-"""
-
-# The launch after this one reads `then`: the first 256 bytes of each of its slices begin to come while this launch
-# ends and the next one starts.
-AHEAD = """
-  {
-    const int lines = then_shape[0] * V, size = then_shape[1];
-    const int most = min(lines, AHEAD_BYTES / 256);
-    for (int i = blockIdx.x * TH + threadIdx.x; i < most; i += gridDim.x * TH) {
-      const T* at = then + (size_t)(i / V) * size + size / 32 * (i % V) / V * 32;
-      mill_ahead(at);
-      if (size >= V * 128) mill_ahead(at + 64);
+      #pragma unroll
+      for (int n = 0; n < NT; n++) b[n] = STAGED ? stage[TH * MT * 4 + kw * ROWS * 8 + n * 64 + at] : now[h][n % HELD];
+#if NORM
+      #pragma unroll
+      for (int n = 0; n < NT; n++) {
+        if (n % NW == nw) mill_squares(b[n], squares[n]);
+        b[n] = mill_scaled(b[n], scaled[h]);
+      }
+#endif
+      // Products for the same sum are far from each other: each takes some 30 cycles.
+      #pragma unroll
+      for (int n = 0; n < NT; n++)
+        #pragma unroll
+        for (int m = 0; m < MT; m++) mill_mma(acc[m][n], a[m][0].x, a[m][1].x, a[m][0].y, a[m][1].y, b[n].x, b[n].y);
+      #pragma unroll
+      for (int n = 0; n < NT; n++)
+        #pragma unroll
+        for (int m = 0; m < MT; m++) mill_mma(acc[m][n], a[m][0].z, a[m][1].z, a[m][0].w, a[m][1].w, b[n].z, b[n].w);
     }
   }
 """
@@ -205,7 +213,7 @@ SUM_WARPS = """
     #pragma unroll
     for (int n = 0; n < NT; n++) {
       if (n % NW == nw) {
-        float sum = squares[n];
+        float sum = squares[n][0] + squares[n][1];
         sum += __shfl_xor_sync(0xffffffffu, sum, 1);
         sum += __shfl_xor_sync(0xffffffffu, sum, 2);
         if (t == 0) mine[(n * 8 + g) * LINE + BN] = sum;
@@ -257,6 +265,7 @@ SHARED = """
     if (come != S - 1) return;
     if (threadIdx.x == 0) *ticket = 0u;
     __threadfence();
+    #pragma unroll 4
     for (int i = threadIdx.x; i < rows * LINE; i += TH) {
       float sum = __ldcg(all + i);
       #pragma unroll

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,8 +18,9 @@ import mlx.core as mx
 from millstream.backend.kernels import matmul_source, matmul_tilings, matmul_tuning, packed_source, packed_tilings
 from millstream.backend.kernels.compiled import cuda_kernel
 from millstream.backend.kernels.matmul_tilings import WIDTHS, Tiling
+from millstream.backend.kernels.matmul_tuning import Role
 from millstream.backend.kernels.unpack_cuda import unpack_source
-from millstream.backend.kernels.weights import Dense, Norm, Packed, Weight, as_weight
+from millstream.backend.kernels.weights import Norm, Packed, Weight, as_weight
 
 __all__ = [
     "WIDTHS",
@@ -31,11 +32,7 @@ __all__ = [
     "prepare",
     "qkv_rope",
     "supported_here",
-    "tune",
 ]
-
-AHEAD_BYTES = 8 << 20
-"""How much of the next launch's weight is fetched while this one ends: less than any of these GPUs' L2 cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +56,6 @@ class Kind:
         parts = [f"#define {name} {value}\n" for name, value in flags.items()]
         parts += [matmul_source.SETUP, matmul_source.HALVED_LINES if self.halved else matmul_source.LINES]
         parts += [packed_source.PRODUCT if packed else matmul_source.PRODUCT]
-        parts += [matmul_source.AHEAD] if "then" in self.inputs else []
         parts += [matmul_source.SUM_WARPS, matmul_source.SHARED if split else matmul_source.WHOLE]
         return "".join([*parts, matmul_source.ROUND, self.epilogue])
 
@@ -136,7 +132,7 @@ def fits(weight: Weight | mx.array) -> bool:
         return packed_tilings.fits(weight)
     if weight.weight.dtype not in (mx.bfloat16, mx.float16):
         return False
-    return weight.inputs % 32 == 0 and weight.outputs % 2 == 0
+    return weight.inputs % 64 == 0 and weight.outputs % 2 == 0
 
 
 def fits_heads(size: int) -> bool:
@@ -153,7 +149,7 @@ def prepare(weight: Weight | mx.array) -> Weight:
     return dataclasses.replace(weight, tickets=tickets)
 
 
-def _call(x: mx.array, weight: Weight, bias: mx.array | None, norm: Norm | None, then: Weight | None) -> _Call:
+def _call(x: mx.array, weight: Weight, bias: mx.array | None, norm: Norm | None) -> _Call:
     """The inputs that every kernel may have."""
     call = _Call()
     fused = norm is not None and x.dtype == mx.bfloat16
@@ -171,13 +167,11 @@ def _call(x: mx.array, weight: Weight, bias: mx.array | None, norm: Norm | None,
     if norm is not None and fused:
         call.add("norm", norm.weight, "NORM")
         call.constants["EPS"] = f"{norm.eps!r}f"
-    if isinstance(then, Dense) and then.weight.dtype == x.dtype:
-        call.add("then", then.weight, "AHEAD_BYTES", str(AHEAD_BYTES))
     return call
 
 
 def _run(
-    name: str,
+    name: Role,
     call: _Call,
     weight: Weight,
     epilogue: str,
@@ -195,18 +189,8 @@ def _run(
         shared = weight.tickets is not None
         tiling = matmul_tilings.choose(weight.outputs, weight.inputs, width, head=head, shared=shared)
     else:
-        tiling = matmul_tuning.tiling_for(weight.outputs, weight.inputs, width)
+        tiling = matmul_tuning.tiling_for(name, weight.outputs, weight.inputs, width)
     return run(kind, tiling, width, weight, list(call.inputs.values()), shapes, heads)
-
-
-def tune(weights: Iterable[mx.array]) -> None:
-    """Measure which shapes of blocks are fastest for these weights. Call it before functions are compiled."""
-    kind = Kind("matmul", ("x", "w"), matmul_source.STORE)
-
-    def launch(x: mx.array, weight: Dense, tiling: Tiling, width: int) -> mx.array:
-        return run(kind, tiling, width, weight, [x, weight.weight], [(*x.shape[:-1], weight.outputs)])[0]
-
-    matmul_tuning.tune((weight for weight in weights if fits(weight)), matmul_tuning.seconds(launch))
 
 
 def matmul(
@@ -215,11 +199,10 @@ def matmul(
     *,
     bias: mx.array | None = None,
     norm: Norm | None = None,
-    then: Weight | None = None,
 ) -> mx.array:
     """norm(x) @ weight.T + bias for x of (rows, 1, size)."""
     weight = as_weight(weight)
-    call = _call(x, weight, bias, norm, then)
+    call = _call(x, weight, bias, norm)
     return _run("matmul", call, weight, matmul_source.STORE, [(*x.shape[:-1], weight.outputs)])[0]
 
 
@@ -231,11 +214,10 @@ def matmul_add(
     bias: mx.array | None = None,
     norm: Norm | None = None,
     factor: float = 1.0,
-    then: Weight | None = None,
 ) -> mx.array:
     """residual + factor * (norm(x) @ weight.T + bias)"""
     weight = as_weight(weight)
-    call = _call(x, weight, bias, norm, then)
+    call = _call(x, weight, bias, norm)
     call.add("r", residual, "FACTOR", f"{float(factor)!r}f")
     return _run("matmul_add", call, weight, matmul_source.ADD, [(*x.shape[:-1], weight.outputs)])[0]
 
@@ -247,11 +229,10 @@ def glu(
     activation: str = "silu",
     bias: mx.array | None = None,
     norm: Norm | None = None,
-    then: Weight | None = None,
 ) -> mx.array:
     """activation(gate) * up, where the first half of the weight's rows gives the gate."""
     weight = as_weight(weight)
-    call = _call(x, weight, bias, norm, then)
+    call = _call(x, weight, bias, norm)
     call.constants["ACTIVATED"] = matmul_source.ACTIVATED[activation]
     return _run("glu", call, weight, matmul_source.GLU, [(*x.shape[:-1], weight.outputs // 2)])[0]
 
@@ -270,11 +251,10 @@ def qkv_rope(
     q_norm: Norm | None = None,
     k_norm: Norm | None = None,
     factor: float = 1.0,
-    then: Weight | None = None,
 ) -> tuple[mx.array, mx.array, mx.array]:
     """Queries, keys and values of (rows, heads or groups, 1, size); norms of heads and RoPE for the first two."""
     weight = as_weight(weight)
-    call = _call(x, weight, bias, norm, then)
+    call = _call(x, weight, bias, norm)
     if q_norm is not None and k_norm is not None:
         call.add("q_norm", q_norm.weight, "HEAD_NORM")
         call.add("k_norm", k_norm.weight)

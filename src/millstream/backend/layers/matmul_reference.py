@@ -32,7 +32,6 @@ def matmul(
     *,
     bias: mx.array | None = None,
     norm: Norm | None = None,
-    then: Weight | None = None,
 ) -> mx.array:
     """norm(x) @ weight.T + bias"""
     return product(x, weight, bias, norm)
@@ -46,7 +45,6 @@ def matmul_add(
     bias: mx.array | None = None,
     norm: Norm | None = None,
     factor: float = 1.0,
-    then: Weight | None = None,
 ) -> mx.array:
     """residual + factor * (norm(x) @ weight.T + bias)"""
     weight = as_weight(weight)
@@ -63,7 +61,6 @@ def glu(
     activation: Activation = "silu",
     bias: mx.array | None = None,
     norm: Norm | None = None,
-    then: Weight | None = None,
 ) -> mx.array:
     """activation(gate) * up, where the first half of the weight's rows gives the gate."""
     gate, up = mx.split(product(x, weight, bias, norm), 2, axis=-1)
@@ -97,7 +94,6 @@ def qkv_rope(
     q_norm: Norm | None = None,
     k_norm: Norm | None = None,
     factor: float = 1.0,
-    then: Weight | None = None,
 ) -> tuple[mx.array, mx.array, mx.array]:
     """Queries, keys and values of (rows, heads or groups, length, size); norms of single heads and then RoPE are
     applied to the first two. `periods` are those of the rotated pairs, twice as many numbers of a head; None for no
