@@ -75,7 +75,6 @@ class ScriptedGeneration:
         """Called from the test thread. None ends the generation."""
         self._loop.call_soon_threadsafe(self._steps.put_nowait, step)
 
-
     def deliver(self, step: Sequence[Delta]) -> bool:
         """Called from the test thread: give the sink a step, if it is ready. Returns whether it was."""
 

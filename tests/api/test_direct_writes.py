@@ -20,7 +20,17 @@ ROUTES = {
     "/api/chat": CHAT | {"model": "org/tiny"},
 }
 WORDS = ("one", " two", ' "three"\n', " four é🙂", " " + "long" * 2000)
-VARYING = {"id", "item_id", "completed_at", "created", "created_at", "total_duration", "load_duration", "prompt_eval_duration", "eval_duration"}
+VARYING = {
+    "id",
+    "item_id",
+    "completed_at",
+    "created",
+    "created_at",
+    "total_duration",
+    "load_duration",
+    "prompt_eval_duration",
+    "eval_duration",
+}
 
 
 def without_varying(value: object) -> object:

@@ -80,7 +80,7 @@ class Inbox:
             events, self._events = self._events, []
             try:
                 self._events = self.deliver(events if len(events) == 1 else self._merge(events))
-            except Exception as error:  # the reader's own failure, which ends its request and no other
+            except Exception as error:  # noqa: BLE001 - raised in the reader: it ends its request and no other
                 self._error = error
             if not (self._events or self._woken or self._error):
                 return

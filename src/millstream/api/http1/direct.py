@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-
 _SIZES = [b"%x\r\n" % size for size in range(4096)]
 """The line before a chunk, by its length."""
 

@@ -23,11 +23,13 @@ from millstream.backend.generation.sampling.guides import prepare_grammar
 from millstream.backend.generation.settings import GenerationSettings
 from millstream.backend.generation.trial import TwoRowTrial
 from millstream.backend.generation.warmup import RUNS, WarmupProgress, warm_up
+from millstream.backend.kernels.small_matmul import supported_here
 from millstream.backend.mlx_backend import MlxBackend
 from millstream.backend.phases import LoadPhases
 from millstream.backend.weights.identity import identity_of
 from millstream.backend.weights.loading import load
 from millstream.backend.weights.materialize import evaluate_all
+from millstream.backend.weights.unpacking import kernels_take, nothing_packed
 from millstream.engine.background import BackgroundTask
 from millstream.engine.generation.cost_model import workspace_bytes
 from millstream.engine.generation.messages import Generate
@@ -71,7 +73,14 @@ class MlxGenerationBackend(MlxBackend):
         self._guard.check("load")
         settings = self._settings
         phases = LoadPhases()
-        loaded = load(settings.kind, settings.path, self._device, unpack=settings.unpack, report=report)
+        loaded = load(
+            settings.kind,
+            settings.path,
+            self._device,
+            unpack=settings.unpack,
+            keep_packed=kernels_take if self._keeps_packed else nothing_packed,
+            report=report,
+        )
         phases.done("weights")
         warming_up = WarmupProgress(report, runs=RUNS if self._compiles_kernels else 0)
         self._model = loaded.model
@@ -266,6 +275,13 @@ class MlxGenerationBackend(MlxBackend):
                 mx.eval(self._store.compact())
         elif self._store.compactable > (1 if busy else 0):
             mx.async_eval(self._store.compact())  # type: ignore[no-untyped-call]
+
+    @property
+    def _keeps_packed(self) -> bool:
+        """True if our kernels compute with quantised weights as they are."""
+        if self._device.kind != "cuda" or not supported_here():
+            return False
+        return self._settings.disabled.isdisjoint({"kernel", "fused-matmul", "packed-matmul"})
 
     @property
     def _compiles_kernels(self) -> bool:

@@ -32,6 +32,7 @@ from millstream.backend.kernels.small_matmul import supported_here
 from millstream.backend.layers.cpu_attention import cpu_attention
 from millstream.backend.layers.cpu_linear import mkl_layer, mkl_layout_pays, use_mkl_layout
 from millstream.backend.layers.fused_matmul import BY_KERNELS, BY_MLX
+from millstream.backend.layers.packed_products import measure_packed_products, packed_layers
 from millstream.backend.layers.patch_layers import callers_of, patch_function
 from millstream.backend.layers.projections import fuse_projections
 from millstream.config import FAST_PATHS
@@ -159,6 +160,7 @@ class LayoutChooser:
             )
         if layout.caches == "merged":
             self._decline("group-prefill", "needs slots")
+        self._look_at_packed_layers()
         layout = self._compile_step(layout, trial)
         reasons = tuple((name, self._declined.get(name)) for name in FAST_PATHS)
         notes = () if self._fusion is None or not self._enabled("fused-matmul") else (self._fusion.note,)
@@ -250,8 +252,8 @@ class LayoutChooser:
         return None
 
     def _with_padding(self, layout: Layout, wanted: Layout, trial: Trial) -> Layout:
-        """With padded chunks and groups of prompts as `wanted`, if padding changes no answer: a layer may carry it on in
-        its state."""
+        """With padded chunks and groups of prompts as `wanted`, if padding changes no answer: a layer may carry it on
+        in its state."""
         padded = dataclasses.replace(layout, padded_chunks=wanted.padded_chunks)
         if wanted.padded_chunks and _trouble(trial, padded) is None and trial.disagreement(padded) <= AGREED:
             layout = padded
@@ -291,12 +293,21 @@ class LayoutChooser:
             self._decline("fused-matmul", "needs compute capability 8.0")
         if not self._enabled("fused-matmul"):
             return None
+        if self._on_cuda:
+            measure_packed_products(self._model)
         fusion = fuse_blocks(self._model, BY_KERNELS if self._on_cuda else BY_MLX, attend)
         if not fusion:
             self._decline("fused-matmul", fusion.refused or "no layers that fit")
             return None
         self._fusion = fusion
         return fusion
+
+    def _look_at_packed_layers(self) -> None:
+        """Tell why quantised weights are not computed with as they are."""
+        if not self._enabled("fused-matmul"):
+            self._decline("packed-matmul", "needs fused-matmul")
+        elif not packed_layers(self._model):
+            self._decline("packed-matmul", "no packed weights")
 
     def _unfuse(self, trouble: str) -> bool:
         """Leave the blocks as mlx-lm wrote them. False if they are."""

@@ -1,6 +1,6 @@
 """The sampler as one CUDA kernel: the rules of `generation.sampling.sampler` in one launch instead of thirty.
 
-One block per row. Rows at temperature 0 take their best token, the others draw by a random number that is computed here,
+One block per row. Rows at temperature 0 take their best token, the others draw by a number that is computed here,
 from seed and position as MLX does it. The thresholds of top-k and top-p are found by bisection, in a short list of the
 likeliest tokens if they decide, else over the row: nothing is sorted. A row's numbers depend on nothing but the row.
 """
