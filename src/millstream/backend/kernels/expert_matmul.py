@@ -79,8 +79,8 @@ __device__ __forceinline__ void mill_mma(
 
 _KINDS = {mx.bfloat16: "bf16", mx.float16: "f16"}
 
-# A chunk is 64 bytes of each weight row: per thread SUB times eight numbers, 1 dense, 2 of 8 bits, 4 of 4 bits. Tile m of
-# a block is rows r0 + m * 16; with a gate, the second half of the tiles are the same rows of the other weight.
+# A chunk is 64 bytes of each weight row: per thread SUB times eight numbers, 1 dense, 2 of 8 bits, 4 of 4 bits. Tile m
+# of a block is rows r0 + m * 16; with a gate, the second half of the tiles are the same rows of the other weight.
 _FIND = """
   constexpr int CH = 32 * SUB, PER = 8 * SUB, TH = W * 32, LINE = 16 * MT + 1, COLS = NT * 8;
   constexpr int OWN = GLU ? MT / 2 : MT;
