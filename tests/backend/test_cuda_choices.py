@@ -55,9 +55,11 @@ class Pretended(PointerKernels):
         out: mx.array = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
         return out
 
-    def sample(self, logits: mx.array, settings: mx.array, uniform: mx.array) -> mx.array:
+    def sample(
+        self, logits: mx.array, settings: mx.array, seeds: mx.array, positions: mx.array
+    ) -> tuple[mx.array, mx.array]:
         self.count("sample")
-        return mx.argmax(logits, axis=-1).astype(mx.int32)
+        return mx.argmax(logits, axis=-1).astype(mx.int32), positions + 1
 
 
 @pytest.fixture
@@ -116,13 +118,14 @@ def test_full_attention_beside_a_sliding_window_gets_the_attention_kernels(cuda:
     assert {"write_rows", "decode", "prefill"} <= set(cuda.calls)
 
 
-def test_the_sampling_kernel_gets_the_rows_that_draw(cuda: Pretended, tmp_path: Path) -> None:
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_sampling_kernel_gets_all_rows(cuda: Pretended, tmp_path: Path, temperature: float) -> None:
     from millstream.types import Sampling
 
     folder = write_half(tmp_path / "llama", "llama")
     settings = GenerationSettings("folder", folder, max_rows=4, disabled=frozenset({"warmup"}))
     with engine(lambda: MlxGenerationBackend(settings)) as driver:
-        driver.run(Generate(1, (1, 2, 3), 4, Sampling(temperature=1.0, seed=1)))
+        driver.run(Generate(1, (1, 2, 3), 4, Sampling(temperature=temperature, seed=1)))
     assert cuda.calls["sample"] > 0
 
 

@@ -349,7 +349,12 @@ def test_code_that_was_cut_off_is_removed(tmp_path: Path) -> None:
     elf = Path(mx.__file__).read_bytes()
     for name, data in {"whole": elf, "cut": elf[:-100], "empty": b"", "text": b"//" + b" PTX" * 100}.items():
         (tmp_path / f"{name}.ptx").write_bytes(data)
-    assert BinaryFolder(tmp_path).remove_damaged() == 2
+        (tmp_path / f"{name}.txt").write_text("function\tsymbol\n")
+    for name, names in {"nameless": "", "half-named": "function\tsym"}.items():
+        (tmp_path / f"{name}.ptx").write_bytes(elf)
+        (tmp_path / f"{name}.txt").write_text(names)
+    (tmp_path / "alone.ptx").write_bytes(elf)
+    assert BinaryFolder(tmp_path).remove_damaged() == 5
     assert sorted(path.stem for path in tmp_path.glob("*.ptx")) == ["text", "whole"]
 
 
@@ -371,6 +376,8 @@ def test_nvrtc_compiles_without_a_gpu(tmp_path: Path) -> None:
     compiler = nvrtc()
     assert compiler is not None
     binary = compiler.compile(BODY.for_us(PARAMETERS), "mlx::core::cu::custom_kernel_add_bfloat16_t_3", "sm_90a")
+    for name in ("whole", "cut"):
+        (tmp_path / f"{name}.txt").write_text("function\tsymbol\n")
     (tmp_path / "whole.ptx").write_bytes(binary.code)
     (tmp_path / "cut.ptx").write_bytes(binary.code[:-1])
     assert BinaryFolder(tmp_path).remove_damaged() == 1 and (tmp_path / "whole.ptx").exists()

@@ -1,4 +1,4 @@
-"""Rows of a sliding window live in rings: whatever joins, grows and leaves, each finds its last tokens, in bounded memory."""
+"""Rows of a sliding window live in rings: whatever joins, grows and leaves, each finds its last tokens."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ from typing import Any
 import mlx.core as mx
 
 from millstream.backend.generation.caches.traced_step import TracedStep
+from millstream.backend.kernels.compiled import compile_ahead, keeps_kernels
 
 Forward = Callable[..., mx.array]
 
@@ -23,6 +24,7 @@ class CompiledStep:
     def __init__(self, forward: Forward) -> None:
         self._forward = forward
         self._functions: dict[Hashable, Callable[..., Any]] = {}
+        self._rehearsed: set[Hashable] = set()
         self._caches: TracedStep | None = None
         """Those of the step that is run: a function reads them while it is traced, and not later."""
 
@@ -36,6 +38,9 @@ class CompiledStep:
         key = (key, tuple(named))
         if key not in self._functions:
             self._functions[key] = mx.compile(self._step)
+        if keeps_kernels() and (key, tokens.shape) not in self._rehearsed:
+            self._rehearse(tokens, caches, arrays, named)
+            self._rehearsed.add((key, tokens.shape))
         self._caches = caches
         try:
             logits, results = self._functions[key](tokens, arrays, named)
@@ -48,6 +53,19 @@ class CompiledStep:
         caches.commit(results)
         out: mx.array = logits
         return out
+
+    def _rehearse(
+        self, tokens: mx.array, caches: TracedStep, arrays: list[mx.array], named: dict[str, mx.array]
+    ) -> None:
+        """Compile the kernels of a step at once: tracing it would compile one after the other."""
+        self._caches = caches
+        try:
+            with compile_ahead():
+                self._step(tokens, arrays, named)
+        finally:
+            self._caches = None
+            caches.bind(arrays)
+            caches.forget_step()
 
     def _step(self, tokens: mx.array, arrays: list[mx.array], named: dict[str, mx.array]) -> tuple[mx.array, Any]:
         caches = self._caches

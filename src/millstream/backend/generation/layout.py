@@ -252,8 +252,8 @@ class LayoutChooser:
         return None
 
     def _with_padding(self, layout: Layout, wanted: Layout, trial: Trial) -> Layout:
-        """With padded chunks and groups of prompts as `wanted`, if padding changes no answer: a layer may carry it on in
-        its state."""
+        """With padded chunks and groups of prompts as `wanted`, if padding changes no answer: a layer may carry it on
+        in its state."""
         padded = dataclasses.replace(layout, padded_chunks=wanted.padded_chunks)
         if wanted.padded_chunks and _trouble(trial, padded) is None and trial.disagreement(padded) <= AGREED:
             layout = padded

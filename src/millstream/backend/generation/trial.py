@@ -32,8 +32,8 @@ class TwoRowTrial:
         self._assembly.check_writes(layout)
 
     def disagreement(self, layout: Layout, *, together: bool = False) -> float:
-        """How far the logits of two rows together are from those of each alone, relative to their spread. `together`: of
-        prompts so alike in length that they share a pass."""
+        """How far the logits of two rows together are from those of each alone, relative to their spread.
+        `together`: of prompts so alike in length that they share a pass."""
         model = self._assembly.model
         lengths = (8, 9) if together else (1, 9)
         prompts = [tuple(self._assembly.vocab_size // (2 + index) for index in range(length)) for length in lengths]

@@ -49,9 +49,9 @@ class BinaryFolder:
         _write(code, binary.code)
 
     def remove_damaged(self) -> int:
-        """Remove code that was cut off while it was written: MLX would try to load it at every start. Returns how many
-        files there were."""
-        damaged = [path for path in self.path.rglob("*.ptx") if _cut_off(path)]
+        """Remove code that was cut off while it was written, or whose names were: MLX would try to load it at every
+        start. Returns how many files there were."""
+        damaged = [path for path in self.path.rglob("*.ptx") if _cut_off(path) or not _has_names(path)]
         for path in damaged:
             log.debug("Removed a damaged kernel: %s", path.name)
             path.unlink(missing_ok=True)
@@ -94,6 +94,13 @@ def _write(path: Path, data: bytes) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def _has_names(path: Path) -> bool:
+    try:
+        return path.with_suffix(".txt").read_bytes().endswith(b"\n")
+    except FileNotFoundError:
+        return False
 
 
 def _cut_off(path: Path) -> bool:

@@ -47,10 +47,10 @@ ITEM = 12
 """
 
 
-def spans(capacity: int) -> list[tuple[int, int]]:
-    """The columns of a slot, in parts for work items. They depend on the capacity alone, so a row gets the same numbers
+def spans(capacity: int, span: int = SPAN) -> list[tuple[int, int]]:
+    """The columns of a slot, in parts for work items. They depend on the slot alone, so a row gets the same numbers
     whatever else is in the batch."""
-    parts = max(1, round(capacity / SPAN))
+    parts = max(1, round(capacity / span))
     size = -(-capacity // (parts * 32)) * 32
     return [(first, min(capacity, first + size)) for first in range(0, capacity, size)]
 

@@ -10,6 +10,7 @@ Packed weights are unpacked in registers to what `mx.dequantize` would give.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from millstream.backend.kernels.unpack_cuda import MODES, unpack_source
 MAX_ROWS = 512
 """Rows that a launch may have: each may choose an expert once, and blocks hold the list in shared memory."""
 MAX_EXPERTS = 1024
+CROWDED = 12
+"""With more rows per expert than this, on average, a pass takes twice as many of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,7 @@ class ExpertWeights:
 
 _HEADER = """
 __device__ __forceinline__ void mill_fetch_some(void* to, const void* from, int bytes) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;"
     :: "r"((unsigned)__cvta_generic_to_shared(to)), "l"(from), "r"(bytes) : "memory");
 }
 __device__ __forceinline__ void mill_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
@@ -76,8 +79,8 @@ __device__ __forceinline__ void mill_mma(
 
 _KINDS = {mx.bfloat16: "bf16", mx.float16: "f16"}
 
-# A chunk is 64 bytes of each weight row. SUB times eight numbers of it per thread: 1 dense, 2 of 8 bits, 4 of 4 bits. Tile m of a block is rows r0 + m * 16;
-# with a gate, the second half of the tiles are the same rows of the other weight.
+# A chunk is 64 bytes of each weight row: per thread SUB times eight numbers, 1 dense, 2 of 8 bits, 4 of 4 bits. Tile m of
+# a block is rows r0 + m * 16; with a gate, the second half of the tiles are the same rows of the other weight.
 _FIND = """
   constexpr int CH = 32 * SUB, PER = 8 * SUB, TH = W * 32, LINE = 16 * MT + 1, COLS = NT * 8;
   constexpr int OWN = GLU ? MT / 2 : MT;
@@ -426,6 +429,9 @@ def _run(
     first = weights[0]
     packing, biased = first.packing, first.bias is not None
     rows, slots = indices.shape
+    if rows * slots > CROWDED * first.experts:
+        # How many rows a pass has changes no number.
+        tiling = dataclasses.replace(tiling, columns=2 * tiling.columns)
     arrays = [x, indices]
     names = ["x", "indices"]
     for index, weight in enumerate(weights):

@@ -175,7 +175,10 @@ _CHOOSE = """
     int at = 1 << 20;
     #pragma unroll
     for (int v = 0; v < V; v++)
-      if (v * 32 + lane < E && !(taken >> v & 1) && (at == 1 << 20 || key[v] > best)) { best = key[v]; at = v * 32 + lane; }
+      if (v * 32 + lane < E && !(taken >> v & 1) && (at == 1 << 20 || key[v] > best)) {
+        best = key[v];
+        at = v * 32 + lane;
+      }
     for (int o = 16; o > 0; o /= 2) {
       const float other = __shfl_xor_sync(0xffffffffu, best, o);
       const int other_at = __shfl_xor_sync(0xffffffffu, at, o);

@@ -87,10 +87,10 @@ HALVED_LINES = """
   };
 """
 
-# The sums of a dense weight's slice. The weight comes from far: DEPTH - 1 steps of 64 numbers of each of its rows are on
-# their way, each a whole line of 128 bytes; a warp fetches its own rows. The rows of x come from the L2 cache: STAGED
-# ones through shared memory, for all warps that need them, else each warp has the next step's on their way. In shared
-# memory the halves of every other line are exchanged, so that eight lanes read from all banks.
+# The sums of a dense weight's slice. The weight comes from far: DEPTH - 1 steps of 64 numbers of each of its rows are
+# on their way, each a whole line of 128 bytes; a warp fetches its own rows. The rows of x come from the L2 cache:
+# STAGED ones through shared memory, for all warps that need them, else each warp has the next step's on their way. In
+# shared memory the halves of every other line are exchanged, so that eight lanes read from all banks.
 PRODUCT = """
   const int K = w_shape[1], STEPS = K / 64;
   const int begin = int((long long)STEPS * (part * KW + kw) / V);

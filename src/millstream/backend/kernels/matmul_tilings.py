@@ -66,11 +66,8 @@ def width_of(rows: int, head: int = 0) -> int:
 
 def head_shape(size: int) -> tuple[int, int] | None:
     """Warps beside each other and tiles per warp that are one head; None if that is not possible."""
-    for tiles in (2, 4, 1):
-        beside, rest = divmod(size, 16 * tiles)
-        if not rest and beside <= 4:
-            return beside, tiles
-    return None
+    shapes = ((beside, size // (16 * beside)) for beside in (4, 3, 2, 1) if size % (16 * beside) == 0)
+    return next((shape for shape in shapes if shape[1] <= 4), None)
 
 
 def most_shared(outputs: int) -> int:
@@ -92,9 +89,10 @@ def choose(outputs: int, inputs: int, width: int, *, head: int, shared: bool) ->
         beside, tiles = shape
     else:
         beside, tiles = (1, 2) if width <= 16 or not shared else (2, 2) if width <= 32 else (4, 2)
-    along = max(GROUP, WARPS // beside // GROUP * GROUP)
+    along = 1 if tiles > 2 else max(GROUP, WARPS // beside // GROUP * GROUP)
     split = SLICES // along if shared else 1
-    return with_depth(Tiling(beside, tiles, along, split, staged=beside > 1 and width > 8), width)
+    staged = beside > 1 and width > 8
+    return with_depth(Tiling(beside, tiles, along, split, staged=staged, group=min(GROUP, along)), width)
 
 
 def candidates(outputs: int, inputs: int, width: int) -> list[Tiling]:
@@ -102,7 +100,8 @@ def candidates(outputs: int, inputs: int, width: int) -> list[Tiling]:
     usual = choose(outputs, inputs, width, head=0, shared=True)
     shapes = ((1, 1), (1, 2), (2, 2), (4, 2)) if width <= 16 else ((1, 2), (2, 2), (4, 2), (2, 4))
     others = [_shaped(beside, tiles, width) for beside, tiles in shapes]
-    return [usual, *(tiling for tiling in others if tiling != usual)]
+    fitting = [tiling for tiling in others if tiling.shared_bytes(width) <= MAX_SHARED]
+    return [usual, *(tiling for tiling in fitting if tiling != usual)]
 
 
 def _shaped(beside: int, tiles: int, width: int) -> Tiling:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,8 +18,9 @@ import mlx.core as mx
 from millstream.backend.kernels import matmul_source, matmul_tilings, matmul_tuning, packed_source, packed_tilings
 from millstream.backend.kernels.compiled import cuda_kernel
 from millstream.backend.kernels.matmul_tilings import WIDTHS, Tiling
+from millstream.backend.kernels.matmul_tuning import Role
 from millstream.backend.kernels.unpack_cuda import unpack_source
-from millstream.backend.kernels.weights import Dense, Norm, Packed, Weight, as_weight
+from millstream.backend.kernels.weights import Norm, Packed, Weight, as_weight
 
 __all__ = [
     "WIDTHS",
@@ -31,8 +32,8 @@ __all__ = [
     "prepare",
     "qkv_rope",
     "supported_here",
-    "tune",
 ]
+
 
 @dataclass(frozen=True, slots=True)
 class Kind:
@@ -170,7 +171,7 @@ def _call(x: mx.array, weight: Weight, bias: mx.array | None, norm: Norm | None)
 
 
 def _run(
-    name: str,
+    name: Role,
     call: _Call,
     weight: Weight,
     epilogue: str,
@@ -188,18 +189,8 @@ def _run(
         shared = weight.tickets is not None
         tiling = matmul_tilings.choose(weight.outputs, weight.inputs, width, head=head, shared=shared)
     else:
-        tiling = matmul_tuning.tiling_for(weight.outputs, weight.inputs, width)
+        tiling = matmul_tuning.tiling_for(name, weight.outputs, weight.inputs, width)
     return run(kind, tiling, width, weight, list(call.inputs.values()), shapes, heads)
-
-
-def tune(weights: Iterable[mx.array]) -> None:
-    """Measure which shapes of blocks are fastest for these weights. Call it before functions are compiled."""
-    kind = Kind("matmul", ("x", "w"), matmul_source.STORE)
-
-    def launch(x: mx.array, weight: Dense, tiling: Tiling, width: int) -> mx.array:
-        return run(kind, tiling, width, weight, [x, weight.weight], [(*x.shape[:-1], weight.outputs)])[0]
-
-    matmul_tuning.tune((weight for weight in weights if fits(weight)), matmul_tuning.seconds(launch))
 
 
 def matmul(

@@ -10,6 +10,7 @@ import mlx.nn as nn
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
 from millstream.backend.kernels import packed_tilings
+from millstream.backend.layers.expert_ops import experts_stay_packed
 from millstream.backend.layers.packed_products import packed_weight
 
 StaysPacked = Callable[[str, Any], bool]
@@ -21,9 +22,10 @@ def nothing_packed(name: str, layer: Any) -> bool:
 
 
 def kernels_take(name: str, layer: Any) -> bool:
-    """True if our CUDA kernels compute with the layer's packed weight. Experts are unpacked: MLX's matmuls with packed
-    experts, which prompts go through, read an expert once for each of its tokens."""
-    return not isinstance(layer, QuantizedSwitchLinear) and packed_tilings.fits(packed_weight(layer))
+    """True if our CUDA kernels compute with the layer's packed weight."""
+    if isinstance(layer, QuantizedSwitchLinear):
+        return experts_stay_packed(layer)
+    return packed_tilings.fits(packed_weight(layer))
 
 
 def within(part: str, keep_packed: StaysPacked) -> StaysPacked:

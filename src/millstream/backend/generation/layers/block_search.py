@@ -196,10 +196,12 @@ class BlockSearch:
         self, module: Any, frame: Frame, plain: PlainPart, size: int, dtype: mx.Dtype, why: list[str]
     ) -> tuple[Part, Part, str]:
         try:
-            return fuse_experts(module, frame, plain.run, self._matmuls, size, dtype), plain, "experts"
+            fused = fuse_experts(module, frame, plain.run, self._matmuls, size, dtype)
         except NotUnderstood as error:
             why.append(f"{frame.mlp} {error}")
-        return plain, plain, "a layer of experts" if fuse_expert_layer(module, self._matmuls, dtype) else ""
+            return plain, plain, "a layer of experts" if fuse_expert_layer(module, self._matmuls, dtype) else ""
+        fuse_expert_layer(module, self._matmuls, dtype)
+        return fused, plain, "experts"
 
     def _glu(
         self, module: Any, parts: GluParts, frame: Frame, plain: PlainPart, size: int, dtype: mx.Dtype

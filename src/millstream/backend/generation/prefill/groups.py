@@ -84,8 +84,8 @@ class LeftPaddedGroup(Group):
 
 
 class RightPaddedGroup(Group):
-    """For layers of several kinds, into caches like those of one row: tokens begin in the first column, so that a causal
-    mask is all that attention needs, and states are told where their row ends."""
+    """For layers of several kinds, into caches like those of one row: tokens begin in the first column, so that a
+    causal mask is all that attention needs, and states are told where their row ends."""
 
     rows: MixedRows
 
