@@ -17,7 +17,7 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -142,6 +142,14 @@ def compile_ahead() -> Iterator[None]:
             mx.enable_compile()
     if (kept := _process.for_kernels()) is not None:
         _compile_at_once(kept, [each for each in noted if each[1].known])
+
+
+def rehearse(work: Callable[[], object]) -> None:
+    """Run `work` for the kernels that it calls: they are not launched, and are compiled at once afterwards. Whatever it
+    leaves behind must be dropped. Does nothing where nothing is compiled."""
+    if keeps_kernels():
+        with compile_ahead(), contextlib.suppress(Exception):  # of zeros anything may come; the real run tells
+            work()
 
 
 def _compile_at_once(kept: KeptKernels, waiting: list[tuple[Body, Parameters, int]]) -> None:
