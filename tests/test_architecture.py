@@ -51,7 +51,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "models": (set(), {"threads", "executors"}),
     "media": (set(), {"executors"}),
     "text": ({"models"}, set()),
-    "backend": ({"engine", "models"}, {"mlx"}),
+    "backend": ({"engine", "models"}, {"mlx", "threads"}),
     "backend.generation": ({"backend", "engine", "engine.generation", "engine.prefix_cache"}, {"mlx"}),
     "backend.encoders": ({"backend", "engine", "engine.jobs", "models"}, {"mlx"}),
     "backend.transcription": ({"backend", "engine", "engine.transcription", "models"}, {"mlx"}),

@@ -313,6 +313,12 @@ class ModelCard:
     """The size of its weights on disk."""
     device: str | None = None
     """Where it runs, once it is loaded."""
+    weight_bytes: int | None = None
+    """The memory of its weights, once it is loaded."""
+    notes: tuple[str, ...] = ()
+    """How it runs, once it is loaded: which fast paths it got, and why not others."""
+    calibration: Calibration | None = None
+    """What was measured when it was loaded."""
     last_used: float | None = None
     """When the latest request ended, in seconds since 1970; now, if one is running. None if it is not loaded."""
     expires: float | None = None

@@ -5,7 +5,6 @@ It shows that the choices for CUDA fit together, which else only a GPU would sho
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,11 @@ from millstream.backend.device import Device, current_device
 from millstream.backend.generation import layout
 from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
 from millstream.backend.generation.layers import attention
-from millstream.backend.kernels import sample, small_matmul
-from millstream.backend.layers.fused_matmul import BY_MLX
+from millstream.backend.kernels import sample
+from millstream.backend.layers.capped_attention import capped_attention
 from millstream.engine.generation.messages import Generate
 from support.engines import engine
+from support.matmul_kernels import play_matmul_kernels
 from support.pointer_kernels import PointerKernels, play_pointer_kernels
 from support.tiny import VOCAB, write_model
 
@@ -28,33 +28,31 @@ pytestmark = pytest.mark.skipif(
     current_device().kind != "cpu", reason="pretends that the CPU is a GPU: needs MLX's CPU device"
 )
 
-REFERENCES: dict[str, Callable[..., Any]] = {
-    "matmul": BY_MLX.matmul,
-    "wide_matmul": BY_MLX.matmul,
-    "matmul_add": BY_MLX.matmul_add,
-    "swiglu_matmul": BY_MLX.swiglu,
-}
-
 
 class Pretended(PointerKernels):
     """The kernels, and how often each was called."""
 
-    def matmul(self, kind: Any, x: mx.array, weight: mx.array, rest: Any, shapes: Any, heads: Any = ()) -> list[Any]:
-        self.count(kind.name)
-        if kind.name == "qkv_rope":
-            sizes = dict(heads)
-            return list(BY_MLX.qkv_rope(x, weight, *rest, sizes["H"], sizes["KV"], sizes["D"]))
-        out = REFERENCES[kind.name](x, weight, *rest)
-        assert out.shape == shapes[0]
-        return [out]
-
-    def prefill(self, queries: mx.array, keys: mx.array, values: mx.array, scale: float, left: Any) -> mx.array:
-        self.count("prefill" if left is None else "padded prefill")
+    def prefill(
+        self,
+        queries: mx.array,
+        keys: mx.array,
+        values: mx.array,
+        scale: float,
+        left: Any,
+        *,
+        window: int = 0,
+        sinks: Any = None,
+        softcap: float | None = None,
+    ) -> mx.array:
+        self.count("windowed prefill" if window else "prefill" if left is None else "padded prefill")
         count, length = queries.shape[2], keys.shape[2]
-        mask = mx.arange(length) <= mx.arange(length - count, length)[:, None]
+        own = mx.arange(length - count, length)[:, None]
+        mask = (mx.arange(length) <= own) & (mx.arange(length) > own - (window or length))
         if left is not None:
             mask = mask & (mx.arange(length) >= left[:, None, None, None])
-        out: mx.array = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask)
+        if softcap is not None:
+            return capped_attention(queries, keys, values, scale, mask, softcap, sinks)
+        out: mx.array = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
         return out
 
     def sample(
@@ -69,7 +67,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Pretended:
     kernels = Pretended()
     monkeypatch.setattr(mlx_backend, "current_device", lambda: Device("cuda", "pretended", 2**34))
     monkeypatch.setattr(layout, "supported_here", lambda: True)
-    monkeypatch.setattr(small_matmul, "_run", kernels.matmul)
+    play_matmul_kernels(monkeypatch, kernels.count)
     play_pointer_kernels(monkeypatch, kernels)
     monkeypatch.setattr(attention, "prefill_attention", kernels.prefill)
     monkeypatch.setattr(sample, "sample", kernels.sample)
@@ -104,7 +102,7 @@ def test_a_model_gets_every_fast_path(family: str, cuda: Pretended, tmp_path: Pa
         )
         answers = driver.run(*(Generate(number, prompt, 12) for number, prompt in enumerate(prompts())))
     assert [len(answer) for answer in answers] == [12] * 3
-    used = {"write_rows", "decode", "prefill", "matmul_add", "swiglu_matmul"}
+    used = {"write_rows", "decode", "prefill", "matmul_add", "glu"}
     assert used | {"qkv_rope" if family == "llama" else "matmul"} <= set(cuda.calls)
 
 
@@ -133,7 +131,7 @@ def test_the_sampling_kernel_gets_all_rows(cuda: Pretended, tmp_path: Path, temp
 
 def test_layers_that_do_not_fit_leave_the_width_to_cublas(cuda: Pretended, tmp_path: Path) -> None:
     """Sizes that are no multiple of a tile: the kernels take no weight at all."""
-    folder = write_half(tmp_path / "odd", "llama", hidden_size=144, head_dim=72, intermediate_size=200)
+    folder = write_half(tmp_path / "odd", "llama", hidden_size=144, head_dim=68, intermediate_size=200)
     settings = GenerationSettings("folder", folder, max_rows=4, disabled=frozenset({"warmup"}))
     with engine(lambda: MlxGenerationBackend(settings)) as driver:
         assert driver.facts is not None

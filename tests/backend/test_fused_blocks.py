@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +9,6 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
-from mlx.utils import tree_map
 from mlx_lm.models import llama
 from mlx_lm.models.cache import KVCache
 
@@ -18,10 +16,14 @@ from millstream.backend.generation.caches.class_caches import ClassCaches
 from millstream.backend.generation.caches.joining import JoiningRows, joining_row
 from millstream.backend.generation.caches.widths import kernel_width, powers_of_two
 from millstream.backend.generation.layers.attention import adopt_attention, attention
-from millstream.backend.generation.layers.fused_blocks import Fusion, fuse_blocks
+from millstream.backend.generation.layers.fused_blocks import fuse_blocks, unfuse_blocks
+from millstream.backend.kernels.small_matmul import WIDTHS
+from millstream.backend.layers.cpu_experts import use_float32_experts
 from millstream.backend.layers.cpu_linear import mkl_layer, use_mkl_layout
 from millstream.backend.layers.fused_matmul import BY_MLX, BY_MLX_COMPILED, FusedMatmuls
 from millstream.backend.layers.projections import fuse_projections, joined_layer, joined_layers
+from support.block_families import FORMS, settings
+from support.block_families import make as make_model
 from support.tiny import BASE, FAMILIES, VOCAB
 
 LAYERS = 2
@@ -34,32 +36,19 @@ FUSED: dict[str, dict[str, Any]] = {
     "qwen2": {"model_type": "qwen2"},
     "qwen3": {"model_type": "qwen3"},
     "qwen3 with experts": {"model_type": "qwen3_moe", **FAMILIES["qwen3_moe"]},
-}
-NOT_FUSED: dict[str, dict[str, Any]] = {
     "RoPE in pairs": {"rope_traditional": True},
     "a bias after attention": {"attention_bias": True},
-    "other norms": {"model_type": "gemma"},
-    "other blocks": {"model_type": "gemma2"},
     "another rotary embedding": {"rope_scaling": {"type": "yarn", "factor": 2.0}},
-    "residual multipliers": {
-        "model_type": "granite",
-        **dict.fromkeys(("logits_scaling", "attention_multiplier", "embedding_multiplier"), 0.5),
-        "residual_multiplier": 0.22,
-        "attention_bias": False,
-        "mlp_bias": False,
-    },
+    **{name: {**settings(name), "num_hidden_layers": 2} for name in ("phi3", "gemma", "granite", "smollm3", "nemotron")},
+}
+NOT_FUSED: dict[str, dict[str, Any]] = {
+    "attention and MLP beside each other": {"model_type": "cohere", "layer_norm_eps": 1e-5},
+    "three parts": {"model_type": "falcon_h1", **FAMILIES["falcon_h1"]},
 }
 
 
 def make(changes: dict[str, Any]) -> Any:
-    """The same numbers whenever it is called with the same changes; biases and norms are not as they begin."""
-    config = {"model_type": "llama", **BASE, **changes, "num_hidden_layers": LAYERS}
-    module = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
-    model = module.Model(module.ModelArgs.from_dict(config))
-    mx.random.seed(4)
-    model.update(tree_map(lambda value: mx.random.normal(value.shape) * 0.2 + (value.ndim == 1), model.parameters()))
-    mx.eval(model.parameters())
-    return model
+    return make_model({"model_type": "llama", **BASE, **changes, "num_hidden_layers": LAYERS})
 
 
 def read(model: Any, prompt: list[int]) -> JoiningRows:
@@ -113,7 +102,7 @@ def test_a_fused_block_gives_what_the_block_gave(changes: dict[str, Any], mkl: b
     attend.shapes.clear()
     expected = steps(plain, PROMPTS, lambda numbers: numbers)
     got = steps(ours, PROMPTS, kernel_width)
-    assert [shape[0] for shape in attend.shapes] == [32] * 4 * LAYERS, "the blocks were not used"
+    assert [shape[0] for shape in attend.shapes] == [WIDTHS[0]] * 4 * LAYERS, "the blocks were not used"
     for one, other in zip(got, expected, strict=True):
         np.testing.assert_allclose(np.array(one), np.array(other), rtol=1e-4, atol=1e-4)
 
@@ -136,23 +125,49 @@ def test_chunks_of_a_prompt_give_what_they_gave(changes: dict[str, Any], matmuls
     np.testing.assert_allclose(np.array(logits[1]), np.array(logits[0]), rtol=1e-4, atol=2e-4)
 
 
+@pytest.mark.parametrize("family", FORMS)
+def test_no_family_loses_its_path(family: str) -> None:
+    """A new version of mlx-lm that changes a block must not make it slow without anybody noticing."""
+    model = make_model(settings(family))
+    adopt_attention(model, attention)
+    fuse_projections(model)
+    fusion = fuse_blocks(model, BY_MLX, attention)
+    assert dict(fusion.forms) == FORMS[family], fusion.note
+    assert fusion.refused is None
+
+
 @pytest.mark.parametrize("changes", NOT_FUSED.values(), ids=NOT_FUSED)
 def test_a_block_that_does_something_else_is_left_alone(changes: dict[str, Any]) -> None:
     model = make(changes)
     fuse_projections(model)
+    before = [type(block) for block in model.layers]
     fusion = fuse_blocks(model, BY_MLX, attention)
     assert not fusion
-    assert fusion.refused is not None and fusion.refused.startswith("model.layers.0 has ")
+    assert fusion.refused is not None and fusion.refused.startswith("layer 0 ")
+    assert [type(block) for block in model.layers] == before
 
 
-def test_projections_that_were_not_joined_or_are_packed_are_left_alone() -> None:
-    assert fuse_blocks(make({}), BY_MLX, attention).refused == "model.layers.0 has projections that were not joined"
-    packed = make({})
-    nn.quantize(packed, group_size=32, bits=4)
-    fuse_projections(packed)
-    assert (
-        fuse_blocks(packed, BY_MLX, attention).refused == "model.layers.0 has projections that the matmuls do not take"
-    )
+def test_projections_that_were_not_joined_are_left_alone() -> None:
+    fusion = fuse_blocks(make({}), BY_MLX, attention)
+    assert dict(fusion.forms) == {"the projections of self_attn and the projections of mlp": LAYERS}
+    assert fusion.refused == "layer 0: self_attn has projections that were not joined"
+
+
+def test_packed_weights_stay_packed() -> None:
+    model = make({})
+    nn.quantize(model, group_size=32, bits=4)
+    fuse_projections(model)
+    assert dict(fuse_blocks(model, BY_MLX, attention).forms) == {"attention and MLP": LAYERS}
+
+
+def test_unfused_blocks_are_those_of_mlx_lm() -> None:
+    model = make({})
+    before = [type(block) for block in model.layers]
+    fuse_projections(model)
+    assert fuse_blocks(model, BY_MLX, attention).blocks == LAYERS
+    assert unfuse_blocks(model) == LAYERS
+    assert [type(block) for block in model.layers] == before
+    assert unfuse_blocks(model) == 0
 
 
 class HalfAsMuch(llama.TransformerBlock):  # type: ignore[misc]
@@ -173,7 +188,45 @@ class OtherOrder(llama.TransformerBlock):  # type: ignore[misc]
         return out
 
 
-@pytest.mark.parametrize("kind", [HalfAsMuch, OtherOrder])
+class ExtraStep(llama.TransformerBlock):  # type: ignore[misc]
+    """As a new version of mlx-lm might: one more step at the end."""
+
+    def __call__(self, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
+        out: mx.array = super().__call__(x, mask, cache)
+        return out + 0.1 * mx.tanh(out)
+
+
+class OtherScale(llama.Attention):  # type: ignore[misc]
+    """Attention that does something more to its output."""
+
+    def __call__(self, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
+        out: mx.array = super().__call__(x, mask, cache)
+        return 1.1 * out
+
+
+class OtherActivation(llama.MLP):  # type: ignore[misc]
+    def __call__(self, x: mx.array) -> mx.array:
+        out: mx.array = self.down_proj(mx.tanh(self.gate_proj(x)) * self.up_proj(x))
+        return out
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+def test_a_part_that_gives_other_numbers_is_left_alone(dtype: mx.Dtype) -> None:
+    """The rest of its block is fused, and of the part itself what is left to fuse."""
+    model = make({})
+    model.set_dtype(dtype)
+    model.layers[0].self_attn.__class__ = OtherScale
+    model.layers[1].mlp.__class__ = OtherActivation
+    fuse_projections(model)
+    fusion = fuse_blocks(model, BY_MLX, attention)
+    assert dict(fusion.forms) == {
+        "the projections of self_attn and MLP": 1,
+        "attention and the projections of mlp": 1,
+    }
+    assert fusion.refused is not None and fusion.refused.startswith("layer 0: self_attn differs by ")
+
+
+@pytest.mark.parametrize("kind", [HalfAsMuch, OtherOrder, ExtraStep])
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
 def test_a_block_that_gives_other_numbers_is_left_alone(kind: type, dtype: mx.Dtype) -> None:
     model = make({})
@@ -182,7 +235,7 @@ def test_a_block_that_gives_other_numbers_is_left_alone(kind: type, dtype: mx.Dt
     fuse_projections(model)
     fusion = fuse_blocks(model, BY_MLX, attention)
     assert fusion.blocks == LAYERS - 1
-    assert fusion.refused is not None and fusion.refused.startswith("model.layers.1 differs by ")
+    assert fusion.refused is not None and fusion.refused.startswith("layer 1 differs by ")
 
 
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
@@ -190,8 +243,10 @@ def test_a_block_that_gives_other_numbers_is_left_alone(kind: type, dtype: mx.Dt
 def test_rounding_of_half_precision_is_no_difference(changes: dict[str, Any], dtype: mx.Dtype) -> None:
     model = make(changes)
     model.set_dtype(dtype)
+    use_float32_experts(model)
     fuse_projections(model)
-    assert fuse_blocks(model, BY_MLX, attention) == Fusion(LAYERS)
+    fusion = fuse_blocks(model, BY_MLX, attention)
+    assert (fusion.blocks, fusion.attending, fusion.refused) == (LAYERS, LAYERS, None)
 
 
 def test_a_block_that_adds_next_to_nothing_is_fused() -> None:
@@ -205,7 +260,7 @@ def test_a_block_that_adds_next_to_nothing_is_fused() -> None:
     assert fuse_blocks(model, BY_MLX, attention).blocks == LAYERS
 
 
-def test_prompts_and_other_types_take_the_old_way() -> None:
+def test_rows_in_caches_of_prompts_take_the_old_way() -> None:
     model = make({})
     adopt_attention(model, attention)
     fuse_projections(model)
@@ -214,10 +269,6 @@ def test_prompts_and_other_types_take_the_old_way() -> None:
     assert fuse_blocks(model, BY_MLX, attend).blocks == LAYERS
     attend.shapes.clear()
     mx.eval(model(mx.zeros((32, 1), dtype=mx.int32), cache=[KVCache() for _ in range(LAYERS)]))
-    caches = ClassCaches(read(model, [1, 2]).layers, powers_of_two, width=kernel_width)
-    caches.join([read(model, prompt) for prompt in PROMPTS])
-    caches.begin_step()
-    mx.eval(model.model.layers[0](mx.ones((32, 1, 64), dtype=mx.bfloat16), None, caches.layers[0]))
     assert attend.shapes == []
 
 
@@ -233,4 +284,7 @@ def test_joined_layers_are_found_once() -> None:
 
 
 def test_widths() -> None:
-    assert [kernel_width(slots) for slots in (0, 1, 8, 32, 33, 64, 65, 128)] == [0, 32, 32, 32, 64, 64, 65, 128]
+    assert [kernel_width(slots) for slots in (0, 1, *WIDTHS, WIDTHS[0] + 1, 65, 128)] == [
+        *(0, WIDTHS[0], *WIDTHS, WIDTHS[1]),
+        *(65, 128),
+    ]

@@ -20,7 +20,7 @@ from millstream.backend.generation.caches import kernel_slabs
 from millstream.backend.generation.caches.class_caches import ClassCaches
 from millstream.backend.generation.caches.joining import JoiningRows
 from millstream.backend.generation.caches.widths import kernel_width, powers_of_two
-from millstream.backend.generation.layers import attention, fused_blocks
+from millstream.backend.generation.layers import attention, block_search
 from millstream.backend.generation.layout import LayoutChooser
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
 from millstream.engine.generation.messages import Generate
@@ -42,10 +42,8 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> PointerKernels:
     monkeypatch.setattr(LayoutChooser, "kernels_write", True)
     monkeypatch.setattr(layout, "slab_attention", lambda plain: attention.kernel_attention)
     monkeypatch.setattr(attention, "prefill_fits", lambda *_: False)
-    misfit = fused_blocks.numeric_misfit
-    monkeypatch.setattr(
-        fused_blocks, "numeric_misfit", lambda block, decode, chunk, kernels: misfit(block, decode, chunk, kernels=True)
-    )
+    check = block_search.check_attention
+    monkeypatch.setattr(block_search, "check_attention", lambda *given, kernels: check(*given, kernels=True))
     return played
 
 
@@ -160,7 +158,7 @@ def test_a_write_that_is_lost_is_found_at_load(
     if lost == "write_rows":
         monkeypatch.setattr(kernel_slabs, "write_rows", lambda *_: mx.array([1]))
     else:
-        monkeypatch.setattr(attention, "slab_decode", lambda queries, *_: mx.zeros_like(queries))
+        monkeypatch.setattr(attention, "slab_decode", lambda queries, *_, **__: mx.zeros_like(queries))
     folder = write_model(tmp_path / "model", "llama")
     make = functools.partial(
         MlxGenerationBackend,

@@ -8,15 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mlx_lm.models import gemma2
 
 from millstream.backend.device import current_device
 from millstream.backend.generation.assembly import Assembly
+from millstream.backend.generation.caches.widths import cublas_width, kernel_width
 from millstream.backend.generation.layout import Layout, LayoutChooser, Trial
 from millstream.backend.generation.settings import GenerationSettings
 from millstream.backend.generation.trial import TwoRowTrial
 from millstream.backend.weights.loading import load
 from millstream.config import FAST_PATHS
 from support.engines import engine
+from support.rare import write_rare
 from support.tiny import VOCAB, write_model
 
 pytestmark = pytest.mark.skipif(
@@ -48,20 +51,24 @@ def test_the_paths_of_a_gpu_can_be_had_on_the_cpu(tiny_model: Callable[[str], Pa
     assert dict(layout.reasons)["fused-matmul"] is None
 
 
-@pytest.mark.parametrize("family", ["gemma3_text", "lfm2", "falcon_h1"])
-def test_full_attention_beside_other_layers_gets_length_classes(family: str, tiny_model: Callable[[str], Path]) -> None:
+@pytest.mark.parametrize("family", ["gemma3_text", "lfm2", "falcon_h1", "mamba2"])
+def test_layers_of_several_kinds_get_slots_groups_and_widths(family: str, tiny_model: Callable[[str], Path]) -> None:
     layout = choose(tiny_model(family), like_gpu=True)
     assert (layout.caches, layout.one_row_reason, layout.in_place) == ("mixed", None, False)
-    assert (layout.width, layout.group_fill, layout.padded_chunks) == (None, None, False)
-    reasons = dict(layout.reasons)
-    assert reasons["slots"] is None
-    assert reasons["group-prefill"] == reasons["fused-matmul"] == "needs full attention in all layers"
+    assert layout.width in (kernel_width, cublas_width)
+    assert (layout.group_fill, layout.padded_chunks) == (0.5, True)
+    assert [dict(layout.reasons)[name] for name in ("slots", "group-prefill")] == [None, None]
+
+
+def test_states_that_carry_padding_on_get_neither_groups_nor_padded_chunks(tmp_path: Path) -> None:
+    layout = choose(write_rare(tmp_path / "jamba", "jamba"), like_gpu=True)
+    assert (layout.caches, layout.group_fill, layout.padded_chunks) == ("mixed", None, False)
+    assert dict(layout.reasons)["group-prefill"] == "its prompts answer differently together than alone"
 
 
 @pytest.mark.parametrize(
     ("family", "reason"),
     [
-        ("mamba2", "ArraysCache is not full attention, and no other cache is"),
         ("plamo2", "ArraysCache is not full attention, and its layers have attention of their own"),
     ],
 )
@@ -87,7 +94,7 @@ class Scripted:
         if (layout.caches, layout.in_place) in self._raises:
             raise ValueError("told to")
 
-    def disagreement(self, layout: Layout) -> float:
+    def disagreement(self, layout: Layout, *, together: bool = False) -> float:
         return 0.5 if layout.caches in self._disagrees else 0.01
 
 
@@ -132,16 +139,29 @@ def test_what_the_user_disabled_is_named(tiny_model: Callable[[str], Path]) -> N
     assert layout.fast_paths.startswith("fast paths: none; not used: fuse (--disable)")
 
 
-def test_masks_of_five_dimensions_leave_prompts_ungrouped(tmp_path: Path) -> None:
-    layout = choose(write_model(tmp_path / "gemma2", "gemma2", query_pre_attn_scalar=16, sliding_window=64))
+def write_gemma2(folder: Path) -> Path:
+    return write_model(folder, "gemma2", query_pre_attn_scalar=16, sliding_window=64)
+
+
+def test_capped_scores_are_left_to_our_attention(tmp_path: Path) -> None:
+    layout = choose(write_gemma2(tmp_path / "gemma2"))
+    assert layout.caches == "classes"
+    assert layout.group_fill is not None
+
+
+def test_masks_of_five_dimensions_leave_prompts_ungrouped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a Gemma 2 whose layers compute something else than the formula that we know."""
+    own = gemma2.Attention.__call__
+    monkeypatch.setattr(gemma2.Attention, "__call__", lambda *given: own(*given) * 1.25)
+    layout = choose(write_gemma2(tmp_path / "gemma2"))
     assert (layout.caches, layout.mask_dims, layout.group_fill) == ("slots", 5, None)
     assert dict(layout.reasons)["group-prefill"] == "its masks have 5 dimensions"
 
 
-def test_a_quantised_cache_says_what_it_leaves_out(tmp_path: Path) -> None:
+def test_a_quantised_cache_has_groups_of_prompts(tmp_path: Path) -> None:
     layout = choose(write_model(tmp_path / "llama", "llama", head_dim=32), kv_bits=8)
     assert (layout.caches, layout.attention) == ("classes", "packed")
-    assert dict(layout.reasons)["group-prefill"] == "quantised KV cache"
+    assert layout.group_fill is not None
 
 
 def test_the_paths_are_told_in_one_note(tiny_model: Callable[[str], Path]) -> None:

@@ -16,6 +16,7 @@ from mlx_lm.utils import load_model
 
 from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
 from millstream.engine.generation.messages import Generate
+from support import block_families
 from support.engines import engine
 from support.tiny import VOCAB, write_model
 
@@ -40,8 +41,8 @@ SETTINGS: dict[str, Any] = {
     "n_positions": 512,
 }
 """Settings that some family needs; the others ignore them."""
-SOME = ("cohere", "gemma", "gpt2", "granite", "olmo2", "phi3", "qwen2", "qwen3")
-MORE = ("ernie4_5", "glm", "glm4", "helium", "internlm2", "internlm3", "mimo", "mixtral", "nemotron", "phimoe")
+SOME = ("cohere", "gemma", "gemma2", "glm4_moe", "gpt2", "granite", "olmo2", "phi3", "qwen3", "smollm3")
+MORE = ("qwen2", "starcoder2","ernie4_5", "glm", "glm4", "helium", "internlm2", "internlm3", "mimo", "mixtral", "nemotron", "phimoe")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -49,7 +50,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def test_batched_equals_alone(family: str, tmp_path: Path) -> None:
-    folder = write_model(tmp_path / family, family, **SETTINGS)
+    folder = write_model(tmp_path / family, family, **{**SETTINGS, **block_families.SETTINGS.get(family, {})})
     draw = random.Random(family)
     wanted = [
         (tuple(draw.randrange(VOCAB) for _ in range(draw.choice([1, 2, 3, 8, 20, 70]))), draw.choice([1, 5, 12]))

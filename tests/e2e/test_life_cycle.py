@@ -22,7 +22,7 @@ from millstream.engine.generation.plan import GenerationBackend
 from millstream.loading.backends import generation_backend
 from millstream.models.source import ModelSource
 from support.fifo_gate import FifoGate
-from support.held_backends import slow_load
+from support.held_backends import slow_load, slow_load_of
 from support.processes import ENGINE, TEMPLATE, children, children_find_us
 from support.server import RunningServer, running
 
@@ -174,6 +174,26 @@ def test_a_process_stopped_by_a_signal_while_loading_fails_its_load(
         health = httpx.get(f"{server.url}/health")
         assert (health.status_code, health.json()) == (503, {"status": "failed", "models": {"tiny": "failed"}})
         assert 'millstream_model_failed{model="tiny"} 1.0' in httpx.get(f"{server.url}/metrics").text
+    gate.close()
+
+
+@pytest.mark.parametrize("isolation", ISOLATIONS)
+def test_health_and_other_models_answer_while_a_model_loads(servable: Path, tmp_path: Path, isolation: Any) -> None:
+    slow = shutil.copytree(servable, tmp_path / "slow")
+    gate = FifoGate(tmp_path / "gate")
+    settings = Settings(
+        models=(ModelSpec(str(slow)), ModelSpec(str(servable))), port=0, isolation=isolation, load="use"
+    )
+    held = functools.partial(slow_load_of, "slow", gate.remote)
+    with running(settings, held) as server, ThreadPoolExecutor(1) as clients:
+        asking = clients.submit(ask, server.url, "slow")
+        gate.wait_entered()
+        assert ask(server.url).status_code == 200
+        health = httpx.get(f"{server.url}/health").json()
+        assert health == {"status": "ok", "models": {"slow": "loading", "tiny": "ready"}}
+        assert not asking.done()
+        gate.open()
+        assert asking.result(PATIENCE).status_code == 200
     gate.close()
 
 

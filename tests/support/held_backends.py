@@ -31,3 +31,8 @@ class SlowLoad(Wrapped):
 
 def slow_load(far: RemoteGate, source: ModelSource, settings: EngineSettings) -> GenerationBackend:
     return SlowLoad(generation_backend(source, settings), far)
+
+
+def slow_load_of(name: str, far: RemoteGate, source: ModelSource, settings: EngineSettings) -> GenerationBackend:
+    """Only the model of this name waits at the gate."""
+    return slow_load(far, source, settings) if source.path.name == name else generation_backend(source, settings)

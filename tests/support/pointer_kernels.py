@@ -15,7 +15,7 @@ import pytest
 
 from millstream.backend.generation.caches import kernel_slabs
 from millstream.backend.generation.layers import attention
-from millstream.backend.kernels.decode_attention import ITEM, DecodeWork
+from millstream.backend.kernels.decode_attention import ITEM, DecodeWork, Packing
 
 
 def memory(array: mx.array) -> Any:
@@ -44,56 +44,124 @@ class PointerKernels:
         self.count("addresses")
         return mx.array(np.array([memory(array).ctypes.data for array in arrays], dtype=np.int64))
 
-    def write_rows(self, part: mx.array, rows: mx.array, slots: Sequence[int], skips: Sequence[int]) -> mx.array:
+    def write_rows(self, part: mx.array, rows: mx.array, places: mx.array) -> mx.array:
         self.count("write_rows")
         source, target = np.array(rows), memory(part)
-        for index, (slot, skip) in enumerate(zip(slots, skips, strict=True)):
-            target[slot, :, : source.shape[2] - skip] = source[index, :, skip:]
+        for index, (slot, skip, tokens, column) in enumerate(np.array(places).tolist()):
+            for token in range(tokens):
+                target[slot, :, (column + token) % target.shape[2]] = source[index, :, skip + token]
         return mx.array([1])
 
-    def move_rows(self, moves: Sequence[Sequence[int]], addresses: mx.array, like: mx.array) -> mx.array:
+    def move_rows(self, moves: Sequence[Sequence[int]], addresses: mx.array, parts: Sequence[mx.array]) -> mx.array:
         self.count("move_rows")
         table = np.array(addresses).reshape(addresses.shape[0], -1)
         mx.synchronize()
-        heads, size, dtype = like.shape[1], like.shape[3], np.array(like).dtype
+        heads = parts[0].shape[1]
+        widths = [part.shape[3] * part.dtype.size for part in parts]
         for source, source_slot, source_capacity, target, target_slot, target_capacity, tokens, _ in moves:
-            for old, new in zip(table[source], table[target], strict=True):
-                begin = at(int(old), (source_slot + 1, heads, source_capacity, size), dtype)
-                end = at(int(new), (target_slot + 1, heads, target_capacity, size), dtype)
+            for old, new, width in zip(table[source], table[target], widths, strict=True):
+                begin = at(int(old), (source_slot + 1, heads, source_capacity, width), np.uint8)
+                end = at(int(new), (target_slot + 1, heads, target_capacity, width), np.uint8)
                 end[target_slot, :, :tokens] = begin[source_slot, :, :tokens]
         return mx.array([1])
 
     def decode(
-        self, queries: mx.array, new: tuple[mx.array, mx.array], work: DecodeWork, layer: mx.array, scale: float
+        self,
+        queries: mx.array,
+        new: tuple[mx.array, mx.array],
+        work: DecodeWork,
+        layer: mx.array,
+        scale: float,
+        *,
+        sinks: mx.array | None = None,
+        softcap: float | None = None,
+        packing: Packing | None = None,
     ) -> mx.array:
         self.count("parted decode" if work.parted else "decode")
-        q, fresh = np.array(queries), [np.array(each)[:, :, 0] for each in new]
+        q = np.array(queries).astype(np.float32)
+        fresh = [_parts(each, packing) for each in new]
         table, lengths = np.array(work.addresses), np.array(work.lengths)
+        count, groups, size = q.shape[2], new[0].shape[1], q.shape[3]
         mx.synchronize()
-        found: dict[int, list[tuple[Any, Any]]] = {}
-        for item in np.array(work.items).reshape(-1, ITEM).tolist():
-            row, slab, slot, capacity, first, beyond, origin, live = item
-            if slab < 0:
+        items = np.array(work.items).reshape(-1, ITEM)
+        check_items(items, q.shape[0], parted=work.parted)
+        found: dict[int, list[tuple[Any, Any, Any]]] = {}
+        for row, slab, slot, capacity, first, beyond, origin, live, window, *_ in items.tolist():
+            if row < 0 or slab < 0:
                 continue
-            heads, size = fresh[0].shape[1:]
-            bases = table[slab, int(layer.item())]
-            views = [at(int(base), (slot + 1, heads, capacity, size), q.dtype)[slot] for base in bases]
+            bases = table[slab, int(layer.item())].tolist()
+            views = []
+            for parts in fresh:
+                shapes = [(slot + 1, groups, capacity, part.shape[-1]) for part in parts]
+                views.append(
+                    [at(bases.pop(0), shape, part.dtype)[slot] for shape, part in zip(shapes, parts, strict=True)]
+                )
             end = int(lengths[row]) - origin
-            if live and first <= end < beyond:
-                for view, column in zip(views, fresh, strict=True):
-                    view[:, end] = column[row]
-            last = min(beyond - 1, end) if live else beyond - 1
-            if first <= last:
-                keys, values = (view[:, first : last + 1].astype(np.float32) for view in views)
-                found.setdefault(row, []).append((keys, values))
+            for index in range(count) if live else ():
+                column = (end + index) % capacity if window else end + index
+                if first <= column < beyond:
+                    for view, parts in zip(views, fresh, strict=True):
+                        for target, source in zip(view, parts, strict=True):
+                            target[:, column] = source[row, :, index]
+            columns = np.arange(first, beyond)
+            seen = np.ones((count, len(columns)), dtype=bool)
+            if live:
+                last = end + count - 1
+                numbers = last - (last - columns) % capacity if window else columns
+                own = end + np.arange(count)[:, None]
+                seen = (numbers >= 0) & (numbers <= own) & (numbers > own - (window or 2**30))
+            keys, values = (_unpacked([part[:, first:beyond] for part in view], packing) for view in views)
+            found.setdefault(row, []).append((keys, values, seen))
         out = np.zeros(q.shape, dtype=np.float32)
-        for row, parts in found.items():
-            keys, values = (np.concatenate(each, axis=1) for each in zip(*parts, strict=True))
-            grouped = q[row, :, 0].astype(np.float32).reshape(keys.shape[0], -1, q.shape[-1])
-            scores = grouped @ keys.swapaxes(-1, -2) * scale
-            weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-            out[row, :, 0] = (weights @ values / weights.sum(axis=-1, keepdims=True)).reshape(-1, q.shape[-1])
+        for row, pieces in found.items():
+            keys, values = (np.concatenate([piece[index] for piece in pieces], axis=1) for index in (0, 1))
+            seen = np.concatenate([piece[2] for piece in pieces], axis=1)
+            grouped = q[row].reshape(groups, -1, count, size)
+            scores = np.einsum("hgqd,hkd->hgqk", grouped, keys) * scale
+            if softcap is not None:
+                scores = softcap * np.tanh(scores / softcap)
+            scores = np.where(seen, scores, -np.inf)
+            sink = np.full((groups, grouped.shape[1], 1, 1), -np.inf)
+            if sinks is not None:
+                sink = np.array(sinks.astype(mx.float32)).reshape(sink.shape)
+            top = np.maximum(scores.max(axis=-1, keepdims=True), sink)
+            weights = np.exp(scores - top)
+            total = weights.sum(axis=-1, keepdims=True) + np.exp(sink - top)
+            # Columns that nobody sees may hold anything, also what is no number.
+            values = np.where(seen.any(axis=0)[None, :, None], values, 0)
+            out[row] = np.einsum("hgqk,hkd->hgqd", weights / total, values).reshape(q.shape[1:])
         return mx.array(out).astype(queries.dtype)
+
+
+def _parts(new: mx.array, packing: Packing | None) -> list[Any]:
+    """New keys or values as slabs hold them."""
+    if packing is None:
+        return [np.array(new)]
+    return [np.array(each) for each in mx.quantize(new, group_size=packing.group_size, bits=packing.bits)]
+
+
+def _unpacked(parts: Sequence[Any], packing: Packing | None) -> Any:
+    if packing is None:
+        return parts[0].astype(np.float32)
+    words, scales, biases = (mx.array(np.ascontiguousarray(part)) for part in parts)
+    plain = mx.dequantize(words, scales, biases, group_size=packing.group_size, bits=packing.bits)
+    return np.array(plain.astype(mx.float32))
+
+
+def check_items(items: Any, rows: int, *, parted: bool) -> None:
+    """Every row has items that follow each other, and knows them."""
+    expected = 0
+    for number, item in enumerate(items.tolist()):
+        if item[0] < 0:
+            assert parted, "padding where item n must be row n"
+            continue
+        assert item[9] <= number < item[9] + item[10], item
+        assert parted or (item[10] == 1 and item[0] == number), item
+        if item[9] == number:
+            assert item[0] == expected, f"row {expected} has no items"
+            expected += 1
+        assert item[0] == expected - 1, item
+    assert expected == rows, "rows without items"
 
 
 def play_pointer_kernels(monkeypatch: pytest.MonkeyPatch, kernels: PointerKernels) -> None:

@@ -59,6 +59,14 @@ RARE: dict[str, dict[str, Any]] = {
         "layer_types": ["sliding_attention", "full_attention"] * 2,
         "hidden_size_per_layer_input": 0,
     },
+    "gpt_oss": {
+        **_BASE,
+        "head_dim": 16,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": 24,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
     "deepseek_v3": _LATENT,
     "deepseek_v2": {**_LATENT, "topk_method": "greedy"},
     "jamba": {

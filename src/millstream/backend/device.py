@@ -8,6 +8,8 @@ from pathlib import Path
 
 import mlx.core as mx
 
+from millstream.backend.kernels.compiled import keep_kernels
+
 MEMINFO = Path("/proc/meminfo")
 
 
@@ -24,10 +26,13 @@ class Device:
         return self.kind == "cpu"
 
 
-def use_device(kind: str | None) -> None:
-    """With `cpu`, keep the whole process off the GPU. Each engine calls this before it makes its stream."""
+def use_device(kind: str | None, kernel_dir: Path | None = None) -> None:
+    """With `cpu`, keep the whole process off the GPU. Each engine calls this before it makes its stream. `kernel_dir`:
+    the folder in which compiled kernels outlive the process."""
     if kind == "cpu":
         mx.set_default_device(mx.cpu)
+    elif kernel_dir is not None and current_device().kind == "cuda":
+        keep_kernels(kernel_dir)
 
 
 def current_device() -> Device:

@@ -17,6 +17,7 @@ from millstream.bench.plot import save_plot
 from millstream.bench.processes import processes_for, run_split
 from millstream.bench.report import Figures, figures, save_json, table
 from millstream.cli.arguments import natural, positive
+from millstream.cli.bench_report import LEVELS, write_report
 from millstream.cli.parser import DefaultsHelpFormatter, examples
 from millstream.cli.server_client import DEFAULT_URL, NoServer, ServerClient
 from millstream.errors import MillstreamError
@@ -33,6 +34,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
             ("millstream bench", "1, 4 and 16 streams at the server of this machine"),
             ("millstream bench --levels 1,8,32 --output-tokens 256", "other loads"),
             ("millstream bench http://host:8000 --json result.json --plot result.png", "keep the figures"),
+            ("millstream bench --report report.md", "all figures and versions in one file, for an issue"),
+            ("millstream bench --report report.md --serve MODEL --kv-bits 0,8", "the same of servers started for it"),
         ),
         formatter_class=DefaultsHelpFormatter,
     )
@@ -52,7 +55,10 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     requests.add_argument("--ignore-eos", action="store_true", help="generate max_tokens tokens per request")
     load = parser.add_argument_group("load")
     load.add_argument(
-        "--levels", metavar="N,N", type=_levels, default=(1, 4, 16), help="numbers of concurrent streams, e.g. 1,4,16"
+        "--levels",
+        metavar="N,N",
+        type=_levels,
+        help="numbers of concurrent streams; default: 1,4,16, for --report 1,8,32,64",
     )
     load.add_argument("--requests", metavar="N", type=positive, default=2, help="requests per stream")
     load.add_argument("--rate", metavar="X", type=float, help="requests per second, as a Poisson process")
@@ -64,6 +70,17 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     output.add_argument("--title", default="", help="title of the table")
     output.add_argument("--json", metavar="FILE", type=Path, help="write the results to this file")
     output.add_argument("--plot", metavar="FILE", type=Path, help="write a plot (PNG) to this file")
+    report = parser.add_argument_group("report")
+    report.add_argument(
+        "--report",
+        metavar="FILE",
+        type=Path,
+        help="write device, versions, fast paths and more figures to this Markdown file, without paths and names",
+    )
+    report.add_argument("--serve", metavar="MODEL", help="start a server for the report instead of using a running one")
+    report.add_argument(
+        "--kv-bits", metavar="N,N", type=_kv_bits, default=(), help="with --serve: measure each of 0, 8 and 4"
+    )
 
 
 def run_command(arguments: argparse.Namespace) -> int:
@@ -81,9 +98,15 @@ def run_command(arguments: argparse.Namespace) -> int:
         seed=arguments.seed,
         ignore_eos=arguments.ignore_eos,
     )
+    if arguments.report is not None:
+        return _report(load, arguments)
+    if arguments.serve is not None or arguments.kv_bits:
+        raise MillstreamError("--serve and --kv-bits are for --report FILE")
     require_server(load)
     title = arguments.title or arguments.url
-    levels = asyncio.run(measure(load, arguments.levels, warmup=not arguments.no_warmup, processes=arguments.processes))
+    chosen = arguments.levels or (1, 4, 16)
+    measured = measure(load, chosen, warmup=not arguments.no_warmup, processes=arguments.processes)
+    levels = asyncio.run(measured)
     Console(width=110).print(table(title, levels))
     for level in levels:
         if level.first_error is not None:
@@ -97,6 +120,17 @@ def run_command(arguments: argparse.Namespace) -> int:
         print(f"millstream: {error.message}", file=sys.stderr)
         return 1
     return 1 if any(level.errors for level in levels) else 0
+
+
+def _report(load: Load, arguments: argparse.Namespace) -> int:
+    if arguments.serve is None:
+        if arguments.kv_bits:
+            raise MillstreamError("--kv-bits needs --serve MODEL: a running server has chosen already")
+        require_server(load)
+    levels = arguments.levels or LEVELS
+    write_report(arguments.report, load, levels, serve=arguments.serve, kv_bits=arguments.kv_bits)
+    print(f"The report is in {arguments.report}. It names no paths, hosts or keys, but look before you attach it.")
+    return 0
 
 
 def require_server(load: Load) -> None:
@@ -135,3 +169,10 @@ async def measure(load: Load, levels: tuple[int, ...], *, warmup: bool, processe
 
 def _levels(text: str) -> tuple[int, ...]:
     return tuple(positive(part) for part in text.split(","))
+
+
+def _kv_bits(text: str) -> tuple[int, ...]:
+    bits = tuple(natural(part) for part in text.split(","))
+    if set(bits) - {0, 4, 8}:
+        raise argparse.ArgumentTypeError(f"{text!r}: the KV cache has 8 or 4 bits, or 0 for those of the model")
+    return bits

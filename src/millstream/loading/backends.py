@@ -32,7 +32,7 @@ def generation_backend(source: ModelSource, settings: EngineSettings) -> Generat
         from millstream.backend.device import use_device
         from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
 
-    use_device(settings.device)
+    use_device(settings.device, settings.kernel_dir)
     return MlxGenerationBackend(
         GenerationSettings(
             source.kind,
@@ -60,7 +60,7 @@ def encoder_backend(
         from millstream.backend.device import use_device
         from millstream.backend.encoders.backend import EncoderSettings, MlxEncoderBackend
 
-    use_device(settings.device)
+    use_device(settings.device, settings.kernel_dir)
     padding, answers = tokens
     return MlxEncoderBackend(
         EncoderSettings(
@@ -85,7 +85,7 @@ def speech_backend(source: ModelSource, settings: EngineSettings, layout: Speech
         from millstream.backend.device import use_device
         from millstream.backend.speech.backend import MlxSpeechBackend, SpeechSettings
 
-    use_device(settings.device)
+    use_device(settings.device, settings.kernel_dir)
     return MlxSpeechBackend(
         SpeechSettings(
             source.path,
@@ -107,7 +107,7 @@ def transcription_backend(source: ModelSource, settings: EngineSettings, rows: i
         from millstream.backend.device import use_device
         from millstream.backend.transcription.backend import MlxTranscriptionBackend, TranscriptionSettings
 
-    use_device(settings.device)
+    use_device(settings.device, settings.kernel_dir)
     return MlxTranscriptionBackend(
         TranscriptionSettings(
             source.path,

@@ -6,8 +6,10 @@ They are sent to the engine's process. The server's other settings, such as API 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from millstream.config import ModelSpec, Settings
+from millstream.models.demo import user_cache_dir
 
 FEATURE_BYTES = 256 * 2**20
 """Default size of the cache of encoded media: a follow-up question about an image does not encode it again."""
@@ -33,6 +35,8 @@ class EngineSettings:
     """Bytes of freed memory that MLX may hold for reuse. None for MLX's default."""
     feature_bytes: int = FEATURE_BYTES
     """Size of the cache of encoded media."""
+    kernel_dir: Path | None = None
+    """Where compiled CUDA kernels are kept for the next process."""
 
 
 def engine_settings(settings: Settings, spec: ModelSpec) -> EngineSettings:
@@ -48,6 +52,7 @@ def engine_settings(settings: Settings, spec: ModelSpec) -> EngineSettings:
         kv_bits=kv_bits(settings, spec),
         cache_limit=None if memory is None else memory // 10,
         feature_bytes=FEATURE_BYTES if memory is None else min(FEATURE_BYTES, memory // 20),
+        kernel_dir=(settings.cache_dir or user_cache_dir()) / "kernels",
     )
 
 

@@ -277,6 +277,8 @@ def card_of(managed: ManagedModel) -> ModelCard:
         template=described.template,
         file_bytes=described.file_bytes,
         device=model.facts.device if model else None,
+        weight_bytes=model.facts.weight_bytes if model else None,
+        notes=model.facts.notes if model else (),
         last_used=last_used,
         expires=expires,
         **(model.card_fields() if model else {"context_length": described.context_length}),

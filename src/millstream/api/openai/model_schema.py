@@ -9,6 +9,27 @@ from millstream.api.system_schema import State
 from millstream.model_facts import LoadPhase
 
 
+class ChunkCost(ResponseSchema):
+    tokens: int
+    seconds: float
+
+
+class StepCost(ResponseSchema):
+    rows: int
+    seconds: float
+
+
+class Measured(ResponseSchema):
+    """What a short run measured when the model was loaded."""
+
+    chunks: list[ChunkCost]
+    """Prefill chunks, while nothing else runs."""
+    steps: list[StepCost]
+    """Decode steps."""
+    workspace_bytes: int
+    """Memory beside weights and KV cache at the peak of the longest chunk."""
+
+
 class Model(ResponseSchema):
     """A model of this server: OpenAI's four fields, and more for operators."""
 
@@ -57,6 +78,18 @@ class Model(ResponseSchema):
     """How often its engine ended unexpectedly and was restarted."""
     capabilities: list[str]
     """What it can do: `completion`, `tools`, `thinking`, `vision`, `audio`, `insert`. Empty while that is not known."""
+    family: str | None
+    """The architecture, such as `qwen3`."""
+    quantization: str | None
+    """Of its files."""
+    device: str | None
+    """Where it runs, once it is loaded."""
+    weight_bytes: int | None
+    """The memory of its weights, once it is loaded."""
+    notes: list[str]
+    """How it runs, once it is loaded: which fast paths it got, and why not others."""
+    calibration: Measured | None
+    """What was measured when it was loaded; null for small models, and with `--disable calibration`."""
 
 
 class ModelList(ResponseSchema):

@@ -15,7 +15,7 @@ from millstream.api.openai.docs import ERRORS
 from millstream.api.openai.model_schema import Model, ModelList
 from millstream.api.openapi import documented
 from millstream.errors import NotFound
-from millstream.model_facts import ModelCard
+from millstream.model_facts import Calibration, ModelCard
 from millstream.service.ports import ModelService
 
 ADMIN_PATH = re.compile(r"/v1/models/.+/(?:load|unload|cache/clear)", re.DOTALL)
@@ -112,6 +112,22 @@ def _fields(card: ModelCard) -> dict[str, object]:
         "context_length": card.context_length,
         "restarts": card.restarts,
         "capabilities": list(card.capabilities),
+        "family": card.family,
+        "quantization": card.quantization,
+        "device": card.device,
+        "weight_bytes": card.weight_bytes,
+        "notes": list(card.notes),
+        "calibration": _calibration(card.calibration),
         **({} if card.dimensions is None else {"dimensions": card.dimensions}),
         **({"languages": list(card.languages)} if card.languages else {}),
+    }
+
+
+def _calibration(measured: Calibration | None) -> dict[str, object] | None:
+    if measured is None:
+        return None
+    return {
+        "chunks": [{"tokens": tokens, "seconds": seconds} for tokens, seconds in measured.chunks],
+        "steps": [{"rows": rows, "seconds": seconds} for rows, seconds in measured.steps],
+        "workspace_bytes": measured.workspace_bytes,
     }

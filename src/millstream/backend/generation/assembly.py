@@ -20,8 +20,9 @@ from millstream.backend.generation.caches.mixed_caches import MixedCaches
 from millstream.backend.generation.caches.quantized import KvQuantization, QuantizedSlabLayer, new_prompt_caches
 from millstream.backend.generation.caches.slabs import Parts
 from millstream.backend.generation.caches.slots import SlotCaches
+from millstream.backend.generation.compiled_step import CompiledStep
 from millstream.backend.generation.layout import Layout
-from millstream.backend.generation.prefill.prefiller import BatchPrefiller, Prefiller, SinglePrefiller
+from millstream.backend.generation.prefill.prefiller import MixedPrefiller, PlainPrefiller, Prefiller, SinglePrefiller
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
 from millstream.backend.generation.prefix_store.cache_state import kv_parts, prefix_sizes
 from millstream.backend.generation.sampling.guides import Compiler
@@ -47,8 +48,9 @@ class Assembly:
         self.vocab_size = vocab_size
         self._encoder = encoder
         self._grammars = grammars
-        self._slabs: ClassCaches | None = None
-        """Where kernels may write in the batch that was made last: its caches of length classes, if it has some."""
+        self._compiled = CompiledStep(model)
+        self._slabs: ClassCaches | MixedCaches | None = None
+        """Where kernels may write in the batch that was made last: its caches, if they are slabs."""
         self._templates: dict[KvQuantization | None, list[Parts]] = {}
         self._like: RowCaches = []
         """Caches of one row that hold a token, once they were needed."""
@@ -60,15 +62,15 @@ class Assembly:
             return self._batch(layout, MergedCaches()), self._single_prefiller(store)
         if layout.caches == "mixed":
             self._like = self._like or self._one_token(None)
-            mixed = MixedCaches(self._like, kernels=layout.in_place)
-            self._slabs = mixed.full
-            return self._batch(layout, mixed), self._single_prefiller(store)
+            mixed = MixedCaches(self._like, layout.slot_policy, width=layout.width, kernels=layout.in_place)
+            self._slabs = mixed
+            return self._batch(layout, mixed), self._mixed_prefiller(layout, store)
         if layout.caches == "slots":
             self._slabs = None
             slots = SlotCaches(len(new_row_caches(self.model)), layout.slot_policy, mask_dims=layout.mask_dims)
             return self._batch(layout, slots), self._prefiller(layout, store)
-        self._slabs = self._class_caches(layout)
-        return self._batch(layout, self._slabs), self._prefiller(layout, store)
+        self._slabs = classes = self._class_caches(layout)
+        return self._batch(layout, classes), self._prefiller(layout, store)
 
     def check_writes(self, layout: Layout) -> None:
         """Raises `ModelError` if kernels wrote to copies of the slabs. MLX makes a copy for a kernel if an array is not
@@ -96,6 +98,7 @@ class Assembly:
             kernel=layout.sampling_kernel,
             compiler=self._grammars,
             shift=encoder.rope_delta if encoder is not None and self.model.uses_mrope else None,
+            compiled=self._compiled if layout.compiled_step else None,
         )
 
     def _class_caches(self, layout: Layout) -> ClassCaches:
@@ -114,8 +117,17 @@ class Assembly:
         prefill_media = self._encoder.prefill if self._encoder is not None else None
         return SinglePrefiller(self.model, store, prefill_media=prefill_media)
 
+    def _mixed_prefiller(self, layout: Layout, store: PrefixStore) -> Prefiller:
+        return MixedPrefiller(
+            self.model,
+            min_length_ratio=layout.group_fill,
+            prefix_store=store,
+            prefill_media=self._encoder.prefill if self._encoder is not None else None,
+            pad_chunks=layout.padded_chunks,
+        )
+
     def _prefiller(self, layout: Layout, store: PrefixStore) -> Prefiller:
-        return BatchPrefiller(
+        return PlainPrefiller(
             self.model,
             len(new_row_caches(self.model)),
             min_length_ratio=layout.group_fill,

@@ -23,10 +23,13 @@ from millstream.backend.generation.sampling.guides import prepare_grammar
 from millstream.backend.generation.settings import GenerationSettings
 from millstream.backend.generation.trial import TwoRowTrial
 from millstream.backend.generation.warmup import RUNS, WarmupProgress, warm_up
+from millstream.backend.kernels.small_matmul import supported_here
 from millstream.backend.mlx_backend import MlxBackend
+from millstream.backend.phases import LoadPhases
 from millstream.backend.weights.identity import identity_of
 from millstream.backend.weights.loading import load
 from millstream.backend.weights.materialize import evaluate_all
+from millstream.backend.weights.unpacking import kernels_take, nothing_packed
 from millstream.engine.background import BackgroundTask
 from millstream.engine.generation.cost_model import workspace_bytes
 from millstream.engine.generation.messages import Generate
@@ -69,7 +72,16 @@ class MlxGenerationBackend(MlxBackend):
         """Owner only. Load and evaluate the weights, choose a layout, warm up and calibrate."""
         self._guard.check("load")
         settings = self._settings
-        loaded = load(settings.kind, settings.path, self._device, unpack=settings.unpack, report=report)
+        phases = LoadPhases()
+        loaded = load(
+            settings.kind,
+            settings.path,
+            self._device,
+            unpack=settings.unpack,
+            keep_packed=kernels_take if self._keeps_packed else nothing_packed,
+            report=report,
+        )
+        phases.done("weights")
         warming_up = WarmupProgress(report, runs=RUNS if self._compiles_kernels else 0)
         self._model = loaded.model
         if loaded.is_vision:
@@ -82,13 +94,15 @@ class MlxGenerationBackend(MlxBackend):
         chooser = LayoutChooser(settings, self._device, self._model, takes_media=self._encoder is not None)
         chooser.shape_layers()
         self._weight_bytes = evaluate_all(self._model)
+        phases.done("layers")
         warming_up.advance()
         assembly = self._assembly = Assembly(
             self._model, loaded.vocab_size, encoder=self._encoder, grammars=settings.grammars
         )
         layout = self._layout = chooser.choose(TwoRowTrial(assembly))
+        phases.done("layout")
         warming_up.advance()
-        notes = [*loaded.notes, layout.fast_paths]
+        notes = [*loaded.notes, layout.fast_paths, *layout.notes]
         max_rows = settings.max_rows
         if layout.one_row_reason is not None:
             max_rows = 1
@@ -97,6 +111,7 @@ class MlxGenerationBackend(MlxBackend):
             notes.append(f"KV cache quantised to {packing.bits} bits in groups of {packing.group_size}")
         self.reset()
         token_bytes, prefix_sizes = assembly.measure(layout)
+        phases.done("memory")
         warming_up.advance()
         facts = GenerationFacts(
             context_length=loaded.context_length,
@@ -117,10 +132,13 @@ class MlxGenerationBackend(MlxBackend):
             feature_bytes=settings.feature_bytes if self._encoder is not None else 0,
         )
         self._warm_up(facts, warming_up)
+        phases.done("warm-up")
         facts = self._calibrate(facts)
+        phases.done("calibration")
         warming_up.advance()
         # Else the garbage collector would scan all of it between two steps: 20 ms and more.
         gc.freeze()
+        log.debug("Load: %s", phases)
         return facts
 
     def step(self, plan: Plan) -> StepResult:
@@ -259,6 +277,13 @@ class MlxGenerationBackend(MlxBackend):
             mx.async_eval(self._store.compact())  # type: ignore[no-untyped-call]
 
     @property
+    def _keeps_packed(self) -> bool:
+        """True if our kernels compute with quantised weights as they are."""
+        if self._device.kind != "cuda" or not supported_here():
+            return False
+        return self._settings.disabled.isdisjoint({"kernel", "fused-matmul", "packed-matmul"})
+
+    @property
     def _compiles_kernels(self) -> bool:
         """The CPU has none to compile."""
         return not self._device.is_cpu and "warmup" not in self._settings.disabled
@@ -267,15 +292,21 @@ class MlxGenerationBackend(MlxBackend):
         """Compile kernels before the first request."""
         if not self._compiles_kernels:
             return
-        started = time.monotonic()
+        phases = LoadPhases()
+
+        def after_run(name: str) -> None:
+            phases.done(name)
+            progress.advance()
+
         warm_up(
             self,
             max_rows=facts.max_rows,
             vocab_size=facts.vocab_size,
             context_length=facts.context_length,
-            after_run=progress.advance,
+            after_run=after_run,
         )
-        log.info("Warmed up in %.1f s", time.monotonic() - started)
+        log.info("Warmed up in %.1f s", sum(seconds for _, seconds in phases.phases))
+        log.debug("Warm-up: %s", phases)
 
     def _calibrate(self, facts: GenerationFacts) -> GenerationFacts:
         """The facts with what chunks, steps and saves cost here, measured after the warm-up has compiled kernels."""

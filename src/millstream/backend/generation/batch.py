@@ -8,6 +8,8 @@ from typing import Any
 import mlx.core as mx
 
 from millstream.backend.generation.caches.batch_caches import BatchCaches
+from millstream.backend.generation.caches.traced_step import TracedStep
+from millstream.backend.generation.compiled_step import CompiledStep
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
 from millstream.backend.generation.sampling.guides import Compiler, GrammarGuides, TokenMask
 from millstream.backend.generation.sampling.logprobs import PendingLogprobs, RowLogprobs
@@ -58,9 +60,11 @@ class Batch:
         kernel: bool = False,
         compiler: Compiler | None = None,
         shift: Shift | None = None,
+        compiled: CompiledStep | None = None,
     ) -> None:
         """`kernel`: sample with our CUDA kernel. `compiler`: for rows with a grammar. `shift`: for models with
-        M-RoPE."""
+        M-RoPE. `compiled`: runs forward passes as compiled functions."""
+        self._compiled = compiled
         self._shift = shift
         self._shifts: dict[str, mx.array] = {}
         self._forward = forward
@@ -137,6 +141,11 @@ class Batch:
         return self._caches.nbytes
 
     @property
+    def can_be_compiled(self) -> bool:
+        """True if its steps can be traced."""
+        return isinstance(self._caches, TracedStep)
+
+    @property
     def guided(self) -> bool:
         """True if a row has a grammar: a step then needs `guide` between `forward` and `launch`."""
         return bool(self._guides)
@@ -145,7 +154,11 @@ class Batch:
         """The first half of a step: its logits, not yet evaluated."""
         self._launches += 1
         self._caches.begin_step()
-        logits = self._forward(self._inputs[:, None], cache=self._caches.layers, **self._shifts)[:, -1, :]
+        logits = None
+        if self._compiled is not None:
+            logits = self._compiled.run(self._inputs, self._caches, self._shifts)
+        if logits is None:
+            logits = self._forward(self._inputs[:, None], cache=self._caches.layers, **self._shifts)[:, -1, :]
         self._caches.end_step()
         return logits
 

@@ -7,6 +7,7 @@ result, a `Layout`, is plain data; `assembly` makes a batch and a prefiller from
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -20,7 +21,8 @@ from millstream.backend.generation.caches.quantized import KvQuantization, choos
 from millstream.backend.generation.caches.slots import fits_slots
 from millstream.backend.generation.caches.widths import SlotPolicy, cublas_width, exact, kernel_width, powers_of_two
 from millstream.backend.generation.layers.attention import adopt_attention, kernel_attention
-from millstream.backend.generation.layers.fused_blocks import fuse_blocks
+from millstream.backend.generation.layers.capped_layers import capped_layers
+from millstream.backend.generation.layers.fused_blocks import Fusion, fuse_blocks, unfuse_blocks
 from millstream.backend.generation.layers.packed_attention import packed_attention, packed_matmuls_fit
 from millstream.backend.generation.layers.shared_layers import with_shared_layers
 from millstream.backend.generation.layers.slab_attention import Attention, slab_attention
@@ -30,6 +32,7 @@ from millstream.backend.kernels.small_matmul import supported_here
 from millstream.backend.layers.cpu_attention import cpu_attention
 from millstream.backend.layers.cpu_linear import allow_packing, mkl_layer, mkl_layout_pays, use_mkl_layout
 from millstream.backend.layers.fused_matmul import BY_KERNELS, BY_MLX
+from millstream.backend.layers.packed_products import measure_packed_products, packed_layers
 from millstream.backend.layers.patch_layers import callers_of, patch_function
 from millstream.backend.layers.projections import fuse_projections
 from millstream.config import FAST_PATHS
@@ -43,6 +46,9 @@ and a mask that the model does not understand far above."""
 KERNEL_SHARE, MLX_SHARE = (512, 256), (1024, 2)
 """How many tokens are worth sharing, and in how many pieces at most."""
 
+ERRORS = (ValueError, TypeError, RuntimeError, AttributeError)
+"""What models raise if they cannot run in a layout."""
+
 AttentionKind = Literal["mlx-lm", "cpu", "kernels", "packed"]
 
 
@@ -52,8 +58,8 @@ class Layout:
 
     caches: Literal["classes", "slots", "mixed", "merged"]
     """Length classes for full attention; slots in one rectangle if its layers have attention of their own; for models
-    with sliding windows or recurrent layers, length classes where they attend to all tokens and mlx-lm's own batch
-    caches elsewhere (mixed), or mlx-lm's caches for all layers (merged)."""
+    with sliding windows or recurrent layers, length classes, rings and states (mixed), or mlx-lm's caches for all
+    layers (merged)."""
     attention: AttentionKind
     """The attention that the layers call when rows decode."""
     slot_policy: SlotPolicy = exact
@@ -75,10 +81,14 @@ class Layout:
     padded_chunks: bool = False
     """True if chunks are padded to one of a few lengths."""
     sampling_kernel: bool = False
+    compiled_step: bool = False
+    """True if a step's forward pass is one compiled function, where its caches can be traced."""
     one_row_reason: str | None = None
     """Why this model runs one row at a time; None if rows share a batch."""
     reasons: tuple[tuple[str, str | None], ...] = ()
     """Every fast path by name, with the reason why this model does not use it; None if it does."""
+    notes: tuple[str, ...] = ()
+    """What else a user may want to know of the paths: which parts of the blocks are fused."""
 
     @property
     def fast_paths(self) -> str:
@@ -95,8 +105,9 @@ class Trial(Protocol):
         """Raises what the model raises if it cannot run them."""
         ...
 
-    def disagreement(self, layout: Layout) -> float:
-        """How far the logits of two rows together are from those of each alone, relative to their size."""
+    def disagreement(self, layout: Layout, *, together: bool = False) -> float:
+        """How far the logits of two rows together are from those of each alone, relative to their size. `together`: of
+        rows whose prompts share a pass."""
         ...
 
 
@@ -109,6 +120,7 @@ class LayoutChooser:
         self._model = model
         self._takes_media = takes_media
         self._attention: Attention = scaled_dot_product_attention
+        self._fusion: Fusion | None = None
         self._declined: dict[str, str] = {name: "--disable" for name in FAST_PATHS if name in settings.disabled}
 
     def shape_layers(self) -> None:
@@ -133,8 +145,11 @@ class LayoutChooser:
         cannot run two."""
         if self._device.kind != "cuda":
             self._decline("kernel", "no CUDA")
+        needs = "needs kernel" if self._device.kind == "cuda" else "no CUDA"
         if not self._on_cuda and not self._settings.like_gpu:
-            self._decline("fused-matmul", "needs kernel" if self._device.kind == "cuda" else "no CUDA")
+            self._decline("fused-matmul", needs)
+        if not self.steps_compile:
+            self._decline("compiled-step", needs)
         layout = self._quantised(trial) if self._settings.kv_bits else self._plain(trial)
         if layout.caches == "merged":
             layout = dataclasses.replace(layout, width=None, in_place=False, group_fill=None, padded_chunks=False)
@@ -145,16 +160,23 @@ class LayoutChooser:
                 share_tokens=tokens if self._settings.share_tokens is None else self._settings.share_tokens,
                 share_runs=runs,
             )
-        if layout.caches in ("mixed", "merged"):
-            needs = "needs slots" if layout.caches == "merged" else "needs full attention in all layers"
-            self._decline("group-prefill", needs)
-            self._decline("fused-matmul", needs)
+        if layout.caches == "merged":
+            self._decline("group-prefill", "needs slots")
+        self._look_at_packed_layers()
+        layout = self._compile_step(layout, trial)
         reasons = tuple((name, self._declined.get(name)) for name in FAST_PATHS)
-        return dataclasses.replace(layout, reasons=reasons)
+        notes = () if self._fusion is None or not self._enabled("fused-matmul") else (self._fusion.note,)
+        return dataclasses.replace(layout, reasons=reasons, notes=notes)
 
     @property
     def kernels_write(self) -> bool:
         """True if the attention kernel writes a step's tokens and `write_rows` writes rows that join."""
+        return self._on_cuda
+
+    @property
+    def steps_compile(self) -> bool:
+        """True if a compiled step can be used again: what MLX's own attention reads of slabs has another shape for
+        every token."""
         return self._on_cuda
 
     @property
@@ -206,32 +228,56 @@ class LayoutChooser:
     def _mixed(self, layout: Layout, caches: RowCaches, trial: Trial) -> Layout | None:
         """Length classes for those layers that have full attention; None, with the reason told, if that cannot be."""
         merged = dataclasses.replace(layout, caches="merged", slot_policy=exact, group_fill=None, padded_chunks=False)
-        layout = dataclasses.replace(merged, caches="mixed")
+        wanted, wide = layout, self._on_cuda or self._settings.like_gpu
+        layout = dataclasses.replace(merged, caches="mixed", slot_policy=wanted.slot_policy)
         trouble = mixed_misfit(self._model, caches)
         if trouble is None:
-            attend = kernel_attention if self._on_cuda else slab_attention(self._attention)
-            adopt_attention(self._model, with_shared_layers(attend))
+            attend = with_shared_layers(kernel_attention if self._on_cuda else slab_attention(self._attention))
+            adopt_attention(self._model, attend)
+            fused = self._fuse_matmuls(attend) is not None
+            layout = dataclasses.replace(layout, width=(kernel_width if fused else cublas_width) if wide else None)
             if self.kernels_write:
                 layout = dataclasses.replace(layout, in_place=True, attention="kernels")
+            trouble = _disagreement(trial, layout, merged)
+        if trouble and self._unfuse(trouble):
+            layout = dataclasses.replace(layout, width=cublas_width if wide else None)
             trouble = _disagreement(trial, layout, merged)
         if trouble and layout.in_place:
             log.info("This model decodes without kernels: %s", trouble)
             layout = dataclasses.replace(layout, in_place=False, attention=merged.attention)
             trouble = _disagreement(trial, layout, merged)
         if trouble is None:
-            return layout
+            return self._with_padding(layout, wanted, trial)
         log.info("This model decodes without length classes: %s", trouble)
         kind = next(type(cache).__name__ for cache in caches if not fits_slots([cache]))
         self._decline("slots", f"{kind} is not full attention, and {trouble}")
         return None
 
-    def _adopt_attention(self, layout: Layout, caches: RowCaches) -> Layout:
-        """Have the layers call our attention over slabs; on CUDA, or where tests want it, also fuse their matmuls."""
-        if layout.caches != "slots":
+    def _with_padding(self, layout: Layout, wanted: Layout, trial: Trial) -> Layout:
+        """With padded chunks and groups of prompts as `wanted`, if padding changes no answer: a layer may carry it on
+        in its state."""
+        padded = dataclasses.replace(layout, padded_chunks=wanted.padded_chunks)
+        if wanted.padded_chunks and _trouble(trial, padded) is None and trial.disagreement(padded) <= AGREED:
+            layout = padded
+        if wanted.group_fill is None:
             return layout
+        grouped = dataclasses.replace(layout, group_fill=wanted.group_fill)
+        try:
+            distance = trial.disagreement(grouped, together=True)
+        except ERRORS as error:
+            self._decline("group-prefill", str(error) or type(error).__name__)
+            return layout
+        if distance <= AGREED:
+            return grouped
+        self._decline("group-prefill", "its prompts answer differently together than alone")
+        return layout
+
+    def _adopt_attention(self, layout: Layout, caches: RowCaches) -> Layout:
+        """Have the layers call our attention over slabs; on CUDA, or where tests want it, also fuse their blocks."""
         attend = kernel_attention if self._on_cuda else slab_attention(self._attention)
-        if adopt_attention(self._model, attend) != len(caches):
-            self._decline("fused-matmul", "its layers have attention of their own")
+        adopted = adopt_attention(self._model, attend) if layout.caches == "slots" else 0
+        fused = self._fuse_matmuls(attend)
+        if layout.caches != "slots" or len(caches) not in (adopted, 0 if fused is None else fused.attending):
             return layout
         layout = dataclasses.replace(layout, caches="classes")
         if not (self._on_cuda or self._settings.like_gpu):
@@ -239,20 +285,51 @@ class LayoutChooser:
         return dataclasses.replace(
             layout,
             attention="kernels" if self._on_cuda else layout.attention,
-            width=kernel_width if self._fuse_matmuls(attend) else cublas_width,
+            width=kernel_width if fused is not None else cublas_width,
             in_place=self.kernels_write,
         )
 
-    def _fuse_matmuls(self, attend: Attention) -> bool:
+    def _fuse_matmuls(self, attend: Attention) -> Fusion | None:
         """Off CUDA by MLX's own operations, so that the CPU can test it."""
         if self._on_cuda and not supported_here():
             self._decline("fused-matmul", "needs compute capability 8.0")
         if not self._enabled("fused-matmul"):
-            return False
+            return None
+        if self._on_cuda:
+            measure_packed_products(self._model)
         fusion = fuse_blocks(self._model, BY_KERNELS if self._on_cuda else BY_MLX, attend)
         if not fusion:
             self._decline("fused-matmul", fusion.refused or "no layers that fit")
-        return bool(fusion)
+            return None
+        self._fusion = fusion
+        return fusion
+
+    def _look_at_packed_layers(self) -> None:
+        """Tell why quantised weights are not computed with as they are."""
+        if not self._enabled("fused-matmul"):
+            self._decline("packed-matmul", "needs fused-matmul")
+        elif not packed_layers(self._model):
+            self._decline("packed-matmul", "no packed weights")
+
+    def _unfuse(self, trouble: str) -> bool:
+        """Leave the blocks as mlx-lm wrote them. False if they are."""
+        if not self._enabled("fused-matmul"):
+            return False
+        log.info("This model decodes without fused blocks: %s", trouble)
+        self._decline("fused-matmul", trouble)
+        return unfuse_blocks(self._model) > 0
+
+    def _compile_step(self, layout: Layout, trial: Trial) -> Layout:
+        """Decode steps as compiled functions, if a trial of them gives the same answers."""
+        if layout.one_row_reason is not None:
+            self._decline("compiled-step", "one row at a time")
+        if not self._enabled("compiled-step"):
+            return layout
+        compiled = dataclasses.replace(layout, compiled_step=True)
+        if trouble := _disagreement(trial, compiled, layout):
+            self._decline("compiled-step", trouble)
+            return layout
+        return compiled
 
     def _quantised(self, trial: Trial) -> Layout:
         """A quantised KV cache: only over slots, and with attention that reads packed numbers."""
@@ -262,34 +339,60 @@ class LayoutChooser:
         packing = choose_quantization(self._model, bits)
         if not self._enabled("slots"):
             raise unsupported(bits, "it needs slots, and --disable slots leaves them out")
-        for name in ("group-prefill", "fused-matmul"):
-            self._decline(name, "quantised KV cache")
-        matmuls = packed_matmuls_fit(self._device.kind) and not self._settings.like_gpu
-        attend = slab_attention(packed_attention(self._attention, matmuls=matmuls))
         caches = new_row_caches(self._model)
+        layout = dataclasses.replace(self._draft(caches), caches="classes", attention="packed", packing=packing)
+        attend = self._packed_attention()
         if adopt_attention(self._model, attend) != len(caches):
             raise unsupported(bits, "its layers have attention of their own")
-        layout = dataclasses.replace(self._draft(caches), caches="classes", attention="packed", packing=packing)
-        layout = dataclasses.replace(layout, group_fill=None, padded_chunks=False)
-        if trouble := _trouble(trial, layout):
+        if self._on_cuda or self._settings.like_gpu:
+            width = kernel_width if self._fuse_matmuls(attend) is not None else cublas_width
+            layout = dataclasses.replace(layout, width=width, in_place=self.kernels_write)
+        trouble = _trouble(trial, layout)
+        if trouble and layout.in_place:
+            log.info("This model decodes without kernels: %s", trouble)
+            layout = dataclasses.replace(layout, in_place=False)
+            trouble = _trouble(trial, layout)
+        if trouble and self._unfuse(trouble):
+            layout = dataclasses.replace(layout, width=cublas_width)
+            trouble = _trouble(trial, layout)
+        if trouble:
             raise unsupported(bits, f"its attention cannot read quantised keys and values ({trouble})")
         return layout
+
+    def _packed_attention(self) -> Attention:
+        if self._on_cuda:
+            return kernel_attention
+        matmuls = packed_matmuls_fit(self._device.kind) and not self._settings.like_gpu
+        return slab_attention(packed_attention(self._attention, matmuls=matmuls))
 
     def _settle(self, layout: Layout, caches: RowCaches, trial: Trial) -> tuple[Layout, str | None]:
         """Find a layout in which rows run together as they run alone; what is wrong with the last one, if none is
         right."""
-        trouble = _trouble(trial, layout)
+        plain = dataclasses.replace(layout, caches="merged", width=None, in_place=False, group_fill=None)
+        # On a GPU answers are compared as well: our kernels write and read what MLX does not see.
+        compare = functools.partial(_disagreement, other=plain) if self._as_on_gpu else _trouble
+        wrong = functools.partial(compare, trial)
+        trouble = wrong(layout)
+        attending = sum(hasattr(leaf, "keys") for leaf in leaf_caches(caches))
+        calling = len(callers_of(self._model, "scaled_dot_product_attention")) + capped_layers(self._model)
+        own = calling < attending
+        if trouble and self._unfuse(trouble):
+            layout = dataclasses.replace(layout, width=cublas_width if layout.caches == "classes" else None)
+            if own and layout.caches == "classes":
+                layout = dataclasses.replace(layout, caches="slots", width=None, in_place=False, attention="mlx-lm")
+            trouble = wrong(layout)
         while trouble and layout.caches == "classes":
-            self._decline("fused-matmul", trouble)
             log.info("This model decodes without %s: %s", "kernels" if layout.in_place else "length classes", trouble)
             caches_kind: Literal["classes", "slots"] = "classes" if layout.in_place else "slots"
             layout = dataclasses.replace(layout, caches=caches_kind, width=None, in_place=False, attention="mlx-lm")
-            trouble = _trouble(trial, layout)
-        attending = sum(hasattr(leaf, "keys") for leaf in leaf_caches(caches))
-        if len(callers_of(self._model, "scaled_dot_product_attention")) >= attending:
+            trouble = wrong(layout)
+        if not own:
             return layout, trouble
         # The model has attention of its own, in which a mask may mean something else (Gemma 2 has scores of five
-        # dimensions): answers would be wrong without any error.
+        # dimensions): answers would be wrong without any error. Fused blocks do not use it, but prompts do.
+        if layout.caches == "classes":
+            self._decline("group-prefill", "its layers have attention of their own")
+            layout = dataclasses.replace(layout, group_fill=None)
         for dims in (4, 5) if layout.caches == "slots" else (4,):
             layout = dataclasses.replace(layout, mask_dims=dims)
             if dims != 4:
@@ -306,7 +409,7 @@ def _trouble(trial: Trial, layout: Layout) -> str | None:
     """Why two rows cannot run in this layout: some models cannot take a batch although their caches can."""
     try:
         trial.two_rows(layout)
-    except (ValueError, TypeError, RuntimeError, AttributeError) as error:
+    except ERRORS as error:
         return str(error) or type(error).__name__
     return None
 

@@ -22,28 +22,33 @@ class TwoRowTrial:
     def two_rows(self, layout: Layout) -> None:
         """Two steps, each evaluated by itself. Raises what the model raises, and `ModelError` if writes were lost."""
         tokens = [self._assembly.vocab_size // part for part in (2, 3, 5, 7)]
-        batch = self._joined(layout, [(tokens[0],), tuple(tokens[1:])])
+        batch, _ = self._joined(layout, [(tokens[0],), tuple(tokens[1:])])
+        if layout.compiled_step and not batch.can_be_compiled:
+            raise ValueError("its KV caches cannot be traced")
         first = batch.launch(batch.forward())
         second = batch.launch(batch.forward())
         first.read(batch.ids)
         second.read(batch.ids)
         self._assembly.check_writes(layout)
 
-    def disagreement(self, layout: Layout) -> float:
-        """How far the logits of two rows together are from those of each alone, relative to their spread."""
+    def disagreement(self, layout: Layout, *, together: bool = False) -> float:
+        """How far the logits of two rows together are from those of each alone, relative to their spread.
+        `together`: of prompts so alike in length that they share a pass."""
         model = self._assembly.model
-        prompts = [tuple(self._assembly.vocab_size // (2 + index) for index in range(length)) for length in (1, 9)]
-        alone = [model(mx.array([prompt]), cache=new_row_caches(model))[0, -1] for prompt in prompts]
-        together = self._joined(layout, prompts).forward()
-        return max(_distance(one, other) for one, other in zip(alone, together, strict=False))
+        lengths = (8, 9) if together else (1, 9)
+        prompts = [tuple(self._assembly.vocab_size // (2 + index) for index in range(length)) for length in lengths]
+        batch, joined = self._joined(layout, prompts)
+        alone = [model(mx.array([prompt]), cache=new_row_caches(model))[0, -1] for prompt in joined]
+        return max(_distance(one, other) for one, other in zip(alone, batch.forward(), strict=False))
 
-    def _joined(self, layout: Layout, prompts: list[tuple[int, ...]]) -> Batch:
-        """A batch of rows with these prompts."""
+    def _joined(self, layout: Layout, prompts: list[tuple[int, ...]]) -> tuple[Batch, list[tuple[int, ...]]]:
+        """A batch of rows with these prompts, and the prompts in the order of the rows."""
         batch, prefiller = self._assembly.make(layout, PrefixStore())
         submits = [Generate(number, prompt, 1) for number, prompt in enumerate(prompts)]
         mx.eval(prefiller.prefill([Prefill(submit, 0, len(submit.prompt) - 1) for submit in submits]))
-        batch.join(*prefiller.take([submit.request_id for submit in submits]))
-        return batch
+        joined, rows = prefiller.take([submit.request_id for submit in submits])
+        batch.join(joined, rows)
+        return batch, [submit.prompt for submit in joined]
 
 
 def _distance(one: mx.array, other: mx.array) -> float:

@@ -52,15 +52,15 @@ def warm_up(
     max_rows: int,
     vocab_size: int,
     context_length: int,
-    after_run: Callable[[], None] = lambda: None,
+    after_run: Callable[[str], None] = lambda name: None,
 ) -> None:
     """Rows with all kinds of sampling join, decode during prefill, and leave at different times, until one runs alone.
     Then prompts of every usual chunk length are prefilled, rows decode while a long prompt is prefilled in chunks, and
-    as many rows as there may be decode together. `after_run` is called after each of the `RUNS`."""
+    as many rows as there may be decode together. `after_run` is called with the name of each of the `RUNS`."""
 
-    def run(prefill_tokens: int, submits: Sequence[Generate]) -> None:
+    def run(name: str, prefill_tokens: int, submits: Sequence[Generate]) -> None:
         _run(backend, GenerationScheduler(max_rows=max_rows, prefill_tokens=prefill_tokens), submits)
-        after_run()
+        after_run(name)
 
     def submit(number: int, length: int, tokens: int) -> Generate:
         length = max(1, min(length, context_length - 20))
@@ -70,12 +70,12 @@ def warm_up(
 
     count = max(2 * len(SAMPLINGS), min(2 * max_rows, 64))
     mixed = [submit(number, LENGTHS[number % len(LENGTHS)], 3 + number % 9) for number in range(count)]
-    run(128, mixed)
+    run("all kinds of sampling", 128, mixed)
     for length in _CHUNKS:
-        run(MAX_PADDED_CHUNK, [submit(0, length, 2)])
-    run(MAX_PADDED_CHUNK, [submit(0, 130, 40), submit(1, 120, 40), submit(2, LONG, 4)])
+        run(f"chunk of {length}", MAX_PADDED_CHUNK, [submit(0, length, 2)])
+    run("long prompt", MAX_PADDED_CHUNK, [submit(0, 130, 40), submit(1, 120, 40), submit(2, LONG, 4)])
     # All rows at once: the widest forward pass has kernels of its own.
-    run(MAX_PADDED_CHUNK, [submit(number, 2, 3) for number in range(max_rows)])
+    run("all rows", MAX_PADDED_CHUNK, [submit(number, 2, 3) for number in range(max_rows)])
     backend.reset()
 
 

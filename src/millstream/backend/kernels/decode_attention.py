@@ -16,126 +16,44 @@ from typing import Any
 
 import mlx.core as mx
 
+from millstream.backend.kernels import decode_source as source
+from millstream.backend.kernels.compiled import cuda_kernel
+
 WARPS = 8
+SHARED_BYTES = 99 * 1024
+"""Of a block: every GPU from sm_80 on has so much."""
+_INPUTS = ("q", "new_k", "new_v", "items", "lengths", "addresses", "layer", "counters", "sinks")
 SPAN = 512
-"""Columns per part."""
+"""Columns per part, about: see `spans`."""
 HEAD_SIZES = (64, 96, 128, 192, 256)
 
-ITEM = 8
-"""Integers of a work item: row, slab (-1: none), slot, capacity, first column, column after the last one, the row's
-tokens before column 0, and 1 if the row's new token is written here."""
+ITEM = 12
+"""Integers of a work item:
 
-# One block per work item and key-value head, all queries of the group at once. Each warp takes every WARPS-th key, two
-# at a time, with a running softmax; the results of the warps are joined in shared memory.
-_SOURCE = """
-  constexpr int E = D / 32;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int head = blockIdx.y, heads = new_k_shape[1];
-  const int* item = items + (size_t)blockIdx.x * 8;
-  const int row = item[0], slab = item[1];
-  // Where the results of this block go: to its row, or to its item, for the kernel that joins parts.
-  const size_t place = ((size_t)(PARTED ? blockIdx.x : row) * heads + head) * G;
-  if (slab < 0) {
-    // A row without tokens: nobody reads it, but it must be a number.
-    if constexpr (!PARTED)
-      for (int i = threadIdx.x; i < G * D; i += W * 32) out[place * D + i] = T(0.f);
-    return;
-  }
-  const long long* base = (const long long*)addresses + ((size_t)slab * addresses_shape[1] + layer[0]) * 2;
-  const size_t begin = ((size_t)item[2] * heads + head) * item[3] * D;
-  T* const slab_k = (T*)base[0] + begin;
-  T* const slab_v = (T*)base[1] + begin;
-  const int first = item[4], end = lengths[row] - item[6];
-  const int last = item[7] ? min(end, item[5] - 1) : item[5] - 1;
-  if (item[7] && first <= end && end < item[5]) {
-    // Nobody else touches this column. MLX knows nothing of this write: it relies on steps being evaluated one by one,
-    // so that their launches follow each other.
-    const size_t to = (size_t)end * D, from = ((size_t)row * heads + head) * D;
-    for (int i = threadIdx.x; i < D; i += W * 32) {
-      slab_k[to + i] = new_k[from + i];
-      slab_v[to + i] = new_v[from + i];
-    }
-    __syncthreads();
-  }
-  float query[G][E], best[G], total[G], sum[G][E];
-  const T* from = q + ((size_t)row * heads + head) * G * D + lane * E;
-  #pragma unroll
-  for (int g = 0; g < G; g++) {
-    best[g] = -1e30f;
-    total[g] = 0.f;
-    #pragma unroll
-    for (int e = 0; e < E; e++) {
-      query[g][e] = float(from[g * D + e]) * __int_as_float(SCALE);
-      sum[g][e] = 0.f;
-    }
-  }
-  const T* keys = slab_k + lane * E;
-  const T* values = slab_v + lane * E;
-  for (int j = first + warp; j <= last; j += 2 * W) {
-    const bool two = j + W <= last;
-    const size_t a = (size_t)j * D, b = (size_t)(two ? j + W : j) * D;
-    float ka[E], kb[E], va[E], vb[E];
-    #pragma unroll
-    for (int e = 0; e < E; e++) {
-      ka[e] = float(keys[a + e]);
-      kb[e] = float(keys[b + e]);
-      va[e] = float(values[a + e]);
-      vb[e] = float(values[b + e]);
-    }
-    #pragma unroll
-    for (int g = 0; g < G; g++) {
-      float sa = 0.f, sb = 0.f;
-      #pragma unroll
-      for (int e = 0; e < E; e++) {
-        sa += query[g][e] * ka[e];
-        sb += query[g][e] * kb[e];
-      }
-      #pragma unroll
-      for (int o = 16; o > 0; o >>= 1) {
-        sa += __shfl_xor_sync(0xffffffff, sa, o);
-        sb += __shfl_xor_sync(0xffffffff, sb, o);
-      }
-      const float top = fmaxf(best[g], two ? fmaxf(sa, sb) : sa);
-      const float keep = __expf(best[g] - top), pa = __expf(sa - top), pb = two ? __expf(sb - top) : 0.f;
-      total[g] = total[g] * keep + pa + pb;
-      best[g] = top;
-      #pragma unroll
-      for (int e = 0; e < E; e++) sum[g][e] = sum[g][e] * keep + pa * va[e] + pb * vb[e];
-    }
-  }
-  __shared__ float all_best[W][G], all_total[W][G], all_sum[W][G][D];
-  #pragma unroll
-  for (int g = 0; g < G; g++) {
-    if (lane == 0) {
-      all_best[warp][g] = best[g];
-      all_total[warp][g] = total[g];
-    }
-    #pragma unroll
-    for (int e = 0; e < E; e++) all_sum[warp][g][lane * E + e] = sum[g][e];
-  }
-  __syncthreads();
-  for (int i = threadIdx.x; i < G * D; i += W * 32) {
-    const int g = i / D, d = i % D;
-    float top = -1e30f, over = 0.f, under = 0.f;
-    for (int w = 0; w < W; w++) top = fmaxf(top, all_best[w][g]);
-    for (int w = 0; w < W; w++) {
-      const float weight = __expf(all_best[w][g] - top);
-      over += weight * all_sum[w][g][d];
-      under += weight * all_total[w][g];
-    }
-    if constexpr (PARTED) {
-      // Sums of every part, then each part's weight and greatest score, for the kernel that joins them.
-      const size_t at = place + g;
-      out[at * (D + 2) + d] = over;
-      if (d == 0) {
-        out[at * (D + 2) + D] = under;
-        out[at * (D + 2) + D + 1] = top;
-      }
-    } else {
-      out[(place + g) * D + d] = T(over / under);
-    }
-  }
+0. row; -1: nothing to do (padding)
+1. slab; -1: the row has no tokens, its output is zero
+2. slot
+3. capacity of the slot
+4. first column, and
+5. the column after the last one
+6. tokens of the row before column 0
+7. 1 if the row's new tokens are written here; 0 for tokens that rows share, of which all columns are read
+8. window: 0 for full attention. Otherwise the slot is a ring, in which the token with number p from column 0 on stands
+   in column p modulo capacity, and a query sees the last `window` tokens, itself included. A slot that is shorter than
+   the window works as a ring that never wraps
+9. the row's first item
+10. how many items the row has, which follow each other
+11. nothing
 """
+
+
+def spans(capacity: int, span: int = SPAN) -> list[tuple[int, int]]:
+    """The columns of a slot, in parts for work items. They depend on the slot alone, so a row gets the same numbers
+    whatever else is in the batch."""
+    parts = max(1, round(capacity / span))
+    size = -(-capacity // (parts * 32)) * 32
+    return [(first, min(capacity, first + size)) for first in range(0, capacity, size)]
+
 
 _JOIN = """
   const int parts = sums_shape[1], d = threadIdx.x;
@@ -150,22 +68,6 @@ _JOIN = """
   out[(size_t)blockIdx.x * D + d] = T(under > 0.f ? over / under : 0.f);
 """
 
-# The parts of a row are consecutive items, from starts[row] on.
-_JOIN_ITEMS = """
-  const int heads = sums_shape[1], row = blockIdx.x / heads, head = blockIdx.x % heads, d = threadIdx.x;
-  const int first = starts[row], beyond = starts[row + 1];
-  const size_t stride = (size_t)heads * (D + 2);
-  const float* from = sums + first * stride + head * (D + 2);
-  float top = -1e30f, over = 0.f, under = 0.f;
-  for (int p = 0; p < beyond - first; p++) top = fmaxf(top, from[p * stride + D + 1]);
-  for (int p = 0; p < beyond - first; p++) {
-    const float weight = __expf(from[p * stride + D + 1] - top);
-    over += weight * from[p * stride + d];
-    under += weight * from[p * stride + D];
-  }
-  out[(size_t)blockIdx.x * D + d] = T(under > 0.f ? over / under : 0.f);
-"""
-
 
 def float_bits(value: float) -> int:
     """The bits of a float32 as an integer: a kernel's template takes no other numbers."""
@@ -173,100 +75,154 @@ def float_bits(value: float) -> int:
     return bits
 
 
+@dataclass(frozen=True, slots=True)
+class DecodeWork:
+    """What the launches of a step read, for all layers of one kind."""
+
+    items: mx.array
+    """Work items, sorted by row, (items, ITEM)."""
+    parted: bool
+    """True if a row may have several items; otherwise item number n is row number n."""
+    addresses: mx.array
+    """(slabs, layers, parts): where the keys and the values of a layer begin; of a quantised KV cache, the packed
+    numbers, scales and biases of the keys, then of the values."""
+    lengths: mx.array
+    """Tokens of each row before this step."""
+    counters: mx.array
+    """If `parted`: a zero for each row and key-value head, by which the parts of a row find out which is the last one.
+    A launch leaves zeros behind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How the numbers of a quantised KV cache are packed: MLX's affine form."""
+
+    bits: int
+    group_size: int
+
+
+def decode_fits(queries: mx.array, keys: mx.array, values: mx.array, packing: Packing | None = None) -> bool:
+    """True for the shapes that the kernel is written for: one of the known head sizes, groups that fit its registers,
+    half precision if keys and values are packed."""
+    heads, count, size = queries.shape[1:]
+    fits = size == values.shape[-1] and size in HEAD_SIZES and heads // keys.shape[1] * count <= 16
+    return fits and (packing is None or (queries.dtype in (mx.bfloat16, mx.float16) and size % 64 == 0))
+
+
+def slab_decode(
+    queries: mx.array,
+    new: tuple[mx.array, mx.array],
+    work: DecodeWork,
+    layer: mx.array,
+    scale: float,
+    *,
+    sinks: mx.array | None = None,
+    softcap: float | None = None,
+    packing: Packing | None = None,
+) -> mx.array:
+    """Attention of `queries`, (rows, heads, count, size), over the tokens of each row. The keys and values in `new`,
+    (rows, groups, count, size), are written to the slabs first, as the next tokens of each row; a query sees those
+    before it and its own. `sinks`: a logit per head that takes weight and gives nothing. `softcap`: scores become
+    cap * tanh(score / cap)."""
+    attend = _attention(work.parted, scale, softcap, packing)
+    rest = () if sinks is None else (sinks,)
+    out: mx.array = attend(queries, *new, work.items, work.lengths, work.addresses, layer, work.counters, *rest)
+    return out
+
+
 @functools.cache
-def _kernel() -> Any:
-    return mx.fast.cuda_kernel(
-        name="millstream_slab_decode",
-        input_names=["q", "new_k", "new_v", "items", "lengths", "addresses", "layer"],
-        output_names=["out"],
-        source=_SOURCE,
+def _attention(parted: bool, scale: float, softcap: float | None, packing: Packing | None) -> Any:
+    """Compiled: else the kernel's source would be assembled at every call, which takes longer than the rest."""
+    return mx.compile(functools.partial(_launch, parted, scale, softcap, packing))
+
+
+def _launch(
+    parted: bool, scale: float, softcap: float | None, packing: Packing | None, queries: mx.array, *rest: mx.array
+) -> mx.array:
+    _, heads, count, size = queries.shape
+    groups, items = rest[0].shape[1], rest[2].shape[0]
+    sinks = len(rest) == len(_INPUTS) - 1
+    form = _form(queries.dtype, size, heads // groups * count, packing)
+    (out, _) = _kernel(form)(
+        inputs=[queries, *rest] if sinks else [queries, *rest, queries],
+        output_shapes=[queries.shape, (items, groups, form.queries, size + 4) if parted else (1,)],
+        output_dtypes=[queries.dtype, mx.float32],
+        grid=(form.warps * 32 * items, groups, 1),
+        threadgroup=(form.warps * 32, 1, 1),
+        template=[
+            ("T", queries.dtype),
+            ("D", size),
+            ("GQ", form.queries),
+            ("Q", count),
+            ("W", form.warps),
+            ("DEPTH", form.depth),
+            ("BITS", packing.bits if packing is not None else 0),
+            ("SINKS", sinks),
+            ("CAP", float_bits(softcap or 0.0)),
+            ("SCALE", float_bits(scale)),
+        ],
+    )
+    return out  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """How the kernel is built for some shape."""
+
+    kind: str | None
+    """The type that the mma multiplies, in its words; None if there is no mma."""
+    packed: bool
+    queries: int
+    """Of a group: heads that share keys and values, times tokens."""
+    warps: int
+    depth: int
+    """Tiles of a warp that are on their way, and the one that it works on."""
+    shared_bytes: int
+
+    @property
+    def source(self) -> str:
+        if self.kind is None:
+            return source.BEGIN + source.DENSE_WRITE + source.SCALAR_LOOP + source.END
+        write, loop = (
+            (source.PACKED_WRITE, source.PACKED_LOOP) if self.packed else (source.DENSE_WRITE, source.DENSE_LOOP)
+        )
+        return source.BEGIN + write + source.TILES + loop + source.STORE_TILES + source.END
+
+
+def _form(dtype: mx.Dtype, size: int, queries: int, packing: Packing | None) -> _Form:
+    """A block stays within SHARED_BYTES. Sizes were tried on an H200; none of them changes a result but the number of
+    warps, which depends on the shape alone."""
+    kind = "f16" if packing is not None else {mx.float16: "f16", mx.bfloat16: "bf16"}.get(dtype)
+    if kind is None:
+        # The sums of all warps must fit.
+        warps = min(WARPS, max(1, 40_000 // (4 * queries * size)))
+        depth, tile = 1, 0
+    else:
+        tile = 16 * size * 4 if packing is None else 16 * (size * packing.bits // 4 + size // 64 * 16)
+        warps = WARPS
+        while warps > 2 and 3 * warps * tile > SHARED_BYTES:
+            warps //= 2
+        depth = max(2, min(4, SHARED_BYTES // (warps * tile)))
+    sums = warps * queries * (size + 4) * 4
+    joined = queries * 8 + 16 + 16 * max(warps * 32, queries * size // 4)
+    return _Form(kind, packing is not None, queries, warps, depth, max(depth * warps * tile, sums, joined))
+
+
+@functools.cache
+def _kernel(form: _Form) -> Any:
+    return cuda_kernel(
+        name="millstream_decode",
+        input_names=list(_INPUTS),
+        output_names=["out", "sums"],
+        source=form.source,
+        header=source.HEADER.replace("KIND", form.kind or "f16"),
+        shared_memory=form.shared_bytes,
     )
 
 
 @functools.cache
 def _join_kernel() -> Any:
-    return mx.fast.cuda_kernel(name="millstream_join_parts", input_names=["sums"], output_names=["out"], source=_JOIN)
-
-
-@functools.cache
-def _join_items_kernel() -> Any:
-    return mx.fast.cuda_kernel(
-        name="millstream_join_items", input_names=["sums", "starts"], output_names=["out"], source=_JOIN_ITEMS
-    )
-
-
-def decode_fits(queries: mx.array, keys: mx.array, values: mx.array) -> bool:
-    """True for the shapes that the kernel is written for: one query per row, one of the known head sizes, groups that
-    fit its registers."""
-    heads, count, size = queries.shape[1:]
-    return count == 1 and size == values.shape[-1] and size in HEAD_SIZES and heads // keys.shape[1] <= 16
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeWork:
-    """What the launches of a step read, for all layers."""
-
-    items: mx.array
-    """Work items, sorted by row, (items, ITEM)."""
-    starts: mx.array
-    """The first item of each row, and the number of all."""
-    parted: bool
-    """True if a row may have several items; otherwise item number n is row number n."""
-    addresses: mx.array
-    """(slabs, layers, 2): where the keys and the values of a layer begin."""
-    lengths: mx.array
-    """Tokens of each row before this step."""
-
-
-def slab_decode(
-    queries: mx.array, new: tuple[mx.array, mx.array], work: DecodeWork, layer: mx.array, scale: float
-) -> mx.array:
-    """Attention of `queries`, (rows, heads, 1, size), over the tokens of each row. The keys and values in `new`, (rows,
-    groups, 1, size), are written to the slabs first, as the next token of each row."""
-    attend = _attention(work.parted, scale)
-    out: mx.array = attend(queries, *new, work.items, work.lengths, work.addresses, layer, work.starts)
-    return out
-
-
-@functools.cache
-def _attention(parted: bool, scale: float) -> Any:
-    """Compiled: else the kernel's source would be assembled at every call, which takes longer than the rest."""
-    return mx.compile(functools.partial(_launch, parted, scale))
-
-
-def _launch(parted: bool, scale: float, queries: mx.array, *rest: mx.array) -> mx.array:
-    rows, heads, _, size = queries.shape
-    *inputs, starts = rest
-    groups, count = inputs[0].shape[1], inputs[2].shape[0]
-    # The sums of all warps must fit the 48 KiB of shared memory that a block gets by default.
-    share = heads // groups
-    warps = min(WARPS, max(1, 40_000 // (4 * share * size)))
-    (out,) = _kernel()(
-        inputs=[queries, *inputs],
-        output_shapes=[(count, heads, size + 2) if parted else queries.shape],
-        output_dtypes=[mx.float32 if parted else queries.dtype],
-        grid=(warps * 32 * count, groups, 1),
-        threadgroup=(warps * 32, 1, 1),
-        template=[
-            ("T", queries.dtype),
-            ("D", size),
-            ("G", share),
-            ("W", warps),
-            ("PARTED", parted),
-            ("SCALE", float_bits(scale)),
-        ],
-    )
-    if not parted:
-        return out  # type: ignore[no-any-return]
-    (joined,) = _join_items_kernel()(
-        inputs=[out, starts],
-        output_shapes=[queries.shape],
-        output_dtypes=[queries.dtype],
-        grid=(rows * heads * size, 1, 1),
-        threadgroup=(size, 1, 1),
-        template=[("T", queries.dtype), ("D", size)],
-    )
-    return joined  # type: ignore[no-any-return]
+    return cuda_kernel(name="millstream_join_parts", input_names=["sums"], output_names=["out"], source=_JOIN)
 
 
 def join_parts(sums: mx.array, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:

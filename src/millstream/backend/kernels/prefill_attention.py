@@ -11,22 +11,59 @@ from typing import Any
 
 import mlx.core as mx
 
+from millstream.backend.kernels.compiled import cuda_kernel
 from millstream.backend.kernels.decode_attention import float_bits, join_parts
+from millstream.backend.kernels.multiprocessors import multiprocessors
 
-HEAD_SIZES = (64, 96, 128)
-BLOCKS, SPAN = 396, 512
-"""A chunk of a long prompt has few queries and many keys. If it makes fewer blocks than this, three for each core of an
-H200, its keys are split into parts of at least SPAN: a block alone on its core waits for every load."""
+HEAD_SIZES = ((64, 64), (96, 96), (128, 128), (192, 128), (256, 256))
+"""Of keys and of values."""
+BLOCKS, SPAN = 3, 512
+"""A chunk of a long prompt has few queries and many keys. If it makes fewer blocks than this for each multiprocessor,
+its keys are split into parts of at least SPAN: a block alone on a multiprocessor waits for every load."""
 
-TILES = {64: (2, 64), 96: (2, 32), 128: (2, 32)}
-"""By head size: how many times 16 queries each of a block's four warps takes, and how many keys it reads at a time.
-Twice as many queries halve the reads of shared memory, which bound the speed, as long as registers last."""
+TILES = {64: (2, 64), 96: (2, 32), 128: (2, 32), 192: (1, 16), 256: (1, 16)}
+"""By the size of a head's keys: how many times 16 queries each of a block's four warps takes, and how many keys it
+reads at a time. Twice as many queries halve the reads of shared memory, which bound the speed, as long as registers
+last."""
+
+_HEADER = """
+__device__ __forceinline__ void mill_copy(unsigned to, const void* from, unsigned bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(to), "l"(from), "r"(bytes));
+}
+__device__ __forceinline__ void mill_commit() { asm volatile("cp.async.commit_group;"); }
+template <int N> __device__ __forceinline__ void mill_wait() { asm volatile("cp.async.wait_group %0;" :: "n"(N)); }
+__device__ __forceinline__ void mill_mma(
+    float* c, unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.KIND.KIND.f32 "
+    "{%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+    : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+__device__ __forceinline__ unsigned mill_pack(float low, float high) {
+  unsigned r;
+  asm("cvt.rn.KINDx2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+  return r;
+}
+__device__ __forceinline__ float mill_power(float x) {
+  float r;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+  return r;
+}
+__device__ __forceinline__ void mill_read(unsigned* b, unsigned from) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+    : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3]) : "r"(from));
+}
+__device__ __forceinline__ void mill_read_turned(unsigned* b, unsigned from) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+    : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3]) : "r"(from));
+}
+"""
 
 # S = Q K' and O = P V on tensor cores, KEYS keys at a time, with a running softmax. `left[row]`: a row's first key.
+# With WINDOW, a query sees the last so many keys up to its own, and tiles that none of a block sees are not read.
 _SOURCE = r"""
-  constexpr int PITCH = D + 8, QUERIES = 64 * M, KSTEPS = D / 16, OTILES = D / 8, PARTS = D / 8;
-  constexpr int STAGES = KEYS * D <= 4096 ? 2 : 1, FETCHES = KEYS * PARTS / 128;
-  __shared__ __align__(16) unsigned short tile_k[STAGES][KEYS * PITCH], tile_v[STAGES][KEYS * PITCH];
+  constexpr int PITCH = D + 8, PITCH_V = DV + 8, QUERIES = 64 * M, KSTEPS = D / 16, OTILES = DV / 8;
+  constexpr int STAGES = KEYS * D <= 4096 ? 2 : 1;
+  __shared__ __align__(16) unsigned short tile_k[STAGES][KEYS * PITCH], tile_v[STAGES][KEYS * PITCH_V];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int heads = q_shape[1], count = q_shape[2], groups = k_shape[1], length = k_shape[2];
   const int head = blockIdx.y, row = blockIdx.z, group = head / (heads / groups);
@@ -38,7 +75,7 @@ _SOURCE = r"""
   const unsigned short* queries = (const unsigned short*)q + row * q_strides[0] + head * q_strides[1];
   const int key_stride = k_strides[2], value_stride = v_strides[2];
   const int before = length - count;
-  const int low = LEFT ? ((const int*)left)[row] : 0;
+  const int low = left_ndim == 1 ? ((const int*)left)[row] : 0;
   const int beyond = min(length, before + begin + QUERIES);
   const int mine = begin + warp * 16 * M + lane / 4;
 
@@ -64,61 +101,41 @@ _SOURCE = r"""
   }
 
   const unsigned at_k = __cvta_generic_to_shared(&tile_k[0][0]), at_v = __cvta_generic_to_shared(&tile_v[0][0]);
-  auto fetch = [&](int from, int stage) {
-    const unsigned short* from_k = keys + (long long)from * key_stride;
-    const unsigned short* from_v = values + (long long)from * value_stride;
+  // One tile of keys or of values: `parts` times 16 bytes of each, zeros beyond the last.
+  auto fetch_one = [&](const unsigned short* source, int stride, unsigned to, int from, int parts) {
+    source += (long long)from * stride;
     #pragma unroll
-    for (int j = 0; j < FETCHES; j++) {
-      const int i = threadIdx.x + j * 128, key = i / PARTS, piece = (i % PARTS) * 8;
+    for (int j = 0; j < KEYS * parts / 128; j++) {
+      const int i = threadIdx.x + j * 128, key = i / parts, piece = (i % parts) * 8;
       const bool there = from + key < length;
-      const int bytes = there ? 16 : 0, where = there ? key : 0;
-      const unsigned to = (stage * KEYS * PITCH + key * PITCH + piece) * 2;
-      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::
-        "r"(at_k + to), "l"(from_k + where * key_stride + piece), "r"(bytes));
-      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::
-        "r"(at_v + to), "l"(from_v + where * value_stride + piece), "r"(bytes));
+      mill_copy(to + (key * (parts * 8 + 8) + piece) * 2, source + (there ? key : 0) * stride + piece, there ? 16 : 0);
     }
-    asm volatile("cp.async.commit_group;");
   };
-  #define MILLSTREAM_MMA(TYPE) \
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." TYPE "." TYPE ".f32 " \
-      "{%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};" \
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) \
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1))
-  auto multiply = [](float* c, const unsigned* a, unsigned b0, unsigned b1) {
-    if constexpr (BRAIN) MILLSTREAM_MMA("bf16");
-    else MILLSTREAM_MMA("f16");
-  };
-  auto pack = [](float x, float y) {
-    unsigned r;
-    if constexpr (BRAIN) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(y), "f"(x));
-    else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(y), "f"(x));
-    return r;
-  };
-  auto power = [](float x) {  // of two; a masked score becomes 0
-    float r;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
-    return r;
+  auto fetch = [&](int from, int stage) {
+    fetch_one(keys, key_stride, at_k + stage * KEYS * PITCH * 2, from, D / 8);
+    fetch_one(values, value_stride, at_v + stage * KEYS * PITCH_V * 2, from, DV / 8);
+    mill_commit();
   };
 
   const float scale = __int_as_float(SCALE) * 1.4426950408889634f;
-  const int first = low / KEYS * KEYS, span = ((beyond - first + KEYS - 1) / KEYS + parts - 1) / parts * KEYS;
+  const int lowest = WINDOW ? max(low, before + begin - WINDOW + 1) : low;
+  const int first = lowest / KEYS * KEYS, span = ((beyond - first + KEYS - 1) / KEYS + parts - 1) / parts * KEYS;
   const int start = first + part * span, high = min(beyond, start + span);
   // Where this thread's addresses for ldmatrix begin, in the tile of keys and in that of values.
   const unsigned read_k = at_k + (((lane / 16) * 8 + lane % 8) * PITCH + ((lane / 8) % 2) * 8) * 2;
-  const unsigned read_v = at_v + ((((lane / 8) % 2) * 8 + lane % 8) * PITCH + (lane / 16) * 8) * 2;
+  const unsigned read_v = at_v + ((((lane / 8) % 2) * 8 + lane % 8) * PITCH_V + (lane / 16) * 8) * 2;
   if (start < high) fetch(start, 0);
   int stage = 0;
   for (int from = start; from < high; from += KEYS) {
     const bool more = from + KEYS < high;
     if (STAGES == 2 && more) {
       fetch(from + KEYS, stage ^ 1);
-      asm volatile("cp.async.wait_group 1;");
+      mill_wait<1>();
     } else {
-      asm volatile("cp.async.wait_group 0;");
+      mill_wait<0>();
     }
     __syncthreads();
-    const unsigned tile = stage * KEYS * PITCH * 2;
+    const unsigned tile = stage * KEYS * PITCH * 2, tile_of_values = stage * KEYS * PITCH_V * 2;
     float score[M][KEYS / 8][4];
     #pragma unroll
     for (int m = 0; m < M; m++) {
@@ -130,16 +147,28 @@ _SOURCE = r"""
       #pragma unroll
       for (int n = 0; n < KEYS / 8; n += 2) {
         unsigned b[4];
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-          : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3]) : "r"(read_k + tile + (n * 8 * PITCH + s * 16) * 2));
+        mill_read(b, read_k + tile + (n * 8 * PITCH + s * 16) * 2);
         #pragma unroll
         for (int m = 0; m < M; m++) {
-          multiply(score[m][n], qf[m][s], b[0], b[1]);
-          multiply(score[m][n + 1], qf[m][s], b[2], b[3]);
+          const unsigned* a = qf[m][s];
+          mill_mma(score[m][n], a[0], a[1], a[2], a[3], b[0], b[1]);
+          mill_mma(score[m][n + 1], a[0], a[1], a[2], a[3], b[2], b[3]);
         }
       }
     }
-    if (from < low || from + KEYS > before + begin + warp * 16 * M + 1) {
+    if constexpr (CAP != 0) {
+      constexpr float LOG2E = 1.4426950408889634f;
+      const float cap = __int_as_float(CAP) / __int_as_float(SCALE);
+      #pragma unroll
+      for (int m = 0; m < M; m++)
+        #pragma unroll
+        for (int n = 0; n < KEYS / 8; n++)
+          #pragma unroll
+          for (int c = 0; c < 4; c++)
+            score[m][n][c] = cap - 2.f * cap / (mill_power(2.f * LOG2E / cap * score[m][n][c]) + 1.f);
+    }
+    const int own = before + begin + warp * 16 * M;  // of this warp's first query
+    if (from < low || from + KEYS > own + 1 || (WINDOW && from <= own + 16 * M - 1 - WINDOW)) {
       #pragma unroll
       for (int m = 0; m < M; m++) {
         #pragma unroll
@@ -147,7 +176,8 @@ _SOURCE = r"""
           #pragma unroll
           for (int c = 0; c < 4; c++) {
             const int key = from + n * 8 + (lane % 4) * 2 + c % 2;
-            if (key < low || key > before + mine + m * 16 + (c / 2) * 8) score[m][n][c] = -1e30f;
+            const int at = before + mine + m * 16 + (c / 2) * 8;
+            if (key < low || key > at || (WINDOW && key <= at - WINDOW)) score[m][n][c] = -1e30f;
           }
         }
       }
@@ -164,7 +194,7 @@ _SOURCE = r"""
       for (int h = 0; h < 2; h++) {
         top[h] = fmaxf(top[h], __shfl_xor_sync(0xffffffff, top[h], 1));
         top[h] = fmaxf(top[h], __shfl_xor_sync(0xffffffff, top[h], 2));
-        keep[h] = power((best[m][h] - top[h]) * scale);
+        keep[h] = mill_power((best[m][h] - top[h]) * scale);
         best[m][h] = top[h];
         // A query that has seen no key yet: its scores are all the same floor, and must weigh nothing.
         base[h] = top[h] > -1e29f ? top[h] * scale : 0.f;
@@ -174,7 +204,7 @@ _SOURCE = r"""
       for (int n = 0; n < KEYS / 8; n++) {
         #pragma unroll
         for (int c = 0; c < 4; c++) {
-          score[m][n][c] = power(fmaf(score[m][n][c], scale, -base[c / 2]));
+          score[m][n][c] = mill_power(fmaf(score[m][n][c], scale, -base[c / 2]));
           total[m][c / 2] += score[m][n][c];
         }
       }
@@ -193,20 +223,20 @@ _SOURCE = r"""
       unsigned p[M][4];
       #pragma unroll
       for (int m = 0; m < M; m++) {
-        p[m][0] = pack(score[m][2 * s][0], score[m][2 * s][1]);
-        p[m][1] = pack(score[m][2 * s][2], score[m][2 * s][3]);
-        p[m][2] = pack(score[m][2 * s + 1][0], score[m][2 * s + 1][1]);
-        p[m][3] = pack(score[m][2 * s + 1][2], score[m][2 * s + 1][3]);
+        p[m][0] = mill_pack(score[m][2 * s][0], score[m][2 * s][1]);
+        p[m][1] = mill_pack(score[m][2 * s][2], score[m][2 * s][3]);
+        p[m][2] = mill_pack(score[m][2 * s + 1][0], score[m][2 * s + 1][1]);
+        p[m][3] = mill_pack(score[m][2 * s + 1][2], score[m][2 * s + 1][3]);
       }
       #pragma unroll
       for (int t = 0; t < OTILES; t += 2) {
         unsigned b[4];
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-          : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3]) : "r"(read_v + tile + (s * 16 * PITCH + t * 8) * 2));
+        mill_read_turned(b, read_v + tile_of_values + (s * 16 * PITCH_V + t * 8) * 2);
         #pragma unroll
         for (int m = 0; m < M; m++) {
-          multiply(out_sum[m][t], p[m], b[0], b[1]);
-          multiply(out_sum[m][t + 1], p[m], b[2], b[3]);
+          const unsigned* a = p[m];
+          mill_mma(out_sum[m][t], a[0], a[1], a[2], a[3], b[0], b[1]);
+          mill_mma(out_sum[m][t + 1], a[0], a[1], a[2], a[3], b[2], b[3]);
         }
       }
     }
@@ -219,38 +249,51 @@ _SOURCE = r"""
     const int m = i / 2, h = i % 2;
     total[m][h] += __shfl_xor_sync(0xffffffff, total[m][h], 1);
     total[m][h] += __shfl_xor_sync(0xffffffff, total[m][h], 2);
+    if (SINKS && part == 0) {
+      // As one more key, whose value is zero.
+      const float sink = float(((const T*)sinks)[head]) / __int_as_float(SCALE), top = fmaxf(best[m][h], sink);
+      const float keep = mill_power((best[m][h] - top) * scale);
+      total[m][h] = total[m][h] * keep + mill_power((sink - top) * scale);
+      best[m][h] = top;
+      #pragma unroll
+      for (int t = 0; t < OTILES; t++) {
+        out_sum[m][t][2 * h] *= keep;
+        out_sum[m][t][2 * h + 1] *= keep;
+      }
+    }
     const float share = total[m][h] > 0.f ? 1.f / total[m][h] : 0.f;
     const int at = mine + m * 16 + h * 8;
-    if (PARTED && at < count) {
+    if (parts > 1 && at < count) {
       // For the kernel that joins parts: sums, their weight, and the greatest score.
-      float* to = (float*)out + (((size_t)(row * (size_t)count + at) * heads + head) * parts + part) * (D + 2);
+      float* to = sums + (((size_t)(row * (size_t)count + at) * heads + head) * parts + part) * (DV + 2);
       #pragma unroll
       for (int t = 0; t < OTILES; t++) {
         to[t * 8 + (lane % 4) * 2] = out_sum[m][t][2 * h];
         to[t * 8 + (lane % 4) * 2 + 1] = out_sum[m][t][2 * h + 1];
       }
       if (lane % 4 == 0) {
-        to[D] = total[m][h];
-        to[D + 1] = best[m][h] > -1e29f ? best[m][h] * __int_as_float(SCALE) : -1e30f;
+        to[DV] = total[m][h];
+        to[DV + 1] = best[m][h] > -1e29f ? best[m][h] * __int_as_float(SCALE) : -1e30f;
       }
     } else if (at < count) {
-      unsigned short* to = (unsigned short*)out + ((size_t)(row * (size_t)count + at) * heads + head) * D;
+      unsigned short* to = (unsigned short*)out + ((size_t)(row * (size_t)count + at) * heads + head) * DV;
       #pragma unroll
       for (int t = 0; t < OTILES; t++)
         *(unsigned*)(to + t * 8 + (lane % 4) * 2) =
-          pack(out_sum[m][t][2 * h] * share, out_sum[m][t][2 * h + 1] * share);
+          mill_pack(out_sum[m][t][2 * h] * share, out_sum[m][t][2 * h + 1] * share);
     }
   }
 """
 
 
 @functools.cache
-def _kernel() -> Any:
-    return mx.fast.cuda_kernel(
+def _kernel(kind: str) -> Any:
+    return cuda_kernel(
         name="millstream_prefill",
-        input_names=["q", "k", "v", "left"],
-        output_names=["out"],
+        input_names=["q", "k", "v", "left", "sinks"],
+        output_names=["out", "sums"],
         source=_SOURCE,
+        header=_HEADER.replace("KIND", kind),
         ensure_row_contiguous=False,
     )
 
@@ -258,38 +301,58 @@ def _kernel() -> Any:
 def prefill_fits(queries: mx.array, keys: mx.array, values: mx.array) -> bool:
     """True for what the kernel is written for: half-precision types, and one of the usual head sizes."""
     half = queries.dtype in (mx.bfloat16, mx.float16)
-    same = queries.dtype == keys.dtype == values.dtype and queries.shape[-1] == values.shape[-1]
-    return half and same and queries.shape[-1] in HEAD_SIZES
+    same = queries.dtype == keys.dtype == values.dtype
+    return half and same and (queries.shape[-1], values.shape[-1]) in HEAD_SIZES
 
 
 def prefill_attention(
-    queries: mx.array, keys: mx.array, values: mx.array, scale: float, left: mx.array | None
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    scale: float,
+    left: mx.array | None,
+    *,
+    window: int = 0,
+    sinks: mx.array | None = None,
+    softcap: float | None = None,
 ) -> mx.array:
-    """Causal attention of the last `queries.shape[2]` positions over all keys, from `left[row]` on where it is given.
+    """Causal attention of the last `queries.shape[2]` positions over all keys, from `left[row]` on where it is given,
+    or over the last `window` of them. `sinks` and `softcap`: as for `slab_decode`.
 
     Keys and values may be slices of longer buffers.
     """
     rows, heads, count, size = queries.shape
     times, keys_at_once = TILES[size]
     tiles = -(-count // (64 * times))
-    parts = 1 if left is not None else max(1, min(BLOCKS // (tiles * heads * rows), keys.shape[2] // SPAN))
-    shape = (rows, count, heads, size)
-    (out,) = _kernel()(
-        inputs=[queries, keys, values, queries if left is None else left],
-        output_shapes=[shape if parts == 1 else (rows, count, heads, parts, size + 2)],
-        output_dtypes=[queries.dtype if parts == 1 else mx.float32],
+    read = min(keys.shape[2], window + count) if window else keys.shape[2]
+    wanted = BLOCKS * multiprocessors() // (tiles * heads * rows)
+    parts = 1 if left is not None else max(1, min(wanted, read // SPAN))
+    shape = (rows, count, heads, values.shape[-1])
+    # One kernel with and without `left` and parts: compiling one takes seconds. So all inputs have the same type.
+    out, sums = _kernel("bf16" if queries.dtype == mx.bfloat16 else "f16")(
+        inputs=[
+            queries,
+            keys,
+            values,
+            queries if left is None else left.view(queries.dtype),
+            queries if sinks is None else sinks.astype(queries.dtype),
+        ],
+        output_shapes=[shape if parts == 1 else (1,), (1,) if parts == 1 else (*shape[:3], parts, shape[3] + 2)],
+        output_dtypes=[queries.dtype, mx.float32],
         grid=(tiles * parts * 128, heads, rows),
         threadgroup=(128, 1, 1),
         template=[
+            ("T", queries.dtype),
             ("D", size),
+            ("DV", values.shape[-1]),
             ("M", times),
             ("KEYS", keys_at_once),
-            ("BRAIN", queries.dtype == mx.bfloat16),
-            ("LEFT", left is not None),
-            ("PARTED", parts > 1),
+            ("WINDOW", window),
+            ("SINKS", sinks is not None),
+            ("CAP", float_bits(softcap or 0.0)),
             ("SCALE", float_bits(scale)),
         ],
     )
     # In memory it is (rows, count, heads, size), as the output projection reads it.
-    joined: mx.array = out if parts == 1 else join_parts(out, shape, queries.dtype)
+    joined: mx.array = out if parts == 1 else join_parts(sums, shape, queries.dtype)
     return joined.transpose(0, 2, 1, 3)

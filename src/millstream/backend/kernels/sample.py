@@ -13,6 +13,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from millstream.backend.kernels.compiled import cuda_kernel
 from millstream.types import Sampling
 
 THREADS = 1024
@@ -249,7 +250,7 @@ def source() -> str:
 
 @functools.cache
 def _kernel() -> Any:
-    return mx.fast.cuda_kernel(
+    return cuda_kernel(
         name="millstream_sample",
         input_names=["logits", "settings", "seeds", "positions"],
         output_names=["out", "next_positions"],

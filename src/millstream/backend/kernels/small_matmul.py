@@ -1,255 +1,123 @@
-"""Small-batch matmuls as CUDA kernels: x @ w.T for the few rows of a decode step, fused with the next operation.
+"""Small-batch matmuls as CUDA kernels: x @ w.T for the few rows of a decode step, with what stands before and after.
 
 MLX has cuBLAS compute such a matmul inside a captured graph, which costs the host 18 us (H200); one of these kernels
-costs 4. A decode step on a large GPU waits for its host.
-
-A block takes one or two tiles of 16 rows of the weight, and its warps split K. Both operands lie along K, so a thread
-loads 16 bytes of each, and the same order of K on both sides feeds two mma m16n8k16. How the sums of a row are split
-depends on the weight alone: a row gets the same numbers whatever else is in the batch.
+costs 5. A decode step on a large GPU waits for its host, or for its weights. `matmul_source` says how they work;
+`matmul_tilings` chooses the shape of a block.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
 
-WIDTHS = (32, 64)
-"""How many rows a pass may have. Compiling a width takes seconds, so there are two: 8 rows take as long as 32."""
-MAX_WEIGHT_ROWS = 32768
-"""Weights with more rows than this (output layers) are left to cuBLAS, which is faster there."""
+from millstream.backend.kernels import matmul_source, matmul_tilings, matmul_tuning, packed_source, packed_tilings
+from millstream.backend.kernels.compiled import cuda_kernel
+from millstream.backend.kernels.matmul_tilings import WIDTHS, Tiling
+from millstream.backend.kernels.matmul_tuning import Role
+from millstream.backend.kernels.unpack_cuda import unpack_source
+from millstream.backend.kernels.weights import Norm, Packed, Weight, as_weight
 
-_HEADER = """
-__device__ __forceinline__ void mill_fetch(void* to, const void* from) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
-    :: "r"((unsigned)__cvta_generic_to_shared(to)), "l"(from) : "memory");
-}
-__device__ __forceinline__ void mill_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int N> __device__ __forceinline__ void mill_wait() {
-  asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory");
-}
-__device__ __forceinline__ void mill_mma(
-    float* c, unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.KIND.KIND.f32 "
-    "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-    : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-"""
-
-# Tile m of a block begins at row r0 + m * APART of the weight. GROUP blocks side by side cover GROUP * 16 rows, so with
-# APART = GROUP * 16 tiles that belong together (both halves of a head, a gate and its value) are in one block. The size
-# of the weight is no constant: compiling a kernel takes seconds, and a model has many sizes.
-_MATMUL = """
-  constexpr int NT = ROWS / 8, LINE = 16 * MT + 1;
-  const int N = w_shape[0], K = w_shape[1], KW = K / W;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  const int r0 = blockIdx.x / GROUP * (GROUP * 16 * MT) + blockIdx.x % GROUP * 16;
-  float acc[MT][NT][4] = {};
-  const T* wp = w + (size_t)(r0 + g) * K + warp * KW + t * 8;
-  const T* xp = x + (size_t)g * K + warp * KW + t * 8;
-  // The weight comes from far: DEPTH chunks of it are on their way. Each thread fetches what it uses itself.
-  extern __shared__ uint4 ring[];
-  constexpr int TH = W * 32;
-  const int CHUNKS = KW / 32;
-  auto fetch = [&](int chunk) {
-    if (chunk < CHUNKS) {
-      #pragma unroll
-      for (int m = 0; m < MT; m++) {
-        const T* from = wp + (size_t)m * APART * K + chunk * 32;
-        uint4* to = ring + ((chunk % DEPTH * MT + m) * 2) * TH + threadIdx.x;
-        mill_fetch(to, from);
-        mill_fetch(to + TH, from + (size_t)8 * K);
-      }
-    }
-    mill_commit();
-  };
-  #pragma unroll
-  for (int c = 0; c < DEPTH - 1; c++) fetch(c);
-  // The rows come from the cache: the next chunk's are on their way while this one's are multiplied.
-  uint4 b[2][NT];
-  auto read = [&](int chunk) {
-    if (chunk < CHUNKS) {
-      #pragma unroll
-      for (int n = 0; n < NT; n++)
-        b[chunk % 2][n] = *reinterpret_cast<const uint4*>(xp + (size_t)n * 8 * K + chunk * 32);
-    }
-  };
-  read(0);
-  #pragma unroll 2
-  for (int c = 0; c < CHUNKS; c++) {
-    uint4 a[MT][2];
-    read(c + 1);
-    mill_wait<DEPTH - 2>();
-    #pragma unroll
-    for (int m = 0; m < MT; m++) {
-      const uint4* at = ring + ((c % DEPTH * MT + m) * 2) * TH + threadIdx.x;
-      a[m][0] = at[0];
-      a[m][1] = at[TH];
-    }
-    fetch(c + DEPTH - 1);
-    #pragma unroll
-    for (int n = 0; n < NT; n++)
-      #pragma unroll
-      for (int m = 0; m < MT; m++) {
-        const uint4 row = b[c % 2][n];
-        mill_mma(acc[m][n], a[m][0].x, a[m][1].x, a[m][0].y, a[m][1].y, row.x, row.y);
-        mill_mma(acc[m][n], a[m][0].z, a[m][1].z, a[m][0].w, a[m][1].w, row.z, row.w);
-      }
-  }
-  // The warps' sums: a line a row of x, one float more against bank conflicts. They lie where the weight lay.
-  __syncthreads();
-  float* sums = reinterpret_cast<float*>(ring);
-  float* mine = sums + warp * ROWS * LINE;
-  #pragma unroll
-  for (int m = 0; m < MT; m++)
-    #pragma unroll
-    for (int n = 0; n < NT; n++)
-      #pragma unroll
-      for (int c = 0; c < 4; c++)
-        mine[(n * 8 + t * 2 + c % 2) * LINE + m * 16 + g + c / 2 * 8] = acc[m][n][c];
-  __syncthreads();
-  auto sum = [&](int row, int col) {
-    float total = 0.f;
-    #pragma unroll
-    for (int v = 0; v < W; v++) total += sums[(v * ROWS + row) * LINE + col];
-    return float(T(total));  // rounded, as the product alone would be
-  };
-"""
-
-_SINGLE_TILES = "  constexpr int GROUP = 1, APART = 16;\n"
-_GATE_AND_UP_TILES = "  const int GROUP = w_shape[0] / 32, APART = w_shape[0] / 2;\n"
-_HALF_HEAD_TILES = "  constexpr int GROUP = D / 32, APART = D / 2;\n"
-
-_STORE = """
-  for (int i = threadIdx.x; i < ROWS * 16 * MT; i += W * 32) {
-    const int row = i / (16 * MT), col = i % (16 * MT);
-    out[(size_t)row * N + r0 + col] = T(sum(row, col));
-  }
-"""
-
-_ADD = """
-  for (int i = threadIdx.x; i < ROWS * 16 * MT; i += W * 32) {
-    const int row = i / (16 * MT), col = i % (16 * MT);
-    const size_t at = (size_t)row * N + r0 + col;
-    out[at] = T(sum(row, col) + float(r[at]));
-  }
-"""
-
-_SWIGLU = """
-  for (int i = threadIdx.x; i < ROWS * 16; i += W * 32) {
-    const int row = i / 16, col = i % 16;
-    const float gate = sum(row, col), up = sum(row, col + 16);
-    out[(size_t)row * (N / 2) + r0 + col] = T(float(T(gate / (1.f + __expf(-gate)))) * up);
-  }
-"""
-
-_ROPE = """
-  const int head = r0 / D, first = r0 % D;
-  for (int i = threadIdx.x; i < ROWS * 16; i += W * 32) {
-    const int row = i / 16, col = i % 16, d = first + col;
-    float one = sum(row, col), two = sum(row, col + 16);
-    if (head < H + KV) {
-      float sine, cosine;
-      sincosf(float(offset[row]) * (1.f / periods[d]), &sine, &cosine);
-      const float turned = one * cosine - two * sine;
-      two = two * cosine + one * sine;
-      one = turned;
-    }
-    T* to = head < H ? q + ((size_t)row * H + head) * D
-        : head < H + KV ? keys + ((size_t)row * KV + head - H) * D : values + ((size_t)row * KV + head - H - KV) * D;
-    to[d] = T(one);
-    to[d + D / 2] = T(two);
-  }
-"""
+__all__ = [
+    "WIDTHS",
+    "fits",
+    "fits_heads",
+    "glu",
+    "matmul",
+    "matmul_add",
+    "prepare",
+    "qkv_rope",
+    "supported_here",
+]
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
-    """One of the kernels: `tiles` per block, at most so many `warps`, `depth` chunks in flight. The numbers were the
-    fastest on an H200, and a block stays below the 99 KiB of shared memory that every GPU from sm_80 on has."""
+class Kind:
+    """A kernel but for the shape of its blocks. `constants` are written into its source as macros."""
 
     name: str
     inputs: tuple[str, ...]
     epilogue: str
-    tiles: int
-    warps: int
-    depth: int
-    tiling: str = _SINGLE_TILES
     outputs: tuple[str, ...] = ("out",)
+    constants: tuple[tuple[str, str], ...] = ()
+    halved: bool = False
+    """True if a tile has rows from both halves of the weight."""
 
-    def warps_for(self, size: int) -> int:
-        """As many warps as can split rows of this size."""
-        warps = self.warps
-        while size % (32 * warps):
-            warps //= 2
-        return warps
+    def source(self, split: bool) -> str:
+        given = dict(self.constants)
+        flags = {"NORM": "0", "BIAS": "0", "HEAD_NORM": "0", "ROPE": "0"} | given
+        packed = "scales" in self.inputs
+        if packed:
+            flags["ALL_SCALES"] = "(i < WIDE ? scales : zeros)" if "zeros" in self.inputs else "scales"
+        parts = [f"#define {name} {value}\n" for name, value in flags.items()]
+        parts += [matmul_source.SETUP, matmul_source.HALVED_LINES if self.halved else matmul_source.LINES]
+        parts += [packed_source.PRODUCT if packed else matmul_source.PRODUCT]
+        parts += [matmul_source.SUM_WARPS, matmul_source.SHARED if split else matmul_source.WHOLE]
+        return "".join([*parts, matmul_source.ROUND, self.epilogue])
 
-    def shared_bytes(self, rows: int, warps: int) -> int:
-        """For the ring buffer of the weight, which later holds the sums of the warps."""
-        ring = self.depth * self.tiles * 2 * warps * 32 * 16
-        return max(ring, warps * rows * (16 * self.tiles + 1) * 4)
 
+@dataclass(slots=True)
+class _Call:
+    """Collects what a kernel is called with."""
 
-_NARROW_KIND = _Kind("matmul", ("x", "w"), _STORE, tiles=1, warps=16, depth=3)
-_WIDE_KIND = _Kind("wide_matmul", ("x", "w"), _STORE, tiles=2, warps=8, depth=4)
-_ADD_KIND = _Kind("matmul_add", ("x", "w", "r"), _ADD, tiles=1, warps=16, depth=3)
-_SWIGLU_KIND = _Kind("swiglu_matmul", ("x", "w"), _SWIGLU, tiles=2, warps=4, depth=6, tiling=_GATE_AND_UP_TILES)
-_ROPE_KIND = _Kind(
-    "qkv_rope",
-    ("x", "w", "offset", "periods"),
-    _ROPE,
-    tiles=2,
-    warps=8,
-    depth=4,
-    tiling=_HALF_HEAD_TILES,
-    outputs=("q", "keys", "values"),
-)
-KINDS = (_NARROW_KIND, _WIDE_KIND, _ADD_KIND, _SWIGLU_KIND, _ROPE_KIND)
-WIDE_WEIGHT_ROWS = 3072
-"""From so many rows of a weight on, a block with one tile would have too little work."""
+    inputs: dict[str, mx.array] = field(default_factory=dict)
+    constants: dict[str, str] = field(default_factory=dict)
+
+    def add(self, name: str, array: mx.array | None, constant: str | None = None, value: str = "1") -> None:
+        """One more input, if there is one, and the macro that tells the source of it."""
+        if array is not None:
+            self.inputs[name] = array
+            if constant is not None:
+                self.constants[constant] = value
 
 
 @functools.cache
-def _kernel(kind: _Kind, dtype: mx.Dtype, shared: int) -> Any:
-    return mx.fast.cuda_kernel(
-        name=f"millstream_{kind.name}",
-        input_names=list(kind.inputs),
-        output_names=list(kind.outputs),
-        source=kind.tiling + _MATMUL + kind.epilogue,
-        header=_HEADER.replace("KIND", "f16" if dtype == mx.float16 else "bf16"),
+def _kernel(kind: Kind, dtype: mx.Dtype, shared: int, split: bool) -> Any:
+    packed = packed_source.HEADER + unpack_source(dtype) if "scales" in kind.inputs else ""
+    return cuda_kernel(
+        name=f"millstream_{'packed_' if packed else ''}{kind.name}",
+        input_names=[*kind.inputs, *(["tickets"] if split else [])],
+        output_names=[*kind.outputs, *(["partial"] if split else [])],
+        source=kind.source(split),
+        header=matmul_source.header(dtype == mx.float16) + packed,
         shared_memory=shared,
     )
 
 
-def _run(
-    kind: _Kind,
-    x: mx.array,
-    weight: mx.array,
-    rest: tuple[mx.array, ...],
+def run(
+    kind: Kind,
+    tiling: Tiling,
+    width: int,
+    weight: Weight,
+    inputs: Sequence[mx.array],
     shapes: Sequence[tuple[int, ...]],
     heads: tuple[tuple[str, int], ...] = (),
 ) -> list[mx.array]:
-    rows, count = x.shape[0], weight.shape[0]
-    warps = kind.warps_for(x.shape[-1])
-    out: list[mx.array] = _kernel(kind, x.dtype, kind.shared_bytes(rows, warps))(
-        inputs=[x, weight, *rest],
-        output_shapes=list(shapes),
-        output_dtypes=[x.dtype] * len(shapes),
-        grid=(count // (16 * kind.tiles) * warps * 32, 1, 1),
-        threadgroup=(warps * 32, 1, 1),
-        template=[
-            ("T", x.dtype),
-            ("ROWS", rows),
-            ("MT", kind.tiles),
-            ("W", warps),
-            ("DEPTH", kind.depth),
-            *heads,
-        ],
+    """Launch a kernel. `inputs` begin with x and the weight; the result has an array for each of `shapes`."""
+    x, split = inputs[0], tiling.split > 1
+    tiles = -(-weight.outputs // tiling.lines)
+    bands = -(-x.shape[0] // width)
+    shapes, dtypes = list(shapes), [x.dtype] * len(shapes)
+    inputs = list(inputs)
+    if split:
+        assert weight.tickets is not None and weight.tickets.shape[0] >= tiles * bands, "the weight was prepared"
+        inputs.append(weight.tickets)
+        groups = tiling.split * tiling.along // tiling.group
+        shapes.append((tiles * bands * groups * width * (tiling.lines + 1),))
+        dtypes.append(mx.float32)
+    made: list[mx.array] = _kernel(kind, x.dtype, tiling.shared_bytes(width), split)(
+        inputs=inputs,
+        output_shapes=shapes,
+        output_dtypes=dtypes,
+        grid=(tiles * bands * tiling.split * tiling.threads, 1, 1),
+        threadgroup=(tiling.threads, 1, 1),
+        template=[("T", x.dtype), ("ROWS", width), *tiling.constants, *heads],
     )
-    return out
+    return made[: len(made) - split]
 
 
 def supported_here() -> bool:
@@ -257,40 +125,150 @@ def supported_here() -> bool:
     return int(mx.device_info().get("compute_capability_major", 0)) >= 8
 
 
-def fits(weight: mx.array) -> bool:
+def fits(weight: Weight | mx.array) -> bool:
     """True if the kernels can take this weight."""
-    rows, size = weight.shape
-    return weight.dtype in (mx.bfloat16, mx.float16) and size % 32 == 0 and rows % 32 == 0 and rows <= MAX_WEIGHT_ROWS
+    weight = as_weight(weight)
+    if isinstance(weight, Packed):
+        return packed_tilings.fits(weight)
+    if weight.weight.dtype not in (mx.bfloat16, mx.float16):
+        return False
+    return weight.inputs % 64 == 0 and weight.outputs % 2 == 0
 
 
 def fits_heads(size: int) -> bool:
-    """True if `qkv_rope` can take heads of this size: half of one must be whole tiles."""
-    return size % 32 == 0
+    """True if `qkv_rope` can take heads of this size: one is a tile."""
+    return matmul_tilings.head_shape(size) is not None
 
 
-def matmul(x: mx.array, weight: mx.array) -> mx.array:
-    """x @ weight.T for x of (rows, 1, size)."""
-    kind = _WIDE_KIND if weight.shape[0] >= WIDE_WEIGHT_ROWS else _NARROW_KIND
-    return _run(kind, x, weight, (), [(*x.shape[:-1], weight.shape[0])])[0]
+def prepare(weight: Weight | mx.array) -> Weight:
+    """The weight with counters for blocks that share a tile."""
+    weight = as_weight(weight)
+    if weight.tickets is not None:
+        return weight
+    tickets = mx.zeros((matmul_tilings.most_shared(weight.outputs),), dtype=mx.uint32)
+    return dataclasses.replace(weight, tickets=tickets)
 
 
-def matmul_add(x: mx.array, weight: mx.array, residual: mx.array) -> mx.array:
-    """residual + x @ weight.T"""
-    return _run(_ADD_KIND, x, weight, (residual,), [(*x.shape[:-1], weight.shape[0])])[0]
+def _call(x: mx.array, weight: Weight, bias: mx.array | None, norm: Norm | None) -> _Call:
+    """The inputs that every kernel may have."""
+    call = _Call()
+    fused = norm is not None and x.dtype == mx.bfloat16
+    if norm is not None and not fused:
+        # x times the norm's weight may be too large for float16.
+        x = mx.fast.rms_norm(x, norm.weight, norm.eps)
+    call.add("x", x)
+    if isinstance(weight, Packed):
+        call.add("w", weight.packed)
+        call.add("scales", weight.scales)
+        call.add("zeros", weight.biases)
+    else:
+        call.add("w", weight.weight)
+    call.add("bias", bias, "BIAS")
+    if norm is not None and fused:
+        call.add("norm", norm.weight, "NORM")
+        call.constants["EPS"] = f"{norm.eps!r}f"
+    return call
 
 
-def swiglu_matmul(x: mx.array, weight: mx.array) -> mx.array:
-    """silu(gate) * up, where the first half of the weight's rows gives the gate."""
-    half = weight.shape[0] // 2
-    return _run(_SWIGLU_KIND, x, weight, (), [(*x.shape[:-1], half)])[0]
+def _run(
+    name: Role,
+    call: _Call,
+    weight: Weight,
+    epilogue: str,
+    shapes: Sequence[tuple[int, ...]],
+    outputs: tuple[str, ...] = ("out",),
+    heads: tuple[tuple[str, int], ...] = (),
+    head: int = 0,
+) -> list[mx.array]:
+    halved = name == "glu"
+    kind = Kind(name, tuple(call.inputs), epilogue, outputs, tuple(sorted(call.constants.items())), halved)
+    width = matmul_tilings.width_of(call.inputs["x"].shape[0], head)
+    if isinstance(weight, Packed):
+        tiling: Tiling = packed_tilings.choose(weight, width, head=head)
+    elif head or weight.tickets is None:
+        shared = weight.tickets is not None
+        tiling = matmul_tilings.choose(weight.outputs, weight.inputs, width, head=head, shared=shared)
+    else:
+        tiling = matmul_tuning.tiling_for(name, weight.outputs, weight.inputs, width)
+    return run(kind, tiling, width, weight, list(call.inputs.values()), shapes, heads)
+
+
+def matmul(
+    x: mx.array,
+    weight: Weight | mx.array,
+    *,
+    bias: mx.array | None = None,
+    norm: Norm | None = None,
+) -> mx.array:
+    """norm(x) @ weight.T + bias for x of (rows, 1, size)."""
+    weight = as_weight(weight)
+    call = _call(x, weight, bias, norm)
+    return _run("matmul", call, weight, matmul_source.STORE, [(*x.shape[:-1], weight.outputs)])[0]
+
+
+def matmul_add(
+    x: mx.array,
+    weight: Weight | mx.array,
+    residual: mx.array,
+    *,
+    bias: mx.array | None = None,
+    norm: Norm | None = None,
+    factor: float = 1.0,
+) -> mx.array:
+    """residual + factor * (norm(x) @ weight.T + bias)"""
+    weight = as_weight(weight)
+    call = _call(x, weight, bias, norm)
+    call.add("r", residual, "FACTOR", f"{float(factor)!r}f")
+    return _run("matmul_add", call, weight, matmul_source.ADD, [(*x.shape[:-1], weight.outputs)])[0]
+
+
+def glu(
+    x: mx.array,
+    weight: Weight | mx.array,
+    *,
+    activation: str = "silu",
+    bias: mx.array | None = None,
+    norm: Norm | None = None,
+) -> mx.array:
+    """activation(gate) * up, where the first half of the weight's rows gives the gate."""
+    weight = as_weight(weight)
+    call = _call(x, weight, bias, norm)
+    call.constants["ACTIVATED"] = matmul_source.ACTIVATED[activation]
+    return _run("glu", call, weight, matmul_source.GLU, [(*x.shape[:-1], weight.outputs // 2)])[0]
 
 
 def qkv_rope(
-    x: mx.array, weight: mx.array, offset: mx.array, periods: mx.array, heads: int, groups: int, size: int
+    x: mx.array,
+    weight: Weight | mx.array,
+    offset: mx.array,
+    periods: mx.array | None,
+    heads: int,
+    groups: int,
+    size: int,
+    *,
+    bias: mx.array | None = None,
+    norm: Norm | None = None,
+    q_norm: Norm | None = None,
+    k_norm: Norm | None = None,
+    factor: float = 1.0,
 ) -> tuple[mx.array, mx.array, mx.array]:
-    """Queries, keys and values of (rows, heads or groups, 1, size); RoPE is applied to the first two."""
+    """Queries, keys and values of (rows, heads or groups, 1, size); norms of heads and RoPE for the first two."""
+    weight = as_weight(weight)
+    call = _call(x, weight, bias, norm)
+    if q_norm is not None and k_norm is not None:
+        call.add("q_norm", q_norm.weight, "HEAD_NORM")
+        call.add("k_norm", k_norm.weight)
+        call.constants |= {"Q_EPS": f"{q_norm.eps!r}f", "K_EPS": f"{k_norm.eps!r}f"}
+    else:
+        assert q_norm is None and k_norm is None, "both or none"
+    if periods is not None:
+        call.add("offset", offset, "ROPE")
+        call.add("periods", periods)
+        turned = "head[AT]" if factor == 1.0 else f"float(T(head[AT] * {float(factor)!r}f))"
+        call.constants["ROPE_PAIR"] = f"{turned.replace('AT', 'd')}, two = {turned.replace('AT', 'd + half')}"
     rows = x.shape[0]
     shapes = [(rows, heads, 1, size), (rows, groups, 1, size), (rows, groups, 1, size)]
     counts = (("H", heads), ("KV", groups), ("D", size))
-    queries, keys, values = _run(_ROPE_KIND, x, weight, (offset, periods), shapes, counts)
-    return queries, keys, values
+    outputs = ("q", "keys", "values")
+    made = _run("qkv_rope", call, weight, matmul_source.QKV, shapes, outputs, counts, size)
+    return made[0], made[1], made[2]

@@ -11,7 +11,12 @@ from typing import Any
 
 import mlx.core as mx
 
+from millstream.backend.kernels.compiled import cuda_kernel
+
 THREADS = 256
+PLACE = 4
+"""Integers of a row that is written: its slot, the first column of `rows` to take, how many, and their first column in
+the slot."""
 MOVE = 8
 """Integers of a move: slab, slot and capacity of the source, the same of the target, tokens, and nothing."""
 
@@ -19,44 +24,49 @@ MOVE = 8
 # is written to: MLX does not know it, so the next read of the buffer must be in another evaluation.
 _SOURCE = """
   constexpr int V = 16 / sizeof(T);
-  const int head = blockIdx.y, row = blockIdx.z, skipped = skips[row], length = rows_shape[2] - skipped;
+  const int head = blockIdx.y, row = blockIdx.z, capacity = part_shape[2];
+  const int* place = places + (size_t)row * 4;
+  const int skipped = place[1], length = place[2], column = place[3];
   const T* from = rows + row * rows_strides[0] + head * rows_strides[1] + skipped * rows_strides[2];
-  T* to = const_cast<T*>(part) + ((size_t)slots[row] * part_shape[1] + head) * part_shape[2] * D;
+  T* to = const_cast<T*>(part) + ((size_t)place[0] * part_shape[1] + head) * capacity * D;
   const int first = blockIdx.x * blockDim.x + threadIdx.x, stride = gridDim.x * blockDim.x;
   if (D % V == 0 && rows_strides[3] == 1 && rows_strides[2] % V == 0 && (size_t)from % 16 == 0) {
     for (int i = first; i < length * (D / V); i += stride) {
       const int token = i / (D / V), at = i % (D / V) * V;
-      *(uint4*)(to + (size_t)token * D + at) = *(const uint4*)(from + token * rows_strides[2] + at);
+      const int target = token + column < capacity ? token + column : token + column - capacity;
+      *(uint4*)(to + (size_t)target * D + at) = *(const uint4*)(from + token * rows_strides[2] + at);
     }
   } else {
-    for (int i = first; i < length * D; i += stride)
-      to[i] = from[i / D * rows_strides[2] + i % D * rows_strides[3]];
+    for (int i = first; i < length * D; i += stride) {
+      const int token = i / D, at = i % D;
+      const int target = token + column < capacity ? token + column : token + column - capacity;
+      to[(size_t)target * D + at] = from[token * rows_strides[2] + at * rows_strides[3]];
+    }
   }
   if (blockIdx.x + blockIdx.y + blockIdx.z + threadIdx.x == 0) out[0] = 1;
 """
 
-# One block per head of a layer's keys or values and row. All layers have buffers of the same form.
+# One block per head of a part of a layer and row. Parts may be of several sizes: `widths` has the bytes of a token.
 _MOVE = """
-  constexpr int V = 16 / sizeof(T);
-  const int head = blockIdx.x % HEADS, array = blockIdx.x / HEADS, arrays = addresses_shape[1] * 2;
+  const int head = blockIdx.x % HEADS, part = blockIdx.x / HEADS;
+  const size_t parts = (size_t)addresses_shape[1] * addresses_shape[2], width = widths[part];
   const int* move = moves + (size_t)blockIdx.y * 8;
-  const long long* base = (const long long*)addresses + array;
-  const T* from = (const T*)base[(size_t)move[0] * arrays] + ((size_t)move[1] * HEADS + head) * move[2] * D;
-  T* to = (T*)base[(size_t)move[3] * arrays] + ((size_t)move[4] * HEADS + head) * move[5] * D;
-  if (D % V == 0) {
-    for (int i = threadIdx.x; i < move[6] * (D / V); i += blockDim.x) ((uint4*)to)[i] = ((const uint4*)from)[i];
-  } else {
-    for (int i = threadIdx.x; i < move[6] * D; i += blockDim.x) to[i] = from[i];
-  }
+  const long long* base = (const long long*)addresses + part;
+  const char* from = (const char*)base[move[0] * parts] + ((size_t)move[1] * HEADS + head) * move[2] * width;
+  char* to = (char*)base[move[3] * parts] + ((size_t)move[4] * HEADS + head) * move[5] * width;
+  const size_t bytes = move[6] * width;
+  const size_t wide = (size_t)from % 16 == 0 && (size_t)to % 16 == 0 ? bytes / 16 : 0;
+  for (size_t i = threadIdx.x; i < wide; i += blockDim.x) ((uint4*)to)[i] = ((const uint4*)from)[i];
+  for (size_t i = wide * 16 + threadIdx.x; i < bytes; i += blockDim.x) to[i] = from[i];
   if (blockIdx.x + blockIdx.y + threadIdx.x == 0) out[0] = 1;
 """
 
 
 @functools.cache
 def _kernel() -> Any:
-    return mx.fast.cuda_kernel(
+    return cuda_kernel(
         name="millstream_write_rows",
-        input_names=["part", "rows", "slots", "skips"],
+        input_names=["part", "rows", "places"],
         output_names=["out"],
         source=_SOURCE,
         ensure_row_contiguous=False,
@@ -65,15 +75,15 @@ def _kernel() -> Any:
 
 @functools.cache
 def _move_kernel() -> Any:
-    return mx.fast.cuda_kernel(
-        name="millstream_move_rows", input_names=["moves", "addresses"], output_names=["out"], source=_MOVE
+    return cuda_kernel(
+        name="millstream_move_rows", input_names=["moves", "addresses", "widths"], output_names=["out"], source=_MOVE
     )
 
 
 @functools.cache
 def _address_kernel(count: int) -> Any:
     lines = [f"  out[{number}] = (long long)(size_t)a{number};" for number in range(count)]
-    return mx.fast.cuda_kernel(
+    return cuda_kernel(
         name=f"millstream_addresses_{count}",
         input_names=[f"a{number}" for number in range(count)],
         output_names=["out"],
@@ -82,14 +92,14 @@ def _address_kernel(count: int) -> Any:
     )
 
 
-def write_rows(part: mx.array, rows: mx.array, slots: mx.array, skips: mx.array) -> mx.array:
-    """Write `rows`, (count, heads, length, size), each without its first `skips` tokens, to the beginnings of some
-    slots of `part`, (slots, heads, capacity, size). `slots` and `skips`: 32-bit integers, made once for all layers. The
-    result must be evaluated before anything else reads the buffer."""
+def write_rows(part: mx.array, rows: mx.array, places: mx.array) -> mx.array:
+    """Write tokens of `rows`, (count, heads, columns, size), to slots of `part`, (slots, heads, capacity, size).
+    `places`: (count, PLACE) 32-bit integers, made once for all layers. A row that reaches the end of its slot goes on
+    at the slot's beginning. The result must be evaluated before anything else reads the buffer."""
     count, heads, length, size = rows.shape
     blocks = max(1, min(64, -(-length * size * rows.dtype.size // (16 * THREADS))))
     (out,) = _kernel()(
-        inputs=[part, rows, slots, skips],
+        inputs=[part, rows, places],
         output_shapes=[(1,)],
         output_dtypes=[mx.int32],
         grid=(blocks * THREADS, heads, count),
@@ -100,17 +110,22 @@ def write_rows(part: mx.array, rows: mx.array, slots: mx.array, skips: mx.array)
     return result
 
 
-def move_rows(moves: Sequence[Sequence[int]], addresses: mx.array, like: mx.array) -> mx.array:
-    """Copy the first tokens of slots to other slots, in all layers: see `MOVE`. `like`: a part of a slab, whose form
-    all parts have. The result must be evaluated before anything else reads the slabs."""
-    heads, size = like.shape[1], like.shape[3]
+def move_rows(moves: Sequence[Sequence[int]], addresses: mx.array, parts: Sequence[mx.array]) -> mx.array:
+    """Copy the first tokens of slots to other slots, in all layers: see `MOVE`. `parts`: those of any slab, which have
+    the same number of heads. The result must be evaluated before anything else reads the slabs."""
+    heads = parts[0].shape[1]
+    widths = [part.shape[3] * part.dtype.size for part in parts]
     (out,) = _move_kernel()(
-        inputs=[mx.array([list(move) for move in moves], dtype=mx.int32), addresses],
+        inputs=[
+            mx.array([list(move) for move in moves], dtype=mx.int32),
+            addresses,
+            mx.array(widths, dtype=mx.int32),
+        ],
         output_shapes=[(1,)],
         output_dtypes=[mx.int32],
-        grid=(addresses.shape[1] * 2 * heads * THREADS, len(moves), 1),
+        grid=(len(parts) * heads * THREADS, len(moves), 1),
         threadgroup=(THREADS, 1, 1),
-        template=[("T", like.dtype), ("D", size), ("HEADS", heads)],
+        template=[("HEADS", heads)],
     )
     result: mx.array = out
     return result

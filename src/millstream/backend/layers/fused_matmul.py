@@ -1,4 +1,4 @@
-"""Fused small-batch matmuls: CUDA kernels and their MLX reference."""
+"""Fused small-batch matmuls: CUDA kernels and their MLX reference, behind one interface."""
 
 from __future__ import annotations
 
@@ -8,81 +8,102 @@ from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 
-from millstream.backend.kernels import small_matmul
+from millstream.backend.kernels import matmul_tuning, norm_add, small_matmul
+from millstream.backend.kernels.matmul_tuning import Role
+from millstream.backend.kernels.weights import Dense, Form, Norm, Packed, Weight, as_weight
+from millstream.backend.layers import matmul_choice, matmul_reference
+from millstream.backend.layers.matmul_reference import Activation, join_heads, rope, split_heads
+
+__all__ = [
+    "BY_KERNELS",
+    "BY_MLX",
+    "BY_MLX_COMPILED",
+    "Activation",
+    "Dense",
+    "Form",
+    "FusedMatmuls",
+    "Norm",
+    "Packed",
+    "Role",
+    "Weight",
+    "as_weight",
+    "join_heads",
+    "rope",
+    "split_heads",
+]
 
 
 @dataclass(frozen=True, slots=True)
 class FusedMatmuls:
-    """The functions of `kernels.small_matmul`, by one implementation."""
+    """Matmuls with what stands before and after them, by one implementation. `matmul_reference` says what each one
+    computes. A weight is a `Weight` or a plain array."""
 
-    fits: Callable[[mx.array], bool]
+    fits: Callable[[Weight | mx.array], bool]
+    """True if this implementation takes the weight. Also for the halves of `glu`."""
     fits_heads: Callable[[int], bool]
-    matmul: Callable[[mx.array, mx.array], mx.array]
-    matmul_add: Callable[[mx.array, mx.array, mx.array], mx.array]
-    swiglu: Callable[[mx.array, mx.array], mx.array]
+    """True if `qkv_rope` takes heads of this size."""
+    prepare: Callable[..., Weight]
+    """(weight, role): the weight with what the implementation keeps beside it. Call it once for each weight, at load:
+    what is fastest for a weight of this size in this role, the name of a function below, may be measured."""
+    matmul: Callable[..., mx.array]
+    """(x, weight, *, bias, norm)"""
+    matmul_add: Callable[..., mx.array]
+    """(x, weight, residual, *, bias, norm, factor)"""
+    glu: Callable[..., mx.array]
+    """(x, weight, *, activation, bias, norm)"""
     qkv_rope: Callable[..., tuple[mx.array, mx.array, mx.array]]
+    """(x, weight, offset, periods, heads, groups, size, *, bias, norm, q_norm, k_norm, factor)"""
+    norm_add: Callable[..., Any]
+    """(x, norm, residual, *, after): the sum, or with `after` the sum and the normed sum."""
     compile: Callable[[Any], Any]
     """A kernel's source is assembled at every call, unless the call is part of a compiled function."""
 
 
-def _matmul(x: mx.array, weight: mx.array) -> mx.array:
-    return x @ weight.T
+def _norm_add(x: mx.array, norm: Norm, residual: mx.array, *, after: Norm | None = None) -> Any:
+    by = norm_add if norm_add.fits(x) else matmul_reference
+    return by.norm_add(x, norm, residual, after=after)
 
 
-def _matmul_add(x: mx.array, weight: mx.array, residual: mx.array) -> mx.array:
-    return mx.addmm(residual, x, weight.T)
+def _prepare(weight: Weight | mx.array, role: Role | None = None) -> Weight:
+    weight = small_matmul.prepare(weight)
+    if role is not None and isinstance(weight, Dense):
+        matmul_choice.tune(role, weight, matmul_choice.seconds)
+    return weight
 
 
-def _swiglu(x: mx.array, weight: mx.array) -> mx.array:
-    gate, up = mx.split(x @ weight.T, 2, axis=-1)
-    out: mx.array = nn.silu(gate) * up
-    return out
+def _faster(role: Role) -> Callable[..., Any]:
+    """Our kernel, or MLX's operations where they were found to be faster."""
+    ours, theirs = getattr(small_matmul, role), getattr(matmul_reference, role)
 
+    def call(x: mx.array, weight: Weight | mx.array, *args: Any, **more: Any) -> Any:
+        weight = as_weight(weight)
+        slower = isinstance(weight, Dense) and matmul_tuning.by_mlx(role, weight.outputs, weight.inputs, x.shape[0])
+        return (theirs if slower else ours)(x, weight, *args, **more)
 
-def _qkv_rope(
-    x: mx.array, weight: mx.array, offset: mx.array, periods: mx.array, heads: int, groups: int, size: int
-) -> tuple[mx.array, mx.array, mx.array]:
-    queries, keys, values = split_heads(x @ weight.T, heads, groups, size)
-    return rope(queries, offset, periods), rope(keys, offset, periods), values
-
-
-def split_heads(joined: mx.array, heads: int, groups: int, size: int) -> tuple[mx.array, mx.array, mx.array]:
-    """A joined projection, (rows, length, all), as queries, keys and values, (rows, heads or groups, length, size)."""
-    rows, length, _ = joined.shape
-    parts = mx.split(joined, [heads * size, (heads + groups) * size], axis=-1)
-    queries, keys, values = (part.reshape(rows, length, -1, size).transpose(0, 2, 1, 3) for part in parts)
-    return queries, keys, values
-
-
-def join_heads(attended: mx.array) -> mx.array:
-    """The output of attention, (rows, heads, length, size), as (rows, length, all)."""
-    rows, _, length, _ = attended.shape
-    return (attended if length == 1 else attended.transpose(0, 2, 1, 3)).reshape(rows, length, -1)
-
-
-def rope(x: mx.array, offset: mx.array, periods: mx.array) -> mx.array:
-    """RoPE, from each row's position on."""
-    return mx.fast.rope(x, x.shape[-1], traditional=False, base=None, scale=1.0, offset=offset, freqs=periods)
+    return call
 
 
 BY_MLX = FusedMatmuls(
     fits=lambda weight: True,
     fits_heads=lambda size: True,
-    matmul=_matmul,
-    matmul_add=_matmul_add,
-    swiglu=_swiglu,
-    qkv_rope=_qkv_rope,
+    prepare=lambda weight, role=None: as_weight(weight),
+    matmul=matmul_reference.matmul,
+    matmul_add=matmul_reference.matmul_add,
+    glu=matmul_reference.glu,
+    qkv_rope=matmul_reference.qkv_rope,
+    norm_add=matmul_reference.norm_add,
     compile=lambda function: function,
 )
 BY_MLX_COMPILED = dataclasses.replace(BY_MLX, compile=mx.compile)
 BY_KERNELS = FusedMatmuls(
     fits=small_matmul.fits,
     fits_heads=small_matmul.fits_heads,
-    matmul=small_matmul.matmul,
-    matmul_add=small_matmul.matmul_add,
-    swiglu=small_matmul.swiglu_matmul,
-    qkv_rope=small_matmul.qkv_rope,
+    prepare=_prepare,
+    matmul=_faster("matmul"),
+    matmul_add=_faster("matmul_add"),
+    glu=_faster("glu"),
+    qkv_rope=_faster("qkv_rope"),
+    norm_add=_norm_add,
     compile=mx.compile,
 )

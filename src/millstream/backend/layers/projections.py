@@ -12,7 +12,17 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+GROUPS = (
+    ("q_proj", "k_proj", "v_proj"),
+    ("gate_proj", "up_proj"),
+    ("w1", "w3"),
+    ("q_a_proj", "kv_a_proj_with_mqa"),
+    ("q_proj", "kv_a_proj_with_mqa"),
+    ("in_proj_qkvz", "in_proj_ba"),
+    ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"),
+)
+"""Names of layers that read the same input, in several families. A module that gives its parts different inputs gets
+the same numbers, but computes them twice."""
 
 
 class _Joined:
@@ -65,6 +75,11 @@ def joined_layer(module: Any, names: Sequence[str]) -> Any:
         return None
     layers = {id(part.joined_layer): part.joined_layer for part in parts}
     return parts[0].joined_layer if len(layers) == 1 else None
+
+
+def part_of(layer: Any) -> Any:
+    """The layer that this one was joined into; None if it was not."""
+    return layer.joined_layer if isinstance(layer, _Part) else None
 
 
 def joined_layers(model: Any) -> list[Any]:

@@ -23,7 +23,7 @@ LOADING = (
     Option(
         "cache_dir",
         PATH,
-        "folder for downloaded models and the prefix cache on disk",
+        "folder for downloaded models, the prefix cache on disk and compiled kernels",
         default_text="the hub's own cache, and Millstream's for the rest",
     ),
 )

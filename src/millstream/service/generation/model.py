@@ -68,6 +68,7 @@ class GenerationModel(ReadyModel):
             "kv_bytes_per_token": facts.kv_bytes_per_token,
             "max_batch": facts.max_rows,
             "context_length": facts.context_length,
+            "calibration": facts.calibration,
         }
 
     def describe(self) -> ModelDescription:

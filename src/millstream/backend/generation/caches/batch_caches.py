@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar
 import mlx.core as mx
 from mlx_lm.models import cache as mlx_cache
 
+from millstream.backend.generation.caches.window_masks import remember_windows
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
 from millstream.engine.prefix_cache.orders import SavePrefix
 
@@ -49,6 +50,7 @@ class BatchCaches(Protocol[Joining]):
 
 def new_row_caches(model: Any) -> RowCaches:
     caches: RowCaches = mlx_cache.make_prompt_cache(model)
+    remember_windows(caches)
     return caches
 
 

@@ -6,19 +6,22 @@ tokens are. The two are independent: rows are renumbered without touching memory
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol
 
 import mlx.core as mx
+from mlx_lm.models.cache import RotatingKVCache
 
 from millstream.backend.generation.caches.joining import JoiningRows
 from millstream.backend.generation.caches.kernel_slabs import KernelStep, KernelWriter
+from millstream.backend.generation.caches.row_numbers import RowNumbers
 from millstream.backend.generation.caches.slab_reads import SlabStep
 from millstream.backend.generation.caches.slab_writers import MlxWriter
-from millstream.backend.generation.caches.slabs import Move, Parts, RowCache, SlabPool
-from millstream.backend.generation.caches.widths import SlotPolicy, exact
+from millstream.backend.generation.caches.slabs import Move, Parts, RowCache, SlabPool, slot_capacity
+from millstream.backend.generation.caches.traced_step import Ref, TracedStep
+from millstream.backend.generation.caches.widths import SlotPolicy
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
-from millstream.engine.generation.kv_capacity import kv_capacity
+from millstream.backend.kernels.decode_attention import Packing
 from millstream.engine.prefix_cache.orders import SavePrefix
 
 
@@ -39,6 +42,9 @@ class SlabLayer:
     """One layer's view of the slabs, with the interface that mlx-lm's attention layers expect of a cache. The layers
     must call our attention: see `layers/slab_attention.py`."""
 
+    packing: Packing | None = None
+    """How the slabs of a quantised KV cache are packed."""
+
     def __init__(self, caches: ClassCaches, index: int) -> None:
         self.caches = caches
         self.index = index
@@ -51,8 +57,8 @@ class SlabLayer:
         return self.caches.step.offset
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> None:
-        """No mask: attention knows what each row sees. Raises `ValueError` if a layer wants a window."""
-        if N != 1 or window_size is not None:
+        """No mask: attention knows what each row sees. Raises `ValueError` if a layer wants another window."""
+        if N != 1 or (window_size or self.caches.window) != self.caches.window:
             raise ValueError("its layers do not attend to all tokens of their cache")
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
@@ -69,6 +75,10 @@ class SlabLayer:
         if new is None or keys is not new[0] or values is not new[1] or mask is not None:
             raise ValueError("its layers do not pass the keys and values of the cache on to attention")
         return new
+
+    def forget(self) -> None:
+        """Drop the keys and values of a step: they may be tracers."""
+        self._new = self._written = None
 
     @property
     def state(self) -> tuple[mx.array, mx.array] | None:
@@ -87,11 +97,12 @@ class SlabLayer:
         return parts[0], parts[1]
 
 
-class ClassCaches:
+class ClassCaches(TracedStep):
     """Owner only. The caches of a batch: see `BatchCaches`.
 
-    `templates`: per layer, arrays whose heads, size and type slabs get. `policy`: numbers per batch for some rows.
-    `width`: rows per forward pass for some numbers. `kernels`: our CUDA kernels read and write the slabs.
+    `templates`: per layer, arrays whose heads, size and type slabs get. `policy`, `width`: see `RowNumbers`.
+    `kernels`: our CUDA kernels read and write the slabs. `window`: rows attend to so many of their last tokens; 0: to
+    all.
     """
 
     def __init__(
@@ -101,21 +112,22 @@ class ClassCaches:
         *,
         width: SlotPolicy | None = None,
         kernels: bool = False,
+        window: int = 0,
         layer: Callable[[ClassCaches, int], SlabLayer] = SlabLayer,
     ) -> None:
+        self.window = window
         self.layers = [layer(self, index) for index in range(len(templates))]
         self.rows: list[RowCache | None] = []
         self.step: SlabStep
         self._writer: SlabWriter
-        self.step, self._writer = _by_kernels(len(templates)) if kernels else (SlabStep(), MlxWriter())
-        self._policy = policy
-        self._width = width
+        self.step, self._writer = _by_kernels(templates, window) if kernels else (SlabStep(window), MlxWriter())
+        self._numbers = RowNumbers(policy, width)
         self.slabs = SlabPool(templates, self._writer.move, merge=not kernels)
 
     @property
     def size(self) -> int:
         """How many rows a forward pass has."""
-        return len(self.rows) if self._width is None else self._width(len(self.rows))
+        return self._numbers.size
 
     @property
     def nbytes(self) -> int:
@@ -123,33 +135,45 @@ class ClassCaches:
 
     def join(self, joining: Sequence[JoiningRows]) -> list[int]:
         """Add rows. Returns their numbers, in order."""
-        new = [(each, [RowCache(length, shared=each.shared) for length in each.lengths]) for each in joining]
+        numbers = self._numbers.take(sum(each.count for each in joining))
+        self.place(joining, numbers, self._numbers)
+        return numbers
+
+    def place(self, joining: Sequence[JoiningRows], numbers: list[int], every: RowNumbers) -> None:
+        """Add rows under numbers that the caller has taken."""
+        new = [
+            (each, [RowCache(length, shared=each.shared, window=self.window) for length in each.lengths])
+            for each in joining
+        ]
         by_class: dict[int, list[RowCache]] = {}
         for _, rows in new:
             for row in rows:
-                by_class.setdefault(kv_capacity(row.own + 1), []).append(row)
+                by_class.setdefault(slot_capacity(row.own + 1, self.window), []).append(row)
         for capacity, rows in by_class.items():
             self.slabs.place(rows, capacity)
         for each, rows in new:
             self._writer.join(rows, each)
         self.step.changed()
-        return self._number([row for _, rows in new for row in rows])
+        self.rows += [None] * (every.count - len(self.rows))
+        for number, row in zip(numbers, (row for _, rows in new for row in rows), strict=True):
+            self.rows[number] = row
 
     def filter(self, indices: list[int]) -> list[int]:
         """Drop all other rows. Returns the new order: the previous number of each, -1 for a fresh one."""
-        kept = set(indices)
-        ended = [row for number, row in enumerate(self.rows) if row is not None and number not in kept]
+        order = self._numbers.keep(indices)
+        self.rearrange(indices, order, self._numbers)
+        return order
+
+    def rearrange(self, kept: list[int], order: list[int], every: RowNumbers) -> None:
+        """Drop the rows that are not kept, and number the others by `order`."""
+        wanted = set(kept)
+        ended = [row for number, row in enumerate(self.rows) if row is not None and number not in wanted]
         self.slabs.vacate(ended)
         for row in ended:
             for piece in row.shared:
                 piece.release()
         self.step.changed()
-        wanted = self._policy(len(indices)) if indices else 0
-        if self._policy is not exact and wanted * 4 > len(self.rows):
-            self.rows = [row if number in kept else None for number, row in enumerate(self.rows)]
-            return list(range(self.size))
-        self.rows = [*(self.rows[number] for number in indices), *[None] * (wanted - len(indices))]
-        return [*indices, *[-1] * (self.size - len(indices))]
+        self.rows = [self.rows[number] if number in wanted else None for number in order[: every.count]]
 
     def save(self, index: int, order: SavePrefix, store: PrefixStore) -> list[mx.array]:
         """Save KV blocks of a row. Evaluate the arrays it returns at once: a copy that is still lazy would make the
@@ -158,43 +182,48 @@ class ClassCaches:
         layers = self.tokens(index, start, start + len(order.handles) * order.block)
         return store.save(order.handles, layers, order.export_id)
 
-    def begin_step(self) -> None:
-        """Ensure that every row has a next column, and prepare what all layers share in this step."""
+    def begin_step(self, size: int | None = None) -> None:
+        """Ensure that every row has a next column, and prepare what all layers share in this step. `size`: rows of a
+        pass, if another decides that."""
         outgrown: dict[int, list[RowCache]] = {}
         for row in self.rows:
-            if row is not None and row.own >= row.place.capacity:
-                outgrown.setdefault(kv_capacity(row.own + 1), []).append(row)
+            if row is not None and row.outgrown:
+                outgrown.setdefault(slot_capacity(row.own + 1, self.window), []).append(row)
         for capacity, rows in outgrown.items():
             self.slabs.move(rows, capacity)
             self.step.changed()
-        self.step.begin(self.rows, self.size)
+        self.step.begin(self.rows, self.size if size is None else size)
 
     def end_step(self) -> None:
         for row in self.rows:
             if row is not None:
                 row.length += 1
 
+    def step_key(self) -> Hashable | None:
+        key = self.step.key()
+        return None if key is None else (self.size, key)
+
+    def step_refs(self) -> list[Ref]:
+        return self.step.refs()
+
+    def result_refs(self) -> list[Ref]:
+        return self.step.result_refs()
+
+    def forget_step(self) -> None:
+        for layer in self.layers:
+            layer.forget()
+
     def lost_writes(self) -> bool:
         """True if a token that a row has written is still zero in all buffers: a kernel wrote it to a copy. The last
         token is not checked, since its step may be under way."""
         for row in self.rows:
-            if row is not None and row.own > 1:
-                parts = [part[row.slot, :, : row.own - 1] for part in row.place.arrays]
-                filled = [mx.any(part != 0, axis=(0, 2)) for part in parts]
-                if not mx.all(mx.any(mx.stack(filled), axis=0)).item():
-                    return True
+            if row is None or row.kept < 2:
+                continue
+            # Parts may be of several sizes, so each tells which columns it fills.
+            filled = [mx.any(self._in_order(row, part) != 0, axis=(0, 1, 3))[:-1] for part in row.place.arrays]
+            if not mx.all(mx.any(mx.stack(filled), axis=0)).item():
+                return True
         return False
-
-    def _number(self, rows: Sequence[RowCache]) -> list[int]:
-        vacant = [number for number, row in enumerate(self.rows) if row is None]
-        if len(rows) > len(vacant):
-            count = len(self.rows) - len(vacant) + len(rows)
-            self.rows += [None] * (self._policy(count) - len(self.rows))
-            vacant = [number for number, row in enumerate(self.rows) if row is None]
-        numbers = vacant[: len(rows)]
-        for number, row in zip(numbers, rows, strict=True):
-            self.rows[number] = row
-        return numbers
 
     def tokens(self, index: int, start: int, stop: int) -> list[Parts]:
         """Some tokens of a row, per layer. If kernels write to the slabs, copies."""
@@ -214,9 +243,28 @@ class ClassCaches:
         # `contiguous` shares a buffer that is nearly all needed: not if kernels go on writing to it.
         return [tuple(part * 1 for part in parts) for parts in joined] if self._writer.in_place else joined
 
+    def window_row(self, index: int) -> list[RotatingKVCache]:
+        """What a row of a sliding window holds, as mlx-lm's caches of one row. If kernels write to the slabs, copies."""
+        row = self.rows[index]
+        assert row is not None and self.window, "no row of a window has this number"
+        found = []
+        for parts in row.place.layers:
+            cache = RotatingKVCache(self.window)
+            cache.offset, cache._idx = row.length, row.kept
+            if row.kept:
+                cache.keys, cache.values = (self._in_order(row, part) for part in parts)
+            found.append(cache)
+        return found
 
-def _by_kernels(layers: int) -> tuple[SlabStep, SlabWriter]:
-    step = KernelStep(layers)
+    def _in_order(self, row: RowCache, part: mx.array) -> mx.array:
+        runs = [part[row.slot : row.slot + 1, :, first:end] for first, end in row.runs()]
+        if len(runs) > 1:
+            return mx.concatenate(runs, axis=2)
+        return runs[0] * 1 if self._writer.in_place else runs[0]
+
+
+def _by_kernels(templates: Sequence[Parts], window: int) -> tuple[SlabStep, SlabWriter]:
+    step = KernelStep(len(templates), window)
     return step, KernelWriter(step.addresses)
 
 

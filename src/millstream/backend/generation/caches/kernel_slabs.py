@@ -6,20 +6,25 @@ contiguous, and the host never reads one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import mlx.core as mx
 
 from millstream.backend.generation.caches.joining import JoiningRows
 from millstream.backend.generation.caches.slab_reads import SlabStep
-from millstream.backend.generation.caches.slabs import Move, RowCache, Slab
-from millstream.backend.kernels.decode_attention import SPAN, DecodeWork
+from millstream.backend.generation.caches.slabs import Move, RowCache
+from millstream.backend.generation.caches.traced_step import Ref
+from millstream.backend.kernels.decode_attention import DecodeWork, spans
 from millstream.backend.kernels.write_rows import addresses_of, move_rows, write_rows
 
 ROUND_ITEMS, ROUND_SLABS = 64, 16
 """Work items and addresses are padded to multiples: every new number of them costs the host a trace."""
 
-NO_ITEM = (0, -1, 0, 0, 0, 0, 0, 0)
+NO_ITEM = (-1, *[0] * 11)
+
+
+def _no_tokens(number: int, item: int) -> tuple[int, ...]:
+    return (number, -1, 0, 0, 0, 0, 0, 0, 0, item, 1, 0)
 
 
 class Addresses:
@@ -32,7 +37,7 @@ class Addresses:
         self._numbers: dict[int, int] = {}
 
     def number(self, arrays: Sequence[mx.array]) -> int:
-        """The number in `table` of some arrays: keys and values of all layers."""
+        """The number in `table` of some arrays: the parts of all layers."""
         key = id(arrays[0])
         if key not in self._known:
             mx.async_eval(list(arrays))  # type: ignore[no-untyped-call]
@@ -44,63 +49,69 @@ class Addresses:
         self._numbers = {}
 
     def table(self) -> mx.array:
-        """(slabs, layers, 2)."""
+        """(slabs, layers, parts)."""
         self._known = {key: self._known[key] for key in self._numbers}
         rows = [self._known[key][1] for key in self._numbers]
         rows += [rows[0]] * (-len(rows) % ROUND_SLABS) if rows else []
-        return mx.stack(rows).reshape(len(rows), self._layers, 2)
+        return mx.stack(rows).reshape(len(rows), self._layers, -1)
 
 
 class KernelStep(SlabStep):
-    """Owner only. Prepares the work items of a step."""
+    """Owner only. Prepares the work items of a step, for all layers of one kind: `window`, or full attention."""
 
-    def __init__(self, layers: int) -> None:
-        super().__init__()
+    def __init__(self, layers: int, window: int = 0) -> None:
+        super().__init__(window)
         self.addresses = Addresses(layers)
         self.layer_numbers = [mx.array([index], dtype=mx.int32) for index in range(layers)]
         mx.eval(self.layer_numbers)
         self.rows: Sequence[RowCache | None] = ()
         """The rows of this step."""
         self._parted = False
-        self._items = self._starts = self._table = mx.zeros((0,), dtype=mx.int32)
+        self._items = self._counters = self._table = mx.zeros((0,), dtype=mx.int32)
 
     @property
     def work(self) -> DecodeWork:
-        return DecodeWork(self._items, self._starts, self._parted, self._table, self.offset)
+        return DecodeWork(self._items, self._parted, self._table, self.offset, self._counters)
+
+    def key(self) -> Hashable | None:
+        return self._parted
+
+    def refs(self) -> list[Ref]:
+        return [(self, name) for name in ("offset", "_items", "_table", "_counters")]
+
+    def result_refs(self) -> list[Ref]:
+        return []
 
     def begin(self, rows: Sequence[RowCache | None], size: int) -> None:
         self.rows = rows
         super().begin(rows, size)
 
     def _look(self, rows: Sequence[RowCache | None], size: int) -> None:
-        present = [row for row in rows if row is not None]
-        self._parted = any(row.shared or row.place.capacity > 2 * SPAN for row in present)
         self.addresses.forget()
         items: list[tuple[int, ...]] = []
-        starts = [0]
         for number in range(size):
             row = rows[number] if number < len(rows) else None
-            if row is not None:
-                items += self._items_of(number, row)
-            elif not self._parted:
-                items.append((number, *NO_ITEM[1:]))
-            starts.append(len(items))
+            found = [] if row is None else self._items_of(number, row)
+            first = len(items)
+            items += [(*item, first, len(found), 0) for item in found] or [_no_tokens(number, first)]
+        self._parted = len(items) > size
         items += [NO_ITEM] * (-len(items) % ROUND_ITEMS) if self._parted else []
         self._items = mx.array(items, dtype=mx.int32)
-        self._starts = mx.array(starts, dtype=mx.int32)
-        self._table = self.addresses.table() if present else self._table
+        groups = max((part.shape[1] for row in rows if row is not None for part in row.place.arrays), default=0)
+        self._counters = mx.zeros((size * groups if self._parted else 1,), dtype=mx.int32)
+        self._table = self.addresses.table() if groups else self._table
 
     def _items_of(self, number: int, row: RowCache) -> list[tuple[int, ...]]:
+        """The first nine integers of each."""
         items: list[tuple[int, ...]] = []
         for piece in row.shared:
             arrays = [part for parts in piece.layers for part in parts]
-            slab, capacity, beyond = self.addresses.number(arrays), arrays[0].shape[2], piece.start + piece.tokens
-            for start in range(piece.start, beyond, SPAN):
-                items.append((number, slab, 0, capacity, start, min(beyond, start + SPAN), 0, 0))
+            slab, capacity, start = self.addresses.number(arrays), arrays[0].shape[2], piece.start
+            for first, beyond in spans(piece.tokens):
+                items.append((number, slab, 0, capacity, start + first, start + beyond, 0, 0, 0))
         slab, capacity = self.addresses.number(row.place.arrays), row.place.capacity
-        for start in range(0, capacity, SPAN if self._parted else capacity):
-            beyond = min(capacity, start + SPAN) if self._parted else capacity
-            items.append((number, slab, row.slot, capacity, start, beyond, row.origin, 1))
+        for first, beyond in spans(capacity):
+            items.append((number, slab, row.slot, capacity, first, beyond, row.origin, 1, self.window))
         return items
 
 
@@ -113,29 +124,28 @@ class KernelWriter:
         self._addresses = addresses
 
     def join(self, rows: Sequence[RowCache], joining: JoiningRows) -> None:
-        skips = [padding + row.origin for padding, row in zip(joining.left_padding, rows, strict=True)]
         by_slab: dict[int, list[int]] = {}
         for index, row in enumerate(rows):
-            if row.own:
+            if row.kept:
                 by_slab.setdefault(id(row.place), []).append(index)
         written = []
         for chosen in by_slab.values():
             slab = rows[chosen[0]].place
-            slots = mx.array([rows[index].slot for index in chosen], dtype=mx.int32)
-            skipped = mx.array([skips[index] for index in chosen], dtype=mx.int32)
-            everyone = chosen == list(range(joining.count))
-            picked = None if everyone else mx.array(chosen, dtype=mx.int32)
-            for parts, new in zip(slab.layers, joining.layers, strict=True):
+            places = [
+                (row.slot, joining.stop(index) - row.kept, row.kept, (row.own - row.kept) % slab.capacity)
+                for index, row in ((index, rows[index]) for index in chosen)
+            ]
+            targets = mx.array(places, dtype=mx.int32)
+            for parts, new in zip(slab.layers, joining.take(chosen).layers, strict=True):
                 for part, source in zip(parts, new, strict=True):
-                    tokens = source if picked is None else source[picked]
-                    written.append(write_rows(part, tokens, slots, skipped))
+                    written.append(write_rows(part, source, targets))
         _evaluate(written)
 
     def move(self, moves: Sequence[Move]) -> None:
         moves = [move for move in moves if move.tokens]
         if not moves:
             return
-        if not _uniform(moves[0].source):
+        if len({part.shape[1] for part in moves[0].source.arrays}) > 1:
             _evaluate([each for move in moves for each in _move_by_layer(move)])
             return
         self._addresses.forget()
@@ -147,19 +157,15 @@ class KernelWriter:
             )
             for move in moves
         ]
-        _evaluate([move_rows(orders, self._addresses.table(), moves[0].source.arrays[0])])
-
-
-def _uniform(slab: Slab) -> bool:
-    return len({(part.shape, part.dtype) for part in slab.arrays}) == 1
+        _evaluate([move_rows(orders, self._addresses.table(), moves[0].source.arrays)])
 
 
 def _move_by_layer(move: Move) -> list[mx.array]:
     source = slice(move.source_slot, move.source_slot + 1)
-    slot, skipped = mx.array([move.target_slot], dtype=mx.int32), mx.zeros((1,), dtype=mx.int32)
+    target = mx.array([[move.target_slot, 0, move.tokens, 0]], dtype=mx.int32)
     return [
-        write_rows(target, part[source, :, : move.tokens], slot, skipped)
-        for part, target in zip(move.source.arrays, move.target.arrays, strict=True)
+        write_rows(new, old[source, :, : move.tokens], target)
+        for old, new in zip(move.source.arrays, move.target.arrays, strict=True)
     ]
 
 

@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models.cache import BatchKVCache, KVCache, QuantizedKVCache
+from mlx_lm.models.base import create_causal_mask
+from mlx_lm.models.cache import ArraysCache, BatchKVCache, KVCache, QuantizedKVCache, RotatingKVCache
+
+from millstream.backend.generation.prefix_store.cache_state import leaf_caches
 
 _GROWING = (KVCache, QuantizedKVCache)
 
@@ -33,15 +36,58 @@ class PaddedCache(BatchKVCache):  # type: ignore[misc]
         return mask
 
 
+class PaddedPackedCache:
+    """One layer of a left-padded forward pass of a quantised KV cache, into empty caches: attention reads what is
+    packed, as it does in prompts that are prefilled alone."""
+
+    def __init__(self, left_padding: Sequence[int], shared: Padding, *, bits: int, group_size: int) -> None:
+        self.padding = shared
+        self.bits, self.group_size = bits, group_size
+        self.offset = mx.array([-pad for pad in left_padding])
+        self.parts: tuple[mx.array, ...] = ()
+
+    def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> mx.array:
+        if self.padding.mask is None:
+            self.padding.mask = create_causal_mask(N, left_padding=self.padding.left)
+        return self.padding.mask
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
+        packed = [mx.quantize(each, group_size=self.group_size, bits=self.bits) for each in (keys, values)]
+        self.parts = tuple(part for parts in packed for part in parts)
+        return self.parts[:3], self.parts[3:]
+
+
+def begin_right_padding(caches: Sequence[Any], lengths: Sequence[int], columns: int) -> None:
+    """Prepare the caches of some rows for a pass of so many columns, in which rows have these lengths."""
+    for leaf in leaf_caches(caches):
+        if isinstance(leaf, ArraysCache):
+            leaf.prepare(lengths=list(lengths))
+        elif type(leaf) is KVCache and leaf.keys is None and len(lengths) > 1:
+            leaf.step = columns
+
+
+def end_right_padding(caches: Sequence[Any], padding: int = 0) -> None:
+    """After the pass. `padding`: columns that all rows had too many."""
+    for leaf in leaf_caches(caches):
+        if isinstance(leaf, ArraysCache):
+            leaf.finalize()
+        elif isinstance(leaf, RotatingKVCache) and padding:
+            # Its own `trim` would take the rest for a rotated buffer.
+            leaf.keys, leaf.values = leaf.keys[..., :-padding, :], leaf.values[..., :-padding, :]
+            leaf.offset, leaf._idx = leaf.offset - padding, leaf.keys.shape[2]
+        elif padding:
+            leaf.trim(padding)
+
+
 def preallocate(caches: Sequence[Any], tokens: int) -> None:
     """Have empty KV caches allocate all of a prompt at once: otherwise they grow by copying, chunk after chunk."""
-    for cache in caches:
+    for cache in leaf_caches(caches):
         if type(cache) in _GROWING and cache.keys is None:
             cache.step = max(KVCache.step, -(-tokens // KVCache.step) * KVCache.step)
 
 
 def reset_growth(caches: Sequence[Any]) -> None:
     """Undo `preallocate` after prefill: from now on the caches grow by one token per step."""
-    for cache in caches:
+    for cache in leaf_caches(caches):
         if type(cache) in _GROWING:
             cache.step = KVCache.step

@@ -15,6 +15,7 @@ from mlx_lm.models import cache as mlx_cache
 from millstream.backend.generation.caches.batch_caches import RowCaches, new_row_caches
 from millstream.backend.generation.caches.class_caches import ClassCaches, SlabLayer
 from millstream.backend.generation.caches.slabs import Parts
+from millstream.backend.kernels.decode_attention import Packing
 from millstream.errors import ModelError
 
 GROUP_SIZES = (64, 32)
@@ -63,6 +64,7 @@ class QuantizedSlabLayer(SlabLayer):
 
     def __init__(self, quantization: KvQuantization, caches: ClassCaches, index: int) -> None:
         super().__init__(caches, index)
+        self.packing = Packing(quantization.bits, quantization.group_size)
         self.bits = quantization.bits
         self.group_size = quantization.group_size
 

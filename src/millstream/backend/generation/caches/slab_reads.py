@@ -5,12 +5,16 @@ The same for all layers, so it is prepared once per step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
 
 from millstream.backend.generation.caches.slabs import Parts, RowCache, SharedTokens, Slab
+from millstream.backend.generation.caches.traced_step import Ref
+
+VACANT = -1
+"""The position of a row that nobody reads: a mixture of experts leaves it out. A new row may be at 0."""
 
 
 @dataclass(slots=True, eq=False)
@@ -24,6 +28,8 @@ class SlabRead:
     """The number to compute for each slot up to the last one in use; None if that is every row in order."""
     written: mx.array | None
     """The numbers whose tokens are written, one for each of `slots`; None if that is every row in order."""
+    window: int = 0
+    """How many tokens a row attends to; 0: all."""
     longest: int = 0
     ends: mx.array | None = None
     """The column of each slot's new token; None if it is the last one of all."""
@@ -39,17 +45,29 @@ class SlabRead:
 
     def begin(self, rows: Sequence[RowCache | None]) -> None:
         """Prepare a step: columns to write, and a mask if slots differ."""
-        ends = [0] * self.height
+        tokens = [0] * self.height
         for slot, number in zip(self.slots, self.numbers, strict=True):
             row = rows[number]
             assert row is not None
-            ends[slot] = row.own
-        self.longest = max(ends) + 1
+            tokens[slot] = row.own
+        capacity, most = self.slab.capacity, max(tokens)
+        self.longest = min(most + 1, capacity)
         self.ends = self.mask = None
-        if min(ends) + 1 < self.longest:
-            column = mx.array(ends, dtype=mx.int32)
+        if min(tokens) == most and (not self.window or most < self.window):
+            return
+        column = mx.array([each % capacity for each in tokens], dtype=mx.int32)
+        if self.window:
+            age = (column[:, None] - mx.arange(self.longest) + capacity) % capacity
+            seen = mx.array([min(self.window, each + 1) for each in tokens], dtype=mx.int32)
+            self.mask = (age < seen[:, None])[:, None, None]
+        else:
             self.mask = (mx.arange(self.longest) <= column[:, None])[:, None, None]
-            self.ends = column if len(self.slots) == self.height else mx.array([ends[slot] for slot in self.slots])
+        whole = len(self.slots) == self.height
+        self.ends = column if whole else mx.array([tokens[slot] % capacity for slot in self.slots])
+
+    def refs(self) -> list[Ref]:
+        """Its arrays, without those of the slab."""
+        return [(self, name) for name in ("queries", "written", "ends", "mask") if getattr(self, name) is not None]
 
     def parts(self, layer: int) -> Parts:
         return tuple(part[: self.height, :, : self.longest] for part in self.slab.layers[layer])
@@ -82,7 +100,9 @@ class SharedRead:
 class SlabStep:
     """Owner only. `begin` prepares a step; after `changed` it looks at all rows again."""
 
-    def __init__(self) -> None:
+    def __init__(self, window: int = 0) -> None:
+        """`window`: how many tokens a row attends to; 0: all."""
+        self.window = window
         self.offset = mx.zeros((0,), dtype=mx.int32)
         """The position of each row's next token."""
         self.reads: list[SlabRead] = []
@@ -99,10 +119,28 @@ class SlabStep:
         if self._stale:
             self._look(rows, size)
             self._stale = False
-        lengths = [0 if row is None else row.length for row in rows]
-        self.offset = mx.array([*lengths, *[0] * (size - len(rows))], dtype=mx.int32)
+        lengths = [VACANT if row is None else row.length for row in rows]
+        self.offset = mx.array([*lengths, *[VACANT] * (size - len(rows))], dtype=mx.int32)
         for read in self.reads:
             read.begin(rows)
+
+    def key(self) -> Hashable | None:
+        """See `TracedStep.step_key`. MLX's slices and masks follow the longest row: such a step is traced for tests
+        only, since every token is another key."""
+        if self.shared:
+            return None
+        return tuple((*read.slots, -1, read.longest, *(name for _, name in read.refs())) for read in self.reads)
+
+    def refs(self) -> list[Ref]:
+        """The arrays that a step reads: see `TracedStep`."""
+        found: list[Ref] = [(self, "offset"), *([] if self.order is None else [(self, "order")])]
+        for read in self.reads:
+            found += read.refs()
+        return found + self.result_refs()
+
+    def result_refs(self) -> list[Ref]:
+        """The arrays that it replaces."""
+        return [(parts, index) for read in self.reads for parts in read.slab.layers for index in range(len(parts))]
 
     def _look(self, rows: Sequence[RowCache | None], size: int) -> None:
         by_slab: dict[int, list[tuple[int, int]]] = {}
@@ -113,7 +151,7 @@ class SlabStep:
                 by_slab.setdefault(id(row.place), []).append((row.slot, number))
         self.reads, order, height = [], [0] * size, 0
         for key, places in by_slab.items():
-            self.reads.append(_read(slabs[key], sorted(places), size))
+            self.reads.append(_read(slabs[key], sorted(places), size, self.window))
             for slot, number in places:
                 order[number] = height + slot
             height += self.reads[-1].height
@@ -131,7 +169,7 @@ class SlabStep:
         self.shared = [SharedRead(tokens[key], mx.array(numbers)) for key, numbers in readers.items()]
 
 
-def _read(slab: Slab, places: Sequence[tuple[int, int]], size: int) -> SlabRead:
+def _read(slab: Slab, places: Sequence[tuple[int, int]], size: int, window: int) -> SlabRead:
     slots, numbers = [slot for slot, _ in places], [number for _, number in places]
     computed = [numbers[0]] * (slots[-1] + 1)
     for slot, number in places:
@@ -144,4 +182,5 @@ def _read(slab: Slab, places: Sequence[tuple[int, int]], size: int) -> SlabRead:
         numbers,
         queries=None if every else mx.array(computed, dtype=mx.int32),
         written=None if in_order else mx.array(numbers, dtype=mx.int32),
+        window=window,
     )

@@ -15,12 +15,13 @@ class MlxWriter:
 
     def join(self, rows: Sequence[RowCache], joining: JoiningRows) -> None:
         for index, row in enumerate(rows):
-            start = joining.left_padding[index] + row.origin
-            if not row.own:
-                continue
-            for parts, new in zip(row.place.layers, joining.layers, strict=True):
-                for part, source in zip(parts, new, strict=True):
-                    part[row.slot : row.slot + 1, :, : row.own] = source[index : index + 1, :, start:]
+            at = joining.stop(index) - row.kept
+            for first, end in row.runs():
+                for parts, new in zip(row.place.layers, joining.layers, strict=True):
+                    for part, source in zip(parts, new, strict=True):
+                        tokens = source[index : index + 1, :, at : at + end - first]
+                        part[row.slot : row.slot + 1, :, first:end] = tokens
+                at += end - first
 
     def move(self, moves: Sequence[Move]) -> None:
         for move in moves:

@@ -13,13 +13,27 @@ from dataclasses import dataclass, field
 
 import mlx.core as mx
 
-from millstream.engine.generation.kv_capacity import SPARE_TOKENS, spare_slots
+from millstream.engine.generation.kv_capacity import SPARE_TOKENS, kv_capacity, spare_slots
 
 Parts = tuple[mx.array, ...]
 """The KV cache of a layer, tokens on axis 2: keys and values, or the packed weights, scales and biases of each."""
 
 SLAB_TOKENS = 16384
 """The most tokens of a slab with several slots. Longer rows have a slab of their own."""
+
+RING_SLACK, RING_STEP = 32, 32
+"""Columns of a ring beyond its window, so that a step may have several tokens per row; and what they are rounded to."""
+
+
+def ring_capacity(window: int) -> int:
+    """Columns for the rows of a sliding window. The token at position p stands in column p modulo this."""
+    return -(-(window + RING_SLACK) // RING_STEP) * RING_STEP
+
+
+def slot_capacity(tokens: int, window: int) -> int:
+    """The class of a row: that of its tokens, at most the ring of its window (0: it has none)."""
+    capacity = kv_capacity(tokens)
+    return min(capacity, ring_capacity(window)) if window else capacity
 
 
 class Slab:
@@ -59,6 +73,8 @@ class RowCache:
     slab: Slab | None = None
     slot: int = -1
     shared: tuple[SharedTokens, ...] = ()
+    window: int = 0
+    """How many tokens it attends to, the new one included; 0: all. Its slot then becomes a ring."""
     origin: int = field(init=False)
     """Tokens before those in its slot."""
 
@@ -69,6 +85,30 @@ class RowCache:
     def own(self) -> int:
         """Tokens in its slot."""
         return self.length - self.origin
+
+    @property
+    def kept(self) -> int:
+        """Tokens that are still read."""
+        return min(self.own, self.window) if self.window else self.own
+
+    @property
+    def columns(self) -> int:
+        """Columns of its slot that may hold tokens."""
+        return min(self.own, self.place.capacity)
+
+    @property
+    def outgrown(self) -> bool:
+        """Whether its next token needs a longer slot."""
+        return self.own >= self.place.capacity and slot_capacity(self.own + 1, self.window) != self.place.capacity
+
+    def runs(self) -> list[tuple[int, int]]:
+        """The tokens that are still read, oldest first: the first column of each run, and the one after the last."""
+        if not self.kept:
+            return []
+        capacity = self.place.capacity
+        first = (self.own - self.kept) % capacity
+        end = first + self.kept
+        return [(first, end)] if end <= capacity else [(first, capacity), (0, end - capacity)]
 
     @property
     def place(self) -> Slab:
@@ -137,7 +177,7 @@ class SlabPool:
             slab.rows[slot] = None
         self.place(rows, capacity)
         pairs = zip(rows, sources, strict=True)
-        self._copy([Move(slab, slot, row.place, row.slot, row.own) for row, (slab, slot) in pairs])
+        self._copy([Move(slab, slot, row.place, row.slot, min(row.own, slab.capacity)) for row, (slab, slot) in pairs])
         for old in {slab.capacity for slab, _ in sources}:
             self._shrink(old)
 
@@ -203,7 +243,7 @@ class SlabPool:
             for slot, row in enumerate(slab.rows):
                 if row is not None:
                     target, target_slot = next(targets)
-                    moves.append(Move(slab, slot, target, target_slot, row.own))
+                    moves.append(Move(slab, slot, target, target_slot, row.columns))
                     _occupy(row, target, target_slot)
         if moves:
             self._copy(moves)

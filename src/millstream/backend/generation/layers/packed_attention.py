@@ -23,7 +23,7 @@ def packed_matmuls_fit(device: str) -> bool:
 
 def packed_attention(plain: Attention, *, matmuls: bool) -> Attention:
     """An attention function to replace mlx-lm's. `plain` computes it over unpacked keys and values; with `matmuls`, one
-    query per row is multiplied with the packed ones."""
+    query per row is multiplied with the packed ones. Keys that are not packed are left to it."""
 
     def attention(
         queries: mx.array,
@@ -34,6 +34,8 @@ def packed_attention(plain: Attention, *, matmuls: bool) -> Attention:
         mask: Any,
         sinks: mx.array | None = None,
     ) -> mx.array:
+        if isinstance(keys, mx.array):
+            return plain(queries, keys, values, cache, scale, mask, sinks)
         same_size = keys[0].shape[-1] == values[0].shape[-1]  # mlx-lm's function takes this for granted
         if matmuls and queries.shape[2] == 1 and sinks is None and same_size:
             out: mx.array = base.scaled_dot_product_attention(queries, keys, values, cache, scale, mask)

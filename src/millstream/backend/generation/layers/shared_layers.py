@@ -17,8 +17,8 @@ from millstream.backend.generation.layers.slab_attention import Attention
 
 def with_shared_layers(attend: Attention) -> Attention:
     """Replaces mlx-lm's function of the same signature, for one model."""
-    seen: dict[int, weakref.ref[SlabLayer]] = {}
-    """By index, the layers that attended last. The slabs of a batch that is gone are not held."""
+    seen: dict[tuple[int, int], weakref.ref[SlabLayer]] = {}
+    """By window and index, the layers that attended last. The slabs of a batch that is gone are not held."""
 
     def attention(
         queries: mx.array,
@@ -28,17 +28,18 @@ def with_shared_layers(attend: Attention) -> Attention:
         scale: float,
         mask: Any,
         sinks: mx.array | None = None,
+        **options: Any,
     ) -> mx.array:
         if isinstance(cache, SlabLayer):
-            seen[cache.index] = weakref.ref(cache)
+            seen[cache.caches.window, cache.index] = weakref.ref(cache)
         elif cache is None:
             cache = _owner(seen, keys)
-        return attend(queries, keys, values, cache, scale, mask, sinks)
+        return attend(queries, keys, values, cache, scale, mask, sinks, **options)
 
     return attention
 
 
-def _owner(seen: dict[int, weakref.ref[SlabLayer]], keys: Any) -> SlabLayer | None:
+def _owner(seen: dict[tuple[int, int], weakref.ref[SlabLayer]], keys: Any) -> SlabLayer | None:
     """The layer that wrote these keys in this step."""
     for reference in seen.values():
         layer = reference()

@@ -13,9 +13,11 @@ import mlx.core as mx
 
 from millstream.backend.generation.caches.class_caches import SlabLayer
 from millstream.backend.generation.caches.slab_reads import SlabStep
+from millstream.backend.layers.capped_attention import cap_scores, capped_attention
 
 Attention = Callable[..., mx.array]
-"""mlx-lm's `scaled_dot_product_attention`, or one of ours with its signature."""
+"""mlx-lm's `scaled_dot_product_attention`, or one of ours with its signature. Those that models call take a `softcap`
+besides: see `attend_plainly`."""
 
 _FLOOR = -1e30
 
@@ -32,13 +34,33 @@ def slab_attention(plain: Attention) -> Attention:
         scale: float,
         mask: Any,
         sinks: mx.array | None = None,
+        softcap: float | None = None,
     ) -> mx.array:
         if not isinstance(cache, SlabLayer):
-            return plain(queries, keys, values, cache, scale, mask, sinks)
+            return attend_plainly(plain, queries, keys, values, cache, scale, mask, sinks, softcap)
         write_step(cache, cache.take_new(keys, values, mask))
-        return over_slabs(plain, queries, cache, scale, sinks)
+        return over_slabs(plain, queries, cache, scale, sinks, softcap)
 
     return attention
+
+
+def attend_plainly(
+    plain: Attention,
+    queries: mx.array,
+    keys: Any,
+    values: Any,
+    cache: Any,
+    scale: float,
+    mask: Any,
+    sinks: mx.array | None,
+    softcap: float | None,
+) -> mx.array:
+    """By `plain`, unless scores are capped, which mlx-lm's function cannot do."""
+    if softcap is None:
+        return plain(queries, keys, values, cache, scale, mask, sinks)
+    if not isinstance(keys, mx.array):
+        raise ValueError("its attention has a soft cap")
+    return capped_attention(queries, keys, values, scale, mask, softcap, sinks)
 
 
 def write_step(cache: SlabLayer, new: tuple[mx.array, mx.array]) -> None:
@@ -47,16 +69,23 @@ def write_step(cache: SlabLayer, new: tuple[mx.array, mx.array]) -> None:
         read.write(cache.index, parts)
 
 
-def over_slabs(plain: Attention, queries: mx.array, cache: SlabLayer, scale: float, sinks: mx.array | None) -> mx.array:
+def over_slabs(
+    plain: Attention,
+    queries: mx.array,
+    cache: SlabLayer,
+    scale: float,
+    sinks: mx.array | None,
+    softcap: float | None = None,
+) -> mx.array:
     """Attention of one query per row over all of its tokens. Rows without a slot get the output of another."""
     step = cache.caches.step
     if step.shared:
-        return _with_shared(queries, cache, scale, sinks)
+        return _with_shared(queries, cache, scale, sinks, softcap)
     found = []
     for read in step.reads:
         chosen = queries if read.queries is None else queries[read.queries]
         keys, values = cache.split(read.parts(cache.index))
-        found.append(plain(chosen, keys, values, cache, scale, read.mask, sinks))
+        found.append(attend_plainly(plain, chosen, keys, values, cache, scale, read.mask, sinks, softcap))
     return _in_order(step, found)
 
 
@@ -65,20 +94,22 @@ def _in_order(step: SlabStep, found: list[mx.array]) -> mx.array:
     return joined if step.order is None else joined[step.order]
 
 
-def _with_shared(queries: mx.array, cache: SlabLayer, scale: float, sinks: mx.array | None) -> mx.array:
+def _with_shared(
+    queries: mx.array, cache: SlabLayer, scale: float, sinks: mx.array | None, softcap: float | None
+) -> mx.array:
     """All parts of all rows, each with its maximum and its sum of weights, then joined."""
     step = cache.caches.step
     heads, size = queries.shape[1], queries.shape[3]
     own = []
     for read in step.reads:
         chosen = queries if read.queries is None else queries[read.queries]
-        own.append(_partial(chosen, *cache.split(read.parts(cache.index)), scale, read.mask))
+        own.append(_partial(chosen, *cache.split(read.parts(cache.index)), scale, read.mask, softcap))
     best, total, out = (_in_order(step, [part[index] for part in own]) for index in range(3))
     for shared in step.shared:
         keys, values = cache.split(shared.parts(cache.index))
         count, groups = shared.numbers.shape[0], keys.shape[1]
         chosen = queries[shared.numbers].reshape(count, groups, heads // groups, size).swapaxes(0, 1)
-        found = _partial(chosen.reshape(1, heads * count, 1, size), keys, values, scale, None)
+        found = _partial(chosen.reshape(1, heads * count, 1, size), keys, values, scale, None, softcap)
         best, total, out = _join(best, total, out, shared.numbers, [_by_row(each, count, groups) for each in found])
     if sinks is not None:
         top = mx.maximum(best, sinks[None, :, None, None])
@@ -94,13 +125,20 @@ def _by_row(part: mx.array, count: int, groups: int) -> mx.array:
 
 
 def _partial(
-    queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: mx.array | None
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    scale: float,
+    mask: mx.array | None,
+    softcap: float | None,
 ) -> tuple[mx.array, mx.array, mx.array]:
     """The greatest score of each query, the sum of its weights, and the weighted sum of values; in float32."""
     rows, heads, _, size = queries.shape
     groups = keys.shape[1]
     scores = (queries * scale).reshape(rows, groups, heads // groups, size) @ keys.swapaxes(-1, -2)
     scores = scores.astype(mx.float32)
+    if softcap is not None:
+        scores = cap_scores(scores, softcap)
     if mask is not None:
         scores = mx.where(mask, scores, _FLOOR)
     best = mx.max(scores, axis=-1, keepdims=True)

@@ -10,15 +10,20 @@ from typing import Any, Protocol
 import mlx.core as mx
 
 from millstream.backend.generation.caches.batch_caches import RowCaches, cache_arrays
-from millstream.backend.generation.caches.joining import JoiningRows, joining_row
-from millstream.backend.generation.caches.prompt_caches import PaddedCache, Padding, preallocate, reset_growth
+from millstream.backend.generation.caches.joining import JoiningRows, MixedRows, joining_row, mixed_rows
+from millstream.backend.generation.caches.prompt_caches import (
+    begin_right_padding,
+    end_right_padding,
+    preallocate,
+    reset_growth,
+)
 from millstream.backend.generation.caches.quantized import KvQuantization, new_prompt_caches
 from millstream.backend.generation.caches.slabs import SharedTokens
 from millstream.backend.generation.caches.widths import MAX_PADDED_CHUNK, padded_chunk_length
+from millstream.backend.generation.prefill.groups import Group, LeftPaddedGroup, RightPaddedGroup
 from millstream.backend.generation.prefill.logprobs import prefill_with_logprobs, wants_logprobs
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
-from millstream.backend.generation.prefix_store.cache_state import kv_parts
-from millstream.backend.generation.prefix_store.serialize import Layers
+from millstream.backend.generation.prefix_store.cache_state import leaf_caches
 from millstream.engine.generation.messages import Generate
 from millstream.engine.generation.plan import ChunkLogprobs, Prefill
 from millstream.engine.prefix_cache.orders import SavePrefix
@@ -74,7 +79,7 @@ class SinglePrefiller:
         prefill_media: PrefillMedia | None = None,
         pad_chunks: bool = False,
     ) -> None:
-        """`pad_chunks`: pad chunks at their end to one of a few lengths. Only for caches that can be trimmed."""
+        """`pad_chunks`: pad chunks at their end to one of a few lengths."""
         self._model = model
         self._pad_chunks = pad_chunks
         self._quantization = quantization
@@ -112,9 +117,11 @@ class SinglePrefiller:
         else:
             tokens = submit.prompt[chunk.start : chunk.end]
             padding = padded_chunk_length(len(tokens)) - len(tokens) if self._pad_chunks else 0
+            if padding:
+                begin_right_padding(caches, [len(tokens)], len(tokens) + padding)
             self._model(mx.array([[*tokens, *[0] * padding]], dtype=mx.int32), cache=caches)
-            for cache in caches if padding else ():
-                cache.trim(padding)
+            if padding:
+                end_right_padding(caches, padding)
 
     def take_logprobs(self) -> list[ChunkLogprobs]:
         found, self._logprobs = self._logprobs, []
@@ -146,26 +153,23 @@ class SinglePrefiller:
 
 
 class BatchPrefiller:
-    """For full attention. Whole prompts of similar length share one left-padded forward pass; others run one by one."""
+    """Whole prompts of similar length share one padded forward pass; others run one by one."""
 
-    def __init__(
-        self,
-        model: Any,
-        layer_count: int,
-        *,
-        min_length_ratio: float | None,
-        prefix_store: PrefixStore,
-        quantization: KvQuantization | None = None,
-        prefill_media: PrefillMedia | None = None,
-        pad_chunks: bool = False,
-    ) -> None:
+    def __init__(self, single: SinglePrefiller, prefix_store: PrefixStore, min_length_ratio: float | None) -> None:
         """`min_length_ratio`: of the shortest prompt in a group to the longest one. None: no groups."""
-        self._model = model
-        self._layer_count = layer_count
         self._prefix_store = prefix_store
         self._min_length_ratio = min_length_ratio
-        self._single = SinglePrefiller(model, prefix_store, quantization, prefill_media, pad_chunks)
-        self._groups: list[_Group] = []
+        self._single = single
+        self._groups: list[Group] = []
+        self.grouped = 0
+        """How many prompts have shared a pass."""
+
+    def _new_group(self, submits: Sequence[Generate]) -> Group:
+        raise NotImplementedError
+
+    def _joining(self, caches: RowCaches, shared: tuple[SharedTokens, ...]) -> Any:
+        """A row that was prefilled alone, as the batch's caches take it."""
+        raise NotImplementedError
 
     def prefill(self, chunks: Sequence[Prefill]) -> Passes:
         complete = [chunk for chunk in chunks if not chunk.start and chunk.joins and chunk.end and _can_share(chunk)]
@@ -175,25 +179,27 @@ class BatchPrefiller:
         grouped = {id(chunk) for group in groups for chunk in group}
         passes = self._single.prefill([chunk for chunk in chunks if id(chunk) not in grouped])
         for chunks_of_group in groups:
-            group = _Group(self._model, self._layer_count, [chunk.request for chunk in chunks_of_group])
+            group = self._new_group([chunk.request for chunk in chunks_of_group])
             self._groups.append(group)
-            passes.append(group.rows.arrays)
+            self.grouped += len(group.members)
+            saved = [group.save(chunk.save, self._prefix_store) for chunk in chunks_of_group if chunk.save is not None]
+            passes.append([*group.arrays, *(array for arrays in saved for array in arrays or ())])
         return passes
 
     def save(self, order: SavePrefix) -> list[mx.array] | None:
         for group in self._groups:
-            if (layers := group.blocks(order)) is not None:
-                return self._prefix_store.save(order.handles, layers, order.export_id)
+            if (arrays := group.save(order, self._prefix_store)) is not None:
+                return arrays
         return self._single.save(order)
 
     def take_logprobs(self) -> list[ChunkLogprobs]:
         return self._single.take_logprobs()
 
-    def take(self, ids: Iterable[int], shared: Shared | None = None) -> tuple[list[Generate], list[JoiningRows]]:
+    def take(self, ids: Iterable[int], shared: Shared | None = None) -> tuple[list[Generate], list[Any]]:
         wanted, shared = set(ids), shared or {}
         submits, single = self._single.take(wanted)
         joining = [
-            joining_row(caches, shared.get(submit.request_id, ()))
+            self._joining(caches, shared.get(submit.request_id, ()))
             for submit, caches in zip(submits, single, strict=True)
         ]
         alone = [{request_id} for request_id in sorted(wanted & set(shared))]
@@ -201,7 +207,8 @@ class BatchPrefiller:
             members, rows = group.take(chosen)
             if members:
                 submits += members
-                joining.append(replace(rows, shared=shared.get(members[0].request_id, ())))
+                pieces = shared.get(members[0].request_id, ())
+                joining.append(replace(rows, shared=pieces) if pieces else rows)
         self._discard(wanted)
         return submits, joining
 
@@ -216,7 +223,7 @@ class BatchPrefiller:
 
     @property
     def nbytes(self) -> int:
-        return self._single.nbytes + sum(array.nbytes for group in self._groups for array in group.rows.arrays)
+        return self._single.nbytes + sum(array.nbytes for group in self._groups for array in group.arrays)
 
     def _discard(self, ids: set[int]) -> None:
         for group in self._groups:
@@ -224,57 +231,68 @@ class BatchPrefiller:
         self._groups = [group for group in self._groups if group.members]
 
 
-class _Group:
-    """Prompts that were prefilled together. Their rows usually join together too; otherwise they are gathered."""
+class PlainPrefiller(BatchPrefiller):
+    """For full attention in all layers. `layer_count`: how many there are."""
 
-    def __init__(self, model: Any, layer_count: int, submits: Sequence[Generate]) -> None:
-        lengths = [len(submit.prompt) - 1 for submit in submits]
-        longest = max(lengths)
-        left_padding = tuple(longest - length for length in lengths)
-        shared = Padding(left_padding)
-        caches = [PaddedCache(left_padding, shared) for _ in range(layer_count)]
-        padded = [[0] * pad + list(submit.prompt[:-1]) for pad, submit in zip(left_padding, submits, strict=True)]
-        model(mx.array(padded, dtype=mx.int32), cache=caches)
-        self.rows = JoiningRows([kv_parts(cache) for cache in caches], left_padding)
-        self.members: list[Generate | None] = list(submits)
+    def __init__(
+        self,
+        model: Any,
+        layer_count: int,
+        *,
+        min_length_ratio: float | None,
+        prefix_store: PrefixStore,
+        quantization: KvQuantization | None = None,
+        prefill_media: PrefillMedia | None = None,
+        pad_chunks: bool = False,
+    ) -> None:
+        single = SinglePrefiller(model, prefix_store, quantization, prefill_media, pad_chunks)
+        super().__init__(single, prefix_store, min_length_ratio)
+        self._model = model
+        self._layer_count = layer_count
+        self._quantization = quantization
 
-    def take(self, wanted: set[int]) -> tuple[list[Generate], JoiningRows]:
-        chosen = [index for index, member in enumerate(self.members) if member and member.request_id in wanted]
-        members = [member for member in (self.members[index] for index in chosen) if member is not None]
-        if len(chosen) == len(self.members):
-            return members, self.rows
-        indices = mx.array(chosen, dtype=mx.int32)
-        left_padding = tuple(self.rows.left_padding[index] for index in chosen)
-        if not chosen:
-            return [], JoiningRows([], ())
-        layers = [tuple(part[indices] for part in parts) for parts in self.rows.layers]
-        return members, JoiningRows(layers, left_padding)
+    def _new_group(self, submits: Sequence[Generate]) -> Group:
+        return LeftPaddedGroup(self._model, self._layer_count, submits, self._quantization)
 
-    def blocks(self, order: SavePrefix) -> Layers | None:
-        """The keys and values of a member's blocks; None if the request is no member."""
-        ids = [None if member is None else member.request_id for member in self.members]
-        if order.request_id not in ids:
-            return None
-        index = ids.index(order.request_id)
-        start = self.rows.left_padding[index] + order.first * order.block
-        stop = start + len(order.handles) * order.block
-        return [tuple(part[index : index + 1, :, start:stop] for part in parts) for parts in self.rows.layers]
+    def _joining(self, caches: RowCaches, shared: tuple[SharedTokens, ...]) -> JoiningRows:
+        return joining_row(caches, shared)
 
-    def discard(self, ids: set[int]) -> None:
-        self.members = [None if member and member.request_id in ids else member for member in self.members]
-        if not any(self.members):
-            self.members = []
+
+class MixedPrefiller(BatchPrefiller):
+    """For layers of several kinds, whose rows read nothing in the prefix cache."""
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        min_length_ratio: float | None,
+        prefix_store: PrefixStore,
+        prefill_media: PrefillMedia | None = None,
+        pad_chunks: bool = False,
+    ) -> None:
+        single = SinglePrefiller(model, prefix_store, prefill_media=prefill_media, pad_chunks=pad_chunks)
+        super().__init__(single, prefix_store, min_length_ratio)
+        self._model = model
+        self._pad_chunks = pad_chunks
+
+    def _new_group(self, submits: Sequence[Generate]) -> Group:
+        return RightPaddedGroup(self._model, submits, padded_chunk_length if self._pad_chunks else int)
+
+    def _joining(self, caches: RowCaches, shared: tuple[SharedTokens, ...]) -> MixedRows:
+        return mixed_rows(leaf_caches(caches))
 
 
 def group_by_length(chunks: Sequence[Prefill], min_length_ratio: float) -> list[list[Prefill]]:
-    """Group the chunks, longest first, so that none is shorter than `min_length_ratio` of its group's longest."""
+    """Group the chunks, longest first, so that none is shorter than `min_length_ratio` of its group's longest. In a
+    group they keep their order."""
     groups: list[list[Prefill]] = []
     for chunk in sorted(chunks, key=_length, reverse=True):
         if groups and _length(chunk) >= min_length_ratio * _length(groups[-1][0]):
             groups[-1].append(chunk)
         else:
             groups.append([chunk])
-    return groups
+    place = {id(chunk): index for index, chunk in enumerate(chunks)}
+    return [sorted(group, key=lambda chunk: place[id(chunk)]) for group in groups]
 
 
 def _can_share(chunk: Prefill) -> bool:

@@ -1,0 +1,93 @@
+"""The states of a batch's recurrent and convolution layers: one array per state, with a row for each number.
+
+A step replaces all of them, so a vacant row costs no more than its arithmetic. It goes on like a row whose tokens nobody
+reads, from zeros or from what the last row left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+import mlx.core as mx
+from mlx_lm.models.cache import ArraysCache
+
+from millstream.backend.generation.caches.traced_step import Ref, TracedStep
+
+States = Sequence[mx.array | None]
+"""The states of one layer for some rows, (rows, …) each; None stands for zeros."""
+
+
+class StateCaches(TracedStep):
+    """Owner only. `templates`: per layer, states of one row. Layers are mlx-lm's own caches: for one token per row and
+    without padding they need no more than their arrays."""
+
+    def __init__(self, templates: Sequence[States]) -> None:
+        self._templates = [[_template(array) for array in states] for states in templates]
+        self.layers = [ArraysCache(len(states)) for states in templates]
+        self._size = 0
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for layer in self.layers for array in layer.cache if array is not None)
+
+    def place(self, joining: Sequence[tuple[int, Sequence[States]]], numbers: list[int], size: int) -> None:
+        """Add rows under these numbers, to a batch of `size`. `joining`: how many rows each has, and their states for
+        each layer."""
+        self._resize(size)
+        for index, layer in enumerate(self.layers):
+            for entry, like in enumerate(self._templates[index]):
+                rows = [_rows(states[index][entry], count, like) for count, states in joining]
+                new = rows[0] if len(rows) == 1 else mx.concatenate(rows)
+                layer.cache[entry] = _written(layer.cache[entry], numbers, new)
+
+    def rearrange(self, order: list[int]) -> None:
+        """Number the rows by `order`: the previous number of each."""
+        if order == list(range(self._size)):
+            return
+        self._size = len(order)
+        chosen = mx.array([max(0, number) for number in order], dtype=mx.int32)
+        for layer in self.layers:
+            layer.cache = [array[chosen] if order else None for array in layer.cache]
+
+    def row(self, index: int) -> list[ArraysCache]:
+        """The states of one row, per layer."""
+        return [layer.extract(index) for layer in self.layers]
+
+    def _resize(self, size: int) -> None:
+        grown, self._size = size - self._size, size
+        if not grown:
+            return
+        for layer, templates in zip(self.layers, self._templates, strict=True):
+            for entry, like in enumerate(templates):
+                fresh = mx.zeros((grown, *like.shape[1:]), dtype=like.dtype)
+                old = layer.cache[entry]
+                layer.cache[entry] = fresh if old is None else mx.concatenate([old, fresh])
+
+    def step_key(self) -> Hashable | None:
+        return len(self.layers)
+
+    def step_refs(self) -> list[Ref]:
+        return [(layer.cache, entry) for layer in self.layers for entry in range(len(layer.cache))]
+
+    def result_refs(self) -> list[Ref]:
+        return self.step_refs()
+
+    def forget_step(self) -> None:
+        """The states are all that there is, and they were replaced."""
+
+
+def _template(array: mx.array | None) -> mx.array:
+    assert array is not None, "a layer without a state after its first token"
+    return mx.zeros((1, *array.shape[1:]), dtype=array.dtype)
+
+
+def _rows(states: mx.array | None, count: int, like: mx.array) -> mx.array:
+    return mx.zeros((count, *like.shape[1:]), dtype=like.dtype) if states is None else states.astype(like.dtype)
+
+
+def _written(array: mx.array, numbers: list[int], rows: mx.array) -> mx.array:
+    if numbers == list(range(numbers[0], numbers[0] + len(numbers))):
+        array[numbers[0] : numbers[-1] + 1] = rows
+    else:
+        array[mx.array(numbers, dtype=mx.int32)] = rows
+    return array

@@ -1,0 +1,137 @@
+"""Modules of any kind (convolutions, recurrent layers, latent attention, MLPs without a gate) in a fused block: their
+first layers take the norm with them, and their last one the residual.
+
+Which layers these are is seen by watching one call: arrays keep their identity from one layer to the next.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from millstream.backend.generation.layers.block_frame import Frame, Norm, NotUnderstood, watched_calls
+from millstream.backend.generation.layers.block_parts import weight_of
+from millstream.backend.generation.layers.fused_parts import prepared
+from millstream.backend.layers.fused_matmul import Form, FusedMatmuls, Weight
+from millstream.backend.layers.fused_matmul import Norm as MatmulNorm
+from millstream.backend.layers.projections import part_of
+
+Call = Callable[[mx.array], mx.array]
+
+
+class Role:
+    """What a linear layer computes besides its matmul, for as long as one call of its module takes."""
+
+    __slots__ = ("matmuls", "norm", "residual", "weight")
+
+    def __init__(self, matmuls: FusedMatmuls, weight: Weight) -> None:
+        self.matmuls, self.weight = matmuls, weight
+        self.norm: Norm | None = None
+        self.residual: mx.array | None = None
+
+
+@functools.cache
+def _layer_class(kind: Any) -> type:
+    """A linear layer that has a role while its block decodes."""
+
+    def call(self: Any, x: mx.array) -> mx.array:
+        role: Role = self.role
+        if role.norm is None and role.residual is None:
+            out: mx.array = kind.__call__(self, x)
+            return out
+        run = _matmul(role.matmuls, role.weight.form, None if role.norm is None else role.norm.eps)
+        arrays: dict[str, Any] = {"weight": role.weight.arrays}
+        if "bias" in self:
+            arrays["bias"] = self["bias"]
+        if role.norm is not None:
+            arrays["norm"] = role.norm.weight
+        if role.residual is not None:
+            arrays["residual"] = role.residual
+        out = run(x, arrays)
+        return out
+
+    return type(kind.__name__, (kind,), {"__call__": call})
+
+
+@functools.cache
+def _matmul(matmuls: FusedMatmuls, form: Form, eps: float | None) -> Callable[..., mx.array]:
+    def run(x: mx.array, arrays: dict[str, Any]) -> mx.array:
+        weight, norm = form.of(arrays["weight"]), None if eps is None else MatmulNorm(arrays["norm"], eps)
+        if "residual" in arrays:
+            return matmuls.matmul_add(x, weight, arrays["residual"], norm=norm, bias=arrays.get("bias"))
+        return matmuls.matmul(x, weight, norm=norm, bias=arrays.get("bias"))
+
+    return matmuls.compile(run)  # type: ignore[no-any-return]
+
+
+class FusedModule:
+    """One half of a block: norm, a module, residual."""
+
+    def __init__(
+        self,
+        module: Any,
+        frame: Frame,
+        norms: tuple[Norm | None, Norm | None],
+        matmuls: FusedMatmuls,
+        watch: Callable[[Any, mx.array], Any],
+        x: mx.array,
+    ) -> None:
+        """`watch` calls the module with an input, here `x`. Raises `NotUnderstood` if there is nothing to fuse."""
+        self._module, self._frame = module, frame
+        self._before, self._after = norms
+        firsts, last = outer_layers(module, watch, x)
+        takes_norm = self._before is not None and self._before.weight is not None and bool(firsts)
+        takes_residual = last is not None and self._after is None and frame.factor == 1.0
+        self._firsts = _take(firsts, matmuls) if takes_norm else []
+        self._last = _take([last], matmuls)[0] if takes_residual else None
+        if not self._firsts and self._last is None:
+            raise NotUnderstood("has no layers that take a norm or a residual")
+
+    def run(self, x: mx.array, *arguments: Any) -> mx.array:
+        normed = x if self._firsts or self._before is None else self._before(x)
+        try:
+            for role in self._firsts:
+                role.norm = self._before
+            if self._last is not None:
+                self._last.residual = x
+            out = self._call(normed, *arguments)
+        finally:
+            for role in self._firsts:
+                role.norm = None
+            if self._last is not None:
+                self._last.residual = None
+        return out if self._last is not None else self._frame.add(x, out, self._after)
+
+    def _call(self, x: mx.array, *arguments: Any) -> mx.array:
+        if arguments:
+            return self._frame.call_mixer(self._module, x, *arguments)
+        out: mx.array = self._module(x)
+        return out
+
+
+def outer_layers(module: Any, watch: Callable[[Any, mx.array], Any], x: mx.array) -> tuple[list[Any], Any]:
+    """The linear layers that read the input of a module as it is, and the one whose output is the module's."""
+    linears = {name: layer for name, layer in module.items() if isinstance(layer, nn.Module) and _linear(layer)}
+    calls, out = watched_calls(module, linears, lambda: watch(module, x))
+    firsts = {id(layer): layer for call in calls if call.x is x for layer in [_linear(linears[call.name])]}
+    last = next((_linear(linears[call.name]) for call in calls if call.out is out), None)
+    return list(firsts.values()), last
+
+
+def _linear(layer: Any) -> Any:
+    """A linear layer, or the one that it was joined into; None for other modules."""
+    layer = part_of(layer) or layer
+    return layer if weight_of(layer) is not None else None
+
+
+def _take(layers: list[Any], matmuls: FusedMatmuls) -> list[Role]:
+    weights = [prepared(layer, matmuls) for layer in layers]
+    for layer, weight in zip(layers, weights, strict=True):
+        if not hasattr(layer, "role"):
+            layer.role = Role(matmuls, weight)
+            layer.__class__ = _layer_class(type(layer))
+    return [layer.role for layer in layers]

@@ -1,0 +1,136 @@
+"""Whole prompts that were prefilled in one padded forward pass, until their rows join the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models.cache import ArraysCache, RotatingKVCache
+
+from millstream.backend.generation.caches.batch_caches import cache_arrays, new_row_caches
+from millstream.backend.generation.caches.joining import JoiningRows, MixedRows, leaf_window, mixed_rows
+from millstream.backend.generation.caches.prompt_caches import (
+    PaddedCache,
+    PaddedPackedCache,
+    Padding,
+    begin_right_padding,
+    end_right_padding,
+)
+from millstream.backend.generation.caches.quantized import KvQuantization
+from millstream.backend.generation.prefix_store.blocks import PrefixStore
+from millstream.backend.generation.prefix_store.cache_state import is_sliceable, kv_parts, leaf_caches
+from millstream.backend.generation.prefix_store.serialize import Layers
+from millstream.engine.generation.messages import Generate
+from millstream.engine.prefix_cache.orders import SavePrefix
+
+
+class Group:
+    """Their rows usually join together; otherwise they are gathered."""
+
+    def __init__(self, submits: Sequence[Generate], rows: JoiningRows | MixedRows) -> None:
+        self.members: list[Generate | None] = list(submits)
+        self.rows = rows
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """What the pass has computed, in layer order."""
+        return self.rows.arrays
+
+    def take(self, wanted: set[int]) -> tuple[list[Generate], Any]:
+        chosen = [index for index, member in enumerate(self.members) if member and member.request_id in wanted]
+        members = [member for member in (self.members[index] for index in chosen) if member is not None]
+        return members, self.rows.take(chosen) if members else self.rows
+
+    def discard(self, ids: set[int]) -> None:
+        self.members = [None if member and member.request_id in ids else member for member in self.members]
+        if not any(self.members):
+            self.members = []
+
+    def save(self, order: SavePrefix, store: PrefixStore) -> list[mx.array] | None:
+        """Save blocks of a member. Evaluate the arrays it returns; None if the request is no member."""
+        for index, member in enumerate(self.members):
+            if member is not None and member.request_id == order.request_id:
+                return self._save(index, order, store)
+        return None
+
+    def _save(self, index: int, order: SavePrefix, store: PrefixStore) -> list[mx.array] | None:
+        raise NotImplementedError
+
+
+class LeftPaddedGroup(Group):
+    """For full attention: tokens end in the same column."""
+
+    rows: JoiningRows
+
+    def __init__(
+        self, model: Any, layer_count: int, submits: Sequence[Generate], packing: KvQuantization | None = None
+    ) -> None:
+        lengths = [len(submit.prompt) - 1 for submit in submits]
+        longest = max(lengths)
+        left_padding = tuple(longest - length for length in lengths)
+        shared = Padding(left_padding)
+        caches = [_padded_cache(left_padding, shared, packing) for _ in range(layer_count)]
+        padded = [[0] * pad + list(submit.prompt[:-1]) for pad, submit in zip(left_padding, submits, strict=True)]
+        model(mx.array(padded, dtype=mx.int32), cache=caches)
+        parts = [cache.parts if isinstance(cache, PaddedPackedCache) else kv_parts(cache) for cache in caches]
+        super().__init__(submits, JoiningRows(parts, left_padding))
+
+    def _save(self, index: int, order: SavePrefix, store: PrefixStore) -> list[mx.array]:
+        start = self.rows.left_padding[index] + order.first * order.block
+        stop = start + len(order.handles) * order.block
+        layers = [tuple(part[index : index + 1, :, start:stop] for part in parts) for parts in self.rows.layers]
+        return store.save(order.handles, layers, order.export_id)
+
+
+class RightPaddedGroup(Group):
+    """For layers of several kinds, into caches like those of one row: tokens begin in the first column, so that a
+    causal mask is all that attention needs, and states are told where their row ends."""
+
+    rows: MixedRows
+
+    def __init__(self, model: Any, submits: Sequence[Generate], padded_length: Callable[[int], int]) -> None:
+        """`padded_length`: the length of a pass for some tokens."""
+        self._lengths = [len(submit.prompt) - 1 for submit in submits]
+        # A pass of one token is a decode step to many caches.
+        columns = max(2, padded_length(max(self._lengths)))
+        self._caches = new_row_caches(model)
+        begin_right_padding(self._caches, self._lengths, columns)
+        padded = [[*submit.prompt[:-1], *[0] * (columns - len(submit.prompt) + 1)] for submit in submits]
+        model(mx.array(padded, dtype=mx.int32), cache=self._caches)
+        end_right_padding(self._caches)
+        self._leaves = leaf_caches(self._caches)
+        padding = [columns - length for length in self._lengths]
+        super().__init__(submits, mixed_rows(self._leaves, padding))
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        return cache_arrays(self._caches)
+
+    def _save(self, index: int, order: SavePrefix, store: PrefixStore) -> list[mx.array] | None:
+        if order.checkpoint is not None and order.tokens != self._lengths[index]:
+            return None
+
+        def tokens(start: int, stop: int) -> Layers:
+            full = [kv_parts(leaf) for leaf in self._leaves if is_sliceable(leaf)]
+            return [tuple(part[index : index + 1, :, start:stop] for part in parts) for parts in full]
+
+        others = [self._row(leaf, index) for leaf in self._leaves if not is_sliceable(leaf)]
+        return store.save_tokens(order, tokens, others)
+
+    def _row(self, leaf: Any, index: int) -> Any:
+        """A member's part of a cache that cannot be sliced, as a cache of one row."""
+        if isinstance(leaf, ArraysCache):
+            return leaf.extract(index)
+        length, window = self._lengths[index], leaf_window(leaf)
+        columns = slice(max(0, length - window), length)
+        row = RotatingKVCache(window)
+        row.keys, row.values = (part[index : index + 1, :, columns] for part in (leaf.keys, leaf.values))
+        row.offset, row._idx = length, row.keys.shape[2]
+        return row
+
+
+def _padded_cache(left_padding: Sequence[int], shared: Padding, packing: KvQuantization | None) -> Any:
+    if packing is None:
+        return PaddedCache(left_padding, shared)
+    return PaddedPackedCache(left_padding, shared, bits=packing.bits, group_size=packing.group_size)

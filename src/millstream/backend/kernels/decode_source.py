@@ -1,0 +1,667 @@
+"""The CUDA source of decode attention: `decode_attention` assembles and launches it.
+
+A block takes one work item and one key-value head, with all queries of the group: GQ of them. Each of its W warps takes
+every W-th tile of 16 keys, with a running softmax of its own; the warps are joined in shared memory, the items of a row
+by the last block that is done.
+
+Keys are the rows of a tile and queries its columns: S' = K Q', then O' = V' P', by mma m16n8k16, so up to 8 queries
+cost what one does. A thread fetches exactly the bytes that it feeds to its own mma: no two threads wait for each other.
+For the keys that works because the order of a head's elements may be any, if it is the same on both sides; for the
+values, because a thread takes 8 neighbouring elements of four keys and calls them rows of 4 different tiles.
+"""
+
+from __future__ import annotations
+
+HEADER = """
+__device__ __forceinline__ void mill_fetch(void* to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
+    :: "r"((unsigned)__cvta_generic_to_shared(to)), "l"(from) : "memory");
+}
+template <int BYTES> __device__ __forceinline__ void mill_fetch_few(void* to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2;"
+    :: "r"((unsigned)__cvta_generic_to_shared(to)), "l"(from), "n"(BYTES) : "memory");
+}
+__device__ __forceinline__ void mill_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N> __device__ __forceinline__ void mill_wait() {
+  asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory");
+}
+__device__ __forceinline__ void mill_mma(
+    float* c, unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.KIND.KIND.f32 "
+    "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+    : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+__device__ __forceinline__ unsigned mill_transpose(unsigned pair) {
+  unsigned r;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(pair));
+  return r;
+}
+__device__ __forceinline__ unsigned mill_pack(float low, float high) {
+  unsigned r;
+  asm("cvt.rn.KINDx2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+  return r;
+}
+__device__ __forceinline__ float mill_power(float x) {
+  float r;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+  return r;
+}
+__device__ __forceinline__ unsigned mill_small(unsigned pair) {
+  unsigned r;
+  asm("sub.f16x2 %0, %1, %2;" : "=r"(r) : "r"(pair), "r"(0x64006400u));
+  return r;
+}
+"""
+"""`mill_transpose`: of 8 x 8 halves, a pair of a row in each thread. `mill_power`: of two. `mill_small`: less 1,024
+each, which leaves an integer that was put into the low bits of 1,024."""
+
+# `number`: the number of a column's token, from column 0 of a slot that never wraps on. The row's new tokens have the
+# numbers from `end` to `newest`. Scores are in units of log2.
+BEGIN = """
+  constexpr int THREADS = W * 32, PARTS = BITS ? 6 : 2;
+  constexpr float LOG2E = 1.4426950408889634f, NONE = -1e30f;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int head = blockIdx.y, heads = new_k_shape[1];
+  const int* item = items + (size_t)blockIdx.x * 12;
+  const int row = item[0], slab = item[1];
+  if (row < 0) return;
+  const size_t place = (size_t)row * heads + head;
+  if (slab < 0) {
+    // A row without tokens: nobody reads it, but it must be a number.
+    for (int i = threadIdx.x; i < GQ * D; i += THREADS) out[place * GQ * D + i] = T(0.f);
+    return;
+  }
+  const long long* base = (const long long*)addresses + ((size_t)slab * addresses_shape[1] + layer[0]) * PARTS;
+  const int capacity = item[3], first = item[4], live = item[7], window = item[8];
+  const size_t begin = ((size_t)item[2] * heads + head) * capacity;
+  const int end = live ? lengths[row] - item[6] : 0x3fffffff, newest = end + Q - 1;
+  const int turn = live && window ? newest / capacity * capacity : 0;
+  const int beyond = min(item[5], newest + 1);
+  auto number = [&](int column) { return column + turn - (column + turn > newest ? capacity : 0); };
+  auto column_of = [&](int fresh) { return window ? (end + fresh) % capacity : end + fresh; };
+  auto seen = [&](int column, int query) {
+    const int at = number(column), own = end + query % Q;
+    return column < beyond && at <= own && (!window || at > own - window);
+  };
+  const bool plain = Q == 1 && !window;
+  auto score = [&](float product) {
+    product *= __int_as_float(SCALE);
+    if constexpr (CAP != 0) {
+      const float cap = __int_as_float(CAP), power = mill_power(2.f * LOG2E / cap * product);
+      return cap * LOG2E * (1.f - 2.f / (power + 1.f));
+    }
+    return product * LOG2E;
+  };
+  extern __shared__ uint4 ring[];
+"""
+
+# The new tokens are written by this block, and read from where they come from: nobody else touches their columns. MLX
+# knows nothing of this write: it relies on steps being evaluated one by one, so that their launches follow each other.
+DENSE_WRITE = """
+  T* const slab_k = (T*)base[0] + begin * D;
+  T* const slab_v = (T*)base[1] + begin * D;
+  const T* const fresh_k = new_k + place * Q * D;
+  const T* const fresh_v = new_v + place * Q * D;
+  if (live) {
+    #pragma unroll
+    for (int n = 0; n < Q; n++) {
+      const int column = column_of(n);
+      if (first <= column && column < item[5])
+        for (int i = threadIdx.x; i < D; i += THREADS) {
+          slab_k[(size_t)column * D + i] = fresh_k[n * D + i];
+          slab_v[(size_t)column * D + i] = fresh_v[n * D + i];
+        }
+    }
+  }
+  // Columns beyond the last one stand for it, and are not seen.
+  auto source = [&](T* there, const T* fresh, int column) -> const T* {
+    column = min(column, beyond - 1);
+    const int n = number(column) - end;
+    return n >= 0 ? fresh + n * D : there + (size_t)column * D;
+  };
+"""
+
+# What both tile loops have: the state of a warp, and the softmax of the scores of one tile. A thread has the scores of
+# keys g and g + 8 with queries 2 t and 2 t + 1 of each column tile: `s[n][c]` is key g + c / 2 * 8, query 2 t + c % 2.
+TILES = """
+  constexpr int NT = (GQ + 7) / 8, OT = D / 16;
+  const int g = lane / 4, t = lane % 4;
+  const int tiles = beyond > first ? (beyond - first + 15) / 16 : 0;
+  float best[NT][2], total[NT][2], o[OT][NT][4];
+  #pragma unroll
+  for (int n = 0; n < NT; n++) {
+    best[n][0] = best[n][1] = NONE;
+    total[n][0] = total[n][1] = 0.f;
+    #pragma unroll
+    for (int j = 0; j < OT; j++) o[j][n][0] = o[j][n][1] = o[j][n][2] = o[j][n][3] = 0.f;
+  }
+  auto soften = [&](int from, float (*s)[4], float (*keep)[2]) {
+    const bool whole = plain && from + 16 <= beyond;
+    #pragma unroll
+    for (int n = 0; n < NT; n++) {
+      #pragma unroll
+      for (int c = 0; c < 4; c++) {
+        s[n][c] = score(s[n][c]);
+        if (!whole && !seen(from + g + c / 2 * 8, n * 8 + t * 2 + c % 2)) s[n][c] = NONE;
+      }
+      #pragma unroll
+      for (int r = 0; r < 2; r++) {
+        float top = fmaxf(s[n][r], s[n][r + 2]);
+        #pragma unroll
+        for (int x = 4; x < 32; x *= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, x));
+        top = fmaxf(top, best[n][r]);
+        keep[n][r] = mill_power(best[n][r] - top);
+        best[n][r] = top;
+        // A query that has seen no key yet: all of its scores are the same floor, and must weigh nothing.
+        const float level = top > -1e29f ? top : 0.f;
+        s[n][r] = mill_power(s[n][r] - level);
+        s[n][r + 2] = mill_power(s[n][r + 2] - level);
+        total[n][r] = total[n][r] * keep[n][r] + s[n][r] + s[n][r + 2];
+      }
+    }
+    bool same = true;
+    #pragma unroll
+    for (int n = 0; n < NT; n++) same = same && keep[n][0] == 1.f && keep[n][1] == 1.f;
+    if (!__all_sync(0xffffffff, same)) {
+      #pragma unroll
+      for (int n = 0; n < NT; n++)
+        #pragma unroll
+        for (int j = 0; j < OT; j++)
+          #pragma unroll
+          for (int c = 0; c < 4; c++) o[j][n][c] *= keep[n][c % 2];
+    }
+  };
+"""
+
+DENSE_LOOP = """
+  constexpr int KS = D / 32, VE = D % 64 ? 4 : 8, VU = D / (8 * VE), SLOTS = D / 16;
+  uint4 query[NT][KS];
+  #pragma unroll
+  for (int n = 0; n < NT; n++)
+    #pragma unroll
+    for (int i = 0; i < KS; i++)
+      query[n][i] = n * 8 + g < GQ
+        ? *(const uint4*)(q + (place * GQ + n * 8 + g) * D + i * 32 + t * 8) : make_uint4(0u, 0u, 0u, 0u);
+  // Of a tile each thread has SLOTS times 16 bytes of keys, then as many of values.
+  auto fetch = [&](int tile, int stage) {
+    if (tile < tiles) {
+      uint4* to = ring + (stage * W + warp) * 2 * SLOTS * 32 + lane;
+      const int from = first + tile * 16;
+      #pragma unroll
+      for (int h = 0; h < 2; h++) {
+        const T* keys = source(slab_k, fresh_k, from + h * 8 + g) + t * 8;
+        #pragma unroll
+        for (int i = 0; i < KS; i++) mill_fetch(to + (h * KS + i) * 32, keys + i * 32);
+      }
+      to += SLOTS * 32;
+      #pragma unroll
+      for (int p = 0; p < 4; p++) {
+        const T* values = source(slab_v, fresh_v, from + p / 2 * 8 + t * 2 + p % 2) + g * VE;
+        #pragma unroll
+        for (int u = 0; u < VU; u++) {
+          if constexpr (VE == 8) mill_fetch(to + (p * VU + u) * 32, values + u * 64);
+          else mill_fetch_few<8>((uint2*)(to - lane) + (p * VU + u) * 32 + lane, values + u * 32);
+        }
+      }
+    }
+    mill_commit();
+  };
+  #pragma unroll
+  for (int i = 0; i < DEPTH - 1; i++) fetch(warp + i * W, i);
+  int stage = 0;
+  for (int tile = warp; tile < tiles; tile += W) {
+    fetch(tile + (DEPTH - 1) * W, stage == 0 ? DEPTH - 1 : stage - 1);
+    mill_wait<DEPTH - 1>();
+    const uint4* at = ring + (stage * W + warp) * 2 * SLOTS * 32 + lane;
+    float s[NT][4] = {}, other[NT][4] = {}, keep[NT][2];
+    #pragma unroll
+    for (int i = 0; i < KS; i++) {
+      const uint4 one = at[i * 32], two = at[(KS + i) * 32];
+      #pragma unroll
+      for (int n = 0; n < NT; n++) {
+        mill_mma(s[n], one.x, two.x, one.y, two.y, query[n][i].x, query[n][i].y);
+        mill_mma(other[n], one.z, two.z, one.w, two.w, query[n][i].z, query[n][i].w);
+      }
+    }
+    #pragma unroll
+    for (int n = 0; n < NT; n++)
+      #pragma unroll
+      for (int c = 0; c < 4; c++) s[n][c] += other[n][c];
+    soften(first + tile * 16, s, keep);
+    unsigned weight[NT][2];
+    #pragma unroll
+    for (int n = 0; n < NT; n++)
+      #pragma unroll
+      for (int h = 0; h < 2; h++) weight[n][h] = mill_transpose(mill_pack(s[n][h * 2], s[n][h * 2 + 1]));
+    at += SLOTS * 32;
+    #pragma unroll
+    for (int u = 0; u < VU; u++) {
+      unsigned v[4][4];
+      #pragma unroll
+      for (int p = 0; p < 4; p++) {
+        if constexpr (VE == 8) {
+          const uint4 read = at[(p * VU + u) * 32];
+          v[p][0] = read.x, v[p][1] = read.y, v[p][2] = read.z, v[p][3] = read.w;
+        } else {
+          const uint2 read = ((const uint2*)(at - lane))[(p * VU + u) * 32 + lane];
+          v[p][0] = read.x, v[p][1] = read.y;
+        }
+      }
+      #pragma unroll
+      for (int j = 0; j < VE / 2; j++) {
+        const unsigned a0 = __byte_perm(v[0][j], v[1][j], 0x5410), a1 = __byte_perm(v[0][j], v[1][j], 0x7632);
+        const unsigned a2 = __byte_perm(v[2][j], v[3][j], 0x5410), a3 = __byte_perm(v[2][j], v[3][j], 0x7632);
+        #pragma unroll
+        for (int n = 0; n < NT; n++) mill_mma(o[u * (VE / 2) + j][n], a0, a1, a2, a3, weight[n][0], weight[n][1]);
+      }
+    }
+    stage = stage + 1 == DEPTH ? 0 : stage + 1;
+  }
+"""
+
+# MLX's affine form: a number is scale * code + bias. The codes go through the mma as they are, scales and biases are
+# applied to sums: to the scores of a key, and to the weights before they meet the values. Codes are exact in half
+# precision, which the mma has whatever the type of the model is. VFACTOR keeps weights away from its smallest numbers.
+PACKED_WRITE = """
+  constexpr int NG = D / 64, CODES = D * BITS / 8;
+  constexpr float VFACTOR = 256.f;
+  unsigned char* const codes_k = (unsigned char*)base[0] + begin * CODES;
+  T* const scales_k = (T*)base[1] + begin * NG;
+  T* const biases_k = (T*)base[2] + begin * NG;
+  unsigned char* const codes_v = (unsigned char*)base[3] + begin * CODES;
+  T* const scales_v = (T*)base[4] + begin * NG;
+  T* const biases_v = (T*)base[5] + begin * NG;
+  // One warp packs 64 elements, as mx.quantize does on CUDA, step by step.
+  auto pack = [&](const T* from, unsigned char* codes, T* scale_to, T* bias_to) {
+    const float one = float(from[lane * 2]), two = float(from[lane * 2 + 1]);
+    float low = fminf(one, two), high = fmaxf(0.f, fmaxf(one, two));
+    #pragma unroll
+    for (int x = 16; x > 0; x /= 2) {
+      low = fminf(low, __shfl_xor_sync(0xffffffff, low, x));
+      high = fmaxf(high, __shfl_xor_sync(0xffffffff, high, x));
+    }
+    constexpr float BINS = (1 << BITS) - 1;
+    float scale = fmaxf((high - low) / BINS, 1e-7f);
+    const bool side = fabsf(low) > fabsf(high);
+    scale = side ? scale : -scale;
+    const float edge = side ? low : high, zero = roundf(edge / scale);
+    const float bias = zero == 0.f ? 0.f : edge;
+    scale = zero == 0.f ? scale : edge / zero;
+    const unsigned a = (unsigned)fmaxf(0.f, fminf(roundf((one - bias) / scale), BINS));
+    const unsigned b = (unsigned)fmaxf(0.f, fminf(roundf((two - bias) / scale), BINS));
+    if constexpr (BITS == 8) ((unsigned short*)codes)[lane] = a | b << 8;
+    else codes[lane] = a | b << 4;
+    if (lane == 0) {
+      *scale_to = T(scale);
+      *bias_to = T(bias);
+    }
+  };
+  if (live) {
+    #pragma unroll
+    for (int n = 0; n < Q; n++) {
+      const int column = column_of(n);
+      // By the warp that reads it.
+      if (first <= column && column < item[5] && (column - first) / 16 % W == warp) {
+        #pragma unroll
+        for (int u = 0; u < NG; u++) {
+          const size_t from = (place * Q + n) * D + u * 64, to = (size_t)column * NG + u;
+          pack(new_k + from, codes_k + to * 8 * BITS, scales_k + to, biases_k + to);
+          pack(new_v + from, codes_v + to * 8 * BITS, scales_v + to, biases_v + to);
+        }
+      }
+    }
+    __syncwarp();
+  }
+"""
+
+# A thread's keys: 16 elements of every group of 64. Its values: 8 elements of every group, of four keys.
+PACKED_LOOP = """
+  constexpr int KB = 2 * BITS, VB = BITS, KSLOT = 2 * NG * KB * 32, VSLOT = 4 * NG * VB * 32, SSLOT = 2 * NG * 4 * 32;
+  constexpr int STAGE = KSLOT + VSLOT + SSLOT;
+  unsigned query[NT][NG][4][2];
+  float level[NT][NG][2], shift[NT][NG][2];
+  #pragma unroll
+  for (int n = 0; n < NT; n++) {
+    #pragma unroll
+    for (int u = 0; u < NG; u++) {
+      float e[16], sum = 0.f;
+      #pragma unroll
+      for (int i = 0; i < 16; i++) {
+        e[i] = n * 8 + g < GQ ? float(q[(place * GQ + n * 8 + g) * D + u * 64 + t * 16 + i]) : 0.f;
+        sum += e[i];
+      }
+      #pragma unroll
+      for (int i = 0; i < 4; i++) {
+        // In the order in which the codes of keys are unpacked.
+        const int a = BITS == 8 ? i * 4 : i / 2 * 8 + i % 2 * 2, b = BITS == 8 ? a + 1 : a + 4;
+        const int c = BITS == 8 ? a + 2 : a + 1, d = BITS == 8 ? a + 3 : a + 5;
+        query[n][u][i][0] = mill_pack(e[a], e[b]);
+        query[n][u][i][1] = mill_pack(e[c], e[d]);
+      }
+      sum += __shfl_xor_sync(0xffffffff, sum, 1);
+      sum += __shfl_xor_sync(0xffffffff, sum, 2);
+      #pragma unroll
+      for (int r = 0; r < 2; r++) {
+        level[n][u][r] = __shfl_sync(0xffffffff, sum, (t * 2 + r) * 4);
+        shift[n][u][r] = 0.f;
+      }
+    }
+  }
+  auto fetch = [&](int tile, int stage) {
+    if (tile < tiles) {
+      char* to = (char*)ring + (stage * W + warp) * STAGE;
+      const int from = first + tile * 16;
+      #pragma unroll
+      for (int h = 0; h < 2; h++) {
+        const size_t column = min(from + h * 8 + g, beyond - 1);
+        #pragma unroll
+        for (int u = 0; u < NG; u++)
+          mill_fetch_few<KB>(to + ((h * NG + u) * 32 + lane) * KB, codes_k + column * CODES + u * 8 * BITS + t * KB);
+      }
+      to += KSLOT;
+      #pragma unroll
+      for (int p = 0; p < 4; p++) {
+        const size_t column = min(from + p / 2 * 8 + t * 2 + p % 2, beyond - 1);
+        #pragma unroll
+        for (int u = 0; u < NG; u++)
+          mill_fetch_few<VB>(to + ((p * NG + u) * 32 + lane) * VB, codes_v + column * CODES + u * 8 * BITS + g * VB);
+      }
+      // Scales and biases: t says which of the keys g and g + 8 and which of the two. They come in pairs.
+      to += VSLOT;
+      const size_t column = min(from + t / 2 * 8 + g, beyond - 1);
+      #pragma unroll
+      for (int u = 0; u < NG; u++) {
+        const size_t index = begin * NG + column * NG + u;
+        mill_fetch_few<4>(to + (u * 32 + lane) * 4, (const T*)base[1 + t % 2] + index / 2 * 2);
+        mill_fetch_few<4>(to + ((NG + u) * 32 + lane) * 4, (const T*)base[4 + t % 2] + index / 2 * 2);
+      }
+    }
+    mill_commit();
+  };
+  auto unpack = [&](unsigned code, int i, int part) {  // of the keys: part 0 or 1 of mma i of a group
+    if constexpr (BITS == 8) return mill_small(__byte_perm(code, 0x64646464u, part ? 0x4342 : 0x4140));
+    return mill_small(((code >> (i % 2 * 8 + part * 4)) & 0x000f000fu) | 0x64006400u);
+  };
+  auto unpack_pair = [&](const unsigned* one, const unsigned* two, int d) {  // of the values: element d of two keys
+    if constexpr (BITS == 8)
+      return mill_small(
+        (__byte_perm(one[d / 4], two[d / 4], d % 4 | (4 + d % 4) << 8) & 0x00ff00ffu) | 0x64006400u);
+    const unsigned both = __byte_perm(one[0], two[0], d < 4 ? 0x5410 : 0x7632);
+    return mill_small(((both >> (d % 4 * 4)) & 0x000f000fu) | 0x64006400u);
+  };
+  #pragma unroll
+  for (int i = 0; i < DEPTH - 1; i++) fetch(warp + i * W, i);
+  int stage = 0;
+  for (int tile = warp; tile < tiles; tile += W) {
+    fetch(tile + (DEPTH - 1) * W, stage == 0 ? DEPTH - 1 : stage - 1);
+    mill_wait<DEPTH - 1>();
+    __syncwarp();
+    const char* at = (const char*)ring + (stage * W + warp) * STAGE;
+    // What belongs to keys g and g + 8: scale and bias of the keys, then of the values.
+    auto factor = [&](int kind, int u, int h) {
+      const size_t column = min(first + tile * 16 + h * 8 + g, beyond - 1), index = (begin + column) * NG + u;
+      const int from = kind / 2 * NG + u, thread = g * 4 + h * 2 + kind % 2;
+      return float(((const T*)(at + KSLOT + VSLOT + (from * 32 + thread) * 4))[index % 2]);
+    };
+    const char* const at_v = at + KSLOT;
+    float s[NT][4] = {}, keep[NT][2];
+    #pragma unroll
+    for (int u = 0; u < NG; u++) {
+      float sum[NT][4] = {};
+      unsigned one[KB / 4], two[KB / 4];
+      #pragma unroll
+      for (int i = 0; i < KB / 8; i++) {
+        const uint2 low = ((const uint2*)(at + (u * 32 + lane) * KB))[i];
+        const uint2 high = ((const uint2*)(at + ((NG + u) * 32 + lane) * KB))[i];
+        one[i * 2] = low.x, one[i * 2 + 1] = low.y;
+        two[i * 2] = high.x, two[i * 2 + 1] = high.y;
+      }
+      #pragma unroll
+      for (int i = 0; i < 4; i++) {
+        const unsigned x = one[BITS == 8 ? i : i / 2], y = two[BITS == 8 ? i : i / 2];
+        #pragma unroll
+        for (int n = 0; n < NT; n++)
+          mill_mma(sum[n], unpack(x, i, 0), unpack(y, i, 0), unpack(x, i, 1), unpack(y, i, 1), query[n][u][i][0],
+            query[n][u][i][1]);
+      }
+      const float scale[2] = {factor(0, u, 0), factor(0, u, 1)}, bias[2] = {factor(1, u, 0), factor(1, u, 1)};
+      #pragma unroll
+      for (int n = 0; n < NT; n++)
+        #pragma unroll
+        for (int c = 0; c < 4; c++) s[n][c] += sum[n][c] * scale[c / 2] + bias[c / 2] * level[n][u][c % 2];
+    }
+    soften(first + tile * 16, s, keep);
+    #pragma unroll
+    for (int u = 0; u < NG; u++) {
+      const float scale[2] = {factor(2, u, 0) * VFACTOR, factor(2, u, 1) * VFACTOR};
+      const float bias[2] = {factor(3, u, 0), factor(3, u, 1)};
+      unsigned weight[NT][2];
+      #pragma unroll
+      for (int n = 0; n < NT; n++) {
+        #pragma unroll
+        for (int r = 0; r < 2; r++)
+          shift[n][u][r] = shift[n][u][r] * keep[n][r] + s[n][r] * bias[0] + s[n][r + 2] * bias[1];
+        #pragma unroll
+        for (int h = 0; h < 2; h++)
+          weight[n][h] = mill_transpose(mill_pack(s[n][h * 2] * scale[h], s[n][h * 2 + 1] * scale[h]));
+      }
+      unsigned v[4][VB / 4];
+      #pragma unroll
+      for (int p = 0; p < 4; p++)
+        #pragma unroll
+        for (int i = 0; i < VB / 4; i++) v[p][i] = ((const unsigned*)(at_v + ((p * NG + u) * 32 + lane) * VB))[i];
+      #pragma unroll
+      for (int j = 0; j < 4; j++)
+        #pragma unroll
+        for (int n = 0; n < NT; n++)
+          mill_mma(o[u * 4 + j][n], unpack_pair(v[0], v[1], j * 2), unpack_pair(v[0], v[1], j * 2 + 1),
+            unpack_pair(v[2], v[3], j * 2), unpack_pair(v[2], v[3], j * 2 + 1), weight[n][0], weight[n][1]);
+    }
+    stage = stage + 1 == DEPTH ? 0 : stage + 1;
+  }
+  #pragma unroll
+  for (int n = 0; n < NT; n++)
+    #pragma unroll
+    for (int u = 0; u < NG; u++)
+      #pragma unroll
+      for (int r = 0; r < 2; r++) {
+        float all = shift[n][u][r];
+        #pragma unroll
+        for (int x = 4; x < 32; x *= 2) all += __shfl_xor_sync(0xffffffff, all, x);
+        #pragma unroll
+        for (int j = 0; j < 4; j++) {
+          o[u * 4 + j][n][r] = o[u * 4 + j][n][r] * (1.f / VFACTOR) + all;
+          o[u * 4 + j][n][r + 2] = o[u * 4 + j][n][r + 2] * (1.f / VFACTOR) + all;
+        }
+      }
+"""
+
+# The results of a warp go to shared memory, where the ring of tiles was.
+STORE_TILES = """
+  constexpr int LINE = D + 2, WE = D % 64 ? 4 : 8;
+  float* const all_best = (float*)ring;
+  float* const all_total = all_best + W * GQ;
+  float* const all_sum = all_total + W * GQ;
+  mill_wait<0>();
+  __syncthreads();
+  #pragma unroll
+  for (int n = 0; n < NT; n++)
+    #pragma unroll
+    for (int r = 0; r < 2; r++) {
+      const int query_number = n * 8 + t * 2 + r;
+      #pragma unroll
+      for (int x = 4; x < 32; x *= 2) total[n][r] += __shfl_xor_sync(0xffffffff, total[n][r], x);
+      if (query_number < GQ) {
+        if (g == 0) {
+          all_best[warp * GQ + query_number] = best[n][r];
+          all_total[warp * GQ + query_number] = total[n][r];
+        }
+        #pragma unroll
+        for (int j = 0; j < OT; j++) {
+          float* to = all_sum + (warp * GQ + query_number) * LINE + j / (WE / 2) * 8 * WE + g * WE + j % (WE / 2) * 2;
+          to[0] = o[j][n][r];
+          to[1] = o[j][n][r + 2];
+        }
+      }
+    }
+  __syncthreads();
+"""
+
+# For types and sizes that the mma does not take: each warp takes every W-th key, two at a time.
+SCALAR_LOOP = """
+  constexpr int E = D / 32;
+  float query[GQ][E], best[GQ], total[GQ], sum[GQ][E];
+  #pragma unroll
+  for (int j = 0; j < GQ; j++) {
+    best[j] = NONE;
+    total[j] = 0.f;
+    #pragma unroll
+    for (int e = 0; e < E; e++) {
+      query[j][e] = float(q[(place * GQ + j) * D + lane * E + e]);
+      sum[j][e] = 0.f;
+    }
+  }
+  for (int column = first + warp; column < beyond; column += 2 * W) {
+    const bool two = column + W < beyond;
+    const T* from_k[2] = {source(slab_k, fresh_k, column) + lane * E, source(slab_k, fresh_k, column + W) + lane * E};
+    const T* from_v[2] = {source(slab_v, fresh_v, column) + lane * E, source(slab_v, fresh_v, column + W) + lane * E};
+    float k[2][E], v[2][E];
+    #pragma unroll
+    for (int e = 0; e < E; e++) {
+      k[0][e] = float(from_k[0][e]);
+      k[1][e] = float(from_k[1][e]);
+      v[0][e] = float(from_v[0][e]);
+      v[1][e] = float(from_v[1][e]);
+    }
+    #pragma unroll
+    for (int j = 0; j < GQ; j++) {
+      float s[2] = {0.f, 0.f};
+      #pragma unroll
+      for (int e = 0; e < E; e++) {
+        s[0] += query[j][e] * k[0][e];
+        s[1] += query[j][e] * k[1][e];
+      }
+      #pragma unroll
+      for (int x = 16; x > 0; x /= 2) {
+        s[0] += __shfl_xor_sync(0xffffffff, s[0], x);
+        s[1] += __shfl_xor_sync(0xffffffff, s[1], x);
+      }
+      s[0] = seen(column, j) ? score(s[0]) : NONE;
+      s[1] = two && seen(column + W, j) ? score(s[1]) : NONE;
+      const float top = fmaxf(best[j], fmaxf(s[0], s[1])), level = top > -1e29f ? top : 0.f;
+      const float keep = mill_power(best[j] - top), p = mill_power(s[0] - level), r = mill_power(s[1] - level);
+      best[j] = top;
+      total[j] = total[j] * keep + p + r;
+      #pragma unroll
+      for (int e = 0; e < E; e++) sum[j][e] = sum[j][e] * keep + p * v[0][e] + r * v[1][e];
+    }
+  }
+  constexpr int LINE = D;
+  float* const all_best = (float*)ring;
+  float* const all_total = all_best + W * GQ;
+  float* const all_sum = all_total + W * GQ;
+  #pragma unroll
+  for (int j = 0; j < GQ; j++) {
+    if (lane == 0) {
+      all_best[warp * GQ + j] = best[j];
+      all_total[warp * GQ + j] = total[j];
+    }
+    #pragma unroll
+    for (int e = 0; e < E; e++) all_sum[(warp * GQ + j) * LINE + lane * E + e] = sum[j][e];
+  }
+  __syncthreads();
+"""
+
+# Joins the warps, and then the items of a row: the last block that is done reads what the others have written.
+END = """
+  auto finish = [&](int query, float top, float over, float under) {
+    if constexpr (SINKS) {
+      const float sink = float(sinks[head * (GQ / Q) + query / Q]) * LOG2E, highest = fmaxf(top, sink);
+      const float less = mill_power(top - highest);
+      over *= less;
+      under = under * less + mill_power(sink - highest);
+    }
+    return T(under > 0.f ? over / under : 0.f);
+  };
+  const int parts = item[10];
+  constexpr int RECORD = GQ * (D + 4);
+  // Of every item and head: the sums of each query, then their weight and greatest score.
+  float* const mine = sums + (parts == 1 ? 0 : ((size_t)blockIdx.x * heads + head) * RECORD);
+  for (int i = threadIdx.x; i < GQ * D; i += THREADS) {
+    const int query = i / D, d = i % D;
+    float top = NONE, over = 0.f, under = 0.f;
+    #pragma unroll
+    for (int w = 0; w < W; w++) top = fmaxf(top, all_best[w * GQ + query]);
+    #pragma unroll
+    for (int w = 0; w < W; w++) {
+      const float weight = mill_power(all_best[w * GQ + query] - top);
+      over += weight * all_sum[(w * GQ + query) * LINE + d];
+      under += weight * all_total[w * GQ + query];
+    }
+    if (parts == 1) {
+      out[place * GQ * D + i] = finish(query, top, over, under);
+    } else {
+      mine[i] = over;
+      if (d == 0) {
+        mine[GQ * D + query * 2] = under;
+        mine[GQ * D + query * 2 + 1] = top;
+      }
+    }
+  }
+  if (parts == 1) return;
+  int* const counter = const_cast<int*>(counters) + place;
+  __shared__ int done;
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) done = atomicAdd(counter, 1);
+  __syncthreads();
+  if (done != parts - 1) return;
+  __threadfence();
+  if (threadIdx.x == 0) *counter = 0;
+  const size_t apart = (size_t)heads * RECORD;
+  const float* const row_sums = sums + ((size_t)item[9] * heads + head) * RECORD;
+  float* const tops = (float*)ring;
+  float* const unders = tops + GQ;
+  for (int query = warp; query < GQ; query += W) {
+    const float* from = row_sums + GQ * D + query * 2;
+    float top = NONE, under = 0.f;
+    for (int p = lane; p < parts; p += 32) top = fmaxf(top, __ldcg(from + p * apart + 1));
+    #pragma unroll
+    for (int x = 16; x > 0; x /= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, x));
+    for (int p = lane; p < parts; p += 32)
+      under += __ldcg(from + p * apart) * mill_power(__ldcg(from + p * apart + 1) - top);
+    #pragma unroll
+    for (int x = 16; x > 0; x /= 2) under += __shfl_xor_sync(0xffffffff, under, x);
+    if (lane == 0) {
+      tops[query] = top;
+      unders[query] = under;
+    }
+  }
+  __syncthreads();
+  // Four elements a thread; where there are more threads than that, several share out the parts.
+  constexpr int FOURS = GQ * D / 4, TEAMS = THREADS / FOURS > 0 ? THREADS / FOURS : 1;
+  float4* const teams = (float4*)(ring + (GQ * 8 + 15) / 16);
+  for (int i = threadIdx.x; i < FOURS * TEAMS; i += THREADS) {
+    const int four = i % FOURS, query = four * 4 / D;
+    const float top = tops[query];
+    float4 over = make_float4(0.f, 0.f, 0.f, 0.f);
+    #pragma unroll 8
+    for (int p = i / FOURS; p < parts; p += TEAMS) {
+      const float* from = row_sums + p * apart;
+      const float weight = mill_power(__ldcg(from + GQ * D + query * 2 + 1) - top);
+      const float4 sum = __ldcg((const float4*)from + four);
+      over.x += weight * sum.x;
+      over.y += weight * sum.y;
+      over.z += weight * sum.z;
+      over.w += weight * sum.w;
+    }
+    teams[i] = over;
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < GQ * D; i += THREADS) {
+    float over = 0.f;
+    #pragma unroll
+    for (int team = 0; team < TEAMS; team++) over += ((const float*)(teams + team * FOURS))[i];
+    out[place * GQ * D + i] = finish(i / D, tops[i / D], over, unders[i / D]);
+  }
+"""

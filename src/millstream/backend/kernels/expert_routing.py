@@ -1,0 +1,448 @@
+"""Routing of a mixture of experts as CUDA kernels: norm, router and choice in one launch; the weighted sum in another.
+
+A block multiplies sixteen rows of the router with eight rows of the batch. The last block to finish for these eight
+rows makes their choices, a warp per row: it knows by a counter in memory, which it sets back to zero. MLX does not see
+that write, so every layer has a counter of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import mlx.core as mx
+
+from millstream.backend.kernels.compiled import cuda_kernel
+
+MAX_SLOTS = 32
+"""Experts per row: a lane of a warp holds one."""
+MAX_EXPERTS = 1024
+WARPS = 8
+ROWS = 8
+"""Rows of the batch per block: a column of an mma each, and later a warp each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """How a row's experts follow from the router's logits."""
+
+    experts: int
+    slots: int
+    """Experts per row."""
+    score: Literal["softmax", "sigmoid", "softmax_chosen"]
+    """Scores by softmax over all experts, by sigmoid, or by softmax over the chosen ones."""
+    normalised: bool = False
+    """Divide the chosen scores by their sum plus `epsilon`."""
+    epsilon: float = 0.0
+    scale: float = 1.0
+    groups: int = 1
+    best_groups: int = 1
+    """Only experts of so many groups may be chosen."""
+    group_score: Literal["max", "best_two"] = "max"
+    """A group's score: its best expert's, or the sum of its two best ones'."""
+
+
+_HEADER = """
+__device__ __forceinline__ void mill_mma(
+    float* c, unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.KIND.KIND.f32 "
+    "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+    : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+__device__ __forceinline__ float mill_warp_sum(float value) {
+  for (int o = 16; o > 0; o /= 2) value += __shfl_xor_sync(0xffffffffu, value, o);
+  return value;
+}
+__device__ __forceinline__ float mill_warp_max(float value) {
+  for (int o = 16; o > 0; o /= 2) value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, o));
+  return value;
+}
+"""
+
+# A warp's chunks of 32 numbers alternate with the other warps'. FLIGHT of them are loaded at once.
+_LOGITS = """
+  constexpr int FLIGHT = 4, LINE = 17;
+  const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, g = lane / 4, t = lane % 4;
+  const int R = x_shape[0], K = router_shape[1], first = blockIdx.y * 8, e0 = blockIdx.x * 16, chunks = K / 32;
+  const int outputs = router_shape[0];
+  __shared__ float sums[WARPS * 8 * LINE];
+  __shared__ bool last;
+  const T* xr = x + (size_t)min(first + g, R - 1) * K + t * 8;
+  INVERSE
+  float acc[4] = {};
+  const T* one = router + (size_t)min(e0 + g, outputs - 1) * K + t * 8;
+  const T* two = router + (size_t)min(e0 + g + 8, outputs - 1) * K + t * 8;
+  for (int c = warp; c < chunks; c += WARPS * FLIGHT) {
+    uint4 a[FLIGHT][2], b[FLIGHT];
+    #pragma unroll
+    for (int f = 0; f < FLIGHT; f++) {
+      const int k = (c + f * WARPS) * 32;
+      if (k >= K) break;
+      a[f][0] = *reinterpret_cast<const uint4*>(one + k);
+      a[f][1] = *reinterpret_cast<const uint4*>(two + k);
+      b[f] = *reinterpret_cast<const uint4*>(xr + k);
+    }
+    #pragma unroll
+    for (int f = 0; f < FLIGHT; f++) {
+      const int k = (c + f * WARPS) * 32;
+      if (k >= K) break;
+      NORMED
+      mill_mma(acc, a[f][0].x, a[f][1].x, a[f][0].y, a[f][1].y, b[f].x, b[f].y);
+      mill_mma(acc, a[f][0].z, a[f][1].z, a[f][0].w, a[f][1].w, b[f].z, b[f].w);
+    }
+  }
+  #pragma unroll
+  for (int c = 0; c < 4; c++) sums[(warp * 8 + t * 2 + c % 2) * LINE + g + c / 2 * 8] = acc[c];
+  __syncthreads();
+  if (tid < 128) {
+    const int col = tid / 16, row = tid % 16;
+    float total = 0.f;
+    #pragma unroll
+    for (int v = 0; v < WARPS; v++) total += sums[(v * 8 + col) * LINE + row];
+    total = float(T(total));
+    if (e0 + row < outputs && first + col < R) {
+      ROUTER_BIAS
+      logits[(size_t)(first + col) * outputs + e0 + row] = total;
+    }
+  }
+  __threadfence();
+  __syncthreads();
+  if (tid == 0) {
+    int* counter = const_cast<int*>(count) + blockIdx.y;
+    last = atomicAdd(counter, 1) == gridDim.x - 1;
+    if (last) *counter = 0;
+  }
+  __syncthreads();
+  if (!last) return;
+  __threadfence();
+  const int r = first + warp;
+  if (r >= R) return;
+  const float* logit = logits + (size_t)r * outputs;
+"""
+_INVERSE = """
+  __shared__ float inverse[8];
+  if (first + warp < R) {
+    const T* xw = x + (size_t)(first + warp) * K;
+    float squares = 0.f;
+    for (int k = lane * 8; k < K; k += 256) {
+      const uint4 eight = *reinterpret_cast<const uint4*>(xw + k);
+      const T* each = reinterpret_cast<const T*>(&eight);
+      #pragma unroll
+      for (int j = 0; j < 8; j++) squares += float(each[j]) * float(each[j]);
+    }
+    squares = mill_warp_sum(squares);
+    if (lane == 0) inverse[warp] = rsqrtf(squares / K + EPS);
+  }
+  __syncthreads();
+  const float inv = inverse[min(g, R - 1 - first)];
+"""
+_NORMED = """
+      {
+        const uint4 wide = *reinterpret_cast<const uint4*>(norm + k + t * 8);
+        const T* scales = reinterpret_cast<const T*>(&wide);
+        T* each = reinterpret_cast<T*>(&b[f]);
+        #pragma unroll
+        for (int j = 0; j < 8; j++) each[j] = T(float(T(float(each[j]) * inv)) * float(scales[j]));
+        if (blockIdx.x == 0 && first + g < R)
+          *reinterpret_cast<uint4*>(normed + (size_t)(first + g) * K + k + t * 8) = b[f];
+      }
+"""
+_ROUTER_BIAS = "if (e0 + row < E) total = float(T(total + float(bias[e0 + row])));"
+
+_CHOOSE = """
+  constexpr int V = (E + 31) / 32;
+  constexpr float LOW = -3.402823466e38f;
+  float score[V], key[V];
+  float top = LOW;
+  #pragma unroll
+  for (int v = 0; v < V; v++) {
+    score[v] = v * 32 + lane < E ? __ldcg(logit + v * 32 + lane) : LOW;
+    top = fmaxf(top, score[v]);
+  }
+  SCORE
+  #pragma unroll
+  for (int v = 0; v < V; v++) {
+    key[v] = score[v];
+    CORRECTION
+  }
+  GROUPED
+  int chosen = 0;
+  float weight = 0.f;
+  unsigned taken = 0;
+  for (int k = 0; k < TOP; k++) {
+    float best = 0.f;
+    int at = 1 << 20;
+    #pragma unroll
+    for (int v = 0; v < V; v++)
+      if (v * 32 + lane < E && !(taken >> v & 1) && (at == 1 << 20 || key[v] > best)) {
+        best = key[v];
+        at = v * 32 + lane;
+      }
+    for (int o = 16; o > 0; o /= 2) {
+      const float other = __shfl_xor_sync(0xffffffffu, best, o);
+      const int other_at = __shfl_xor_sync(0xffffffffu, at, o);
+      const bool better = at == 1 << 20 || other > best || (other == best && other_at < at);
+      if (other_at != 1 << 20 && better) { best = other; at = other_at; }
+    }
+    at = __shfl_sync(0xffffffffu, at, 0);
+    float found = 0.f;
+    #pragma unroll
+    for (int v = 0; v < V; v++)
+      if (at / 32 == v) found = score[v];
+    found = __shfl_sync(0xffffffffu, found, at % 32);
+    if (at % 32 == lane) taken |= 1u << (at / 32);
+    if (lane == k) { chosen = at; weight = found; }
+  }
+  WEIGHTS
+  if (lane < TOP) {
+    indices[(size_t)r * TOP + lane] = LIVE ? chosen : -1;
+    weights[(size_t)r * TOP + lane] = weight * SCALE;
+  }
+  SHARED_GATE
+"""
+_SCORES = {
+    "softmax": """
+  top = mill_warp_max(top);
+  float all = 0.f;
+  #pragma unroll
+  for (int v = 0; v < V; v++) {
+    score[v] = v * 32 + lane < E ? expf(score[v] - top) : 0.f;
+    all += score[v];
+  }
+  all = mill_warp_sum(all);
+  #pragma unroll
+  for (int v = 0; v < V; v++) score[v] /= all;
+""",
+    "sigmoid": """
+  #pragma unroll
+  for (int v = 0; v < V; v++) score[v] = 1.f / (1.f + expf(-score[v]));
+""",
+    "softmax_chosen": "",
+}
+_CORRECTION = "if (v * 32 + lane < E) key[v] += float(correction[v * 32 + lane]);"
+_GROUPED = """
+  {
+    constexpr int SIZE = E / GROUPS;
+    __shared__ float keys[8][E];
+    #pragma unroll
+    for (int v = 0; v < V; v++)
+      if (v * 32 + lane < E) keys[warp][v * 32 + lane] = key[v];
+    __syncwarp();
+    float best = LOW, second = LOW;
+    if (lane < GROUPS)
+      for (int j = 0; j < SIZE; j++) {
+        const float each = keys[warp][lane * SIZE + j];
+        second = fmaxf(second, fminf(best, each));
+        best = fmaxf(best, each);
+      }
+    const float group = GROUP_SCORE;
+    int rank = 0;
+    for (int j = 0; j < GROUPS; j++) {
+      const float other = __shfl_sync(0xffffffffu, group, j);
+      rank += other > group || (other == group && j < lane);
+    }
+    const unsigned kept = __ballot_sync(0xffffffffu, lane < GROUPS && rank < BEST_GROUPS);
+    #pragma unroll
+    for (int v = 0; v < V; v++)
+      if (v * 32 + lane < E && !(kept >> ((v * 32 + lane) / SIZE) & 1)) key[v] = 0.f;
+  }
+"""
+_SOFTMAX_CHOSEN = """
+  {
+    const float most = mill_warp_max(lane < TOP ? weight : LOW);
+    weight = lane < TOP ? expf(weight - most) : 0.f;
+    weight /= mill_warp_sum(weight);
+  }
+"""
+_NORMALISED = "weight /= mill_warp_sum(lane < TOP ? weight : 0.f) + EPSILON;"
+_SHARED_GATE = """
+  if (lane == 0) shared_weight[r] = 1.f / (1.f + expf(-__ldcg(logit + E)));
+"""
+
+_COMBINE = """
+  const int N = y_shape[1], at = (blockIdx.x * blockDim.x + threadIdx.x) * 8, r = at / N;
+  if (r >= indices_shape[0]) return;
+  const int n = at % N;
+  float total[8] = {};
+  #pragma unroll
+  for (int k = 0; k < TOP; k++) {
+    if (indices[r * TOP + k] < 0) continue;
+    const float weight = weights[r * TOP + k];
+    const uint4 wide = *reinterpret_cast<const uint4*>(y + (size_t)(r * TOP + k) * N + n);
+    const T* each = reinterpret_cast<const T*>(&wide);
+    #pragma unroll
+    for (int j = 0; j < 8; j++) total[j] += weight * float(each[j]);
+  }
+  #pragma unroll
+  for (int j = 0; j < 8; j++) total[j] = float(T(total[j]));
+  SHARED
+  RESIDUAL
+  uint4 result;
+  T* each = reinterpret_cast<T*>(&result);
+  #pragma unroll
+  for (int j = 0; j < 8; j++) each[j] = T(total[j]);
+  *reinterpret_cast<uint4*>(out + at) = result;
+"""
+_ADD = """
+  {
+    const uint4 wide = *reinterpret_cast<const uint4*>(FROM + at);
+    const T* each = reinterpret_cast<const T*>(&wide);
+    #pragma unroll
+    for (int j = 0; j < 8; j++) total[j] = float(T(total[j] + VALUE));
+  }
+"""
+
+
+def _route_source(routing: Routing, eps: float | None, biased: bool, corrected: bool, gated: bool, live: bool) -> str:
+    logits = _LOGITS.replace("INVERSE", "" if eps is None else _INVERSE.replace("EPS", f"{eps!r}f"), 1)
+    logits = logits.replace("NORMED", "" if eps is None else _NORMED)
+    logits = logits.replace("ROUTER_BIAS", _ROUTER_BIAS if biased else "")
+    grouped = ""
+    if routing.groups > 1:
+        grouped = _GROUPED.replace("GROUP_SCORE", "best + second" if routing.group_score == "best_two" else "best")
+        grouped = grouped.replace("BEST_GROUPS", str(routing.best_groups)).replace("GROUPS", str(routing.groups))
+    weights = _SOFTMAX_CHOSEN if routing.score == "softmax_chosen" else ""
+    if routing.normalised:
+        weights += _NORMALISED.replace("EPSILON", f"{routing.epsilon!r}f")
+    choose = _CHOOSE.replace("SHARED_GATE", _SHARED_GATE if gated else "").replace("WEIGHTS", weights)
+    choose = choose.replace("GROUPED", grouped).replace("CORRECTION", _CORRECTION if corrected else "")
+    choose = choose.replace("SCALE", f"{routing.scale!r}f").replace("LIVE", "live[r] >= 0" if live else "true")
+    return (logits + choose.replace("SCORE", _SCORES[routing.score])).replace("WARPS", str(WARPS))
+
+
+@functools.cache
+def _route_kernel(
+    routing: Routing, eps: float | None, biased: bool, corrected: bool, gated: bool, live: bool, dtype: mx.Dtype
+) -> Any:
+    inputs = ["x", "router", "count"]
+    inputs += ["norm"] if eps is not None else []
+    inputs += ["bias"] if biased else []
+    inputs += ["correction"] if corrected else []
+    inputs += ["live"] if live else []
+    outputs = ["indices", "weights", "logits"]
+    outputs += ["normed"] if eps is not None else []
+    outputs += ["shared_weight"] if gated else []
+    return cuda_kernel(
+        name="millstream_route",
+        input_names=inputs,
+        output_names=outputs,
+        source=_route_source(routing, eps, biased, corrected, gated, live),
+        header=_HEADER.replace("KIND", "f16" if dtype == mx.float16 else "bf16"),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """The arrays of a router. Its weight's last row is the gate of a shared expert, if it has one more row than there
+    are experts."""
+
+    weight: mx.array
+    count: mx.array
+    """Zeros, int32, one for each eight rows of a batch; of this layer alone."""
+    bias: mx.array | None = None
+    correction: mx.array | None = None
+    """Added to the scores by which experts are chosen, but not to their weights."""
+
+
+def new_counter(rows: int) -> mx.array:
+    return mx.zeros(((rows + ROWS - 1) // ROWS,), dtype=mx.int32)
+
+
+def route_fits(router: Router, routing: Routing, dtype: mx.Dtype) -> bool:
+    """True if the kernel can take this router, for rows of this type."""
+    return (
+        router.weight.dtype == dtype
+        and dtype in (mx.bfloat16, mx.float16)
+        and router.weight.shape[1] % 32 == 0
+        and routing.slots <= min(MAX_SLOTS, routing.experts)
+        and routing.experts <= MAX_EXPERTS
+        and routing.groups <= 32
+        and routing.experts % routing.groups == 0
+        and (routing.groups == 1 or routing.experts <= 512)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """What was chosen for each row."""
+
+    x: mx.array
+    """The rows, normed if that was asked for."""
+    indices: mx.array
+    """(rows, slots), int32; -1 for rows that nobody reads."""
+    weights: mx.array
+    """(rows, slots), float32."""
+    shared: mx.array | None = None
+    """The shared expert's weight for each row, float32."""
+
+
+def route(
+    x: mx.array,
+    router: Router,
+    routing: Routing,
+    norm: tuple[mx.array, float] | None = None,
+    live: mx.array | None = None,
+) -> Routed:
+    """Choose experts for x of (rows, …, size), after an RMS norm if given: its weight and epsilon. Rows where `live` is
+    negative get none."""
+    rows = x.shape[0]
+    outputs = router.weight.shape[0]
+    gated = outputs > routing.experts
+    eps = None if norm is None else norm[1]
+    kernel = _route_kernel(
+        routing, eps, router.bias is not None, router.correction is not None, gated, live is not None, x.dtype
+    )
+    inputs = [x, router.weight, router.count]
+    inputs += [] if norm is None else [norm[0]]
+    inputs += [array for array in (router.bias, router.correction, live) if array is not None]
+    shapes: list[tuple[int, ...]] = [(rows, routing.slots), (rows, routing.slots), (rows, outputs)]
+    dtypes = [mx.int32, mx.float32, mx.float32]
+    if norm is not None:
+        shapes.append(x.shape)
+        dtypes.append(x.dtype)
+    if gated:
+        shapes.append((rows,))
+        dtypes.append(mx.float32)
+    out: list[mx.array] = kernel(
+        inputs=inputs,
+        output_shapes=shapes,
+        output_dtypes=dtypes,
+        grid=((outputs + 15) // 16 * WARPS * 32, (rows + ROWS - 1) // ROWS, 1),
+        threadgroup=(WARPS * 32, 1, 1),
+        template=[("T", x.dtype), ("E", routing.experts), ("TOP", routing.slots)],
+    )
+    return Routed(x if norm is None else out[3], out[0], out[1], out[-1] if gated else None)
+
+
+@functools.cache
+def _combine_kernel(residual: bool, shared: bool, gated: bool) -> Any:
+    source = _COMBINE.replace(
+        "RESIDUAL", _ADD.replace("FROM", "residual").replace("VALUE", "float(each[j])") if residual else ""
+    )
+    value = "float(T(gate[r] * float(each[j])))" if gated else "float(each[j])"
+    source = source.replace("SHARED", _ADD.replace("FROM", "shared_out").replace("VALUE", value) if shared else "")
+    inputs = ["y", "indices", "weights"]
+    inputs += ["shared_out"] if shared else []
+    inputs += ["gate"] if gated else []
+    inputs += ["residual"] if residual else []
+    return cuda_kernel(name="millstream_combine", input_names=inputs, output_names=["out"], source=source, header="")
+
+
+def combine(y: mx.array, routed: Routed, shared: mx.array | None = None, residual: mx.array | None = None) -> mx.array:
+    """The weighted sum over each row's experts, in the row's own order, plus the shared expert's output and the
+    residual: like the routed rows, from y of (rows x slots, size)."""
+    rows, slots = routed.indices.shape
+    size = y.shape[1]
+    gate = routed.shared if shared is not None else None
+    inputs = [y, routed.indices, routed.weights]
+    inputs += [array for array in (shared, gate, residual) if array is not None]
+    out: mx.array = _combine_kernel(residual is not None, shared is not None, gate is not None)(
+        inputs=inputs,
+        output_shapes=[routed.x.shape],
+        output_dtypes=[y.dtype],
+        grid=((rows * size // 8 + 127) // 128 * 128, 1, 1),
+        threadgroup=(128, 1, 1),
+        template=[("T", y.dtype), ("TOP", slots)],
+    )[0]
+    return out

@@ -1,0 +1,362 @@
+"""The CUDA source of the few-row matmuls: one body, and epilogues that dense, packed and expert kernels share.
+
+A block takes BN = 16 * MT * NW rows of the weight and a row band of x. Its warps are NW side by side, each with its own
+rows of the weight, times KW along K; S blocks share a tile and split K further. Both operands lie along K, so a thread
+loads 16 bytes of each, and the same order of K on both sides feeds two mma m16n8k16.
+
+How the sums are split depends on the weight alone: K is cut into S * KW slices, the sums of Q neighbouring slices are
+added first, then all of them in order. Tiles of another shape with the same S * KW and Q give bitwise the same numbers,
+so a row gets the same numbers whatever else is in the batch, and whatever width the batch is padded to.
+"""
+
+from __future__ import annotations
+
+HEADER = """
+__device__ __forceinline__ void mill_fetch(void* to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
+    :: "r"((unsigned)__cvta_generic_to_shared(to)), "l"(from) : "memory");
+}
+__device__ __forceinline__ void mill_stream(void* to, const void* from) {
+  asm volatile("cp.async.cg.shared.global.L2::FAR [%0], [%1], 16;"
+    :: "r"((unsigned)__cvta_generic_to_shared(to)), "l"(from) : "memory");
+}
+__device__ __forceinline__ void mill_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N> __device__ __forceinline__ void mill_wait() {
+  asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory");
+}
+__device__ __forceinline__ void mill_mma(
+    float* c, unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.KIND.KIND.f32 "
+    "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+    : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+__device__ __forceinline__ unsigned mill_times(unsigned one, unsigned two) {
+  __nv_bfloat162 a, b;
+  memcpy(&a, &one, 4);
+  memcpy(&b, &two, 4);
+  a = __hmul2(a, b);
+  memcpy(&one, &a, 4);
+  return one;
+}
+__device__ __forceinline__ float mill_squares(unsigned pair, float sum) {
+  const float low = __uint_as_float(pair << 16), high = __uint_as_float(pair & 0xffff0000u);
+  return fmaf(high, high, fmaf(low, low, sum));
+}
+__device__ __forceinline__ uint4 mill_scaled(uint4 row, uint4 scale) {
+  return make_uint4(mill_times(row.x, scale.x), mill_times(row.y, scale.y), mill_times(row.z, scale.z),
+      mill_times(row.w, scale.w));
+}
+__device__ __forceinline__ void mill_squares(uint4 row, float* sums) {
+  const unsigned words[4] = {row.x, row.y, row.z, row.w};
+  #pragma unroll
+  for (int i = 0; i < 4; i++) {
+    const float low = __uint_as_float(words[i] << 16), high = __uint_as_float(words[i] & 0xffff0000u);
+    sums[0] = fmaf(low, low, sums[0]);
+    sums[1] = fmaf(high, high, sums[1]);
+  }
+}
+"""
+
+
+def header(half: bool) -> str:
+    """The helpers, for float16 or bfloat16."""
+    return HEADER.replace("KIND", "f16" if half else "bf16").replace("FAR", "128B")
+
+
+# Which block this is, and which warp. `line(l)` is the row of the weight that is column l of the block's tile; `there`
+# says if there is one. Rows and columns beyond the end are computed from the last ones and not stored.
+SETUP = """
+  constexpr int NT = ROWS / 8, BN = 16 * MT * NW, LINE = BN + 1, TH = 32 * NW * KW, V = S * KW;
+  const int N = w_shape[0], R = x_shape[0];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const int kw = warp / NW, nw = warp % NW;
+  const int bands = (R + ROWS - 1) / ROWS;
+  const int band = blockIdx.x % bands, part = blockIdx.x / bands % S, tile = blockIdx.x / bands / S;
+  const int first = band * ROWS, rows = min(ROWS, R - first);
+  extern __shared__ uint4 ring[];
+"""
+
+LINES = """
+  auto line = [&](int l) { return min(tile * BN + l, N - 1); };
+"""
+
+HALVED_LINES = """
+  constexpr int HALF = BN / 2;
+  auto line = [&](int l) {
+    return l < HALF ? min(tile * HALF + l, N / 2 - 1) : min(N / 2 + tile * HALF + l - HALF, N - 1);
+  };
+"""
+
+# The sums of a dense weight's slice. The weight comes from far: DEPTH - 1 steps of 64 numbers of each of its rows are
+# on their way, each a whole line of 128 bytes; a warp fetches its own rows. The rows of x come from the L2 cache:
+# STAGED ones through shared memory, for all warps that need them, else each warp has the next step's on their way. In
+# shared memory the halves of every other line are exchanged, so that eight lanes read from all banks.
+PRODUCT = """
+  const int K = w_shape[1], STEPS = K / 64;
+  const int begin = int((long long)STEPS * (part * KW + kw) / V);
+  const int count = int((long long)STEPS * (part * KW + kw + 1) / V) - begin;
+  constexpr int STAGE = TH * MT * 4 + (STAGED ? KW * ROWS * 8 : 0), HELD = STAGED ? 1 : NT;
+  float acc[MT][NT][4] = {};
+  int lines[MT * 4];
+  #pragma unroll
+  for (int i = 0; i < MT * 4; i++) lines[i] = line(nw * MT * 16 + i * 4 + lane / 8);
+  const T* wp = w + begin * 64 + lane % 8 * 8;
+  const int own = warp * MT * 128, place = lane / 8 * 8 + (lane % 8 ^ lane / 8 % 2 * 4);
+  auto fetch = [&](int step) {
+    uint4* stage = ring + step % DEPTH * STAGE;
+    if (step < count) {
+      #pragma unroll
+      for (int i = 0; i < MT * 4; i++)
+        mill_stream(stage + own + i * 32 + place, wp + (size_t)lines[i] * K + step * 64);
+      if (STAGED) {
+        #pragma unroll
+        for (int p = nw * 32 + lane; p < ROWS * 8; p += NW * 32)
+          mill_fetch(stage + TH * MT * 4 + kw * ROWS * 8 + p / 8 * 8 + (p % 8 ^ p / 8 % 2 * 4),
+              x + (size_t)min(first + p / 8, R - 1) * K + (begin + step) * 64 + p % 8 * 8);
+      }
+    }
+    mill_commit();
+  };
+  #pragma unroll
+  for (int c = 0; c < DEPTH - 1; c++) fetch(c);
+  uint4 next[2][HELD], now[2][HELD];
+  const T* xp[HELD];
+  #pragma unroll
+  for (int n = 0; n < HELD; n++) xp[n] = x + (size_t)min(first + n * 8 + g, R - 1) * K + begin * 64 + t * 8;
+  auto read = [&](int step) {
+    if (!STAGED && step < count) {
+      #pragma unroll
+      for (int n = 0; n < HELD; n++)
+        #pragma unroll
+        for (int h = 0; h < 2; h++)
+          next[h][n] = *reinterpret_cast<const uint4*>(xp[n] + step * 64 + h * 32);
+    }
+  };
+  read(0);
+#if NORM
+  float squares[NT][2] = {};
+  const T* np = norm + begin * 64 + t * 8;
+  uint4 scale[2], scaled[2];
+  auto read_norm = [&](int step) {
+    if (step < count) {
+      scale[0] = *reinterpret_cast<const uint4*>(np + step * 64);
+      scale[1] = *reinterpret_cast<const uint4*>(np + step * 64 + 32);
+    }
+  };
+  read_norm(0);
+#endif
+  const int LOOPS = STAGED ? (STEPS + V - 1) / V : count;
+  for (int c = 0; c < LOOPS; c++) {
+    #pragma unroll
+    for (int n = 0; n < HELD; n++) {
+      now[0][n] = next[0][n];
+      now[1][n] = next[1][n];
+    }
+    read(c + 1);
+#if NORM
+    scaled[0] = scale[0];
+    scaled[1] = scale[1];
+    read_norm(c + 1);
+#endif
+    mill_wait<DEPTH - 2>();
+    if (STAGED) __syncthreads(); else __syncwarp();
+    fetch(c + DEPTH - 1);
+    if (STAGED && c >= count) continue;
+    const uint4* stage = ring + c % DEPTH * STAGE;
+    #pragma unroll
+    for (int h = 0; h < 2; h++) {
+      const int at = g * 8 + ((h ^ g % 2) * 4 + t);
+      uint4 a[MT][2], b[NT];
+      #pragma unroll
+      for (int m = 0; m < MT; m++) {
+        a[m][0] = stage[own + m * 128 + at];
+        a[m][1] = stage[own + m * 128 + 64 + at];
+      }
+      #pragma unroll
+      for (int n = 0; n < NT; n++) b[n] = STAGED ? stage[TH * MT * 4 + kw * ROWS * 8 + n * 64 + at] : now[h][n % HELD];
+#if NORM
+      #pragma unroll
+      for (int n = 0; n < NT; n++) {
+        if (n % NW == nw) mill_squares(b[n], squares[n]);
+        b[n] = mill_scaled(b[n], scaled[h]);
+      }
+#endif
+      // Products for the same sum are far from each other: each takes some 30 cycles.
+      #pragma unroll
+      for (int n = 0; n < NT; n++)
+        #pragma unroll
+        for (int m = 0; m < MT; m++) mill_mma(acc[m][n], a[m][0].x, a[m][1].x, a[m][0].y, a[m][1].y, b[n].x, b[n].y);
+      #pragma unroll
+      for (int n = 0; n < NT; n++)
+        #pragma unroll
+        for (int m = 0; m < MT; m++) mill_mma(acc[m][n], a[m][0].z, a[m][1].z, a[m][0].w, a[m][1].w, b[n].z, b[n].w);
+    }
+  }
+"""
+
+# From here on `totals[row * LINE + column]` are the sums over all of K. They lie where the weight lay, a line a row of
+# x, one float more: that is against bank conflicts, and holds the row's factor of the RMS norm.
+SUM_WARPS = """
+  mill_wait<0>();
+  __syncthreads();
+  float* totals = reinterpret_cast<float*>(ring);
+  {
+    float* mine = totals + kw * ROWS * LINE;
+    #pragma unroll
+    for (int m = 0; m < MT; m++)
+      #pragma unroll
+      for (int n = 0; n < NT; n++)
+        #pragma unroll
+        for (int c = 0; c < 4; c++)
+          mine[(n * 8 + t * 2 + c % 2) * LINE + (nw * MT + m) * 16 + g + c / 2 * 8] = acc[m][n][c];
+#if NORM
+    #pragma unroll
+    for (int n = 0; n < NT; n++) {
+      if (n % NW == nw) {
+        float sum = squares[n][0] + squares[n][1];
+        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+        sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+        if (t == 0) mine[(n * 8 + g) * LINE + BN] = sum;
+      }
+    }
+#else
+    if (nw == 0) for (int n = lane; n < ROWS; n += 32) mine[n * LINE + BN] = 0.f;
+#endif
+  }
+  __syncthreads();
+  auto group = [&](int j, int i) {
+    float sum = totals[j * Q * ROWS * LINE + i];
+    #pragma unroll
+    for (int q = 1; q < Q; q++) sum += totals[(j * Q + q) * ROWS * LINE + i];
+    return sum;
+  };
+#if NORM
+  auto finish = [&](int i, float sum) { totals[i] = i % LINE == BN ? rsqrtf(sum / K + EPS) : sum; };
+#else
+  auto finish = [&](int i, float sum) { totals[i] = sum; };
+#endif
+"""
+
+WHOLE = """
+  for (int i = threadIdx.x; i < rows * LINE; i += TH) {
+    float sum = group(0, i);
+    #pragma unroll
+    for (int j = 1; j < KW / Q; j++) sum += group(j, i);
+    finish(i, sum);
+  }
+  __syncthreads();
+"""
+
+# S blocks have a part of K each. The one that comes last adds all parts, in their order.
+SHARED = """
+  {
+    constexpr int GROUPS = KW / Q;
+    const int shared_tile = tile * bands + band;
+    float* all = partial + (size_t)shared_tile * S * GROUPS * ROWS * LINE;
+    for (int i = threadIdx.x; i < rows * LINE; i += TH)
+      #pragma unroll
+      for (int j = 0; j < GROUPS; j++) __stcg(all + (part * GROUPS + j) * ROWS * LINE + i, group(j, i));
+    __threadfence();
+    __syncthreads();
+    __shared__ unsigned come;
+    unsigned* ticket = const_cast<unsigned*>(tickets) + shared_tile;
+    if (threadIdx.x == 0) come = atomicAdd(ticket, 1u);
+    __syncthreads();
+    if (come != S - 1) return;
+    if (threadIdx.x == 0) *ticket = 0u;
+    __threadfence();
+    #pragma unroll 4
+    for (int i = threadIdx.x; i < rows * LINE; i += TH) {
+      float sum = __ldcg(all + i);
+      #pragma unroll
+      for (int j = 1; j < S * GROUPS; j++) sum += __ldcg(all + j * ROWS * LINE + i);
+      finish(i, sum);
+    }
+    __syncthreads();
+  }
+"""
+
+# `sum(row, column)` is the product, rounded as it would be alone.
+ROUND = """
+  auto sum = [&](int row, int col) {
+    float value = totals[row * LINE + col];
+#if NORM
+    value *= totals[row * LINE + BN];
+#endif
+#if BIAS
+    value += float(bias[line(col)]);
+#endif
+    return float(T(value));
+  };
+"""
+
+STORE = """
+  for (int i = threadIdx.x; i < rows * BN; i += TH) {
+    const int row = i / BN, col = i % BN, n = tile * BN + col;
+    if (n < N) out[(size_t)(first + row) * N + n] = T(sum(row, col));
+  }
+"""
+
+ADD = """
+  for (int i = threadIdx.x; i < rows * BN; i += TH) {
+    const int row = i / BN, col = i % BN, n = tile * BN + col;
+    const size_t at = (size_t)(first + row) * N + n;
+    if (n < N) out[at] = T(float(T(sum(row, col) * FACTOR)) + float(r[at]));
+  }
+"""
+
+GLU = """
+  for (int i = threadIdx.x; i < rows * HALF; i += TH) {
+    const int row = i / HALF, col = i % HALF, n = tile * HALF + col;
+    const float gate = sum(row, col), up = sum(row, col + HALF);
+    if (n < N / 2) out[(size_t)(first + row) * (N / 2) + n] = T(ACTIVATED);
+  }
+"""
+
+ACTIVATED = {
+    "silu": "float(T(gate / (1.f + __expf(-gate)))) * up",
+    "gelu": "float(T(0.5f * gate * (1.f + erff(gate * 0.70710678f)))) * up",
+    "gelu_tanh": "float(T(0.5f * gate * (1.f + tanhf(0.79788456f * (gate + 0.044715f * gate * gate * gate))))) * up",
+    "clipped": "float(T(fminf(gate, 7.f) / (1.f + __expf(-1.702f * fminf(gate, 7.f)))))"
+    " * (fminf(fmaxf(up, -7.f), 7.f) + 1.f)",
+}
+
+# A tile is a head. A warp has all of a row's head: first its norm, then RoPE of its first numbers.
+QKV = """
+  static_assert(BN == D, "a tile is a head");
+  for (int row = warp; row < rows; row += NW * KW) {
+    float* head = totals + row * LINE;
+    float square = 0.f;
+    for (int d = lane; d < D; d += 32) {
+      const float value = sum(row, d);
+      head[d] = value;
+      square += value * value;
+    }
+#if HEAD_NORM
+    if (tile < H + KV) {
+      #pragma unroll
+      for (int o = 16; o; o /= 2) square += __shfl_xor_sync(0xffffffffu, square, o);
+      const float length = rsqrtf(square / D + (tile < H ? Q_EPS : K_EPS));
+      for (int d = lane; d < D; d += 32)
+        head[d] = float(T(float(T(head[d] * length)) * float(tile < H ? q_norm[d] : k_norm[d])));
+    }
+#endif
+    __syncwarp();
+    const size_t at = first + row;
+    T* to = tile < H ? q + (at * H + tile) * D
+        : tile < H + KV ? keys + (at * KV + tile - H) * D : values + (at * KV + tile - H - KV) * D;
+#if ROPE
+    const int half = tile < H + KV ? periods_shape[0] : 0;
+    for (int d = lane; d < half; d += 32) {
+      const float one = ROPE_PAIR;
+      float sine, cosine;
+      sincosf(float(offset[at]) * (1.f / periods[d]), &sine, &cosine);
+      to[d] = T(one * cosine - two * sine);
+      to[d + half] = T(one * sine + two * cosine);
+    }
+    for (int d = 2 * half + lane; d < D; d += 32) to[d] = T(head[d]);
+#else
+    for (int d = lane; d < D; d += 32) to[d] = T(head[d]);
+#endif
+  }
+"""

@@ -1,0 +1,109 @@
+"""The shape of a block of the few-row matmuls, for a weight and a number of rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+WIDTHS = (8, 16, 32, 64)
+"""Numbers of rows that kernels are compiled for. More rows are bands of the last one."""
+SLICES, GROUP = 8, 2
+"""Into how many slices every weight's K is cut, and how many neighbours are added first. The same for all shapes of
+blocks, so that a row's numbers do not depend on them."""
+LARGE_HEAD, LARGE_HEAD_WIDTH = 192, 32
+WARPS = 8
+"""Warps of a block, about: with 256 threads each may have all registers that it asks for."""
+MAX_SHARED = 99 * 1024
+"""Shared memory that a block may have on every GPU from sm_80 on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """A block's warps: `beside` each other, with `tiles` of 16 rows of the weight each, times `along` K. `split` blocks
+    share a tile and have a part of K each. `depth` chunks of the weight are kept in shared memory."""
+
+    beside: int
+    tiles: int
+    along: int
+    split: int = 1
+    depth: int = 4
+    staged: bool = False
+    group: int = GROUP
+
+    @property
+    def lines(self) -> int:
+        """Rows of the weight per block."""
+        return 16 * self.tiles * self.beside
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.beside * self.along
+
+    @property
+    def constants(self) -> list[tuple[str, int | bool]]:
+        return [
+            ("NW", self.beside),
+            ("MT", self.tiles),
+            ("KW", self.along),
+            ("S", self.split),
+            ("Q", self.group),
+            ("DEPTH", self.depth),
+            ("STAGED", self.staged),
+        ]
+
+    def stage_bytes(self, width: int) -> int:
+        return self.threads * self.tiles * 64 + (self.along * width * 128 if self.staged else 0)
+
+    def shared_bytes(self, width: int) -> int:
+        """For the chunks, where the sums of the warps lie later."""
+        return max(self.depth * self.stage_bytes(width), self.along * width * (self.lines + 1) * 4)
+
+
+def width_of(rows: int, head: int = 0) -> int:
+    """The width of the kernel for some rows. Large heads have no more than 32, as the sums would not fit."""
+    most = WIDTHS[-1] if head <= LARGE_HEAD else LARGE_HEAD_WIDTH
+    return next((width for width in WIDTHS if rows <= width), most) if rows <= most else most
+
+
+def head_shape(size: int) -> tuple[int, int] | None:
+    """Warps beside each other and tiles per warp that are one head; None if that is not possible."""
+    shapes = ((beside, size // (16 * beside)) for beside in (4, 3, 2, 1) if size % (16 * beside) == 0)
+    return next((shape for shape in shapes if shape[1] <= 4), None)
+
+
+def most_shared(outputs: int) -> int:
+    """How many counters a weight needs at most: for tiles of 32 rows and four bands."""
+    return -(-outputs // 32) * 4
+
+
+def with_depth(tiling: Tiling, width: int) -> Tiling:
+    """As deep as half of the shared memory of a large GPU allows, within what each of them has."""
+    depth = min(8, max(2, MAX_SHARED // tiling.stage_bytes(width)))
+    return Tiling(tiling.beside, tiling.tiles, tiling.along, tiling.split, depth, tiling.staged, tiling.group)
+
+
+def choose(outputs: int, inputs: int, width: int, *, head: int, shared: bool) -> Tiling:
+    """A tiling for a weight; with `head` its tiles are heads of that size. `shared`: blocks may share a tile."""
+    if head:
+        shape = head_shape(head)
+        assert shape is not None, "`fits_heads` was asked"
+        beside, tiles = shape
+    else:
+        beside, tiles = (1, 2) if width <= 16 or not shared else (2, 2) if width <= 32 else (4, 2)
+    along = 1 if tiles > 2 else max(GROUP, WARPS // beside // GROUP * GROUP)
+    split = SLICES // along if shared else 1
+    staged = beside > 1 and width > 8
+    return with_depth(Tiling(beside, tiles, along, split, staged=staged, group=min(GROUP, along)), width)
+
+
+def candidates(outputs: int, inputs: int, width: int) -> list[Tiling]:
+    """The usual tiling of a weight that blocks may share, and others that give the same numbers."""
+    usual = choose(outputs, inputs, width, head=0, shared=True)
+    shapes = ((1, 1), (1, 2), (2, 2), (4, 2)) if width <= 16 else ((1, 2), (2, 2), (4, 2), (2, 4))
+    others = [_shaped(beside, tiles, width) for beside, tiles in shapes]
+    fitting = [tiling for tiling in others if tiling.shared_bytes(width) <= MAX_SHARED]
+    return [usual, *(tiling for tiling in fitting if tiling != usual)]
+
+
+def _shaped(beside: int, tiles: int, width: int) -> Tiling:
+    along = WARPS // beside
+    return with_depth(Tiling(beside, tiles, along, SLICES // along, staged=beside > 1 and width > 8), width)

@@ -1,0 +1,61 @@
+"""One step of a short, gated convolution (LFM2) as a CUDA kernel: MLX takes eight operations for it.
+
+A layer projects its input to three numbers per channel: what goes in is the first times the third, the convolution
+runs over it and the last few that went in, and the second multiplies what comes out.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import mlx.core as mx
+
+from millstream.backend.kernels.compiled import cuda_kernel
+
+THREADS = 256
+
+_SOURCE = """
+  const int channels = w_shape[0], kernel = w_shape[1], i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < projected_shape[0] * channels) {
+    const int row = i / channels, c = i % channels;
+    const T* from = projected + (size_t)row * 3 * channels + c;
+    const size_t first = (size_t)row * (kernel - 1) * channels + c;
+    const T fresh = T(float(from[0]) * float(from[2 * channels]));
+    float sum = 0.f;
+    for (int k = 0; k < kernel - 1; k++) {
+      const T old = state[first + k * channels];
+      sum += float(w[c * kernel + k]) * float(old);
+      if (k > 0) kept[first + (k - 1) * channels] = old;
+    }
+    sum += float(w[c * kernel + kernel - 1]) * float(fresh);
+    kept[first + (kernel - 2) * channels] = fresh;
+    out[i] = T(float(from[channels]) * float(T(sum)));
+  }
+"""
+
+
+@functools.cache
+def _kernel() -> Any:
+    return cuda_kernel(
+        name="millstream_short_conv",
+        input_names=["projected", "state", "w"],
+        output_names=["out", "kept"],
+        source=_SOURCE,
+    )
+
+
+def short_conv(projected: mx.array, state: mx.array, weight: mx.array) -> tuple[mx.array, mx.array]:
+    """The output, (rows, 1, channels), and the new state, (rows, kernel - 1, channels). `projected` is (rows, 1, three
+    times the channels), `weight` (channels, kernel, 1)."""
+    rows, _, size = projected.shape
+    count = rows * size // 3
+    out, kept = _kernel()(
+        inputs=[projected, state, weight],
+        output_shapes=[(rows, 1, size // 3), state.shape],
+        output_dtypes=[projected.dtype, projected.dtype],
+        grid=(-(-count // THREADS) * THREADS, 1, 1),
+        threadgroup=(THREADS, 1, 1),
+        template=[("T", projected.dtype)],
+    )
+    return out, kept
