@@ -39,7 +39,9 @@ class Model(nn.Module):  # type: ignore[misc]
 
 @pytest.fixture
 def small_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small weights are packed, whether it pays or not."""
     monkeypatch.setattr(mkl_packed, "LEAST_SIZE", 1)
+    monkeypatch.setattr(cpu_linear, "PAYS", float("inf"))
 
 
 @needs_mkl
@@ -78,12 +80,22 @@ def test_a_model_computes_the_same_with_packed_layers(small_weights: None, monke
 
 def test_packing_needs_memory_for_both(small_weights: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_linear, "works", lambda: True)
+    monkeypatch.setattr(cpu_linear, "_packing_pays", lambda weights: True)
     model = Model()
     use_mkl_layout(model)
     size = allow_packing(model, 2**30)
     assert size
     assert allow_packing(model, size * mkl_packed.SHARE_OF_MEMORY) == size
     assert allow_packing(model, size * mkl_packed.SHARE_OF_MEMORY - 1) == 0
+
+
+@needs_mkl
+def test_packing_must_pay(small_weights: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Model()
+    use_mkl_layout(model)
+    monkeypatch.setattr(cpu_linear, "PAYS", 0.0)
+    assert allow_packing(model, 2**30) == 0
+    assert model.embed._packed is None
 
 
 def test_other_weights_are_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:

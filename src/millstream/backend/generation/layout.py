@@ -27,6 +27,7 @@ from millstream.backend.generation.layers.packed_attention import packed_attenti
 from millstream.backend.generation.layers.shared_layers import with_shared_layers
 from millstream.backend.generation.layers.slab_attention import Attention, slab_attention
 from millstream.backend.generation.prefix_store.cache_state import leaf_caches
+from millstream.backend.generation.sampling.kernel_check import kernel_agrees
 from millstream.backend.generation.settings import GenerationSettings
 from millstream.backend.kernels.small_matmul import supported_here
 from millstream.backend.layers.cpu_attention import cpu_attention
@@ -222,8 +223,12 @@ class LayoutChooser:
             slot_policy=powers_of_two if self._as_on_gpu else exact,
             group_fill=fill if self._enabled("group-prefill") else None,
             padded_chunks=(self._on_cuda or self._settings.like_gpu) and not self._takes_media,
-            sampling_kernel=self._on_cuda,
+            sampling_kernel=self._on_cuda and self._sampling_kernel_agrees,
         )
+
+    @functools.cached_property
+    def _sampling_kernel_agrees(self) -> bool:
+        return kernel_agrees(self._model)
 
     def _mixed(self, layout: Layout, caches: RowCaches, trial: Trial) -> Layout | None:
         """Length classes for those layers that have full attention; None, with the reason told, if that cannot be."""

@@ -9,7 +9,11 @@ a faster one.
 
 from __future__ import annotations
 
+import logging
+import math
 import platform
+import time
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -21,8 +25,15 @@ from millstream.backend.layers.patch_layers import patch_function
 from millstream.backend.layers.projections import joined_layers
 from millstream.backend.layers.vector_math import LARGE, exp_in_place, exp_polynomial
 
+log = logging.getLogger(__name__)
+
 SMALL_BATCH = range(4, 49)
 """Numbers of rows for which (W @ x.T).T is faster."""
+
+MEASURED_ROWS, MEASURED_BYTES, REPETITIONS = (4, 16), 64 * 2**20, 5
+"""How it is measured whether packed weights are faster: with more bytes than a processor's cache holds."""
+PAYS = 0.8
+"""They must take at most this share of the time, for the memory that they take."""
 
 
 def mkl_layout_pays() -> bool:
@@ -98,13 +109,38 @@ def use_mkl_layout(model: Any) -> None:
 
 def allow_packing(model: Any, free_bytes: int) -> int:
     """Let the large layers of a model compute small batches with packed weights, which are in memory beside the plain
-    ones. Returns the bytes that this may take; 0 if it is not done."""
+    ones, if that is faster here. Returns the bytes that this may take; 0 if it is not done."""
     modules = [*(module for _, module in model.named_modules()), *joined_layers(model)]
     layers = {id(each): each for each in modules if isinstance(each, MklLinear | MklEmbedding)}
     large = [layer for layer in layers.values() if can_be_packed(layer.weight)]
     size = sum(int(layer.weight.nbytes) for layer in large)
     if not size or size * SHARE_OF_MEMORY > free_bytes or not works():
         return 0
+    if not _packing_pays([layer.weight for layer in large]):
+        return 0
     for layer in large:
         layer._packed = PackedWeight()
     return size
+
+
+def _packing_pays(weights: Sequence[mx.array]) -> bool:
+    """Measures some of the weights both ways, in alternation: the least time of each counts."""
+    chosen: list[mx.array] = []
+    for weight in weights:
+        if sum(each.nbytes for each in chosen) < MEASURED_BYTES:
+            chosen.append(weight)
+    packed = [PackedWeight() for _ in chosen]
+    nothing: list[None] = [None] * len(chosen)
+    seconds = [0.0, 0.0]
+    for rows in MEASURED_ROWS:
+        inputs = [mx.random.normal((rows, weight.shape[1])) for weight in chosen]
+        mx.eval(inputs, chosen)
+        best = [math.inf, math.inf]
+        for _ in range(REPETITIONS):
+            for way, helpers in enumerate((nothing, packed)):
+                started = time.perf_counter()
+                mx.eval([mkl_matmul(*each) for each in zip(inputs, chosen, helpers, strict=True)])
+                best[way] = min(best[way], time.perf_counter() - started)
+        seconds = [total + least for total, least in zip(seconds, best, strict=True)]
+    log.debug("small matmuls: %.1f ms, packed %.1f ms", *(1000 * each for each in seconds))
+    return seconds[1] < PAYS * seconds[0]
