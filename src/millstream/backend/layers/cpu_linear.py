@@ -129,15 +129,14 @@ def _packing_pays(weights: Sequence[mx.array]) -> bool:
     for weight in weights:
         if sum(each.nbytes for each in chosen) < MEASURED_BYTES:
             chosen.append(weight)
-    packed = [PackedWeight() for _ in chosen]
-    nothing: list[None] = [None] * len(chosen)
+    ways: tuple[list[PackedWeight | None], ...] = ([None for _ in chosen], [PackedWeight() for _ in chosen])
     seconds = [0.0, 0.0]
     for rows in MEASURED_ROWS:
         inputs = [mx.random.normal((rows, weight.shape[1])) for weight in chosen]
         mx.eval(inputs, chosen)
         best = [math.inf, math.inf]
         for _ in range(REPETITIONS):
-            for way, helpers in enumerate((nothing, packed)):
+            for way, helpers in enumerate(ways):
                 started = time.perf_counter()
                 mx.eval([mkl_matmul(*each) for each in zip(inputs, chosen, helpers, strict=True)])
                 best[way] = min(best[way], time.perf_counter() - started)
