@@ -92,7 +92,7 @@ def paths(url: str) -> str:
     """What the server says of its model: memory, and which fast paths it took."""
     with urllib.request.urlopen(f"{url}/v1/models", timeout=10) as reply:
         model = json.load(reply)["data"][0]
-    return json.dumps({key: model[key] for key in ("memory_bytes", "fast_paths") if key in model})
+    return json.dumps({key: model[key] for key in ("weight_bytes", "notes") if key in model})
 
 
 def report(family: str, figures: dict[str, list[Figures]]) -> str:
