@@ -12,11 +12,13 @@ import mlx.core as mx
 from millstream.backend.generation.layers.block_check import (
     agree,
     check_attention,
+    check_chunk,
     check_half,
     check_module,
     check_rope,
     checked_frame,
     half_difference,
+    uncompiled,
 )
 from millstream.backend.generation.layers.block_frame import Frame, NotUnderstood, hidden_size
 from millstream.backend.generation.layers.block_parts import (
@@ -151,8 +153,8 @@ class BlockSearch:
         decode = FusedAttention(parts, frame, self._matmuls, self._attend)
         chunk = FusedAttention(parts, frame, self._chunk_matmuls, self._attend)
         if self._is_new(str(type(module)), frame.names, parts.form):
-            exact = FusedAttention(parts, frame, BY_MLX, self._attend)
-            check_attention(plain.run, parts, exact, exact, size, mx.float32, kernels=False)
+            with uncompiled():
+                check_chunk(plain.run, FusedAttention(parts, frame, BY_MLX, self._attend), size, mx.float32)
         check_attention(plain.run, parts, decode, chunk, size, dtype, kernels=self._matmuls is BY_KERNELS)
         return decode, chunk
 
@@ -160,7 +162,8 @@ class BlockSearch:
         self, parts: ConvParts, frame: Frame, plain: PlainPart, new_cache: NewCache, size: int, dtype: mx.Dtype
     ) -> FusedConv:
         if self._is_new("convolution", frame.names):
-            check_module(plain.run, FusedConv(parts, frame, BY_MLX, plain).run, new_cache, size, mx.float32)
+            with uncompiled():
+                check_module(plain.run, FusedConv(parts, frame, BY_MLX, plain).run, new_cache, size, mx.float32)
         fused = FusedConv(parts, frame, self._matmuls, plain)
         check_module(plain.run, fused.run, new_cache, size, dtype)
         return fused
@@ -212,9 +215,10 @@ class BlockSearch:
         if key not in self._activations:
             # In float32, or GELU and its approximation would look the same.
             found = {}
-            for each in ACTIVATIONS:
-                fused = FusedGlu(dataclasses.replace(parts, activation=each), frame, BY_MLX)
-                found[each] = half_difference(plain.run, fused.run, size, mx.float32)
+            with uncompiled():
+                for each in ACTIVATIONS:
+                    fused = FusedGlu(dataclasses.replace(parts, activation=each), frame, BY_MLX)
+                    found[each] = half_difference(plain.run, fused.run, size, mx.float32)
             self._activations[key] = min(ACTIVATIONS, key=lambda each: found[each])
             agree(min(found.values()), mx.float32)
         chosen = dataclasses.replace(parts, activation=self._activations[key])

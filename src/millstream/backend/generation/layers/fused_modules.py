@@ -51,8 +51,7 @@ def _layer_class(kind: Any) -> type:
             arrays["norm"] = role.norm.weight
         if role.residual is not None:
             arrays["residual"] = role.residual
-        out = run(x, arrays)
-        return out
+        return run(x, arrays)
 
     return type(kind.__name__, (kind,), {"__call__": call})
 
