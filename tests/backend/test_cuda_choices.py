@@ -110,7 +110,8 @@ def test_a_model_gets_every_fast_path(family: str, cuda: Pretended, tmp_path: Pa
         (note,) = [note for note in driver.facts.notes if note.startswith("fast paths: ")]
         assert note == (
             "fast paths: fuse, slots, kernel, fused-matmul, group-prefill, calibration; "
-            "not used: mkl-layout (for the CPU), compiled-step (needs kernel), warmup (--disable)"
+            "not used: mkl-layout (for the CPU), packed-matmul (no packed weights), compiled-step (needs kernel), "
+            "warmup (--disable)"
         )
         answers = driver.run(*(Generate(number, prompt, 12) for number, prompt in enumerate(prompts())))
     assert [len(answer) for answer in answers] == [12] * 3
@@ -119,13 +120,13 @@ def test_a_model_gets_every_fast_path(family: str, cuda: Pretended, tmp_path: Pa
 
 
 def test_full_attention_beside_a_sliding_window_gets_the_attention_kernels(cuda: Pretended, tmp_path: Path) -> None:
-    folder = write_half(tmp_path / "gemma3_text", "gemma3_text", sliding_window=16)
+    folder = write_half(tmp_path / "gemma3_text", "gemma3_text", sliding_window=16, num_hidden_layers=2)
     settings = GenerationSettings("folder", folder, max_rows=4, disabled=frozenset({"warmup"}))
     with engine(lambda: MlxGenerationBackend(settings)) as driver:
         assert driver.facts is not None
         (note,) = [note for note in driver.facts.notes if note.startswith("fast paths: ")]
         assert note.startswith("fast paths: fuse, slots, kernel, fused-matmul, group-prefill, calibration; not used: ")
-        assert "fused blocks: 4 of 4 (4 with attention and MLP)" in driver.facts.notes
+        assert "fused blocks: 2 of 2 (2 with attention and MLP)" in driver.facts.notes
         answers = driver.run(*(Generate(number, prompt, 12) for number, prompt in enumerate(prompts())))
     assert [len(answer) for answer in answers] == [12] * 3
     assert {"write_rows", "decode", "prefill"} <= set(cuda.calls)
