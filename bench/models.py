@@ -4,16 +4,20 @@ python bench/models.py random-1b OUT        a Llama of 1.2 billion parameters in
 python bench/models.py random-small OUT     the same with 8 narrower layers, to run next to it
 python bench/models.py random-tiny OUT      the same with 2 small layers, for the CPU
 python bench/models.py random-mid OUT       the same with 4 layers, twice as wide, to run next to random-tiny
+python bench/models.py gemma3-1b OUT        a family of bench/family_shapes.py, random weights; gemma3-1b@4: 4 bits
 python bench/models.py demo OUT             the demo model as an MLX folder, 4 bits as in its GGUF file
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+from family_shapes import FAMILIES
 
 LLAMA_1B: dict[str, Any] = {
     "model_type": "llama",
@@ -57,8 +61,9 @@ MID = {
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
 }
-RANDOM = {"random-1b": LLAMA_1B, "random-small": SMALL, "random-tiny": TINY, "random-mid": MID}
-VERSION = 2
+RANDOM = {"random-1b": LLAMA_1B, "random-small": SMALL, "random-tiny": TINY, "random-mid": MID, **FAMILIES}
+GROUP_SIZE = 64
+VERSION = 3
 """Part of the folders' names. Raise it when what is made here changes: models are reused."""
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|start|>{{ message.role }}\n{{ message.content }}<|end|>\n{% endfor %}"
@@ -66,15 +71,19 @@ CHAT_TEMPLATE = (
 )
 
 
-def random_model(folder: Path, config: dict[str, Any]) -> Path:
+def random_model(folder: Path, config: dict[str, Any], bits: int = 0) -> Path:
     """A model with random weights: it is as fast as a trained one of the same shape."""
     import mlx.core as mx
+    import mlx.nn as nn
     from mlx.utils import tree_flatten
-    from mlx_lm.models import llama
 
     mx.random.seed(0)
-    model = llama.Model(llama.ModelArgs.from_dict(config))
+    family = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
+    model = family.Model(family.ModelArgs.from_dict(config))
     model.set_dtype(getattr(mx, config["torch_dtype"]))
+    if bits:
+        nn.quantize(model, group_size=GROUP_SIZE, bits=bits)
+        config = {**config, "quantization": {"group_size": GROUP_SIZE, "bits": bits}}
     folder.mkdir(parents=True, exist_ok=True)
     mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(model.parameters())), {"format": "mlx"})
     (folder / "config.json").write_text(json.dumps(config))
@@ -153,7 +162,13 @@ def make(name: str, folder: Path) -> Path:
         return folder
     if name == "demo":
         return demo_as_folder(folder)
-    return random_model(folder, RANDOM[name])
+    shape, _, bits = name.partition("@")
+    return random_model(folder, RANDOM[shape], int(bits or 0))
+
+
+def known(name: str) -> bool:
+    shape, _, bits = name.partition("@")
+    return name == "demo" or (shape in RANDOM and bits in ("", "4", "8"))
 
 
 def find(name: str) -> Path:
@@ -161,12 +176,12 @@ def find(name: str) -> Path:
     folder = Path(name)
     if folder.exists():
         return folder
-    if name not in (*RANDOM, "demo"):
-        sys.exit(f"{name} is neither a folder nor one of {', '.join(RANDOM)}, demo")
+    if not known(name):
+        sys.exit(f"{name} is neither a folder nor one of {', '.join(RANDOM)} (with @4 or @8: quantised), demo")
     return make(name, Path(tempfile.gettempdir()) / f"millstream-bench-{name}-{VERSION}")
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 3 or sys.argv[1] not in (*RANDOM, "demo"):
+    if len(sys.argv) != 3 or not known(sys.argv[1]):
         sys.exit(__doc__)
     print(make(sys.argv[1], Path(sys.argv[2])))

@@ -1,9 +1,12 @@
 """Measure the overhead of the server itself: a backend that costs nothing, real HTTP, concurrent streams.
 
-    python bench/server_path.py [--streams 64] [--tokens 2000] [--profile profile.txt]
+    python bench/server_path.py [--streams 64,256] [--tokens 500] [--pace 45000] [--isolation process]
 
-Prints tokens delivered per second and the server's CPU time per token, next to those of a bare ASGI application that
-sends one chunk per token. With --profile, writes a profile of the server (the event loop's thread and the engine's).
+Prints tokens delivered per second, and the CPU time per token of the HTTP process and of its children (the engine),
+next to those of a bare ASGI application that sends one chunk per token. Short answers are measured as well, so that
+what a request costs at its start is not counted to its tokens. Without --pace tokens come faster than they are
+delivered, so several share an event; with it, as a device would make them. The clients are processes of their own
+(--clients). With --profile, writes a profile of the event loop's thread.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import argparse
 import asyncio
 import cProfile
 import dataclasses
+import logging
 import multiprocessing
 import os
 import pstats
@@ -25,70 +29,35 @@ from typing import Any
 
 import uvicorn
 
+from instant_backend import InstantBackends
 from millstream.bench.load import Load, run
+from millstream.bench.processes import processes_for, run_split
 from millstream.bench.report import figures, milliseconds
 from millstream.config import Settings
-from millstream.engine.generation.messages import Generate
-from millstream.engine.generation.plan import GenerationBackend, Plan, RowOutput, StepResult
-from millstream.engine.protocols import Progress, ignore_progress
-from millstream.loading.settings import EngineSettings
-from millstream.model_facts import GenerationFacts
-from millstream.models.source import ModelSource
 from millstream.server import MillServer, serve_on
 from models import make
 
 
-class InstantBackend:
-    """A backend that costs nothing: every row gets a token in every step."""
-
-    def __init__(self, rows: int) -> None:
-        self._rows = rows
-        self._token = 0
-
-    def load(self, report: Progress = ignore_progress) -> GenerationFacts:
-        return GenerationFacts(2**20, 2048, self._rows, 0, "none", "gpu (none)")
-
-    def background_task(self, request: Generate | None) -> None:
-        return None
-
-    def memory_bytes(self) -> int:
-        return 0
-
-    def step(self, plan: Plan) -> StepResult:
-        self._token = self._token % 1000 + 300
-        token = (self._token,)
-        return StepResult(tuple(RowOutput(request_id, token) for request_id in plan.decode))
-
-    def reset(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-def serve_instant(folder: str, streams: int, port: Any, profile: str | None) -> None:
+def serve_instant(folder: str, streams: int, port: Any, options: argparse.Namespace) -> None:
     import uvloop
 
     listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
-    settings = Settings((folder,), max_batch=streams, isolation="thread")
-    servers: list[MillServer] = []
+    logging.disable(logging.INFO)  # a line per request
+    settings = Settings((folder,), max_batch=streams, isolation=options.isolation)
 
     def started(server: MillServer) -> None:
-        servers.append(server)
         port.value = listener.getsockname()[1]
-
-    def backend(source: ModelSource, settings: EngineSettings) -> GenerationBackend:
-        return InstantBackend(settings.max_batch)
 
     profiler = cProfile.Profile()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        if profile:
+        if options.profile:
             profiler.enable()
+        backend = InstantBackends(options.pace)
         runner.run(serve_on(listener, settings, make_backend=backend, on_start=started))
         profiler.disable()
-    if profile:
-        with open(profile, "w") as file:
-            pstats.Stats(profiler, stream=file).sort_stats("tottime").print_stats(40)
+    if options.profile:
+        with open(options.profile, "w") as file:
+            pstats.Stats(profiler, stream=file).sort_stats("tottime").print_stats(50)
 
 
 def serve_bare(tokens: int, port: Any) -> None:
@@ -118,50 +87,75 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def measure(title: str, target: Any, arguments: tuple[Any, ...], options: argparse.Namespace) -> float:
+def children(pid: int) -> list[int]:
+    return [
+        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
+    ]
+
+
+def all_cpu_seconds(pid: int) -> tuple[float, float]:
+    """Of a process, and of its children together."""
+    return cpu_seconds(pid), sum(cpu_seconds(child) for child in children(pid))
+
+
+def measure(title: str, target: Any, arguments: tuple[Any, ...], streams: int, options: argparse.Namespace) -> float:
+    """Returns the CPU time per token of the server's main process, in microseconds."""
     context = multiprocessing.get_context("spawn")
     port = context.Value("i", 0)
-    filled = tuple(port if argument == "PORT" else argument for argument in arguments)
-    process = context.Process(target=target, args=filled)
+    process = context.Process(target=target, args=tuple(port if each == "PORT" else each for each in arguments))
     process.start()
     assert process.pid is not None
     load = Load(url="", prompt_words=3, output_tokens=options.tokens, requests_per_stream=1, ignore_eos=True)
-
     while port.value == 0 and process.is_alive():
         time.sleep(0.05)
     load = dataclasses.replace(load, url=f"http://127.0.0.1:{port.value}")
-
-    async def drive() -> tuple[Any, float]:
-        before = cpu_seconds(process.pid)
-        result = figures(await run(load, options.streams, lambda: None))
-        return result, cpu_seconds(process.pid) - before
-
     warm = dataclasses.replace(load, output_tokens=16)
     while process.is_alive() and figures(asyncio.run(run(warm, 4, lambda: None))).errors:
         time.sleep(0.1)  # it is not ready yet
-    result, seconds = asyncio.run(drive())
+    clients = options.clients or processes_for(streams)
+    short = dataclasses.replace(load, output_tokens=options.tokens // 8)
+    costs = []
+    for each in (short, load):
+        before = all_cpu_seconds(process.pid)
+        result = figures(asyncio.run(run_split(each, streams, lambda: None, processes=clients)))
+        costs.append([end - start for start, end in zip(before, all_cpu_seconds(process.pid), strict=True)])
+        if result.errors:
+            break
     process.terminate()
     process.join(20)
-    tokens = options.tokens * options.streams
-    cost = seconds / tokens * 1e6
-    print(f"{title}: {result.tokens_per_second:,.0f} tokens/s delivered, {cost:.1f} us of CPU per token, ", end="")
-    print(f"/health p99 {milliseconds(result.health_p99)}, errors {result.errors} {result.first_error or ''}")
     if result.errors:
-        raise SystemExit(1)
-    return cost
+        raise SystemExit(f"{title}: {result.errors} errors, first: {result.first_error}")
+    tokens = (load.output_tokens - short.output_tokens) * streams
+    own, engine = ((more - less) / tokens * 1e6 for less, more in zip(*costs, strict=True))
+    request = costs[0][0] / streams * 1e3 - own * short.output_tokens / 1e3
+    print(f"{title}, {streams} streams: {result.tokens_per_second:,.0f} tokens/s, ", end="")
+    print(f"CPU per token {own:.1f} us (children {engine:.1f}), per request {request:.1f} ms, ", end="")
+    print(f"gap p50 {milliseconds(result.gap_p50)}, p99 {milliseconds(result.gap_p99)}, ", end="")
+    print(f"/health p99 {milliseconds(result.health_p99)}, errors {result.errors}", flush=True)
+    return own
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--streams", type=int, default=64)
-    parser.add_argument("--tokens", type=int, default=2000)
+    parser.add_argument("--streams", type=lambda text: [int(part) for part in text.split(",")], default=[64])
+    parser.add_argument("--tokens", type=int, default=500, help="per stream")
+    parser.add_argument("--pace", type=float, default=0.0, help="tokens per second of all streams; 0: no limit")
+    parser.add_argument("--isolation", choices=("thread", "process"), default="thread", help="of the engine")
+    parser.add_argument("--clients", type=int, default=0, help="processes; 0: by streams and cores")
+    parser.add_argument("--no-bare", action="store_true", help="leave out the bare application")
     parser.add_argument("--profile", default=None)
     options = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    folder = make("random-tiny", Path(tempfile.gettempdir()) / "millstream-bench-random-tiny")
-    bare = measure("bare ASGI application", serve_bare, (options.tokens, "PORT"), options)
-    ours = measure("millstream", serve_instant, (str(folder), options.streams, "PORT", options.profile), options)
-    print(f"ours / bare = {ours / bare:.2f}" if bare else "too little CPU time to compare: raise --tokens")
+    folder = str(make("random-tiny", Path(tempfile.gettempdir()) / "millstream-bench-random-tiny"))
+    paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)  # an engine process must find the backend
+    for streams in options.streams:
+        bare = 0.0
+        if not options.no_bare:
+            bare = measure("bare ASGI application", serve_bare, (options.tokens, "PORT"), streams, options)
+        ours = measure("millstream", serve_instant, (folder, streams, "PORT", options), streams, options)
+        if not options.no_bare:
+            print(f"ours / bare = {ours / bare:.2f}" if bare else "too little CPU time to compare: raise --tokens")
     return 0
 
 

@@ -13,6 +13,7 @@ FAST_PATHS = {
     "slots": "rows join and leave without copying the batch",
     "kernel": "custom kernels for attention over rows of unequal length and for sampling (CUDA)",
     "fused-matmul": "custom kernels for small-batch matmuls fused with the next operation (CUDA; with kernel, slots)",
+    "packed-matmul": "compute with quantised weights as they are, and not unpacked to bf16 (CUDA; with fused-matmul)",
     "compiled-step": "run a decode step's forward pass as one compiled function (CUDA; with kernel, slots)",
     "group-prefill": "prefill prompts of similar length in one pass",
     "calibration": "measure chunks, steps and copies at load, and choose chunk lengths and the like by that",

@@ -256,6 +256,13 @@ class Delta:
     stop_string: str | None = None
     """The stop string that ended the choice, in its last delta. None if something else ended it."""
 
+    @property
+    def only_text(self) -> bool:
+        """True for nearly all deltas: text and nothing else, which renderers have a short way for."""
+        return not (
+            self.finish_reason is not None or self.logprobs or self.reasoning or self.calls or self.prompt
+        ) and bool(self.text)
+
 
 @dataclass(frozen=True, slots=True)
 class Truncation:

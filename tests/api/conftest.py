@@ -22,6 +22,7 @@ from millstream.api.http1.limits import HttpLimits
 from millstream.api.http1.protocol import LimitedProtocol
 from millstream.errors import NotFound
 from millstream.model_facts import ModelCard
+from millstream.service.ports import DeltaSink
 from millstream.types import Delta, FinishReason, GenerationRequest, Usage
 from support.services import services
 
@@ -44,6 +45,7 @@ class ScriptedGeneration:
         self._loop = asyncio.get_running_loop()
         self._steps: asyncio.Queue[Step | None] = asyncio.Queue()
         self._ended = False
+        self._sink: DeltaSink | None = None
         for step in [*steps, *([None] if ends else [])]:
             self._steps.put_nowait(step)
 
@@ -60,6 +62,9 @@ class ScriptedGeneration:
                 raise step
             yield step
 
+    def deliver_to(self, sink: DeltaSink) -> None:
+        self._sink = sink
+
     def cancel(self, outcome: str = "cancelled") -> None:
         if not self.cancelled.is_set():
             self.left_early = not self._ended
@@ -69,6 +74,18 @@ class ScriptedGeneration:
     def push(self, step: Step | None) -> None:
         """Called from the test thread. None ends the generation."""
         self._loop.call_soon_threadsafe(self._steps.put_nowait, step)
+
+    def deliver(self, step: Sequence[Delta]) -> bool:
+        """Called from the test thread: give the sink a step, if it is ready. Returns whether it was."""
+
+        async def deliver() -> bool:
+            assert self._sink is not None
+            if not self._sink.ready():
+                return False
+            self._sink.deliver(step)
+            return True
+
+        return asyncio.run_coroutine_threadsafe(deliver(), self._loop).result(WAIT)
 
 
 @dataclass

@@ -176,6 +176,20 @@ def test_packed_experts_and_a_packed_router_give_what_they_gave() -> None:
     assert switch.gate_proj.bits == 8, "experts stay packed"
 
 
+@pytest.mark.parametrize("tokens", [3, 20, 45])
+def test_tokens_of_a_chunk_are_rows_of_packed_experts(tokens: int) -> None:
+    mlp = make("qwen2_moe", _EXPERTS).layers[0].mlp
+    nn.quantize(mlp, group_size=32, bits=8)
+    x = mx.random.normal((2, tokens, SIZE), key=mx.random.key(8))
+    expected = mlp(x)
+    assert fuse_expert_layer(mlp, BY_MLX, mx.float32)
+    fused = mlp.switch_mlp._fused
+    fused._max_rows, rows, run = 20, [], fused._run
+    fused._run = lambda x, *rest: rows.append(x.shape[0]) or run(x, *rest)
+    np.testing.assert_allclose(np.array(mlp(x)), np.array(expected), rtol=1e-3, atol=1e-3)
+    assert sum(rows) == 2 * tokens and max(rows) <= 20, "the tokens go through in several launches"
+
+
 class Dimmed(qwen3_moe.Qwen3MoeSparseMoeBlock):  # type: ignore[misc]
     """What a later version of a family may do."""
 

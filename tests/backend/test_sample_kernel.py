@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from millstream.backend.generation.sampling.sampler import seeds, uniform
+from millstream.backend.generation.sampling.sampler import seeds
 from millstream.backend.kernels import sample
 from millstream.types import Sampling
 from support.cuda_on_host import compile_for_host, missing_compiler
@@ -21,14 +21,18 @@ Kernel = Callable[[list[Sampling], mx.array, mx.array], list[int]]
 
 PROGRAM = """
 using T = float;
-static const float *logits, *settings, *uniform;
-static int *out, logits_shape[2];
+static const float *logits, *settings;
+static const unsigned* seeds;
+static const int* positions;
+static int *out, *next_positions, logits_shape[2];
 HEADER
 static void kernel() {
 SOURCE
 }
-extern "C" void run(const float* x, const float* s, const float* u, int* tokens, int rows, int count) {
-  logits = x, settings = s, uniform = u, out = tokens, logits_shape[0] = rows, logits_shape[1] = count;
+extern "C" void run(
+    const float* x, const float* s, const unsigned* k, const int* p, int* tokens, int* next, int rows, int count) {
+  logits = x, settings = s, seeds = k, positions = p, out = tokens, next_positions = next;
+  logits_shape[0] = rows, logits_shape[1] = count;
   for (int row = 0; row < rows; row++) run_block(row, kernel);
 }
 """
@@ -41,11 +45,12 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Kernel:
     library = compile_for_host(program, tmp_path_factory.mktemp("kernel"), block_size=sample.THREADS)
 
     def draw(rows: list[Sampling], logits: mx.array, positions: mx.array) -> list[int]:
-        numbers = uniform(seeds(rows), positions)
-        inputs = [np.ascontiguousarray(np.array(each)) for each in (logits, sample.settings_of(rows), numbers)]
-        tokens = np.full(len(rows), -1, dtype=np.int32)
-        pointers = [array.ctypes.data_as(ctypes.c_void_p) for array in (*inputs, tokens)]
+        given = (logits, sample.settings_of(rows), seeds(rows), positions.astype(mx.int32))
+        inputs = [np.ascontiguousarray(np.array(each)) for each in given]
+        tokens, following = (np.full(len(rows), -1, dtype=np.int32) for _ in range(2))
+        pointers = [array.ctypes.data_as(ctypes.c_void_p) for array in (*inputs, tokens, following)]
         library.run(*pointers, *logits.shape)
+        assert following.tolist() == (positions + 1).tolist()
         found: list[int] = tokens.tolist()
         return found
 
@@ -91,3 +96,29 @@ def test_a_vocabulary_larger_than_a_block(kernel: Kernel, row: Sampling) -> None
     logits = mx.broadcast_to(mx.array(values), (20, 2500))
     rows = [row] * 20
     assert kernel(rows, logits, mx.arange(20)) == reference_tokens(rows, logits, mx.arange(20))
+
+
+@pytest.mark.parametrize("count", [5000, 5003], ids=["packs", "no packs"])
+@pytest.mark.parametrize(
+    "row",
+    [
+        Sampling(temperature=1.0, top_p=0.9, seed=1),
+        Sampling(temperature=1.0, top_k=3000, top_p=0.7, seed=2),
+        Sampling(temperature=1.0, top_k=30, seed=3),
+        Sampling(temperature=0.1, top_p=0.5, min_p=0.01, seed=4),
+    ],
+    ids=["top-p", "top-k and top-p", "small top-k", "peaked"],
+)
+def test_a_flat_distribution(kernel: Kernel, row: Sampling, count: int) -> None:
+    """What decides is deeper than the list of the likeliest tokens, or in it only after some attempts."""
+    values = np.random.default_rng(6).normal(0, 0.5, (1, count)).astype(np.float32)
+    logits = mx.broadcast_to(mx.array(values), (6, count))
+    rows = [row] * 6
+    assert kernel(rows, logits, mx.arange(6)) == reference_tokens(rows, logits, mx.arange(6))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_without_a_number_gives_a_token(kernel: Kernel, temperature: float) -> None:
+    """It may be masked out completely. A token beyond the vocabulary would be read by the next step."""
+    logits = mx.full((1, 40), -mx.inf)
+    assert kernel([Sampling(temperature=temperature, top_p=0.9)], logits, mx.array([0])) == [0]

@@ -9,10 +9,9 @@ import mlx.nn as nn
 import pytest
 
 from millstream.backend.device import current_device
-from millstream.backend.generation.layers.fused_blocks import SmallMatmulLinear
-from millstream.backend.kernels import matmul_tilings, matmul_tuning, small_matmul
-from millstream.backend.kernels.matmul_tilings import Tiling
-from millstream.backend.kernels.weights import Dense, Norm, Packed
+from millstream.backend.generation.layers.fused_blocks import SmallMatmulEmbedding, SmallMatmulLinear
+from millstream.backend.kernels import matmul_tilings, small_matmul
+from millstream.backend.kernels.weights import Norm, Packed
 from millstream.backend.layers.fused_matmul import BY_KERNELS, BY_MLX, Activation
 
 on_cuda = pytest.mark.skipif(
@@ -155,6 +154,19 @@ def test_a_linear_layer_takes_few_rows_and_all_others(bias: bool) -> None:
     close(ours(mx.ones((32, 1, 576))), layer(mx.ones((32, 1, 576))))
 
 
+@on_cuda
+def test_an_embedding_takes_few_rows_and_all_others() -> None:
+    layer = nn.Embedding(100, 576)
+    layer.set_dtype(mx.bfloat16)
+    ours = nn.Embedding(100, 576)
+    ours.update(layer.parameters())
+    ours.__class__ = SmallMatmulEmbedding
+    for shape in ((8, 1), (64, 1), (3, 50)):
+        x = random(*shape, 576, dtype=mx.bfloat16)
+        close(ours.as_linear(x), layer.as_linear(x))
+    assert mx.array_equal(ours(mx.array([3, 4])), layer(mx.array([3, 4]))).item()
+
+
 def test_weights_that_the_kernels_cannot_take() -> None:
     assert small_matmul.fits(mx.zeros((64, 192), dtype=mx.bfloat16))
     assert small_matmul.fits(mx.zeros((50, 64), dtype=mx.float16))
@@ -176,68 +188,16 @@ def test_weights_that_the_kernels_cannot_take() -> None:
 def test_blocks_of_all_widths_split_a_sum_alike(head: int, shared: bool) -> None:
     """And none asks for more threads or shared memory than any GPU has."""
     widths = {matmul_tilings.width_of(rows, head) for rows in (1, 9, 20, 64, 200)}
-    for outputs, size in ((64, 64), (2048, 576), (4096, 14336), (128256, 4096)):
-        tilings = {width: matmul_tilings.choose(outputs, size, width, head=head, shared=shared) for width in widths}
-        for width, tiling in tilings.items():
-            assert tiling.shared_bytes(width) <= matmul_tilings.MAX_SHARED
-            assert tiling.threads <= 256 and tiling.depth >= 2
-            assert tiling.along % tiling.group == 0
-            assert not head or tiling.lines == head
-            assert shared or tiling.split == 1
-            assert tiling.lines % 32 == 0, "half of a tile must be whole tiles of 16"
-        assert len({(tiling.along * tiling.split, tiling.group) for tiling in tilings.values()}) == 1
+    tilings = {width: matmul_tilings.choose(width, head=head, shared=shared) for width in widths}
+    for width, tiling in tilings.items():
+        assert tiling.shared_bytes(width) <= matmul_tilings.MAX_SHARED
+        assert tiling.threads <= 256 and tiling.depth >= 2
+        assert tiling.along % tiling.group == 0
+        assert tiling.lines == (head or 32)
+        assert shared or tiling.split == 1
+    assert len({(tiling.along * tiling.split, tiling.group) for tiling in tilings.values()}) == 1
 
 
 def test_rows_have_a_width() -> None:
-    assert [matmul_tilings.width_of(rows) for rows in (1, 8, 9, 17, 64, 65, 256)] == [8, 8, 16, 32, 64, 64, 64]
-
-
-@pytest.mark.parametrize("width", matmul_tilings.WIDTHS)
-def test_candidates_give_the_same_numbers(width: int) -> None:
-    usual, *others = matmul_tilings.candidates(4096, 4096, width)
-    assert usual == matmul_tilings.choose(4096, 4096, width, head=0, shared=True) and others
-    for tiling in others:
-        assert (tiling.along * tiling.split, tiling.group) == (usual.along * usual.split, usual.group)
-        assert tiling.shared_bytes(width) <= matmul_tilings.MAX_SHARED and tiling.threads <= 256
-        assert -(-4096 // tiling.lines) * 4 <= matmul_tilings.most_shared(4096) or tiling.split == 1
-
-
-def test_the_fastest_blocks_are_used_for_large_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    large, small = mx.zeros((4096, 4096), dtype=mx.bfloat16), mx.zeros((64, 64), dtype=mx.bfloat16)
-    measured = []
-
-    def measure(weights: Any, tiling: Tiling, width: int) -> float:
-        measured.append((len(weights), width))
-        return 1.0 if tiling == fastest[width] else 2.0
-
-    monkeypatch.setattr(matmul_tuning, "_chosen", {})
-    fastest = {width: matmul_tilings.candidates(4096, 4096, width)[-1] for width in matmul_tilings.WIDTHS}
-    matmul_tuning.tune([large, small, large], measure)
-    assert {width for _, width in measured} == set(matmul_tilings.WIDTHS) and {count for count, _ in measured} == {2}
-    for width, tiling in fastest.items():
-        assert matmul_tuning.tiling_for(4096, 4096, width) == tiling
-        assert matmul_tuning.tiling_for(64, 64, width) == matmul_tilings.candidates(64, 64, width)[0]
-    measured.clear()
-    matmul_tuning.tune([large], measure)
-    assert not measured, "what is known is not measured again"
-
-
-def test_blocks_that_are_hardly_faster_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matmul_tuning, "_chosen", {})
-    usual = matmul_tilings.candidates(4096, 4096, 8)[0]
-    weight = mx.zeros((4096, 4096), dtype=mx.bfloat16)
-    matmul_tuning.tune([weight], lambda weights, tiling, width: 1.0 if tiling == usual else 0.97)
-    assert matmul_tuning.tiling_for(4096, 4096, 8) == usual
-
-
-def test_a_measurement_launches_every_weight(monkeypatch: pytest.MonkeyPatch) -> None:
-    launched = []
-
-    def launch(x: mx.array, weight: Dense, tiling: Tiling, width: int) -> mx.array:
-        assert weight.tickets is not None
-        launched.append(weight.tickets.shape)
-        return x @ weight.weight.T
-
-    usual = matmul_tilings.candidates(64, 32, 8)[0]
-    assert matmul_tuning.seconds(launch)([mx.zeros((64, 32))] * 3, usual, 8) > 0
-    assert launched == [(matmul_tilings.most_shared(64),)] * 3
+    assert [matmul_tilings.width_of(rows) for rows in (1, 8, 9, 17, 64, 65, 256)] == [8, 8, 32, 32, 64, 64, 64]
+    assert matmul_tilings.width_of(64, 256) == 32

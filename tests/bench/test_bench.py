@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from millstream.bench.load import Load, request_body, run
+from millstream.bench.processes import processes_for, run_split
 from millstream.bench.report import figures, percentile
 from millstream.cli import main
 from millstream.config import Settings
@@ -55,6 +56,22 @@ def test_requests_at_random_times(url: str) -> None:
     load = Load(url, output_tokens=3, prompt_words=3, rate=200.0, requests_per_stream=4, ignore_eos=True)
     seen = figures(asyncio.run(run(load, 2, lambda: None)))
     assert (seen.requests, seen.errors, seen.tokens) == (8, 0, 24)
+
+
+def test_several_processes_send_what_one_would(url: str) -> None:
+    load = Load(url, output_tokens=3, prompt_words=3, requests_per_stream=2, ignore_eos=True)
+    done: list[None] = []
+    result = asyncio.run(run_split(load, 3, lambda: done.append(None), processes=2))
+    seen = figures(result)
+    assert (seen.streams, seen.requests, seen.errors, seen.tokens, len(done)) == (3, 6, 0, 18, 6)
+    assert all(seconds is not None for seconds in result.health)
+
+
+def test_streams_decide_how_many_processes_send(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 16)
+    assert [processes_for(streams) for streams in (1, 32, 64, 128, 256)] == [1, 1, 2, 4, 4]
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    assert processes_for(256) == 1
 
 
 def test_prompts_are_reproducible_and_share_what_they_should() -> None:

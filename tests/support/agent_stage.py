@@ -19,6 +19,7 @@ from millstream.api.http1.limits import HttpLimits
 from millstream.api.http1.protocol import LimitedProtocol
 from millstream.errors import NotFound
 from millstream.model_facts import ModelCard
+from millstream.service.ports import DeltaSink
 from millstream.types import CallDelta, ChatPrompt, Delta, FinishReason, GenerationRequest, Usage
 from support.services import services
 
@@ -36,6 +37,9 @@ class PlayedGeneration:
         for delta in self._deltas:
             yield [delta]
         self.usage = Usage(prompt_tokens=7, completion_tokens=5, cached_tokens=3)
+
+    def deliver_to(self, sink: DeltaSink) -> None:
+        """It is iterated only."""
 
     def cancel(self, outcome: str = "cancelled") -> None:
         pass

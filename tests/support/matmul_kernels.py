@@ -11,7 +11,7 @@ import pytest
 from millstream.backend.kernels import matmul_source, matmul_tilings, norm_add, small_matmul
 from millstream.backend.kernels.matmul_tilings import Tiling
 from millstream.backend.kernels.small_matmul import Kind
-from millstream.backend.kernels.weights import Dense, Norm
+from millstream.backend.kernels.weights import Norm, Packed, Weight
 from millstream.backend.layers import matmul_reference
 
 ACTIVATIONS = {source: name for name, source in matmul_source.ACTIVATED.items()}
@@ -21,7 +21,7 @@ def play_matmul(
     kind: Kind,
     tiling: Tiling,
     width: int,
-    weight: Dense,
+    weight: Weight,
     inputs: Sequence[mx.array],
     shapes: Sequence[tuple[int, ...]],
     heads: tuple[tuple[str, int], ...] = (),
@@ -32,7 +32,7 @@ def play_matmul(
     given, constants = dict(zip(kind.inputs, inputs, strict=True)), dict(kind.constants)
     bias = given.get("bias")
     norm = _norm(given, constants, "norm", "EPS")
-    x, w = given["x"], given["w"]
+    x, w = given["x"], weight if isinstance(weight, Packed) else given["w"]
     out: Any
     if kind.name == "matmul":
         out = matmul_reference.matmul(x, w, bias=bias, norm=norm)

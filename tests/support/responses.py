@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from millstream.errors import BadRequest
 from millstream.model_facts import ModelCard
-from millstream.service.ports import ServerTool, ToolOutput
+from millstream.service.ports import DeltaSink, ServerTool, ToolOutput
 from millstream.types import CallDelta, ChatPrompt, Delta, FinishReason, GenerationRequest, Usage
 
 STOP, LENGTH, CALLS = FinishReason.STOP, FinishReason.LENGTH, FinishReason.TOOL_CALLS
@@ -44,6 +44,9 @@ class Generation:
             await asyncio.sleep(0.005)
         self.usage = Usage(7, 5, 3, 2)
         self.ended = True
+
+    def deliver_to(self, sink: DeltaSink) -> None:
+        """It is iterated only."""
 
     def cancel(self, outcome: str = "cancelled") -> None:
         self.cancelled.set()

@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from millstream.api.disconnect import WhileConnected
 from millstream.api.errors import JSON_TYPE
-from millstream.api.stream import STREAM_ERROR, Stream, StreamFormat
+from millstream.api.stream import DIRECT_WRITER, STREAM_ERROR, Stream, StreamFormat
 from millstream.api.writer import Writer
 from millstream.errors import MillstreamError
 
@@ -58,6 +58,10 @@ class ChunkedResponse(Response, ABC):
     async def begin(self) -> None:
         """Prepares the stream."""
 
+    def attach(self, stream: Stream) -> None:
+        """Is called before the first chunk, for responses that write to the stream by themselves while `chunks` has
+        nothing."""
+
     @abstractmethod
     def chunks(self) -> AsyncIterator[bytes]:
         """All chunks but the last."""
@@ -81,8 +85,10 @@ class ChunkedResponse(Response, ABC):
                 try:
                     await self.begin()
                     scope[STREAM_ERROR] = self.failure
-                    stream = Stream(writer, self.stream_format, ping_seconds=self._ping_seconds)
+                    direct = scope.get(DIRECT_WRITER)
+                    stream = Stream(writer, self.stream_format, ping_seconds=self._ping_seconds, direct=direct)
                     async with stream:
+                        self.attach(stream)
                         async for chunk in self.chunks():
                             await stream.write(chunk)
                     ending = self.ending()

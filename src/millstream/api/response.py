@@ -11,7 +11,7 @@ from starlette.responses import Response
 from millstream.api.background import BackgroundTasks
 from millstream.api.connected import ChunkedResponse, ComputedResponse
 from millstream.api.render import Renderer, RendererFactory
-from millstream.api.stream import StreamFormat
+from millstream.api.stream import Stream, StreamFormat
 from millstream.errors import MillstreamError
 from millstream.service.ports import Generation, GenerationService, Services
 from millstream.types import Delta, GenerationRequest
@@ -58,6 +58,20 @@ class GenerationResponse(ComputedResponse):
         return renderer.whole(deltas, generation.usage)
 
 
+class _StreamSink:
+    """Renders deltas as they are delivered, and writes them to the stream."""
+
+    def __init__(self, stream: Stream, renderer: Renderer) -> None:
+        assert stream.direct is not None
+        self.ready = stream.direct.ready
+        self._stream = stream
+        self._renderer = renderer
+
+    def deliver(self, deltas: Sequence[Delta]) -> None:
+        if chunks := self._renderer.chunks(deltas):
+            self._stream.write_now(chunks)
+
+
 class StreamedResponse(ChunkedResponse):
     """A streamed response. Nothing is sent before the generation is accepted, so errors until then are plain."""
 
@@ -82,6 +96,11 @@ class StreamedResponse(ChunkedResponse):
     async def begin(self) -> None:
         self._generation = await self._starter.start()
         self._renderer = self._make_renderer(self._generation.model)
+
+    def attach(self, stream: Stream) -> None:
+        assert self._generation is not None
+        if stream.direct is not None:
+            self._generation.deliver_to(_StreamSink(stream, self._renderer))
 
     async def chunks(self) -> AsyncIterator[bytes]:
         generation, renderer = self._generation, self._renderer

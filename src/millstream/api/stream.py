@@ -5,13 +5,29 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from millstream.api.writer import Writer
 
 STREAM_ERROR = "millstream.stream_error"
 """Key of the ASGI scope. A response that has begun to stream puts a function there that renders an error as the last
 bytes of its stream, and the edge calls it. It may return None: then the stream stays incomplete."""
+
+
+DIRECT_WRITER = "millstream.direct_writer"
+"""Key of the ASGI scope: the `DirectWriter` of the response, if the server has one."""
+
+
+class DirectWriter(Protocol):
+    """Writes to the body of a response that has begun, without a task and without the layers around `send`."""
+
+    def ready(self) -> bool:
+        """Whether the client is connected and reads what it gets."""
+        ...
+
+    def write(self, data: bytes) -> None:
+        """Only while it is ready."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +42,10 @@ class StreamFormat:
 class Stream:
     """A streamed response. `async with` sends the headers and pings; call `finish` after it."""
 
-    def __init__(self, writer: Writer, form: StreamFormat, *, ping_seconds: float) -> None:
+    def __init__(
+        self, writer: Writer, form: StreamFormat, *, ping_seconds: float, direct: DirectWriter | None = None
+    ) -> None:
+        self.direct = direct
         self._writer = writer
         self._form = form
         self._ping_seconds = ping_seconds
@@ -54,6 +73,12 @@ class Stream:
     async def write(self, chunks: bytes) -> None:
         self._quiet = False
         await self._writer.body(chunks, more=True)
+
+    def write_now(self, chunks: bytes) -> None:
+        """Only while `direct` is ready."""
+        assert self.direct is not None
+        self._quiet = False
+        self.direct.write(chunks)
 
     async def finish(self, chunks: bytes) -> None:
         await self._writer.body(chunks, more=False)

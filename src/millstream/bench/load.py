@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import SplitResult, urlsplit
 
 from millstream.bench.client import Sample, ping, stream
@@ -34,6 +34,9 @@ class Load:
     @property
     def target(self) -> SplitResult:
         return urlsplit(self.url if "://" in self.url else f"http://{self.url}")
+
+    def with_rate(self, rate: float | None) -> Load:
+        return replace(self, rate=rate)
 
 
 @dataclass(slots=True)

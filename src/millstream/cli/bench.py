@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
+import functools
 import sys
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from millstream.bench.load import Load, run
+from millstream.bench.load import Load
 from millstream.bench.plot import save_plot
+from millstream.bench.processes import processes_for, run_split
 from millstream.bench.report import Figures, figures, save_json, table
 from millstream.cli.arguments import natural, positive
 from millstream.cli.bench_report import LEVELS, write_report
@@ -60,6 +62,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     load.add_argument("--requests", metavar="N", type=positive, default=2, help="requests per stream")
     load.add_argument("--rate", metavar="X", type=float, help="requests per second, as a Poisson process")
+    load.add_argument(
+        "--processes", metavar="N", type=natural, default=0, help="processes that send; 0: by streams and cores"
+    )
     load.add_argument("--no-warmup", action="store_true", help="do not send unmeasured requests first")
     output = parser.add_argument_group("output")
     output.add_argument("--title", default="", help="title of the table")
@@ -99,7 +104,9 @@ def run_command(arguments: argparse.Namespace) -> int:
         raise MillstreamError("--serve and --kv-bits are for --report FILE")
     require_server(load)
     title = arguments.title or arguments.url
-    levels = asyncio.run(measure(load, arguments.levels or (1, 4, 16), warmup=not arguments.no_warmup))
+    chosen = arguments.levels or (1, 4, 16)
+    measured = measure(load, chosen, warmup=not arguments.no_warmup, processes=arguments.processes)
+    levels = asyncio.run(measured)
     Console(width=110).print(table(title, levels))
     for level in levels:
         if level.first_error is not None:
@@ -137,20 +144,24 @@ def require_server(load: Load) -> None:
         return
 
 
-async def measure(load: Load, levels: tuple[int, ...], *, warmup: bool) -> list[Figures]:
-    """Measure each level in turn, each with prompts of its own. Warm-up requests are not counted."""
+async def measure(load: Load, levels: tuple[int, ...], *, warmup: bool, processes: int = 0) -> list[Figures]:
+    """Measure each level in turn, each with prompts of its own. Warm-up requests are not counted. `processes`: that
+    send the requests; 0 for as many as the streams and this machine suggest."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     measured = []
     number = 10_000_000
     with Progress(*columns, console=Console(stderr=True)) as progress:
         for streams in levels:
+            workers = processes or processes_for(streams)
             if warmup:
                 short = dataclasses.replace(load, requests_per_stream=1, output_tokens=min(8, load.output_tokens))
                 task = progress.add_task(f"{streams} streams, warm-up", total=streams)
-                await run(short, streams, lambda task=task: progress.advance(task), first_number=number)  # type: ignore[misc]
+                advance = functools.partial(progress.advance, task)
+                await run_split(short, streams, advance, processes=workers, first_number=number)
                 number += streams
             task = progress.add_task(f"{streams} streams", total=streams * load.requests_per_stream)
-            result = await run(load, streams, lambda task=task: progress.advance(task), first_number=number)  # type: ignore[misc]
+            advance = functools.partial(progress.advance, task)
+            result = await run_split(load, streams, advance, processes=workers, first_number=number)
             number += streams * load.requests_per_stream
             measured.append(figures(result))
     return measured

@@ -26,13 +26,17 @@ DeviceKind = Literal["cpu", "cuda", "metal"]
 Tensors = Mapping[str, StoredTensor]
 
 _DEQUANTIZED_SIZE = {"cpu": 4, "cuda": 2}
-"""Bytes per value of the type that the loader dequantises weights to. Metal computes on quantised weights."""
+"""Bytes per value of the type that the loader dequantises weights to: all on the CPU, and on CUDA experts that our
+kernels do not take. Metal computes on quantised weights."""
+_PACKED_EXPERT_BITS = (4, 8)
+"""Bits per value of experts that CUDA computes on as they are."""
 _OTHER_MODULES = frozenset(
     {"vision_tower", "vision_model", "vision_embedder", "visual", "audio_tower", "multi_modal_projector"}
     | {"embed_vision", "embed_audio", "mtp"}
 )
 """Modules that mlx-lm does not load."""
 _EXPERTS = re.compile(r"\b(experts|switch_mlp)\.(?!.*(scales|biases)$)")
+_OF_EXPERTS = re.compile(r"\b(experts|switch_mlp)\.")
 _KV_PROJECTION = re.compile(r"\blayers\.(\d+)\..*\b([kv])_proj\.weight$")
 _BAD_CONFIG = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError)
 """Exceptions that a damaged configuration can cause."""
@@ -52,6 +56,7 @@ def estimate(source: ModelSource, *, device: DeviceKind, unpack: bool, kv_bits: 
     """Raises `ModelError` if a file cannot be read.
 
     With `unpack` the estimate counts dequantised weights, although the loader leaves them quantised if memory is short.
+    On CUDA those are experts of unusual bits alone: our kernels take all other weights as they are.
     """
     return (_gguf if source.kind == "gguf" else _folder)(source, device, unpack, kv_bits)
 
@@ -89,24 +94,30 @@ def _folder(source: ModelSource, device: DeviceKind, unpack: bool, kv_bits: int)
         tensors = {name: tensor for name, tensor in stored.items() if _is_loaded(name, config)}
         quantized = quantized_values(tensors, config)
         size = _DEQUANTIZED_SIZE.get(device) if unpack else None
+        packed = None if device == "cuda" else size  # CUDA computes on quantised weights
         if device == "cuda" and not quantized:
             size = None  # half precision weights are loaded as they are
         experts = 4 if device == "cpu" else None  # the CPU multiplies experts in float32 only
-        total = sum(
-            _bytes(
-                name,
-                tensor,
-                quantized,
-                (size or experts) if _EXPERTS.search(name) and not quantized.get(name) else size,
-            )
-            for name, tensor in tensors.items()
-        )
+
+        def value_size(name: str) -> int | None:
+            if _EXPERTS.search(name) and not quantized.get(name):
+                return size or experts
+            return size if _OF_EXPERTS.search(name) and not _stays_packed(name, tensors, quantized) else packed
+
+        total = sum(_bytes(name, tensor, quantized, value_size(name)) for name, tensor in tensors.items())
         text = {name: tensor for name, tensor in tensors.items() if _is_language_model(name)}
         values = kv_values_per_token(config, _kv_widths(text))
         kv_bytes = _kv_bytes(values, size or _float_size(text), kv_bits, config)
         return Estimate(total, kv_bytes, context_length(config))
     except _BAD_CONFIG as error:
         raise ModelError(f"{path}: {error}") from error
+
+
+def _stays_packed(name: str, tensors: Tensors, quantized: Mapping[str, int]) -> bool:
+    """True for a tensor of experts whose bits per value our CUDA kernels take."""
+    weight = f"{name.rpartition('.')[0]}.weight"
+    values = quantized.get(weight, 0)
+    return values > 0 and tensors[weight].nbytes * 8 // values in _PACKED_EXPERT_BITS
 
 
 def _kv_bytes(values: int, size: int, bits: int, config: Mapping[str, Any]) -> int:
@@ -186,8 +197,8 @@ def _gguf(source: ModelSource, device: DeviceKind, unpack: bool, kv_bits: int) -
     config = gguf_config(file)
     native = not unpack or device not in _DEQUANTIZED_SIZE
     size = 4 if device == "cpu" else 2
-    tensors = (tensor for name, tensor in file.tensors.items() if name not in ROPE_TENSORS)
-    total = sum(_gguf_bytes(tensor, native, size) for tensor in tensors)
+    tensors = [tensor for name, tensor in file.tensors.items() if name not in ROPE_TENSORS]
+    total = sum(_gguf_bytes(each, native or device == "cuda", size) for each in tensors)
     try:
         kv_bytes = _kv_bytes(kv_values_per_token(config, {}), size, kv_bits, config)
     except _BAD_CONFIG as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from millstream.engine.link import Link
@@ -60,6 +61,10 @@ class EngineClient:
         self._on_progress = on_progress
         self._on_idle = on_idle
         self._inboxes: dict[int, Inbox] = {}
+        self._steps: deque[Sequence[Event]] = deque()
+        """Events that the engine has emitted, each step's together."""
+        self._scheduled = False
+        """True from when a step asks the event loop to take the steps until it does."""
         self._loop = asyncio.get_running_loop()
         self._loaded: asyncio.Future[ModelFacts] = self._loop.create_future()
         self._loaded.add_done_callback(_retrieve_error)
@@ -175,30 +180,50 @@ class EngineClient:
 
     def _sink(self) -> Callable[[Sequence[Event]], None]:
         def deliver(events: Sequence[Event]) -> None:
+            self._steps.append(events)  # before the check: who sees it scheduled is taken along
+            if self._scheduled:
+                return
+            self._scheduled = True
             try:
-                self._loop.call_soon_threadsafe(self._receive, events)
+                self._loop.call_soon_threadsafe(self._receive_steps)
             except RuntimeError:
                 # The loop is closed: the server has stopped without waiting for a hung engine.
                 log.warning("dropped %d engine events that came after the server had stopped", len(events))
 
         return deliver
 
+    def _receive_steps(self) -> None:
+        """All steps that have come: if the loop falls behind, a request gets its events of several steps together."""
+        self._scheduled = False
+        events: list[Event] = []
+        while self._steps:
+            events += self._steps.popleft()
+        self._receive(events)
+
     def _receive(self, events: Sequence[Event]) -> None:
         if self._disowned:
             return
         was_busy = self.busy
+        inboxes = self._inboxes
+        added: list[Inbox] = []
         for event in events:
             match event:
                 case Output():
-                    self._inboxes[event.request_id].push(event)
+                    inbox = inboxes[event.request_id]
+                    if inbox.add(event):
+                        added.append(inbox)
                 case Finished() | Failed():
                     self.answered = self.answered or isinstance(event, Finished)
                     self.admission.release(event.request_id)
-                    self._inboxes.pop(event.request_id).push(event)
+                    inbox = inboxes.pop(event.request_id)
+                    if inbox.add(event):
+                        added.append(inbox)
                 case Started():
-                    self._inboxes[event.request_id].on_started(event)
+                    inboxes[event.request_id].on_started(event)
                 case _:
                     self._handle(event)
+        for inbox in added:
+            inbox.flush()
         if was_busy and not self.busy:
             self._idle.set()
             self._on_idle()

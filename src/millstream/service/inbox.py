@@ -13,6 +13,9 @@ from millstream.service.unread_output import UnreadOutput
 MAX_BATCH = 32
 """Events that a reader takes at once."""
 
+Deliver = Callable[[list[RequestEvent]], list[RequestEvent]]
+"""Handles events at once, and returns those that the reader must take."""
+
 Merge = Callable[[Sequence[RequestEvent]], list[RequestEvent]]
 """Merges queued events, where one costs the reader less than many."""
 
@@ -36,7 +39,11 @@ class Inbox:
         self._events: list[RequestEvent] = []
         """The batch that is being filled."""
         self._arrived: asyncio.Future[None] | None = None
-        self._error: OutputUnread | None = None
+        self._error: Exception | None = None
+        self._added = self._woken = False
+        self.deliver: Deliver | None = None
+        """Gets the events of a step while the reader waits for them: to wake a task for each token costs more than to
+        handle the token. What it raises is raised in the reader."""
         self._on_overflow: Callable[[], None] = lambda: None
         self.on_started: Callable[[Started], None] = _ignore
         """Called at once, whether or not the reader keeps up: it only notes the time."""
@@ -48,18 +55,44 @@ class Inbox:
         self._on_overflow = call
 
     def push(self, event: RequestEvent) -> None:
+        """Add an event, the only one for now."""
+        self.add(event)
+        self.flush()
+
+    def add(self, event: RequestEvent) -> bool:
+        """Queue an event. Returns True if it is the first since `flush`, which must be called after the last."""
         if self._error is not None:
-            return
+            return False
         events = self._events
         events.append(event)
-        if self._arrived is not None and not self._arrived.done():
-            self._arrived.set_result(None)
         if len(events) == MAX_BATCH or event.may_be_large:
             self._close_batch()
+        first, self._added = not self._added, True
+        return first
+
+    def flush(self) -> None:
+        """Deliver what was added, or wake the reader. A reader that is busy will take it by itself."""
+        self._added = False
+        arrived = self._arrived
+        if arrived is None or arrived.done():
+            return
+        if self.deliver is not None and self._events and not self._batches:
+            events, self._events = self._events, []
+            try:
+                self._events = self.deliver(events if len(events) == 1 else self._merge(events))
+            except Exception as error:  # noqa: BLE001 - raised in the reader: it ends its request and no other
+                self._error = error
+            if not (self._events or self._woken or self._error):
+                return
+        arrived.set_result(None)
+
+    def wake(self) -> None:
+        """For `deliver`: the reader is to go on, also if there is no event for it."""
+        self._woken = True
 
     async def take(self) -> list[RequestEvent]:
-        """Wait for events and return them. A slow reader gets those of several steps at once, but not so many that it
-        blocks the event loop for long. Raises `OutputUnread` if it was too slow."""
+        """Wait for events and return them; none if it was woken. A slow reader gets those of several steps at once, but
+        not so many that it blocks the event loop for long. Raises `OutputUnread` if it was too slow."""
         if self._events or self._batches:
             await asyncio.sleep(0)
         while not (self._events or self._batches):
@@ -70,6 +103,9 @@ class Inbox:
                 await self._arrived
             finally:
                 self._arrived = None
+            if self._woken:
+                break
+        self._woken = False
         if self._batches:
             events, size = self._batches.popleft()
             self._count(-size)

@@ -12,6 +12,16 @@ from millstream.speech_types import Segment, SpeechRequest, TranscriptionRequest
 from millstream.types import Delta, EmbeddingRequest, Embeddings, GenerationRequest, RerankRequest, Scores, Usage
 
 
+class DeltaSink(Protocol):
+    """Takes deltas on the event loop, in the middle of whatever brought them: it must not wait."""
+
+    def ready(self) -> bool:
+        """Whether deltas may be delivered now. If not, the iteration yields them, and may wait."""
+        ...
+
+    def deliver(self, deltas: Sequence[Delta]) -> None: ...
+
+
 class Generation(Protocol):
     """One accepted request. The caller must iterate it to its end or `cancel` it."""
 
@@ -30,6 +40,11 @@ class Generation(Protocol):
 
         Raises `StepFailed` or `EngineGone` if the engine fails the request, and `OutputUnread` if too much is unread.
         """
+        ...
+
+    def deliver_to(self, sink: DeltaSink) -> None:
+        """Give the sink what the iteration waits for, as far as it can: per token this costs much less than to resume
+        the task that iterates. The iteration still yields the rest, in order, and ends as it would."""
         ...
 
     def cancel(self, outcome: str = "cancelled") -> None:

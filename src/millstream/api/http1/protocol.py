@@ -12,10 +12,12 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from millstream.api.errors import ErrorFormat
 from millstream.api.http1.connections import Connections, Phase
+from millstream.api.http1.direct import CycleWriter
 from millstream.api.http1.limits import SLICE, HttpLimits
 from millstream.api.http1.meter import Meter, Stage
 from millstream.api.http1.refusal import refusal
 from millstream.api.http1.websocket import LimitedWebSocket, take_over
+from millstream.api.stream import DIRECT_WRITER
 from millstream.errors import BadRequest, MillstreamError, TooManyConnections
 
 log = logging.getLogger(__name__)
@@ -259,6 +261,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
+        cycle.scope[DIRECT_WRITER] = CycleWriter(cycle)  # type: ignore[literal-required]
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:

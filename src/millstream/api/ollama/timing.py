@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Sequence
 
-from millstream.service.ports import Generation, Services
+from millstream.service.ports import DeltaSink, Generation, Services
 from millstream.types import Delta, GenerationRequest, Usage
 
 
@@ -44,6 +44,17 @@ class Stopwatch:
         }
 
 
+class _TimedSink:
+    def __init__(self, inner: DeltaSink, watch: Stopwatch) -> None:
+        self.ready = inner.ready
+        self._inner = inner
+        self._watch = watch
+
+    def deliver(self, deltas: Sequence[Delta]) -> None:
+        self._watch.output()
+        self._inner.deliver(deltas)
+
+
 class _TimedGeneration:
     """A generation that tells the stopwatch about its output."""
 
@@ -63,6 +74,9 @@ class _TimedGeneration:
         async for batch in self._inner:
             self._watch.output()
             yield batch
+
+    def deliver_to(self, sink: DeltaSink) -> None:
+        self._inner.deliver_to(_TimedSink(sink, self._watch))
 
     def cancel(self, outcome: str = "cancelled") -> None:
         self._inner.cancel(outcome)

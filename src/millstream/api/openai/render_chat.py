@@ -37,12 +37,15 @@ class ChatRenderer:
         self._head = self._frame.head(_CHUNK)
         self._tail = self._frame.tail()
         self._plain = b'},"logprobs":null,"finish_reason":null' + self._tail
-        self._begun: set[int] = set()
+        self._begun: dict[int, bytes] = {}
+        """Choices that have begun, each with a chunk of text up to the text."""
 
     def opening(self, usage: Usage) -> bytes:
         return b""
 
     def chunks(self, batch: Sequence[Delta]) -> bytes:
+        if len(batch) == 1 and (only := batch[0]).only_text and (head := self._begun.get(only.index)) is not None:
+            return head + orjson.dumps(only.text) + self._plain
         parts: list[bytes] = []
         for delta in merged(batch):
             self._add(delta, parts)
@@ -51,7 +54,7 @@ class ChatRenderer:
     def _add(self, delta: Delta, parts: list[bytes]) -> None:
         index = b"%d" % delta.index
         if delta.index not in self._begun:
-            self._begun.add(delta.index)
+            self._begun[delta.index] = self._head + index + b',"delta":{"content":'
             parts += (self._head, index, b',"delta":{"role":"assistant","content":""', self._plain)
         if delta.reasoning and self._include_reasoning:
             reasoning = orjson.dumps(delta.reasoning)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
 import logging
 import time
@@ -23,11 +24,14 @@ from millstream.backend.generation.sampling.guides import prepare_grammar
 from millstream.backend.generation.settings import GenerationSettings
 from millstream.backend.generation.trial import TwoRowTrial
 from millstream.backend.generation.warmup import RUNS, WarmupProgress, warm_up
+from millstream.backend.kernels.compiled import compile_costs, rehearse
+from millstream.backend.kernels.small_matmul import supported_here
 from millstream.backend.mlx_backend import MlxBackend
 from millstream.backend.phases import LoadPhases
 from millstream.backend.weights.identity import identity_of
 from millstream.backend.weights.loading import load
 from millstream.backend.weights.materialize import evaluate_all
+from millstream.backend.weights.unpacking import kernels_take, nothing_packed
 from millstream.engine.background import BackgroundTask
 from millstream.engine.generation.cost_model import workspace_bytes
 from millstream.engine.generation.messages import Generate
@@ -61,6 +65,8 @@ class MlxGenerationBackend(MlxBackend):
         self._prefiller: Prefiller | None = None
         self._pending: Launched | None = None
         self._weight_bytes = 0
+        self._compiled_before = 0
+        """Kernels that this process had compiled when the load began."""
         self._store = PrefixStore()
         on_cpu = self._device.is_cpu and not settings.like_gpu
         self._deferred = DeferredChunks(steps_per_chunk=1 if on_cpu else STEPS_PER_CHUNK, wait_for_previous=on_cpu)
@@ -71,7 +77,15 @@ class MlxGenerationBackend(MlxBackend):
         self._guard.check("load")
         settings = self._settings
         phases = LoadPhases()
-        loaded = load(settings.kind, settings.path, self._device, unpack=settings.unpack, report=report)
+        self._compiled_before, _ = compile_costs()
+        loaded = load(
+            settings.kind,
+            settings.path,
+            self._device,
+            unpack=settings.unpack,
+            keep_packed=kernels_take if self._keeps_packed else nothing_packed,
+            report=report,
+        )
         phases.done("weights")
         warming_up = WarmupProgress(report, runs=RUNS if self._compiles_kernels else 0)
         self._model = loaded.model
@@ -268,6 +282,13 @@ class MlxGenerationBackend(MlxBackend):
             mx.async_eval(self._store.compact())  # type: ignore[no-untyped-call]
 
     @property
+    def _keeps_packed(self) -> bool:
+        """True if our kernels compute with quantised weights as they are."""
+        if self._device.kind != "cuda" or not supported_here():
+            return False
+        return self._settings.disabled.isdisjoint({"kernel", "fused-matmul", "packed-matmul"})
+
+    @property
     def _compiles_kernels(self) -> bool:
         """The CPU has none to compile."""
         return not self._device.is_cpu and "warmup" not in self._settings.disabled
@@ -282,13 +303,19 @@ class MlxGenerationBackend(MlxBackend):
             phases.done(name)
             progress.advance()
 
-        warm_up(
+        run = functools.partial(
+            warm_up,
             self,
             max_rows=facts.max_rows,
             vocab_size=facts.vocab_size,
             context_length=facts.context_length,
-            after_run=after_run,
         )
+        if compile_costs()[0] > self._compiled_before:
+            # Not all kernels were on disk: those that are still missing compile at once.
+            rehearse(run)
+            self.reset()
+            phases.done("rehearsal")
+        run(after_run=after_run)
         log.info("Warmed up in %.1f s", sum(seconds for _, seconds in phases.phases))
         log.debug("Warm-up: %s", phases)
 

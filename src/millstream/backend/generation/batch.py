@@ -172,14 +172,14 @@ class Batch:
         """The second half: sample. Returns without waiting; the tokens feed the next step on the device."""
         penalised = self._minimum(self._penalties.apply(logits), self._positions)
         if mask is None:
-            tokens = self._sampler(penalised, self._positions)
+            tokens, self._positions = self._sampler.step(penalised, self._positions)
         else:
             masked = mask.apply(penalised)
-            tokens = mask.replace_forbidden(masked, self._sampler(masked, self._positions))
+            drawn, self._positions = self._sampler.step(masked, self._positions)
+            tokens = mask.replace_forbidden(masked, drawn)
         self._penalties.count(tokens)
         logprobs = self._probe(logits, tokens) if self._probe else None
         self._inputs = tokens
-        self._positions = self._positions + 1
         mx.async_eval(tokens, self._positions, *(logprobs.arrays if logprobs else ()))  # type: ignore[no-untyped-call]
         return Launched(self._ids, tokens, logprobs)
 

@@ -1,15 +1,16 @@
 """Expert layers of a mixture as CUDA kernels: a step's few rows through the experts that they chose.
 
-A launch has a block per tile of weight rows for every expert that could have been chosen. A block reads all choices,
-finds the n-th expert that somebody chose and its rows, or ends. It then works like `small_matmul`: its warps split K,
-and weights stream through shared memory; the rows are gathered by their numbers. How a sum is split depends on the
-weight alone, so a row gets the same numbers whatever else is in the batch.
+A launch has a block per tile of weight rows for every expert that could have been chosen. A block finds the rows that
+chose its expert, or ends; where few experts are chosen, its expert is the next one of these. It then works like
+`small_matmul`: its warps split K, and weights stream through shared memory; the rows are gathered by their numbers. How
+a sum is split depends on the weight alone, so a row gets the same numbers whatever else is in the batch.
 
 Packed weights are unpacked in registers to what `mx.dequantize` would give.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from millstream.backend.kernels.unpack_cuda import MODES, unpack_source
 MAX_ROWS = 512
 """Rows that a launch may have: each may choose an expert once, and blocks hold the list in shared memory."""
 MAX_EXPERTS = 1024
+CROWDED = 12
+"""With more rows per expert than this, on average, a pass takes twice as many of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,7 @@ class ExpertWeights:
 
 _HEADER = """
 __device__ __forceinline__ void mill_fetch_some(void* to, const void* from, int bytes) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;"
     :: "r"((unsigned)__cvta_generic_to_shared(to)), "l"(from), "r"(bytes) : "memory");
 }
 __device__ __forceinline__ void mill_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
@@ -76,8 +79,8 @@ __device__ __forceinline__ void mill_mma(
 
 _KINDS = {mx.bfloat16: "bf16", mx.float16: "f16"}
 
-# A chunk is 64 bytes of each weight row. SUB times eight numbers of it per thread: 1 dense, 2 of 8 bits, 4 of 4 bits. Tile m of a block is rows r0 + m * 16;
-# with a gate, the second half of the tiles are the same rows of the other weight.
+# A chunk is 64 bytes of each weight row: per thread SUB times eight numbers, 1 dense, 2 of 8 bits, 4 of 4 bits. Tile m
+# of a block is rows r0 + m * 16; with a gate, the second half of the tiles are the same rows of the other weight.
 _FIND = """
   constexpr int CH = 32 * SUB, PER = 8 * SUB, TH = W * 32, LINE = 16 * MT + 1, COLS = NT * 8;
   constexpr int OWN = GLU ? MT / 2 : MT;
@@ -87,25 +90,30 @@ _FIND = """
   __shared__ unsigned chosen[MAX_EXPERTS / 32];
   __shared__ unsigned short list[MAX_ROWS];
   __shared__ int listed;
-  for (int i = tid; i < words; i += TH) chosen[i] = 0;
-  __syncthreads();
-  for (int i = tid; i < entries; i += TH) {
-    const int each = indices[i];
-    if (each >= 0) atomicOr(&chosen[each / 32], 1u << (each % 32));
-  }
-  __syncthreads();
-  int expert = -1, skip = blockIdx.y;
-  for (int i = 0; i < words; i++) {
-    unsigned bits = chosen[i];
-    const int count = __popc(bits);
-    if (skip < count) {
-      for (; skip > 0; skip--) bits &= bits - 1;
-      expert = i * 32 + __ffs(bits) - 1;
-      break;
+  int expert = blockIdx.y;
+  if (entries < 2 * w0_shape[0]) {
+    // Few experts are chosen: this block takes the next of them.
+    for (int i = tid; i < words; i += TH) chosen[i] = 0;
+    __syncthreads();
+    for (int i = tid; i < entries; i += TH) {
+      const int each = indices[i];
+      if (each >= 0) atomicOr(&chosen[each / 32], 1u << (each % 32));
     }
-    skip -= count;
+    __syncthreads();
+    int skip = expert;
+    expert = -1;
+    for (int i = 0; i < words; i++) {
+      unsigned bits = chosen[i];
+      const int count = __popc(bits);
+      if (skip < count) {
+        for (; skip > 0; skip--) bits &= bits - 1;
+        expert = i * 32 + __ffs(bits) - 1;
+        break;
+      }
+      skip -= count;
+    }
+    if (expert < 0) return;
   }
-  if (expert < 0) return;
 """
 
 _MATMUL = """
@@ -147,6 +155,10 @@ _MATMUL = """
   }
   __syncthreads();
   const int count = listed;
+  if (count == 0) {
+    mill_wait<0>();
+    return;
+  }
   SCALES
   for (int first = 0; first < count; first += COLS) {
     if (first > 0) {
@@ -426,6 +438,9 @@ def _run(
     first = weights[0]
     packing, biased = first.packing, first.bias is not None
     rows, slots = indices.shape
+    if rows * slots > CROWDED * first.experts:
+        # How many rows a pass has changes no number.
+        tiling = dataclasses.replace(tiling, columns=2 * tiling.columns)
     arrays = [x, indices]
     names = ["x", "indices"]
     for index, weight in enumerate(weights):

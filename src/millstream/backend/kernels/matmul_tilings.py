@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-WIDTHS = (8, 16, 32, 64)
+WIDTHS = (8, 32, 64)
 """Numbers of rows that kernels are compiled for. More rows are bands of the last one."""
 SLICES, GROUP = 8, 2
 """Into how many slices every weight's K is cut, and how many neighbours are added first. The same for all shapes of
@@ -66,11 +66,8 @@ def width_of(rows: int, head: int = 0) -> int:
 
 def head_shape(size: int) -> tuple[int, int] | None:
     """Warps beside each other and tiles per warp that are one head; None if that is not possible."""
-    for tiles in (2, 4, 1):
-        beside, rest = divmod(size, 16 * tiles)
-        if not rest and beside <= 4:
-            return beside, tiles
-    return None
+    shapes = ((beside, size // (16 * beside)) for beside in (4, 3, 2, 1) if size % (16 * beside) == 0)
+    return next((shape for shape in shapes if shape[1] <= 4), None)
 
 
 def most_shared(outputs: int) -> int:
@@ -84,27 +81,15 @@ def with_depth(tiling: Tiling, width: int) -> Tiling:
     return Tiling(tiling.beside, tiling.tiles, tiling.along, tiling.split, depth, tiling.staged, tiling.group)
 
 
-def choose(outputs: int, inputs: int, width: int, *, head: int, shared: bool) -> Tiling:
-    """A tiling for a weight; with `head` its tiles are heads of that size. `shared`: blocks may share a tile."""
-    if head:
-        shape = head_shape(head)
-        assert shape is not None, "`fits_heads` was asked"
-        beside, tiles = shape
-    else:
-        beside, tiles = (1, 2) if width <= 16 or not shared else (2, 2) if width <= 32 else (4, 2)
-    along = max(GROUP, WARPS // beside // GROUP * GROUP)
+def choose(width: int, *, head: int, shared: bool) -> Tiling:
+    """The tiling for a width; with `head` its tiles are heads of that size. `shared`: blocks may share a tile, which
+    tiles of whole heads need: there are too few of them for a large GPU."""
+    if not head:
+        return with_depth(Tiling(1, 2, SLICES), width)
+    shape = head_shape(head)
+    assert shape is not None, "`fits_heads` was asked"
+    beside, tiles = shape
+    along = 1 if tiles > 2 else max(GROUP, WARPS // beside // GROUP * GROUP)
     split = SLICES // along if shared else 1
-    return with_depth(Tiling(beside, tiles, along, split, staged=beside > 1 and width > 8), width)
-
-
-def candidates(outputs: int, inputs: int, width: int) -> list[Tiling]:
-    """The usual tiling of a weight that blocks may share, and others that give the same numbers."""
-    usual = choose(outputs, inputs, width, head=0, shared=True)
-    shapes = ((1, 1), (1, 2), (2, 2), (4, 2)) if width <= 16 else ((1, 2), (2, 2), (4, 2), (2, 4))
-    others = [_shaped(beside, tiles, width) for beside, tiles in shapes]
-    return [usual, *(tiling for tiling in others if tiling != usual)]
-
-
-def _shaped(beside: int, tiles: int, width: int) -> Tiling:
-    along = WARPS // beside
-    return with_depth(Tiling(beside, tiles, along, SLICES // along, staged=beside > 1 and width > 8), width)
+    staged = beside > 1 and width > 8
+    return with_depth(Tiling(beside, tiles, along, split, staged=staged, group=min(GROUP, along)), width)

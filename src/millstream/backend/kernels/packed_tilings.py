@@ -8,11 +8,13 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from millstream.backend.kernels.matmul_tilings import GROUP, MAX_SHARED, SLICES, WARPS, Tiling, head_shape
+from millstream.backend.kernels.matmul_tilings import GROUP, MAX_SHARED, SLICES, WARPS, Tiling
 from millstream.backend.kernels.unpack_cuda import MODES
 from millstream.backend.kernels.weights import Packed, PackedForm
 
 BITS = {"affine": (2, 3, 4, 5, 6, 8), "mxfp4": (4,), "nvfp4": (4,), "mxfp8": (8,)}
+TILES = (4, 2, 1)
+FEW_ROWS = 16
 GROUP_SIZES = {"affine": (32, 64, 128), "mxfp4": (32,), "nvfp4": (16,), "mxfp8": (32,)}
 
 
@@ -76,23 +78,30 @@ class PackedTiling(Tiling):
 
 
 def choose(weight: Packed, width: int, *, head: int) -> PackedTiling:
-    """A tiling for a weight; with `head` its tiles are heads of that size. Wide steps have more tiles per warp: each
-    number of x that a warp reads is multiplied with all of them."""
-    if head:
-        shape = head_shape(head)
-        assert shape is not None, "`fits_heads` was asked"
-        beside, tiles = shape
-        along = max(GROUP, WARPS // beside // GROUP * GROUP)
-    elif width <= 16:
-        beside, tiles, along = 1, 2, SLICES
-    else:
-        beside, tiles, along = 1, 4, SLICES // 2 if weight.tickets is not None else SLICES
-    split = SLICES // along if weight.tickets is not None else 1
-    tiling = PackedTiling(beside, tiles, along, split, form=weight.form, inputs=weight.inputs)
-    if not head and tiling.shared_bytes(width) > shared_limit():
-        tiling = dataclasses.replace(tiling, tiles=2)
-    per = 2 if unit_of(weight.form) * weight.bits < 1024 and tiling.tiles <= 2 else 1
-    return with_depth(dataclasses.replace(tiling, per=per), width)
+    """A tiling for a weight; with `head` its tiles are heads of that size. Wide steps have more tiles per warp, if the
+    shared memory suffices: each number of x that a warp reads is multiplied with all of them."""
+    tilings = [_tiling(weight, width, head, tiles) for tiles in (TILES if head or width > FEW_ROWS else TILES[1:])]
+    found = next((tiling for tiling in tilings if tiling is not None), None)
+    if found is None:
+        raise ValueError(f"a block has too little shared memory for heads of {head} numbers, packed as {weight.form}")
+    return found
+
+
+def _tiling(weight: Packed, width: int, head: int, tiles: int) -> PackedTiling | None:
+    """The tiling with so many tiles per warp; None if it is not possible here."""
+    beside, rest = divmod(head, 16 * tiles) if head else (1, 0)
+    if rest or beside > 4:
+        return None
+    along = max(GROUP, WARPS // beside // GROUP * GROUP)
+    while True:
+        split = SLICES // along if weight.tickets is not None else 1
+        tiling = PackedTiling(beside, tiles, along, split, form=weight.form, inputs=weight.inputs)
+        tiling = with_depth(tiling, width)
+        if tiling.shared_bytes(width) <= shared_limit():
+            return tiling
+        if weight.tickets is None or along == GROUP or not head:
+            return None
+        along //= 2
 
 
 @functools.cache

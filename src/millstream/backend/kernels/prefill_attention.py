@@ -75,7 +75,7 @@ _SOURCE = r"""
   const unsigned short* queries = (const unsigned short*)q + row * q_strides[0] + head * q_strides[1];
   const int key_stride = k_strides[2], value_stride = v_strides[2];
   const int before = length - count;
-  const int low = LEFT ? ((const int*)left)[row] : 0;
+  const int low = left_ndim == 1 ? ((const int*)left)[row] : 0;
   const int beyond = min(length, before + begin + QUERIES);
   const int mine = begin + warp * 16 * M + lane / 4;
 
@@ -263,9 +263,9 @@ _SOURCE = r"""
     }
     const float share = total[m][h] > 0.f ? 1.f / total[m][h] : 0.f;
     const int at = mine + m * 16 + h * 8;
-    if (PARTED && at < count) {
+    if (parts > 1 && at < count) {
       // For the kernel that joins parts: sums, their weight, and the greatest score.
-      float* to = (float*)out + (((size_t)(row * (size_t)count + at) * heads + head) * parts + part) * (DV + 2);
+      float* to = sums + (((size_t)(row * (size_t)count + at) * heads + head) * parts + part) * (DV + 2);
       #pragma unroll
       for (int t = 0; t < OTILES; t++) {
         to[t * 8 + (lane % 4) * 2] = out_sum[m][t][2 * h];
@@ -291,7 +291,7 @@ def _kernel(kind: str) -> Any:
     return cuda_kernel(
         name="millstream_prefill",
         input_names=["q", "k", "v", "left", "sinks"],
-        output_names=["out"],
+        output_names=["out", "sums"],
         source=_SOURCE,
         header=_HEADER.replace("KIND", kind),
         ensure_row_contiguous=False,
@@ -328,16 +328,17 @@ def prefill_attention(
     wanted = BLOCKS * multiprocessors() // (tiles * heads * rows)
     parts = 1 if left is not None else max(1, min(wanted, read // SPAN))
     shape = (rows, count, heads, values.shape[-1])
-    (out,) = _kernel("bf16" if queries.dtype == mx.bfloat16 else "f16")(
+    # One kernel with and without `left` and parts: compiling one takes seconds. So all inputs have the same type.
+    out, sums = _kernel("bf16" if queries.dtype == mx.bfloat16 else "f16")(
         inputs=[
             queries,
             keys,
             values,
-            queries if left is None else left,
+            queries if left is None else left.view(queries.dtype),
             queries if sinks is None else sinks.astype(queries.dtype),
         ],
-        output_shapes=[shape if parts == 1 else (rows, count, heads, parts, values.shape[-1] + 2)],
-        output_dtypes=[queries.dtype if parts == 1 else mx.float32],
+        output_shapes=[shape if parts == 1 else (1,), (1,) if parts == 1 else (*shape[:3], parts, shape[3] + 2)],
+        output_dtypes=[queries.dtype, mx.float32],
         grid=(tiles * parts * 128, heads, rows),
         threadgroup=(128, 1, 1),
         template=[
@@ -347,13 +348,11 @@ def prefill_attention(
             ("M", times),
             ("KEYS", keys_at_once),
             ("WINDOW", window),
-            ("LEFT", left is not None),
             ("SINKS", sinks is not None),
-            ("PARTED", parts > 1),
             ("CAP", float_bits(softcap or 0.0)),
             ("SCALE", float_bits(scale)),
         ],
     )
     # In memory it is (rows, count, heads, size), as the output projection reads it.
-    joined: mx.array = out if parts == 1 else join_parts(out, shape, queries.dtype)
+    joined: mx.array = out if parts == 1 else join_parts(sums, shape, queries.dtype)
     return joined.transpose(0, 2, 1, 3)

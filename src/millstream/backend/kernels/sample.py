@@ -1,7 +1,8 @@
-"""The sampler as one CUDA kernel: the rules of `generation.sampling.sampler` in one launch instead of twenty.
+"""The sampler as one CUDA kernel: the rules of `generation.sampling.sampler` in one launch instead of thirty.
 
-One block per row. The thresholds of top-k and top-p are found by bisection over the row, which stays in the GPU's
-cache: nothing is sorted. Rows at temperature 0 take their best token in the same launch.
+One block per row. Rows at temperature 0 take their best token, the others draw by a number that is computed here,
+from seed and position as MLX does it. The thresholds of top-k and top-p are found by bisection, in a short list of the
+likeliest tokens if they decide, else over the row: nothing is sorted. A row's numbers depend on nothing but the row.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from millstream.types import Sampling
 THREADS = 1024
 DEEPEST = 40.0
 """Tokens below exp(-40) of the best token's weight are never drawn."""
+LISTED = 2048
+"""The most tokens in the list: two per thread."""
 
 HEADER = """
 __device__ __forceinline__ float block_sum(float value, float* shared) {
@@ -29,24 +32,80 @@ __device__ __forceinline__ float block_sum(float value, float* shared) {
   for (int o = 16; o > 0; o >>= 1) all += __shfl_xor_sync(0xffffffff, all, o);
   return all;
 }
+
+// The sum of all threads up to and including this one. `starts` has a number per thread, and all sums afterwards.
+__device__ __forceinline__ float block_scan(float value, float* starts) {
+  const int me = threadIdx.x;
+  __syncthreads();
+  starts[me] = value;
+  __syncthreads();
+  for (int o = 1; o < 1024; o <<= 1) {
+    const float add = me >= o ? starts[me - o] : 0.f;
+    __syncthreads();
+    starts[me] += add;
+    __syncthreads();
+  }
+  return starts[me];
+}
+
+template <typename T> struct alignas(16) Pack { T v[16 / sizeof(T)]; };
+
+// Calls f(place, value) for all from `first` to `beyond`, in steps of `stride` packs; in order for each thread.
+template <typename T, typename F>
+__device__ __forceinline__ void over(const T* row, int first, int beyond, int stride, bool packed, F f) {
+  constexpr int N = 16 / sizeof(T);
+  if (packed) {
+    for (int i = first; i < beyond; i += stride) {
+      const Pack<T> pack = *reinterpret_cast<const Pack<T>*>(row + i);
+#pragma unroll
+      for (int j = 0; j < N; j++) f(i + j, float(pack.v[j]));
+    }
+  } else {
+    for (int i = first; i < beyond; i += stride) f(i, float(row[i]));
+  }
+}
+
+// Threefry with 20 rounds, as mx.random.uniform computes the one number of a key.
+__device__ __forceinline__ float uniform_of(unsigned seed, unsigned position) {
+  const unsigned keys[3] = {seed, position, seed ^ position ^ 0x1BD11BDAu};
+  const int turns[2][4] = {{13, 15, 26, 6}, {17, 29, 16, 24}};
+  unsigned x = keys[0], y = keys[1];
+#pragma unroll
+  for (int i = 0; i < 5; i++) {
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      const int turn = turns[i % 2][j];
+      x += y;
+      y = ((y << turn) | (y >> (32 - turn))) ^ x;
+    }
+    x += keys[(i + 1) % 3];
+    y += keys[(i + 2) % 3] + i + 1;
+  }
+  return fminf(float(x) * 2.3283064365386963e-10f, 0.99999994f);
+}
 """
 
-# `row[i]` is read again in each pass; weight(i) = exp((row[i] - best) / temperature), at most 1.
+# y(x) = (x - best) / temperature, at most 0; a token's weight is exp(y). `row` is read again in each pass.
 _SOURCE = """
   __shared__ float shared[32];
   __shared__ float best_value[32];
   __shared__ int best_place[32];
   __shared__ float starts[1024];
+  __shared__ float list_y[LISTED];
+  __shared__ int list_place[LISTED];
+  constexpr int N = 16 / sizeof(T);
   const int line = blockIdx.x, me = threadIdx.x, count = logits_shape[1];
   const T* row = logits + (size_t)line * count;
+  const bool packed = count % N == 0 && (size_t)row % 16 == 0;
+  const int pack = packed ? N : 1, begin = me * pack, stride = 1024 * pack;
   const float temperature = settings[line * 4], top_p = settings[line * 4 + 1];
   const float min_p = settings[line * 4 + 2], top_k = settings[line * 4 + 3];
+  if (me == 0) next_positions[line] = positions[line] + 1;
   float best = -INFINITY;
   int place = count;
-  for (int i = me; i < count; i += 1024) {
-    const float x = float(row[i]);
+  over(row, begin, count, stride, packed, [&](int i, float x) {
     if (x > best) { best = x; place = i; }
-  }
+  });
   for (int o = 16; o > 0; o >>= 1) {
     const float x = __shfl_xor_sync(0xffffffff, best, o);
     const int p = __shfl_xor_sync(0xffffffff, place, o);
@@ -61,70 +120,121 @@ _SOURCE = """
     const int p = __shfl_xor_sync(0xffffffff, place, o);
     if (x > best || (x == best && p < place)) { best = x; place = p; }
   }
+  if (place >= count) place = 0;  // no number in the row is above minus infinity
   if (temperature <= 0.f) {
     if (me == 0) out[line] = place;
     return;
   }
   const float scale = 1.f / temperature;
-  float floor_ = -DEEPEST;
-  if (min_p > 0.f) floor_ = fmaxf(floor_, __logf(min_p));
-  float cut = floor_, from = -DEEPEST;
-  if (top_k > 0.f) {
-    float low = -DEEPEST, high = 0.f;
-    for (int step = 0; step < 26; step++) {
-      const float middle = 0.5f * (low + high);
-      float n = 0.f;
-      for (int i = me; i < count; i += 1024) n += (float(row[i]) - best) * scale >= middle ? 1.f : 0.f;
-      if (block_sum(n, shared) >= top_k) low = middle; else high = middle;
-    }
-    cut = fmaxf(cut, low);
-    from = low;  // the mass of top-p is that of the top k: min-p cuts beside it, not before
-  }
-  if (top_p < 1.f) {
-    float all = 0.f;
-    for (int i = me; i < count; i += 1024) {
-      const float y = (float(row[i]) - best) * scale;
-      if (y >= from) all += __expf(y);
-    }
-    const float target = top_p * block_sum(all, shared);
-    float low = -DEEPEST, high = 0.f;
-    for (int step = 0; step < 26; step++) {
-      const float middle = 0.5f * (low + high);
-      float mass = 0.f;
-      for (int i = me; i < count; i += 1024) {
-        const float y = (float(row[i]) - best) * scale;
-        if (y >= middle && y >= from) mass += __expf(y);
+  float cut = -DEEPEST;
+  if (min_p > 0.f) cut = fmaxf(cut, __logf(min_p));
+  // Each thread has a share of neighbours, so that sums over threads are sums in the order of the tokens.
+  const int share = (count + stride - 1) / stride * pack;
+  int first = min(count, me * share), beyond = min(count, first + share);
+  bool listed = false;
+  if (top_k > 0.f || top_p < 1.f) {
+    // The list: all tokens above a depth at which they are few. Does what decides stand in it?
+    float all = 0.f, deep = -DEEPEST, depth = -12.f, top = 0.f;
+    for (int attempt = 0; attempt < 12 && !listed; attempt++) {
+      float n = 0.f, mass = 0.f, total = 0.f;
+      over(row, begin, count, stride, packed, [&](int i, float x) {
+        const float y = (x - best) * scale;
+        const float weight = y >= -DEEPEST ? __expf(y) : 0.f;
+        if (y >= depth) { n += 1.f; mass += weight; }
+        total += weight;
+      });
+      n = block_sum(n, shared);
+      mass = block_sum(mass, shared);
+      if (attempt == 0) all = block_sum(total, shared);
+      const bool enough = top_k > 0.f ? n >= top_k : mass >= top_p * all;
+      if (!enough) {  // the threshold is deeper, where tokens are many
+        top = depth;
+        break;
       }
-      if (block_sum(mass, shared) >= target) low = middle; else high = middle;
+      listed = n <= LISTED;
+      deep = depth;
+      if (!listed) depth *= 0.6f;
     }
-    cut = fmaxf(cut, low);
+    int length = 0;
+    if (listed) {
+      float mine = 0.f;
+      over(row, first, beyond, pack, packed, [&](int i, float x) { mine += (x - best) * scale >= depth ? 1.f : 0.f; });
+      int at = int(block_scan(mine, starts) - mine);
+      length = int(starts[1023]);
+      over(row, first, beyond, pack, packed, [&](int i, float x) {
+        const float y = (x - best) * scale;
+        if (y >= depth) { list_y[at] = y; list_place[at++] = i; }
+      });
+      __syncthreads();
+      first = min(length, 2 * me), beyond = min(length, first + 2);
+    }
+    float from = -DEEPEST;
+    if (top_k > 0.f) {
+      float low = deep, high = top;
+      for (int step = 0; step < 26; step++) {
+        const float middle = 0.5f * (low + high);
+        float n = 0.f;
+        if (listed)
+          for (int i = first; i < beyond; i++) n += list_y[i] >= middle ? 1.f : 0.f;
+        else
+          over(row, begin, count, stride, packed, [&](int i, float x) {
+            n += (x - best) * scale >= middle ? 1.f : 0.f;
+          });
+        if (block_sum(n, shared) >= top_k) low = middle; else high = middle;
+      }
+      cut = fmaxf(cut, low);
+      from = low;  // the mass of top-p is that of the top k: min-p cuts beside it, not before
+    }
+    if (top_p < 1.f) {
+      if (top_k > 0.f) {
+        all = 0.f;
+        if (listed)
+          for (int i = first; i < beyond; i++) all += list_y[i] >= from ? __expf(list_y[i]) : 0.f;
+        else
+          over(row, begin, count, stride, packed, [&](int i, float x) {
+            const float y = (x - best) * scale;
+            if (y >= from) all += __expf(y);
+          });
+        all = block_sum(all, shared);
+      }
+      const float target = top_p * all;
+      float low = fmaxf(deep, from), high = top_k > 0.f ? 0.f : top;
+      for (int step = 0; step < 26; step++) {
+        const float middle = 0.5f * (low + high);
+        float mass = 0.f;
+        if (listed)
+          for (int i = first; i < beyond; i++) mass += list_y[i] >= middle ? __expf(list_y[i]) : 0.f;
+        else
+          over(row, begin, count, stride, packed, [&](int i, float x) {
+            const float y = (x - best) * scale;
+            if (y >= middle) mass += __expf(y);
+          });
+        if (block_sum(mass, shared) >= target) low = middle; else high = middle;
+      }
+      cut = fmaxf(cut, low);
+    }
   }
-  const int share = (count + 1023) / 1024, first = me * share, beyond = min(count, first + share);
   float mine = 0.f;
-  for (int i = first; i < beyond; i++) {
-    const float y = (float(row[i]) - best) * scale;
-    if (y >= cut) mine += __expf(y);
-  }
-  starts[me] = mine;
-  __syncthreads();
-  for (int o = 1; o < 1024; o <<= 1) {
-    const float add = me >= o ? starts[me - o] : 0.f;
-    __syncthreads();
-    starts[me] += add;
-    __syncthreads();
-  }
-  const float target = uniform[line] * starts[1023];
-  const float before = starts[me] - mine;
+  if (listed)
+    for (int i = first; i < beyond; i++) mine += list_y[i] >= cut ? __expf(list_y[i]) : 0.f;
+  else
+    over(row, first, beyond, pack, packed, [&](int i, float x) {
+      const float y = (x - best) * scale;
+      if (y >= cut) mine += __expf(y);
+    });
+  const float beyond_me = block_scan(mine, starts);
+  const float target = uniform_of(seeds[line], positions[line]) * starts[1023];
+  const float before = beyond_me - mine;
   if (me == 0) out[line] = place;  // if rounding leaves nobody, the best token stands
   __syncthreads();
-  if (mine > 0.f && target >= before && target < starts[me]) {
+  if (mine > 0.f && target >= before && target < beyond_me) {
     float sum = before;
     int chosen = -1;
     for (int i = first; i < beyond; i++) {
-      const float y = (float(row[i]) - best) * scale;
+      const float y = listed ? list_y[i] : (float(row[i]) - best) * scale;
       if (y >= cut) {
         sum += __expf(y);
-        chosen = i;
+        chosen = listed ? list_place[i] : i;
         if (sum > target) break;
       }
     }
@@ -135,15 +245,15 @@ _SOURCE = """
 
 def source() -> str:
     """The body of the kernel. A test compiles it for the CPU and compares it with the reference sampler."""
-    return _SOURCE.replace("DEEPEST", f"{DEEPEST}f")
+    return _SOURCE.replace("DEEPEST", f"{DEEPEST}f").replace("LISTED", str(LISTED))
 
 
 @functools.cache
 def _kernel() -> Any:
     return cuda_kernel(
         name="millstream_sample",
-        input_names=["logits", "settings", "uniform"],
-        output_names=["out"],
+        input_names=["logits", "settings", "seeds", "positions"],
+        output_names=["out", "next_positions"],
         source=source(),
         header=HEADER,
     )
@@ -154,16 +264,16 @@ def settings_of(rows: Sequence[Sampling]) -> mx.array:
     return mx.array([[row.temperature, row.top_p, row.min_p, float(row.top_k)] for row in rows], dtype=mx.float32)
 
 
-def sample(logits: mx.array, settings: mx.array, uniform: mx.array) -> mx.array:
-    """One token per row. `settings` come from `settings_of`; `uniform` is a number in [0, 1) per row."""
+def sample(logits: mx.array, settings: mx.array, seeds: mx.array, positions: mx.array) -> tuple[mx.array, mx.array]:
+    """One token per row, and the positions of the next step. `settings` come from `settings_of`; `seeds` (rows,) are
+    uint32, `positions` (rows,) int32."""
     rows = logits.shape[0]
-    (out,) = _kernel()(
-        inputs=[logits, settings, uniform],
-        output_shapes=[(rows,)],
-        output_dtypes=[mx.int32],
+    tokens, following = _kernel()(
+        inputs=[logits, settings, seeds, positions],
+        output_shapes=[(rows,), (rows,)],
+        output_dtypes=[mx.int32, mx.int32],
         grid=(rows * THREADS, 1, 1),
         threadgroup=(THREADS, 1, 1),
         template=[("T", logits.dtype)],
     )
-    result: mx.array = out
-    return result
+    return tokens, following

@@ -8,9 +8,10 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
 from millstream.backend.kernels import expert_matmul, expert_routing
-from millstream.backend.kernels.expert_matmul import Activation, ExpertWeights
+from millstream.backend.kernels.expert_matmul import Activation, ExpertWeights, Packing
 from millstream.backend.kernels.expert_routing import Routed, Router, Routing
 
 Norm = tuple[mx.array, float]
@@ -126,6 +127,25 @@ def combine(y: mx.array, routed: Routed, shared: mx.array | None = None, residua
         gate = 1.0 if routed.shared is None else routed.shared.reshape(rows, *[1] * (out.ndim - 1))
         out = out + (shared * gate).astype(out.dtype)
     return out if residual is None else residual + out
+
+
+def expert_weights(layer: Any) -> ExpertWeights | None:
+    """The weights of one projection of experts; None if they are of another kind."""
+    bias = layer.get("bias")
+    if isinstance(layer, QuantizedSwitchLinear) and layer.get("global_scale") is None:
+        arrays = (layer["weight"], layer["scales"], layer.get("biases"))
+        packing = Packing(layer.bits, layer.group_size, layer.mode)
+        return ExpertWeights(tuple(array for array in arrays if array is not None), packing, bias)
+    return ExpertWeights((layer["weight"],), None, bias) if isinstance(layer, SwitchLinear) else None
+
+
+def experts_stay_packed(layer: Any) -> bool:
+    """True if the kernels compute with a packed layer of experts as it is."""
+    weights = expert_weights(layer)
+    if weights is None or weights.packing is None:
+        return False
+    dtype = weights.arrays[1].dtype if weights.packing.mode == "affine" else mx.bfloat16
+    return expert_matmul.fits(weights, dtype if weights.bias is None else weights.bias.dtype)
 
 
 BY_MLX = ExpertOps(

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 
-from millstream.backend.kernels import norm_add, small_matmul
+from millstream.backend.kernels import matmul_tuning, norm_add, small_matmul
+from millstream.backend.kernels.matmul_tuning import Role
 from millstream.backend.kernels.weights import Dense, Form, Norm, Packed, Weight, as_weight
-from millstream.backend.layers import matmul_reference
+from millstream.backend.layers import matmul_choice, matmul_reference
 from millstream.backend.layers.matmul_reference import Activation, join_heads, rope, split_heads
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "FusedMatmuls",
     "Norm",
     "Packed",
+    "Role",
     "Weight",
     "as_weight",
     "join_heads",
@@ -41,10 +43,9 @@ class FusedMatmuls:
     """True if this implementation takes the weight. Also for the halves of `glu`."""
     fits_heads: Callable[[int], bool]
     """True if `qkv_rope` takes heads of this size."""
-    prepare: Callable[[Weight | mx.array], Weight]
-    """The weight with what the implementation keeps beside it: call it once for each weight, at load."""
-    tune: Callable[[Iterable[mx.array]], None]
-    """Measure which kernels are fastest for a model's dense weights: call it once at load, before the others."""
+    prepare: Callable[..., Weight]
+    """(weight, role): the weight with what the implementation keeps beside it. Call it once for each weight, at load:
+    what is fastest for a weight of this size in this role, the name of a function below, may be measured."""
     matmul: Callable[..., mx.array]
     """(x, weight, *, bias, norm)"""
     matmul_add: Callable[..., mx.array]
@@ -64,11 +65,29 @@ def _norm_add(x: mx.array, norm: Norm, residual: mx.array, *, after: Norm | None
     return by.norm_add(x, norm, residual, after=after)
 
 
+def _prepare(weight: Weight | mx.array, role: Role | None = None) -> Weight:
+    weight = small_matmul.prepare(weight)
+    if role is not None and isinstance(weight, Dense):
+        matmul_choice.tune(role, weight, matmul_choice.seconds)
+    return weight
+
+
+def _faster(role: Role) -> Callable[..., Any]:
+    """Our kernel, or MLX's operations where they were found to be faster."""
+    ours, theirs = getattr(small_matmul, role), getattr(matmul_reference, role)
+
+    def call(x: mx.array, weight: Weight | mx.array, *args: Any, **more: Any) -> Any:
+        weight = as_weight(weight)
+        slower = isinstance(weight, Dense) and matmul_tuning.by_mlx(role, weight.outputs, weight.inputs, x.shape[0])
+        return (theirs if slower else ours)(x, weight, *args, **more)
+
+    return call
+
+
 BY_MLX = FusedMatmuls(
     fits=lambda weight: True,
     fits_heads=lambda size: True,
-    prepare=as_weight,
-    tune=lambda weights: None,
+    prepare=lambda weight, role=None: as_weight(weight),
     matmul=matmul_reference.matmul,
     matmul_add=matmul_reference.matmul_add,
     glu=matmul_reference.glu,
@@ -80,12 +99,11 @@ BY_MLX_COMPILED = dataclasses.replace(BY_MLX, compile=mx.compile)
 BY_KERNELS = FusedMatmuls(
     fits=small_matmul.fits,
     fits_heads=small_matmul.fits_heads,
-    prepare=small_matmul.prepare,
-    tune=small_matmul.tune,
-    matmul=small_matmul.matmul,
-    matmul_add=small_matmul.matmul_add,
-    glu=small_matmul.glu,
-    qkv_rope=small_matmul.qkv_rope,
+    prepare=_prepare,
+    matmul=_faster("matmul"),
+    matmul_add=_faster("matmul_add"),
+    glu=_faster("glu"),
+    qkv_rope=_faster("qkv_rope"),
     norm_add=_norm_add,
     compile=mx.compile,
 )

@@ -18,6 +18,7 @@ import mlx.nn as nn
 
 from millstream.backend.kernels import packed_tilings, small_matmul
 from millstream.backend.kernels.weights import Packed, PackedForm
+from millstream.backend.layers.projections import joined_layers
 
 KERNEL_ROWS = 256
 """Our kernels take 64 rows at once, and unpack the weight again for the next 64."""
@@ -79,9 +80,10 @@ def _by_mlx(x: mx.array, weight: Packed) -> mx.array:
 
 
 def packed_layers(model: Any) -> list[Any]:
-    """The quantised linear layers and embeddings of a model."""
+    """The quantised linear layers and embeddings of a model, joined ones too."""
     kinds = (nn.QuantizedLinear, nn.QuantizedEmbedding)
-    return [module for _, module in model.named_modules() if isinstance(module, kinds)]
+    layers = [module for _, module in model.named_modules()] + joined_layers(model)
+    return [layer for layer in layers if isinstance(layer, kinds)]
 
 
 def packed_weight(layer: Any) -> Packed:
@@ -89,19 +91,29 @@ def packed_weight(layer: Any) -> Packed:
     return Packed(layer["weight"], layer["scales"], layer.get("biases"), layer.bits, layer.group_size, layer.mode)
 
 
-def measure(weight: Packed, dtype: mx.Dtype) -> None:
-    """Find out from how many rows on weights of this form are unpacked first, with a weight of the model."""
-    if weight.form in _unpacked_from:
-        return
+def measure_packed_products(model: Any) -> None:
+    """Find out, for each form of its weights, from how many rows on they are unpacked first: with the largest one that
+    is no table of tokens, since that is used for few rows alone."""
+    largest: dict[PackedForm, Packed] = {}
+    for layer in packed_layers(model):
+        weight = packed_weight(layer)
+        if isinstance(layer, nn.QuantizedLinear) and weight.form not in _unpacked_from:
+            largest[weight.form] = max(largest.get(weight.form, weight), weight, key=lambda each: each.packed.size)
+    for form, weight in largest.items():
+        _unpacked_from[form] = _rows_worth_unpacking(weight)
+
+
+def _rows_worth_unpacking(weight: Packed) -> int:
     least = KERNEL_ROWS + 1
+    dtype = weight.scales.dtype if weight.mode == "affine" else mx.bfloat16
     for rows in MEASURED_ROWS:
         x = mx.zeros((rows, weight.inputs), dtype=dtype)
-        by_mlx, by_unpacking = (_seconds(by, x, weight) for by in (_by_mlx, _by_unpacking))
+        by_mlx, by_unpacking = (1e3 * _seconds(by, x, weight) for by in (_by_mlx, _by_unpacking))
         log.debug("%s, %d rows: packed %.2f ms, unpacked first %.2f ms", weight.form, rows, by_mlx, by_unpacking)
         if by_unpacking <= by_mlx:
             break
         least = rows + 1
-    _unpacked_from[weight.form] = least
+    return least
 
 
 def _seconds(by: Callable[[mx.array, Packed], mx.array], x: mx.array, weight: Packed) -> float:

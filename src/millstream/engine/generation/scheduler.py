@@ -8,7 +8,7 @@ from __future__ import annotations
 import bisect
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
 
@@ -198,7 +198,7 @@ class GenerationScheduler:
         for row in result.rows:
             running = self._running.get(row.request_id)
             if running is not None:
-                events.extend(self._accept(running, row))
+                self._accept(running, row, events)
         for failure in result.failed:
             if (failing := self._requests.get(failure.request_id)) is not None:
                 # Its chunks of this step may not have run.
@@ -303,7 +303,7 @@ class GenerationScheduler:
         unsent = ((chunk, self._requests[chunk.request_id].unsent(chunk.logprobs)) for chunk in result.prompt_logprobs)
         return [PromptLogprobs(chunk.request_id, logprobs) for chunk, logprobs in unsent if logprobs]
 
-    def _accept(self, request: Request, row: RowOutput) -> Iterable[Event]:
+    def _accept(self, request: Request, row: RowOutput, events: list[Event]) -> None:
         """Cut a row's output at the first stop token or at the limit. A stop token before `min_tokens` has probability
         0; if rounding lets one through, it ends nothing."""
         submit = request.submit
@@ -320,9 +320,9 @@ class GenerationScheduler:
                 break
         request.tokens += row.tokens
         if count:
-            yield Tokens(submit.request_id, row.tokens[:count], row.logprobs[:count])
+            events.append(Tokens(submit.request_id, row.tokens[:count], row.logprobs[:count]))
         if reason is not None:
-            yield self._finish(request, reason)
+            events.append(self._finish(request, reason))
 
     def _finish(self, request: Request, reason: FinishReason) -> Finished:
         self._remove(request)

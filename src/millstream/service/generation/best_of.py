@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from millstream.service.generation.choice import Choice
 from millstream.service.generation.generation import TextGeneration
+from millstream.service.ports import DeltaSink
 from millstream.types import Delta, GenerationRequest, Usage
 
 
@@ -28,6 +29,9 @@ class BestOf:
 
     def cancel(self, outcome: str = "cancelled") -> None:
         self._generation.cancel(outcome)
+
+    def deliver_to(self, sink: DeltaSink) -> None:
+        """Nothing is delivered before the end."""
 
     async def __aiter__(self) -> AsyncIterator[Sequence[Delta]]:
         completions: dict[int, Delta] = {}

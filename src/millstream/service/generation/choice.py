@@ -76,6 +76,11 @@ class Choice:
             self._prompt_echo.add(logprobs)
 
     @property
+    def echoes(self) -> bool:
+        """True if the next delta says something about the prompt, which may be long."""
+        return self._prompt_echo is not None
+
+    @property
     def request_id(self) -> int:
         return self.submit.request_id
 
@@ -88,6 +93,10 @@ class Choice:
         """Returns no delta if there is nothing to emit yet, or if the choice has already ended."""
         if self.finish_reason is not None or self.over_reasoning_budget:
             return []
+        if self._parser.plain and not logprobs and self._prompt_echo is None:
+            self.completion_tokens += len(tokens)
+            text = self._detokenizer.push(tokens)
+            return [Delta(self.index, text)] if text else []
         if logprobs or self._per_token or (len(tokens) > 1 and not self._parser.endless):
             parts = self._push_each(tokens, logprobs)
         else:

@@ -11,6 +11,7 @@ from millstream.service.engine_client import EngineClient
 from millstream.service.generation.choice import Choice
 from millstream.service.generation.timing import RequestTimer
 from millstream.service.inbox import Inbox
+from millstream.service.ports import DeltaSink
 from millstream.types import Delta, FinishReason, Usage
 
 
@@ -71,6 +72,30 @@ class TextGeneration:
         finally:
             self.cancel()
 
+    def deliver_to(self, sink: DeltaSink) -> None:
+        self._sink = sink
+        self._inbox.deliver = self._deliver
+
+    def _deliver(self, events: list[RequestEvent]) -> list[RequestEvent]:
+        """Gives tokens to the sink. The iteration gets the rest: ends, and what may be large."""
+        if not self._sink.ready():
+            return events
+        deltas: list[Delta] = []
+        taken = 0
+        for event in events:
+            choice = self._choices[event.request_id]
+            if type(event) is not Tokens or event.logprobs or choice.echoes:
+                break
+            if choice.submit.request_id == event.request_id:
+                deltas += self._push(choice, event)
+                if choice.finish_reason is not None:
+                    self._inbox.wake()
+            taken += 1
+        if deltas:
+            self._timer.delivered(deltas)
+            self._sink.deliver(deltas)
+        return events[taken:]
+
     def cancel(self, outcome: str = "cancelled") -> None:
         """Safe at any time and more than once: the engine ignores the ids of requests that have ended."""
         self._engine.cancel(list(self._choices))
@@ -88,12 +113,7 @@ class TextGeneration:
         deltas: list[Delta] = []
         match event:
             case Tokens():
-                self._timer.generated(len(event.tokens))
-                deltas = choice.push(event.tokens, event.logprobs)
-                if choice.finish_reason is not None:
-                    self._engine.cancel([choice.request_id])
-                elif choice.over_reasoning_budget:
-                    deltas += self._close_reasoning(choice)
+                return self._push(choice, event)
             case PromptLogprobs():
                 choice.add_prompt_logprobs(event.logprobs)
                 return []
@@ -104,6 +124,15 @@ class TextGeneration:
                 if event.refused:
                     raise BadRequest(event.message)
                 raise EngineGone(event.message) if event.gone else StepFailed(event.message)
+        return deltas
+
+    def _push(self, choice: Choice, event: Tokens) -> list[Delta]:
+        self._timer.generated(len(event.tokens))
+        deltas = choice.push(event.tokens, event.logprobs)
+        if choice.finish_reason is not None:
+            self._engine.cancel([choice.request_id])
+        elif choice.over_reasoning_budget:
+            deltas += self._close_reasoning(choice)
         return deltas
 
     def _close_reasoning(self, choice: Choice) -> list[Delta]:

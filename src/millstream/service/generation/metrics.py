@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import Counter, Histogram
 
+from millstream.service.histogram import PlainHistogram
 from millstream.service.metrics import SECONDS, Metrics
 
 _GAP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
@@ -54,10 +55,9 @@ class GenerationMetrics:
             registry=registry,
             buckets=SECONDS,
         )
-        self.gap = Histogram(
+        self.gap = PlainHistogram(
             "millstream_delta_gap_seconds",
             "Time between two deltas of a request",
-            label,
-            registry=registry,
             buckets=_GAP_BUCKETS,
+            registry=registry,
         )

@@ -97,14 +97,16 @@ class RequestTimer:
         """Output goes to the client now."""
         if self._answer is not None:
             self._answer.add(deltas)
-        now = self.record.elapsed
-        if self.record.first_output is None:
-            self.record.first_output = now
-            self._metrics.first_token.labels(self.record.model).observe(now)
+        record = self.record
+        now = record.elapsed
+        if record.first_output is None:
+            record.first_output = now
+            self._metrics.first_token.labels(record.model).observe(now)
             self._activity.first_token.add(now)
         else:
-            self._gap.observe(now - self._last)
-            self._activity.gap.add(now - self._last)
+            gap = now - self._last
+            self._gap.observe(gap)
+            self._activity.gap.add(gap)
         self._last = now
 
     def refused(self, error: MillstreamError) -> None:

@@ -18,7 +18,7 @@ from millstream.text.tool_formats.format import Schemas
 class OutputParser:
     """Push text in pieces of any size. `ended` is True once the answer is complete and no more text is needed."""
 
-    __slots__ = ("_splitter", "_stops", "ended", "endless", "look_for_stops")
+    __slots__ = ("_splitter", "_stops", "ended", "endless", "look_for_stops", "plain")
 
     def __init__(
         self,
@@ -46,6 +46,8 @@ class OutputParser:
         """False: the content passes by the stop strings for now."""
         self.endless = not stops and not single
         """True if no text can end the answer."""
+        self.plain = chat_format is None and not stops
+        """True if every text is content and none is held back: nothing needs to be pushed."""
 
     @property
     def in_reasoning(self) -> bool:

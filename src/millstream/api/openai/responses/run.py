@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from millstream.api.openai.responses.stored import StoredResponses, with_ids
 from millstream.errors import BadRequest, ContextOverflow, EngineBusy, MillstreamError, Overloaded
 from millstream.request_context import current_request
 from millstream.service.ports import Generation, ServerTool, Services
-from millstream.types import FinishReason, ToolUse, Usage
+from millstream.types import Delta, FinishReason, ToolUse, Usage
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +30,19 @@ MAX_ROUNDS = 64
 
 BUSY_SECONDS = 1
 """Between attempts to start a background response, if the engine does not say when."""
+
+
+class EventSink:
+    """Takes the events of deltas as they are delivered, where `events` would yield them."""
+
+    def __init__(self, run: ResponseRun, ready: Callable[[], bool], write: Callable[[list[Event]], None]) -> None:
+        self.ready = ready
+        self._run = run
+        self._write = write
+
+    def deliver(self, deltas: Sequence[Delta]) -> None:
+        if events := self._run.deliver(deltas):
+            self._write(events)
 
 
 class ResponseRun:
@@ -56,6 +69,8 @@ class ResponseRun:
         self._context = Context([], [], [])
         self._approved: list[dict[str, Any]] = []
         self._generation: Generation | None = None
+        self._sink: EventSink | None = None
+        self._reason: FinishReason | None = None
         self._begun = False
         self._overflow: ContextOverflow | None = None
         self._rounds = 0
@@ -93,6 +108,14 @@ class ResponseRun:
         return self.frame.render(
             self.status, self._builder.items, usage=self._usage, error=self.error, incomplete=cut_off
         )
+
+    def write_to(self, ready: Callable[[], bool], write: Callable[[list[Event]], None]) -> None:
+        """Have the events of tokens written at once while `events` waits for them, and `ready` says that they may."""
+        self._sink = EventSink(self, ready, write)
+
+    def deliver(self, deltas: Sequence[Delta]) -> list[Event]:
+        """The numbered events of deltas that `events` does not get."""
+        return self._numbered(self._push(deltas))
 
     async def events(self) -> AsyncIterator[list[Event]]:
         """All events but the last, in batches as they arise. The response is stored before the last one is there."""
@@ -162,17 +185,22 @@ class ResponseRun:
     async def _generate(self) -> AsyncIterator[list[Event]]:
         """One answer of the model."""
         generation = self._generation or await self._start()
-        reason: FinishReason | None = None
+        self._reason = None
+        if self._sink is not None:
+            generation.deliver_to(self._sink)
         async for batch in generation:
-            yield self._builder.push(batch)
-            reason = next((delta.finish_reason for delta in batch if delta.finish_reason is not None), reason)
+            yield self._push(batch)
         self._generation = None
         self._usage = _sum(self._usage, generation.usage)
-        cut_off = reason is FinishReason.LENGTH
+        cut_off = self._reason is FinishReason.LENGTH
         yield self._builder.finish(incomplete=cut_off)
         if cut_off:
             yield self._builder.abandon_calls()
             self.status = "incomplete"
+
+    def _push(self, deltas: Sequence[Delta]) -> list[Event]:
+        self._reason = next((delta.finish_reason for delta in deltas if delta.finish_reason is not None), self._reason)
+        return self._builder.push(deltas)
 
     async def _start(self) -> Generation:
         output = self._builder.items

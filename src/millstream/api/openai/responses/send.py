@@ -14,7 +14,7 @@ from millstream.api.openai.responses.items_out import Event
 from millstream.api.openai.responses.run import ResponseRun
 from millstream.api.response import Responder
 from millstream.api.sse import EVENT_STREAM, event
-from millstream.api.stream import StreamFormat
+from millstream.api.stream import Stream, StreamFormat
 from millstream.errors import ContextOverflow, MillstreamError
 
 
@@ -57,6 +57,10 @@ class EventsResponse(ChunkedResponse):
             await self._run.begin()
         except ContextOverflow as error:
             self._run.overflow(error)
+
+    def attach(self, stream: Stream) -> None:
+        if stream.direct is not None:
+            self._run.write_to(stream.direct.ready, lambda events: stream.write_now(encoded(events)))
 
     async def chunks(self) -> AsyncIterator[bytes]:
         async for events in self._run.events():

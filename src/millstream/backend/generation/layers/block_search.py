@@ -99,7 +99,7 @@ class BlockSearch:
         mixer, chunk_mixer, mixer_form = self._mixer(block, frame, dtype, new_cache, why)
         mlp, chunk_mlp, mlp_form = self._mlp(block, frame, dtype, why)
         if not mixer_form and not mlp_form:
-            raise NotUnderstood(why[0])
+            raise NotUnderstood(f"has nothing to fuse: {why[0]}" if why else "has nothing to fuse")
         form = " and ".join(each for each in (mixer_form, mlp_form) if each)
         return FusedBlock(
             *(mixer, mlp, chunk_mixer, chunk_mlp, frame.scale, dtype, form), left_out="; ".join(why) or None
@@ -196,10 +196,12 @@ class BlockSearch:
         self, module: Any, frame: Frame, plain: PlainPart, size: int, dtype: mx.Dtype, why: list[str]
     ) -> tuple[Part, Part, str]:
         try:
-            return fuse_experts(module, frame, plain.run, self._matmuls, size, dtype), plain, "experts"
+            fused = fuse_experts(module, frame, plain.run, self._matmuls, size, dtype)
         except NotUnderstood as error:
             why.append(f"{frame.mlp} {error}")
-        return plain, plain, "a layer of experts" if fuse_expert_layer(module, self._matmuls, dtype) else ""
+            return plain, plain, "a layer of experts" if fuse_expert_layer(module, self._matmuls, dtype) else ""
+        fuse_expert_layer(module, self._matmuls, dtype)
+        return fused, plain, "experts"
 
     def _glu(
         self, module: Any, parts: GluParts, frame: Frame, plain: PlainPart, size: int, dtype: mx.Dtype

@@ -14,14 +14,14 @@ from typing import Any, Literal
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchGLU, SwitchLinear
+from mlx_lm.models.switch_layers import SwitchGLU
 
 from millstream.backend.generation.layers.block_frame import NotUnderstood
 from millstream.backend.generation.layers.block_parts import GluParts, glu_parts, weight_of
-from millstream.backend.kernels.expert_matmul import MAX_ROWS, Activation, ExpertWeights, Packing
+from millstream.backend.kernels.expert_matmul import MAX_ROWS, Activation, ExpertWeights
 from millstream.backend.kernels.expert_routing import Router, Routing, new_counter
 from millstream.backend.kernels.weights import Dense
-from millstream.backend.layers.expert_ops import activate
+from millstream.backend.layers.expert_ops import activate, expert_weights
 
 SLOTS = ("top_k", "num_experts_per_tok", "num_experts_per_token", "moe_topk", "k")
 NORMALISED = ("norm_topk_prob", "norm_topk", "moe_renormalize", "route_norm")
@@ -29,8 +29,8 @@ SCALE = ("routed_scaling_factor", "route_scale", "router_scaling_factor")
 GROUPS, BEST_GROUPS = ("n_group", "num_expert_group"), ("topk_group", "n_group_topk")
 SHARED, SHARED_GATE = ("shared_expert", "shared_experts", "shared_mlp"), ("shared_expert_gate",)
 SCORES: tuple[Literal["softmax", "sigmoid", "softmax_chosen"], ...] = ("softmax", "sigmoid", "softmax_chosen")
-AGREED = 1e-2
-"""How far activations may be apart, relative to their size."""
+AGREED = 1e-5
+"""How far activations may be apart, in float32 and relative to their size: GELU and its approximation are 1e-4."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,12 +51,12 @@ def expert_layer(module: Any) -> Any:
     return found[0] if len(found) == 1 else None
 
 
-def switch_parts(switch: Any, dtype: mx.Dtype) -> tuple[ExpertWeights, ExpertWeights, ExpertWeights, Activation]:
+def switch_parts(switch: Any) -> tuple[ExpertWeights, ExpertWeights, ExpertWeights, Activation]:
     """The projections of a layer of experts, gate, up and down, and its activation."""
     gate, up, down = (_weights(switch[name]) for name in ("gate_proj", "up_proj", "down_proj"))
     if gate.packing != up.packing or (gate.bias is None) != (up.bias is None):
         raise NotUnderstood("has experts whose gates are packed otherwise than what they open")
-    return gate, up, down, _activation(switch.activation, dtype)
+    return gate, up, down, _activation(switch.activation)
 
 
 def expert_parts(module: Any, dtype: mx.Dtype) -> Iterator[ExpertParts]:
@@ -64,7 +64,7 @@ def expert_parts(module: Any, dtype: mx.Dtype) -> Iterator[ExpertParts]:
     switch = expert_layer(module)
     if switch is None:
         raise NotUnderstood("has no layer of experts that is known")
-    gate, up, down, activation = switch_parts(switch, dtype)
+    gate, up, down, activation = switch_parts(switch)
     shared, shared_gate = _shared(module)
     router, holder = _router(module, switch, gate.experts, gate.inputs, dtype)
     if shared_gate is not None:
@@ -97,25 +97,19 @@ def routings(module: Any, holder: Any, experts: int) -> Iterator[Routing]:
 
 
 def _weights(layer: Any) -> ExpertWeights:
-    bias = layer.get("bias")
-    if isinstance(layer, QuantizedSwitchLinear):
-        if layer.get("global_scale") is not None:
-            raise NotUnderstood("has experts with scales of their own")
-        arrays = [layer["weight"], layer["scales"], layer.get("biases")]
-        packing = Packing(layer.bits, layer.group_size, layer.mode)
-        return ExpertWeights(tuple(array for array in arrays if array is not None), packing, bias)
-    if isinstance(layer, SwitchLinear):
-        return ExpertWeights((layer["weight"],), None, bias)
-    raise NotUnderstood(f"has experts of another kind ({type(layer).__name__})")
+    weights = expert_weights(layer)
+    if weights is None:
+        raise NotUnderstood(f"has experts of another kind ({type(layer).__name__})")
+    return weights
 
 
-def _activation(module: Any, dtype: mx.Dtype) -> Activation:
+def _activation(module: Any) -> Activation:
     """Found by its numbers. Its arguments are what the gate opens, and the gate."""
-    up, gate = (4 * mx.random.normal((256,), key=mx.random.key(seed)).astype(dtype) for seed in (1, 2))
+    up, gate = (4 * mx.random.normal((256,), key=mx.random.key(seed)) for seed in (1, 2))
     alpha, limit = getattr(module, "_alpha", 1.702), getattr(module, "_limit", 7.0)
-    expected = module(up, gate).astype(mx.float32)
+    expected = module(up, gate)
     for known in (Activation("silu"), Activation("gelu_tanh"), Activation("clipped", float(alpha), float(limit))):
-        apart = mx.linalg.norm(activate(known, gate, up).astype(mx.float32) - expected)
+        apart = mx.linalg.norm(activate(known, gate, up) - expected)
         if (apart <= AGREED * mx.linalg.norm(expected)).item():
             return known
     raise NotUnderstood(f"has another activation ({type(module).__name__})")

@@ -101,9 +101,14 @@ def _fuse_linears(model: Any, matmuls: FusedMatmuls) -> int:
     layers = [module for _, module in model.named_modules()] + joined_layers(model)
     linears = use_packed_products(layers)
     for layer in layers:
-        if type(layer) is nn.Linear and matmuls.fits(layer.weight):
-            layer.__class__ = SmallMatmulLinear
-            linears += 1
+        kind: Any = SMALL_MATMULS.get(type(layer))
+        if kind is not None and matmuls.fits(layer.weight):
+            layer.__class__ = kind
+            linears += kind is SmallMatmulLinear
+    heads = [module for name, module in model.named_modules() if name.endswith("lm_head")]
+    for head in heads or [layer for layer in layers if type(layer) is SmallMatmulEmbedding]:
+        if type(head) in SMALL_MATMULS.values():
+            matmuls.prepare(head.weight, "matmul")
     return linears
 
 
@@ -130,6 +135,17 @@ class SmallMatmulLinear(nn.Linear):  # type: ignore[misc]
             return out
         out = _small_matmul(x, self.weight)
         return out + self.bias if "bias" in self else out
+
+
+class SmallMatmulEmbedding(nn.Embedding):  # type: ignore[misc]
+    """An embedding that is the output layer too, and computes few rows by our kernel."""
+
+    def as_linear(self, x: mx.array) -> mx.array:
+        out: mx.array = _small_matmul(x, self.weight) if _is_decode(x, self.weight.dtype) else super().as_linear(x)
+        return out
+
+
+SMALL_MATMULS: dict[type, type] = {nn.Linear: SmallMatmulLinear, nn.Embedding: SmallMatmulEmbedding}
 
 
 @functools.cache

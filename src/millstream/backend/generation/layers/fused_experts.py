@@ -22,7 +22,6 @@ from millstream.backend.layers import expert_ops
 from millstream.backend.layers.expert_ops import ExpertOps
 from millstream.backend.layers.fused_matmul import BY_KERNELS, BY_MLX, Form, FusedMatmuls
 
-
 MANY_ROWS = 256
 """Rows by which ways to route are told apart: some differ in few of them."""
 
@@ -139,13 +138,14 @@ def fuse_experts(
 
 
 def fuse_expert_layer(module: Any, matmuls: FusedMatmuls, dtype: mx.Dtype) -> bool:
-    """Have only the layer of experts in a module compute few rows by the kernels. Returns whether they take it."""
+    """Have only the layer of experts in a module compute few rows by the kernels, and all tokens if it is packed.
+    Returns whether they take it."""
     switch = expert_layer(module)
     if switch is None:
         return False
     ops = ops_for(matmuls)
     try:
-        gate, up, down, activation = switch_parts(switch, dtype)
+        gate, up, down, activation = switch_parts(switch)
     except NotUnderstood:
         return False
     if not all(ops.fits(weights, dtype) for weights in (gate, up, down)):
@@ -178,9 +178,8 @@ class _Layer:
             ExpertWeights(arrays[name], self.packings[name == "down"], arrays.get(f"{name}_bias"))
             for name in ("gate", "up", "down")
         )
-        flat = indices.reshape(x.shape[0], -1).astype(mx.int32)
-        out = self.ops.down(self.ops.glu(x, flat, gate, up, self.activation), flat, down)
-        return out.reshape(*indices.shape, -1)
+        indices = indices.astype(mx.int32)
+        return self.ops.down(self.ops.glu(x, indices, gate, up, self.activation), indices, down)
 
 
 @functools.cache
@@ -199,18 +198,23 @@ class _FusedLayer:
         dtype: mx.Dtype,
     ) -> None:
         self._run = _compiled_layer(_Layer(ops, (gate.packing, down.packing), activation))
-        self._max_rows, self._dtype = ops.max_rows, dtype
+        self._max_rows, self._dtype, self._packed = ops.max_rows, dtype, gate.packing is not None
         self._arrays: Arrays = {}
         for name, weights in (("gate", gate), ("up", up), ("down", down)):
             self._arrays[name] = weights.arrays
             self._arrays |= {} if weights.bias is None else {f"{name}_bias": weights.bias}
 
     def takes(self, x: mx.array) -> bool:
-        """True for the rows of a decode step: one token each."""
-        return x.shape[0] <= self._max_rows and x.size == x.shape[0] * x.shape[-1] and x.dtype == self._dtype
+        """True for the rows of a decode step, one token each. Also for chunks if the experts are packed: MLX's CUDA
+        build would read an expert again for each of its tokens."""
+        few = x.shape[0] <= self._max_rows and x.size == x.shape[0] * x.shape[-1]
+        return x.dtype == self._dtype and (few or self._packed)
 
     def __call__(self, x: mx.array, indices: mx.array) -> mx.array:
-        return self._run(x, indices, self._arrays)
+        tokens, slots = x.reshape(-1, x.shape[-1]), indices.reshape(-1, indices.shape[-1])
+        rows = [slice(first, first + self._max_rows) for first in range(0, tokens.shape[0], self._max_rows)]
+        out = [self._run(tokens[each], slots[each], self._arrays) for each in rows]
+        return (out[0] if len(out) == 1 else mx.concatenate(out)).reshape(*indices.shape, -1)
 
 
 @functools.cache

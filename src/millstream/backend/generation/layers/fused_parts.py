@@ -18,6 +18,7 @@ from millstream.backend.generation.layers.block_frame import Frame, Norm, NotUnd
 from millstream.backend.generation.layers.block_parts import AttentionParts, ConvParts, GluParts, Rope, weight_of
 from millstream.backend.layers import state_ops
 from millstream.backend.layers.fused_matmul import BY_KERNELS, Form, FusedMatmuls, Weight, join_heads, split_heads
+from millstream.backend.layers.fused_matmul import Role as MatmulRole
 from millstream.backend.layers.fused_matmul import Norm as MatmulNorm
 from millstream.backend.layers.state_ops import StateOps
 
@@ -152,7 +153,7 @@ class FusedAttention:
     ) -> None:
         """Raises `NotUnderstood` if the matmuls do not take its layers."""
         norm, self._norm_first = _prologue(frame.before_mixer)
-        joined, out = prepared(parts.joined, matmuls), prepared(parts.out, matmuls)
+        joined, out = prepared(parts.joined, matmuls, "qkv_rope"), prepared(parts.out, matmuls, _end(frame.after_mixer))
         finish = _finish(out, frame.after_mixer, frame.factor, matmuls)
         rope, head_norm = parts.rope, parts.q_norm
         before = _Projection(
@@ -187,7 +188,7 @@ class FusedConv:
     def __init__(self, parts: ConvParts, frame: Frame, matmuls: FusedMatmuls, plain: PlainPart) -> None:
         """`plain` computes what this cannot."""
         norm, self._norm_first = _prologue(frame.before_mixer)
-        joined, out = prepared(parts.joined, matmuls), prepared(parts.out, matmuls)
+        joined, out = prepared(parts.joined, matmuls, "matmul"), prepared(parts.out, matmuls, _end(frame.after_mixer))
         finish = _finish(out, frame.after_mixer, frame.factor, matmuls)
         ops = state_ops.BY_KERNELS if matmuls is BY_KERNELS else state_ops.BY_MLX
         static = _Conv(matmuls, joined.form, None if norm is None else norm.eps, ops, finish)
@@ -210,7 +211,7 @@ class FusedGlu:
 
     def __init__(self, parts: GluParts, frame: Frame, matmuls: FusedMatmuls) -> None:
         norm, self._norm_first = _prologue(frame.before_mlp)
-        joined, down = prepared(parts.joined, matmuls), prepared(parts.down, matmuls)
+        joined, down = prepared(parts.joined, matmuls, "glu"), prepared(parts.down, matmuls, _end(frame.after_mlp))
         finish = _finish(down, frame.after_mlp, frame.factor, matmuls)
         static = _Glu(matmuls, joined.form, None if norm is None else norm.eps, parts.activation, finish)
         self._run = _compiled(static, matmuls)
@@ -238,14 +239,19 @@ def _prologue(norm: Norm | None) -> tuple[Norm | None, Norm | None]:
     return (norm, None) if norm is None or norm.weight is not None else (None, norm)
 
 
-def prepared(layer: Any, matmuls: FusedMatmuls) -> Weight:
-    """The weight of a layer. Raises `NotUnderstood` if the matmuls do not take it."""
+def prepared(layer: Any, matmuls: FusedMatmuls, role: MatmulRole | None = None) -> Weight:
+    """The weight of a layer, for a function of the matmuls. Raises `NotUnderstood` if the matmuls do not take it."""
     weight = weight_of(layer)
     if weight is None or not matmuls.fits(weight):
         raise NotUnderstood("has projections that the matmuls do not take")
-    weight = matmuls.prepare(weight)
+    weight = matmuls.prepare(weight, role)
     mx.eval(weight.arrays)
     return weight
+
+
+def _end(norm: Norm | None) -> MatmulRole:
+    """What a block ends with: a norm stands between the projection and the residual, or nothing does."""
+    return "matmul_add" if norm is None else "matmul"
 
 
 def _finish(weight: Weight, norm: Norm | None, factor: float, matmuls: FusedMatmuls) -> _Finish:

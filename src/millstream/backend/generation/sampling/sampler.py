@@ -40,19 +40,26 @@ class Sampler:
         self._bias = _Bias(rows) if any(row.logit_bias for row in rows) else None
         random_rows = [index for index, row in enumerate(rows) if row.temperature > 0]
         self._random = _RandomSampler([rows[index] for index in random_rows]) if random_rows else None
-        self._settings = sample_kernel.settings_of(rows) if kernel and random_rows else None
-        self._seeds = seeds(rows) if kernel and random_rows else None
+        self._settings = sample_kernel.settings_of(rows) if kernel else None
+        self._seeds = seeds(rows)
         self._random_rows = None if len(random_rows) == len(rows) else mx.array(random_rows, dtype=mx.int32)
 
-    def __call__(self, logits: mx.array, positions: mx.array) -> mx.array:
-        """`logits` (rows, vocabulary) after penalties; `positions` (rows,) counts each row's output tokens."""
+    def step(self, logits: mx.array, positions: mx.array) -> tuple[mx.array, mx.array]:
+        """The tokens, and the positions of the next step. `logits` (rows, vocabulary) after penalties; `positions`
+        (rows,) counts each row's output tokens."""
+        if self._settings is None or not logits.shape[0]:
+            return self(logits, positions), positions + 1
         if self._bias is not None:
             logits = self._bias(logits.astype(mx.float32))
-        if self._settings is not None and self._seeds is not None:
-            return sample_kernel.sample(logits, self._settings, uniform(self._seeds, positions))
-        logits = logits.astype(mx.float32)
-        if self._random is None:
+        return sample_kernel.sample(logits, self._settings, self._seeds, positions)
+
+    def __call__(self, logits: mx.array, positions: mx.array) -> mx.array:
+        """The tokens by MLX's operations: the reference for the kernel."""
+        if self._bias is not None:
+            logits = self._bias(logits.astype(mx.float32))
+        if self._random is None:  # in the type that they have: to convert them changes no order
             return mx.argmax(logits, axis=-1).astype(mx.int32)
+        logits = logits.astype(mx.float32)
         if self._random_rows is None:
             return self._random(logits, positions)
         tokens = mx.argmax(logits, axis=-1).astype(mx.int32)

@@ -1,0 +1,77 @@
+"""Measures at load what computes a weight's products faster: our kernel, or MLX's operations.
+
+What is compared are whole forms, with norm, activation and residual, as wall time of a chain of launches, so that the
+host's share counts where it is the larger one. Small weights are not measured: a step of a small model waits for its
+host, and a kernel costs it least.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+
+from millstream.backend.kernels import matmul_tuning, small_matmul
+from millstream.backend.kernels.matmul_tilings import WIDTHS
+from millstream.backend.kernels.matmul_tuning import Key, Role
+from millstream.backend.kernels.weights import Dense, Norm
+from millstream.backend.layers import matmul_reference
+
+log = logging.getLogger(__name__)
+
+MIN_BYTES = 24 << 20
+"""Of a weight that is worth measuring: its reading takes longer than the host needs for a launch."""
+LAUNCHES = 12
+COPIES_BYTES = 192 << 20
+"""Of different weights in a chain, at least: more than a cache holds."""
+GAIN = 0.10
+"""How much less time MLX's operations must take: a row's numbers then depend on the width of its batch."""
+
+Measure = Callable[[Key, Dense, bool], float]
+
+
+def tune(role: Role, weight: Dense, measure: Measure) -> None:
+    """Choose for all weights of this role and size, for all widths, unless that is done."""
+    if weight.weight.nbytes < MIN_BYTES or role == "qkv_rope":
+        return
+    for width in WIDTHS:
+        key = (role, weight.outputs, weight.inputs, width)
+        if not matmul_tuning.known(key):
+            ours, mlx = measure(key, weight, False), measure(key, weight, True)
+            matmul_tuning.decide(key, mlx < (1 - GAIN) * ours)
+            log.debug("%s of %dx%d, %d rows: %.3f ms by our kernel, %.3f by MLX", *key, 1e3 * ours, 1e3 * mlx)
+
+
+def seconds(key: Key, weight: Dense, by_mlx: bool) -> float:
+    """The shortest of a few chains of launches."""
+    role, _, inputs, width = key
+    x = mx.zeros((width, 1, inputs), dtype=weight.weight.dtype)
+    copies = max(1, min(LAUNCHES, COPIES_BYTES // weight.weight.nbytes))
+    weights = [weight.weight, *(weight.weight * 1 for _ in range(copies - 1))]
+    rest = [mx.zeros((width, 1, weight.outputs), dtype=x.dtype), mx.ones((inputs,), dtype=x.dtype)]
+    mx.eval(x, weights, rest)
+    functions: Any = matmul_reference if by_mlx else small_matmul
+    chain = mx.compile(functools.partial(_chain, functions, role))
+    taken = []
+    for _ in range(4):
+        start = time.perf_counter()
+        mx.eval(chain(x, weights, rest))
+        taken.append(time.perf_counter() - start)
+    return min(taken)
+
+
+def _chain(functions: Any, role: Role, x: mx.array, weights: list[mx.array], rest: list[mx.array]) -> list[mx.array]:
+    out = []
+    for number in range(LAUNCHES):
+        weight = Dense(weights[number % len(weights)])
+        if role == "matmul_add":
+            out.append(functions.matmul_add(x, weight, rest[0]))
+        elif role == "glu":
+            out.append(functions.glu(x, weight, norm=Norm(rest[1], 1e-5)))
+        else:
+            out.append(functions.matmul(x, weight))
+    return out

@@ -1,0 +1,72 @@
+"""What computes a large weight's products is chosen by measuring: our kernel, or MLX's operations."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import pytest
+
+from millstream.backend.kernels import matmul_tuning
+from millstream.backend.kernels.matmul_tilings import WIDTHS
+from millstream.backend.kernels.matmul_tuning import Key
+from millstream.backend.kernels.weights import Dense
+from millstream.backend.layers import fused_matmul, matmul_choice
+from millstream.backend.layers.fused_matmul import BY_KERNELS
+from support.matmul_kernels import play_matmul_kernels
+
+SIZE = 4096
+
+
+@pytest.fixture(autouse=True)
+def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matmul_tuning, "_by_mlx", {})
+
+
+def large() -> Dense:
+    return Dense(mx.zeros((SIZE, SIZE), dtype=mx.bfloat16))
+
+
+@pytest.mark.parametrize(("mlx", "used"), [(0.8, True), (0.95, False)])
+def test_mlx_is_used_where_it_is_clearly_faster(mlx: float, used: bool) -> None:
+    measured: list[Key] = []
+
+    def measure(key: Key, weight: Dense, by_mlx: bool) -> float:
+        measured.append(key)
+        return mlx if by_mlx and key[-1] == 64 else 1.0
+
+    matmul_choice.tune("matmul_add", large(), measure)
+    assert {key[-1] for key in measured} == set(WIDTHS)
+    assert matmul_tuning.by_mlx("matmul_add", SIZE, SIZE, 40) == used
+    assert not matmul_tuning.by_mlx("matmul_add", SIZE, SIZE, 32)
+    assert not matmul_tuning.by_mlx("glu", SIZE, SIZE, 40)
+    measured.clear()
+    matmul_choice.tune("matmul_add", large(), measure)
+    assert not measured, "what is known is not measured again"
+
+
+def test_small_weights_keep_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matmul_choice, "seconds", None)
+    BY_KERNELS.prepare(mx.zeros((64, 64), dtype=mx.bfloat16), "glu")
+    BY_KERNELS.prepare(mx.zeros((SIZE, SIZE), dtype=mx.bfloat16))
+    assert not matmul_tuning._by_mlx
+
+
+@pytest.mark.parametrize("role", ["matmul", "matmul_add", "glu"])
+def test_whole_forms_are_measured(role: fused_matmul.Role, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: list[str] = []
+    play_matmul_kernels(monkeypatch, launched.append)
+    monkeypatch.setattr(matmul_choice, "COPIES_BYTES", 3 * 64 * 64 * 2)
+    key: Key = (role, 64, 64, 8)
+    weight = Dense(mx.zeros((64, 64), dtype=mx.bfloat16))
+    assert matmul_choice.seconds(key, weight, True) > 0 and not launched
+    assert matmul_choice.seconds(key, weight, False) > 0
+    assert launched == [role] * matmul_choice.LAUNCHES
+    assert not matmul_tuning.known(key), "measuring decides nothing"
+
+
+def test_a_call_takes_what_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: list[str] = []
+    play_matmul_kernels(monkeypatch, launched.append)
+    weight, x = mx.ones((64, 64), dtype=mx.bfloat16), mx.ones((20, 1, 64), dtype=mx.bfloat16)
+    matmul_tuning.decide(("matmul", 64, 64, 32), True)
+    assert mx.array_equal(BY_KERNELS.matmul(x, weight), x @ weight.T).item() and not launched
+    assert mx.array_equal(BY_KERNELS.matmul(x[:8], weight), x[:8] @ weight.T).item() and launched == ["matmul"]
