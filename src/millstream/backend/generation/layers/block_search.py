@@ -37,17 +37,18 @@ from millstream.backend.generation.layers.fused_parts import FusedAttention, Fus
 from millstream.backend.layers.fused_matmul import BY_KERNELS, BY_MLX, FusedMatmuls
 
 NewCache = Callable[[], Any]
-Part = FusedAttention | FusedConv | FusedGlu | FusedExperts | FusedModule | PlainPart
+Mixer = FusedAttention | FusedConv | FusedModule | PlainPart
+Mlp = FusedGlu | FusedExperts | FusedModule | PlainPart
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FusedBlock:
     """A block as it runs."""
 
-    mixer: Part
-    mlp: Part | None
-    chunk_mixer: Part
-    chunk_mlp: Part | None
+    mixer: Mixer
+    mlp: Mlp | None
+    chunk_mixer: Mixer
+    chunk_mlp: Mlp | None
     scale: mx.array | None
     dtype: mx.Dtype
     form: str
@@ -107,7 +108,7 @@ class BlockSearch:
 
     def _mixer(
         self, block: Any, frame: Frame, dtype: mx.Dtype, new_cache: NewCache | None, why: list[str]
-    ) -> tuple[Part, Part, str]:
+    ) -> tuple[Mixer, Mixer, str]:
         module = block[frame.mixer]
         call = lambda x, mask, cache, *_: frame.call_mixer(module, x, mask, cache)  # noqa: E731
         plain = PlainPart(frame, frame.before_mixer, frame.after_mixer, call)
@@ -170,7 +171,7 @@ class BlockSearch:
         self._understood.add(understood)
         return new
 
-    def _mlp(self, block: Any, frame: Frame, dtype: mx.Dtype, why: list[str]) -> tuple[Part | None, Part | None, str]:
+    def _mlp(self, block: Any, frame: Frame, dtype: mx.Dtype, why: list[str]) -> tuple[Mlp | None, Mlp | None, str]:
         if frame.mlp is None:
             return None, None, ""
         module, size = block[frame.mlp], hidden_size(block)
@@ -194,7 +195,7 @@ class BlockSearch:
 
     def _experts(
         self, module: Any, frame: Frame, plain: PlainPart, size: int, dtype: mx.Dtype, why: list[str]
-    ) -> tuple[Part, Part, str]:
+    ) -> tuple[Mlp, Mlp, str]:
         try:
             fused = fuse_experts(module, frame, plain.run, self._matmuls, size, dtype)
         except NotUnderstood as error:
