@@ -93,9 +93,7 @@ class DecodeRun:
                     index = LAYER * len(self.slabs[0]) // LAYERS + part
                     expected[row % 2][index][row // 2, :, column] = fresh[row, :, number]
         pairs = [
-            pair
-            for slab, wanted in zip(self.slabs, expected, strict=True)
-            for pair in zip(slab, wanted, strict=True)
+            pair for slab, wanted in zip(self.slabs, expected, strict=True) for pair in zip(slab, wanted, strict=True)
         ]
         return sum(int(mx.any(part != wanted, axis=-1).sum().item()) for part, wanted in pairs)
 
