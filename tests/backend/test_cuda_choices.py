@@ -17,9 +17,11 @@ from millstream.backend.device import Device, current_device
 from millstream.backend.generation import layout
 from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
 from millstream.backend.generation.layers import attention
+from millstream.backend.generation.sampling.sampler import Sampler
 from millstream.backend.kernels import sample
 from millstream.backend.layers.capped_attention import capped_attention
 from millstream.engine.generation.messages import Generate
+from millstream.types import Sampling
 from support.engines import engine
 from support.matmul_kernels import play_matmul_kernels
 from support.pointer_kernels import PointerKernels, play_pointer_kernels
@@ -60,7 +62,11 @@ class Pretended(PointerKernels):
         self, logits: mx.array, settings: mx.array, seeds: mx.array, positions: mx.array
     ) -> tuple[mx.array, mx.array]:
         self.count("sample")
-        return mx.argmax(logits, axis=-1).astype(mx.int32), positions + 1
+        rows = [
+            Sampling(temperature=temperature, top_p=top_p, min_p=min_p, top_k=int(top_k), seed=seed)
+            for (temperature, top_p, min_p, top_k), seed in zip(settings.tolist(), seeds.tolist(), strict=True)
+        ]
+        return Sampler(rows)(logits, positions), positions + 1
 
 
 @pytest.fixture
@@ -128,8 +134,6 @@ def test_full_attention_beside_a_sliding_window_gets_the_attention_kernels(cuda:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_sampling_kernel_gets_all_rows(cuda: Pretended, tmp_path: Path, temperature: float) -> None:
-    from millstream.types import Sampling
-
     folder = write_half(tmp_path / "llama", "llama")
     settings = GenerationSettings("folder", folder, max_rows=4, disabled=frozenset({"warmup"}))
     with engine(lambda: MlxGenerationBackend(settings)) as driver:
