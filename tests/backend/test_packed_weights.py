@@ -196,7 +196,9 @@ def test_nothing_is_unpacked_where_memory_is_short() -> None:
 def test_a_changing_batch_of_a_packed_model_equals_single_requests(family: str, tmp_path: Path) -> None:
     folder = write_quantised(tmp_path / family, family)
     model, _ = load_model(folder)
-    rows = [(tuple((7 * row + 11 * at) % VOCAB for at in range(1 + 9 * row % 40)), 3 + 5 * row % 17) for row in range(9)]
+    rows = [
+        (tuple((7 * row + 11 * at) % VOCAB for at in range(1 + 9 * row % 40)), 3 + 5 * row % 17) for row in range(9)
+    ]
     expected = [
         [int(token) for token, _ in generate_step(mx.array(prompt), model, max_tokens=count)] for prompt, count in rows
     ]

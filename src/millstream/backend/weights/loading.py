@@ -123,9 +123,7 @@ def _load_gguf(
     return model, config, [] if dtype is None else unpack_weights(model, device, dtype, keep_packed)
 
 
-def unpack_weights(
-    model: Any, device: Device, dtype: mx.Dtype, keep_packed: StaysPacked = nothing_packed
-) -> list[str]:
+def unpack_weights(model: Any, device: Device, dtype: mx.Dtype, keep_packed: StaysPacked = nothing_packed) -> list[str]:
     """Unpack quantised weights, and half-precision ones where BLAS needs float32; not those that `keep_packed` names.
     Returns notes of what was done."""
     layers = quantised_layers(model)
