@@ -20,11 +20,18 @@ from millstream.backend.kernels import decode_source as source
 from millstream.backend.kernels.compiled import cuda_kernel
 
 WARPS = 8
+"""Of a block that has no tensor cores."""
 SHARED_BYTES = 99 * 1024
-"""Of a block: every GPU from sm_80 on has so much."""
+"""Of a block, at most: every GPU from sm_80 on has so much."""
+SOME_BYTES = 66 * 1024
+"""Of a block, if that is enough."""
 _INPUTS = ("q", "new_k", "new_v", "items", "lengths", "addresses", "layer", "counters", "sinks")
-SPAN = 512
+SPAN, SHORTEST_SPAN = 512, 128
 """Columns per part, about: see `spans`."""
+PART_BYTES = 128 * 1024
+"""Of one head, in a part, if a token has MANY_HEADS: with fewer, parts are smaller, since each is a block, and blocks
+are what fills a GPU."""
+MANY_HEADS = 8
 HEAD_SIZES = (64, 96, 128, 192, 256)
 
 ITEM = 12
@@ -45,6 +52,12 @@ ITEM = 12
 10. how many items the row has, which follow each other
 11. nothing
 """
+
+
+def span_for(groups: int, token_bytes: int) -> int:
+    """How many columns of a layer a part should have. `token_bytes`: of one token in one of its key-value heads."""
+    columns = PART_BYTES * min(groups, MANY_HEADS) // MANY_HEADS // token_bytes
+    return max(SHORTEST_SPAN, min(SPAN, columns // 32 * 32))
 
 
 def spans(capacity: int, span: int = SPAN) -> list[tuple[int, int]]:
@@ -190,8 +203,9 @@ class _Form:
 
 
 def _form(dtype: mx.Dtype, size: int, queries: int, packing: Packing | None) -> _Form:
-    """A block stays within SHARED_BYTES. Sizes were tried on an H200; none of them changes a result but the number of
-    warps, which depends on the shape alone."""
+    """How many tiles are on their way, and with how many warps: about as many bytes for all shapes, and several blocks
+    at a time on a multiprocessor, since a block also waits, at its begin and at its end. Of all this only the number of
+    warps changes a result, and it depends on the shape alone."""
     kind = "f16" if packing is not None else {mx.float16: "f16", mx.bfloat16: "bf16"}.get(dtype)
     if kind is None:
         # The sums of all warps must fit.
@@ -199,10 +213,9 @@ def _form(dtype: mx.Dtype, size: int, queries: int, packing: Packing | None) -> 
         depth, tile = 1, 0
     else:
         tile = 16 * size * 4 if packing is None else 16 * (size * packing.bits // 4 + size // 64 * 16)
-        warps = WARPS
-        while warps > 2 and 3 * warps * tile > SHARED_BYTES:
-            warps //= 2
-        depth = max(2, min(4, SHARED_BYTES // (warps * tile)))
+        warps = 4 if tile <= 8192 else 2
+        few = SOME_BYTES // (warps * tile)
+        depth = min(6, few if few >= 3 else SHARED_BYTES // (warps * tile))
     sums = warps * queries * (size + 4) * 4
     joined = queries * 8 + 16 + 16 * max(warps * 32, queries * size // 4)
     return _Form(kind, packing is not None, queries, warps, depth, max(depth * warps * tile, sums, joined))

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 HEADER = """
 __device__ __forceinline__ void mill_fetch(void* to, const void* from) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;"
     :: "r"((unsigned)__cvta_generic_to_shared(to)), "l"(from) : "memory");
 }
 template <int BYTES> __device__ __forceinline__ void mill_fetch_few(void* to, const void* from) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], %2;"
+  asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], %2;"
     :: "r"((unsigned)__cvta_generic_to_shared(to)), "l"(from), "n"(BYTES) : "memory");
 }
 __device__ __forceinline__ void mill_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
@@ -62,8 +62,10 @@ BEGIN = """
   constexpr float LOG2E = 1.4426950408889634f, NONE = -1e30f;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int head = blockIdx.y, heads = new_k_shape[1];
-  const int* item = items + (size_t)blockIdx.x * 12;
-  const int row = item[0], slab = item[1];
+  // All of the item at once: what a block waits for before its first key counts.
+  const int4* item = (const int4*)items + (size_t)blockIdx.x * 3;
+  const int4 one = item[0], two = item[1], three = item[2];
+  const int row = one.x, slab = one.y, capacity = one.w, first = two.x, stop = two.y, live = two.w, window = three.x;
   if (row < 0) return;
   const size_t place = (size_t)row * heads + head;
   if (slab < 0) {
@@ -72,11 +74,10 @@ BEGIN = """
     return;
   }
   const long long* base = (const long long*)addresses + ((size_t)slab * addresses_shape[1] + layer[0]) * PARTS;
-  const int capacity = item[3], first = item[4], live = item[7], window = item[8];
-  const size_t begin = ((size_t)item[2] * heads + head) * capacity;
-  const int end = live ? lengths[row] - item[6] : 0x3fffffff, newest = end + Q - 1;
+  const size_t begin = ((size_t)one.z * heads + head) * capacity;
+  const int end = live ? lengths[row] - two.z : 0x3fffffff, newest = end + Q - 1;
   const int turn = live && window ? newest / capacity * capacity : 0;
-  const int beyond = min(item[5], newest + 1);
+  const int beyond = min(stop, newest + 1);
   auto number = [&](int column) { return column + turn - (column + turn > newest ? capacity : 0); };
   auto column_of = [&](int fresh) { return window ? (end + fresh) % capacity : end + fresh; };
   auto seen = [&](int column, int query) {
@@ -106,7 +107,7 @@ DENSE_WRITE = """
     #pragma unroll
     for (int n = 0; n < Q; n++) {
       const int column = column_of(n);
-      if (first <= column && column < item[5])
+      if (first <= column && column < stop)
         for (int i = threadIdx.x; i < D; i += THREADS) {
           slab_k[(size_t)column * D + i] = fresh_k[n * D + i];
           slab_v[(size_t)column * D + i] = fresh_v[n * D + i];
@@ -301,7 +302,7 @@ PACKED_WRITE = """
     for (int n = 0; n < Q; n++) {
       const int column = column_of(n);
       // By the warp that reads it.
-      if (first <= column && column < item[5] && (column - first) / 16 % W == warp) {
+      if (first <= column && column < stop && (column - first) / 16 % W == warp) {
         #pragma unroll
         for (int u = 0; u < NG; u++) {
           const size_t from = (place * Q + n) * D + u * 64, to = (size_t)column * NG + u;
@@ -583,7 +584,7 @@ END = """
     }
     return T(under > 0.f ? over / under : 0.f);
   };
-  const int parts = item[10];
+  const int parts = three.z;
   constexpr int RECORD = GQ * (D + 4);
   // Of every item and head: the sums of each query, then their weight and greatest score.
   float* const mine = sums + (parts == 1 ? 0 : ((size_t)blockIdx.x * heads + head) * RECORD);
@@ -619,7 +620,7 @@ END = """
   __threadfence();
   if (threadIdx.x == 0) *counter = 0;
   const size_t apart = (size_t)heads * RECORD;
-  const float* const row_sums = sums + ((size_t)item[9] * heads + head) * RECORD;
+  const float* const row_sums = sums + ((size_t)three.y * heads + head) * RECORD;
   float* const tops = (float*)ring;
   float* const unders = tops + GQ;
   for (int query = warp; query < GQ; query += W) {
@@ -645,7 +646,7 @@ END = """
     const int four = i % FOURS, query = four * 4 / D;
     const float top = tops[query];
     float4 over = make_float4(0.f, 0.f, 0.f, 0.f);
-    #pragma unroll 8
+    #pragma unroll 4
     for (int p = i / FOURS; p < parts; p += TEAMS) {
       const float* from = row_sums + p * apart;
       const float weight = mill_power(__ldcg(from + GQ * D + query * 2 + 1) - top);

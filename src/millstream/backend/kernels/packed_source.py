@@ -18,9 +18,9 @@ template <int BYTES> __device__ __forceinline__ void mill_fetch_part(void* to, c
 }
 """
 
-# The sums of a packed weight's slice. K is cut into slices of whole units of UNIT numbers; a warp fetches PER units at a
-# time, with the scales (and zeros, if MODE is affine) of their groups. A lane fetches what others of its warp use, in
-# whole lines of the cache, so that warps wait for themselves alone.
+# The sums of a packed weight's slice. K is cut into slices of whole units of UNIT numbers; a warp fetches PER units at
+# a time, with the scales (and zeros, if MODE is affine) of their groups. A lane fetches what others of its warp use, so
+# that warps wait for themselves alone.
 PRODUCT = """
   constexpr int CK = UNIT * PER, BLOCKS = CK / 32, WIDE = 16 * MT;
   constexpr int XB = NT >= 4 ? 2 : (8 / NT < BLOCKS ? 8 / NT : BLOCKS);

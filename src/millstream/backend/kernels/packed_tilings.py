@@ -13,6 +13,7 @@ from millstream.backend.kernels.unpack_cuda import MODES
 from millstream.backend.kernels.weights import Packed, PackedForm
 
 BITS = {"affine": (2, 3, 4, 5, 6, 8), "mxfp4": (4,), "nvfp4": (4,), "mxfp8": (8,)}
+FOUR_BITS = PackedForm(4, 64, "affine", biased=True)
 TILES = (4, 2, 1)
 FEW_ROWS = 16
 GROUP_SIZES = {"affine": (32, 64, 128), "mxfp4": (32,), "nvfp4": (16,), "mxfp8": (32,)}
@@ -42,7 +43,7 @@ def unit_of(form: PackedForm) -> int:
 class PackedTiling(Tiling):
     """A block's warps, for a weight of this form and so many inputs: `per` units are fetched at a time."""
 
-    form: PackedForm = PackedForm(4, 64, "affine", True)
+    form: PackedForm = FOUR_BITS
     inputs: int = 4096
     per: int = 1
 

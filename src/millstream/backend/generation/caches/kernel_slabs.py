@@ -14,7 +14,7 @@ from millstream.backend.generation.caches.joining import JoiningRows
 from millstream.backend.generation.caches.slab_reads import SlabStep
 from millstream.backend.generation.caches.slabs import Move, RowCache
 from millstream.backend.generation.caches.traced_step import Ref
-from millstream.backend.kernels.decode_attention import DecodeWork, spans
+from millstream.backend.kernels.decode_attention import DecodeWork, span_for, spans
 from millstream.backend.kernels.write_rows import addresses_of, move_rows, write_rows
 
 ROUND_ITEMS, ROUND_SLABS = 64, 16
@@ -103,14 +103,16 @@ class KernelStep(SlabStep):
 
     def _items_of(self, number: int, row: RowCache) -> list[tuple[int, ...]]:
         """The first nine integers of each."""
+        layer = row.place.layers[0]
+        span = span_for(layer[0].shape[1], sum(part.shape[3] * part.dtype.size for part in layer))
         items: list[tuple[int, ...]] = []
         for piece in row.shared:
             arrays = [part for parts in piece.layers for part in parts]
             slab, capacity, start = self.addresses.number(arrays), arrays[0].shape[2], piece.start
-            for first, beyond in spans(piece.tokens):
+            for first, beyond in spans(piece.tokens, span):
                 items.append((number, slab, 0, capacity, start + first, start + beyond, 0, 0, 0))
         slab, capacity = self.addresses.number(row.place.arrays), row.place.capacity
-        for first, beyond in spans(capacity):
+        for first, beyond in spans(capacity, span):
             items.append((number, slab, row.slot, capacity, first, beyond, row.origin, 1, self.window))
         return items
 
