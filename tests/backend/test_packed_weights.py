@@ -150,6 +150,30 @@ def test_it_is_measured_from_how_many_rows_on_weights_are_unpacked(monkeypatch: 
     assert list(found.values()) == [packed_products.KERNEL_ROWS + 1]
 
 
+@pytest.fixture
+def _agreeing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU where the kernels work."""
+    monkeypatch.setattr(packed_products, "kernels_agree", packed_tilings.fits)
+
+
+def test_kernels_that_fail_or_give_other_numbers_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(x: mx.array, weight: Packed) -> mx.array:
+        raise RuntimeError("no kernel")
+
+    weight = packed(64, 256)
+    for answer, agrees in (
+        (matmul_reference.matmul, True),
+        (lambda x, weight: matmul_reference.matmul(x, weight) * 1.1, False),
+        (lambda x, weight: matmul_reference.matmul(x, weight) * float("nan"), False),
+        (fails, False),
+    ):
+        monkeypatch.setattr(small_matmul, "matmul", answer)
+        packed_products._form_agrees.cache_clear()
+        assert packed_products.kernels_agree(weight) == agrees
+    packed_products._form_agrees.cache_clear()
+    assert not packed_products.kernels_agree(packed(63, 256)), "a weight that the kernels do not take"
+
+
 class Mixed(nn.Module):
     """Layers that the kernels take, and one that they do not."""
 
@@ -162,6 +186,7 @@ class Mixed(nn.Module):
         self.set_dtype(mx.float16)
 
 
+@pytest.mark.usefixtures("_agreeing")
 def test_only_layers_that_the_kernels_do_not_take_are_unpacked() -> None:
     model = Mixed()
     names = [name for name, _ in quantised_layers(model)]
@@ -178,6 +203,7 @@ def test_only_layers_that_the_kernels_do_not_take_are_unpacked() -> None:
     assert all(value.dtype != mx.bfloat16 for _, value in tree_flatten(model.parameters()))
 
 
+@pytest.mark.usefixtures("_agreeing")
 def test_layers_outside_of_the_language_part_are_unpacked() -> None:
     model = Mixed()
     notes = unpack_weights(model, HERE, mx.bfloat16, within("language", kernels_take))
@@ -185,6 +211,7 @@ def test_layers_outside_of_the_language_part_are_unpacked() -> None:
     assert [name for name, _ in quantised_layers(model)] == ["language.layers.0"]
 
 
+@pytest.mark.usefixtures("_agreeing")
 def test_nothing_is_unpacked_where_memory_is_short() -> None:
     model = Mixed()
     notes = unpack_weights(model, Device("metal", "small", 2**10), mx.bfloat16, kernels_take)
