@@ -14,6 +14,9 @@ from millstream.backend.kernels.weights import Packed, PackedForm
 
 BITS = {"affine": (2, 3, 4, 5, 6, 8), "mxfp4": (4,), "nvfp4": (4,), "mxfp8": (8,)}
 FOUR_BITS = PackedForm(4, 64, "affine", biased=True)
+MAX_WIDTH = 32
+"""Rows of x per block; more rows are more blocks, beside each other. Sums of 64 rows and four tiles need more registers
+than there are, and such kernels take long to compile."""
 TILES = (4, 2, 1)
 FEW_ROWS = 16
 GROUP_SIZES = {"affine": (32, 64, 128), "mxfp4": (32,), "nvfp4": (16,), "mxfp8": (32,)}

@@ -22,7 +22,7 @@ from millstream.backend.kernels.weights import Packed, PackedForm
 from millstream.backend.layers.projections import joined_layers
 
 KERNEL_ROWS = 256
-"""Our kernels take 64 rows at once, and unpack the weight again for the next 64."""
+"""Our kernels take 32 rows at once, and unpack the weight again for the next 32."""
 MEASURED_ROWS = (512, 2048)
 RUNS = 3
 TRIED_ROWS = (5, 64)
