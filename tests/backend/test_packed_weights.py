@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -97,23 +96,14 @@ def test_heads_for_which_there_is_too_little_shared_memory(monkeypatch: pytest.M
         packed_tilings.choose(weight, 8, head=256)
 
 
-@pytest.fixture(params=[1, 10**6], ids=["unpacked first", "by MLX"])
-def _many_rows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    class Always(dict[Any, int]):
-        def get(self, *_: Any) -> int:
-            return int(request.param)
-
-    monkeypatch.setattr(packed_products, "_unpacked_from", Always())
-    yield
-
-
-@pytest.mark.usefixtures("_many_rows")
+@pytest.mark.parametrize("least", [1, 10**6], ids=["unpacked first", "by MLX"])
 @pytest.mark.parametrize(("mode", "bits", "group_size"), FORMATS)
 @pytest.mark.parametrize("shape", [(3, 1), (1, 7), (2, 5)])
 def test_products_are_those_of_the_unpacked_weight(
-    mode: str, bits: int, group_size: int, shape: tuple[int, int]
+    mode: str, bits: int, group_size: int, shape: tuple[int, int], least: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weight = packed(34, 256, mode, bits, group_size, dtype=mx.float32)
+    monkeypatch.setattr(packed_products, "_unpacked_from", {weight.form: least})
     x = random(*shape, 256, dtype=mx.float32)
     got = packed_products.product(x, weight)
     assert got.shape == (*shape, 34)

@@ -112,7 +112,7 @@ def _tiling(weight: Packed, width: int, head: int, tiles: int) -> PackedTiling |
 def shared_limit() -> int:
     """The bytes of shared memory that a block may have: they follow from the compute capability."""
     info = mx.device_info()
-    capability = tuple(int(info.get(f"compute_capability_{part}", 0)) for part in ("major", "minor"))
+    capability = int(info.get("compute_capability_major", 0)), int(info.get("compute_capability_minor", 0))
     return {(8, 0): 163 * 1024, (8, 7): 163 * 1024, (9, 0): 227 * 1024, (10, 0): 227 * 1024}.get(capability, MAX_SHARED)
 
 
