@@ -138,7 +138,8 @@ def unpack_weights(model: Any, device: Device, dtype: mx.Dtype, keep_packed: Sta
         gib = 2**30
         amounts = f"{need / gib:.1f} GiB of {budget / gib:.1f} GiB available"
         return [*notes, f"weights not unpacked: {_name(dtype)} would take {amounts}"]
-    model.update_modules(tree_unflatten([(name, unpacked_layer(layer)) for name, layer in others]))
+    if others:
+        model.update_modules(tree_unflatten([(name, unpacked_layer(layer)) for name, layer in others]))
     if not kept:
         # Else the packed layers' type is the model's.
         model.set_dtype(dtype)
