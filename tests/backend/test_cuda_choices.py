@@ -14,7 +14,7 @@ import pytest
 
 from millstream.backend import mlx_backend
 from millstream.backend.device import Device, current_device
-from millstream.backend.generation import layout
+from millstream.backend.generation import backend, layout
 from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
 from millstream.backend.generation.layers import attention
 from millstream.backend.generation.sampling.sampler import Sampler
@@ -25,11 +25,16 @@ from millstream.types import Sampling
 from support.engines import engine
 from support.matmul_kernels import play_matmul_kernels
 from support.pointer_kernels import PointerKernels, play_pointer_kernels
+from support.quantised import write_quantised
 from support.tiny import VOCAB, write_model
 
 pytestmark = pytest.mark.skipif(
     current_device().kind != "cpu", reason="pretends that the CPU is a GPU: needs MLX's CPU device"
 )
+
+
+LEFT_OUT = frozenset({"warmup", "compiled-step"})
+"""A step that NumPy computes cannot be compiled."""
 
 
 class Pretended(PointerKernels):
@@ -104,23 +109,23 @@ def prompts() -> list[tuple[int, ...]]:
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_a_model_gets_every_fast_path(family: str, cuda: Pretended, tmp_path: Path) -> None:
     folder = write_half(tmp_path / family, family)
-    settings = GenerationSettings("folder", folder, max_rows=4, disabled=frozenset({"warmup"}))
+    settings = GenerationSettings("folder", folder, max_rows=4, disabled=LEFT_OUT)
     with engine(lambda: MlxGenerationBackend(settings)) as driver:
         assert driver.facts is not None
         (note,) = [note for note in driver.facts.notes if note.startswith("fast paths: ")]
         assert note == (
-            "fast paths: fuse, slots, kernel, fused-matmul, group-prefill, calibration; "
-            "not used: mkl-layout (for the CPU), compiled-step (needs kernel), warmup (--disable)"
+            "fast paths: fuse, slots, kernel, fused-matmul, group-prefill, calibration; not used: "
+            "mkl-layout (for the CPU), packed-matmul (no packed weights), compiled-step (--disable), warmup (--disable)"
         )
         answers = driver.run(*(Generate(number, prompt, 12) for number, prompt in enumerate(prompts())))
     assert [len(answer) for answer in answers] == [12] * 3
-    used = {"write_rows", "decode", "prefill", "matmul_add", "glu"}
-    assert used | {"qkv_rope"} <= set(cuda.calls)
+    used = {"write_rows", "parted decode", "prefill", "matmul_add", "glu", "qkv_rope"}
+    assert used <= set(cuda.calls)
 
 
 def test_full_attention_beside_a_sliding_window_gets_the_attention_kernels(cuda: Pretended, tmp_path: Path) -> None:
     folder = write_half(tmp_path / "gemma3_text", "gemma3_text", sliding_window=16)
-    settings = GenerationSettings("folder", folder, max_rows=4, disabled=frozenset({"warmup"}))
+    settings = GenerationSettings("folder", folder, max_rows=4, disabled=LEFT_OUT)
     with engine(lambda: MlxGenerationBackend(settings)) as driver:
         assert driver.facts is not None
         (note,) = [note for note in driver.facts.notes if note.startswith("fast paths: ")]
@@ -128,13 +133,34 @@ def test_full_attention_beside_a_sliding_window_gets_the_attention_kernels(cuda:
         assert "fused blocks: 4 of 4 (4 with attention and MLP)" in driver.facts.notes
         answers = driver.run(*(Generate(number, prompt, 12) for number, prompt in enumerate(prompts())))
     assert [len(answer) for answer in answers] == [12] * 3
-    assert {"write_rows", "decode", "prefill"} <= set(cuda.calls)
+    assert {"write_rows", "parted decode", "prefill", "windowed prefill"} <= set(cuda.calls)
+
+
+def test_a_quantised_cache_gets_the_same_kernels(cuda: Pretended, tmp_path: Path) -> None:
+    folder = write_half(tmp_path / "llama", "llama")
+    settings = GenerationSettings("folder", folder, max_rows=4, kv_bits=8, disabled=LEFT_OUT)
+    with engine(lambda: MlxGenerationBackend(settings)) as driver:
+        assert driver.facts is not None
+        (note,) = [note for note in driver.facts.notes if note.startswith("fast paths: ")]
+        answers = driver.run(*(Generate(number, prompt, 12) for number, prompt in enumerate(prompts())))
+    assert note.startswith("fast paths: fuse, slots, kernel, fused-matmul, group-prefill, calibration; not used: ")
+    assert [len(answer) for answer in answers] == [12] * 3
+    assert {"write_rows", "parted decode", "prefill"} <= set(cuda.calls)
+
+
+def test_capped_scores_get_the_attention_kernels(cuda: Pretended, tmp_path: Path) -> None:
+    folder = write_half(tmp_path / "gemma2", "gemma2", query_pre_attn_scalar=64)
+    settings = GenerationSettings("folder", folder, max_rows=4, disabled=LEFT_OUT)
+    with engine(lambda: MlxGenerationBackend(settings)) as driver:
+        answers = driver.run(*(Generate(number, prompt, 12) for number, prompt in enumerate(prompts())))
+    assert [len(answer) for answer in answers] == [12] * 3
+    assert {"write_rows", "parted decode", "prefill"} <= set(cuda.calls)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_sampling_kernel_gets_all_rows(cuda: Pretended, tmp_path: Path, temperature: float) -> None:
     folder = write_half(tmp_path / "llama", "llama")
-    settings = GenerationSettings("folder", folder, max_rows=4, disabled=frozenset({"warmup"}))
+    settings = GenerationSettings("folder", folder, max_rows=4, disabled=LEFT_OUT)
     with engine(lambda: MlxGenerationBackend(settings)) as driver:
         driver.run(Generate(1, (1, 2, 3), 4, Sampling(temperature=temperature, seed=1)))
     assert cuda.calls["sample"] > 0
@@ -143,9 +169,29 @@ def test_the_sampling_kernel_gets_all_rows(cuda: Pretended, tmp_path: Path, temp
 def test_layers_that_do_not_fit_leave_the_width_to_cublas(cuda: Pretended, tmp_path: Path) -> None:
     """Sizes that are no multiple of a tile: the kernels take no weight at all."""
     folder = write_half(tmp_path / "odd", "llama", hidden_size=144, head_dim=68, intermediate_size=200)
-    settings = GenerationSettings("folder", folder, max_rows=4, disabled=frozenset({"warmup"}))
+    settings = GenerationSettings("folder", folder, max_rows=4, disabled=LEFT_OUT)
     with engine(lambda: MlxGenerationBackend(settings)) as driver:
         assert driver.facts is not None
         (note,) = [note for note in driver.facts.notes if note.startswith("fast paths: ")]
         driver.run(Generate(1, (1, 2, 3), 4))
     assert "fused-matmul (layer 0 has nothing to fuse: self_attn has projections that the matmuls do not take)" in note
+
+
+def test_quantised_weights_stay_packed(cuda: Pretended, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "supported_here", lambda: True)
+    sizes = {"hidden_size": 128, "head_dim": 64, "intermediate_size": 192}
+    folder = write_quantised(tmp_path / "packed", "llama", dtype=mx.float16, **sizes)
+    answers = []
+    for disabled in ({"warmup"}, {"warmup", "packed-matmul"}):
+        settings = GenerationSettings("folder", folder, max_rows=4, disabled=frozenset(disabled))
+        with engine(lambda settings=settings: MlxGenerationBackend(settings)) as driver:  # type: ignore[misc]
+            facts = driver.facts
+            assert facts is not None
+            packed = "packed-matmul" not in disabled
+            assert facts.dtype == ("4-bit" if packed else "bfloat16")
+            assert any(note.endswith("layers stay packed") for note in facts.notes) == packed
+            (note,) = [note for note in facts.notes if note.startswith("fast paths: ")]
+            assert ("packed-matmul" in note.partition(";")[0]) == packed
+            answers.append(driver.run(*(Generate(number, prompt, 3) for number, prompt in enumerate(prompts()))))
+    assert {"matmul_add", "glu", "qkv_rope"} <= set(cuda.calls)
+    assert [len(answer) for answer in answers[0]] == [3] * 3
