@@ -50,7 +50,7 @@ class TwoRowTrial:
 
     def _disagreement(self, layout: Layout, together: bool) -> float:
         model = self._assembly.model
-        lengths = (8, 9) if together else (1, 9)
+        lengths = (25, 33) if together else (1, 9)
         prompts = [tuple(self._assembly.vocab_size // (2 + index) for index in range(length)) for length in lengths]
         batch, joined = self._joined(layout, prompts)
         alone = [model(mx.array([prompt]), cache=new_row_caches(model))[0, -1] for prompt in joined]

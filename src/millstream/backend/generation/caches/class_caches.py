@@ -245,7 +245,7 @@ class ClassCaches(TracedStep):
         return [tuple(part * 1 for part in parts) for parts in joined] if self._writer.in_place else joined
 
     def window_row(self, index: int) -> list[RotatingKVCache]:
-        """What a row of a sliding window holds, as mlx-lm's caches of one row. If kernels write to the slabs, copies."""
+        """What a row of a sliding window holds, as mlx-lm's caches of one row. If kernels write to slabs, copies."""
         row = self.rows[index]
         assert row is not None and self.window, "no row of a window has this number"
         found = []

@@ -1,7 +1,7 @@
 """The states of a batch's recurrent and convolution layers: one array per state, with a row for each number.
 
-A step replaces all of them, so a vacant row costs no more than its arithmetic. It goes on like a row whose tokens nobody
-reads, from zeros or from what the last row left.
+A step replaces all of them, so a vacant row costs no more than its arithmetic. It goes on like a row whose tokens
+nobody reads, from zeros or from what the last row left.
 """
 
 from __future__ import annotations
