@@ -16,6 +16,7 @@ import json
 import sys
 import urllib.request
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -36,27 +37,38 @@ Found = dict[str, dict[str, list[Figures]]]
 def main() -> int:
     arguments = parse()
     found: Found = {}
+    folders = {family: find(family) for family in {*arguments.families, *arguments.peer_families}}
     with ExitStack() as stack:
-        peers = {}
-        for family in arguments.peer_families if arguments.peer_levels else ():
-            try:
-                peers[family] = stack.enter_context(servers.running(PEER, find(family)))
-            except servers.NotStarted as error:
-                say(f"{PEER} with {family} is left out: {error}")
+        peers = start_peers(stack, {family: folders[family] for family in arguments.peer_families})
         for family in arguments.families:
             found[family] = {}
             try:
-                with servers.running(OURS, find(family), tuple(arguments.ours.split())) as url:
+                with servers.running(OURS, folders[family], tuple(arguments.ours.split())) as url:
                     say(f"{family}: {paths(url)}")
                     found[family][OURS] = run(url, "", arguments.levels, arguments)
             except servers.NotStarted as error:
                 say(f"{family} did not start: {error}")
             if family in peers:
-                found[family][PEER] = run(peers[family], str(find(family)), arguments.peer_levels, arguments)
+                found[family][PEER] = run(peers[family], str(folders[family]), arguments.peer_levels, arguments)
             print(report(family, found[family]), flush=True)
     if arguments.out is not None:
         write(arguments.out, found)
     return 0 if all(OURS in servers_of for servers_of in found.values()) else 1
+
+
+def start_peers(stack: ExitStack, folders: dict[str, Path]) -> dict[str, str]:
+    """The URL of the peer for each family: all of them start at once."""
+
+    def start(family: str) -> str | None:
+        try:
+            return stack.enter_context(servers.running(PEER, folders[family]))
+        except servers.NotStarted as error:
+            say(f"{PEER} with {family} is left out: {error}")
+            return None
+
+    with ThreadPoolExecutor(max(1, len(folders))) as pool:
+        urls = dict(zip(folders, pool.map(start, folders), strict=True))
+    return {family: url for family, url in urls.items() if url is not None}
 
 
 def run(url: str, model: str, levels: tuple[int, ...], arguments: argparse.Namespace) -> list[Figures]:
@@ -80,7 +92,7 @@ def paths(url: str) -> str:
     """What the server says of its model: memory, and which fast paths it took."""
     with urllib.request.urlopen(f"{url}/v1/models", timeout=10) as reply:
         model = json.load(reply)["data"][0]
-    return json.dumps({key: model[key] for key in ("memory_bytes", "fast_paths") if key in model})
+    return json.dumps({key: model[key] for key in ("weight_bytes", "notes") if key in model})
 
 
 def report(family: str, figures: dict[str, list[Figures]]) -> str:
@@ -137,7 +149,9 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--ours", default="--isolation process", help="extra options for `millstream serve`")
     parser.add_argument("--out", type=Path, help="write figures.json and report.md to this folder")
     arguments = parser.parse_args(given)
-    if arguments.peer_families is None:
+    if not arguments.peer_levels:
+        arguments.peer_families = ()
+    elif arguments.peer_families is None:
         arguments.peer_families = arguments.families
     return arguments
 

@@ -126,8 +126,8 @@ def test_layers_give_what_they_gave() -> None:
     table = nn.QuantizedEmbedding(64, 256)
     odd = nn.QuantizedLinear(256, 63, bias=False)
     for layer in (linear, table, odd):
-        layer.set_dtype(mx.bfloat16)
-    x, tokens = random(3, 1, 256), mx.array([[1, 5, 63]])
+        layer.set_dtype(mx.float16)
+    x, tokens = random(3, 1, 256, dtype=mx.float16), mx.array([[1, 5, 63]])
     expected = linear(x), table.as_linear(x), table(tokens), odd(x)
     assert use_packed_products([linear, table, odd, nn.Linear(4, 4)]) == 2
     assert type(linear) is PackedLinear and type(table) is PackedEmbedding and type(odd) is nn.QuantizedLinear

@@ -101,7 +101,7 @@ def test_quantised_keys_and_values(tmp_path: Path, head: int, kv_bits: int) -> N
     assert estimated < of(folder).kv_bytes_per_token / 3
 
 
-def quantised(folder: Path, family: str = "llama", dtype: mx.Dtype = mx.float16) -> Path:
+def quantised(folder: Path, family: str = "llama", dtype: mx.Dtype = mx.float16, expert_bits: int = 4) -> Path:
     """A folder of mixed bits and groups, saved as mlx-lm saves one."""
     write_model(folder, family)
     model, config = load_model(folder)
@@ -112,10 +112,13 @@ def quantised(folder: Path, family: str = "llama", dtype: mx.Dtype = mx.float16)
     def layout(path: str, layer: nn.Module) -> bool | dict[str, int]:
         if not hasattr(layer, "to_quantized") or layer.weight.shape[-1] % 64:
             return False
-        if not path.endswith("v_proj"):
-            return True
-        packing[path] = own
-        return own
+        if path.endswith("v_proj"):
+            packing[path] = own
+            return own
+        if "switch_mlp" in path and expert_bits != 4:
+            packing[path] = {"group_size": 64, "bits": expert_bits}
+            return dict(packing[path])
+        return True
 
     nn.quantize(model, 64, 4, class_predicate=layout)
     mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(model.parameters())))
@@ -132,13 +135,14 @@ def test_a_quantised_folder_dequantised_and_as_stored(tmp_path: Path, family: st
     assert estimated.kv_bytes_per_token == 4 * 2 * 2 * 16 * (4 if unpack else 2)
 
 
-def test_cuda_dequantises_experts_to_half_precision_and_metal_nothing(tmp_path: Path) -> None:
-    folder = quantised(tmp_path / "llama")
-    model, _ = load_model(folder)
-    packed = sum(value.nbytes for _, value in tree_flatten(model.parameters()))
-    for device in ("cuda", "metal"):
-        assert of(folder, device=device).weight_bytes == pytest.approx(packed, rel=0.01)
-    folder = quantised(tmp_path / "qwen3_moe", "qwen3_moe")
+def test_cuda_dequantises_experts_of_unusual_bits_and_metal_nothing(tmp_path: Path) -> None:
+    for family in ("llama", "qwen3_moe"):
+        folder = quantised(tmp_path / family, family)
+        model, _ = load_model(folder)
+        packed = sum(value.nbytes for _, value in tree_flatten(model.parameters()))
+        for device in ("cuda", "metal"):
+            assert of(folder, device=device).weight_bytes == pytest.approx(packed, rel=0.01)
+    folder = quantised(tmp_path / "three bits", "qwen3_moe", expert_bits=3)
     model, _ = load_model(folder)
     packed = sum(value.nbytes for _, value in tree_flatten(model.parameters()))
     experts = [(name, layer) for name, layer in quantised_layers(model) if "switch_mlp" in name]

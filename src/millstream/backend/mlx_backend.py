@@ -7,7 +7,9 @@ import gc
 import mlx.core as mx
 
 from millstream.backend.device import current_device
+from millstream.backend.kernels.compiled import keep_kernels
 from millstream.engine.ownership import OwnerGuard, at_thread_end
+from millstream.models.demo import user_cache_dir
 
 
 class MlxBackend:
@@ -24,6 +26,8 @@ class MlxBackend:
         if cache_limit is not None:
             mx.set_cache_limit(cache_limit)
         self._device = current_device()
+        if self._device.kind == "cuda":
+            keep_kernels(user_cache_dir() / "kernels")  # unless `use_device` has chosen another folder
         self._blas = blas
 
     def close(self) -> None:

@@ -26,8 +26,10 @@ DeviceKind = Literal["cpu", "cuda", "metal"]
 Tensors = Mapping[str, StoredTensor]
 
 _DEQUANTIZED_SIZE = {"cpu": 4, "cuda": 2}
-"""Bytes per value of the type that the loader dequantises weights to: all on the CPU, experts on CUDA. Metal computes on
-quantised weights."""
+"""Bytes per value of the type that the loader dequantises weights to: all on the CPU, and on CUDA experts that our
+kernels do not take. Metal computes on quantised weights."""
+_PACKED_EXPERT_BITS = (4, 8)
+"""Bits per value of experts that CUDA computes on as they are."""
 _OTHER_MODULES = frozenset(
     {"vision_tower", "vision_model", "vision_embedder", "visual", "audio_tower", "multi_modal_projector"}
     | {"embed_vision", "embed_audio", "mtp"}
@@ -54,7 +56,7 @@ def estimate(source: ModelSource, *, device: DeviceKind, unpack: bool, kv_bits: 
     """Raises `ModelError` if a file cannot be read.
 
     With `unpack` the estimate counts dequantised weights, although the loader leaves them quantised if memory is short.
-    On CUDA those are experts alone: our kernels take all other weights as they are.
+    On CUDA those are experts of unusual bits alone: our kernels take all other weights as they are.
     """
     return (_gguf if source.kind == "gguf" else _folder)(source, device, unpack, kv_bits)
 
@@ -92,7 +94,7 @@ def _folder(source: ModelSource, device: DeviceKind, unpack: bool, kv_bits: int)
         tensors = {name: tensor for name, tensor in stored.items() if _is_loaded(name, config)}
         quantized = quantized_values(tensors, config)
         size = _DEQUANTIZED_SIZE.get(device) if unpack else None
-        packed = None if device == "cuda" else size  # CUDA computes on quantised weights, but not on those of experts
+        packed = None if device == "cuda" else size  # CUDA computes on quantised weights
         if device == "cuda" and not quantized:
             size = None  # half precision weights are loaded as they are
         experts = 4 if device == "cpu" else None  # the CPU multiplies experts in float32 only
@@ -100,7 +102,7 @@ def _folder(source: ModelSource, device: DeviceKind, unpack: bool, kv_bits: int)
         def value_size(name: str) -> int | None:
             if _EXPERTS.search(name) and not quantized.get(name):
                 return size or experts
-            return size if _OF_EXPERTS.search(name) else packed
+            return size if _OF_EXPERTS.search(name) and not _stays_packed(name, tensors, quantized) else packed
 
         total = sum(_bytes(name, tensor, quantized, value_size(name)) for name, tensor in tensors.items())
         text = {name: tensor for name, tensor in tensors.items() if _is_language_model(name)}
@@ -109,6 +111,13 @@ def _folder(source: ModelSource, device: DeviceKind, unpack: bool, kv_bits: int)
         return Estimate(total, kv_bytes, context_length(config))
     except _BAD_CONFIG as error:
         raise ModelError(f"{path}: {error}") from error
+
+
+def _stays_packed(name: str, tensors: Tensors, quantized: Mapping[str, int]) -> bool:
+    """True for a tensor of experts whose bits per value our CUDA kernels take."""
+    weight = f"{name.rpartition('.')[0]}.weight"
+    values = quantized.get(weight, 0)
+    return values > 0 and tensors[weight].nbytes * 8 // values in _PACKED_EXPERT_BITS
 
 
 def _kv_bytes(values: int, size: int, bits: int, config: Mapping[str, Any]) -> int:
@@ -189,8 +198,7 @@ def _gguf(source: ModelSource, device: DeviceKind, unpack: bool, kv_bits: int) -
     native = not unpack or device not in _DEQUANTIZED_SIZE
     size = 4 if device == "cpu" else 2
     tensors = [tensor for name, tensor in file.tensors.items() if name not in ROPE_TENSORS]
-    # Experts are the tensors of three dimensions.
-    total = sum(_gguf_bytes(each, native or (device == "cuda" and len(each.shape) < 3), size) for each in tensors)
+    total = sum(_gguf_bytes(each, native or device == "cuda", size) for each in tensors)
     try:
         kv_bytes = _kv_bytes(kv_values_per_token(config, {}), size, kv_bits, config)
     except _BAD_CONFIG as error:

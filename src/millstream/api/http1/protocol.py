@@ -261,7 +261,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
-        cycle.scope[DIRECT_WRITER] = CycleWriter(cycle)  # type: ignore[typeddict-unknown-key]
+        cycle.scope[DIRECT_WRITER] = CycleWriter(cycle)  # type: ignore[literal-required]
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:

@@ -72,6 +72,11 @@ class Assembly:
         self._slabs = classes = self._class_caches(layout)
         return self._batch(layout, classes), self._prefiller(layout, store)
 
+    def forget_templates(self) -> None:
+        """Drop what was made from a forward pass: of a rehearsal, it is zeros."""
+        self._templates.clear()
+        self._like = []
+
     def check_writes(self, layout: Layout) -> None:
         """Raises `ModelError` if kernels wrote to copies of the slabs. MLX makes a copy for a kernel if an array is not
         contiguous, and the write is lost without an error."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
 import logging
 import time
@@ -23,6 +24,7 @@ from millstream.backend.generation.sampling.guides import prepare_grammar
 from millstream.backend.generation.settings import GenerationSettings
 from millstream.backend.generation.trial import TwoRowTrial
 from millstream.backend.generation.warmup import RUNS, WarmupProgress, warm_up
+from millstream.backend.kernels.compiled import compile_costs, rehearse
 from millstream.backend.kernels.small_matmul import supported_here
 from millstream.backend.mlx_backend import MlxBackend
 from millstream.backend.phases import LoadPhases
@@ -63,6 +65,8 @@ class MlxGenerationBackend(MlxBackend):
         self._prefiller: Prefiller | None = None
         self._pending: Launched | None = None
         self._weight_bytes = 0
+        self._compiled_before = 0
+        """Kernels that this process had compiled when the load began."""
         self._store = PrefixStore()
         on_cpu = self._device.is_cpu and not settings.like_gpu
         self._deferred = DeferredChunks(steps_per_chunk=1 if on_cpu else STEPS_PER_CHUNK, wait_for_previous=on_cpu)
@@ -73,6 +77,7 @@ class MlxGenerationBackend(MlxBackend):
         self._guard.check("load")
         settings = self._settings
         phases = LoadPhases()
+        self._compiled_before, _ = compile_costs()
         loaded = load(
             settings.kind,
             settings.path,
@@ -298,13 +303,19 @@ class MlxGenerationBackend(MlxBackend):
             phases.done(name)
             progress.advance()
 
-        warm_up(
+        run = functools.partial(
+            warm_up,
             self,
             max_rows=facts.max_rows,
             vocab_size=facts.vocab_size,
             context_length=facts.context_length,
-            after_run=after_run,
         )
+        if compile_costs()[0] > self._compiled_before:
+            # Not all kernels were on disk: those that are still missing compile at once.
+            rehearse(run)
+            self.reset()
+            phases.done("rehearsal")
+        run(after_run=after_run)
         log.info("Warmed up in %.1f s", sum(seconds for _, seconds in phases.phases))
         log.debug("Warm-up: %s", phases)
 

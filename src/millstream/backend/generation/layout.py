@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol
 
 from mlx_lm.models.base import scaled_dot_product_attention
 
-from millstream.backend.device import Device
+from millstream.backend.device import Device, available_bytes
 from millstream.backend.generation.caches.batch_caches import RowCaches, new_row_caches, unbatchable
 from millstream.backend.generation.caches.mixed_caches import mixed_misfit
 from millstream.backend.generation.caches.quantized import KvQuantization, choose_quantization, unsupported
@@ -27,10 +27,11 @@ from millstream.backend.generation.layers.packed_attention import packed_attenti
 from millstream.backend.generation.layers.shared_layers import with_shared_layers
 from millstream.backend.generation.layers.slab_attention import Attention, slab_attention
 from millstream.backend.generation.prefix_store.cache_state import leaf_caches
+from millstream.backend.generation.sampling.kernel_check import kernel_agrees
 from millstream.backend.generation.settings import GenerationSettings
 from millstream.backend.kernels.small_matmul import supported_here
 from millstream.backend.layers.cpu_attention import cpu_attention
-from millstream.backend.layers.cpu_linear import mkl_layer, mkl_layout_pays, use_mkl_layout
+from millstream.backend.layers.cpu_linear import allow_packing, mkl_layer, mkl_layout_pays, use_mkl_layout
 from millstream.backend.layers.fused_matmul import BY_KERNELS, BY_MLX
 from millstream.backend.layers.packed_products import measure_packed_products, packed_layers
 from millstream.backend.layers.patch_layers import callers_of, patch_function
@@ -135,6 +136,8 @@ class LayoutChooser:
         if mkl:
             use_mkl_layout(self._model)
             if not self._settings.like_gpu:
+                if self._settings.cache_limit is None:  # else memory is what the user limits
+                    allow_packing(self._model, available_bytes(self._device))
                 self._attention = cpu_attention
                 patch_function(self._model, "scaled_dot_product_attention", cpu_attention)
 
@@ -220,8 +223,12 @@ class LayoutChooser:
             slot_policy=powers_of_two if self._as_on_gpu else exact,
             group_fill=fill if self._enabled("group-prefill") else None,
             padded_chunks=(self._on_cuda or self._settings.like_gpu) and not self._takes_media,
-            sampling_kernel=self._on_cuda,
+            sampling_kernel=self._on_cuda and self._sampling_kernel_agrees,
         )
+
+    @functools.cached_property
+    def _sampling_kernel_agrees(self) -> bool:
+        return kernel_agrees(self._model)
 
     def _mixed(self, layout: Layout, caches: RowCaches, trial: Trial) -> Layout | None:
         """Length classes for those layers that have full attention; None, with the reason told, if that cannot be."""

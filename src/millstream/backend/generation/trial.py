@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import mlx.core as mx
 
 from millstream.backend.generation.assembly import Assembly
@@ -9,6 +11,7 @@ from millstream.backend.generation.batch import Batch
 from millstream.backend.generation.caches.batch_caches import new_row_caches
 from millstream.backend.generation.layout import Layout
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
+from millstream.backend.kernels.compiled import rehearse
 from millstream.engine.generation.messages import Generate
 from millstream.engine.generation.plan import Prefill
 
@@ -21,6 +24,20 @@ class TwoRowTrial:
 
     def two_rows(self, layout: Layout) -> None:
         """Two steps, each evaluated by itself. Raises what the model raises, and `ModelError` if writes were lost."""
+        self._rehearse(lambda: self._two_rows(layout))
+        self._two_rows(layout)
+
+    def disagreement(self, layout: Layout, *, together: bool = False) -> float:
+        """How far the logits of two rows together are from those of each alone, relative to their spread.
+        `together`: of prompts so alike in length that they share a pass."""
+        self._rehearse(lambda: self._disagreement(layout, together))
+        return self._disagreement(layout, together)
+
+    def _rehearse(self, work: Callable[[], object]) -> None:
+        rehearse(work)
+        self._assembly.forget_templates()
+
+    def _two_rows(self, layout: Layout) -> None:
         tokens = [self._assembly.vocab_size // part for part in (2, 3, 5, 7)]
         batch, _ = self._joined(layout, [(tokens[0],), tuple(tokens[1:])])
         if layout.compiled_step and not batch.can_be_compiled:
@@ -31,9 +48,7 @@ class TwoRowTrial:
         second.read(batch.ids)
         self._assembly.check_writes(layout)
 
-    def disagreement(self, layout: Layout, *, together: bool = False) -> float:
-        """How far the logits of two rows together are from those of each alone, relative to their spread.
-        `together`: of prompts so alike in length that they share a pass."""
+    def _disagreement(self, layout: Layout, together: bool) -> float:
         model = self._assembly.model
         lengths = (8, 9) if together else (1, 9)
         prompts = [tuple(self._assembly.vocab_size // (2 + index) for index in range(length)) for length in lengths]

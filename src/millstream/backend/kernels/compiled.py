@@ -14,9 +14,10 @@ import hashlib
 import importlib.metadata
 import logging
 import os
+import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,6 +27,7 @@ import mlx.core as mx
 from millstream.backend.kernels.assembled import NAMESPACE, Body, Parameters, module_name
 from millstream.backend.kernels.binary_folder import BinaryFolder, limit_size
 from millstream.backend.kernels.nvrtc import Binary, CompileError, Nvrtc, cuda_headers, loaded_nvrtc
+from millstream.models.demo import user_cache_dir
 
 MLX_FOLDER = "MLX_PTX_CACHE_DIR"
 """The variable by which MLX is told where compiled kernels are. It is read when the first one is needed."""
@@ -115,7 +117,7 @@ class Kernel:
 
     def _launcher(self, parameters: Parameters) -> Any:
         body = self._body
-        if (kept := _process.kept) is not None and parameters.known:
+        if (kept := _process.for_kernels()) is not None and parameters.known:
             try:
                 body = kept.stub(body, parameters, self._options["shared_memory"])
             except (CompileError, OSError) as error:
@@ -126,7 +128,10 @@ class Kernel:
 @contextlib.contextmanager
 def compile_ahead() -> Iterator[None]:
     """Kernels that this thread calls inside are not launched, and give zeros: whoever builds a graph there must not use
-    it. At the end, all of them are compiled at once, on as many threads as there are cores."""
+    it. At the end of the outermost one, all of them are compiled at once, on as many threads as there are cores."""
+    if getattr(_noting, "variants", None) is not None:
+        yield
+        return
     _noting.variants = noted = set[tuple[Body, Parameters, int]]()
     mx.disable_compile()  # else zeros would become part of compiled functions
     try:
@@ -135,11 +140,19 @@ def compile_ahead() -> Iterator[None]:
         _noting.variants = None
         if "MLX_DISABLE_COMPILE" not in os.environ:
             mx.enable_compile()
-    kept = _process.kept
-    if kept is None:
-        return
-    waiting = [each for each in noted if each[1].known]
+    if (kept := _process.for_kernels()) is not None:
+        _compile_at_once(kept, [each for each in noted if each[1].known])
 
+
+def rehearse(work: Callable[[], object]) -> None:
+    """Run `work` for the kernels that it calls: they are not launched, and are compiled at once afterwards. Whatever it
+    leaves behind must be dropped. Does nothing where nothing is compiled."""
+    if keeps_kernels():
+        with compile_ahead(), contextlib.suppress(Exception):  # of zeros anything may come; the real run tells
+            work()
+
+
+def _compile_at_once(kept: KeptKernels, waiting: list[tuple[Body, Parameters, int]]) -> None:
     def work() -> None:
         while waiting:
             try:
@@ -147,16 +160,19 @@ def compile_ahead() -> Iterator[None]:
             except (CompileError, OSError, IndexError):
                 continue  # the first real call says so, and leaves the kernel to MLX
 
+    before, started = len(_process.compiled), time.monotonic()
     threads = [threading.Thread(target=work, name="compile") for _ in range(min(len(waiting), os.cpu_count() or 1))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    if count := len(_process.compiled) - before:
+        log.info("Compiled %d kernels in %.1f s, %d at once", count, time.monotonic() - started, len(threads))
 
 
 def keeps_kernels() -> bool:
     """True if kernels are compiled here, so that `compile_ahead` is worth calling."""
-    return _process.kept is not None
+    return _process.for_kernels() is not None
 
 
 _noting = threading.local()
@@ -195,18 +211,23 @@ class _Process:
         self.kept: KeptKernels | None = None
         self.compiled: list[float] = []
         """Seconds of each kernel that was compiled here, not found on disk."""
-        self._decided = False
+        self.decided = False
 
     def decide(self, root: Path) -> None:
         """Two threads that come at once decide the same."""
-        if self._decided:
+        if self.decided:
             return
         try:
-            kept = _keep_below(root)
-            self.kept = kept if kept is not None and _found_by_mlx(kept) else None
+            self.kept = next((kept for kept in _candidates(root) if _found_by_mlx(kept)), None)
         except (OSError, AttributeError, CompileError) as error:
-            log.debug("Compiled kernels are not kept on disk: %s", error)
-        self._decided = True
+            log.info("CUDA kernels are compiled again by every process: %s", error)
+        self.decided = True
+
+    def for_kernels(self) -> KeptKernels | None:
+        """Where kernels are kept; decided with the usual folder if nobody did before."""
+        if not self.decided and mx.cuda.is_available():
+            self.decide(user_cache_dir() / "kernels")
+        return self.kept
 
 
 _process = _Process()
@@ -223,27 +244,30 @@ def compile_costs() -> tuple[int, float]:
     return len(_process.compiled), sum(_process.compiled)
 
 
-def _keep_below(root: Path) -> KeptKernels | None:
+def _candidates(root: Path) -> Iterator[KeptKernels]:
+    """In our folder; if MLX has read its variable before, in its own."""
     library, packages = loaded_nvrtc(), Path(mx.__file__).parents[1]
     headers = cuda_headers(packages)
     if library is None or headers is None:
-        log.debug("Compiled kernels are not kept on disk: no %s", "NVRTC" if library is None else "CUDA headers")
-        return None
+        raise CompileError(f"no {'NVRTC' if library is None else 'CUDA headers'}")
     compiler = Nvrtc(library, [path for path in (headers, packages / "mlx/include/cccl") if path.exists()])
     info = mx.device_info()
     major, minor = int(info["compute_capability_major"]), int(info["compute_capability_minor"])
     architecture = f"sm_{major}{minor}" + ("a" if major >= 9 else "")
-    name = f"mlx-{importlib.metadata.version('mlx')}-nvrtc-{compiler.version}-{architecture}"
-    folder = BinaryFolder(Path(os.environ.setdefault(MLX_FOLDER, str(root / name))))
+    mlx = importlib.metadata.version("mlx")
+    own = root / f"mlx-{mlx}-nvrtc-{compiler.version}-{architecture}"
+    folder = BinaryFolder(Path(os.environ.setdefault(MLX_FOLDER, str(own))))
     if root in folder.path.parents:
         folder.remove_damaged()
         limit_size(root)
-    return KeptKernels(compiler, architecture, folder)
+    yield KeptKernels(compiler, architecture, folder)
+    yield KeptKernels(compiler, architecture, BinaryFolder(Path(tempfile.gettempdir()) / "mlx" / mlx / "ptx"))
 
 
 def _found_by_mlx(kept: KeptKernels) -> bool:
     """Try it: the kernel that MLX is given writes a 0, the binary in the folder a 1."""
-    sought = Body("millstream_probe", ("x",), ("out",), "  out[0] = 0;", "")
+    where = hashlib.sha256(str(kept.folder.path).encode()).hexdigest()  # MLX would not look again for the same source
+    sought = Body("millstream_probe", ("x",), ("out",), f"  out[0] = 0;  // {where}", "")
     written = Body("millstream_probe", ("x",), ("out",), "  out[0] = 1;", "")
     parameters = Parameters(((mx.int32, True),), (mx.int32,), ())
     kept.put(sought, parameters, written.for_us(parameters))
@@ -254,8 +278,6 @@ def _found_by_mlx(kept: KeptKernels) -> bool:
         grid=(1, 1, 1),
         threadgroup=(1, 1, 1),
     )
-    if found := out.item() == 1:
-        log.debug("Compiled kernels are kept in %s", kept.folder.path)
-    else:
-        log.debug("Compiled kernels are not kept on disk: this build of MLX does not look for them")
-    return bool(found)
+    found = bool(out.item() == 1)
+    log.debug("Compiled kernels %s in %s", "are kept" if found else "are not found", kept.folder.path)
+    return found

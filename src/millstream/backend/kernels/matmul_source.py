@@ -87,6 +87,13 @@ HALVED_LINES = """
   };
 """
 
+# A tile is a part of both halves of a head, so that numbers which RoPE turns together are in one block.
+PAIRED_LINES = """
+  static_assert(BN == 32, "16 rows of each half");
+  constexpr int PAIRS = D / 32;
+  auto line = [&](int l) { return tile / PAIRS * D + l / 16 * (D / 2) + tile % PAIRS * 16 + l % 16; };
+"""
+
 # The sums of a dense weight's slice. The weight comes from far: DEPTH - 1 steps of 64 numbers of each of its rows are
 # on their way, each a whole line of 128 bytes; a warp fetches its own rows. The rows of x come from the L2 cache:
 # STAGED ones through shared memory, for all warps that need them, else each warp has the next step's on their way. In
@@ -119,45 +126,30 @@ PRODUCT = """
   };
   #pragma unroll
   for (int c = 0; c < DEPTH - 1; c++) fetch(c);
-  uint4 next[2][HELD], now[2][HELD];
+  // Of x, and of the norm's weight, the next half of a step is on its way.
+  uint4 next[HELD];
   const T* xp[HELD];
   #pragma unroll
   for (int n = 0; n < HELD; n++) xp[n] = x + (size_t)min(first + n * 8 + g, R - 1) * K + begin * 64 + t * 8;
-  auto read = [&](int step) {
-    if (!STAGED && step < count) {
+  auto read = [&](int half) {
+    if (!STAGED && half < 2 * count) {
       #pragma unroll
-      for (int n = 0; n < HELD; n++)
-        #pragma unroll
-        for (int h = 0; h < 2; h++)
-          next[h][n] = *reinterpret_cast<const uint4*>(xp[n] + step * 64 + h * 32);
+      for (int n = 0; n < HELD; n++) next[n] = *reinterpret_cast<const uint4*>(xp[n] + half * 32);
     }
   };
   read(0);
 #if NORM
   float squares[NT][2] = {};
   const T* np = norm + begin * 64 + t * 8;
-  uint4 scale[2], scaled[2];
-  auto read_norm = [&](int step) {
-    if (step < count) {
-      scale[0] = *reinterpret_cast<const uint4*>(np + step * 64);
-      scale[1] = *reinterpret_cast<const uint4*>(np + step * 64 + 32);
-    }
+  uint4 scale = {};
+  auto read_norm = [&](int half) {
+    if (half < 2 * count) scale = *reinterpret_cast<const uint4*>(np + half * 32);
   };
   read_norm(0);
 #endif
   const int LOOPS = STAGED ? (STEPS + V - 1) / V : count;
+  #pragma unroll 1
   for (int c = 0; c < LOOPS; c++) {
-    #pragma unroll
-    for (int n = 0; n < HELD; n++) {
-      now[0][n] = next[0][n];
-      now[1][n] = next[1][n];
-    }
-    read(c + 1);
-#if NORM
-    scaled[0] = scale[0];
-    scaled[1] = scale[1];
-    read_norm(c + 1);
-#endif
     mill_wait<DEPTH - 2>();
     if (STAGED) __syncthreads(); else __syncwarp();
     fetch(c + DEPTH - 1);
@@ -173,12 +165,15 @@ PRODUCT = """
         a[m][1] = stage[own + m * 128 + 64 + at];
       }
       #pragma unroll
-      for (int n = 0; n < NT; n++) b[n] = STAGED ? stage[TH * MT * 4 + kw * ROWS * 8 + n * 64 + at] : now[h][n % HELD];
+      for (int n = 0; n < NT; n++) b[n] = STAGED ? stage[TH * MT * 4 + kw * ROWS * 8 + n * 64 + at] : next[n % HELD];
+      read(2 * c + h + 1);
 #if NORM
+      const uint4 scaled = scale;
+      read_norm(2 * c + h + 1);
       #pragma unroll
       for (int n = 0; n < NT; n++) {
         if (n % NW == nw) mill_squares(b[n], squares[n]);
-        b[n] = mill_scaled(b[n], scaled[h]);
+        b[n] = mill_scaled(b[n], scaled);
       }
 #endif
       // Products for the same sum are far from each other: each takes some 30 cycles.
@@ -238,6 +233,7 @@ SUM_WARPS = """
 """
 
 WHOLE = """
+  #pragma unroll 2
   for (int i = threadIdx.x; i < rows * LINE; i += TH) {
     float sum = group(0, i);
     #pragma unroll
@@ -291,6 +287,7 @@ ROUND = """
 """
 
 STORE = """
+  #pragma unroll 2
   for (int i = threadIdx.x; i < rows * BN; i += TH) {
     const int row = i / BN, col = i % BN, n = tile * BN + col;
     if (n < N) out[(size_t)(first + row) * N + n] = T(sum(row, col));
@@ -298,6 +295,7 @@ STORE = """
 """
 
 ADD = """
+  #pragma unroll 2
   for (int i = threadIdx.x; i < rows * BN; i += TH) {
     const int row = i / BN, col = i % BN, n = tile * BN + col;
     const size_t at = (size_t)(first + row) * N + n;
@@ -306,6 +304,7 @@ ADD = """
 """
 
 GLU = """
+  #pragma unroll 1
   for (int i = threadIdx.x; i < rows * HALF; i += TH) {
     const int row = i / HALF, col = i % HALF, n = tile * HALF + col;
     const float gate = sum(row, col), up = sum(row, col + HALF);
@@ -324,6 +323,7 @@ ACTIVATED = {
 # A tile is a head. A warp has all of a row's head: first its norm, then RoPE of its first numbers.
 QKV = """
   static_assert(BN == D, "a tile is a head");
+  #pragma unroll 1
   for (int row = warp; row < rows; row += NW * KW) {
     float* head = totals + row * LINE;
     float square = 0.f;
@@ -347,8 +347,9 @@ QKV = """
         : tile < H + KV ? keys + (at * KV + tile - H) * D : values + (at * KV + tile - H - KV) * D;
 #if ROPE
     const int half = tile < H + KV ? periods_shape[0] : 0;
+    #pragma unroll 1
     for (int d = lane; d < half; d += 32) {
-      const float one = ROPE_PAIR;
+      const float one = TURNED(head[d]), two = TURNED(head[d + half]);
       float sine, cosine;
       sincosf(float(offset[at]) * (1.f / periods[d]), &sine, &cosine);
       to[d] = T(one * cosine - two * sine);
@@ -358,5 +359,31 @@ QKV = """
 #else
     for (int d = lane; d < D; d += 32) to[d] = T(head[d]);
 #endif
+  }
+"""
+
+# The same for tiles of `PAIRED_LINES`, without norms of heads, if all of a head is turned.
+QKV_PAIRS = """
+  const int head = tile / PAIRS, begin_at = tile % PAIRS * 16;
+  #pragma unroll 1
+  for (int i = threadIdx.x; i < rows * 16; i += TH) {
+    const int row = i / 16, col = i % 16, d = begin_at + col;
+    const size_t at = first + row;
+    float one = sum(row, col), two = sum(row, col + 16);
+#if ROPE
+    if (head < H + KV) {
+      float sine, cosine;
+      sincosf(float(offset[at]) * (1.f / periods[d]), &sine, &cosine);
+      one = TURNED(one);
+      two = TURNED(two);
+      const float turned = one * cosine - two * sine;
+      two = one * sine + two * cosine;
+      one = turned;
+    }
+#endif
+    T* to = head < H ? q + (at * H + head) * D
+        : head < H + KV ? keys + (at * KV + head - H) * D : values + (at * KV + head - H - KV) * D;
+    to[d] = T(one);
+    to[d + D / 2] = T(two);
   }
 """

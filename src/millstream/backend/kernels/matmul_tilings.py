@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-WIDTHS = (8, 16, 32, 64)
+WIDTHS = (8, 32, 64)
 """Numbers of rows that kernels are compiled for. More rows are bands of the last one."""
 SLICES, GROUP = 8, 2
 """Into how many slices every weight's K is cut, and how many neighbours are added first. The same for all shapes of
@@ -81,29 +81,15 @@ def with_depth(tiling: Tiling, width: int) -> Tiling:
     return Tiling(tiling.beside, tiling.tiles, tiling.along, tiling.split, depth, tiling.staged, tiling.group)
 
 
-def choose(outputs: int, inputs: int, width: int, *, head: int, shared: bool) -> Tiling:
-    """A tiling for a weight; with `head` its tiles are heads of that size. `shared`: blocks may share a tile."""
-    if head:
-        shape = head_shape(head)
-        assert shape is not None, "`fits_heads` was asked"
-        beside, tiles = shape
-    else:
-        beside, tiles = (1, 2) if width <= 16 or not shared else (2, 2) if width <= 32 else (4, 2)
+def choose(width: int, *, head: int, shared: bool) -> Tiling:
+    """The tiling for a width; with `head` its tiles are heads of that size. `shared`: blocks may share a tile, which
+    tiles of whole heads need: there are too few of them for a large GPU."""
+    if not head:
+        return with_depth(Tiling(1, 2, SLICES), width)
+    shape = head_shape(head)
+    assert shape is not None, "`fits_heads` was asked"
+    beside, tiles = shape
     along = 1 if tiles > 2 else max(GROUP, WARPS // beside // GROUP * GROUP)
     split = SLICES // along if shared else 1
     staged = beside > 1 and width > 8
     return with_depth(Tiling(beside, tiles, along, split, staged=staged, group=min(GROUP, along)), width)
-
-
-def candidates(outputs: int, inputs: int, width: int) -> list[Tiling]:
-    """The usual tiling of a weight that blocks may share, and others that give the same numbers."""
-    usual = choose(outputs, inputs, width, head=0, shared=True)
-    shapes = ((1, 1), (1, 2), (2, 2), (4, 2)) if width <= 16 else ((1, 2), (2, 2), (4, 2), (2, 4))
-    others = [_shaped(beside, tiles, width) for beside, tiles in shapes]
-    fitting = [tiling for tiling in others if tiling.shared_bytes(width) <= MAX_SHARED]
-    return [usual, *(tiling for tiling in fitting if tiling != usual)]
-
-
-def _shaped(beside: int, tiles: int, width: int) -> Tiling:
-    along = WARPS // beside
-    return with_depth(Tiling(beside, tiles, along, SLICES // along, staged=beside > 1 and width > 8), width)

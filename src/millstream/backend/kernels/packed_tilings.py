@@ -93,10 +93,9 @@ def _tiling(weight: Packed, width: int, head: int, tiles: int) -> PackedTiling |
     if rest or beside > 4:
         return None
     along = max(GROUP, WARPS // beside // GROUP * GROUP)
-    per = 2 if unit_of(weight.form) * weight.bits < 1024 and tiles <= 2 else 1
     while True:
         split = SLICES // along if weight.tickets is not None else 1
-        tiling = PackedTiling(beside, tiles, along, split, form=weight.form, inputs=weight.inputs, per=per)
+        tiling = PackedTiling(beside, tiles, along, split, form=weight.form, inputs=weight.inputs)
         tiling = with_depth(tiling, width)
         if tiling.shared_bytes(width) <= shared_limit():
             return tiling

@@ -15,12 +15,12 @@ from typing import Any
 
 import mlx.core as mx
 
-from millstream.backend.kernels import matmul_source, matmul_tilings, matmul_tuning, packed_source, packed_tilings
+from millstream.backend.kernels import matmul_source, matmul_tilings, packed_source, packed_tilings
 from millstream.backend.kernels.compiled import cuda_kernel
 from millstream.backend.kernels.matmul_tilings import WIDTHS, Tiling
 from millstream.backend.kernels.matmul_tuning import Role
 from millstream.backend.kernels.unpack_cuda import unpack_source
-from millstream.backend.kernels.weights import Norm, Packed, Weight, as_weight
+from millstream.backend.kernels.weights import Dense, Norm, Packed, Weight, as_weight
 
 __all__ = [
     "WIDTHS",
@@ -44,8 +44,8 @@ class Kind:
     epilogue: str
     outputs: tuple[str, ...] = ("out",)
     constants: tuple[tuple[str, str], ...] = ()
-    halved: bool = False
-    """True if a tile has rows from both halves of the weight."""
+    lines: str = matmul_source.LINES
+    """Which rows of the weight a tile has."""
 
     def source(self, split: bool) -> str:
         given = dict(self.constants)
@@ -54,7 +54,7 @@ class Kind:
         if packed:
             flags["ALL_SCALES"] = "(i < WIDE ? scales : zeros)" if "zeros" in self.inputs else "scales"
         parts = [f"#define {name} {value}\n" for name, value in flags.items()]
-        parts += [matmul_source.SETUP, matmul_source.HALVED_LINES if self.halved else matmul_source.LINES]
+        parts += [matmul_source.SETUP, self.lines]
         parts += [packed_source.PRODUCT if packed else matmul_source.PRODUCT]
         parts += [matmul_source.SUM_WARPS, matmul_source.SHARED if split else matmul_source.WHOLE]
         return "".join([*parts, matmul_source.ROUND, self.epilogue])
@@ -179,17 +179,14 @@ def _run(
     outputs: tuple[str, ...] = ("out",),
     heads: tuple[tuple[str, int], ...] = (),
     head: int = 0,
+    lines: str = matmul_source.LINES,
 ) -> list[mx.array]:
-    halved = name == "glu"
-    kind = Kind(name, tuple(call.inputs), epilogue, outputs, tuple(sorted(call.constants.items())), halved)
+    kind = Kind(name, tuple(call.inputs), epilogue, outputs, tuple(sorted(call.constants.items())), lines)
     width = matmul_tilings.width_of(call.inputs["x"].shape[0], head)
     if isinstance(weight, Packed):
         tiling: Tiling = packed_tilings.choose(weight, width, head=head)
-    elif head or weight.tickets is None:
-        shared = weight.tickets is not None
-        tiling = matmul_tilings.choose(weight.outputs, weight.inputs, width, head=head, shared=shared)
     else:
-        tiling = matmul_tuning.tiling_for(name, weight.outputs, weight.inputs, width)
+        tiling = matmul_tilings.choose(width, head=head, shared=weight.tickets is not None)
     return run(kind, tiling, width, weight, list(call.inputs.values()), shapes, heads)
 
 
@@ -234,7 +231,8 @@ def glu(
     weight = as_weight(weight)
     call = _call(x, weight, bias, norm)
     call.constants["ACTIVATED"] = matmul_source.ACTIVATED[activation]
-    return _run("glu", call, weight, matmul_source.GLU, [(*x.shape[:-1], weight.outputs // 2)])[0]
+    shapes, lines = [(*x.shape[:-1], weight.outputs // 2)], matmul_source.HALVED_LINES
+    return _run("glu", call, weight, matmul_source.GLU, shapes, lines=lines)[0]
 
 
 def qkv_rope(
@@ -264,11 +262,15 @@ def qkv_rope(
     if periods is not None:
         call.add("offset", offset, "ROPE")
         call.add("periods", periods)
-        turned = "head[AT]" if factor == 1.0 else f"float(T(head[AT] * {float(factor)!r}f))"
-        call.constants["ROPE_PAIR"] = f"{turned.replace('AT', 'd')}, two = {turned.replace('AT', 'd + half')}"
+        call.constants["TURNED(v)"] = "(v)" if factor == 1.0 else f"float(T((v) * {float(factor)!r}f))"
     rows = x.shape[0]
     shapes = [(rows, heads, 1, size), (rows, groups, 1, size), (rows, groups, 1, size)]
     counts = (("H", heads), ("KV", groups), ("D", size))
     outputs = ("q", "keys", "values")
-    made = _run("qkv_rope", call, weight, matmul_source.QKV, shapes, outputs, counts, size)
+    turned = size if periods is None else 2 * periods.shape[0]
+    if isinstance(weight, Dense) and q_norm is None and turned == size and size % 32 == 0:
+        epilogue, lines = matmul_source.QKV_PAIRS, matmul_source.PAIRED_LINES
+        made = _run("qkv_rope", call, weight, epilogue, shapes, outputs, counts, lines=lines)
+    else:
+        made = _run("qkv_rope", call, weight, matmul_source.QKV, shapes, outputs, counts, size)
     return made[0], made[1], made[2]

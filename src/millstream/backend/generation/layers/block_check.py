@@ -6,9 +6,10 @@ not used, so a new version of mlx-lm that changes a block can only lead to a slo
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import mlx.core as mx
 from mlx_lm.models.base import create_causal_mask
@@ -21,6 +22,7 @@ from millstream.backend.generation.caches.widths import CHUNK_LENGTHS, exact, ke
 from millstream.backend.generation.layers.block_frame import Frame, NotUnderstood, frame_guess, watched_frame
 from millstream.backend.generation.layers.block_parts import AttentionParts, Rope
 from millstream.backend.generation.layers.fused_parts import FusedAttention
+from millstream.backend.kernels.compiled import rehearse
 from millstream.backend.kernels.small_matmul import WIDTHS
 
 TOLERANCE = {mx.float32: 0.01, mx.float16: 0.05, mx.bfloat16: 0.05}
@@ -37,6 +39,7 @@ WHAT_CODE_RAISES = (ValueError, TypeError, RuntimeError, AttributeError, IndexEr
 """What a block may raise that was understood wrongly."""
 
 Half = Callable[[mx.array], mx.array]
+Check = TypeVar("Check", bound=Callable[..., Any])
 
 
 def checked_frame(block: Any) -> Frame:
@@ -50,6 +53,23 @@ def checked_frame(block: Any) -> Frame:
     return frame
 
 
+def rehearsed(check: Check) -> Check:
+    """A check that compiles the kernels of its kind at once before it first runs."""
+    done: set[tuple[object, ...]] = set()
+
+    @functools.wraps(check)
+    def run(*arguments: Any, **options: Any) -> Any:
+        # Other blocks of a model have the same kernels.
+        key = tuple(each if isinstance(each, int | mx.Dtype) else type(each) for each in arguments)
+        if key not in done:
+            done.add(key)
+            rehearse(lambda: check(*arguments, **options))
+        return check(*arguments, **options)
+
+    return run  # type: ignore[return-value]
+
+
+@rehearsed
 def check_attention(
     original: Callable[..., mx.array],
     parts: AttentionParts,
@@ -104,6 +124,7 @@ def check_half(original: Half, fused: Half, size: int, dtype: mx.Dtype) -> None:
     agree(half_difference(original, fused, size, dtype), dtype)
 
 
+@rehearsed
 def half_difference(original: Half, fused: Half, size: int, dtype: mx.Dtype) -> float:
     """How far they are apart. Raises `NotUnderstood` if one of them cannot run."""
     x = _random(dtype, 5, WIDTHS[0], 1, size)
@@ -118,6 +139,7 @@ def random_rows(size: int, dtype: mx.Dtype, rows: int = WIDTHS[0]) -> mx.array:
     return _random(dtype, 5, rows, 1, size)
 
 
+@rehearsed
 def check_rows(original: Half, fused: Half, x: mx.array) -> None:
     """As `check_half`, for parts that make a choice for each row: in half precision some rows may be near the border
     between two choices, and a last bit decides."""
@@ -133,6 +155,7 @@ def check_rows(original: Half, fused: Half, x: mx.array) -> None:
     agree(worst[-1 - allowed], x.dtype)
 
 
+@rehearsed
 def check_module(
     original: Callable[..., mx.array],
     fused: Callable[..., mx.array],

@@ -99,7 +99,7 @@ class BlockSearch:
         mixer, chunk_mixer, mixer_form = self._mixer(block, frame, dtype, new_cache, why)
         mlp, chunk_mlp, mlp_form = self._mlp(block, frame, dtype, why)
         if not mixer_form and not mlp_form:
-            raise NotUnderstood(why[0])
+            raise NotUnderstood(f"has nothing to fuse: {why[0]}" if why else "has nothing to fuse")
         form = " and ".join(each for each in (mixer_form, mlp_form) if each)
         return FusedBlock(
             *(mixer, mlp, chunk_mixer, chunk_mlp, frame.scale, dtype, form), left_out="; ".join(why) or None
