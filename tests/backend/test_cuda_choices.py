@@ -113,7 +113,8 @@ def test_a_model_gets_every_fast_path(family: str, cuda: Pretended, tmp_path: Pa
         (note,) = [note for note in driver.facts.notes if note.startswith("fast paths: ")]
         assert note == (
             "fast paths: fuse, slots, kernel, fused-matmul, group-prefill, calibration; "
-            "not used: mkl-layout (for the CPU), compiled-step (needs kernel), warmup (--disable)"
+            "not used: mkl-layout (for the CPU), packed-matmul (no packed weights), compiled-step (needs kernel), "
+            "warmup (--disable)"
         )
         answers = driver.run(*(Generate(number, prompt, 12) for number, prompt in enumerate(prompts())))
     assert [len(answer) for answer in answers] == [12] * 3
