@@ -1,4 +1,4 @@
-"""Decode attention over slabs with random tokens, and what it must give: for the kernel, and for NumPy that plays it."""
+"""Decode attention over slabs with random tokens, and what it must give: for the kernel, and for NumPy in its place."""
 
 from __future__ import annotations
 
