@@ -115,8 +115,8 @@ def test_a_model_gets_every_fast_path(family: str, cuda: Pretended, tmp_path: Pa
         )
         answers = driver.run(*(Generate(number, prompt, 12) for number, prompt in enumerate(prompts())))
     assert [len(answer) for answer in answers] == [12] * 3
-    used = {"write_rows", "decode", "prefill", "matmul_add", "glu"}
-    assert used | {"qkv_rope"} <= set(cuda.calls)
+    used = {"write_rows", "prefill", "matmul_add", "glu", "qkv_rope"}
+    assert used <= set(cuda.calls) and {"decode", "parted decode"} & set(cuda.calls)
 
 
 def test_full_attention_beside_a_sliding_window_gets_the_attention_kernels(cuda: Pretended, tmp_path: Path) -> None:
