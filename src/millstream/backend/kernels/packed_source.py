@@ -18,9 +18,9 @@ template <int BYTES> __device__ __forceinline__ void mill_fetch_part(void* to, c
 }
 """
 
-# The sums of a packed weight's slice. K is cut into slices of whole units of UNIT numbers; a warp fetches PER units at a
-# time, with the scales (and zeros, if MODE is affine) of their groups. A lane fetches what others of its warp use, in
-# whole lines of the cache, so that warps wait for themselves alone.
+# The sums of a packed weight's slice. K is cut into slices of whole units of UNIT numbers; a warp fetches PER units at
+# a time, with the scales (and zeros, if MODE is affine) of their groups. A lane fetches what others of its warp use, so
+# that warps wait for themselves alone.
 PRODUCT = """
   constexpr int CK = UNIT * PER, BLOCKS = CK / 32, WIDE = 16 * MT;
   constexpr int XB = NT >= 4 ? 2 : (8 / NT < BLOCKS ? 8 / NT : BLOCKS);
@@ -83,7 +83,7 @@ PRODUCT = """
   for (int block = 0; block < XB - 1; block++) read(begin + block * 32, b[block]);
   float acc[MT][NT][4] = {};
 #if NORM
-  float squares[NT] = {};
+  float squares[NT][2] = {};
 #endif
   for (int stage = 0; begin + stage * CK < end; stage++) {
     mill_wait<DEPTH - 2>();
@@ -92,7 +92,7 @@ PRODUCT = """
     const char* at = stages + stage % DEPTH * STAGE;
     const int k0 = begin + stage * CK;
     unsigned scale[MT][2], zero[MT][2];
-    #pragma unroll
+    #pragma unroll XB
     for (int block = 0; block < BLOCKS; block++) {
       read(k0 + (block + XB - 1) * 32, b[(block + XB - 1) % XB]);
       if (k0 + block * 32 < end) {
@@ -104,9 +104,7 @@ PRODUCT = """
         for (int n = 0; n < NT; n++) {
           row[n] = b[block % XB][n];
 #if NORM
-          if (n % NW == nw)
-            squares[n] = mill_squares(row[n].w, mill_squares(row[n].z, mill_squares(row[n].y,
-                mill_squares(row[n].x, squares[n]))));
+          if (n % NW == nw) mill_squares(row[n], squares[n]);
           row[n].x = mill_times(row[n].x, by.x);
           row[n].y = mill_times(row[n].y, by.y);
           row[n].z = mill_times(row[n].z, by.z);

@@ -13,6 +13,10 @@ from millstream.backend.kernels.unpack_cuda import MODES
 from millstream.backend.kernels.weights import Packed, PackedForm
 
 BITS = {"affine": (2, 3, 4, 5, 6, 8), "mxfp4": (4,), "nvfp4": (4,), "mxfp8": (8,)}
+FOUR_BITS = PackedForm(4, 64, "affine", biased=True)
+MAX_WIDTH = 32
+"""Rows of x per block; more rows are more blocks, beside each other. Sums of 64 rows and four tiles need more registers
+than there are, and such kernels take long to compile."""
 TILES = (4, 2, 1)
 FEW_ROWS = 16
 GROUP_SIZES = {"affine": (32, 64, 128), "mxfp4": (32,), "nvfp4": (16,), "mxfp8": (32,)}
@@ -42,7 +46,7 @@ def unit_of(form: PackedForm) -> int:
 class PackedTiling(Tiling):
     """A block's warps, for a weight of this form and so many inputs: `per` units are fetched at a time."""
 
-    form: PackedForm = PackedForm(4, 64, "affine", True)
+    form: PackedForm = FOUR_BITS
     inputs: int = 4096
     per: int = 1
 
@@ -108,7 +112,7 @@ def _tiling(weight: Packed, width: int, head: int, tiles: int) -> PackedTiling |
 def shared_limit() -> int:
     """The bytes of shared memory that a block may have: they follow from the compute capability."""
     info = mx.device_info()
-    capability = tuple(int(info.get(f"compute_capability_{part}", 0)) for part in ("major", "minor"))
+    capability = int(info.get("compute_capability_major", 0)), int(info.get("compute_capability_minor", 0))
     return {(8, 0): 163 * 1024, (8, 7): 163 * 1024, (9, 0): 227 * 1024, (10, 0): 227 * 1024}.get(capability, MAX_SHARED)
 
 

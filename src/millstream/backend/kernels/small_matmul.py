@@ -184,6 +184,7 @@ def _run(
     kind = Kind(name, tuple(call.inputs), epilogue, outputs, tuple(sorted(call.constants.items())), lines)
     width = matmul_tilings.width_of(call.inputs["x"].shape[0], head)
     if isinstance(weight, Packed):
+        width = min(width, packed_tilings.MAX_WIDTH)
         tiling: Tiling = packed_tilings.choose(weight, width, head=head)
     else:
         tiling = matmul_tilings.choose(width, head=head, shared=weight.tickets is not None)

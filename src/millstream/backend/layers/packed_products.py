@@ -7,6 +7,7 @@ one matrix and having cuBLAS multiply with it. That takes memory for as long as 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import time
@@ -21,9 +22,12 @@ from millstream.backend.kernels.weights import Packed, PackedForm
 from millstream.backend.layers.projections import joined_layers
 
 KERNEL_ROWS = 256
-"""Our kernels take 64 rows at once, and unpack the weight again for the next 64."""
+"""Our kernels take 32 rows at once, and unpack the weight again for the next 32."""
 MEASURED_ROWS = (512, 2048)
 RUNS = 3
+TRIED_ROWS = (5, 64)
+TOLERANCE = 0.02
+"""How far products may be from those of the unpacked weight, relative to the largest."""
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +64,37 @@ def _by_kernel(form: PackedForm) -> Callable[..., mx.array]:
         return small_matmul.matmul(x, form.of(arrays))
 
     return mx.compile(matmul)  # type: ignore[no-any-return]
+
+
+def kernels_agree(weight: Packed) -> bool:
+    """True if our kernels take the weight, and multiply with its form on this device as they should."""
+    if not packed_tilings.fits(weight):
+        return False
+    dtype = weight.scales.dtype if weight.mode == "affine" else mx.bfloat16
+    return _form_agrees(dataclasses.replace(weight.form, counted=False), dtype)
+
+
+@functools.cache
+def _form_agrees(form: PackedForm, dtype: mx.Dtype) -> bool:
+    numbers = mx.random.normal((96, 1024), key=mx.random.key(1)).astype(dtype)
+    parts = mx.quantize(numbers, form.group_size, form.bits, form.mode)
+    weight = Packed(parts[0], parts[1], parts[2] if form.biased else None, form.bits, form.group_size, form.mode)
+    try:
+        apart = max(_disagreement(weight, rows, dtype) for rows in TRIED_ROWS)
+    except (RuntimeError, ValueError) as error:
+        log.warning("Weights are unpacked: the kernel for %s fails (%s)", form, error)
+        return False
+    if not apart <= TOLERANCE:  # not a number is no agreement either
+        log.warning("Weights are unpacked: the kernel for %s gives other numbers, by %.2g", form, apart)
+        return False
+    return True
+
+
+def _disagreement(weight: Packed, rows: int, dtype: mx.Dtype) -> float:
+    x = mx.random.normal((rows, 1, weight.inputs), key=mx.random.key(rows)).astype(dtype)
+    got, expected = small_matmul.matmul(x, weight), _by_unpacking(x, weight)
+    got, expected = got.astype(mx.float32), expected.astype(mx.float32)
+    return float((mx.abs(got - expected).max() / mx.abs(expected).max()).item())
 
 
 def unpacked(weight: Packed, dtype: mx.Dtype) -> mx.array:

@@ -123,9 +123,7 @@ def _load_gguf(
     return model, config, [] if dtype is None else unpack_weights(model, device, dtype, keep_packed)
 
 
-def unpack_weights(
-    model: Any, device: Device, dtype: mx.Dtype, keep_packed: StaysPacked = nothing_packed
-) -> list[str]:
+def unpack_weights(model: Any, device: Device, dtype: mx.Dtype, keep_packed: StaysPacked = nothing_packed) -> list[str]:
     """Unpack quantised weights, and half-precision ones where BLAS needs float32; not those that `keep_packed` names.
     Returns notes of what was done."""
     layers = quantised_layers(model)
@@ -140,7 +138,8 @@ def unpack_weights(
         gib = 2**30
         amounts = f"{need / gib:.1f} GiB of {budget / gib:.1f} GiB available"
         return [*notes, f"weights not unpacked: {_name(dtype)} would take {amounts}"]
-    model.update_modules(tree_unflatten([(name, unpacked_layer(layer)) for name, layer in others]))
+    if others:
+        model.update_modules(tree_unflatten([(name, unpacked_layer(layer)) for name, layer in others]))
     if not kept:
         # Else the packed layers' type is the model's.
         model.set_dtype(dtype)

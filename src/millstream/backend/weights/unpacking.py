@@ -1,4 +1,4 @@
-"""Which layers of a model are quantised, what they are when unpacked, and which of them our kernels take as they are."""
+"""Which layers of a model are quantised, what they are when unpacked, and which ones our kernels take as they are."""
 
 from __future__ import annotations
 
