@@ -157,6 +157,16 @@ class GenerationFacts:
         return max(LEAST_TOKENS, free // self.kv_bytes_per_token)
 
     @property
+    def windows(self) -> tuple[tuple[int, float], ...]:
+        """Sliding windows, and their layers' part of `kv_bytes_per_token`."""
+        states = () if self.prefix_sizes is None or not self.kv_bytes_per_token else self.prefix_sizes.states
+        bytes_of = {limit: 0 for limit, _ in states if limit > 1}
+        for limit, size in states:
+            if limit > 1:
+                bytes_of[limit] += size
+        return tuple((limit, size / self.kv_bytes_per_token) for limit, size in bytes_of.items())
+
+    @property
     def _row_states(self) -> int:
         """Bytes of the recurrent states of all rows. They do not grow with the tokens."""
         states = () if self.prefix_sizes is None else self.prefix_sizes.states

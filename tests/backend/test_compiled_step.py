@@ -37,9 +37,7 @@ def answers(folder: Path, **settings: Any) -> tuple[list[list[int]], str]:
 
 
 @pytest.mark.parametrize("family", ["llama", "lfm2"])
-def test_compiled_steps_give_the_same_tokens(
-    family: str, everywhere: None, tiny_model: Callable[[str], Path]
-) -> None:
+def test_compiled_steps_give_the_same_tokens(family: str, everywhere: None, tiny_model: Callable[[str], Path]) -> None:
     folder = tiny_model(family)
     plain, note = answers(folder, disabled=frozenset({"compiled-step"}))
     assert "compiled-step (--disable)" in note

@@ -32,6 +32,10 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+LEFT_OUT = frozenset({"warmup", "compiled-step"})
+"""A step that NumPy computes cannot be compiled."""
+
+
 class Pretended(PointerKernels):
     """The kernels, and how often each was called."""
 
@@ -104,23 +108,23 @@ def prompts() -> list[tuple[int, ...]]:
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_a_model_gets_every_fast_path(family: str, cuda: Pretended, tmp_path: Path) -> None:
     folder = write_half(tmp_path / family, family)
-    settings = GenerationSettings("folder", folder, max_rows=4, disabled=frozenset({"warmup"}))
+    settings = GenerationSettings("folder", folder, max_rows=4, disabled=LEFT_OUT)
     with engine(lambda: MlxGenerationBackend(settings)) as driver:
         assert driver.facts is not None
         (note,) = [note for note in driver.facts.notes if note.startswith("fast paths: ")]
         assert note == (
-            "fast paths: fuse, slots, kernel, fused-matmul, group-prefill, calibration; "
-            "not used: mkl-layout (for the CPU), packed-matmul (no packed weights), compiled-step (needs kernel), warmup (--disable)"
+            "fast paths: fuse, slots, kernel, fused-matmul, group-prefill, calibration; not used: "
+            "mkl-layout (for the CPU), packed-matmul (no packed weights), compiled-step (--disable), warmup (--disable)"
         )
         answers = driver.run(*(Generate(number, prompt, 12) for number, prompt in enumerate(prompts())))
     assert [len(answer) for answer in answers] == [12] * 3
-    used = {"write_rows", "decode", "prefill", "matmul_add", "glu"}
-    assert used | {"qkv_rope"} <= set(cuda.calls)
+    used = {"write_rows", "parted decode", "prefill", "matmul_add", "glu", "qkv_rope"}
+    assert used <= set(cuda.calls)
 
 
 def test_full_attention_beside_a_sliding_window_gets_the_attention_kernels(cuda: Pretended, tmp_path: Path) -> None:
     folder = write_half(tmp_path / "gemma3_text", "gemma3_text", sliding_window=16)
-    settings = GenerationSettings("folder", folder, max_rows=4, disabled=frozenset({"warmup"}))
+    settings = GenerationSettings("folder", folder, max_rows=4, disabled=LEFT_OUT)
     with engine(lambda: MlxGenerationBackend(settings)) as driver:
         assert driver.facts is not None
         (note,) = [note for note in driver.facts.notes if note.startswith("fast paths: ")]
@@ -128,13 +132,34 @@ def test_full_attention_beside_a_sliding_window_gets_the_attention_kernels(cuda:
         assert "fused blocks: 4 of 4 (4 with attention and MLP)" in driver.facts.notes
         answers = driver.run(*(Generate(number, prompt, 12) for number, prompt in enumerate(prompts())))
     assert [len(answer) for answer in answers] == [12] * 3
-    assert {"write_rows", "decode", "prefill"} <= set(cuda.calls)
+    assert {"write_rows", "parted decode", "prefill", "windowed prefill"} <= set(cuda.calls)
+
+
+def test_a_quantised_cache_gets_the_same_kernels(cuda: Pretended, tmp_path: Path) -> None:
+    folder = write_half(tmp_path / "llama", "llama")
+    settings = GenerationSettings("folder", folder, max_rows=4, kv_bits=8, disabled=LEFT_OUT)
+    with engine(lambda: MlxGenerationBackend(settings)) as driver:
+        assert driver.facts is not None
+        (note,) = [note for note in driver.facts.notes if note.startswith("fast paths: ")]
+        answers = driver.run(*(Generate(number, prompt, 12) for number, prompt in enumerate(prompts())))
+    assert note.startswith("fast paths: fuse, slots, kernel, fused-matmul, group-prefill, calibration; not used: ")
+    assert [len(answer) for answer in answers] == [12] * 3
+    assert {"write_rows", "parted decode", "prefill"} <= set(cuda.calls)
+
+
+def test_capped_scores_get_the_attention_kernels(cuda: Pretended, tmp_path: Path) -> None:
+    folder = write_half(tmp_path / "gemma2", "gemma2", query_pre_attn_scalar=64)
+    settings = GenerationSettings("folder", folder, max_rows=4, disabled=LEFT_OUT)
+    with engine(lambda: MlxGenerationBackend(settings)) as driver:
+        answers = driver.run(*(Generate(number, prompt, 12) for number, prompt in enumerate(prompts())))
+    assert [len(answer) for answer in answers] == [12] * 3
+    assert {"write_rows", "parted decode", "prefill"} <= set(cuda.calls)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_sampling_kernel_gets_all_rows(cuda: Pretended, tmp_path: Path, temperature: float) -> None:
     folder = write_half(tmp_path / "llama", "llama")
-    settings = GenerationSettings("folder", folder, max_rows=4, disabled=frozenset({"warmup"}))
+    settings = GenerationSettings("folder", folder, max_rows=4, disabled=LEFT_OUT)
     with engine(lambda: MlxGenerationBackend(settings)) as driver:
         driver.run(Generate(1, (1, 2, 3), 4, Sampling(temperature=temperature, seed=1)))
     assert cuda.calls["sample"] > 0
@@ -143,7 +168,7 @@ def test_the_sampling_kernel_gets_all_rows(cuda: Pretended, tmp_path: Path, temp
 def test_layers_that_do_not_fit_leave_the_width_to_cublas(cuda: Pretended, tmp_path: Path) -> None:
     """Sizes that are no multiple of a tile: the kernels take no weight at all."""
     folder = write_half(tmp_path / "odd", "llama", hidden_size=144, head_dim=68, intermediate_size=200)
-    settings = GenerationSettings("folder", folder, max_rows=4, disabled=frozenset({"warmup"}))
+    settings = GenerationSettings("folder", folder, max_rows=4, disabled=LEFT_OUT)
     with engine(lambda: MlxGenerationBackend(settings)) as driver:
         assert driver.facts is not None
         (note,) = [note for note in driver.facts.notes if note.startswith("fast paths: ")]

@@ -77,9 +77,7 @@ def check_prefill(
     mx.random.seed(1)
     scale = sizes[0] ** -0.5
     queries = mx.random.normal((3, heads, count, sizes[0])).astype(dtype)
-    keys, values = (
-        mx.random.normal((3, groups, length + 37, size)).astype(dtype)[..., :length, :] for size in sizes
-    )
+    keys, values = (mx.random.normal((3, groups, length + 37, size)).astype(dtype)[..., :length, :] for size in sizes)
     left = mx.array([0, min(7, length - 1), min(40, length - 1)], dtype=mx.int32)
     sinks = mx.random.normal((heads,)).astype(dtype) if with_sinks else None
     positions = mx.arange(length - count, length)[:, None]

@@ -39,7 +39,9 @@ FUSED: dict[str, dict[str, Any]] = {
     "RoPE in pairs": {"rope_traditional": True},
     "a bias after attention": {"attention_bias": True},
     "another rotary embedding": {"rope_scaling": {"type": "yarn", "factor": 2.0}},
-    **{name: {**settings(name), "num_hidden_layers": 2} for name in ("phi3", "gemma", "granite", "smollm3", "nemotron")},
+    **{
+        name: {**settings(name), "num_hidden_layers": 2} for name in ("phi3", "gemma", "granite", "smollm3", "nemotron")
+    },
 }
 NOT_FUSED: dict[str, dict[str, Any]] = {
     "attention and MLP beside each other": {"model_type": "cohere", "layer_norm_eps": 1e-5},

@@ -42,7 +42,20 @@ SETTINGS: dict[str, Any] = {
 }
 """Settings that some family needs; the others ignore them."""
 SOME = ("cohere", "gemma", "gemma2", "glm4_moe", "gpt2", "granite", "olmo2", "phi3", "qwen3", "smollm3")
-MORE = ("qwen2", "starcoder2","ernie4_5", "glm", "glm4", "helium", "internlm2", "internlm3", "mimo", "mixtral", "nemotron", "phimoe")
+MORE = (
+    "qwen2",
+    "starcoder2",
+    "ernie4_5",
+    "glm",
+    "glm4",
+    "helium",
+    "internlm2",
+    "internlm3",
+    "mimo",
+    "mixtral",
+    "nemotron",
+    "phimoe",
+)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -25,11 +25,12 @@ from millstream.backend.generation.caches.widths import exact, kernel_width, pow
 from millstream.backend.generation.layers.attention import adopt_attention, attention
 from millstream.backend.generation.layout import Layout
 from millstream.backend.generation.prefill import groups
-from millstream.backend.generation.prefill.prefiller import SinglePrefiller
+from millstream.backend.generation.prefill.prefiller import MixedPrefiller, SinglePrefiller
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
 from millstream.backend.generation.prefix_store.cache_state import leaf_caches
 from millstream.engine.generation.messages import Generate
 from millstream.engine.generation.plan import Prefill
+from millstream.engine.prefix_cache.orders import SavePrefix
 from support.engines import engine
 from support.rare import write_rare
 from support.tiers import some
@@ -295,3 +296,25 @@ def test_states_of_rows_that_join_and_leave(tiny_model: Callable[[str], Path]) -
                 if value is not None:
                     for leaf in caches.states.row(number):
                         assert all(mx.all(array == value).item() for array in leaf.cache)
+
+
+@pytest.mark.parametrize("family", ["gemma3_text", "falcon_h1"])
+def test_a_prompt_of_a_group_is_saved_as_it_would_be_alone(family: str, tiny_model: Callable[[str], Path]) -> None:
+    model, _ = load_model(tiny_model(family))
+    store = PrefixStore()
+    prefiller = MixedPrefiller(model, min_length_ratio=0.5, prefix_store=store)
+    submits = [Generate(number, prompt(number, length), 1) for number, length in enumerate((17, 30, 25))]
+    mx.eval(prefiller.prefill([Prefill(submit, 0, len(submit.prompt) - 1) for submit in submits]))
+    assert prefiller.grouped == 3
+    assert prefiller.save(SavePrefix(1, 0, 8, (), checkpoint=9, tokens=7)) is None, "its state is another token's"
+    for submit in submits:
+        tokens, first = len(submit.prompt) - 1, 100 * submit.request_id
+        blocks = tuple(range(first, first + tokens // 8))
+        arrays = prefiller.save(SavePrefix(submit.request_id, 0, 8, blocks, checkpoint=first + 99, tokens=tokens))
+        assert arrays is not None
+        mx.eval(arrays)
+        restored, alone = new_row_caches(model), new_row_caches(model)
+        store.fill_caches(blocks, first + 99, restored)
+        model(mx.array([submit.prompt[:-1]]), cache=alone)
+        last = mx.array([[submit.prompt[-1]]])
+        assert mx.allclose(model(last, cache=restored), model(last, cache=alone), rtol=1e-3, atol=1e-4)

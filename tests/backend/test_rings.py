@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from millstream.backend.generation.caches.class_caches import ClassCaches
 from millstream.backend.generation.caches.joining import JoiningRows
-from millstream.backend.generation.caches.slabs import RING_SLACK, ring_capacity
 from millstream.backend.generation.caches.widths import exact, powers_of_two
 from millstream.backend.generation.layers import attention
-from millstream.engine.generation.kv_capacity import SMALLEST, SPARE_TOKENS
+from millstream.engine.generation.kv_capacity import RING_SLACK, SMALLEST, SPARE_TOKENS, ring_capacity
 from support.pointer_kernels import PointerKernels, play_pointer_kernels
 from support.tiers import examples
 

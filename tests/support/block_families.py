@@ -1,4 +1,4 @@
-"""Families whose blocks are fused, as tiny models: settings beside those of `tiny`, and what is fused of their blocks."""
+"""Families whose blocks are fused, as tiny models: settings beside those of `tiny`, and what of them is fused."""
 
 from __future__ import annotations
 

@@ -93,9 +93,7 @@ class DecodeRun:
                     index = LAYER * len(self.slabs[0]) // LAYERS + part
                     expected[row % 2][index][row // 2, :, column] = fresh[row, :, number]
         pairs = [
-            pair
-            for slab, wanted in zip(self.slabs, expected, strict=True)
-            for pair in zip(slab, wanted, strict=True)
+            pair for slab, wanted in zip(self.slabs, expected, strict=True) for pair in zip(slab, wanted, strict=True)
         ]
         return sum(int(mx.any(part != wanted, axis=-1).sum().item()) for part, wanted in pairs)
 
@@ -122,7 +120,8 @@ class DecodeRun:
                 pieces.append((row, 2, 0, case.shared + 50, SKIPPED + start, SKIPPED + stop, 0, 0, 0))
             for start, stop in spans(case.capacity, *([] if case.span is None else [case.span])):
                 pieces.append((row, row % 2, row // 2, case.capacity, start, stop, case.shared, 1, case.window))
-            items += [(*piece, first, len(pieces), 0) for piece in pieces]
+            size = 0 if case.shared else pieces[0][5]
+            items += [(*piece, first, len(pieces), size) for piece in pieces]
         return [*items, (len(case.lengths), -1, *[0] * 7, len(items), 1, 0)]
 
     def _row(self, row: int) -> mx.array:

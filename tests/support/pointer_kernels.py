@@ -159,6 +159,7 @@ def check_items(items: Any, rows: int, *, parted: bool) -> None:
         assert parted or (item[10] == 1 and item[0] == number), item
         if item[9] == number:
             assert item[0] == expected, f"row {expected} has no items"
+            assert item[11] in (0, item[5]), item
             expected += 1
         assert item[0] == expected - 1, item
     assert expected == rows, "rows without items"

@@ -14,11 +14,17 @@ from millstream.engine.generation.kv_budget import (
     LayoutName,
     Phase,
     Row,
+    Windows,
     tokens_for_row,
 )
 from millstream.engine.generation.kv_capacity import kv_capacity
 
-LAYOUTS: list[LayoutName] = ["classes", "rectangle"]
+LAYOUTS: list[tuple[LayoutName, Windows]] = [
+    ("classes", ()),
+    ("classes", ((512, 0.8),)),
+    ("classes", ((64, 0.3), (4096, 0.5))),
+    ("rectangle", ()),
+]
 lengths = st.integers(1, 300_000)
 rows = st.lists(st.builds(Row, lengths, st.sampled_from(Phase)), max_size=12)
 
@@ -58,8 +64,8 @@ def test_in_a_rectangle_the_longest_row_counts_for_all() -> None:
 
 
 @given(rows, st.integers(0, 2_000_000), st.sampled_from(LAYOUTS))
-def test_steps_that_are_not_checked_fit(held: list[Row], tokens: int, layout: LayoutName) -> None:
-    subject = KvBudget(tokens, layout)
+def test_steps_that_are_not_checked_fit(held: list[Row], tokens: int, layout: tuple[LayoutName, Windows]) -> None:
+    subject = KvBudget(tokens, *layout)
     for steps in range(sure + 1 if (sure := subject.sure_steps(held)) else 0):
         grown = [
             Row(row.tokens + steps, Phase.DECODING) if row.phase is not Phase.PREFILLING and steps else row
@@ -70,22 +76,22 @@ def test_steps_that_are_not_checked_fit(held: list[Row], tokens: int, layout: La
 
 @given(rows, lengths, st.integers(0, 2_000_000), st.sampled_from(LAYOUTS))
 def test_an_admitted_request_fits_now_and_alone_it_always_starts(
-    held: list[Row], prompt: int, tokens: int, layout: LayoutName
+    held: list[Row], prompt: int, tokens: int, layout: tuple[LayoutName, Windows]
 ) -> None:
-    subject = KvBudget(tokens, layout)
+    subject = KvBudget(tokens, *layout)
     if held and subject.admits(held, prompt):
         assert subject.fits([*held, Row(prompt, Phase.PREFILLING)])
     assert subject.admits([], prompt)
 
 
 @given(lengths, st.sampled_from(LAYOUTS))
-def test_a_row_may_be_as_long_as_its_budget_says(length: int, layout: LayoutName) -> None:
-    assert KvBudget(tokens_for_row(length, layout), layout).longest_row(2 * length) >= length
+def test_a_row_may_be_as_long_as_its_budget_says(length: int, layout: tuple[LayoutName, Windows]) -> None:
+    assert KvBudget(tokens_for_row(length, *layout), *layout).longest_row(2 * length) >= length
 
 
 @given(st.integers(0, 500_000), st.integers(1, 300_000), st.sampled_from(LAYOUTS))
-def test_the_longest_row_fits_in_every_phase(tokens: int, most: int, layout: LayoutName) -> None:
-    subject = KvBudget(tokens, layout)
+def test_the_longest_row_fits_in_every_phase(tokens: int, most: int, layout: tuple[LayoutName, Windows]) -> None:
+    subject = KvBudget(tokens, *layout)
     longest = subject.longest_row(most)
     assert 0 <= longest <= most
     near = [length for length in (1, longest // 2, longest - 1, longest) if 0 < length <= longest]
@@ -93,3 +99,12 @@ def test_the_longest_row_fits_in_every_phase(tokens: int, most: int, layout: Lay
     if longest < most:
         beyond = range(max(1, longest - 1), longest + 2)
         assert not all(subject.fits([Row(length, phase)]) for phase in Phase for length in beyond)
+
+
+def test_a_window_takes_no_more_than_its_ring() -> None:
+    """Of a long row only the layers with full attention grow."""
+    windows: Windows = ((512, 0.8),)
+    assert tokens_for_row(100_000, "classes", windows) < 0.5 * tokens_for_row(100_000)
+    rows = [Row(20_000, Phase.DECODING)] * 8
+    assert KvBudget(70_000, "classes", windows).fits(rows)
+    assert not KvBudget(70_000).fits(rows)

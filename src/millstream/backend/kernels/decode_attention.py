@@ -50,7 +50,7 @@ ITEM = 12
    the window works as a ring that never wraps
 9. the row's first item
 10. how many items the row has, which follow each other
-11. nothing
+11. columns of each of the row's items but the last one, if the row shares no tokens; else 0
 """
 
 

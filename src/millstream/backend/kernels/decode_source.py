@@ -78,6 +78,12 @@ BEGIN = """
   const int end = live ? lengths[row] - two.z : 0x3fffffff, newest = end + Q - 1;
   const int turn = live && window ? newest / capacity * capacity : 0;
   const int beyond = min(stop, newest + 1);
+  int parts = three.z;
+  if (three.w) {
+    // Parts that the row has not reached yet are not waited for.
+    if (first > newest) return;
+    parts = min(parts, newest / three.w + 1);
+  }
   auto number = [&](int column) { return column + turn - (column + turn > newest ? capacity : 0); };
   auto column_of = [&](int fresh) { return window ? (end + fresh) % capacity : end + fresh; };
   auto seen = [&](int column, int query) {
@@ -584,7 +590,6 @@ END = """
     }
     return T(under > 0.f ? over / under : 0.f);
   };
-  const int parts = three.z;
   constexpr int RECORD = GQ * (D + 4);
   // Of every item and head: the sums of each query, then their weight and greatest score.
   float* const mine = sums + (parts == 1 ? 0 : ((size_t)blockIdx.x * heads + head) * RECORD);

@@ -170,6 +170,7 @@ _CHOOSE = """
   int chosen = 0;
   float weight = 0.f;
   unsigned taken = 0;
+  #pragma unroll 1
   for (int k = 0; k < TOP; k++) {
     float best = 0.f;
     int at = 1 << 20;

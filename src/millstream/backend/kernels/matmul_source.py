@@ -46,6 +46,8 @@ __device__ __forceinline__ uint4 mill_scaled(uint4 row, uint4 scale) {
   return make_uint4(mill_times(row.x, scale.x), mill_times(row.y, scale.y), mill_times(row.z, scale.z),
       mill_times(row.w, scale.w));
 }
+__device__ __forceinline__ float mill_total(float sum) { return sum; }
+__device__ __forceinline__ float mill_total(const float* sums) { return sums[0] + sums[1]; }
 __device__ __forceinline__ void mill_squares(uint4 row, float* sums) {
   const unsigned words[4] = {row.x, row.y, row.z, row.w};
   #pragma unroll
@@ -208,7 +210,7 @@ SUM_WARPS = """
     #pragma unroll
     for (int n = 0; n < NT; n++) {
       if (n % NW == nw) {
-        float sum = squares[n][0] + squares[n][1];
+        float sum = mill_total(squares[n]);
         sum += __shfl_xor_sync(0xffffffffu, sum, 1);
         sum += __shfl_xor_sync(0xffffffffu, sum, 2);
         if (t == 0) mine[(n * 8 + g) * LINE + BN] = sum;

@@ -6,6 +6,7 @@ MLX copies a whole buffer to change a part of it while the device still reads it
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,8 @@ THREADS = 256
 PLACE = 4
 """Integers of a row that is written: its slot, the first column of `rows` to take, how many, and their first column in
 the slot."""
+ADDRESSES = 12
+"""Arrays whose addresses one launch finds: two layers of a quantised KV cache. So one kernel is compiled for all."""
 MOVE = 8
 """Integers of a move: slab, slot and capacity of the source, the same of the target, tokens, and nothing."""
 
@@ -81,11 +84,11 @@ def _move_kernel() -> Any:
 
 
 @functools.cache
-def _address_kernel(count: int) -> Any:
-    lines = [f"  out[{number}] = (long long)(size_t)a{number};" for number in range(count)]
+def _address_kernel() -> Any:
+    lines = [f"  out[{number}] = (long long)(size_t)a{number};" for number in range(ADDRESSES)]
     return cuda_kernel(
-        name=f"millstream_addresses_{count}",
-        input_names=[f"a{number}" for number in range(count)],
+        name="millstream_addresses",
+        input_names=[f"a{number}" for number in range(ADDRESSES)],
         output_names=["out"],
         source="\n".join(["  if (threadIdx.x) return;", *lines]),
         ensure_row_contiguous=False,
@@ -134,12 +137,14 @@ def move_rows(moves: Sequence[Sequence[int]], addresses: mx.array, parts: Sequen
 def addresses_of(arrays: Sequence[mx.array]) -> mx.array:
     """Where evaluated arrays begin in the memory of the device. They stay there while they live, unless the host reads
     them: MLX then moves an array."""
-    (out,) = _address_kernel(len(arrays))(
-        inputs=list(arrays),
-        output_shapes=[(len(arrays),)],
-        output_dtypes=[mx.int64],
-        grid=(32, 1, 1),
-        threadgroup=(32, 1, 1),
-    )
-    result: mx.array = out
-    return result
+    found = []
+    for first in range(0, len(arrays), ADDRESSES):
+        (out,) = _address_kernel()(
+            inputs=list(itertools.islice(itertools.cycle([*arrays[first:], *arrays[:first]]), ADDRESSES)),
+            output_shapes=[(ADDRESSES,)],
+            output_dtypes=[mx.int64],
+            grid=(32, 1, 1),
+            threadgroup=(32, 1, 1),
+        )
+        found.append(out)
+    return mx.concatenate(found)[: len(arrays)]

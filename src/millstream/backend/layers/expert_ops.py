@@ -103,9 +103,12 @@ def _product(x: mx.array, indices: mx.array, weights: ExpertWeights) -> mx.array
         weight = weights.arrays[0]
         out = mx.gather_mm(x.astype(weight.dtype), weight.swapaxes(-1, -2), rhs_indices=chosen).astype(dtype)
     else:
+        packed, scales, *biases = weights.arrays
         out = mx.gather_qmm(
             x,
-            *weights.arrays,
+            packed,
+            scales,
+            biases[0] if biases else None,
             rhs_indices=chosen,
             transpose=True,
             group_size=packing.group_size,

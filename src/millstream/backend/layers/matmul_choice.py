@@ -16,6 +16,7 @@ from typing import Any
 import mlx.core as mx
 
 from millstream.backend.kernels import matmul_tuning, small_matmul
+from millstream.backend.kernels.compiled import rehearse
 from millstream.backend.kernels.matmul_tilings import WIDTHS
 from millstream.backend.kernels.matmul_tuning import Key, Role
 from millstream.backend.kernels.weights import Dense, Norm
@@ -38,12 +39,14 @@ def tune(role: Role, weight: Dense, measure: Measure) -> None:
     """Choose for all weights of this role and size, for all widths, unless that is done."""
     if weight.weight.nbytes < MIN_BYTES or role == "qkv_rope":
         return
-    for width in WIDTHS:
-        key = (role, weight.outputs, weight.inputs, width)
-        if not matmul_tuning.known(key):
-            ours, mlx = measure(key, weight, False), measure(key, weight, True)
-            matmul_tuning.decide(key, mlx < (1 - GAIN) * ours)
-            log.debug("%s of %dx%d, %d rows: %.3f ms by our kernel, %.3f by MLX", *key, 1e3 * ours, 1e3 * mlx)
+    keys: list[Key] = [(role, weight.outputs, weight.inputs, width) for width in WIDTHS]
+    unknown = [key for key in keys if not matmul_tuning.known(key)]
+    if unknown:
+        rehearse(lambda: [measure(key, weight, False) for key in unknown])
+    for key in unknown:
+        ours, mlx = measure(key, weight, False), measure(key, weight, True)
+        matmul_tuning.decide(key, mlx < (1 - GAIN) * ours)
+        log.debug("%s of %dx%d, %d rows: %.3f ms by our kernel, %.3f by MLX", *key, 1e3 * ours, 1e3 * mlx)
 
 
 def seconds(key: Key, weight: Dense, by_mlx: bool) -> float:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from enum import Enum, auto
 from typing import Literal, NamedTuple, Protocol
 
-from millstream.engine.generation.kv_capacity import kv_capacity, spare_slots
+from millstream.engine.generation.kv_capacity import kv_capacity, slot_capacity, spare_slots
 
 LayoutName = Literal["classes", "rectangle"]
 
@@ -30,6 +30,9 @@ MERGED_SHARE = 1 / 8
 
 COLUMNS = 256
 """A rectangle has a multiple of so many columns, and half as many to spare when it is made."""
+
+CHUNK_TOKENS = 8192
+"""The longest chunk: while it is prefilled, a sliding window holds it beside its own tokens."""
 
 HORIZON = 64
 """A request is admitted only if all rows could generate so many more tokens: else it might be preempted at once."""
@@ -68,8 +71,16 @@ class Layout(Protocol):
         ...
 
 
+Windows = tuple[tuple[int, float], ...]
+"""Sliding windows, and their layers' part of what a token takes while a row is shorter."""
+
+
 class LengthClasses:
-    """Each row has a slot of its length class, and a class has some vacant slots."""
+    """Each row has a slot of its length class, and a class has some vacant slots. Where layers have a window, its slot
+    is at most the window's ring."""
+
+    def __init__(self, windows: Windows = ()) -> None:
+        self._windows = windows
 
     def step(self, rows: Sequence[Row], ahead: int) -> int:
         prompts = 0
@@ -80,7 +91,7 @@ class LengthClasses:
             if row.phase is Phase.DECODING:
                 slots.update({now, grown})
             else:
-                prompts += now + PADDING_TOKENS
+                prompts += self._prompt(now) + PADDING_TOKENS
             if row.phase is Phase.JOINING:
                 joining.append((now, grown))
         # Those that join stand in the smaller class first, which may take more for its vacant slots.
@@ -92,9 +103,24 @@ class LengthClasses:
         prompts = sum(row.phase is not Phase.DECODING for row in rows)
         return self._slabs(slots) + prompts * PADDING_TOKENS + max(slots, default=0)
 
-    @staticmethod
-    def _slabs(slots: Counter[int]) -> int:
-        return sum(capacity * (rows + spare_slots(capacity)) for capacity, rows in slots.items())
+    def _slabs(self, slots: Counter[int]) -> int:
+        whole = _with_spare(slots)
+        saved = 0.0
+        for window, part in self._windows:
+            rings: Counter[int] = Counter()
+            for capacity, rows in slots.items():
+                rings[slot_capacity(capacity, window)] += rows
+            saved += part * max(0, whole - _with_spare(rings))
+        return whole - int(saved)
+
+    def _prompt(self, capacity: int) -> int:
+        """A prompt in prefill. A window's tokens are copied for each chunk."""
+        saved = sum(part * max(0, capacity - 2 * (window + CHUNK_TOKENS)) for window, part in self._windows)
+        return capacity - int(saved)
+
+
+def _with_spare(slots: Counter[int]) -> int:
+    return sum(capacity * (rows + spare_slots(capacity)) for capacity, rows in slots.items())
 
 
 class Rectangle:
@@ -108,15 +134,16 @@ class Rectangle:
         return len(rows) * -(-(longest + ahead + COLUMNS // 2) // COLUMNS) * COLUMNS
 
 
-_LAYOUTS: dict[LayoutName, Layout] = {"classes": LengthClasses(), "rectangle": Rectangle()}
+def _layout(name: LayoutName, windows: Windows) -> Layout:
+    return LengthClasses(windows) if name == "classes" else Rectangle()
 
 
 class KvBudget:
     """`tokens`: how many fit into memory beside everything else; None: no bound."""
 
-    def __init__(self, tokens: int | None, layout: LayoutName = "classes") -> None:
+    def __init__(self, tokens: int | None, layout: LayoutName = "classes", windows: Windows = ()) -> None:
         self.bounded = tokens is not None
-        self._layout = _LAYOUTS[layout]
+        self._layout = _layout(layout, windows)
         merged = 0 if layout == "rectangle" else min(MERGED_TOKENS, int(MERGED_SHARE * (tokens or 0)))
         self._tokens = (tokens or 0) - merged
 
@@ -157,9 +184,9 @@ def _alone(tokens: int, layout: Layout) -> int:
     return max(peaks)
 
 
-def tokens_for_row(tokens: int, layout: LayoutName = "classes") -> int:
+def tokens_for_row(tokens: int, layout: LayoutName = "classes", windows: Windows = ()) -> int:
     """The smallest budget in which one row may become so long."""
-    needed = _alone(tokens, _LAYOUTS[layout])
+    needed = _alone(tokens, _layout(layout, windows))
     if layout == "rectangle":
         return needed
     return min(needed + MERGED_TOKENS, -int(-needed // (1 - MERGED_SHARE)))

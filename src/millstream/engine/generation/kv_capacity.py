@@ -23,3 +23,18 @@ SPARE_TOKENS = 1024
 def spare_slots(capacity: int) -> int:
     """How many vacant slots a class may have."""
     return SPARE_TOKENS // capacity
+
+
+RING_SLACK, RING_STEP = 32, 32
+"""Columns of a ring beyond its window, so that a step may have several tokens per row; and what they are rounded to."""
+
+
+def ring_capacity(window: int) -> int:
+    """Tokens of the slot that a row has in layers with a sliding window, once it is longer than that."""
+    return -(-(window + RING_SLACK) // RING_STEP) * RING_STEP
+
+
+def slot_capacity(tokens: int, window: int) -> int:
+    """The class of a row in such layers: that of its tokens, at most the ring. `window` 0: there is none."""
+    capacity = kv_capacity(tokens)
+    return min(capacity, ring_capacity(window)) if window else capacity

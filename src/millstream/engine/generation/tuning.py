@@ -55,7 +55,7 @@ def prefix_cache_share(facts: GenerationFacts, memory: int | None, asked: int | 
 def kv_budget(facts: GenerationFacts, memory: int | None, prefix_cache_bytes: int | None) -> KvBudget:
     """What is left for the KV caches of rows and of prompts in prefill."""
     share = prefix_cache_share(facts, memory, prefix_cache_bytes)
-    return KvBudget(facts.tokens_in(memory, share), facts.kv_layout)
+    return KvBudget(facts.tokens_in(memory, share), facts.kv_layout, facts.windows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ def limit_context(facts: GenerationFacts, memory: int | None, prefix_cache_bytes
     fitting = max(fitting, min(whole, LEAST_TOKENS))
     if fitting >= whole:
         return facts
-    needed = tokens_for_row(whole, facts.kv_layout) * facts.kv_bytes_per_token
+    needed = tokens_for_row(whole, facts.kv_layout, facts.windows) * facts.kv_bytes_per_token
     where = "its share of --memory" if memory is not None else "the memory of this device"
     note = (
         f"context cut from {whole} to {fitting} tokens: more do not fit {where}; the whole context needs "

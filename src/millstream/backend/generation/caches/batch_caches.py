@@ -82,8 +82,8 @@ def cache_arrays(caches: Sequence[Any]) -> list[mx.array]:
 
 
 def bytes_per_token(caches: Sequence[Any]) -> int:
-    """Bytes per token, measured on caches that hold at least one token. A sliding window counts like full attention,
-    although it stops growing; a recurrent state does not grow at all."""
+    """Bytes per token, measured on caches that hold at least one token. A sliding window counts like full attention:
+    the budget knows where it stops growing (`GenerationFacts.windows`). A recurrent state does not grow at all."""
     total = 0
     for cache in caches:
         if isinstance(cache, mlx_cache.CacheList):
@@ -96,7 +96,7 @@ def bytes_per_token(caches: Sequence[Any]) -> int:
 
 
 class MergedCaches:
-    """mlx-lm's own batch caches, for every class that can be batched: sliding window, recurrent, hybrid.
+    """mlx-lm's own batch caches, for every class that can be batched, where ours cannot be used.
 
     A single row runs on its own unbatched caches, which need no mask; several run on merged, left-padded ones.
     """

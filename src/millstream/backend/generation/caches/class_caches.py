@@ -17,11 +17,12 @@ from millstream.backend.generation.caches.kernel_slabs import KernelStep, Kernel
 from millstream.backend.generation.caches.row_numbers import RowNumbers
 from millstream.backend.generation.caches.slab_reads import SlabStep
 from millstream.backend.generation.caches.slab_writers import MlxWriter
-from millstream.backend.generation.caches.slabs import Move, Parts, RowCache, SlabPool, slot_capacity
+from millstream.backend.generation.caches.slabs import Move, Parts, RowCache, SlabPool
 from millstream.backend.generation.caches.traced_step import Ref, TracedStep
 from millstream.backend.generation.caches.widths import SlotPolicy
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
 from millstream.backend.kernels.decode_attention import Packing
+from millstream.engine.generation.kv_capacity import slot_capacity
 from millstream.engine.prefix_cache.orders import SavePrefix
 
 

@@ -93,7 +93,8 @@ class KernelStep(SlabStep):
             row = rows[number] if number < len(rows) else None
             found = [] if row is None else self._items_of(number, row)
             first = len(items)
-            items += [(*item, first, len(found), 0) for item in found] or [_no_tokens(number, first)]
+            columns = 0 if row is None or row.shared else found[0][5]
+            items += [(*item, first, len(found), columns) for item in found] or [_no_tokens(number, first)]
         self._parted = len(items) > size
         items += [NO_ITEM] * (-len(items) % ROUND_ITEMS) if self._parted else []
         self._items = mx.array(items, dtype=mx.int32)

@@ -13,27 +13,13 @@ from dataclasses import dataclass, field
 
 import mlx.core as mx
 
-from millstream.engine.generation.kv_capacity import SPARE_TOKENS, kv_capacity, spare_slots
+from millstream.engine.generation.kv_capacity import SPARE_TOKENS, slot_capacity, spare_slots
 
 Parts = tuple[mx.array, ...]
 """The KV cache of a layer, tokens on axis 2: keys and values, or the packed weights, scales and biases of each."""
 
 SLAB_TOKENS = 16384
 """The most tokens of a slab with several slots. Longer rows have a slab of their own."""
-
-RING_SLACK, RING_STEP = 32, 32
-"""Columns of a ring beyond its window, so that a step may have several tokens per row; and what they are rounded to."""
-
-
-def ring_capacity(window: int) -> int:
-    """Columns for the rows of a sliding window. The token at position p stands in column p modulo this."""
-    return -(-(window + RING_SLACK) // RING_STEP) * RING_STEP
-
-
-def slot_capacity(tokens: int, window: int) -> int:
-    """The class of a row: that of its tokens, at most the ring of its window (0: it has none)."""
-    capacity = kv_capacity(tokens)
-    return min(capacity, ring_capacity(window)) if window else capacity
 
 
 class Slab:

@@ -159,7 +159,7 @@ def hidden_size(block: Any) -> int:
 def stand_in(size: int, seed: int) -> Callable[[mx.array], mx.array]:
     """A function in the place of a mixer or an MLP: its output is unlike its input, and different for every element."""
     factors = mx.random.normal((size,), key=mx.random.key(seed))
-    return lambda x: mx.roll(x, 1 + size // 3, axis=-1) * factors
+    return lambda x: mx.roll(x, 1 + size // 3, -1) * factors
 
 
 def watched_frame(block: Any, rows: int) -> tuple[Frame, mx.array, mx.array]:

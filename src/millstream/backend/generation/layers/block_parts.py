@@ -144,7 +144,15 @@ def attention_parts(attention: Any) -> AttentionParts:
         raise NotUnderstood("has a norm of queries or of keys alone")
     cap = _attribute(attention, SOFT_CAP)
     return AttentionParts(
-        *(joined, out, heads, groups, size, float(scale), _rope(attention), *norms),
+        joined,
+        out,
+        heads,
+        groups,
+        size,
+        float(scale),
+        _rope(attention),
+        norms[0],
+        norms[1],
         sinks=attention.get("sinks"),
         softcap=None if cap is None else float(cap),
         gated=gated,

@@ -12,11 +12,13 @@ import mlx.core as mx
 from millstream.backend.generation.layers.block_check import (
     agree,
     check_attention,
+    check_chunk,
     check_half,
     check_module,
     check_rope,
     checked_frame,
     half_difference,
+    uncompiled,
 )
 from millstream.backend.generation.layers.block_frame import Frame, NotUnderstood, hidden_size
 from millstream.backend.generation.layers.block_parts import (
@@ -37,17 +39,19 @@ from millstream.backend.generation.layers.fused_parts import FusedAttention, Fus
 from millstream.backend.layers.fused_matmul import BY_KERNELS, BY_MLX, FusedMatmuls
 
 NewCache = Callable[[], Any]
-Part = FusedAttention | FusedConv | FusedGlu | FusedExperts | FusedModule | PlainPart
+Mixer = FusedAttention | FusedConv | FusedModule | PlainPart
+ChunkMixer = FusedAttention | PlainPart
+Mlp = FusedGlu | FusedExperts | FusedModule | PlainPart
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FusedBlock:
     """A block as it runs."""
 
-    mixer: Part
-    mlp: Part | None
-    chunk_mixer: Part
-    chunk_mlp: Part | None
+    mixer: Mixer
+    mlp: Mlp | None
+    chunk_mixer: ChunkMixer
+    chunk_mlp: Mlp | None
     scale: mx.array | None
     dtype: mx.Dtype
     form: str
@@ -107,7 +111,7 @@ class BlockSearch:
 
     def _mixer(
         self, block: Any, frame: Frame, dtype: mx.Dtype, new_cache: NewCache | None, why: list[str]
-    ) -> tuple[Part, Part, str]:
+    ) -> tuple[Mixer, ChunkMixer, str]:
         module = block[frame.mixer]
         call = lambda x, mask, cache, *_: frame.call_mixer(module, x, mask, cache)  # noqa: E731
         plain = PlainPart(frame, frame.before_mixer, frame.after_mixer, call)
@@ -148,17 +152,18 @@ class BlockSearch:
             check_rope(rope_module(module), parts.rope, parts.size)
         decode = FusedAttention(parts, frame, self._matmuls, self._attend)
         chunk = FusedAttention(parts, frame, self._chunk_matmuls, self._attend)
-        if self._is_new(type(module), frame.names, parts.form):
-            exact = FusedAttention(parts, frame, BY_MLX, self._attend)
-            check_attention(plain.run, parts, exact, exact, size, mx.float32, kernels=False)
+        if self._is_new(str(type(module)), frame.names, parts.form):
+            with uncompiled():
+                check_chunk(plain.run, FusedAttention(parts, frame, BY_MLX, self._attend), size, mx.float32)
         check_attention(plain.run, parts, decode, chunk, size, dtype, kernels=self._matmuls is BY_KERNELS)
         return decode, chunk
 
     def _conv(
         self, parts: ConvParts, frame: Frame, plain: PlainPart, new_cache: NewCache, size: int, dtype: mx.Dtype
     ) -> FusedConv:
-        if self._is_new(ConvParts, frame.names):
-            check_module(plain.run, FusedConv(parts, frame, BY_MLX, plain).run, new_cache, size, mx.float32)
+        if self._is_new("convolution", frame.names):
+            with uncompiled():
+                check_module(plain.run, FusedConv(parts, frame, BY_MLX, plain).run, new_cache, size, mx.float32)
         fused = FusedConv(parts, frame, self._matmuls, plain)
         check_module(plain.run, fused.run, new_cache, size, dtype)
         return fused
@@ -170,7 +175,7 @@ class BlockSearch:
         self._understood.add(understood)
         return new
 
-    def _mlp(self, block: Any, frame: Frame, dtype: mx.Dtype, why: list[str]) -> tuple[Part | None, Part | None, str]:
+    def _mlp(self, block: Any, frame: Frame, dtype: mx.Dtype, why: list[str]) -> tuple[Mlp | None, Mlp | None, str]:
         if frame.mlp is None:
             return None, None, ""
         module, size = block[frame.mlp], hidden_size(block)
@@ -194,7 +199,7 @@ class BlockSearch:
 
     def _experts(
         self, module: Any, frame: Frame, plain: PlainPart, size: int, dtype: mx.Dtype, why: list[str]
-    ) -> tuple[Part, Part, str]:
+    ) -> tuple[Mlp, Mlp, str]:
         try:
             fused = fuse_experts(module, frame, plain.run, self._matmuls, size, dtype)
         except NotUnderstood as error:
@@ -206,13 +211,14 @@ class BlockSearch:
     def _glu(
         self, module: Any, parts: GluParts, frame: Frame, plain: PlainPart, size: int, dtype: mx.Dtype
     ) -> tuple[FusedGlu, FusedGlu]:
-        key = (type(module), frame.names)
+        key = (str(type(module)), frame.names)
         if key not in self._activations:
             # In float32, or GELU and its approximation would look the same.
             found = {}
-            for each in ACTIVATIONS:
-                fused = FusedGlu(dataclasses.replace(parts, activation=each), frame, BY_MLX)
-                found[each] = half_difference(plain.run, fused.run, size, mx.float32)
+            with uncompiled():
+                for each in ACTIVATIONS:
+                    fused = FusedGlu(dataclasses.replace(parts, activation=each), frame, BY_MLX)
+                    found[each] = half_difference(plain.run, fused.run, size, mx.float32)
             self._activations[key] = min(ACTIVATIONS, key=lambda each: found[each])
             agree(min(found.values()), mx.float32)
         chosen = dataclasses.replace(parts, activation=self._activations[key])

@@ -76,7 +76,8 @@ def fuse_blocks(model: Any, matmuls: FusedMatmuls, attend: Callable[..., mx.arra
         attending += fused.attends
         refused = refused or (f"layer {index}: {fused.left_out}" if fused.left_out else None)
         block._fused = fused
-        block.__class__ = _fused_class(type(block))
+        kind: Any = type(block)
+        block.__class__ = _fused_class(kind)
     fusion = Fusion(forms.total(), _fuse_linears(model, matmuls), attending, refused, tuple(forms.items()), len(layers))
     log.info("%s", fusion.note)
     return fusion

@@ -51,8 +51,7 @@ def _layer_class(kind: Any) -> type:
             arrays["norm"] = role.norm.weight
         if role.residual is not None:
             arrays["residual"] = role.residual
-        out = run(x, arrays)
-        return out
+        return run(x, arrays)
 
     return type(kind.__name__, (kind,), {"__call__": call})
 
@@ -132,6 +131,7 @@ def _take(layers: list[Any], matmuls: FusedMatmuls) -> list[Role]:
     weights = [prepared(layer, matmuls) for layer in layers]
     for layer, weight in zip(layers, weights, strict=True):
         if not hasattr(layer, "role"):
+            kind: Any = type(layer)
             layer.role = Role(matmuls, weight)
-            layer.__class__ = _layer_class(type(layer))
+            layer.__class__ = _layer_class(kind)
     return [layer.role for layer in layers]

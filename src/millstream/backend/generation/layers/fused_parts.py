@@ -18,8 +18,8 @@ from millstream.backend.generation.layers.block_frame import Frame, Norm, NotUnd
 from millstream.backend.generation.layers.block_parts import AttentionParts, ConvParts, GluParts, Rope, weight_of
 from millstream.backend.layers import state_ops
 from millstream.backend.layers.fused_matmul import BY_KERNELS, Form, FusedMatmuls, Weight, join_heads, split_heads
-from millstream.backend.layers.fused_matmul import Role as MatmulRole
 from millstream.backend.layers.fused_matmul import Norm as MatmulNorm
+from millstream.backend.layers.fused_matmul import Role as MatmulRole
 from millstream.backend.layers.state_ops import StateOps
 
 Arrays = dict[str, Any]
