@@ -14,7 +14,7 @@ import pytest
 
 from millstream.backend import mlx_backend
 from millstream.backend.device import Device, current_device
-from millstream.backend.generation import backend, layout
+from millstream.backend.generation import layout
 from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
 from millstream.backend.generation.layers import attention
 from millstream.backend.generation.sampling.sampler import Sampler
@@ -25,7 +25,6 @@ from millstream.types import Sampling
 from support.engines import engine
 from support.matmul_kernels import play_matmul_kernels
 from support.pointer_kernels import PointerKernels, play_pointer_kernels
-from support.quantised import write_quantised
 from support.tiny import VOCAB, write_model
 
 pytestmark = pytest.mark.skipif(
@@ -175,23 +174,3 @@ def test_layers_that_do_not_fit_leave_the_width_to_cublas(cuda: Pretended, tmp_p
         (note,) = [note for note in driver.facts.notes if note.startswith("fast paths: ")]
         driver.run(Generate(1, (1, 2, 3), 4))
     assert "fused-matmul (layer 0 has nothing to fuse: self_attn has projections that the matmuls do not take)" in note
-
-
-def test_quantised_weights_stay_packed(cuda: Pretended, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "supported_here", lambda: True)
-    sizes = {"hidden_size": 128, "head_dim": 64, "intermediate_size": 192}
-    folder = write_quantised(tmp_path / "packed", "llama", dtype=mx.float16, **sizes)
-    answers = []
-    for disabled in ({"warmup"}, {"warmup", "packed-matmul"}):
-        settings = GenerationSettings("folder", folder, max_rows=4, disabled=frozenset(disabled))
-        with engine(lambda settings=settings: MlxGenerationBackend(settings)) as driver:  # type: ignore[misc]
-            facts = driver.facts
-            assert facts is not None
-            packed = "packed-matmul" not in disabled
-            assert facts.dtype == ("4-bit" if packed else "bfloat16")
-            assert any(note.endswith("layers stay packed") for note in facts.notes) == packed
-            (note,) = [note for note in facts.notes if note.startswith("fast paths: ")]
-            assert ("packed-matmul" in note.partition(";")[0]) == packed
-            answers.append(driver.run(*(Generate(number, prompt, 3) for number, prompt in enumerate(prompts()))))
-    assert {"matmul_add", "glu", "qkv_rope"} <= set(cuda.calls)
-    assert [len(answer) for answer in answers[0]] == [3] * 3
