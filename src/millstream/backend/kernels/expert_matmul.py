@@ -1,9 +1,9 @@
 """Expert layers of a mixture as CUDA kernels: a step's few rows through the experts that they chose.
 
-A launch has a block per tile of weight rows for every expert that could have been chosen. A block finds the rows that
-chose its expert, or ends; where few experts are chosen, its expert is the next one of these. It then works like
-`small_matmul`: its warps split K, and weights stream through shared memory; the rows are gathered by their numbers. How
-a sum is split depends on the weight alone, so a row gets the same numbers whatever else is in the batch.
+A launch has a block per tile of weight rows for every expert that could have been chosen. A block reads all choices,
+finds the n-th expert that somebody chose and its rows, or ends. It then works like `small_matmul`: its warps split K,
+and weights stream through shared memory; the rows are gathered by their numbers. How a sum is split depends on the
+weight alone, so a row gets the same numbers whatever else is in the batch.
 
 Packed weights are unpacked in registers to what `mx.dequantize` would give.
 """
@@ -90,30 +90,25 @@ _FIND = """
   __shared__ unsigned chosen[MAX_EXPERTS / 32];
   __shared__ unsigned short list[MAX_ROWS];
   __shared__ int listed;
-  int expert = blockIdx.y;
-  if (entries < 2 * w0_shape[0]) {
-    // Few experts are chosen: this block takes the next of them.
-    for (int i = tid; i < words; i += TH) chosen[i] = 0;
-    __syncthreads();
-    for (int i = tid; i < entries; i += TH) {
-      const int each = indices[i];
-      if (each >= 0) atomicOr(&chosen[each / 32], 1u << (each % 32));
-    }
-    __syncthreads();
-    int skip = expert;
-    expert = -1;
-    for (int i = 0; i < words; i++) {
-      unsigned bits = chosen[i];
-      const int count = __popc(bits);
-      if (skip < count) {
-        for (; skip > 0; skip--) bits &= bits - 1;
-        expert = i * 32 + __ffs(bits) - 1;
-        break;
-      }
-      skip -= count;
-    }
-    if (expert < 0) return;
+  for (int i = tid; i < words; i += TH) chosen[i] = 0;
+  __syncthreads();
+  for (int i = tid; i < entries; i += TH) {
+    const int each = indices[i];
+    if (each >= 0) atomicOr(&chosen[each / 32], 1u << (each % 32));
   }
+  __syncthreads();
+  int expert = -1, skip = blockIdx.y;
+  for (int i = 0; i < words; i++) {
+    unsigned bits = chosen[i];
+    const int count = __popc(bits);
+    if (skip < count) {
+      for (; skip > 0; skip--) bits &= bits - 1;
+      expert = i * 32 + __ffs(bits) - 1;
+      break;
+    }
+    skip -= count;
+  }
+  if (expert < 0) return;
 """
 
 _MATMUL = """
@@ -155,10 +150,6 @@ _MATMUL = """
   }
   __syncthreads();
   const int count = listed;
-  if (count == 0) {
-    mill_wait<0>();
-    return;
-  }
   SCALES
   for (int first = 0; first < count; first += COLS) {
     if (first > 0) {

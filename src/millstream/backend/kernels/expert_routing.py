@@ -170,7 +170,6 @@ _CHOOSE = """
   int chosen = 0;
   float weight = 0.f;
   unsigned taken = 0;
-  #pragma unroll 1
   for (int k = 0; k < TOP; k++) {
     float best = 0.f;
     int at = 1 << 20;
@@ -197,7 +196,7 @@ _CHOOSE = """
   }
   WEIGHTS
   if (lane < TOP) {
-    indices[(size_t)r * TOP + lane] = live[r] >= 0 ? chosen : -1;
+    indices[(size_t)r * TOP + lane] = LIVE ? chosen : -1;
     weights[(size_t)r * TOP + lane] = weight * SCALE;
   }
   SHARED_GATE
@@ -295,7 +294,7 @@ _ADD = """
 """
 
 
-def _route_source(routing: Routing, eps: float | None, biased: bool, corrected: bool, gated: bool) -> str:
+def _route_source(routing: Routing, eps: float | None, biased: bool, corrected: bool, gated: bool, live: bool) -> str:
     logits = _LOGITS.replace("INVERSE", "" if eps is None else _INVERSE.replace("EPS", f"{eps!r}f"), 1)
     logits = logits.replace("NORMED", "" if eps is None else _NORMED)
     logits = logits.replace("ROUTER_BIAS", _ROUTER_BIAS if biased else "")
@@ -308,18 +307,19 @@ def _route_source(routing: Routing, eps: float | None, biased: bool, corrected: 
         weights += _NORMALISED.replace("EPSILON", f"{routing.epsilon!r}f")
     choose = _CHOOSE.replace("SHARED_GATE", _SHARED_GATE if gated else "").replace("WEIGHTS", weights)
     choose = choose.replace("GROUPED", grouped).replace("CORRECTION", _CORRECTION if corrected else "")
-    choose = choose.replace("SCALE", f"{routing.scale!r}f")
+    choose = choose.replace("SCALE", f"{routing.scale!r}f").replace("LIVE", "live[r] >= 0" if live else "true")
     return (logits + choose.replace("SCORE", _SCORES[routing.score])).replace("WARPS", str(WARPS))
 
 
 @functools.cache
 def _route_kernel(
-    routing: Routing, eps: float | None, biased: bool, corrected: bool, gated: bool, dtype: mx.Dtype
+    routing: Routing, eps: float | None, biased: bool, corrected: bool, gated: bool, live: bool, dtype: mx.Dtype
 ) -> Any:
-    inputs = ["x", "router", "count", "live"]
+    inputs = ["x", "router", "count"]
     inputs += ["norm"] if eps is not None else []
     inputs += ["bias"] if biased else []
     inputs += ["correction"] if corrected else []
+    inputs += ["live"] if live else []
     outputs = ["indices", "weights", "logits"]
     outputs += ["normed"] if eps is not None else []
     outputs += ["shared_weight"] if gated else []
@@ -327,7 +327,7 @@ def _route_kernel(
         name="millstream_route",
         input_names=inputs,
         output_names=outputs,
-        source=_route_source(routing, eps, biased, corrected, gated),
+        source=_route_source(routing, eps, biased, corrected, gated, live),
         header=_HEADER.replace("KIND", "f16" if dtype == mx.float16 else "bf16"),
     )
 
@@ -339,15 +339,14 @@ class Router:
 
     weight: mx.array
     count: mx.array
-    """Zeros, int32, one for each row of a batch; of this layer alone. One for each eight rows counts blocks; where no
-    row is vacant, all of them say so."""
+    """Zeros, int32, one for each eight rows of a batch; of this layer alone."""
     bias: mx.array | None = None
     correction: mx.array | None = None
     """Added to the scores by which experts are chosen, but not to their weights."""
 
 
 def new_counter(rows: int) -> mx.array:
-    return mx.zeros((rows,), dtype=mx.int32)
+    return mx.zeros(((rows + ROWS - 1) // ROWS,), dtype=mx.int32)
 
 
 def route_fits(router: Router, routing: Routing, dtype: mx.Dtype) -> bool:
@@ -391,10 +390,12 @@ def route(
     outputs = router.weight.shape[0]
     gated = outputs > routing.experts
     eps = None if norm is None else norm[1]
-    kernel = _route_kernel(routing, eps, router.bias is not None, router.correction is not None, gated, x.dtype)
-    inputs = [x, router.weight, router.count, router.count if live is None else live]
+    kernel = _route_kernel(
+        routing, eps, router.bias is not None, router.correction is not None, gated, live is not None, x.dtype
+    )
+    inputs = [x, router.weight, router.count]
     inputs += [] if norm is None else [norm[0]]
-    inputs += [array for array in (router.bias, router.correction) if array is not None]
+    inputs += [array for array in (router.bias, router.correction, live) if array is not None]
     shapes: list[tuple[int, ...]] = [(rows, routing.slots), (rows, routing.slots), (rows, outputs)]
     dtypes = [mx.int32, mx.float32, mx.float32]
     if norm is not None:
