@@ -65,7 +65,7 @@ RARE: dict[str, dict[str, Any]] = {
         "num_local_experts": 4,
         "num_experts_per_tok": 2,
         "sliding_window": 24,
-        "layer_types": ["sliding_attention", "full_attention"],
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
     },
     "deepseek_v3": _LATENT,
     "deepseek_v2": {**_LATENT, "topk_method": "greedy"},

@@ -182,7 +182,8 @@ def check_rows(original: Half, fused: Half, x: mx.array, share: float) -> None:
     apart = wrong / mx.maximum(new, 32 * mx.finfo(x.dtype).eps * whole)
     allowed = 0 if x.dtype == mx.float32 else int(rows * share)
     # Not a number sorts anywhere: it is no agreement.
-    worst = sorted(math.inf if math.isnan(each) else each for each in apart.tolist())  # type: ignore[union-attr]
+    distances: list[float] = apart.tolist()  # type: ignore[assignment]
+    worst = sorted(math.inf if math.isnan(each) else each for each in distances)
     agree(worst[-1 - allowed], x.dtype)
 
 
