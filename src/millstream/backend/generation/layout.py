@@ -16,7 +16,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm.models.base import scaled_dot_product_attention
 
-from millstream.backend.device import Device, available_bytes
+from millstream.backend.device import Device
 from millstream.backend.generation.caches.batch_caches import RowCaches, new_row_caches, unbatchable
 from millstream.backend.generation.caches.mixed_caches import mixed_misfit
 from millstream.backend.generation.caches.quantized import KvQuantization, choose_quantization, unsupported
@@ -33,7 +33,7 @@ from millstream.backend.generation.sampling.kernel_check import kernel_agrees
 from millstream.backend.generation.settings import GenerationSettings
 from millstream.backend.kernels.small_matmul import supported_here
 from millstream.backend.layers.cpu_attention import cpu_attention
-from millstream.backend.layers.cpu_linear import allow_packing, mkl_layer, mkl_layout_pays, use_mkl_layout
+from millstream.backend.layers.cpu_linear import mkl_layer, mkl_layout_pays, use_mkl_layout
 from millstream.backend.layers.fused_matmul import BY_KERNELS, BY_MLX
 from millstream.backend.layers.packed_products import measure_packed_products, packed_layers
 from millstream.backend.layers.patch_layers import callers_of, patch_function
@@ -141,8 +141,6 @@ class LayoutChooser:
         if mkl:
             use_mkl_layout(self._model)
             if not self._settings.like_gpu:
-                if self._settings.cache_limit is None:  # else memory is what the user limits
-                    allow_packing(self._model, available_bytes(self._device))
                 self._attention = cpu_attention
                 patch_function(self._model, "scaled_dot_product_attention", cpu_attention)
 
