@@ -47,6 +47,11 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> PointerKernels:
     return played
 
 
+def decodes(kernels: PointerKernels) -> bool:
+    """Whether rows decoded, each in one part or in several: that depends on the shape of a layer."""
+    return bool({"decode", "parted decode"} & set(kernels.calls))
+
+
 def prompts() -> list[tuple[int, ...]]:
     """Prompts whose prefixes come again after other rows have used their slots."""
     known = [tuple((seed * 7 + place * (seed + 3)) % VOCAB for place in range(40)) for seed in range(5)]
@@ -76,7 +81,7 @@ def test_no_saved_prefix_is_overwritten(groups: int, rows: int, kernels: Pointer
         assert driver.run(*again) == expected, "warm"
     finally:
         driver.stop()
-    assert {"write_rows", "decode"} <= set(kernels.calls)
+    assert "write_rows" in kernels.calls and decodes(kernels)
 
 
 @pytest.mark.parametrize("family", some(["lfm2", "gemma3_text", "falcon_h1", "gemma4_text"], ["gemma4_text", "lfm2"]))
@@ -101,7 +106,7 @@ def test_layers_of_several_kinds(
         assert driver.run(*again) == expected, "warm"
     finally:
         driver.stop()
-    assert {"write_rows", "decode", "move_rows"} <= set(kernels.calls)
+    assert {"write_rows", "move_rows"} <= set(kernels.calls) and decodes(kernels)
 
 
 def test_a_saved_prefix_shares_no_memory_with_a_slab(kernels: PointerKernels) -> None:
@@ -133,7 +138,7 @@ def test_rows_outgrow_their_class(kernels: PointerKernels, tmp_path: Path) -> No
         with engine(make) as driver:
             answers.append(driver.run(*submits))
     assert answers[0] == answers[1]
-    assert {"write_rows", "decode", "move_rows"} <= set(kernels.calls)
+    assert {"write_rows", "move_rows"} <= set(kernels.calls) and decodes(kernels)
 
 
 def test_long_rows_are_computed_in_parts(kernels: PointerKernels, tmp_path: Path) -> None:

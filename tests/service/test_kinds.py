@@ -14,6 +14,7 @@ from millstream.engine.messages import Failed
 from millstream.errors import BadRequest, EngineBusy, WrongModelKind
 from millstream.loading.engines import Engines
 from millstream.loading.settings import EngineSettings, engine_settings
+from millstream.models.demo import user_cache_dir
 from millstream.service.admission import Admission
 from millstream.service.generation.model import GenerationModel
 from millstream.service.hub import ModelHub, card_of
@@ -126,7 +127,13 @@ def test_an_engine_gets_its_own_settings_and_no_secret() -> None:
     secret = "sk-very-secret"
     settings = Settings(api_keys=(secret,), max_batch=7, memory=2**30, cors_origins=("http://secret.example",))
     own = engine_settings(settings, ModelSpec("x", max_batch=3, kv_bits=8))
-    assert own == EngineSettings(max_batch=3, kv_bits=8, cache_limit=2**30 // 10, feature_bytes=2**30 // 20)
+    assert own == EngineSettings(
+        max_batch=3,
+        kv_bits=8,
+        cache_limit=2**30 // 10,
+        feature_bytes=2**30 // 20,
+        kernel_dir=user_cache_dir() / "kernels",
+    )
     assert b"secret" not in pickle.dumps(functools.partial(DigestBackend, own))  # type: ignore[arg-type]
     environment = {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": "0", "MLX_X": "1", "PYTHONPATH": "p", "LC_ALL": "C"}
     secrets = {"MILLSTREAM_API_KEY": secret, "HF_TOKEN": secret, "AWS_SECRET_ACCESS_KEY": secret, "MY_PASSWORD": secret}
