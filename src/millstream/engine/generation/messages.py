@@ -34,6 +34,10 @@ class Generate(Submit):
     """Like `logprobs`, for the prompt's tokens but the first. They arrive as `PromptLogprobs` before any `Tokens`."""
     resumed: int = 0
     """How many of the last prompt tokens are its own output: set by the scheduler for a request that was preempted."""
+    prediction: tuple[int, ...] = field(default=(), repr=False)
+    """What the client expects of the output: a draft, which can only change the speed."""
+    speculate: bool = True
+    """False: this request takes part in no draft."""
 
     @property
     def output(self) -> tuple[int, ...]:
