@@ -40,9 +40,9 @@ def url(player: Player) -> Iterator[str]:
 def test_the_loaded_models_in_plain_lines(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ps", "--url", url]) == 0
     heading, ready, loading, broken = capsys.readouterr().out.splitlines()
-    assert heading.split() == ["NAME", "STATE", "KIND", "MEMORY", "ROWS", "QUEUE", "UNTIL"]
+    assert heading.split() == ["NAME", "STATE", "KIND", "MEMORY", "ROWS", "QUEUE", "DRAFTS", "UNTIL"]
     *shown, left, unit = ready.split()
-    assert shown == ["org/ready", "ready", "text,", "images", "3.2", "GB", "2/16", "5"]
+    assert shown == ["org/ready", "ready", "text,", "images", "3.2", "GB", "2/16", "5", "75%", "right"]
     assert unit == "min" and 1 <= int(left) <= 58  # it shrinks while the test waits for its turn
     assert loading.split()[:3] == ["org/loading", "loading", "42%"]
     assert "failed: its file is damaged" in broken
