@@ -11,7 +11,7 @@ import pytest
 
 from millstream.cli import main
 from millstream.cli.ps import cells
-from millstream.model_facts import ModelCard
+from millstream.model_facts import DraftCount, ModelCard, SpeculationCard
 from support.agent_stage import Player, playing
 from support.terminal import CTRL_C, terminal
 
@@ -19,6 +19,7 @@ CARDS = [
     ModelCard(
         "org/ready", 1, "ready", memory_bytes=3_200_000_000, active=2, waiting=5, max_batch=16,
         capabilities=("completion", "vision"), expires=time.time() + 3500,
+        speculation=SpeculationCard(("prompt-lookup",), 5, (DraftCount("prompt-lookup", 20, 15),)),
     ),
     ModelCard("org/loading", 1, "loading", progress=0.42),
     ModelCard("org/broken", 1, "failed", error="its file is damaged"),

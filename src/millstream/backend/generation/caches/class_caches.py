@@ -59,7 +59,7 @@ class SlabLayer:
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> None:
         """No mask: attention knows what each row sees. Raises `ValueError` if a layer wants another window."""
-        if N != self.caches.step.length or (window_size or self.caches.window) != self.caches.window:
+        if self.caches.step.length != N or (window_size or self.caches.window) != self.caches.window:
             raise ValueError("its layers do not attend to all tokens of their cache")
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
