@@ -114,7 +114,7 @@ def main() -> int:
     if arguments.url:
         asyncio.run(run(urlsplit(arguments.url), arguments))
     else:
-        with servers.running("millstream", find(arguments.model).path) as url:
+        with servers.running("millstream", find(arguments.model)) as url:
             asyncio.run(run(urlsplit(url), arguments))
     return 0
 
