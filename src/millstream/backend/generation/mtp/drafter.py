@@ -1,0 +1,167 @@
+"""Drafts by a head for multi-token prediction, for all rows at once, on the engine's own thread and stream."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models.base import create_attention_mask
+from mlx_lm.models.cache import KVCache
+
+from millstream.backend.generation.mtp.head import MtpHead
+from millstream.backend.generation.mtp.head_cache import SLACK, WINDOW, HeadCache
+from millstream.backend.generation.mtp.hidden_states import HiddenStates
+from millstream.backend.generation.mtp.passes import Passes
+from millstream.backend.generation.sampling.sampler import Sampler
+from millstream.engine.generation.messages import Generate
+
+PROMPT_TOKENS = 512
+"""The last tokens of a prompt that a head reads: so it costs a prompt the same however long that is."""
+DEEPEST = 16
+
+assert PROMPT_TOKENS <= WINDOW - SLACK
+
+
+@dataclass(slots=True)
+class _Row:
+    submit: Generate
+    slot: int
+    joined: int
+    """The pass after which it joined."""
+    output: list[int] = field(default_factory=list)
+    """The tokens that it has generated since then."""
+    read: int = 0
+    """How many of them the head has read."""
+
+
+class MtpDrafter:
+    """Owner only. See `Drafter`, `PassWatch` and `PromptWatch`.
+
+    A head reads pairs: a hidden state of the target, and the token that the target chose there. From the last pair it
+    drafts one token; with that token and its own hidden state it goes on. What it has written for its own tokens is not
+    kept: the next proposal overwrites it with what the target made of them.
+    """
+
+    name = "mtp"
+    cheap = False
+
+    def __init__(self, head: MtpHead, hidden: HiddenStates) -> None:
+        self._head = head
+        self._passes = Passes(hidden)
+        self._cache = HeadCache()
+        self._rows: dict[int, _Row] = {}
+        self._prompts: dict[int, KVCache] = {}
+        self._samplers: tuple[tuple[int, ...], Sampler] = ((), Sampler(()))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its KV caches."""
+        prompts = [part for cache in self._prompts.values() for part in (cache.keys, cache.values) if part is not None]
+        return self._cache.nbytes + sum(part.nbytes for part in prompts)
+
+    # The batch's passes.
+
+    def ran(self, ids: tuple[int | None, ...]) -> None:
+        self._passes.ran(ids)
+
+    def kept(self, counts: Sequence[int]) -> None:
+        self._passes.kept(counts)
+
+    # Prompts.
+
+    def take(self) -> mx.array | None:
+        return self._passes.hidden.take()
+
+    def read(self, submit: Generate, start: int, hidden: mx.array | None) -> list[mx.array]:
+        """A chunk of a prompt: the tokens that follow its hidden states are known. Costs one block for a few tokens."""
+        first = len(submit.prompt) - 1 - PROMPT_TOKENS
+        if hidden is None or not submit.speculate or submit.max_tokens < 2 or start + hidden.shape[1] <= max(first, 0):
+            return []
+        hidden, start = hidden[:, max(0, first - start) :], max(start, first)
+        tokens = submit.prompt[start + 1 : start + 1 + hidden.shape[1]]
+        cache = self._prompts.setdefault(submit.request_id, KVCache())
+        mask = create_attention_mask(hidden, cache, return_array=True)
+        self._head(mx.array([tokens], dtype=mx.int32), hidden, mask, cache)
+        return [cache.keys, cache.values]
+
+    def forget(self, ids: Sequence[int]) -> None:
+        for request_id in ids:
+            self._prompts.pop(request_id, None)
+
+    # Rows.
+
+    def join(self, submit: Generate) -> None:
+        prompt = self._prompts.pop(submit.request_id, None)
+        slot = self._cache.join(() if prompt is None else prompt.state)
+        self._rows[submit.request_id] = _Row(submit, slot, self._passes.count)
+
+    def drop(self, ids: set[int]) -> None:
+        for request_id in ids & self._rows.keys():
+            self._cache.leave(self._rows.pop(request_id).slot)
+        if not self._rows:
+            self._passes.clear()
+
+    def commit(self, request_id: int, tokens: Sequence[int]) -> None:
+        if request_id in self._rows:
+            self._rows[request_id].output += tokens
+
+    def clear(self) -> None:
+        """Forget everything: after a failed step."""
+        self._rows.clear()
+        self._prompts.clear()
+        self._passes.clear()
+        self._cache = HeadCache()
+
+    def propose(self, wanted: Mapping[int, int]) -> dict[int, tuple[int, ...]]:
+        """Reads what the target has made of these rows since the last time, then drafts. Waits for the tokens."""
+        rows = {each: self._rows[each] for each in wanted if each in self._rows}
+        pairs = self._passes.pairs({each: (row.joined, len(row.output), row.read) for each, row in rows.items()})
+        rows = {each: rows[each] for each in sorted(pairs, key=lambda each: rows[each].slot)}
+        if not rows:
+            return {}
+        depth = min(DEEPEST, max(wanted[each] for each in rows))
+        slots = [row.slot for row in rows.values()]
+        counts = [len(pairs[each]) for each in rows]
+        hidden = self._read_pairs(rows, [pairs[each] for each in rows], slots)
+        positions = mx.array([row.submit.resumed + len(row.output) for row in rows.values()], dtype=mx.int32)
+        sampler = self._sampler(rows)
+        self._cache.commit(slots, counts)
+        drafted: list[mx.array] = []
+        for index in range(depth):
+            if index:
+                self._cache.begin(slots, 1, ahead=index - 1)
+                hidden = self._head(drafted[-1][:, None], hidden, self._cache.mask, self._cache)
+            tokens, positions = sampler.step(self._head.logits(hidden)[:, -1, :], positions)
+            drafted.append(tokens)
+        stacked = mx.stack(drafted, axis=1)
+        mx.eval(stacked, self._cache.parts)
+        found: list[list[int]] = stacked.tolist()  # type: ignore[assignment]
+        return {each: tuple(draft[: wanted[each]]) for each, draft in zip(rows, found, strict=True)}
+
+    def _read_pairs(self, rows: Mapping[int, _Row], pairs: Sequence[Any], slots: Sequence[int]) -> mx.array:
+        """Have the head read pairs, a different number of each row. Returns its hidden state at the last of them."""
+        length = max(len(each) for each in pairs)
+        at = [[pair.hidden for pair in each] + [0] * (length - len(each)) for each in pairs]
+        tokens = [
+            [row.output[pair.output] for pair in each] + [0] * (length - len(each))
+            for row, each in zip(rows.values(), pairs, strict=True)
+        ]
+        for row, each in zip(rows.values(), pairs, strict=True):
+            row.read = each[-1].output + 1
+        self._cache.begin(slots, length)
+        states = self._passes.states()[mx.array(at, dtype=mx.int32)]
+        out = self._head(mx.array(tokens, dtype=mx.int32), states, self._cache.mask, self._cache)
+        if length == 1:
+            return out
+        last = mx.array([len(each) - 1 for each in pairs], dtype=mx.int32)
+        return mx.take_along_axis(out, last[:, None, None], axis=1)
+
+    def _sampler(self, rows: Mapping[int, _Row]) -> Sampler:
+        """Draws a draft as the target draws its token: with the same number for the same seed and position, the two
+        agree more often than the target's draw and the head's likeliest token."""
+        ids = tuple(rows)
+        if self._samplers[0] != ids:
+            self._samplers = (ids, Sampler([row.submit.sampling for row in rows.values()]))
+        return self._samplers[1]
