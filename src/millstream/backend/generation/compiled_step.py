@@ -13,6 +13,7 @@ from typing import Any
 import mlx.core as mx
 
 from millstream.backend.generation.caches.traced_step import TracedStep
+from millstream.backend.generation.mtp.hidden_states import HiddenStates
 from millstream.backend.kernels.compiled import compile_ahead, keeps_kernels
 
 Forward = Callable[..., mx.array]
@@ -21,8 +22,10 @@ Forward = Callable[..., mx.array]
 class CompiledStep:
     """Owner only. Functions for every kind of step that came up; batches of one model share them."""
 
-    def __init__(self, forward: Forward) -> None:
+    def __init__(self, forward: Forward, hidden: HiddenStates | None = None) -> None:
+        """`hidden`: keeps hidden states of a pass; a function returns them as well."""
         self._forward = forward
+        self._hidden = hidden
         self._functions: dict[Hashable, Callable[..., Any]] = {}
         self._rehearsed: set[Hashable] = set()
         self._caches: TracedStep | None = None
@@ -43,7 +46,7 @@ class CompiledStep:
             self._rehearsed.add((key, tokens.shape))
         self._caches = caches
         try:
-            logits, results = self._functions[key](tokens, arrays, named)
+            logits, results, hidden = self._functions[key](tokens, arrays, named)
         except BaseException:
             caches.bind(arrays)
             caches.forget_step()
@@ -51,6 +54,8 @@ class CompiledStep:
         finally:
             self._caches = None
         caches.commit(results)
+        if self._hidden is not None:
+            self._hidden.put(hidden)
         out: mx.array = logits
         return out
 
@@ -67,7 +72,7 @@ class CompiledStep:
             caches.bind(arrays)
             caches.forget_step()
 
-    def _step(self, tokens: mx.array, arrays: list[mx.array], named: dict[str, mx.array]) -> tuple[mx.array, Any]:
+    def _step(self, tokens: mx.array, arrays: list[mx.array], named: dict[str, mx.array]) -> tuple[mx.array, Any, Any]:
         caches = self._caches
         assert caches is not None, "only `run` calls the functions"
         caches.bind(arrays)
@@ -75,4 +80,4 @@ class CompiledStep:
             logits = self._forward(tokens[:, None], cache=caches.layers, **named)[:, -1, :]
         else:
             logits = self._forward(tokens, cache=caches.layers, **named)
-        return logits, caches.results()
+        return logits, caches.results(), None if self._hidden is None else self._hidden.take()

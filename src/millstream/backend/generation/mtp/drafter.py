@@ -49,6 +49,7 @@ class MtpDrafter:
 
     def __init__(self, head: MtpHead, hidden: HiddenStates) -> None:
         self._head = head
+        self.hidden = hidden
         self._passes = Passes(hidden)
         self._cache = HeadCache()
         self._rows: dict[int, _Row] = {}
@@ -72,23 +73,24 @@ class MtpDrafter:
     # Prompts.
 
     def take(self) -> mx.array | None:
-        return self._passes.hidden.take()
+        return self.hidden.take()
 
-    def read(self, submit: Generate, start: int, hidden: mx.array | None) -> list[mx.array]:
+    def read(self, submit: Generate, start: int, end: int, hidden: mx.array | None) -> list[mx.array]:
         """A chunk of a prompt: the tokens that follow its hidden states are known. Costs one block for a few tokens."""
-        first = len(submit.prompt) - 1 - PROMPT_TOKENS
-        if hidden is None or not submit.speculate or submit.max_tokens < 2 or start + hidden.shape[1] <= max(first, 0):
+        first = max(start, len(submit.prompt) - 1 - PROMPT_TOKENS)
+        # Media, and prompts that are read in part, have other hidden states than tokens.
+        whole = hidden is not None and hidden.shape[1] >= end - start and not submit.media
+        if hidden is None or not whole or not submit.speculate or submit.max_tokens < 2 or end <= first:
             return []
-        hidden, start = hidden[:, max(0, first - start) :], max(start, first)
-        tokens = submit.prompt[start + 1 : start + 1 + hidden.shape[1]]
+        hidden = hidden[:, first - start : end - start]
+        tokens = submit.prompt[first + 1 : end + 1]
         cache = self._prompts.setdefault(submit.request_id, KVCache())
         mask = create_attention_mask(hidden, cache, return_array=True)
         self._head(mx.array([tokens], dtype=mx.int32), hidden, mask, cache)
         return [cache.keys, cache.values]
 
-    def forget(self, ids: Sequence[int]) -> None:
-        for request_id in ids:
-            self._prompts.pop(request_id, None)
+    def forget(self, request_id: int) -> None:
+        self._prompts.pop(request_id, None)
 
     # Rows.
 

@@ -33,17 +33,17 @@ class PassWatch(Protocol):
 class PromptWatch(Protocol):
     """Owner only. Is told of the prompts that are prefilled."""
 
-    def read(self, submit: Generate, start: int, hidden: mx.array | None) -> list[mx.array]:
-        """The hidden states (1, tokens, size) of `prompt[start:]`, not evaluated. Evaluate what it returns with the
-        pass."""
+    def read(self, submit: Generate, start: int, end: int, hidden: mx.array | None) -> list[mx.array]:
+        """The hidden states (1, tokens, size) of `prompt[start:end]`, not evaluated, and perhaps of padding after it.
+        Evaluate what it returns with the pass."""
         ...
 
     def take(self) -> mx.array | None:
         """The hidden states of the pass that was built last."""
         ...
 
-    def forget(self, ids: Sequence[int]) -> None:
-        """Prompts that end in prefill."""
+    def forget(self, request_id: int) -> None:
+        """A prompt that ends in prefill."""
         ...
 
 
