@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 from llguidance import LLMatcher
 
-from millstream.backend.generation.caches.batch_caches import BatchCaches
+from millstream.backend.generation.caches.batch_caches import BatchCaches, MergedCaches
 from millstream.backend.generation.caches.traced_step import TracedStep
 from millstream.backend.generation.compiled_step import CompiledStep
 from millstream.backend.generation.mtp.passes import PassWatch
@@ -21,6 +21,7 @@ from millstream.backend.generation.sampling.sampler import Sampler
 from millstream.backend.generation.verification import VACANT, DraftedTokens, PassSampling, Verification
 from millstream.engine.generation.messages import Generate
 from millstream.engine.generation.plan import RowFailure, RowOutput
+from millstream.engine.generation.speculation.lengths import LENGTHS
 from millstream.engine.prefix_cache.orders import SavePrefix
 
 Forward = Callable[..., mx.array]
@@ -158,6 +159,15 @@ class Batch:
         """True if its rows can verify drafts now."""
         return self._shift is None and self._caches.supports_length
 
+    @property
+    def no_drafts(self) -> str | None:
+        """Why its rows can never verify drafts; None if they can, at least at times."""
+        if self._shift is not None:
+            return "its positions depend on media (M-RoPE)"
+        if self._caches.supports_length or isinstance(self._caches, MergedCaches):
+            return None
+        return "its KV caches take one token per row and step"
+
     def matcher(self, request_id: int) -> LLMatcher | None:
         """Of a row with a grammar: it has consumed all tokens that were read, after `catch_up` or a verification."""
         return self._guides.matcher(request_id)
@@ -187,9 +197,10 @@ class Batch:
         return [] if launched is None else launched.read()[0]
 
     def launch_drafts(self, drafts: Mapping[int, Sequence[int]]) -> tuple[Verification | None, list[RowFailure]]:
-        """Launch a pass that verifies these drafts; no step may be pending. Rows without a draft gain one token. None if
-        the grammars leave nothing of the drafts: then a plain step is due. Also returns the rows that cannot follow
-        their grammar."""
+        """Launch a pass that verifies these drafts; no step may be pending. Rows without a draft gain one token. None
+        if the grammars leave nothing of the drafts: then a plain step is due. Also returns the rows that cannot
+        follow their grammar."""
+        drafts = {row: self._known(draft) for row, draft in drafts.items() if row in self.ids}
         indices = {row.request_id: slot for slot, row in enumerate(self._rows) if row is not None}
         followed, failed = self._guides.follow(drafts)
         if not followed.drafts:
@@ -213,6 +224,11 @@ class Batch:
         )
         mx.async_eval(tokens, *(logprobs.arrays if logprobs else ()))  # type: ignore[no-untyped-call]
         return Verification(self._ids, drafted, tokens, logprobs, self._commit), failed
+
+    def _known(self, draft: Sequence[int]) -> tuple[int, ...]:
+        """The tokens of a draft before the first that the model does not have: a tokenizer may have more."""
+        first = next((n for n, token in enumerate(draft) if not 0 <= token < self._vocab_size), len(draft))
+        return tuple(draft[: min(first, LENGTHS[-1] - 1)])
 
     def _commit(self, gained: Sequence[Sequence[int]], rows: Sequence[RowOutput]) -> list[RowFailure]:
         """Keep what each row has gained, and nothing of the rest of its draft."""

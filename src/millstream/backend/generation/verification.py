@@ -1,12 +1,13 @@
 """Verifying drafts: one forward pass of several tokens per row, in which the target chooses at every position.
 
-A draft is accepted as long as it is what the target chose, and the target's choice is a function of (seed, position): so
-a row gets the tokens that plain steps would have given it, only sooner.
+A draft is accepted as long as it is what the target chose, and the target's choice is a function of (seed,
+position): so a row gets the tokens that plain steps would have given it, only sooner.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import mlx.core as mx
 
@@ -117,3 +118,14 @@ class Verification:
                 proposed = len(self._drafted.of_row[row])
                 rows.append(RowOutput(request_id, tuple(gained[-1]), known, proposed, accepted))
         return rows, self._commit(gained, rows)
+
+
+def joined(before: RowOutput | None, verified: RowOutput, drafter: str) -> RowOutput:
+    """What a row gained in a plain step and in the pass after it, as one."""
+    tokens, logprobs = (before.tokens, before.logprobs) if before is not None else ((), ())
+    return replace(
+        verified,
+        tokens=(*tokens, *verified.tokens),
+        logprobs=(*logprobs, *verified.logprobs),
+        drafter=drafter if verified.proposed else "",
+    )

@@ -138,7 +138,7 @@ class StepResult:
     pass_seconds: float = 0.0
     """Of a longer pass: what it and its drafts took, without the wait for the step before."""
     guessed: tuple[tuple[int, int, int], ...] = ()
-    """(request id, tokens, how many of them were right) of drafts that were compared, not verified: see `Plan.guess`."""
+    """(request id, tokens, how many of them were right) of drafts that were compared, not verified: `Plan.guess`."""
 
 
 GenerationBackend = Backend[Generate, Plan, StepResult, GenerationFacts]

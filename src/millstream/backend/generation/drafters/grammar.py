@@ -68,6 +68,7 @@ class GrammarDrafter:
     """Owner only. Implements `Drafter` for rows with a grammar."""
 
     name = "grammar"
+    cheap = True
 
     def __init__(self, matcher: Callable[[int], LLMatcher | None], vocab_size: int) -> None:
         """`matcher`: of a row, which has consumed all of the row's tokens; None if it has no grammar (any more).
