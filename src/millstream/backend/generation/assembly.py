@@ -21,6 +21,7 @@ from millstream.backend.generation.caches.quantized import KvQuantization, Quant
 from millstream.backend.generation.caches.slabs import Parts
 from millstream.backend.generation.caches.slots import SlotCaches
 from millstream.backend.generation.compiled_step import CompiledStep
+from millstream.backend.generation.forward_pass import ForwardPass
 from millstream.backend.generation.layout import Layout
 from millstream.backend.generation.mtp.drafter import MtpDrafter
 from millstream.backend.generation.prefill.prefiller import MixedPrefiller, PlainPrefiller, Prefiller, SinglePrefiller
@@ -56,7 +57,7 @@ class Assembly:
         self.vocab_size = vocab_size
         self._encoder = encoder
         self._grammars = grammars
-        self._mtp = mtp
+        self.mtp = mtp
         self._compiled = CompiledStep(model, None if mtp is None else mtp.hidden)
         self._slabs: ClassCaches | MixedCaches | None = None
         """Where kernels may write in the batch that was made last: its caches, if they are slabs."""
@@ -106,14 +107,14 @@ class Assembly:
     def _batch(self, layout: Layout, caches: Any) -> Batch:
         encoder = self._encoder
         return Batch(
-            self.model,
+            ForwardPass(self.model, caches),
             self.vocab_size,
             caches,
             kernel=layout.sampling_kernel,
             compiler=self._grammars,
             shift=encoder.rope_delta if encoder is not None and self.model.uses_mrope else None,
             compiled=self._compiled if layout.compiled_step else None,
-            watch=self._mtp,
+            watch=self.mtp,
         )
 
     def _class_caches(self, layout: Layout) -> ClassCaches:
@@ -130,7 +131,7 @@ class Assembly:
 
     def _single_prefiller(self, store: PrefixStore) -> Prefiller:
         prefill_media = self._encoder.prefill if self._encoder is not None else None
-        return SinglePrefiller(self.model, store, prefill_media=prefill_media, watch=self._mtp)
+        return SinglePrefiller(self.model, store, prefill_media=prefill_media, watch=self.mtp)
 
     def _mixed_prefiller(self, layout: Layout, store: PrefixStore) -> Prefiller:
         return MixedPrefiller(
@@ -139,7 +140,7 @@ class Assembly:
             prefix_store=store,
             prefill_media=self._encoder.prefill if self._encoder is not None else None,
             pad_chunks=layout.padded_chunks,
-            watch=self._mtp,
+            watch=self.mtp,
         )
 
     def _prefiller(self, layout: Layout, store: PrefixStore) -> Prefiller:
@@ -151,5 +152,5 @@ class Assembly:
             quantization=layout.packing,
             prefill_media=self._encoder.prefill if self._encoder is not None else None,
             pad_chunks=layout.padded_chunks,
-            watch=self._mtp,
+            watch=self.mtp,
         )

@@ -24,6 +24,8 @@ from millstream.backend.generation.drafters.grammar import GrammarDrafter
 from millstream.backend.generation.drafters.prediction import PredictionDrafter
 from millstream.backend.generation.drafters.prompt_lookup import PromptLookupDrafter
 from millstream.backend.generation.layout import Layout, LayoutChooser
+from millstream.backend.generation.mtp.attach import AttachedMtp, attach_mtp
+from millstream.backend.generation.mtp.drafter import MtpDrafter
 from millstream.backend.generation.prefill.deferred import STEPS_PER_CHUNK, DeferredChunks
 from millstream.backend.generation.prefill.prefiller import Passes, Prefiller, Shared
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
@@ -38,7 +40,7 @@ from millstream.backend.kernels.small_matmul import supported_here
 from millstream.backend.mlx_backend import MlxBackend
 from millstream.backend.phases import LoadPhases
 from millstream.backend.weights.identity import identity_of
-from millstream.backend.weights.loading import load
+from millstream.backend.weights.loading import LoadedModel, load
 from millstream.backend.weights.materialize import evaluate_all
 from millstream.backend.weights.unpacking import kernels_take, nothing_packed
 from millstream.engine.background import BackgroundTask
@@ -105,6 +107,7 @@ class MlxGenerationBackend(MlxBackend):
         self._encoder: MediaEncoder | None = None
         self._drafters = drafters
         self._speculating = Speculating(Drafts())
+        self._mtp: MtpDrafter | None = None
 
     def load(self, report: Progress = ignore_progress) -> GenerationFacts:
         """Owner only. Load and evaluate the weights, choose a layout, warm up and calibrate."""
@@ -130,18 +133,19 @@ class MlxGenerationBackend(MlxBackend):
 
             self._model = language_part(loaded.model)
             self._encoder = MediaEncoder(self._model, settings.feature_bytes)
+        mtp = self._attach_mtp(loaded)
         chooser = LayoutChooser(settings, self._device, self._model, takes_media=self._encoder is not None)
         chooser.shape_layers()
-        self._weight_bytes = evaluate_all(self._model)
+        self._weight_bytes = evaluate_all(self._model) + mtp.weight_bytes
         phases.done("layers")
         warming_up.advance()
         assembly = self._assembly = Assembly(
-            self._model, loaded.vocab_size, encoder=self._encoder, grammars=settings.grammars
+            self._model, loaded.vocab_size, encoder=self._encoder, grammars=settings.grammars, mtp=self._mtp
         )
         layout = self._layout = chooser.choose(TwoRowTrial(assembly))
         phases.done("layout")
         warming_up.advance()
-        notes = [*loaded.notes, layout.fast_paths, *layout.notes]
+        notes = [*loaded.notes, *([mtp.note] if mtp.note else []), layout.fast_paths, *layout.notes]
         max_rows = settings.max_rows
         if layout.one_row_reason is not None:
             max_rows = 1
@@ -244,6 +248,7 @@ class MlxGenerationBackend(MlxBackend):
         """Owner only. Weights, KV caches of rows and of prompts in prefill, saved prefixes, encoded media."""
         self._guard.check("memory_bytes")
         rows = (self._batch.nbytes if self._batch else 0) + (self._prefiller.nbytes if self._prefiller else 0)
+        rows += self._mtp.nbytes if self._mtp else 0
         return self._weight_bytes + rows + self._store.nbytes + (self._encoder.nbytes if self._encoder else 0)
 
     def reset(self) -> None:
@@ -251,6 +256,8 @@ class MlxGenerationBackend(MlxBackend):
         self._guard.check("reset")
         self._pending = None
         self._speculating.clear()
+        if self._mtp is not None:
+            self._mtp.clear()
         self._deferred.clear()
         self._store.clear()
         if self._encoder is not None:
@@ -260,7 +267,7 @@ class MlxGenerationBackend(MlxBackend):
 
     def _drop_arrays(self) -> None:
         self._pending = self._batch = self._prefiller = self._model = self._encoder = None
-        self._assembly = self._layout = self._drafters = None
+        self._assembly = self._layout = self._drafters = self._mtp = None
         self._speculating = Speculating(Drafts())
         self._deferred.clear()
         self._store.clear()
@@ -323,12 +330,32 @@ class MlxGenerationBackend(MlxBackend):
         """Make the drafters of the model. Returns notes: why it has none."""
         assert self._layout is not None and self._batch is not None
         if (reason := self._layout.no_drafts or self._batch.no_drafts) is not None:
+            self._detach_mtp()
             return [f"no speculative decoding: {reason}"]
         drafters = self._drafters
         if drafters is None:
             drafters = [GrammarDrafter(self._matcher, vocab_size), PredictionDrafter(), PromptLookupDrafter()]
+            drafters[2:2] = [] if self._mtp is None else [self._mtp]
         self._speculating = Speculating(Drafts(drafters))
         return []
+
+    def _attach_mtp(self, loaded: LoadedModel) -> AttachedMtp:
+        """Load the model's head, if its folder has one."""
+        settings = self._settings
+        if settings.kind != "folder" or self._drafters is not None:
+            return AttachedMtp()
+        attached = attach_mtp(settings.path, loaded.config, self._model, self._device, unpack=settings.unpack)
+        self._mtp = attached.drafter
+        return attached
+
+    def _detach_mtp(self) -> None:
+        """Drop a head that cannot be used, and its weights."""
+        if self._mtp is None:
+            return
+        assert self._assembly is not None
+        self._weight_bytes -= self._mtp.detach()
+        self._mtp = self._assembly.mtp = None
+        self.reset()
 
     def _matcher(self, request_id: int) -> LLMatcher | None:
         return None if self._batch is None else self._batch.matcher(request_id)

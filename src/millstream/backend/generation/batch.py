@@ -218,7 +218,7 @@ class Batch:
         if logits is None:
             logits = self._forward(inputs, cache=self._caches.layers, **self._shifts)
         if self._watch is not None:
-            self._watch.ran(self._ids)
+            self._watch.ran(self._ids, length)
         tokens, logprobs = self._pass_sampling[length](
             logits, drafted.array, self._positions, self._penalties, followed.mask(indices, length)
         )

@@ -13,6 +13,7 @@ from typing import Any
 import mlx.core as mx
 
 from millstream.backend.generation.caches.traced_step import TracedStep
+from millstream.backend.generation.forward_pass import forward_pass
 from millstream.backend.generation.mtp.hidden_states import HiddenStates
 from millstream.backend.kernels.compiled import compile_ahead, keeps_kernels
 
@@ -50,14 +51,19 @@ class CompiledStep:
         except BaseException:
             caches.bind(arrays)
             caches.forget_step()
+            self._keep([])
             raise
         finally:
             self._caches = None
         caches.commit(results)
-        if self._hidden is not None:
-            self._hidden.put(hidden)
+        self._keep(hidden)
         out: mx.array = logits
         return out
+
+    def _keep(self, hidden: list[mx.array]) -> None:
+        """What a pass has left of hidden states, instead of the tracers of its trace."""
+        if self._hidden is not None:
+            self._hidden.put(hidden[0] if hidden else None)
 
     def _rehearse(
         self, tokens: mx.array, caches: TracedStep, arrays: list[mx.array], named: dict[str, mx.array]
@@ -72,12 +78,13 @@ class CompiledStep:
             caches.bind(arrays)
             caches.forget_step()
 
-    def _step(self, tokens: mx.array, arrays: list[mx.array], named: dict[str, mx.array]) -> tuple[mx.array, Any, Any]:
+    def _step(self, tokens: mx.array, arrays: list[mx.array], named: dict[str, mx.array]) -> tuple[mx.array, Any, list[mx.array]]:
         caches = self._caches
         assert caches is not None, "only `run` calls the functions"
         caches.bind(arrays)
         if tokens.ndim == 1:
             logits = self._forward(tokens[:, None], cache=caches.layers, **named)[:, -1, :]
         else:
-            logits = self._forward(tokens, cache=caches.layers, **named)
-        return logits, caches.results(), None if self._hidden is None else self._hidden.take()
+            logits = forward_pass(self._forward, tokens, caches, caches.layers, **named)
+        hidden = None if self._hidden is None else self._hidden.take()
+        return logits, caches.results(), [] if hidden is None else [hidden]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
+from mlx.utils import tree_flatten
 from mlx_lm.models.base import create_attention_mask
 from mlx_lm.models.cache import KVCache
 
@@ -64,8 +65,8 @@ class MtpDrafter:
 
     # The batch's passes.
 
-    def ran(self, ids: tuple[int | None, ...]) -> None:
-        self._passes.ran(ids)
+    def ran(self, ids: tuple[int | None, ...], length: int = 1) -> None:
+        self._passes.ran(ids, length)
 
     def kept(self, counts: Sequence[int]) -> None:
         self._passes.kept(counts)
@@ -108,6 +109,12 @@ class MtpDrafter:
     def commit(self, request_id: int, tokens: Sequence[int]) -> None:
         if request_id in self._rows:
             self._rows[request_id].output += tokens
+
+    def detach(self) -> int:
+        """Keep no hidden states any more. Returns the bytes of its weights."""
+        self.hidden.remove()
+        self.clear()
+        return sum(value.nbytes for _, value in tree_flatten(self._head.parameters()))
 
     def clear(self) -> None:
         """Forget everything: after a failed step."""

@@ -23,7 +23,13 @@ class HiddenStates:
             self._last = out if after_norm else x
             return out
 
+        self._norm, self._kind = norm, kind
         norm.__class__ = type(kind.__name__, (kind,), {"__call__": call})
+
+    def remove(self) -> None:
+        """Keep no hidden states any more."""
+        self._norm.__class__ = self._kind
+        self._last = None
 
     def take(self) -> mx.array | None:
         """The hidden states of the pass that was built last; each is given once."""

@@ -21,8 +21,8 @@ MOST_PAIRS = 32
 class PassWatch(Protocol):
     """Owner only. Is told of a batch's forward passes."""
 
-    def ran(self, ids: tuple[int | None, ...]) -> None:
-        """A pass was built. `ids`: the request of each of its rows."""
+    def ran(self, ids: tuple[int | None, ...], length: int = 1) -> None:
+        """A pass was built, of so many tokens per row. `ids`: the request of each of its rows."""
         ...
 
     def kept(self, counts: Sequence[int]) -> None:
@@ -51,8 +51,11 @@ class PromptWatch(Protocol):
 class _Pass:
     number: int
     hidden: mx.array
+    """(rows, length, size), or flat: (rows * length, 1, size)."""
     ids: tuple[int | None, ...]
+    length: int
     counts: Sequence[int] | None = None
+    """How many tokens each row has kept; None: one each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +77,11 @@ class Passes:
         """How many there were."""
         self._latest: deque[_Pass] = deque(maxlen=BACKLOG)
 
-    def ran(self, ids: tuple[int | None, ...]) -> None:
+    def ran(self, ids: tuple[int | None, ...], length: int = 1) -> None:
         hidden = self.hidden.take()
         self.count += 1
         if hidden is not None:
-            self._latest.append(_Pass(self.count, hidden, ids))
+            self._latest.append(_Pass(self.count, hidden, ids, length))
 
     def kept(self, counts: Sequence[int]) -> None:
         if self._latest and self._latest[-1].number == self.count:
@@ -100,8 +103,7 @@ class Passes:
         left = {request_id: generated for request_id, (_, generated, _) in rows.items()}
         start = sum(each.hidden.shape[0] * each.hidden.shape[1] for each in self._latest)
         for each in reversed(self._latest):
-            length = each.hidden.shape[1]
-            start -= each.hidden.shape[0] * length
+            start -= each.hidden.shape[0] * each.hidden.shape[1]
             for slot, request_id in enumerate(each.ids):
                 if request_id is None or request_id not in rows or each.number <= rows[request_id][0]:
                     continue
@@ -110,5 +112,5 @@ class Passes:
                 for index in reversed(range(count)):
                     output = left[request_id] + index
                     if output >= rows[request_id][2]:
-                        found[request_id].append(Pair(start + slot * length + index, output))
+                        found[request_id].append(Pair(start + slot * each.length + index, output))
         return {request_id: list(reversed(pairs[:MOST_PAIRS])) for request_id, pairs in found.items() if pairs}
