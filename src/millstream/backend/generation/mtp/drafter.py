@@ -97,7 +97,8 @@ class MtpDrafter:
 
     def join(self, submit: Generate) -> None:
         prompt = self._prompts.pop(submit.request_id, None)
-        slot = self._cache.join(() if prompt is None else prompt.state)
+        parts = () if prompt is None else [part[..., : prompt.offset, :] for part in (prompt.keys, prompt.values)]
+        slot = self._cache.join(parts)
         self._rows[submit.request_id] = _Row(submit, slot, self._passes.count)
 
     def drop(self, ids: set[int]) -> None:
