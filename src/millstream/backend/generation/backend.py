@@ -47,6 +47,7 @@ from millstream.engine.background import BackgroundTask
 from millstream.engine.generation.cost_model import workspace_bytes
 from millstream.engine.generation.messages import Generate
 from millstream.engine.generation.plan import Plan, RowFailure, RowOutput, StepResult
+from millstream.engine.generation.speculation.choice import Odds
 from millstream.engine.prefix_cache.orders import SavePrefix, SharePrefix
 from millstream.engine.protocols import Progress, ignore_progress
 from millstream.errors import ModelError
@@ -218,8 +219,9 @@ class MlxGenerationBackend(MlxBackend):
         self._deferred.evaluate(chunks, has_running_rows=decoding.running, complete_now=plan.complete_prefill)
         self._store.evict(plan.evict)
         self._compact(has_running_rows=decoding.running, busy=bool(plan.prefill or plan.save or joining))
+        if decoding.verification is None:
+            self._speculating.guess(plan.guess)  # while the device computes
         rows = self._finish(batch, decoding)
-        self._speculating.guess(plan.guess)
         verification = decoding.verification
         return StepResult(
             tuple(rows),
@@ -276,7 +278,7 @@ class MlxGenerationBackend(MlxBackend):
         """Launch the decode pass of a step."""
         if not batch.ids:
             return Decoding()
-        decoding = self._draft(batch, dict(plan.drafts)) if plan.drafts else Decoding()
+        decoding = self._draft(batch, dict(plan.drafts), plan.odds) if plan.drafts else Decoding()
         if decoding.verification is not None:
             return decoding
         logits = batch.forward()
@@ -291,21 +293,20 @@ class MlxGenerationBackend(MlxBackend):
         decoding.launched = batch.launch(logits, mask)
         return decoding
 
-    def _draft(self, batch: Batch, wanted: dict[int, int]) -> Decoding:
-        """Verify drafts, if any row has one. Else a plain step is due; if it was not worth it to read the one before for
-        the drafts, that goes on."""
-        speculating = self._speculating
+    def _draft(self, batch: Batch, wanted: dict[int, int], odds: Odds | None) -> Decoding:
+        """Verify drafts, if there are some that pay. Else a plain step is due; if it was not worth it to read the one
+        before for the drafts, that goes on."""
+        speculating, rows = self._speculating, len(batch.ids)
         if not batch.supports_length:
             return Decoding()
-        if self._pending is not None and not batch.guided and not speculating.expects_drafts(wanted):
+        if self._pending is not None and not batch.guided and not speculating.expects_drafts(wanted, odds, rows):
             return Decoding()
         decoding = Decoding(rows=self._read(batch))
         assert decoding.rows is not None
         self._pending = None
         decoding.failed += batch.catch_up(decoding.rows)
-        speculating.gained(decoding.rows)
         decoding.started = time.monotonic()
-        if drafts := speculating.propose(wanted):
+        if drafts := speculating.propose(wanted, odds, rows):
             decoding.names = dict(speculating.names)
             decoding.verification, failed = batch.launch_drafts(drafts)
             decoding.failed += failed
@@ -313,10 +314,7 @@ class MlxGenerationBackend(MlxBackend):
 
     def _finish(self, batch: Batch, decoding: Decoding) -> list[RowOutput]:
         """Wait for what a step reports: the plain step before it, and its own pass if that verifies drafts."""
-        rows = decoding.rows
-        if rows is None:
-            rows = self._read(batch)
-            self._speculating.gained(rows)
+        rows = self._read(batch) if decoding.rows is None else decoding.rows
         self._pending = decoding.launched
         if decoding.verification is None:
             return rows
@@ -369,7 +367,11 @@ class MlxGenerationBackend(MlxBackend):
 
     def _read(self, batch: Batch) -> list[RowOutput]:
         """Wait for the last step; its tokens, for the rows that are still in the batch."""
-        return [] if self._pending is None else self._pending.read(batch.ids)
+        if self._pending is None:
+            return []
+        rows = self._pending.read(batch.ids)
+        self._speculating.gained(rows)
+        return rows
 
     def _share(self, orders: Sequence[SharePrefix], joining: Sequence[int]) -> Shared:
         """The tokens that rows go on to read in the prefix cache."""
