@@ -18,11 +18,13 @@ from millstream.backend.device import available_bytes, free_bytes
 from millstream.backend.generation.assembly import Assembly
 from millstream.backend.generation.batch import Batch, Launched
 from millstream.backend.generation.calibration import MIN_WEIGHT_BYTES, calibrate
+from millstream.backend.generation.drafters.draft_model import DraftModel, load_draft_model
 from millstream.backend.generation.drafters.drafter import Drafter
 from millstream.backend.generation.drafters.drafts import Drafts
 from millstream.backend.generation.drafters.grammar import GrammarDrafter
+from millstream.backend.generation.drafters.model_drafter import ModelDrafter
 from millstream.backend.generation.drafters.prediction import PredictionDrafter
-from millstream.backend.generation.drafters.prompt_lookup import PromptLookupDrafter
+from millstream.backend.generation.drafters.prompt_lookup import SURE, PromptLookupDrafter
 from millstream.backend.generation.layout import Layout, LayoutChooser
 from millstream.backend.generation.mtp.attach import AttachedMtp, attach_mtp
 from millstream.backend.generation.mtp.drafter import MtpDrafter
@@ -42,7 +44,7 @@ from millstream.backend.phases import LoadPhases
 from millstream.backend.weights.identity import identity_of
 from millstream.backend.weights.loading import LoadedModel, load
 from millstream.backend.weights.materialize import evaluate_all
-from millstream.backend.weights.unpacking import kernels_take, nothing_packed
+from millstream.backend.weights.unpacking import StaysPacked, kernels_take, nothing_packed
 from millstream.engine.background import BackgroundTask
 from millstream.engine.generation.cost_model import workspace_bytes
 from millstream.engine.generation.messages import Generate
@@ -108,6 +110,8 @@ class MlxGenerationBackend(MlxBackend):
         self._encoder: MediaEncoder | None = None
         self._drafters = drafters
         self._speculating = Speculating(Drafts())
+        self._draft_model: DraftModel | None = None
+        self._model_drafter: ModelDrafter | None = None
         self._mtp: MtpDrafter | None = None
 
     def load(self, report: Progress = ignore_progress) -> GenerationFacts:
@@ -121,7 +125,7 @@ class MlxGenerationBackend(MlxBackend):
             settings.path,
             self._device,
             unpack=settings.unpack,
-            keep_packed=kernels_take if self._keeps_packed else nothing_packed,
+            keep_packed=self._packed_layers,
             report=report,
         )
         phases.done("weights")
@@ -154,8 +158,13 @@ class MlxGenerationBackend(MlxBackend):
         if (packing := layout.packing) is not None:
             notes.append(f"KV cache quantised to {packing.bits} bits in groups of {packing.group_size}")
         self.reset()
-        notes += self._take_drafters(loaded.vocab_size)
         token_bytes, prefix_sizes = assembly.measure(layout)
+        if settings.draft is not None:
+            draft = self._draft_model = load_draft_model(settings, self._device, self._packed_layers, report)
+            self._weight_bytes += draft.weight_bytes
+            token_bytes += draft.kv_bytes_per_token
+            phases.done("draft model")
+        notes += self._take_drafters(loaded.vocab_size)
         phases.done("memory")
         warming_up.advance()
         facts = GenerationFacts(
@@ -250,8 +259,8 @@ class MlxGenerationBackend(MlxBackend):
         """Owner only. Weights, KV caches of rows and of prompts in prefill, saved prefixes, encoded media."""
         self._guard.check("memory_bytes")
         rows = (self._batch.nbytes if self._batch else 0) + (self._prefiller.nbytes if self._prefiller else 0)
-        rows += self._mtp.nbytes if self._mtp else 0
-        return self._weight_bytes + rows + self._store.nbytes + (self._encoder.nbytes if self._encoder else 0)
+        drafted = sum(drafter.nbytes for drafter in (self._model_drafter, self._mtp) if drafter is not None)
+        return self._weight_bytes + rows + drafted + self._store.nbytes + (self._encoder.nbytes if self._encoder else 0)
 
     def reset(self) -> None:
         """Owner only. Drop every row and all saved prefixes: a failed step may have left any of them half written."""
@@ -269,7 +278,7 @@ class MlxGenerationBackend(MlxBackend):
 
     def _drop_arrays(self) -> None:
         self._pending = self._batch = self._prefiller = self._model = self._encoder = None
-        self._assembly = self._layout = self._drafters = self._mtp = None
+        self._assembly = self._layout = self._drafters = self._draft_model = self._model_drafter = self._mtp = None
         self._speculating = Speculating(Drafts())
         self._deferred.clear()
         self._store.clear()
@@ -330,18 +339,29 @@ class MlxGenerationBackend(MlxBackend):
         if (reason := self._layout.no_drafts or self._batch.no_drafts) is not None:
             self._detach_mtp()
             return [f"no speculative decoding: {reason}"]
+        if not self._settings.speculation:
+            return ["no speculative decoding: --speculation off"]
         drafters = self._drafters
         if drafters is None:
-            drafters = [GrammarDrafter(self._matcher, vocab_size), PredictionDrafter(), PromptLookupDrafter()]
-            drafters[2:2] = [] if self._mtp is None else [self._mtp]
+            drafters = [GrammarDrafter(self._matcher, vocab_size), PredictionDrafter()]
+            if self._draft_model is not None:
+                assert self._settings.draft is not None
+                self._model_drafter = ModelDrafter(self._draft_model, self._settings.draft.depth)
+                drafters += [PromptLookupDrafter(SURE), self._model_drafter]
+            elif self._mtp is not None:
+                drafters += [PromptLookupDrafter(SURE), self._mtp]
+            else:
+                drafters += [PromptLookupDrafter()]
         self._speculating = Speculating(Drafts(drafters))
-        return []
+        return [] if self._draft_model is None else [self._draft_model.note]
 
     def _attach_mtp(self, loaded: LoadedModel) -> AttachedMtp:
         """Load the model's head, if its folder has one."""
         settings = self._settings
-        if settings.kind != "folder" or self._drafters is not None:
+        if settings.kind != "folder" or self._drafters is not None or not settings.speculation:
             return AttachedMtp()
+        if settings.draft is not None:
+            return AttachedMtp(note="MTP weights are not used: the draft model drafts")
         attached = attach_mtp(settings.path, loaded.config, self._model, self._device, unpack=settings.unpack)
         self._mtp = attached.drafter
         return attached
@@ -409,6 +429,10 @@ class MlxGenerationBackend(MlxBackend):
                 mx.eval(self._store.compact())
         elif self._store.compactable > (1 if busy else 0):
             mx.async_eval(self._store.compact())  # type: ignore[no-untyped-call]
+
+    @property
+    def _packed_layers(self) -> StaysPacked:
+        return kernels_take if self._keeps_packed else nothing_packed
 
     @property
     def _keeps_packed(self) -> bool:
