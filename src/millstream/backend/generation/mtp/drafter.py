@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
@@ -14,7 +13,7 @@ from mlx_lm.models.cache import KVCache
 from millstream.backend.generation.mtp.head import MtpHead
 from millstream.backend.generation.mtp.head_cache import SLACK, WINDOW, HeadCache
 from millstream.backend.generation.mtp.hidden_states import HiddenStates
-from millstream.backend.generation.mtp.passes import Passes
+from millstream.backend.generation.mtp.passes import Follow, Pairs, Passes
 from millstream.backend.generation.sampling.sampler import Sampler
 from millstream.engine.generation.messages import Generate
 
@@ -126,18 +125,17 @@ class MtpDrafter:
 
     def propose(self, wanted: Mapping[int, int]) -> dict[int, tuple[int, ...]]:
         """Reads what the target has made of these rows since the last time, then drafts. Waits for the tokens."""
-        rows = {each: self._rows[each] for each in wanted if each in self._rows}
-        pairs = self._passes.pairs({each: (row.joined, len(row.output), row.read) for each, row in rows.items()})
-        rows = {each: rows[each] for each in sorted(pairs, key=lambda each: rows[each].slot)}
-        if not rows:
+        known = {each: self._rows[each] for each in wanted if each in self._rows}
+        follow = {each: Follow(row.joined, len(row.output), row.read) for each, row in known.items()}
+        pairs = self._passes.pairs(follow)
+        if pairs is None:
             return {}
+        rows = {each: known[each] for each in sorted(pairs.rows, key=lambda each: known[each].slot)}
         depth = min(DEEPEST, max(wanted[each] for each in rows))
         slots = [row.slot for row in rows.values()]
-        counts = [len(pairs[each]) for each in rows]
-        hidden = self._read_pairs(rows, [pairs[each] for each in rows], slots)
+        hidden = self._read_pairs(rows, slots, pairs)
         positions = mx.array([row.submit.resumed + len(row.output) for row in rows.values()], dtype=mx.int32)
         sampler = self._sampler(rows)
-        self._cache.commit(slots, counts)
         drafted: list[mx.array] = []
         for index in range(depth):
             if index:
@@ -150,22 +148,23 @@ class MtpDrafter:
         found: list[list[int]] = stacked.tolist()  # type: ignore[assignment]
         return {each: tuple(draft[: wanted[each]]) for each, draft in zip(rows, found, strict=True)}
 
-    def _read_pairs(self, rows: Mapping[int, _Row], pairs: Sequence[Any], slots: Sequence[int]) -> mx.array:
+    def _read_pairs(self, rows: Mapping[int, _Row], slots: Sequence[int], pairs: Pairs) -> mx.array:
         """Have the head read pairs, a different number of each row. Returns its hidden state at the last of them."""
-        length = max(len(each) for each in pairs)
-        at = [[pair.hidden for pair in each] + [0] * (length - len(each)) for each in pairs]
-        tokens = [
-            [row.output[pair.output] for pair in each] + [0] * (length - len(each))
-            for row, each in zip(rows.values(), pairs, strict=True)
-        ]
-        for row, each in zip(rows.values(), pairs, strict=True):
-            row.read = each[-1].output + 1
+        counts = [len(pairs.rows[each]) for each in rows]
+        length = max(counts)
+        at, tokens = [], []
+        for each, row in rows.items():
+            padding = [0] * (length - len(pairs.rows[each]))
+            at.append([index for index, _ in pairs.rows[each]] + padding)
+            tokens.append([row.output[number] for _, number in pairs.rows[each]] + padding)
+            row.read = len(row.output)
         self._cache.begin(slots, length)
-        states = self._passes.states()[mx.array(at, dtype=mx.int32)]
+        states = pairs.states[mx.array(at, dtype=mx.int32)]
         out = self._head(mx.array(tokens, dtype=mx.int32), states, self._cache.mask, self._cache)
+        self._cache.commit(slots, counts)
         if length == 1:
             return out
-        last = mx.array([len(each) - 1 for each in pairs], dtype=mx.int32)
+        last = mx.array(counts, dtype=mx.int32) - 1
         return mx.take_along_axis(out, last[:, None, None], axis=1)
 
     def _sampler(self, rows: Mapping[int, _Row]) -> Sampler:

@@ -12,7 +12,7 @@ import mlx.core as mx
 from millstream.backend.generation.mtp.hidden_states import HiddenStates
 from millstream.engine.generation.messages import Generate
 
-BACKLOG = 16
+BACKLOG = 32
 """Passes that are held while nobody drafts. What is older is left out: a head misses some tokens then, no more."""
 MOST_PAIRS = 32
 """The most that a row reads at once; of more, the latest."""
@@ -59,12 +59,25 @@ class _Pass:
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
-    """Where a hidden state is, and which token of the row's output followed it."""
+class Follow:
+    """What is known of a row that wants to read its hidden states."""
 
-    hidden: int
-    """In `Passes.states`."""
-    output: int
+    joined: int
+    """The pass after which it joined the batch."""
+    generated: int
+    """How many tokens it has generated since then."""
+    read: int
+    """How many of them it has read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """What some rows have to read: hidden states, and which token of a row's output followed each."""
+
+    states: mx.array
+    """(number, size)."""
+    rows: dict[int, list[tuple[int, int]]]
+    """By request, in order: (where it is in `states`, the number of the token in the row's output)."""
 
 
 class Passes:
@@ -91,26 +104,29 @@ class Passes:
         self._latest.clear()
         self.hidden.take()
 
-    def states(self) -> mx.array:
-        """All hidden states that are held: (number, size)."""
-        flat = [each.hidden.reshape(-1, each.hidden.shape[-1]) for each in self._latest]
-        return flat[0] if len(flat) == 1 else mx.concatenate(flat)
-
-    def pairs(self, rows: Mapping[int, tuple[int, int, int]]) -> dict[int, list[Pair]]:
-        """What each row has to read, in order. `rows`: request id to (the pass after which it joined, how many tokens
-        it has generated, how many of these it has read)."""
-        found: dict[int, list[Pair]] = {request_id: [] for request_id in rows}
-        left = {request_id: generated for request_id, (_, generated, _) in rows.items()}
-        start = sum(each.hidden.shape[0] * each.hidden.shape[1] for each in self._latest)
+    def pairs(self, rows: Mapping[int, Follow]) -> Pairs | None:
+        """What each row has to read, as far as it is held; None if nobody has anything. All passes of these rows must
+        have been read: a row's tokens are counted from the last one."""
+        left = {request_id: row.generated for request_id, row in rows.items()}
+        found: dict[int, list[tuple[int, int]]] = {}
+        walked: list[mx.array] = []
+        start = 0
         for each in reversed(self._latest):
-            start -= each.hidden.shape[0] * each.hidden.shape[1]
+            waiting = {row for row, follow in rows.items() if left[row] > follow.read and each.number > follow.joined}
+            if not waiting:
+                break
+            walked.append(each.hidden.reshape(-1, each.hidden.shape[-1]))
             for slot, request_id in enumerate(each.ids):
-                if request_id is None or request_id not in rows or each.number <= rows[request_id][0]:
+                if request_id is None or request_id not in waiting:
                     continue
                 count = 1 if each.counts is None else each.counts[slot]
                 left[request_id] -= count
                 for index in reversed(range(count)):
-                    output = left[request_id] + index
-                    if output >= rows[request_id][2]:
-                        found[request_id].append(Pair(start + slot * each.length + index, output))
-        return {request_id: list(reversed(pairs[:MOST_PAIRS])) for request_id, pairs in found.items() if pairs}
+                    if left[request_id] + index >= rows[request_id].read:
+                        at = start + slot * each.length + index
+                        found.setdefault(request_id, []).append((at, left[request_id] + index))
+            start += walked[-1].shape[0]
+        if not found:
+            return None
+        states = walked[0] if len(walked) == 1 else mx.concatenate(walked)
+        return Pairs(states, {request_id: pairs[MOST_PAIRS - 1 :: -1] for request_id, pairs in found.items()})
