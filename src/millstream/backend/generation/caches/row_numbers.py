@@ -27,11 +27,13 @@ class RowNumbers:
 
     def shape(self, length: int) -> PassShape:
         """The shape of a pass. One of several tokens per row leaves out the last vacant numbers, and its width is that
-        of all tokens together: few rows of several tokens are still few."""
+        of all tokens together: few rows of several tokens are still few. Numbers that fit that width are not left out:
+        every other shape would be traced again."""
         if length == 1:
             return PassShape(self.size, self.size)
-        live = max((number + 1 for number, taken in enumerate(self._taken) if taken), default=0)
-        return PassShape(live, live * length if self._width is None else self._width(live * length), length)
+        taken = max((number + 1 for number, taken in enumerate(self._taken) if taken), default=0)
+        width = taken * length if self._width is None else self._width(taken * length)
+        return PassShape(min(self.size, width // length), width, length)
 
     def take(self, rows: int) -> list[int]:
         """Numbers for rows that join."""
