@@ -1,7 +1,7 @@
 """Drafts by heads for multi-token prediction: what a head reads, what it gains, and that answers stay the same.
 
-A head that reads the wrong hidden states is never wrong, only useless: so its drafts are compared with those of the same
-head that reads all of a row's text from the beginning.
+A head that reads the wrong hidden states is never wrong, only useless: so its drafts are compared with those of the
+same head that reads all of a row's text from the beginning.
 """
 
 from __future__ import annotations
@@ -31,7 +31,16 @@ from millstream.backend.generation.mtp.loading import load_head, text_model, voc
 from millstream.engine.generation.messages import Generate
 from millstream.engine.generation.plan import Plan, Prefill
 from millstream.types import Sampling
-from support.mtp_models import VOCAB, make_head, make_model, mtp_config, randomize, sentences, trained_folder, write_published
+from support.mtp_models import (
+    VOCAB,
+    make_head,
+    make_model,
+    mtp_config,
+    randomize,
+    sentences,
+    trained_folder,
+    write_published,
+)
 
 
 @pytest.fixture(scope="module")
@@ -224,6 +233,7 @@ def test_a_model_that_cannot_verify_drops_its_head(tmp_path: Path) -> None:
     backend = MlxGenerationBackend(GenerationSettings("folder", folder, max_rows=4))
     facts = backend.load()
     assert facts.drafters == () and any(note.startswith("no speculative decoding") for note in facts.notes)
+    assert not any("MTP" in note for note in facts.notes)
     other = MlxGenerationBackend(GenerationSettings("folder", folder, max_rows=4), [])
     assert facts.weight_bytes == other.load().weight_bytes
     assert type(backend._model.model.norm) is nn.RMSNorm

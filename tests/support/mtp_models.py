@@ -18,7 +18,7 @@ import mlx.optimizers as optim
 from mlx.utils import tree_flatten, tree_map
 from mlx_lm.models.base import create_attention_mask
 
-from millstream.backend.generation.mtp.families import FAMILIES, NORMS
+from millstream.backend.generation.mtp.families import FAMILIES
 from millstream.backend.generation.mtp.head import MtpHead
 from millstream.backend.generation.mtp.loading import text_model, vocabulary_of
 
@@ -140,8 +140,7 @@ def published_names(config: dict[str, Any], model: Any, head: MtpHead) -> dict[s
     """The weights of both as the family publishes them: experts one by one, norms less one, one layer more."""
     family, layers = FAMILIES[config["model_type"]], config["num_hidden_layers"]
     qwen = config["model_type"].startswith("qwen3")
-    weights = {name: value for name, value in tree_flatten(model.parameters())}
-    weights = {name.removeprefix("language_model."): value for name, value in weights.items()}
+    weights = {name.removeprefix("language_model."): value for name, value in tree_flatten(model.parameters())}
     for name, value in tree_flatten(head.parameters()):
         part, _, rest = name.partition(".")
         start = family.block if part == "block" else f"{family.parts[part]}."

@@ -150,7 +150,7 @@ class MlxGenerationBackend(MlxBackend):
         layout = self._layout = chooser.choose(TwoRowTrial(assembly))
         phases.done("layout")
         warming_up.advance()
-        notes = [*loaded.notes, *([mtp.note] if mtp.note else []), layout.fast_paths, *layout.notes]
+        notes = [*loaded.notes, layout.fast_paths, *layout.notes]
         max_rows = settings.max_rows
         if layout.one_row_reason is not None:
             max_rows = 1
@@ -165,6 +165,7 @@ class MlxGenerationBackend(MlxBackend):
             token_bytes += draft.kv_bytes_per_token
             phases.done("draft model")
         notes += self._take_drafters(loaded.vocab_size)
+        notes += [mtp.note] if mtp.note and self._mtp is mtp.drafter else []
         phases.done("memory")
         warming_up.advance()
         facts = GenerationFacts(

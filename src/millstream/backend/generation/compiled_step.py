@@ -78,7 +78,9 @@ class CompiledStep:
             caches.bind(arrays)
             caches.forget_step()
 
-    def _step(self, tokens: mx.array, arrays: list[mx.array], named: dict[str, mx.array]) -> tuple[mx.array, Any, list[mx.array]]:
+    def _step(
+        self, tokens: mx.array, arrays: list[mx.array], named: dict[str, mx.array]
+    ) -> tuple[mx.array, Any, list[mx.array]]:
         caches = self._caches
         assert caches is not None, "only `run` calls the functions"
         caches.bind(arrays)

@@ -59,8 +59,8 @@ class MtpDrafter:
     @property
     def nbytes(self) -> int:
         """Bytes of its KV caches."""
-        prompts = [part for cache in self._prompts.values() for part in (cache.keys, cache.values) if part is not None]
-        return self._cache.nbytes + sum(part.nbytes for part in prompts)
+        prompts: int = sum(cache.nbytes for cache in self._prompts.values())
+        return self._cache.nbytes + prompts
 
     # The batch's passes.
 

@@ -43,9 +43,11 @@ class MtpHead(nn.Module):  # type: ignore[misc]
         pair = [self.embedding_norm(embed(tokens)), self.hidden_norm(hidden)]
         if self._hidden_first:
             pair.reverse()
-        out = self.block(self.projection(mx.concatenate(pair, axis=-1)), mask, cache)
+        out: mx.array = self.block(self.projection(mx.concatenate(pair, axis=-1)), mask, cache)
         # After the norm in every family: what the head reads next time has been through it in training too.
-        return out if self.norm is None else self.norm(out)
+        if self.norm is not None:
+            out = self.norm(out)
+        return out
 
     def logits(self, hidden: mx.array) -> mx.array:
         output = self.output if self.output is not None else self._target_output

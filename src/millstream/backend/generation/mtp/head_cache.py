@@ -1,8 +1,8 @@
 """The KV cache of a head: one layer, the last tokens of each row, in one rectangle of rings.
 
-A head needs little context: the hidden state it reads has seen all of it. So a row has at most `WINDOW` pairs, its memory
-is bounded, and shapes stay the same. Columns beyond a row's length hold rejected tokens and padding: they are never
-visible, and the next tokens overwrite them.
+A head needs little context: the hidden state that it reads has seen all of it. So a row has at most `WINDOW` pairs,
+its memory is bounded, and shapes stay the same. Columns beyond a row's length hold rejected tokens and padding: they
+are never visible, and the next tokens overwrite them.
 """
 
 from __future__ import annotations

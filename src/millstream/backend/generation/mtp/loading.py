@@ -82,11 +82,11 @@ def _load(
     model = model_class(args_class.from_dict(changed))
     if type(make_prompt_cache(model)[0]) is not KVCache:
         raise ValueError("its block has another cache than plain attention")
-    weights = _sanitized(model, {f"model.{_LAYER}{_alias(names[name])}": tensors[name] for name in wanted}, tensors, marker)
-    size, eps = _size(text or config)
-    head = MtpHead(
-        model.layers[0], size, eps, has_norm="norm.weight" in weights, hidden_first=family.hidden_first
+    weights = _sanitized(
+        model, {f"model.{_LAYER}{_alias(names[name])}": tensors[name] for name in wanted}, tensors, marker
     )
+    size, eps = _size(text or config)
+    head = MtpHead(model.layers[0], size, eps, has_norm="norm.weight" in weights, hidden_first=family.hidden_first)
     if "embedding.weight" in weights:
         head.embedding = nn.Embedding(int(config.get("vocab_size") or (text or {})["vocab_size"]), size)
     if "output.weight" in weights:
