@@ -120,6 +120,11 @@ class MixedCaches(TracedStep):
     def end_step(self, counts: Sequence[int] | None = None) -> None:
         for caches in self.attending.values():
             caches.end_step(counts)
+        if counts is not None:
+            # What vacant rows keep is nothing to anybody: they follow the others, so that fewer states are told apart.
+            taken = self._numbers.taken
+            most = max((counts[number] for number in taken), default=1)
+            counts = [count if number in taken else most for number, count in enumerate(counts)]
         self.states.end_step(counts)
 
     @property

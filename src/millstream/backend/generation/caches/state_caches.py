@@ -43,18 +43,11 @@ class StateLayer(ArraysCache):  # type: ignore[misc]
             if new is not old:
                 self.steps[token][entry] = new
 
-    def end(self, counts: Sequence[int] | None) -> None:
-        """Each row has the states after so many of its new tokens; None: after all."""
-        shape, self.shape = self.shape, PassShape(0, 0)
-        if shape.length == 1:
-            return
-        kept = None if counts is None else list(counts[: shape.live])
-        for entry, old in enumerate(self.whole):
-            found = [step[entry] for step in self.steps]
-            new = found[-1] if kept is None else _picked(found, kept)
-            # Nobody reads the states of numbers that are vacant.
-            self.cache[entry] = new if old.shape[0] == shape.live else mx.concatenate([new, old[shape.live :]])
-        self.steps, self.whole = [], []
+    def end(self, states: list[mx.array] | None) -> None:
+        """These are the states of all rows, unless the pass has replaced them."""
+        if states is not None:
+            self.cache = states
+        self.shape, self.steps, self.whole = PassShape(0, 0), [], []
 
 
 class StateCaches(TracedStep):
@@ -108,8 +101,17 @@ class StateCaches(TracedStep):
             layer.begin(shape)
 
     def end_step(self, counts: Sequence[int] | None) -> None:
-        for layer in self.layers:
-            layer.end(counts)
+        """Each row has the states after so many of its new tokens; None: after all."""
+        shape = self.layers[0].shape if self.layers else PassShape(0, 0)
+        if shape.length == 1:
+            return
+        kept = [shape.length] * shape.live if counts is None else list(counts[: shape.live])
+        distinct = sorted(set(kept))
+        steps = [[layer.steps[count - 1] for count in distinct] for layer in self.layers]
+        ends = mx.array(kept, dtype=mx.int32) >= mx.array(distinct, dtype=mx.int32)[:, None]
+        pick = _picked if mx.default_device() == mx.Device(mx.DeviceType.cpu, 0) else _picked_compiled
+        for layer, states in zip(self.layers, pick(steps, [layer.whole for layer in self.layers], ends), strict=True):
+            layer.end(states)
 
     def step_key(self) -> Hashable | None:
         return len(self.layers)
@@ -125,14 +127,24 @@ class StateCaches(TracedStep):
         """The states are all that there is, and they were replaced."""
 
 
-def _picked(steps: list[mx.array], counts: list[int]) -> mx.array:
-    """For each row its array of `steps`: the one after so many tokens."""
-    distinct = sorted(set(counts))
-    found = steps[distinct[0] - 1]
-    rows = mx.array(counts, dtype=mx.int32).reshape(-1, *[1] * (found.ndim - 1))
-    for count in distinct[1:]:
-        found = mx.where(rows >= count, steps[count - 1], found)
-    return found
+def _picked(steps: list[list[list[mx.array]]], whole: list[list[mx.array]], ends: mx.array) -> list[list[mx.array]]:
+    """For each layer and state, every row's array of `steps`: the last one for which its number in `ends` is true. Rows
+    beyond those of the pass have what they had."""
+    return [
+        [_rows_of([step[entry] for step in found], old, ends) for entry, old in enumerate(states)]
+        for found, states in zip(steps, whole, strict=True)
+    ]
+
+
+def _rows_of(found: list[mx.array], old: mx.array, ends: mx.array) -> mx.array:
+    new = found[0]
+    for index, later in enumerate(found[1:], start=1):
+        new = mx.where(ends[index].reshape(-1, *[1] * (new.ndim - 1)), later, new)
+    return new if old.shape[0] == new.shape[0] else mx.concatenate([new, old[new.shape[0] :]])
+
+
+_picked_compiled = mx.compile(_picked)
+"""One call for all layers. Not on the CPU, where it would be compiled by a C++ compiler."""
 
 
 def _template(array: mx.array | None) -> mx.array:

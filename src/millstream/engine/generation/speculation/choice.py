@@ -40,20 +40,24 @@ def best_length(odds: Odds, rows: int, drafts: Mapping[int, tuple[str, int]]) ->
     have one, whose it is and how many tokens it has."""
     rate_of = {(row, drafter): rate for row, drafter, rate in odds.rates}
     known = [(rate_of.get((row, drafter), 0.0), count) for row, (drafter, count) in drafts.items()]
-    return _best(odds.costs, rows, known)[1]
-
-
-def best_gain(costs: Iterable[tuple[int, float]], rows: int, rates: Iterable[float]) -> float:
-    """The most that a pass can give over a plain step, if drafts are as long as they may be."""
-    return _best(costs, rows, [(rate, None) for rate in rates])[0]
-
-
-def _best(costs: Iterable[tuple[int, float]], rows: int, drafts: Sequence[tuple[float, int | None]]) -> tuple[float, int]:
-    best = (1.0, 1)
-    for length, cost in costs:
-        counts = [(rate, length - 1 if count is None else min(count, length - 1)) for rate, count in drafts]
-        gained = sum(tokens_of_draft(rate, count) for rate, count in counts)
-        gain = (rows + gained) / rows / cost
-        if gain >= PAYS and gain > best[0]:
+    best = (PAYS, 1)
+    for length, cost in odds.costs:
+        gain = _gain(length, cost, rows, known)
+        if gain >= best[0]:
             best = (gain, length)
+    return best[1]
+
+
+def best_gain(costs: Iterable[tuple[int, float]], rows: int, rates: Sequence[float]) -> float:
+    """The most that a pass can give over a plain step, if drafts are as long as they may be."""
+    best = 1.0
+    for length, cost in costs:
+        # Not more than this, whatever the rates are.
+        if (rows + len(rates) * (length - 1)) / rows / cost > best:
+            best = max(best, _gain(length, cost, rows, [(rate, length) for rate in rates]))
     return best
+
+
+def _gain(length: int, cost: float, rows: int, drafts: Iterable[tuple[float, int]]) -> float:
+    gained = sum(tokens_of_draft(rate, min(count, length - 1)) for rate, count in drafts)
+    return (rows + gained) / rows / cost

@@ -11,7 +11,7 @@ So where speculation loses, it costs about a hundredth, however long the texts a
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from millstream.engine.generation.speculation.acceptance import Acceptance
 from millstream.engine.generation.speculation.choice import PAYS, Odds, Outcome, best_gain
@@ -36,6 +36,8 @@ INTEREST = 0.01
 
 GUESSES = 16
 """Rows whose drafts are compared in one plain step, at most."""
+STANDING = 15
+"""With many rows a choice stands for a quarter as many further steps, up to so many: it takes time for every row."""
 LONG_ROWS = 4
 """The longest passes are for so few rows."""
 
@@ -65,6 +67,7 @@ class SpeculationDepth:
         self._rows: dict[int, dict[str, Acceptance]] = {}
         self._guessed = 0
         """The number of the row that is next to be compared."""
+        self._choice, self._standing = PLAIN, 0
         self._credit = CREDIT
         self._passes = 0
         self._counts: dict[str, list[int]] = {name: [0, 0] for name in drafters}
@@ -79,6 +82,14 @@ class SpeculationDepth:
         """`rows`: requests that may speculate; `batch`: how many rows the step has."""
         if not rows or not self._drafters or self._costs.plain(batch) is None:
             return PLAIN  # without the cost of a plain step nothing can be compared
+        if self._standing:
+            self._standing -= 1
+            return replace(self._choice, guess=self._to_guess(rows))
+        self._standing = min(len(rows) // 4, STANDING)
+        self._choice = self._decide(rows, batch)
+        return self._choice
+
+    def _decide(self, rows: Collection[int], batch: int) -> Choice:
         costs = self._lengths(batch)
         sure = [(length, cost) for length, cost in costs if self._costs.knows(batch, length) or self._affords(cost)]
         odds = self._odds(rows, sure, sure_rates=True)
@@ -113,6 +124,8 @@ class SpeculationDepth:
             self._passes += 1
         if seconds is None or not rows:
             return
+        if not self._costs.knows(rows, length):
+            self._standing = 0
         self._costs.observe(rows, length, seconds)
         plain = self._costs.plain(rows)
         if length > 1 and plain:
@@ -144,12 +157,17 @@ class SpeculationDepth:
         most = 1 + (self._most if batch <= LONG_ROWS else LENGTHS[-2] - 1)
         next_longer = next((length for length in LENGTHS if length > self._costs.longest), most)
         lengths = [length for length in LENGTHS[1:] if length <= min(most, next_longer)]
-        return [(length, self._costs.relative(batch, length)) for length in lengths]
+        return self._costs.relative(batch, lengths)
 
     def _doubted(self, costs: list[tuple[int, float]]) -> list[tuple[int, float]]:
-        """What passes would cost if their costs were measured while something else used the machine: those that risk
-        little of the credit are tried again."""
-        return [(length, 1 + SLOPE * (length - 1)) for length, cost in costs if cost - 1 <= DOUBT * self._credit]
+        """What passes would cost if their costs were measured while something else used the machine: the shortest is
+        tried again, and others that risk little of the credit."""
+        risk = DOUBT * self._credit
+        return [
+            (length, 1 + SLOPE * (length - 1))
+            for length, cost in costs
+            if cost - 1 <= (self._credit if length == LENGTHS[1] else risk)
+        ]
 
     def _affords(self, cost: float) -> bool:
         """Whether a pass may lose all that it costs beyond a plain step."""
@@ -167,8 +185,9 @@ class SpeculationDepth:
         """Whether some pass pays if all rows have drafts, each by the best of its drafters."""
         best: dict[int, float] = {}
         for row, _, rate in odds.rates:
-            best[row] = max(rate, best.get(row, 0.0))
-        return best_gain(odds.costs, batch, best.values()) >= PAYS
+            if rate > best.get(row, 0.0):
+                best[row] = rate
+        return best_gain(odds.costs, batch, list(best.values())) >= PAYS
 
     def _to_guess(self, rows: Collection[int]) -> tuple[int, ...]:
         """Some rows in turn."""
