@@ -266,6 +266,17 @@ def test_nothing_is_left_of_rows_that_ended(trained: Path) -> None:
     assert played.backend.memory_bytes() < held
 
 
+def test_a_warm_up_leaves_nothing(trained: Path) -> None:
+    played = play(trained)
+    held = played.backend.memory_bytes()
+    played.mtp.warm_up()
+    assert played.backend.memory_bytes() == held and not played.mtp._rows
+    played.prefill(*requests(900, 2))
+    for _ in range(6):
+        played.step(2)
+    assert played.accepted > 0
+
+
 def test_a_request_may_refuse(trained: Path) -> None:
     played = play(trained)
     played.prefill(*(Generate(each.request_id, each.prompt, 20, speculate=False) for each in requests(900, 2)))

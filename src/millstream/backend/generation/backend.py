@@ -481,6 +481,8 @@ class MlxGenerationBackend(MlxBackend):
             lambda: assembly.make(layout, PrefixStore()), max_rows=facts.max_rows, vocab_size=facts.vocab_size
         )
         self.reset()
+        if self._mtp is not None:
+            self._mtp.warm_up()
 
     def _calibrate(self, facts: GenerationFacts) -> GenerationFacts:
         """The facts with what chunks, steps and saves cost here, measured after the warm-up has compiled kernels."""

@@ -16,6 +16,7 @@ from millstream.backend.generation.mtp.hidden_states import HiddenStates
 from millstream.backend.generation.mtp.passes import Follow, Pairs, Passes
 from millstream.backend.generation.sampling.sampler import Sampler
 from millstream.engine.generation.messages import Generate
+from millstream.types import Sampling
 
 PROMPT_TOKENS = 512
 """The last tokens of a prompt that a head reads: so it costs a prompt the same however long that is."""
@@ -53,13 +54,13 @@ class MtpDrafter:
         self._passes = Passes(hidden)
         self._cache = HeadCache()
         self._rows: dict[int, _Row] = {}
-        self._prompts: dict[int, KVCache] = {}
+        self._prompts: dict[int, tuple[Generate, KVCache]] = {}
         self._samplers: tuple[tuple[int, ...], Sampler] = ((), Sampler(()))
 
     @property
     def nbytes(self) -> int:
         """Bytes of its KV caches."""
-        prompts: int = sum(cache.nbytes for cache in self._prompts.values())
+        prompts: int = sum(cache.nbytes for _, cache in self._prompts.values())
         return self._cache.nbytes + prompts
 
     # The batch's passes.
@@ -84,7 +85,8 @@ class MtpDrafter:
             return []
         hidden = hidden[:, first - start : end - start]
         tokens = submit.prompt[first + 1 : end + 1]
-        cache = self._prompts.setdefault(submit.request_id, KVCache())
+        cache = self._prompt(submit) or KVCache()
+        self._prompts[submit.request_id] = (submit, cache)
         mask = create_attention_mask(hidden, cache, return_array=True)
         self._head(mx.array([tokens], dtype=mx.int32), hidden, mask, cache)
         return [cache.keys, cache.values]
@@ -92,10 +94,16 @@ class MtpDrafter:
     def forget(self, request_id: int) -> None:
         self._prompts.pop(request_id, None)
 
+    def _prompt(self, submit: Generate) -> KVCache | None:
+        """What was read of a prompt; not of another that had the same number."""
+        known, cache = self._prompts.get(submit.request_id, (submit, None))
+        return cache if known.prompt is submit.prompt else None
+
     # Rows.
 
     def join(self, submit: Generate) -> None:
-        prompt = self._prompts.pop(submit.request_id, None)
+        prompt = self._prompt(submit)
+        self.forget(submit.request_id)
         parts = () if prompt is None else [part[..., : prompt.offset, :] for part in (prompt.keys, prompt.values)]
         slot = self._cache.join(parts)
         self._rows[submit.request_id] = _Row(submit, slot, self._passes.count)
@@ -109,6 +117,21 @@ class MtpDrafter:
     def commit(self, request_id: int, tokens: Sequence[int]) -> None:
         if request_id in self._rows:
             self._rows[request_id].output += tokens
+
+    def warm_up(self) -> None:
+        """Draft for a few rows that do not exist: a GPU compiles kernels when they are first used."""
+        for rows in (1, 3):
+            submits = [Generate(number, (0, 0), 99, Sampling(temperature=0.5 * (number % 2))) for number in range(rows)]
+            for submit in submits:
+                self.join(submit)
+            for length in (1, 3):
+                self.hidden.put(self._head.embed(mx.zeros((rows, length), dtype=mx.int32)))
+                self.ran(tuple(range(rows)), length)
+                self.kept([1 + number % length for number in range(rows)])
+                for number in range(rows):
+                    self.commit(number, (0,) * (1 + number % length))
+                self.propose(dict.fromkeys(range(rows), 3))
+            self.drop(set(range(rows)))
 
     def detach(self) -> int:
         """Keep no hidden states any more. Returns the bytes of its weights."""

@@ -38,9 +38,7 @@ class MtpHead(nn.Module):  # type: ignore[misc]
     def __call__(self, tokens: mx.array, hidden: mx.array, mask: Any, cache: Any) -> mx.array:
         """`tokens` (rows, L) follow the positions of `hidden` (rows, L, size). Returns hidden states like the target's:
         `logits` makes tokens of them, and further calls read them again."""
-        embed = self.embedding if self.embedding is not None else self._target_embedding
-        assert embed is not None, "the head is not bound to its model"
-        pair = [self.embedding_norm(embed(tokens)), self.hidden_norm(hidden)]
+        pair = [self.embedding_norm(self.embed(tokens)), self.hidden_norm(hidden)]
         if self._hidden_first:
             pair.reverse()
         out: mx.array = self.block(self.projection(mx.concatenate(pair, axis=-1)), mask, cache)
@@ -48,6 +46,12 @@ class MtpHead(nn.Module):  # type: ignore[misc]
         if self.norm is not None:
             out = self.norm(out)
         return out
+
+    def embed(self, tokens: mx.array) -> mx.array:
+        embedding = self.embedding if self.embedding is not None else self._target_embedding
+        assert embedding is not None, "the head is not bound to its model"
+        vectors: mx.array = embedding(tokens)
+        return vectors
 
     def logits(self, hidden: mx.array) -> mx.array:
         output = self.output if self.output is not None else self._target_output
