@@ -198,17 +198,23 @@ def test_drafts_are_those_of_a_head_that_read_everything(trained: Path) -> None:
         assert draft == reference.draft(text, count)
 
 
-def test_prompts_that_share_a_pass_are_read(trained: Path) -> None:
-    reference = FromTheBeginning(trained)
-    for like_gpu in (False, True):
-        played = play(trained, like_gpu=like_gpu)
-        played.listen()
-        played.prefill_together(*requests(700, 3))
-        assert len(played.mtp._prompts) == 3
-        for _ in range(3):
-            played.step(2)
-        assert played.drafted and not played.mtp._prompts
-        assert all(draft == reference.draft(text, count) for text, count, draft in played.drafted)
+def test_prompts_that_share_a_pass_are_read(trained: Path, tmp_path: Path) -> None:
+    """As if each was prefilled alone: padded on the left, and on the right for layers of several kinds."""
+    hybrid = write_published(tmp_path / "qwen", "qwen3_5")
+    wanted = requests(700, 3)
+    for folder in (trained, hybrid):
+        alone, together = play(folder, like_gpu=True), play(folder, like_gpu=True)
+        for each in wanted:
+            alone.backend.step(Plan(prefill=(Prefill(each, 0, len(each.prompt) - 1),)))
+        together.prefill_together(*wanted)
+        assert len(together.mtp._prompts) == 3
+        for request_id, (_, cache) in together.mtp._prompts.items():
+            _, other = alone.mtp._prompts[request_id]
+            assert cache.offset == other.offset == len(wanted[request_id].prompt) - 1
+            keys, expected = (each.keys[..., : each.offset, :] for each in (cache, other))
+            assert mx.allclose(keys, expected, atol=1e-4)
+        together.step(2)
+        assert not together.mtp._prompts
 
 
 @pytest.mark.parametrize("family", ["glm4_moe", "qwen3_next"])
