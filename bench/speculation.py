@@ -4,8 +4,8 @@
     python bench/speculation.py prose --streams 1 4 16       free prose, where nothing can be gained
     python bench/speculation.py code --model M --draft D     code, with a draft model
 
-Answers are compared: they must be equal. A rate is that of decoding alone: from the first text of the first stream to the
-end of the last. With --two-servers the requests without speculation go to a server that has it off.
+Answers are compared: they must be equal. A rate is that of decoding alone: from the first text of the first stream to
+the end of the last. With --two-servers the requests without speculation go to a server that has it off.
 """
 
 from __future__ import annotations
