@@ -23,6 +23,7 @@ from millstream.backend.generation.caches.slots import SlotCaches
 from millstream.backend.generation.compiled_step import CompiledStep
 from millstream.backend.generation.forward_pass import ForwardPass
 from millstream.backend.generation.layout import Layout
+from millstream.backend.generation.mtp.drafter import MtpDrafter
 from millstream.backend.generation.prefill.prefiller import MixedPrefiller, PlainPrefiller, Prefiller, SinglePrefiller
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
 from millstream.backend.generation.prefix_store.cache_state import kv_parts, prefix_sizes
@@ -43,13 +44,21 @@ class Assembly:
     """Owner only. Builds for one model; a failed step or a trial asks for a fresh batch."""
 
     def __init__(
-        self, model: Any, vocab_size: int, *, encoder: MediaEncoder | None = None, grammars: Compiler | None = None
+        self,
+        model: Any,
+        vocab_size: int,
+        *,
+        encoder: MediaEncoder | None = None,
+        grammars: Compiler | None = None,
+        mtp: MtpDrafter | None = None,
     ) -> None:
+        """`mtp`: reads the hidden states of forward passes."""
         self.model = model
         self.vocab_size = vocab_size
         self._encoder = encoder
         self._grammars = grammars
-        self._compiled = CompiledStep(model)
+        self.mtp = mtp
+        self._compiled = CompiledStep(model, None if mtp is None else mtp.hidden)
         self._slabs: ClassCaches | MixedCaches | None = None
         """Where kernels may write in the batch that was made last: its caches, if they are slabs."""
         self._templates: dict[KvQuantization | None, list[Parts]] = {}
@@ -114,6 +123,7 @@ class Assembly:
             compiler=self._grammars,
             shift=encoder.rope_delta if encoder is not None and self.model.uses_mrope else None,
             compiled=self._compiled if layout.compiled_step else None,
+            watch=self.mtp,
         )
 
     def _class_caches(self, layout: Layout) -> ClassCaches:
@@ -130,7 +140,7 @@ class Assembly:
 
     def _single_prefiller(self, store: PrefixStore) -> Prefiller:
         prefill_media = self._encoder.prefill if self._encoder is not None else None
-        return SinglePrefiller(self.model, store, prefill_media=prefill_media)
+        return SinglePrefiller(self.model, store, prefill_media=prefill_media, watch=self.mtp)
 
     def _mixed_prefiller(self, layout: Layout, store: PrefixStore) -> Prefiller:
         return MixedPrefiller(
@@ -139,6 +149,7 @@ class Assembly:
             prefix_store=store,
             prefill_media=self._encoder.prefill if self._encoder is not None else None,
             pad_chunks=layout.padded_chunks,
+            watch=self.mtp,
         )
 
     def _prefiller(self, layout: Layout, store: PrefixStore) -> Prefiller:
@@ -150,4 +161,5 @@ class Assembly:
             quantization=layout.packing,
             prefill_media=self._encoder.prefill if self._encoder is not None else None,
             pad_chunks=layout.padded_chunks,
+            watch=self.mtp,
         )

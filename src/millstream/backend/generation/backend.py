@@ -26,6 +26,8 @@ from millstream.backend.generation.drafters.model_drafter import ModelDrafter
 from millstream.backend.generation.drafters.prediction import PredictionDrafter
 from millstream.backend.generation.drafters.prompt_lookup import SURE, PromptLookupDrafter
 from millstream.backend.generation.layout import Layout, LayoutChooser
+from millstream.backend.generation.mtp.attach import AttachedMtp, attach_mtp
+from millstream.backend.generation.mtp.drafter import MtpDrafter
 from millstream.backend.generation.prefill.deferred import STEPS_PER_CHUNK, DeferredChunks
 from millstream.backend.generation.prefill.prefiller import Passes, Prefiller, Shared
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
@@ -40,7 +42,7 @@ from millstream.backend.kernels.small_matmul import supported_here
 from millstream.backend.mlx_backend import MlxBackend
 from millstream.backend.phases import LoadPhases
 from millstream.backend.weights.identity import identity_of
-from millstream.backend.weights.loading import load
+from millstream.backend.weights.loading import LoadedModel, load
 from millstream.backend.weights.materialize import evaluate_all
 from millstream.backend.weights.unpacking import StaysPacked, kernels_take, nothing_packed
 from millstream.engine.background import BackgroundTask
@@ -110,6 +112,7 @@ class MlxGenerationBackend(MlxBackend):
         self._speculating = Speculating(Drafts())
         self._draft_model: DraftModel | None = None
         self._model_drafter: ModelDrafter | None = None
+        self._mtp: MtpDrafter | None = None
 
     def load(self, report: Progress = ignore_progress) -> GenerationFacts:
         """Owner only. Load and evaluate the weights, choose a layout, warm up and calibrate."""
@@ -135,13 +138,14 @@ class MlxGenerationBackend(MlxBackend):
 
             self._model = language_part(loaded.model)
             self._encoder = MediaEncoder(self._model, settings.feature_bytes)
+        mtp = self._attach_mtp(loaded)
         chooser = LayoutChooser(settings, self._device, self._model, takes_media=self._encoder is not None)
         chooser.shape_layers()
-        self._weight_bytes = evaluate_all(self._model)
+        self._weight_bytes = evaluate_all(self._model) + mtp.weight_bytes
         phases.done("layers")
         warming_up.advance()
         assembly = self._assembly = Assembly(
-            self._model, loaded.vocab_size, encoder=self._encoder, grammars=settings.grammars
+            self._model, loaded.vocab_size, encoder=self._encoder, grammars=settings.grammars, mtp=self._mtp
         )
         layout = self._layout = chooser.choose(TwoRowTrial(assembly))
         phases.done("layout")
@@ -161,6 +165,7 @@ class MlxGenerationBackend(MlxBackend):
             token_bytes += draft.kv_bytes_per_token
             phases.done("draft model")
         notes += self._take_drafters(loaded.vocab_size)
+        notes += [mtp.note] if mtp.note and self._mtp is mtp.drafter else []
         phases.done("memory")
         warming_up.advance()
         facts = GenerationFacts(
@@ -256,7 +261,7 @@ class MlxGenerationBackend(MlxBackend):
         """Owner only. Weights, KV caches of rows and of prompts in prefill, saved prefixes, encoded media."""
         self._guard.check("memory_bytes")
         rows = (self._batch.nbytes if self._batch else 0) + (self._prefiller.nbytes if self._prefiller else 0)
-        drafted = self._model_drafter.nbytes if self._model_drafter else 0
+        drafted = sum(drafter.nbytes for drafter in (self._model_drafter, self._mtp) if drafter is not None)
         return self._weight_bytes + rows + drafted + self._store.nbytes + (self._encoder.nbytes if self._encoder else 0)
 
     def reset(self) -> None:
@@ -264,6 +269,8 @@ class MlxGenerationBackend(MlxBackend):
         self._guard.check("reset")
         self._pending = None
         self._speculating.clear()
+        if self._mtp is not None:
+            self._mtp.clear()
         self._deferred.clear()
         self._store.clear()
         if self._encoder is not None:
@@ -273,7 +280,7 @@ class MlxGenerationBackend(MlxBackend):
 
     def _drop_arrays(self) -> None:
         self._pending = self._batch = self._prefiller = self._model = self._encoder = None
-        self._assembly = self._layout = self._drafters = self._draft_model = self._model_drafter = None
+        self._assembly = self._layout = self._drafters = self._draft_model = self._model_drafter = self._mtp = None
         self._speculating = Speculating(Drafts())
         self._deferred.clear()
         self._store.clear()
@@ -332,6 +339,7 @@ class MlxGenerationBackend(MlxBackend):
         """Make the drafters of the model. Returns notes: why it has none."""
         assert self._layout is not None and self._batch is not None
         if (reason := self._layout.no_drafts or self._batch.no_drafts) is not None:
+            self._detach_mtp()
             return [f"no speculative decoding: {reason}"]
         if not self._settings.speculation:
             return ["no speculative decoding: --speculation off"]
@@ -342,10 +350,32 @@ class MlxGenerationBackend(MlxBackend):
                 assert self._settings.draft is not None
                 self._model_drafter = ModelDrafter(self._draft_model, self._settings.draft.depth)
                 drafters += [PromptLookupDrafter(SURE), self._model_drafter]
+            elif self._mtp is not None:
+                drafters += [PromptLookupDrafter(SURE), self._mtp]
             else:
                 drafters += [PromptLookupDrafter()]
         self._speculating = Speculating(Drafts(drafters))
         return [] if self._draft_model is None else [self._draft_model.note]
+
+    def _attach_mtp(self, loaded: LoadedModel) -> AttachedMtp:
+        """Load the model's head, if its folder has one."""
+        settings = self._settings
+        if settings.kind != "folder" or self._drafters is not None or not settings.speculation:
+            return AttachedMtp()
+        if settings.draft is not None:
+            return AttachedMtp(note="MTP weights are not used: the draft model drafts")
+        attached = attach_mtp(settings.path, loaded.config, self._model, self._device, unpack=settings.unpack)
+        self._mtp = attached.drafter
+        return attached
+
+    def _detach_mtp(self) -> None:
+        """Drop a head that cannot be used, and its weights."""
+        if self._mtp is None:
+            return
+        assert self._assembly is not None
+        self._weight_bytes -= self._mtp.detach()
+        self._mtp = self._assembly.mtp = None
+        self.reset()
 
     def _matcher(self, request_id: int) -> LLMatcher | None:
         return None if self._batch is None else self._batch.matcher(request_id)
@@ -452,6 +482,8 @@ class MlxGenerationBackend(MlxBackend):
             lambda: assembly.make(layout, PrefixStore()), max_rows=facts.max_rows, vocab_size=facts.vocab_size
         )
         self.reset()
+        if self._mtp is not None:
+            self._mtp.warm_up()
 
     def _calibrate(self, facts: GenerationFacts) -> GenerationFacts:
         """The facts with what chunks, steps and saves cost here, measured after the warm-up has compiled kernels."""

@@ -11,6 +11,7 @@ from llguidance import LLMatcher
 from millstream.backend.generation.caches.batch_caches import BatchCaches, MergedCaches
 from millstream.backend.generation.caches.traced_step import TracedStep
 from millstream.backend.generation.compiled_step import CompiledStep
+from millstream.backend.generation.mtp.passes import PassWatch
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
 from millstream.backend.generation.sampling.guides import Compiler, GrammarGuides, TokenMask
 from millstream.backend.generation.sampling.logprobs import PendingLogprobs, RowLogprobs
@@ -60,10 +61,12 @@ class Batch:
         compiler: Compiler | None = None,
         shift: Shift | None = None,
         compiled: CompiledStep | None = None,
+        watch: PassWatch | None = None,
     ) -> None:
         """`kernel`: sample with our CUDA kernel. `compiler`: for rows with a grammar. `shift`: for models with
-        M-RoPE. `compiled`: runs forward passes as compiled functions."""
+        M-RoPE. `compiled`: runs forward passes as compiled functions. `watch`: is told of forward passes."""
         self._compiled = compiled
+        self._watch = watch
         self._shift = shift
         self._shifts: dict[str, mx.array] = {}
         self._forward = forward
@@ -184,6 +187,8 @@ class Batch:
         if logits is None:
             logits = self._forward(self._inputs[:, None], cache=self._caches.layers, **self._shifts)[:, -1, :]
         self._caches.end_step()
+        if self._watch is not None:
+            self._watch.ran(self._ids)
         return logits
 
     def given_tokens(self, tokens: mx.array, counts: Sequence[int]) -> mx.array:
@@ -230,6 +235,8 @@ class Batch:
             logits = self._compiled.run(inputs, self._caches, self._shifts)
         if logits is None:
             logits = self._forward(inputs, cache=self._caches.layers, **self._shifts)
+        if self._watch is not None:
+            self._watch.ran(self._ids, length)
         tokens, logprobs = self._pass_sampling[length](
             logits, drafted.array, self._positions, self._penalties, followed.mask(indices, length)
         )
@@ -245,6 +252,8 @@ class Batch:
         """Keep what each row has gained, and nothing of the rest of its draft."""
         counts = [len(tokens) for tokens in gained]
         self._caches.end_step(counts)
+        if self._watch is not None:
+            self._watch.kept(counts)
         for row in rows:
             self._joined[row.request_id] -= len(row.tokens) - 1
         self._inputs = mx.array([tokens[-1] for tokens in gained], dtype=mx.int32)

@@ -14,6 +14,7 @@ import mlx.core as mx
 
 from millstream.backend.generation.caches.traced_step import TracedStep
 from millstream.backend.generation.forward_pass import forward_pass
+from millstream.backend.generation.mtp.hidden_states import HiddenStates
 from millstream.backend.kernels.compiled import compile_ahead, keeps_kernels
 
 Forward = Callable[..., mx.array]
@@ -22,8 +23,10 @@ Forward = Callable[..., mx.array]
 class CompiledStep:
     """Owner only. Functions for every kind of step that came up; batches of one model share them."""
 
-    def __init__(self, forward: Forward) -> None:
+    def __init__(self, forward: Forward, hidden: HiddenStates | None = None) -> None:
+        """`hidden`: keeps hidden states of a pass; a function returns them as well."""
         self._forward = forward
+        self._hidden = hidden
         self._functions: dict[Hashable, Callable[..., Any]] = {}
         self._rehearsed: set[Hashable] = set()
         self._caches: TracedStep | None = None
@@ -44,16 +47,23 @@ class CompiledStep:
             self._rehearsed.add((key, tokens.shape))
         self._caches = caches
         try:
-            logits, results = self._functions[key](tokens, arrays, named)
+            logits, results, hidden = self._functions[key](tokens, arrays, named)
         except BaseException:
             caches.bind(arrays)
             caches.forget_step()
+            self._keep([])
             raise
         finally:
             self._caches = None
         caches.commit(results)
+        self._keep(hidden)
         out: mx.array = logits
         return out
+
+    def _keep(self, hidden: list[mx.array]) -> None:
+        """What a pass has left of hidden states, instead of the tracers of its trace."""
+        if self._hidden is not None:
+            self._hidden.put(hidden[0] if hidden else None)
 
     def _rehearse(
         self, tokens: mx.array, caches: TracedStep, arrays: list[mx.array], named: dict[str, mx.array]
@@ -68,7 +78,9 @@ class CompiledStep:
             caches.bind(arrays)
             caches.forget_step()
 
-    def _step(self, tokens: mx.array, arrays: list[mx.array], named: dict[str, mx.array]) -> tuple[mx.array, Any]:
+    def _step(
+        self, tokens: mx.array, arrays: list[mx.array], named: dict[str, mx.array]
+    ) -> tuple[mx.array, Any, list[mx.array]]:
         caches = self._caches
         assert caches is not None, "only `run` calls the functions"
         caches.bind(arrays)
@@ -76,4 +88,5 @@ class CompiledStep:
             logits = self._forward(tokens[:, None], cache=caches.layers, **named)[:, -1, :]
         else:
             logits = forward_pass(self._forward, tokens, caches, caches.layers, **named)
-        return logits, caches.results()
+        hidden = None if self._hidden is None else self._hidden.take()
+        return logits, caches.results(), [] if hidden is None else [hidden]

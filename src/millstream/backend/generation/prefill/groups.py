@@ -37,6 +37,10 @@ class Group:
         """What the pass has computed, in layer order."""
         return self.rows.arrays
 
+    def columns(self, index: int) -> slice:
+        """Where the pass had a member's tokens, before anybody was taken."""
+        raise NotImplementedError
+
     def take(self, wanted: set[int]) -> tuple[list[Generate], Any]:
         chosen = [index for index, member in enumerate(self.members) if member and member.request_id in wanted]
         members = [member for member in (self.members[index] for index in chosen) if member is not None]
@@ -76,6 +80,9 @@ class LeftPaddedGroup(Group):
         parts = [cache.parts if isinstance(cache, PaddedPackedCache) else kv_parts(cache) for cache in caches]
         super().__init__(submits, JoiningRows(parts, left_padding))
 
+    def columns(self, index: int) -> slice:
+        return slice(self.rows.left_padding[index], None)
+
     def _save(self, index: int, order: SavePrefix, store: PrefixStore) -> list[mx.array]:
         start = self.rows.left_padding[index] + order.first * order.block
         stop = start + len(order.handles) * order.block
@@ -102,6 +109,9 @@ class RightPaddedGroup(Group):
         self._leaves = leaf_caches(self._caches)
         padding = [columns - length for length in self._lengths]
         super().__init__(submits, mixed_rows(self._leaves, padding))
+
+    def columns(self, index: int) -> slice:
+        return slice(0, self._lengths[index])
 
     @property
     def arrays(self) -> list[mx.array]:

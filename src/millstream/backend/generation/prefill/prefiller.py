@@ -20,6 +20,7 @@ from millstream.backend.generation.caches.prompt_caches import (
 from millstream.backend.generation.caches.quantized import KvQuantization, new_prompt_caches
 from millstream.backend.generation.caches.slabs import SharedTokens
 from millstream.backend.generation.caches.widths import MAX_PADDED_CHUNK, padded_chunk_length
+from millstream.backend.generation.mtp.passes import PromptWatch
 from millstream.backend.generation.prefill.groups import Group, LeftPaddedGroup, RightPaddedGroup
 from millstream.backend.generation.prefill.logprobs import prefill_with_logprobs, wants_logprobs
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
@@ -78,9 +79,11 @@ class SinglePrefiller:
         quantization: KvQuantization | None = None,
         prefill_media: PrefillMedia | None = None,
         pad_chunks: bool = False,
+        watch: PromptWatch | None = None,
     ) -> None:
-        """`pad_chunks`: pad chunks at their end to one of a few lengths."""
+        """`pad_chunks`: pad chunks at their end to one of a few lengths. `watch`: reads hidden states of prompts."""
         self._model = model
+        self._watch = watch
         self._pad_chunks = pad_chunks
         self._quantization = quantization
         self._prefill_media = prefill_media
@@ -99,6 +102,8 @@ class SinglePrefiller:
             if chunk.end > chunk.start:
                 self._run(chunk, caches)
                 arrays += cache_arrays(caches)
+                if self._watch is not None:
+                    arrays += self._watch.read(submit, chunk.start, chunk.end, self._watch.take())
             if chunk.save is not None:
                 arrays += self._prefix_store.save_row(chunk.save, caches)
             passes.append(arrays)
@@ -143,6 +148,8 @@ class SinglePrefiller:
     def drop(self, ids: Iterable[int]) -> None:
         for request_id in ids:
             self._rows.pop(request_id, None)
+            if self._watch is not None:
+                self._watch.forget(request_id)
 
     def clear(self) -> None:
         self._rows.clear()
@@ -155,8 +162,16 @@ class SinglePrefiller:
 class BatchPrefiller:
     """Whole prompts of similar length share one padded forward pass; others run one by one."""
 
-    def __init__(self, single: SinglePrefiller, prefix_store: PrefixStore, min_length_ratio: float | None) -> None:
-        """`min_length_ratio`: of the shortest prompt in a group to the longest one. None: no groups."""
+    def __init__(
+        self,
+        single: SinglePrefiller,
+        prefix_store: PrefixStore,
+        min_length_ratio: float | None,
+        watch: PromptWatch | None = None,
+    ) -> None:
+        """`min_length_ratio`: of the shortest prompt in a group to the longest one. None: no groups. `watch`: reads
+        hidden states of prompts."""
+        self._watch = watch
         self._prefix_store = prefix_store
         self._min_length_ratio = min_length_ratio
         self._single = single
@@ -184,6 +199,10 @@ class BatchPrefiller:
             self.grouped += len(group.members)
             saved = [group.save(chunk.save, self._prefix_store) for chunk in chunks_of_group if chunk.save is not None]
             passes.append([*group.arrays, *(array for arrays in saved for array in arrays or ())])
+            if self._watch is not None and (hidden := self._watch.take()) is not None:
+                for index, chunk in enumerate(chunks_of_group):
+                    states = hidden[index : index + 1, group.columns(index)]
+                    passes[-1] += self._watch.read(chunk.request, chunk.start, chunk.end, states)
         return passes
 
     def save(self, order: SavePrefix) -> list[mx.array] | None:
@@ -244,9 +263,10 @@ class PlainPrefiller(BatchPrefiller):
         quantization: KvQuantization | None = None,
         prefill_media: PrefillMedia | None = None,
         pad_chunks: bool = False,
+        watch: PromptWatch | None = None,
     ) -> None:
-        single = SinglePrefiller(model, prefix_store, quantization, prefill_media, pad_chunks)
-        super().__init__(single, prefix_store, min_length_ratio)
+        single = SinglePrefiller(model, prefix_store, quantization, prefill_media, pad_chunks, watch)
+        super().__init__(single, prefix_store, min_length_ratio, watch)
         self._model = model
         self._layer_count = layer_count
         self._quantization = quantization
@@ -269,9 +289,10 @@ class MixedPrefiller(BatchPrefiller):
         prefix_store: PrefixStore,
         prefill_media: PrefillMedia | None = None,
         pad_chunks: bool = False,
+        watch: PromptWatch | None = None,
     ) -> None:
-        single = SinglePrefiller(model, prefix_store, prefill_media=prefill_media, pad_chunks=pad_chunks)
-        super().__init__(single, prefix_store, min_length_ratio)
+        single = SinglePrefiller(model, prefix_store, prefill_media=prefill_media, pad_chunks=pad_chunks, watch=watch)
+        super().__init__(single, prefix_store, min_length_ratio, watch)
         self._model = model
         self._pad_chunks = pad_chunks
 

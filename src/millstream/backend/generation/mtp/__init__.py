@@ -1,0 +1,1 @@
+"""Heads for multi-token prediction that models bring along, as drafters."""
