@@ -92,6 +92,8 @@ class Usage:
     """Prompt tokens that came from the prefix cache."""
     reasoning_tokens: int = 0
     """Completion tokens that are reasoning."""
+    skipped_tokens: int = 0
+    """Prompt tokens that the model has not read, since a draft model found them unimportant (SpecPrefill)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from millstream.engine.generation.messages import Generate
+from millstream.engine.generation.sparse_prompt import Spans, length
 from millstream.engine.prefix_cache.orders import ExportedPrefix, RestorePrefix, SavePrefix, SharePrefix
 from millstream.engine.protocols import Backend
 from millstream.model_facts import GenerationFacts
@@ -29,11 +30,20 @@ class Prefill:
     """In the first chunk only: the checkpoint after `request.prompt[:start]`."""
     save: SavePrefix | None = None
     """What to save once the chunk has run."""
+    scores: bool = False
+    """The draft model reads this chunk, to choose what the target reads: see `StepResult.importance`."""
+    spans: Spans = ()
+    """What the target reads from `start` to `end`; empty: all of it."""
 
     @property
     def joins(self) -> bool:
         """True for the last chunk of a prompt."""
-        return self.end == len(self.request.prompt) - 1
+        return not self.scores and self.end == len(self.request.prompt) - 1
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens it reads."""
+        return length(self.spans) if self.spans else self.end - self.start
 
     @property
     def saved_handles(self) -> tuple[int, ...]:
@@ -122,6 +132,8 @@ class StepResult:
     """Of this step's chunks, never later: a request that only prefills ends with its last chunk."""
     encoded: tuple[tuple[int, int], ...] = ()
     """(request id, how many of its media are encoded, counted from the first)."""
+    importance: tuple[tuple[int, tuple[float, ...]], ...] = ()
+    """(request id, how important the draft model finds each piece of a prompt that it has read)."""
 
 
 GenerationBackend = Backend[Generate, Plan, StepResult, GenerationFacts]

@@ -104,6 +104,7 @@ def make_scheduler(settings: SchedulerSettings, facts: GenerationFacts) -> Gener
         prefix_cache=_prefix_cache(facts, tuning, share, settings.disk),
         whole_media=facts.whole_media,
         depth_cost=tuning.depth_cost,
+        spec_prefill=facts.spec_prefill,
     )
 
 
