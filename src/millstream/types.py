@@ -92,6 +92,10 @@ class Usage:
     """Prompt tokens that came from the prefix cache."""
     reasoning_tokens: int = 0
     """Completion tokens that are reasoning."""
+    accepted_prediction_tokens: int = 0
+    """Tokens of drafts, by all drafters, that became completion tokens."""
+    rejected_prediction_tokens: int = 0
+    """Tokens of drafts that were verified in vain."""
     skipped_tokens: int = 0
     """Prompt tokens that the model has not read, since a draft model found them unimportant (SpecPrefill)."""
 

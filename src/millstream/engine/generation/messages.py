@@ -36,6 +36,10 @@ class Generate(Submit):
     """The model may read a part of the prompt only, if it is long and a draft model is there to choose the part."""
     resumed: int = 0
     """How many of the last prompt tokens are its own output: set by the scheduler for a request that was preempted."""
+    prediction: tuple[int, ...] = field(default=(), repr=False)
+    """What the client expects of the output: a draft, which can only change the speed."""
+    speculate: bool = True
+    """False: this request takes part in no draft."""
 
     @property
     def output(self) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ from millstream.engine.generation.plan import Plan, Prefill, RowOutput, StepResu
 from millstream.engine.generation.prefill_planner import PrefillPlanner
 from millstream.engine.generation.request import Request, State
 from millstream.engine.generation.sparse_prompt import SparsePrompt
-from millstream.engine.messages import Command, Event, Failed, Finished, Started
+from millstream.engine.messages import Command, Event, Failed, Finished, Speculated, Started
 from millstream.engine.prefix_cache.cache import NullPrefixCache, PrefixCache
 from millstream.engine.prefix_cache.index import Hit
 from millstream.engine.prefix_cache.orders import RestorePrefix
@@ -152,6 +152,10 @@ class GenerationScheduler:
         """Tokens of all rows, in prefill and in the batch."""
         prefilling = sum(request.prefilled for request in self._prefilling)
         return prefilling + sum(request.kv_row.tokens for request in self._running.values())
+
+    def speculated(self) -> Speculated | None:
+        """None until the model has drafters."""
+        return None
 
     def close(self) -> None:
         """The engine is going: complete writes to disk."""
