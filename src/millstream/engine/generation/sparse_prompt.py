@@ -78,7 +78,7 @@ class SparsePrompt:
 
 def choose(importance: Sequence[float], share: float, start: int, end: int, resumed: int = 0) -> Spans:
     """The spans from `start` to `end` that are read: about `share` of these tokens."""
-    pieces = range(start // GRID, -(-end // GRID))
+    pieces = range(start // GRID, -(-end // GRID)) if start < end else range(0)
     ending = max(start, end - ENDING - resumed)
     always = {piece for piece in pieces if piece * GRID < BEGINNING or (piece + 1) * GRID > ending}
     wanted = math.ceil(share * (end - start) / GRID)

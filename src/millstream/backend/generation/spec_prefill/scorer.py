@@ -93,6 +93,11 @@ class PromptScorer:
         found, self._scored = self._scored, {}
         return tuple((request_id, tuple(map(float, each.tolist()))) for request_id, each in found.items())  # type: ignore[arg-type]
 
+    def check(self, tokens: Sequence[int]) -> None:
+        """Score a prompt. Raises what the model raises, and `ValueError` if its attention cannot be watched."""
+        self.read([Prefill(Generate(0, tuple(tokens), 1), 0, len(tokens), scores=True)])
+        self.take()
+
     def drop(self, ids: Iterable[int]) -> None:
         for request_id in ids:
             self._caches.pop(request_id, None)
@@ -125,7 +130,8 @@ class PromptScorer:
         for _ in range(1 + AHEAD):
             watch = Watch(len(submit.prompt))
             logits = self._draft(tokens, cache=[WatchedLayer(cache, watch) for cache in caches])
-            assert watch.found is not None, "no layer of the draft model calls our attention"
+            if watch.found is None:
+                raise ValueError("the attention of the draft model cannot be watched")
             found.append(watch.found)
             tokens = mx.argmax(logits[:, -1:], axis=-1)
         return mx.mean(mx.concatenate(found), axis=0)
@@ -138,10 +144,3 @@ def pooled(importance: mx.array) -> mx.array:
     smooth = (total[SMOOTHED:] - total[:-SMOOTHED]) / SMOOTHED
     missing = -smooth.shape[0] % GRID
     return mx.max(mx.pad(smooth, (0, missing)).reshape(-1, GRID), axis=1)
-
-
-def attends_fully(caches: Sequence[Any]) -> bool:
-    """True if all caches are those of full attention."""
-    from mlx_lm.models.cache import KVCache
-
-    return all(type(cache) is KVCache for cache in caches)
