@@ -210,6 +210,10 @@ class GenerationRequest:
     thinking: Thinking = Thinking()
     unset: frozenset[str] = frozenset()
     """Fields of `sampling` that the client did not set."""
+    prediction: str = ""
+    """What the client expects the answer to be, or most of it: a draft. It changes nothing but speed."""
+    speculate: bool = True
+    """False: decode token by token, whatever drafters the model has."""
 
 
 @dataclass(frozen=True, slots=True)

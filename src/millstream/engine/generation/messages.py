@@ -63,6 +63,11 @@ class Tokens(Output):
 
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] = ()
+    proposed: int = 0
+    """Tokens of drafts that were verified for these. Told at once: an answer may end before the row does, by a stop
+    string, and its usage must be complete."""
+    accepted: int = 0
+    """How many of the proposed ones were right."""
 
     @property
     def nbytes(self) -> int:
@@ -70,6 +75,8 @@ class Tokens(Output):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """There is one per row and step: pickled by its arguments, it costs half of what a dataclass costs."""
+        if self.proposed:
+            return Tokens, (self.request_id, self.tokens, self.logprobs, self.proposed, self.accepted)
         return Tokens, (self.request_id, self.tokens, *((self.logprobs,) if self.logprobs else ()))
 
 

@@ -148,7 +148,7 @@ class StepResult:
     pass_seconds: float = 0.0
     """Of a longer pass: what it and its drafts took, without the wait for the step before."""
     guessed: tuple[tuple[int, int, int], ...] = ()
-    """(request id, tokens, how many of them were right) of drafts that were compared, not verified: see `Plan.guess`."""
+    """(request id, tokens, how many of them were right) of drafts that were compared, not verified: `Plan.guess`."""
     importance: tuple[tuple[int, tuple[float, ...]], ...] = ()
     """(request id, how important the draft model finds each piece of a prompt that it has read)."""
 

@@ -346,7 +346,8 @@ class GenerationScheduler:
                 break
         request.tokens += row.tokens
         if count:
-            events.append(Tokens(submit.request_id, row.tokens[:count], row.logprobs[:count]))
+            drafted = (row.proposed, row.accepted) if row.proposed else ()
+            events.append(Tokens(submit.request_id, row.tokens[:count], row.logprobs[:count], *drafted))
         if reason is not None:
             events.append(self._finish(request, reason))
 

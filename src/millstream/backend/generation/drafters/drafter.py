@@ -12,6 +12,9 @@ class Drafter(Protocol):
     """Owner only. Follows the rows of a batch and guesses how they go on."""
 
     name: str
+    cheap: bool
+    """True if a proposal runs no forward pass and may be made in vain: then drafts are also compared with what plain
+    steps give, which tells whether verifying them would pay."""
 
     def join(self, submit: Generate) -> None:
         """A row joins the batch. What it has generated already, before it was preempted, is in `submit.output`."""

@@ -24,6 +24,12 @@ class Drafts:
     def names(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(drafter.name for drafter in self._drafters))
 
+    @property
+    def always(self) -> bool:
+        """True if one of them runs forward passes: it nearly always has a draft, and only a trial tells what it is
+        worth."""
+        return any(not drafter.cheap for drafter in self._drafters)
+
     def join(self, submit: Generate) -> None:
         """A row joins the batch. One that must not speculate is not followed."""
         if not submit.speculate:
@@ -45,14 +51,16 @@ class Drafts:
             for drafter in self._drafters:
                 drafter.commit(request_id, tokens)
 
-    def propose(self, wanted: Mapping[int, int]) -> dict[int, tuple[int, ...]]:
-        """Drafts of at most so many tokens. A row without one is absent."""
+    def propose(self, wanted: Mapping[int, int], *, cheap: bool = False) -> dict[int, tuple[int, ...]]:
+        """Drafts of at most so many tokens. A row without one is absent. `cheap`: no forward pass is run for them."""
         missing = {row: most for row, most in wanted.items() if most > 0 and row in self._speculating}
         found: dict[int, tuple[int, ...]] = {}
         self.sources = {}
         for drafter in self._drafters:
             if not missing:
                 break
+            if cheap and not drafter.cheap:
+                continue
             for row, draft in drafter.propose(missing).items():
                 if row in missing and draft:
                     found[row] = tuple(draft[: missing.pop(row)])

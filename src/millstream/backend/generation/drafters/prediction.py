@@ -12,6 +12,7 @@ class PredictionDrafter:
     """Follows the prediction of each row that has one, from change to change."""
 
     name = "prediction"
+    cheap = True
 
     def __init__(self) -> None:
         self._lookups: dict[int, PredictionLookup] = {}

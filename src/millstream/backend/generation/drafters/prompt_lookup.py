@@ -13,6 +13,7 @@ class PromptLookupDrafter:
     cost nothing while nobody speculates."""
 
     name = "prompt-lookup"
+    cheap = True
 
     def __init__(self, least: int = 1) -> None:
         self._least = least
