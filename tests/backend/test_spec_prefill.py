@@ -18,6 +18,7 @@ from mlx_lm.utils import load_model
 from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
 from millstream.backend.generation.caches.batch_caches import new_row_caches
 from millstream.backend.generation.layers.attention import adopt_attention, attention
+from millstream.backend.generation.settings import DraftSettings
 from millstream.backend.generation.spec_prefill.folding import read_spans
 from millstream.backend.generation.spec_prefill.scorer import PromptScorer, pooled
 from millstream.backend.generation.spec_prefill.spec_prefill import SpecPrefillSettings
@@ -150,7 +151,7 @@ def test_pooling_finds_a_lone_token() -> None:
 
 def backend(folder: Path, draft: Path | None, share: float = 0.4, **changes: Any) -> Callable[[], MlxGenerationBackend]:
     asked = SpecPrefillSettings(share, 200)
-    made = GenerationSettings("folder", folder, max_rows=4, draft=draft, spec_prefill=asked, **changes)
+    made = GenerationSettings("folder", folder, max_rows=4, draft=draft and DraftSettings("folder", draft), spec_prefill=asked, **changes)
     return lambda: MlxGenerationBackend(made)
 
 

@@ -8,10 +8,13 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from millstream.backend.generation import layout
+from millstream.backend.generation.layers import attention, block_search
+from millstream.backend.generation.layout import LayoutChooser
+from support.pointer_kernels import PointerKernels, play_pointer_kernels
 from support.tiers import some
 from support.verifying import VerifiedRows, text
 
@@ -44,3 +47,26 @@ def test_rows_keep_their_own_counts(family: str, like_gpu: bool, tiny_model: Cal
     rows = VerifiedRows(tiny_model(family), like_gpu=like_gpu)
     assert rows.caches.supports_length
     churn(rows, 1, 60)
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> PointerKernels:
+    """The kernels, in a backend that else runs as on the CPU."""
+    played = PointerKernels()
+    play_pointer_kernels(monkeypatch, played)
+    monkeypatch.setattr(LayoutChooser, "kernels_write", True)
+    monkeypatch.setattr(layout, "slab_attention", lambda plain: attention.kernel_attention)
+    monkeypatch.setattr(attention, "prefill_fits", lambda *_: False)
+    check = block_search.check_attention
+    monkeypatch.setattr(block_search, "check_attention", lambda *given, kernels: check(*given, kernels=True))
+    return played
+
+
+@pytest.mark.parametrize("family", some(["llama", "gemma3_text", "qwen3_moe"], ["llama", "gemma3_text"]))
+def test_rows_keep_their_own_counts_with_kernels(
+    family: str, kernels: PointerKernels, tiny_model: Callable[[str], Path]
+) -> None:
+    rows = VerifiedRows(tiny_model(family), like_gpu=True)
+    assert rows.layout.in_place and rows.caches.supports_length
+    churn(rows, 2, 40)
+    assert {"decode", "parted decode"} & set(kernels.calls)

@@ -18,12 +18,13 @@ from millstream.backend.device import available_bytes, free_bytes
 from millstream.backend.generation.assembly import Assembly
 from millstream.backend.generation.batch import Batch, Launched
 from millstream.backend.generation.calibration import MIN_WEIGHT_BYTES, calibrate
+from millstream.backend.generation.drafters.draft_model import DraftModel, load_draft_model
 from millstream.backend.generation.drafters.drafter import Drafter
 from millstream.backend.generation.drafters.drafts import Drafts
 from millstream.backend.generation.drafters.grammar import GrammarDrafter
+from millstream.backend.generation.drafters.model_drafter import ModelDrafter
 from millstream.backend.generation.drafters.prediction import PredictionDrafter
-from millstream.backend.generation.drafters.prompt_lookup import PromptLookupDrafter
-from millstream.backend.generation.layers.attention import attention
+from millstream.backend.generation.drafters.prompt_lookup import SURE, PromptLookupDrafter
 from millstream.backend.generation.layout import Layout, LayoutChooser
 from millstream.backend.generation.prefill.deferred import STEPS_PER_CHUNK, DeferredChunks
 from millstream.backend.generation.prefill.prefiller import Passes, Prefiller, Shared
@@ -43,11 +44,12 @@ from millstream.backend.phases import LoadPhases
 from millstream.backend.weights.identity import identity_of
 from millstream.backend.weights.loading import load
 from millstream.backend.weights.materialize import evaluate_all
-from millstream.backend.weights.unpacking import kernels_take, nothing_packed
+from millstream.backend.weights.unpacking import StaysPacked, kernels_take, nothing_packed
 from millstream.engine.background import BackgroundTask
 from millstream.engine.generation.cost_model import workspace_bytes
 from millstream.engine.generation.messages import Generate
 from millstream.engine.generation.plan import Plan, RowFailure, RowOutput, StepResult
+from millstream.engine.generation.speculation.choice import Odds
 from millstream.engine.prefix_cache.orders import SavePrefix, SharePrefix
 from millstream.engine.protocols import Progress, ignore_progress
 from millstream.errors import ModelError
@@ -109,6 +111,8 @@ class MlxGenerationBackend(MlxBackend):
         self._scorer: PromptScorer | None = None
         self._drafters = drafters
         self._speculating = Speculating(Drafts())
+        self._draft_model: DraftModel | None = None
+        self._model_drafter: ModelDrafter | None = None
 
     def load(self, report: Progress = ignore_progress) -> GenerationFacts:
         """Owner only. Load and evaluate the weights, choose a layout, warm up and calibrate."""
@@ -121,7 +125,7 @@ class MlxGenerationBackend(MlxBackend):
             settings.path,
             self._device,
             unpack=settings.unpack,
-            keep_packed=kernels_take if self._keeps_packed else nothing_packed,
+            keep_packed=self._packed_layers,
             report=report,
         )
         phases.done("weights")
@@ -153,8 +157,13 @@ class MlxGenerationBackend(MlxBackend):
         if (packing := layout.packing) is not None:
             notes.append(f"KV cache quantised to {packing.bits} bits in groups of {packing.group_size}")
         self.reset()
-        notes += self._take_drafters(loaded.vocab_size)
         token_bytes, prefix_sizes = assembly.measure(layout)
+        if settings.draft is not None:
+            draft = self._draft_model = load_draft_model(settings, self._device, self._packed_layers, report)
+            self._weight_bytes += draft.weight_bytes
+            token_bytes += draft.kv_bytes_per_token
+            phases.done("draft model")
+        notes += self._take_drafters(loaded.vocab_size)
         phases.done("memory")
         warming_up.advance()
         facts = GenerationFacts(
@@ -221,8 +230,9 @@ class MlxGenerationBackend(MlxBackend):
         importance = self._scorer.take() if self._scorer is not None and not self._deferred else ()
         self._store.evict(plan.evict)
         self._compact(has_running_rows=decoding.running, busy=bool(plan.prefill or plan.save or joining))
+        if decoding.verification is None:
+            self._speculating.guess(plan.guess)  # while the device computes
         rows = self._finish(batch, decoding)
-        self._speculating.guess(plan.guess)
         verification = decoding.verification
         return StepResult(
             tuple(rows),
@@ -252,8 +262,8 @@ class MlxGenerationBackend(MlxBackend):
         """Owner only. Weights, KV caches of rows and of prompts in prefill, saved prefixes, encoded media."""
         self._guard.check("memory_bytes")
         rows = (self._batch.nbytes if self._batch else 0) + (self._prefiller.nbytes if self._prefiller else 0)
-        others = (each.nbytes for each in (self._encoder, self._scorer) if each is not None)
-        return self._weight_bytes + rows + self._store.nbytes + sum(others)
+        parts = (self._encoder, self._scorer, self._model_drafter)
+        return self._weight_bytes + rows + self._store.nbytes + sum(part.nbytes for part in parts if part is not None)
 
     def reset(self) -> None:
         """Owner only. Drop every row and all saved prefixes: a failed step may have left any of them half written."""
@@ -271,7 +281,7 @@ class MlxGenerationBackend(MlxBackend):
 
     def _drop_arrays(self) -> None:
         self._pending = self._batch = self._prefiller = self._model = self._encoder = self._scorer = None
-        self._assembly = self._layout = self._drafters = None
+        self._assembly = self._layout = self._drafters = self._draft_model = self._model_drafter = None
         self._speculating = Speculating(Drafts())
         self._deferred.clear()
         self._store.clear()
@@ -280,7 +290,7 @@ class MlxGenerationBackend(MlxBackend):
         """Launch the decode pass of a step."""
         if not batch.ids:
             return Decoding()
-        decoding = self._draft(batch, dict(plan.drafts)) if plan.drafts else Decoding()
+        decoding = self._draft(batch, dict(plan.drafts), plan.odds) if plan.drafts else Decoding()
         if decoding.verification is not None:
             return decoding
         logits = batch.forward()
@@ -295,21 +305,20 @@ class MlxGenerationBackend(MlxBackend):
         decoding.launched = batch.launch(logits, mask)
         return decoding
 
-    def _draft(self, batch: Batch, wanted: dict[int, int]) -> Decoding:
-        """Verify drafts, if any row has one. Else a plain step is due; if it was not worth it to read the one before for
-        the drafts, that goes on."""
-        speculating = self._speculating
+    def _draft(self, batch: Batch, wanted: dict[int, int], odds: Odds | None) -> Decoding:
+        """Verify drafts, if there are some that pay. Else a plain step is due; if it was not worth it to read the one
+        before for the drafts, that goes on."""
+        speculating, rows = self._speculating, len(batch.ids)
         if not batch.supports_length:
             return Decoding()
-        if self._pending is not None and not batch.guided and not speculating.expects_drafts(wanted):
+        if self._pending is not None and not batch.guided and not speculating.expects_drafts(wanted, odds, rows):
             return Decoding()
         decoding = Decoding(rows=self._read(batch))
         assert decoding.rows is not None
         self._pending = None
         decoding.failed += batch.catch_up(decoding.rows)
-        speculating.gained(decoding.rows)
         decoding.started = time.monotonic()
-        if drafts := speculating.propose(wanted):
+        if drafts := speculating.propose(wanted, odds, rows):
             decoding.names = dict(speculating.names)
             decoding.verification, failed = batch.launch_drafts(drafts)
             decoding.failed += failed
@@ -317,10 +326,7 @@ class MlxGenerationBackend(MlxBackend):
 
     def _finish(self, batch: Batch, decoding: Decoding) -> list[RowOutput]:
         """Wait for what a step reports: the plain step before it, and its own pass if that verifies drafts."""
-        rows = decoding.rows
-        if rows is None:
-            rows = self._read(batch)
-            self._speculating.gained(rows)
+        rows = self._read(batch) if decoding.rows is None else decoding.rows
         self._pending = decoding.launched
         if decoding.verification is None:
             return rows
@@ -335,11 +341,19 @@ class MlxGenerationBackend(MlxBackend):
         assert self._layout is not None and self._batch is not None
         if (reason := self._layout.no_drafts or self._batch.no_drafts) is not None:
             return [f"no speculative decoding: {reason}"]
+        if not self._settings.speculation:
+            return ["no speculative decoding: --speculation off"]
         drafters = self._drafters
         if drafters is None:
-            drafters = [GrammarDrafter(self._matcher, vocab_size), PredictionDrafter(), PromptLookupDrafter()]
+            drafters = [GrammarDrafter(self._matcher, vocab_size), PredictionDrafter()]
+            if self._draft_model is not None:
+                assert self._settings.draft is not None
+                self._model_drafter = ModelDrafter(self._draft_model, self._settings.draft.depth)
+                drafters += [PromptLookupDrafter(SURE), self._model_drafter]
+            else:
+                drafters += [PromptLookupDrafter()]
         self._speculating = Speculating(Drafts(drafters))
-        return []
+        return [] if self._draft_model is None else [self._draft_model.note]
 
     def _matcher(self, request_id: int) -> LLMatcher | None:
         return None if self._batch is None else self._batch.matcher(request_id)
@@ -356,7 +370,11 @@ class MlxGenerationBackend(MlxBackend):
 
     def _read(self, batch: Batch) -> list[RowOutput]:
         """Wait for the last step; its tokens, for the rows that are still in the batch."""
-        return [] if self._pending is None else self._pending.read(batch.ids)
+        if self._pending is None:
+            return []
+        rows = self._pending.read(batch.ids)
+        self._speculating.gained(rows)
+        return rows
 
     def _share(self, orders: Sequence[SharePrefix], joining: Sequence[int]) -> Shared:
         """The tokens that rows go on to read in the prefix cache."""
@@ -394,6 +412,10 @@ class MlxGenerationBackend(MlxBackend):
                 mx.eval(self._store.compact())
         elif self._store.compactable > (1 if busy else 0):
             mx.async_eval(self._store.compact())  # type: ignore[no-untyped-call]
+
+    @property
+    def _packed_layers(self) -> StaysPacked:
+        return kernels_take if self._keeps_packed else nothing_packed
 
     @property
     def _keeps_packed(self) -> bool:
@@ -438,27 +460,21 @@ class MlxGenerationBackend(MlxBackend):
         settings, layout = self._settings.spec_prefill, self._layout
         if settings is None or layout is None:
             return facts
-        draft = self._draft_model()
+        draft = self._draft_model
         try:
             if draft is None:
                 raise Declined("there is no draft model")
             if layout.caches != "classes" or self._encoder is not None:
                 raise Declined("only text models with full attention in all layers can skip tokens")
             self._scorer, found, note = spec_prefill(
-                *(settings, self._model, draft),
+                *(settings, self._model, draft.model),
                 vocab_size=facts.vocab_size,
                 packing=layout.packing,
                 measure=facts.calibration is not None,
-                attention=attention,
             )
         except Declined as reason:
             return dataclasses.replace(facts, notes=(*facts.notes, f"no SpecPrefill: {reason}"))
         return dataclasses.replace(facts, notes=(*facts.notes, note), spec_prefill=found)
-
-    def _draft_model(self) -> Any:
-        if self._settings.draft is None:
-            return None
-        return load("folder", self._settings.draft, self._device, unpack=self._settings.unpack).model
 
     def _calibrate(self, facts: GenerationFacts) -> GenerationFacts:
         """The facts with what chunks, steps and saves cost here, measured after the warm-up has compiled kernels."""

@@ -11,6 +11,16 @@ from millstream.backend.generation.spec_prefill.spec_prefill import SpecPrefillS
 
 
 @dataclass(frozen=True, slots=True)
+class DraftSettings:
+    """A draft model: a smaller one with the same vocabulary, which runs beside the target on its owner."""
+
+    kind: Literal["folder", "gguf"]
+    path: Path
+    depth: int | None = None
+    """The most tokens of a draft. None: what pays."""
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationSettings:
     kind: Literal["folder", "gguf"]
     path: Path
@@ -30,9 +40,10 @@ class GenerationSettings:
     """The fewest tokens that a row shares with the prefix cache; 0: it shares none. None: what suits the device."""
     like_gpu: bool = False
     """Use slots and grouped prefill as on a GPU, whatever the device, so that the CPU can test them."""
-    draft: Path | None = None
-    """The folder of a draft model."""
     spec_prefill: SpecPrefillSettings | None = None
     """Read long prompts in part, as a draft model chooses. None: read all of them."""
     grammars: Compiler | None = None
     """Compiles the grammars of requests with structured output."""
+    draft: DraftSettings | None = None
+    speculation: bool = True
+    """False: no drafts at all."""

@@ -1,4 +1,4 @@
-"""The drafters of a backend, and the rows that they follow: what was told to them, and guesses that are only compared."""
+"""The drafters of a backend: what rows have gained, which drafts are worth a pass, and which are only compared."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from millstream.backend.generation.drafters.drafts import Drafts
 from millstream.engine.generation.messages import Generate
 from millstream.engine.generation.plan import RowOutput
+from millstream.engine.generation.speculation.choice import Odds, Outcome, best_length
 
 GUESSED = 8
 """The most tokens of a draft that is compared with plain steps."""
@@ -15,19 +16,28 @@ GUESSED = 8
 class Guess:
     """A draft that no pass verifies: it is compared with the tokens that its row gains anyway."""
 
-    __slots__ = ("right", "tokens")
+    __slots__ = ("drafter", "right", "tokens")
 
-    def __init__(self, tokens: tuple[int, ...]) -> None:
+    def __init__(self, drafter: str, tokens: tuple[int, ...]) -> None:
+        self.drafter = drafter
         self.tokens = tokens
         self.right = 0
 
-    def compare(self, gained: Sequence[int]) -> bool:
-        """True if all is known of it: it was wrong, or right to its end."""
+    def compare(self, gained: Sequence[int]) -> tuple[int, int]:
+        """How many of these tokens it said something about, and how many of those it said right."""
+        before = self.right
         for token in gained:
-            if self.right == len(self.tokens) or self.tokens[self.right] != token:
-                return True
+            if self.right == len(self.tokens):
+                break
+            if self.tokens[self.right] != token:
+                self.tokens = ()  # all is known of it
+                return self.right - before + 1, self.right - before
             self.right += 1
-        return self.right == len(self.tokens)
+        return self.right - before, self.right - before
+
+    @property
+    def over(self) -> bool:
+        return self.right >= len(self.tokens)
 
 
 class Speculating:
@@ -40,9 +50,9 @@ class Speculating:
         self._untold: dict[int, list[int]] = {}
         """Tokens that drafters have not been told."""
         self._ended: set[int] = set()
-        """Rows that gave a stop token: the scheduler ends them before the next step, or goes on if it came too early."""
+        """Rows that gave a stop token: the scheduler ends them before the next step, unless it came too early."""
         self._guesses: dict[int, Guess] = {}
-        self._compared: list[tuple[int, int, int]] = []
+        self._compared: list[Outcome] = []
 
     @property
     def rows(self) -> int:
@@ -78,50 +88,52 @@ class Speculating:
             if submit.stop_tokens and not submit.stop_tokens.isdisjoint(row.tokens):
                 self._ended.add(row.request_id)
             guess = self._guesses.get(row.request_id)
-            if guess is not None and guess.compare(row.tokens):
-                tried = min(len(guess.tokens), guess.right + 1)
-                self._compared.append((row.request_id, tried, guess.right))
-                del self._guesses[row.request_id]
+            if guess is not None:
+                self._compared.append(Outcome(row.request_id, guess.drafter, *guess.compare(row.tokens)))
+                if guess.over:
+                    del self._guesses[row.request_id]
         if self.drafts.always:
             self._tell(list(self._untold))
 
     def guess(self, ids: Iterable[int]) -> None:
-        """Begin to compare drafts of these rows with what plain steps give; those that have none say so at once."""
+        """Begin to compare drafts of these rows with what plain steps give."""
         asked = {row: GUESSED for row in ids if row in self._rows and row not in self._guesses}
         if not asked:
             return
         self._tell(asked)
         found = self.drafts.propose(asked, cheap=True)
-        for row in asked:
-            if row in found:
-                self._guesses[row] = Guess(found[row])
-            else:
-                self._compared.append((row, 0, 0))
+        for row, draft in found.items():
+            self._guesses[row] = Guess(self.names[row], draft)
 
-    def compared(self) -> tuple[tuple[int, int, int], ...]:
-        """(request id, tokens tried, how many were right) of guesses, since the last call."""
+    def compared(self) -> tuple[Outcome, ...]:
+        """What became of guesses since the last call."""
         compared, self._compared = tuple(self._compared), []
         return compared
 
-    def expects_drafts(self, wanted: Mapping[int, int]) -> bool:
-        """Whether it is worth waiting for the step under way, to draft after it. A row that has no draft now will hardly
-        have one a token later; if it has, the next step finds it."""
-        if self.drafts.always:
-            return True
-        return bool(self._propose(wanted, cheap=True))
+    def expects_drafts(self, wanted: Mapping[int, int], odds: Odds | None, batch: int) -> bool:
+        """Whether it is worth waiting for the step under way, to draft after it. Rows that have no drafts now will
+        hardly have some a token later; if they have, the next step finds them."""
+        return self.drafts.always or bool(self._propose(wanted, odds, batch, cheap=True))
 
-    def propose(self, wanted: Mapping[int, int]) -> dict[int, tuple[int, ...]]:
-        """Drafts after all that was gained. `names` tells whose they are."""
-        return self._propose(wanted, cheap=False)
+    def propose(self, wanted: Mapping[int, int], odds: Odds | None, batch: int) -> dict[int, tuple[int, ...]]:
+        """Drafts after all that was gained, if a pass that verifies them pays; `names` tells whose they are. `wanted`:
+        most tokens by request; `batch`: rows of the pass."""
+        return self._propose(wanted, odds, batch, cheap=False)
 
     @property
     def names(self) -> Mapping[int, str]:
         return self.drafts.sources
 
-    def _propose(self, wanted: Mapping[int, int], *, cheap: bool) -> dict[int, tuple[int, ...]]:
+    def _propose(
+        self, wanted: Mapping[int, int], odds: Odds | None, batch: int, *, cheap: bool
+    ) -> dict[int, tuple[int, ...]]:
         asked = {row: most for row, most in wanted.items() if row in self._rows and row not in self._ended}
         self._tell(asked)
-        return self.drafts.propose(asked, cheap=cheap) if asked else {}
+        drafts = self.drafts.propose(asked, cheap=cheap) if asked else {}
+        if not drafts or odds is None:
+            return drafts
+        length = best_length(odds, batch, {row: (self.names[row], len(draft)) for row, draft in drafts.items()})
+        return {row: draft[: length - 1] for row, draft in drafts.items()} if length > 1 else {}
 
     def _tell(self, ids: Iterable[int]) -> None:
         for request_id in ids:

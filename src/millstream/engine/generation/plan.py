@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from millstream.engine.generation.messages import Generate
 from millstream.engine.generation.sparse_prompt import Spans, length
+from millstream.engine.generation.speculation.choice import Odds, Outcome
 from millstream.engine.prefix_cache.orders import ExportedPrefix, RestorePrefix, SavePrefix, SharePrefix
 from millstream.engine.protocols import Backend
 from millstream.model_facts import GenerationFacts
@@ -82,6 +83,8 @@ class Plan:
     they answer soon. Otherwise the chunks may span several steps while rows decode."""
     drafts: tuple[tuple[int, int], ...] = ()
     """(request id, most tokens of a draft) of the rows that may speculate in this step. Empty: a plain step."""
+    odds: Odds | None = None
+    """Which pass pays for the drafts that there are. None: verify all of them."""
     guess: tuple[int, ...] = ()
     """In a plain step: rows whose drafts are only compared with what they go on to generate, where a draft costs no
     forward pass. See `StepResult.guessed`."""
@@ -147,8 +150,8 @@ class StepResult:
     """Tokens per row of the decode pass; 1: a plain step."""
     pass_seconds: float = 0.0
     """Of a longer pass: what it and its drafts took, without the wait for the step before."""
-    guessed: tuple[tuple[int, int, int], ...] = ()
-    """(request id, tokens, how many of them were right) of drafts that were compared, not verified: `Plan.guess`."""
+    guessed: tuple[Outcome, ...] = ()
+    """Of drafts that were compared, not verified: see `Plan.guess`."""
     importance: tuple[tuple[int, tuple[float, ...]], ...] = ()
     """(request id, how important the draft model finds each piece of a prompt that it has read)."""
 

@@ -52,6 +52,7 @@ class Request:
     """What the scheduler knows of one `Generate`."""
 
     __slots__ = (
+        "accepted",
         "age",
         "arrived",
         "cached",
@@ -62,6 +63,7 @@ class Request:
         "logprobs_sent",
         "prefilled",
         "prefix",
+        "rejected",
         "shared",
         "sparse",
         "state",
@@ -92,6 +94,8 @@ class Request:
         """Tokens that its row reads in the prefix cache and does not hold."""
         self.generated = 0
         """Tokens that count as its output."""
+        self.accepted = self.rejected = 0
+        """Tokens of drafts that became output, and that did not."""
         self.tokens: list[int] = []
         """All tokens that its row gave since it started, including what ended it."""
         self.prefix = _cached_prompt(submit)
@@ -143,8 +147,14 @@ class Request:
     @property
     def usage(self) -> Usage:
         cached = self.prefix.hit.tokens if self.cached is None else self.cached
-        prompt_tokens = len(self.submit.prompt) - self.submit.resumed
-        return Usage(prompt_tokens, self.generated, cached, skipped_tokens=self.skipped)
+        return Usage(
+            len(self.submit.prompt) - self.submit.resumed,
+            self.generated,
+            cached,
+            accepted_prediction_tokens=self.accepted,
+            rejected_prediction_tokens=self.rejected,
+            skipped_tokens=self.skipped,
+        )
 
     def preempt(self) -> None:
         """Its row is gone. It waits to start again, with a prompt that ends with what it has generated."""

@@ -113,8 +113,9 @@ class MixedCaches(TracedStep):
         return all(caches.supports_length for caches in self.attending.values()) and not self.states.layers
 
     def begin_step(self, length: int = 1) -> None:
+        self.shape = self._numbers.shape(length)
         for caches in self.attending.values():
-            caches.begin_step(length, self.size)
+            caches.begin_step(length, self.shape)
 
     def end_step(self, counts: Sequence[int] | None = None) -> None:
         for caches in self.attending.values():
@@ -126,7 +127,7 @@ class MixedCaches(TracedStep):
 
     def step_key(self) -> Hashable | None:
         keys = tuple(caches.step_key() for caches in self._all)
-        return None if None in keys else (self.size, keys)
+        return None if None in keys else (self.size, self.shape, keys)
 
     def step_refs(self) -> list[Ref]:
         return [ref for caches in self._all for ref in caches.step_refs()]

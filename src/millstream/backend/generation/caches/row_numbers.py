@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from millstream.backend.generation.caches.pass_shape import PassShape
 from millstream.backend.generation.caches.widths import SlotPolicy, exact
 
 
@@ -23,6 +24,14 @@ class RowNumbers:
     def size(self) -> int:
         """How many rows a forward pass has."""
         return self.count if self._width is None else self._width(self.count)
+
+    def shape(self, length: int) -> PassShape:
+        """The shape of a pass. One of several tokens per row leaves out the last vacant numbers, and its width is that
+        of all tokens together: few rows of several tokens are still few."""
+        if length == 1:
+            return PassShape(self.size, self.size)
+        live = max((number + 1 for number, taken in enumerate(self._taken) if taken), default=0)
+        return PassShape(live, live * length if self._width is None else self._width(live * length), length)
 
     def take(self, rows: int) -> list[int]:
         """Numbers for rows that join."""

@@ -41,8 +41,10 @@ def slab_attention(plain: Attention) -> Attention:
             return cache.attend(attention, queries, keys, values, scale, mask, sinks=sinks, softcap=softcap)
         if not isinstance(cache, SlabLayer):
             return attend_plainly(plain, queries, keys, values, cache, scale, mask, sinks, softcap)
-        write_step(cache, cache.take_new(keys, values, mask))
-        return over_slabs(plain, queries, cache, scale, sinks, softcap)
+        shape = cache.caches.shape
+        keys, values = cache.take_new(keys, values, mask)
+        write_step(cache, (shape.grouped(keys), shape.grouped(values)))
+        return shape.flattened(over_slabs(plain, shape.grouped(queries), cache, scale, sinks, softcap))
 
     return attention
 
