@@ -1,6 +1,6 @@
-"""What speculation gains by how often drafts are right, beside what theory allows. No HTTP: a backend and its scheduler.
+"""What speculation gains by how often drafts are right, beside what theory allows. Without HTTP.
 
-python bench/speculation_oracle.py MODEL [rows=1,4,16,32] [accept=0.5,0.7,0.9,1.0] [out=96] [seconds=110] [kernels=FOLDER]
+python bench/speculation_oracle.py MODEL [rows=1,4,16,32] [accept=0.5,0.7,0.9,1.0] [out=96] [seconds=110]
 
 MODEL is a name of bench/models.py or a model folder. First the target answers without speculation. Then a drafter that
 costs nothing proposes what the target is going to say, each token wrong with a given probability. For each number of
@@ -8,8 +8,8 @@ rows, probability and depth: tokens/s, the gain over plain steps, tokens per pas
 drafts are worth if a pass took as long as it was measured to, and if it took as long as a plain step. "auto" lets the
 scheduler choose the depth.
 
-In half precision a pass of another shape rounds differently, so a near tie may fall the other way. Rows that differ from
-the plain answer are counted, with the distance of the two choices in the plain model's logits; and each depth's own
+In half precision a pass of another shape rounds differently, so a near tie may fall the other way. Rows that differ
+from the plain answer are counted, with the distance of the two choices in the plain model's logits; and each depth's own
 answer is what its drafter knows, so that acceptance is as asked.
 """
 
@@ -24,9 +24,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any
-
-from models import find
 
 from millstream.backend.generation.backend import MlxGenerationBackend
 from millstream.backend.generation.settings import GenerationSettings
@@ -35,6 +32,7 @@ from millstream.engine.generation.plan import Plan
 from millstream.engine.generation.scheduler import GenerationScheduler
 from millstream.engine.generation.tuning import SchedulerSettings, make_scheduler
 from millstream.engine.messages import Finished
+from models import find
 
 DEPTHS: dict[float, tuple[int, ...]] = {0.5: (1,), 0.7: (1, 2, 4), 0.9: (2, 4, 8), 1.0: (4, 8)}
 """Depths that are worth trying, by acceptance."""

@@ -151,7 +151,8 @@ def test_pooling_finds_a_lone_token() -> None:
 
 def backend(folder: Path, draft: Path | None, share: float = 0.4, **changes: Any) -> Callable[[], MlxGenerationBackend]:
     asked = SpecPrefillSettings(share, 200)
-    made = GenerationSettings("folder", folder, max_rows=4, draft=draft and DraftSettings("folder", draft), spec_prefill=asked, **changes)
+    drafting = DraftSettings("folder", draft) if draft is not None else None
+    made = GenerationSettings("folder", folder, max_rows=4, draft=drafting, spec_prefill=asked, **changes)
     return lambda: MlxGenerationBackend(made)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -38,7 +39,7 @@ def test_chosen_spans_are_in_order_and_hold_both_ends(
     importance = [draw.random() for _ in range(pieces(end) + 1)]
     spans = choose(importance, share, start, end, resumed)
     assert all(first < beyond for first, beyond in spans)
-    assert all(one[1] < other[0] for one, other in zip(spans, spans[1:], strict=False))
+    assert all(one[1] < other[0] for one, other in itertools.pairwise(spans))
     held = {token for first, beyond in spans for token in range(first, beyond)}
     assert held <= set(range(start, end))
     assert {token for token in range(start, end) if token < BEGINNING or token >= end - ENDING - resumed} <= held

@@ -31,9 +31,9 @@ from millstream.backend.generation.prefill.prefiller import Passes, Prefiller, S
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
 from millstream.backend.generation.sampling.guides import prepare_grammar
 from millstream.backend.generation.settings import GenerationSettings
-from millstream.backend.generation.speculating import Speculating
 from millstream.backend.generation.spec_prefill.scorer import PromptScorer
 from millstream.backend.generation.spec_prefill.spec_prefill import Declined, spec_prefill
+from millstream.backend.generation.speculating import Speculating
 from millstream.backend.generation.trial import TwoRowTrial
 from millstream.backend.generation.verification import Verification, joined
 from millstream.backend.generation.warmup import RUNS, WarmupProgress, warm_up

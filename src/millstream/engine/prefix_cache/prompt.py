@@ -9,7 +9,18 @@ from millstream.engine.prefix_cache.index import Hit
 class CachedPrompt:
     """What the cache knows of one request, from its arrival to its end."""
 
-    __slots__ = ("bypass", "checkpoints", "contents", "expected", "hashes", "held", "hit", "partial", "request_id", "tokens")
+    __slots__ = (
+        "bypass",
+        "checkpoints",
+        "contents",
+        "expected",
+        "hashes",
+        "held",
+        "hit",
+        "partial",
+        "request_id",
+        "tokens",
+    )
 
     def __init__(
         self,

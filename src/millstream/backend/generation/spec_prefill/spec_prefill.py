@@ -69,8 +69,8 @@ def spec_prefill(
     cost = _measured_cost(model, draft, vocab_size) if measure else _bytes(draft) / max(1, _bytes(model))
     facts = SpecPrefillFacts(settings.share, settings.least, cost)
     note = (
-        f"SpecPrefill: of prompts over {settings.least} tokens the model reads {settings.share:.0%}, which a draft model "
-        "chooses; answers may miss what it has not read"
+        f"SpecPrefill: of prompts over {settings.least} tokens the model reads {settings.share:.0%}, which its draft "
+        "model chooses; answers may miss what it has not read"
     )
     return scorer, facts, note
 
