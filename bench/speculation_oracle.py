@@ -9,8 +9,8 @@ drafts are worth if a pass took as long as it was measured to, and if it took as
 scheduler choose the depth.
 
 In half precision a pass of another shape rounds differently, so a near tie may fall the other way. Rows that differ
-from the plain answer are counted, with the distance of the two choices in the plain model's logits; and each depth's own
-answer is what its drafter knows, so that acceptance is as asked.
+from the plain answer are counted, with the distance of the two choices in the plain model's logits; and each depth's
+own answer is what its drafter knows, so that acceptance is as asked.
 """
 
 from __future__ import annotations

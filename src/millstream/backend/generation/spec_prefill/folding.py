@@ -1,8 +1,8 @@
 """Reads some spans of a prompt in one forward pass, each at its true positions.
 
 mlx-lm's layers rotate all tokens of a row from one position on, but each row may have its own. So the spans are cut
-into pieces, and the pieces are the rows of a pass. Attention and the caches see them joined, as one row: keys have their
-position in them, so causal attention over columns in order is all that is needed.
+into pieces, and the pieces are the rows of a pass. Attention and the caches see them joined, as one row: keys have
+their position in them, so causal attention over columns in order is all that is needed.
 """
 
 from __future__ import annotations
