@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,14 @@ from millstream.backend.generation.spec_prefill.scorer import PromptScorer, pool
 from millstream.backend.generation.spec_prefill.spec_prefill import SpecPrefillSettings
 from millstream.engine.generation.messages import Generate, Generated
 from millstream.engine.generation.plan import Prefill
+from millstream.engine.generation.scheduler import GenerationScheduler
 from millstream.engine.generation.sparse_prompt import GRID, Spans, choose, length
 from millstream.engine.generation.tuning import SchedulerSettings, make_scheduler
+from millstream.engine.messages import Cancel
+from millstream.model_facts import GenerationFacts
 from millstream.types import Sampling
 from support.engines import Driver, engine
+from support.preempting import PreemptingScheduler
 from support.tiny import VOCAB, write_model
 
 TOKENS = 400
@@ -213,3 +218,108 @@ def spans_of(folder: Path, submit: Generate, share: float) -> Spans:
     scorer.read([Prefill(submit, 0, len(submit.prompt), scores=True)])
     [(_, importance)] = scorer.take()
     return choose(importance, share, 0, len(submit.prompt) - 1)
+
+
+def test_a_quantised_cache_skips_tokens_too(models: tuple[Path, Path], tmp_path: Path) -> None:
+    """All pieces chosen, a prompt that is read in pieces answers as one that is read as a whole."""
+    folder = write_model(tmp_path / "wide", "llama", head_dim=32)
+    submit = Generate(1, prompt(1), 20)
+    with serve(backend(folder, models[1], share=1.0, kv_bits=8)) as driver:
+        [pieces] = driver.run(replace(submit, spec_prefill=True))
+        [whole] = driver.run(replace(submit, request_id=2))
+    assert pieces == whole
+
+
+def test_rows_answer_the_same_with_and_without_drafts(models: tuple[Path, Path]) -> None:
+    """Speculation follows a row that has skipped tokens, whatever its length."""
+    folder, draft = models
+    looping = (*prompt(6, 300), *prompt(7, 20), *prompt(7, 20), *prompt(7, 20), *prompt(7, 12))
+    submits = [
+        Generate(1, looping, 40, spec_prefill=True),
+        Generate(2, prompt(2, 30), 40),
+        Generate(3, looping[:-3], 40, Sampling(temperature=0.7, seed=5), spec_prefill=True, prediction=looping[300:]),
+    ]
+    found = []
+    for speculation in (True, False):
+        with serve(backend(folder, draft, speculation=speculation)) as driver:
+            found.append(driver.run(*submits))
+            assert usage(driver, 1).skipped_tokens > 0
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("seed", [1])
+def test_a_preempted_row_goes_on_as_if_nothing_had_happened(models: tuple[Path, Path], seed: int) -> None:
+    folder, draft = models
+    submits = [
+        Generate(number, prompt(10 * seed + number, 300), 12, spec_prefill=number != 2) for number in range(1, 3)
+    ]
+
+    def scheduler(facts: GenerationFacts) -> GenerationScheduler:
+        return PreemptingScheduler(
+            seed=seed, max_rows=facts.max_rows, prefill_tokens=64, spec_prefill=facts.spec_prefill
+        )
+
+    with serve(backend(folder, draft)) as driver:
+        wanted = driver.run(*submits)
+    before = PreemptingScheduler.preemptions
+    with engine(backend(folder, draft), make_scheduler=scheduler) as driver:
+        assert driver.run(*submits) == wanted
+        assert usage(driver, 1).completion_tokens == 12
+    assert PreemptingScheduler.preemptions > before
+
+
+def test_what_was_read_in_part_is_not_in_the_prefix_cache(models: tuple[Path, Path]) -> None:
+    folder, draft = models
+    whole = Generate(1, prompt(8), 20)
+    with serve(backend(folder, draft)) as driver:
+        [wanted] = driver.run(whole)
+    with serve(backend(folder, draft)) as driver:
+        driver.complete(replace(whole, request_id=2, spec_prefill=True))
+        assert usage(driver, 2).skipped_tokens > 0
+        [answer] = driver.run(replace(whole, request_id=3))
+        assert usage(driver, 3).cached_tokens == 0
+        assert answer == wanted
+        # Now all of it is cached, and a cached prefix is exact.
+        [again] = driver.run(replace(whole, request_id=4, spec_prefill=True))
+        assert usage(driver, 4).skipped_tokens == 0
+        assert again == wanted
+
+
+@pytest.mark.parametrize(
+    ("family", "with_draft", "reason"),
+    [
+        ("llama", False, "no SpecPrefill: there is no draft model"),
+        ("gemma3_text", True, "no SpecPrefill: only text models with full attention"),
+    ],
+)
+def test_models_that_cannot_say_why(
+    tiny_model: Callable[[str], Path], models: tuple[Path, Path], family: str, with_draft: bool, reason: str
+) -> None:
+    with serve(backend(tiny_model(family), models[1] if with_draft else None)) as driver:
+        assert driver.facts is not None
+        assert any(note.startswith(reason) for note in driver.facts.notes)
+        driver.complete(Generate(1, prompt(1), 5, spec_prefill=True))
+        assert usage(driver, 1).skipped_tokens == 0
+
+
+def test_a_model_that_does_it_says_so(models: tuple[Path, Path]) -> None:
+    with serve(backend(*models)) as driver:
+        assert driver.facts is not None and driver.facts.spec_prefill is not None
+        assert any("answers may miss what it has not read" in note for note in driver.facts.notes)
+        driver.complete(Generate(1, prompt(1), 5, spec_prefill=True))
+        driver.complete(Generate(2, prompt(1), 5))
+        assert usage(driver, 1).prompt_tokens == usage(driver, 2).prompt_tokens == TOKENS
+
+
+def test_one_that_is_cancelled_while_the_draft_reads_leaves_nothing(models: tuple[Path, Path]) -> None:
+    folder, draft = models
+    with serve(backend(folder, draft)) as driver:
+        for number in range(3):
+            driver.post(Generate(number, prompt(number, 1500), 5, spec_prefill=True))
+            driver.post(Generate(100 + number, prompt(number, 20), 3))
+            driver.wait_ended(100 + number)
+            driver.post(Cancel(number))
+        driver.wait_ended(*range(3))
+        [answer] = driver.run(Generate(50, prompt(9), 10, spec_prefill=True))
+    with serve(backend(folder, draft)) as driver:
+        assert driver.run(Generate(50, prompt(9), 10, spec_prefill=True)) == [answer]
