@@ -36,7 +36,7 @@ from millstream.backend.generation.spec_prefill.spec_prefill import Declined, sp
 from millstream.backend.generation.speculating import Speculating
 from millstream.backend.generation.trial import TwoRowTrial
 from millstream.backend.generation.verification import Verification, joined
-from millstream.backend.generation.warmup import RUNS, WarmupProgress, warm_up
+from millstream.backend.generation.warmup import RUNS, WarmupProgress, warm_up, warm_up_passes
 from millstream.backend.kernels.compiled import compile_costs, rehearse
 from millstream.backend.kernels.small_matmul import supported_here
 from millstream.backend.mlx_backend import MlxBackend
@@ -445,6 +445,7 @@ class MlxGenerationBackend(MlxBackend):
             max_rows=facts.max_rows,
             vocab_size=facts.vocab_size,
             context_length=facts.context_length,
+            passes=functools.partial(self._warm_up_passes, facts) if facts.drafters else lambda: None,
         )
         if compile_costs()[0] > self._compiled_before:
             # Not all kernels were on disk: those that are still missing compile at once.
@@ -454,6 +455,14 @@ class MlxGenerationBackend(MlxBackend):
         run(after_run=after_run)
         log.info("Warmed up in %.1f s", sum(seconds for _, seconds in phases.phases))
         log.debug("Warm-up: %s", phases)
+
+    def _warm_up_passes(self, facts: GenerationFacts) -> None:
+        assembly, layout = self._assembly, self._layout
+        assert assembly is not None and layout is not None, "the model is loaded"
+        warm_up_passes(
+            lambda: assembly.make(layout, PrefixStore()), max_rows=facts.max_rows, vocab_size=facts.vocab_size
+        )
+        self.reset()
 
     def _with_spec_prefill(self, facts: GenerationFacts) -> GenerationFacts:
         """The facts with how long prompts are read in part, or with a note that says why not."""

@@ -156,6 +156,11 @@ class Request:
             skipped_tokens=self.skipped,
         )
 
+    @property
+    def left(self) -> int:
+        """Tokens that it may still generate."""
+        return self.submit.max_tokens - self.generated
+
     def preempt(self) -> None:
         """Its row is gone. It waits to start again, with a prompt that ends with what it has generated."""
         self.move(State.WAITING)

@@ -290,15 +290,12 @@ class GenerationScheduler:
         """The rows that may speculate in the next step and how far, and by which odds."""
         if self._speculation is None:
             return (), PLAIN
-        most = {
-            each.request_id: each.submit.max_tokens - each.generated - 1
-            for each in self._running.values()
-            if each.submit.speculate and each.generated + 1 < each.submit.max_tokens
-        }
-        choice = self._speculation.choose(most, len(self._running))
+        rows = [each for each in self._running.values() if each.left > 1 and each.submit.speculate]
+        drafters = {each.request_id: self._speculation.drafters_of(each.submit) for each in rows}
+        choice = self._speculation.choose(drafters, len(self._running))
         if not choice.depth or not self._fits_draft(choice.depth):
             return (), choice
-        return tuple((row, min(left, choice.depth)) for row, left in most.items()), choice
+        return tuple((each.request_id, min(each.left - 1, choice.depth)) for each in rows), choice
 
     def _fits_draft(self, depth: int) -> bool:
         """Whether every row may grow by a draft: none is preempted for it."""

@@ -37,6 +37,10 @@ class PassShape:
         found = x[: self.live * self.length].reshape(self.live, self.length, *x.shape[2:])
         return _padded(found, size)
 
+    def flat_rows(self, x: mx.array) -> mx.array:
+        """An output of rows, (live rows, length, …), as flat rows, (flat rows, 1, …)."""
+        return _padded(x.reshape(self.live * self.length, 1, *x.shape[2:]), self.width)
+
     def grouped(self, x: mx.array) -> mx.array:
         """Heads of flat rows, (flat rows, heads, 1, size), as (rows, heads, length, size)."""
         if self.length == 1:
