@@ -1,10 +1,11 @@
-"""A draft model's rows: they run ahead, are taken back, catch up, join and leave.
+"""A draft model's rows run ahead, are taken back, catch up, join and leave; and answers with it are those without it.
 
-The draft model is the target itself, so every draft is what a plain run of the model says next.
+In most tests the draft model is the target itself, so every draft is what a plain run of the model says next.
 """
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,15 +17,19 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
 from millstream.backend.device import current_device
+from millstream.backend.generation.backend import MlxGenerationBackend
 from millstream.backend.generation.drafters import draft_prompts
 from millstream.backend.generation.drafters.draft_model import load_draft_model
 from millstream.backend.generation.drafters.model_drafter import ModelDrafter
 from millstream.backend.generation.sampling.sampler import Sampler
 from millstream.backend.generation.settings import DraftSettings, GenerationSettings
 from millstream.backend.weights.unpacking import nothing_packed
-from millstream.engine.generation.messages import Generate
+from millstream.engine.generation.messages import Generate, Generated
 from millstream.errors import ModelError
 from millstream.types import Sampling
+from support.drafting import drafting
+from support.engines import engine
+from support.mixed_requests import mixed, seen
 from support.tiny import VOCAB, write_model
 
 
@@ -68,8 +73,7 @@ def ready(drafter: ModelDrafter, wanted: dict[int, int]) -> dict[int, tuple[int,
     raise AssertionError("the prompts are never read")
 
 
-@pytest.mark.parametrize("like_gpu", [False, True])
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(("seed", "like_gpu"), [(0, False), (1, True)])
 def test_a_draft_is_what_the_model_says_next(folder: Path, seed: int, like_gpu: bool) -> None:
     """Rows of unequal lengths that gain their draft, a part of it, other tokens, or many at once; join and leave."""
     draw = random.Random(seed)
@@ -77,7 +81,7 @@ def test_a_draft_is_what_the_model_says_next(folder: Path, seed: int, like_gpu: 
     samplings = [Sampling(), Sampling(temperature=0.9, seed=5), Sampling(temperature=0.7, top_p=0.9, seed=6)]
     texts: dict[int, list[int]] = {}
     begun: dict[int, int] = {}
-    for turn in range(14):
+    for turn in range(12):
         if turn in (0, 3, 7):
             for name in (turn, turn + 1):
                 tokens = prompt(name, draw.choice([1, 2, 40, 250]))
@@ -151,3 +155,41 @@ def test_other_attention_is_refused(tmp_path: Path, family: str) -> None:
     path = write_model(tmp_path, family)
     with pytest.raises(ModelError, match="full attention"):
         drafter_of(path)
+
+
+def similar(folder: Path, target: Path) -> Path:
+    """A draft model that is often right: the target with noise in its weights."""
+    folder.mkdir()
+    weights: dict[str, mx.array] = mx.load(str(target / "model.safetensors"))  # type: ignore[assignment]
+    mx.random.seed(1)
+    noisy = {name: each + 0.004 * mx.random.normal(each.shape) for name, each in weights.items()}
+    mx.save_safetensors(str(folder / "model.safetensors"), noisy)
+    (folder / "config.json").write_bytes((target / "config.json").read_bytes())
+    return folder
+
+
+@pytest.mark.parametrize("preempt", [0.0, 0.08])
+def test_answers_with_a_draft_model_are_those_without(folder: Path, tmp_path: Path, preempt: float) -> None:
+    """Greedy and sampled rows, penalties, stop tokens; rows join, end and are preempted."""
+    plain = GenerationSettings("folder", folder, max_rows=4, speculation=False)
+    wanted = mixed(8, 14)
+    with engine(lambda: MlxGenerationBackend(plain), prefill_tokens=16) as driver:
+        assert driver.facts is not None and not driver.facts.drafters
+        bytes_alone = driver.facts.weight_bytes, driver.facts.kv_bytes_per_token
+        expected = seen(driver, wanted, cached=False)
+    draft = DraftSettings("folder", similar(tmp_path / "similar", folder))
+    settings = GenerationSettings("folder", folder, max_rows=4, draft=draft)
+    made: list[MlxGenerationBackend] = []
+
+    def make() -> MlxGenerationBackend:
+        made.append(MlxGenerationBackend(settings))
+        return made[-1]
+
+    with engine(make, make_scheduler=functools.partial(drafting, 5, preempt=preempt)) as driver:
+        assert driver.facts is not None and "draft-model" in driver.facts.drafters
+        assert any("draft model" in note for note in driver.facts.notes)
+        assert (driver.facts.weight_bytes, driver.facts.kv_bytes_per_token) == tuple(2 * each for each in bytes_alone)
+        assert seen(driver, wanted, cached=False) == expected
+        usages = [end.usage for ends in driver.ends.values() for end in ends if isinstance(end, Generated)]
+        assert sum(each.accepted_prediction_tokens for each in usages) > 20
+        assert sum(each.rejected_prediction_tokens for each in usages) > 5

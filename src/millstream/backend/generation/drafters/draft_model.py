@@ -23,14 +23,14 @@ from millstream.errors import ModelError
 class DraftModel:
     """Its weights and the layout that it runs in."""
 
-    def __init__(self, loaded: LoadedModel, layout: Layout, assembly: Assembly, weight_bytes: int) -> None:
+    def __init__(self, name: str, loaded: LoadedModel, layout: Layout, assembly: Assembly, weight_bytes: int) -> None:
         self.model: Any = loaded.model
         self.vocab_size = loaded.vocab_size
         self.context_length = loaded.context_length
         self.weight_bytes = weight_bytes
         self.layout = layout
         self.kv_bytes_per_token, _ = assembly.measure(layout)
-        self.note = f"draft model: {loaded.dtype} weights, {weight_bytes / 2**30:.2f} GiB"
+        self.note = f"draft model: {name}, {loaded.dtype} weights, {weight_bytes / 2**30:.2f} GiB"
         self._assembly = assembly
 
     def make(self) -> tuple[DraftRows, Prefiller]:
@@ -57,7 +57,7 @@ def load_draft_model(
     layout = chooser.choose(TwoRowTrial(assembly))
     if layout.caches != "classes":
         raise _unfit(target, "a draft model must have full attention in all layers, and layers that rows can share")
-    return DraftModel(loaded, layout, assembly, weight_bytes)
+    return DraftModel(settings.path.name, loaded, layout, assembly, weight_bytes)
 
 
 def _unfit(settings: GenerationSettings, reason: str) -> ModelError:
