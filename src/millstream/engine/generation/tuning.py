@@ -106,7 +106,6 @@ def make_scheduler(settings: SchedulerSettings, facts: GenerationFacts) -> Gener
         whole_media=facts.whole_media,
         depth_cost=tuning.depth_cost,
         speculation=SpeculationDepth(facts.drafters, widest=facts.widest_pass) if facts.drafters else None,
-        speculation=SpeculationDepth(facts.drafters) if facts.drafters else None,
         spec_prefill=facts.spec_prefill,
     )
 
