@@ -69,6 +69,7 @@ class ModelSpec:
     draft: str | None = None
     """Its draft model: as `source`; `none` for none."""
     draft_depth: int | None = None
+    spec_prefill: float | None = None
     sampling: tuple[tuple[str, float], ...] = ()
     """Defaults for fields of `Sampling` that a request leaves out, as pairs of name and value."""
     max_tokens: int | None = None
@@ -158,6 +159,10 @@ class Settings:
     """The draft model of models that do not set their own: a folder, a .gguf file or a hub id."""
     draft_depth: int | None = None
     """The most tokens that a draft model drafts at once. None: as many as pay."""
+    spec_prefill: float = 1.0
+    """The share of a long prompt that a model with a draft model reads, unless it sets its own; 1: all of it."""
+    spec_prefill_tokens: int = 4096
+    """The fewest tokens of a long prompt, without those in the prefix cache."""
     load: str = "start"
     """When to load models that do not set it themselves: `start` or `use`."""
     idle_unload: float = 0.0

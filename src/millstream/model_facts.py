@@ -89,6 +89,18 @@ class Calibration:
 
 
 @dataclass(frozen=True, slots=True)
+class SpecPrefillFacts:
+    """How prompts may be read in part: see `engine/generation/sparse_prompt.py`."""
+
+    share: float
+    """Of the tokens that the prefix cache does not hold, how many the target reads."""
+    least: int
+    """The fewest such tokens for which it is done."""
+    cost: float
+    """What a token costs the draft model, in tokens of the target."""
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationFacts:
     """What a generation engine reports of its model."""
 
@@ -129,6 +141,8 @@ class GenerationFacts:
     plain steps in their last bits. 0: any number."""
     context_reason: str = ""
     """If the context was cut: the model's own limit and why there is less, as a sentence for errors."""
+    spec_prefill: SpecPrefillFacts | None = None
+    """None: every prompt is read as a whole."""
 
     @property
     def capacity(self) -> int:

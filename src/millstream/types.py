@@ -96,6 +96,8 @@ class Usage:
     """Tokens of drafts, by all drafters, that became completion tokens."""
     rejected_prediction_tokens: int = 0
     """Tokens of drafts that were verified in vain."""
+    skipped_tokens: int = 0
+    """Prompt tokens that the model has not read, since a draft model found them unimportant (SpecPrefill)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +214,8 @@ class GenerationRequest:
     """What the client expects the answer to be, or most of it: a draft. It changes nothing but speed."""
     speculate: bool = True
     """False: decode token by token, whatever drafters the model has."""
+    spec_prefill: bool | None = None
+    """Whether a long prompt may be read in part, if the model does that (lossy). None: yes, unless it has tools."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,13 @@ def natural(text: str) -> int:
     return integer(text, 0, 2**40)
 
 
+def share(text: str) -> float:
+    """Above 0, to 1."""
+    if not re.fullmatch(r"[0-9]{0,20}\.?[0-9]{1,20}", text) or not 0 < float(text) <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0 and up to 1")
+    return float(text)
+
+
 def integer(text: str, low: int, high: int) -> int:
     if not text.isdecimal() or not low <= int(text) <= high:
         raise argparse.ArgumentTypeError(f"{text!r} is not an integer from {low} to {high}")

@@ -98,6 +98,13 @@ _MODEL = (
         "most tokens that the draft model drafts at once",
         _SERVER,
     ),
+    ModelOption(
+        "spec_prefill",
+        toml.number(0, 1, exclusive_low=True),
+        "above 0, to 1",
+        "read only this share of long prompts, which the draft model chooses: lossy",
+        _SERVER,
+    ),
     ModelOption("tool_format", toml.choice(*TOOL_FORMATS), "as --tool-format", "the format of its tool calls", _SERVER),
     ModelOption(
         "reasoning_format",

@@ -32,6 +32,7 @@ def generation_backend(source: ModelSource, settings: EngineSettings) -> Generat
         from millstream.backend.device import use_device
         from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
         from millstream.backend.generation.settings import DraftSettings
+        from millstream.backend.generation.spec_prefill.spec_prefill import SpecPrefillSettings
 
     use_device(settings.device, settings.kernel_dir)
     draft = settings.draft
@@ -47,8 +48,11 @@ def generation_backend(source: ModelSource, settings: EngineSettings) -> Generat
             cache_limit=settings.cache_limit,
             grammars=compiler_of(source),
             feature_bytes=settings.feature_bytes,
-            draft=draft and DraftSettings(draft.kind, Path(draft.path), settings.draft_depth),
+            draft=None if draft is None else DraftSettings(draft.kind, Path(draft.path), settings.draft_depth),
             speculation=settings.speculation,
+            spec_prefill=SpecPrefillSettings(settings.spec_prefill, settings.spec_prefill_tokens)
+            if settings.spec_prefill < 1
+            else None,
         )
     )
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from millstream.config import ModelSpec, Settings
-from millstream.loading.settings import draft_depth, draft_of, kv_bits, max_batch, speculation
+from millstream.loading.settings import draft_depth, draft_of, kv_bits, max_batch, spec_prefill, speculation
 
 LIVE_FIELDS = frozenset({"aliases", "pin", "load", "idle_unload", "sampling", "max_tokens"})
 """Fields of `ModelSpec` that take effect without a reload."""
@@ -68,6 +68,7 @@ def load_options(settings: Settings, spec: ModelSpec) -> tuple[object, ...]:
         speculation(settings, spec),
         draft_of(settings, spec),
         draft_depth(settings, spec),
+        spec_prefill(settings, spec),
         None if settings.memory is None else spec.kv_memory,
         spec.tool_format or settings.tool_format,
         spec.reasoning_format or settings.reasoning_format,

@@ -41,6 +41,9 @@ class EngineSettings:
     draft: ModelSource | None = None
     """Its draft model, on the same engine."""
     draft_depth: int | None = None
+    spec_prefill: float = 1.0
+    """The share of long prompts that is read, and how long such a prompt is."""
+    spec_prefill_tokens: int = 4096
     kernel_dir: Path | None = None
     """Where compiled CUDA kernels are kept for the next process."""
 
@@ -60,6 +63,8 @@ def engine_settings(settings: Settings, spec: ModelSpec) -> EngineSettings:
         feature_bytes=FEATURE_BYTES if memory is None else min(FEATURE_BYTES, memory // 20),
         speculation=speculation(settings, spec) != "off",
         draft_depth=draft_depth(settings, spec),
+        spec_prefill=spec_prefill(settings, spec),
+        spec_prefill_tokens=settings.spec_prefill_tokens,
         kernel_dir=(settings.cache_dir or user_cache_dir()) / "kernels",
     )
 
@@ -79,13 +84,18 @@ def speculation(settings: Settings, spec: ModelSpec) -> str:
 
 
 def draft_of(settings: Settings, spec: ModelSpec) -> str | None:
-    """The draft model of a model, as it was named. None if it has none, or must not speculate."""
+    """The draft model of a model, as it was named. None if it has none, or nothing to do for it."""
     named = spec.draft or settings.draft
-    return None if named == NO_DRAFT or speculation(settings, spec) == "off" else named
+    needed = speculation(settings, spec) != "off" or spec_prefill(settings, spec) < 1
+    return None if named == NO_DRAFT or not needed else named
 
 
 def draft_depth(settings: Settings, spec: ModelSpec) -> int | None:
     return spec.draft_depth or settings.draft_depth
+
+
+def spec_prefill(settings: Settings, spec: ModelSpec) -> float:
+    return settings.spec_prefill if spec.spec_prefill is None else spec.spec_prefill
 
 
 def kv_bits(settings: Settings, spec: ModelSpec) -> int:

@@ -144,6 +144,7 @@ def _generation(
         unset=SAMPLING_FIELDS - given,
         prediction=request.prediction,
         speculate=request.speculation,
+        spec_prefill=request.spec_prefill,
     )
 
 

@@ -12,6 +12,8 @@ Finish = Literal["stop", "length", "tool_calls", "function_call"]
 class CachedTokens(ResponseSchema):
     cached_tokens: int
     """Tokens of the prompt that were found in the prefix cache."""
+    skipped_tokens: int = ABSENT
+    """Present if the prompt was read in part (--spec-prefill): tokens of it that the model has not read."""
 
 
 class CompletionTokens(ResponseSchema):

@@ -119,6 +119,9 @@ class TextRequest(StructuredRequest):
     Where it is right, tokens come several at a time. It never changes the completion."""
     speculation: bool = True
     """False: no speculative decoding for this request. It changes how fast tokens come, never which."""
+    spec_prefill: bool | None = None
+    """Where the server reads long prompts in part (--spec-prefill): false to read all of this one, true to read it in
+    part even if it has tools. Without it, prompts with tools are read as a whole."""
 
     @property
     def repetition(self) -> float | None:

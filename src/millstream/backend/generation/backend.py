@@ -33,6 +33,8 @@ from millstream.backend.generation.prefill.prefiller import Passes, Prefiller, S
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
 from millstream.backend.generation.sampling.guides import prepare_grammar
 from millstream.backend.generation.settings import GenerationSettings
+from millstream.backend.generation.spec_prefill.scorer import PromptScorer
+from millstream.backend.generation.spec_prefill.spec_prefill import Declined, spec_prefill
 from millstream.backend.generation.speculating import Speculating
 from millstream.backend.generation.trial import TwoRowTrial
 from millstream.backend.generation.verification import Verification, joined
@@ -108,6 +110,7 @@ class MlxGenerationBackend(MlxBackend):
         on_cpu = self._device.is_cpu and not settings.like_gpu
         self._deferred = DeferredChunks(steps_per_chunk=1 if on_cpu else STEPS_PER_CHUNK, wait_for_previous=on_cpu)
         self._encoder: MediaEncoder | None = None
+        self._scorer: PromptScorer | None = None
         self._drafters = drafters
         self._speculating = Speculating(Drafts())
         self._draft_model: DraftModel | None = None
@@ -190,7 +193,7 @@ class MlxGenerationBackend(MlxBackend):
         )
         self._warm_up(facts, warming_up)
         phases.done("warm-up")
-        facts = self._calibrate(facts)
+        facts = self._with_spec_prefill(self._calibrate(facts))
         phases.done("calibration")
         warming_up.advance()
         # Else the garbage collector would scan all of it between two steps: 20 ms and more.
@@ -211,6 +214,8 @@ class MlxGenerationBackend(MlxBackend):
             prefiller.drop(plan.drop)
             batch.drop(set(plan.drop))
             self._speculating.drop(plan.drop)
+            if self._scorer is not None:
+                self._scorer.drop(plan.drop)
             if self._encoder is not None:
                 self._encoder.drop(plan.drop)
         joining = [request_id for request_id in plan.decode if request_id not in batch.ids]
@@ -228,6 +233,7 @@ class MlxGenerationBackend(MlxBackend):
             handle for chunk in plan.prefill if chunk.request.request_id in rejected for handle in chunk.saved_handles
         ]
         self._deferred.evaluate(chunks, has_running_rows=decoding.running, complete_now=plan.complete_prefill)
+        importance = self._scorer.take() if self._scorer is not None and not self._deferred else ()
         self._store.evict(plan.evict)
         self._compact(has_running_rows=decoding.running, busy=bool(plan.prefill or plan.save or joining))
         if decoding.verification is None:
@@ -242,6 +248,7 @@ class MlxGenerationBackend(MlxBackend):
             guessed=self._speculating.compared(),
             prompt_logprobs=tuple(prefiller.take_logprobs()),
             encoded=encoded,
+            importance=importance,
             shared=tuple((each, sum(piece.tokens for piece in pieces)) for each, pieces in shared.items()),
             unsaved=tuple(unsaved),
             exported=tuple(self._store.exports.advance()),
@@ -261,8 +268,8 @@ class MlxGenerationBackend(MlxBackend):
         """Owner only. Weights, KV caches of rows and of prompts in prefill, saved prefixes, encoded media."""
         self._guard.check("memory_bytes")
         rows = (self._batch.nbytes if self._batch else 0) + (self._prefiller.nbytes if self._prefiller else 0)
-        drafted = sum(drafter.nbytes for drafter in (self._model_drafter, self._mtp) if drafter is not None)
-        return self._weight_bytes + rows + drafted + self._store.nbytes + (self._encoder.nbytes if self._encoder else 0)
+        parts = (self._encoder, self._scorer, self._model_drafter, self._mtp)
+        return self._weight_bytes + rows + self._store.nbytes + sum(part.nbytes for part in parts if part is not None)
 
     def reset(self) -> None:
         """Owner only. Drop every row and all saved prefixes: a failed step may have left any of them half written."""
@@ -273,13 +280,15 @@ class MlxGenerationBackend(MlxBackend):
             self._mtp.clear()
         self._deferred.clear()
         self._store.clear()
+        if self._scorer is not None:
+            self._scorer.clear()
         if self._encoder is not None:
             self._encoder.clear()
         assert self._assembly is not None and self._layout is not None, "no model is loaded"
         self._batch, self._prefiller = self._assembly.make(self._layout, self._store)
 
     def _drop_arrays(self) -> None:
-        self._pending = self._batch = self._prefiller = self._model = self._encoder = None
+        self._pending = self._batch = self._prefiller = self._model = self._encoder = self._scorer = None
         self._assembly = self._layout = self._drafters = self._draft_model = self._model_drafter = self._mtp = None
         self._speculating = Speculating(Drafts())
         self._deferred.clear()
@@ -385,7 +394,10 @@ class MlxGenerationBackend(MlxBackend):
         the media of some requests were rejected."""
         if self._encoder is not None:
             return self._encoder.step(plan, prefiller)
-        return prefiller.prefill(plan.prefill), (), {order.request.request_id: TEXT_ONLY for order in plan.encode}
+        passes = prefiller.prefill([chunk for chunk in plan.prefill if not chunk.scores])
+        if self._scorer is not None:
+            passes += self._scorer.read(chunk for chunk in plan.prefill if chunk.scores)
+        return passes, (), {order.request.request_id: TEXT_ONLY for order in plan.encode}
 
     def _read(self, batch: Batch) -> list[RowOutput]:
         """Wait for the last step; its tokens, for the rows that are still in the batch."""
@@ -484,6 +496,27 @@ class MlxGenerationBackend(MlxBackend):
         self.reset()
         if self._mtp is not None:
             self._mtp.warm_up()
+
+    def _with_spec_prefill(self, facts: GenerationFacts) -> GenerationFacts:
+        """The facts with how long prompts are read in part, or with a note that says why not."""
+        settings, layout = self._settings.spec_prefill, self._layout
+        if settings is None or layout is None:
+            return facts
+        draft = self._draft_model
+        try:
+            if draft is None:
+                raise Declined("there is no draft model")
+            if layout.caches != "classes" or self._encoder is not None:
+                raise Declined("only text models with full attention in all layers can skip tokens")
+            self._scorer, found, note = spec_prefill(
+                *(settings, self._model, draft.model),
+                vocab_size=facts.vocab_size,
+                packing=layout.packing,
+                measure=facts.calibration is not None,
+            )
+        except Declined as reason:
+            return dataclasses.replace(facts, notes=(*facts.notes, f"no SpecPrefill: {reason}"))
+        return dataclasses.replace(facts, notes=(*facts.notes, note), spec_prefill=found)
 
     def _calibrate(self, facts: GenerationFacts) -> GenerationFacts:
         """The facts with what chunks, steps and saves cost here, measured after the warm-up has compiled kernels."""

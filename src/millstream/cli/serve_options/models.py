@@ -7,6 +7,7 @@ from dataclasses import replace
 from millstream.cli.serve_options.option import Option
 from millstream.cli.serve_options.values import (
     PATH,
+    SHARE,
     SIZE,
     SIZE_OR_NONE,
     SWITCH,
@@ -89,6 +90,17 @@ SPECULATIVE = (
         integer(1, MAX_DEPTH, metavar="TOKENS"),
         "most tokens that a draft model drafts at once",
         default_text="as many as pay",
+    ),
+    Option(
+        "spec_prefill",
+        SHARE,
+        "read only this share of long prompts, which the draft model chooses; faster, but an answer may miss what was "
+        "not read; 1: read all",
+    ),
+    Option(
+        "spec_prefill_tokens",
+        integer(512, metavar="TOKENS"),
+        "the fewest tokens of a long prompt for --spec-prefill, without those in the prefix cache",
     ),
 )
 

@@ -100,6 +100,7 @@ PATH = Value(path, toml.string, "a path", metavar="FOLDER", is_path=True)
 SWITCH = Value(boolean, toml.boolean, "true or false", lambda value: str(value).lower(), is_switch=True)
 SIZE = Value(arguments.memory_size, toml.size, "a size such as 16GB, 8GiB or 512MB", show_size, "SIZE")
 SIZE_OR_NONE = Value(arguments.memory_size_or_none, toml.size_or_none, "a size such as 2GiB, or 0", show_size, "SIZE")
+SHARE = Value(arguments.share, toml.number(0, 1, exclusive_low=True), "a number above 0, to 1", metavar="SHARE")
 TIME = Value(arguments.duration, toml.time_span, "a time such as 90s, 10m or 2h", show_time, "TIME")
 MILLISECONDS = Value(
     arguments.milliseconds,

@@ -32,6 +32,8 @@ class Generate(Submit):
     grammar: Grammar | None = field(default=None, repr=False)
     prompt_logprobs: int | None = None
     """Like `logprobs`, for the prompt's tokens but the first. They arrive as `PromptLogprobs` before any `Tokens`."""
+    spec_prefill: bool = False
+    """The model may read a part of the prompt only, if it is long and a draft model is there to choose the part."""
     resumed: int = 0
     """How many of the last prompt tokens are its own output: set by the scheduler for a request that was preempted."""
     prediction: tuple[int, ...] = field(default=(), repr=False)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from millstream.engine.generation.messages import Generate
+from millstream.engine.generation.sparse_prompt import Spans, length
 from millstream.engine.generation.speculation.choice import Odds, Outcome
 from millstream.engine.prefix_cache.orders import ExportedPrefix, RestorePrefix, SavePrefix, SharePrefix
 from millstream.engine.protocols import Backend
@@ -30,11 +31,20 @@ class Prefill:
     """In the first chunk only: the checkpoint after `request.prompt[:start]`."""
     save: SavePrefix | None = None
     """What to save once the chunk has run."""
+    scores: bool = False
+    """The draft model reads this chunk, to choose what the target reads: see `StepResult.importance`."""
+    spans: Spans = ()
+    """What the target reads from `start` to `end`; empty: all of it."""
 
     @property
     def joins(self) -> bool:
         """True for the last chunk of a prompt."""
-        return self.end == len(self.request.prompt) - 1
+        return not self.scores and self.end == len(self.request.prompt) - 1
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens it reads."""
+        return length(self.spans) if self.spans else self.end - self.start
 
     @property
     def saved_handles(self) -> tuple[int, ...]:
@@ -142,6 +152,8 @@ class StepResult:
     """Of a longer pass: what it and its drafts took, without the wait for the step before."""
     guessed: tuple[Outcome, ...] = ()
     """Of drafts that were compared, not verified: see `Plan.guess`."""
+    importance: tuple[tuple[int, tuple[float, ...]], ...] = ()
+    """(request id, how important the draft model finds each piece of a prompt that it has read)."""
 
 
 GenerationBackend = Backend[Generate, Plan, StepResult, GenerationFacts]

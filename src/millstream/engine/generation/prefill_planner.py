@@ -7,6 +7,7 @@ streams may have. Short prompts may overtake long ones, by a bounded amount.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
@@ -48,9 +49,11 @@ class PrefillPlanner:
         prefix_cache: PrefixCache,
         whole_media: bool = False,
         depth_cost: float = 0.0,
+        scoring_cost: float = 1.0,
     ) -> None:
         """`whole_media`: no chunk may end inside an image. `depth_cost`: by how much a token costs more for each token
-        before it, relative to the first."""
+        before it, relative to the first. `scoring_cost`: what a token costs a draft model that scores a prompt."""
+        self._scoring_cost = scoring_cost
         self._depth_cost = depth_cost
         self._sizer = sizer
         self._prefill_tokens = prefill_tokens
@@ -82,7 +85,7 @@ class PrefillPlanner:
         overtaking = self._overtaking(queue, self._prefill_tokens)
         others = [request for request in queue if request not in overtaking]
         chunks = [*self._fill(overtaking, admit, self._prefill_tokens)]
-        spent = sum(max(1, chunk.end - chunk.start) for chunk in chunks)
+        spent = sum(max(1, self._price(chunk)) for chunk in chunks)
         chunks += self._fill(others, admit, self._prefill_tokens - spent)
         self._book(chunks, overtaking)
         return chunks
@@ -128,7 +131,7 @@ class PrefillPlanner:
         """The step of this plan took so long."""
         self.clock += seconds
         self._chunk_pending = result.prefilling
-        tokens = sum(self._cost(chunk.start, chunk.end) for chunk in plan.prefill)
+        tokens = sum(self._chunk_cost(chunk) for chunk in plan.prefill)
         if plan.encode or result.length > 1:
             self._sizer.skip_steps()
         self._sizer.observe(rows=len(plan.decode), prompt_tokens=tokens, seconds=seconds, prefilling=result.prefilling)
@@ -152,17 +155,32 @@ class PrefillPlanner:
     def _left(self, request: Request) -> int:
         """Tokens to prefill. For a waiting request, those that were not cached when it was first looked at."""
         if request.state is not State.WAITING:
-            return request.prefill_end - request.prefilled
+            return request.work
         if request.prefix.expected is None:
             request.prefix.expected = self._cache.peek(request.prefix)
-        return request.prefill_end - request.prefix.expected
+        return request.work_after(request.prefix.expected)
 
     def _cost(self, start: int, end: int) -> float:
         """What these tokens of a prompt cost, in tokens of the beginning of one: attention reads all before them."""
         return (end - start) * (1 + self._depth_cost * (start + end) / 2)
 
+    def _chunk_cost(self, chunk: Prefill) -> float:
+        """The same of a chunk. Of a prompt that is read in part, as much is missing before it as in it."""
+        if chunk.spans:
+            share = chunk.tokens / (chunk.end - chunk.start)
+            return chunk.tokens * (1 + self._depth_cost * share * (chunk.start + chunk.end) / 2)
+        cost = self._cost(chunk.start, chunk.end)
+        return self._scoring_cost * cost if chunk.scores else cost
+
+    def _price(self, chunk: Prefill) -> int:
+        """What a chunk takes of a budget, in tokens."""
+        return math.ceil(self._scoring_cost * chunk.tokens) if chunk.scores else chunk.tokens
+
     def _is_short(self, request: Request) -> bool:
-        """True if one chunk will do, even a gentle one. The end of a long prompt is not short: it may span steps."""
+        """True if one chunk will do, even a gentle one. The end of a long prompt is not short: it may span steps. A
+        prompt that is read in part is long."""
+        if request.sparse is not None:
+            return False
         started = request.state is State.PREFILLING and request.prefilled > request.prefix.hit.tokens
         return not started and self._left(request) <= self._sizer.most
 
@@ -197,6 +215,13 @@ class PrefillPlanner:
                 if (hit := admit(request)) is None:
                     return
                 request.prefilled = hit.tokens
+            if request.sparse is not None:
+                if (chunk := self._sparse_chunk(request, budget)) is not None:
+                    yield chunk
+                    budget -= self._price(chunk)
+                    if not chunk.joins:
+                        return
+                continue
             length = self._length(request, budget, beside_rows=beside_rows, first=first)
             for chunk in self._cut(request, length, hit):
                 yield chunk
@@ -214,6 +239,21 @@ class PrefillPlanner:
         if left <= budget or first or not beside_rows:
             return min(left, budget)
         return min(left, self._sizer.at_most(budget))
+
+    def _sparse_chunk(self, request: Request, budget: int) -> Prefill | None:
+        """The next chunk of a prompt that is read in part: the draft model reads it, then the target. None while the
+        backend chooses."""
+        sparse, submit, end = request.sparse, request.submit, request.prefill_end
+        assert sparse is not None
+        if sparse.kept is None:
+            scoring = sparse.next_scoring(budget, end)
+            return None if scoring is None else Prefill(submit, *scoring, scores=True)
+        spans = sparse.next_reading(request.prefilled, budget, end)
+        start, hit = request.prefilled, request.prefix.hit
+        chunk = Prefill(submit, start, spans[-1][1] if spans else end, spans=spans)
+        if hit.tokens and start == hit.tokens:
+            chunk = replace(chunk, reuse=hit.handles, reuse_checkpoint=hit.checkpoint)
+        return chunk
 
     def _cut(self, request: Request, length: int, hit: Hit | None) -> Iterator[Prefill]:
         """The next `length` tokens of a prompt, cut where checkpoints are saved. Of a prompt with media, one chunk at
@@ -236,7 +276,7 @@ class PrefillPlanner:
         """Those that overtake spend credit, all others earn it."""
         overtakers = {request.request_id for request in overtaking}
         for chunk in chunks:
-            tokens = chunk.end - chunk.start
+            tokens = self._price(chunk)
             self._credit += -tokens if chunk.request.request_id in overtakers else tokens * OVERTAKING
         self._credit = min(self._credit, max(self._prefill_tokens, self._sizer.most))
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from enum import Enum, auto
 
 from millstream.engine.generation.kv_budget import Phase, Row
 from millstream.engine.generation.messages import Generate
+from millstream.engine.generation.sparse_prompt import SparsePrompt
 from millstream.engine.prefix_cache.prompt import CachedPrompt
 from millstream.types import TokenLogprob, Usage
 
@@ -63,13 +65,16 @@ class Request:
         "prefix",
         "rejected",
         "shared",
+        "sparse",
         "state",
         "submit",
         "tokens",
     )
 
-    def __init__(self, submit: Generate, age: int = 0) -> None:
-        """`age`: its number in the order of arrival; the oldest has the lowest."""
+    def __init__(self, submit: Generate, age: int = 0, sparse: SparsePrompt | None = None) -> None:
+        """`age`: its number in the order of arrival; the oldest has the lowest. `sparse`: if its prompt may be read in
+        part."""
+        self.sparse = sparse
         self.submit = submit
         self.age = age
         self.state = State.HELD
@@ -105,6 +110,33 @@ class Request:
         return len(self.submit.prompt) - 1
 
     @property
+    def work(self) -> int:
+        """What is left to prefill, in tokens."""
+        return self.work_after(self.prefilled)
+
+    def work_after(self, position: int) -> int:
+        """What there is to prefill once so many tokens are computed or cached."""
+        end = self.prefill_end
+        return end - position if self.sparse is None else self.sparse.work(position, end)
+
+    def start(self, cached: int) -> None:
+        """It gets a row, and the prefix cache has so many tokens of it. If few are left, all of them are read."""
+        sparse = self.sparse
+        if sparse is not None and sparse.kept is None and self.prefill_end - cached < sparse.facts.least:
+            self.sparse = None
+        self.prefix.partial = self.sparse is not None
+
+    def select(self, importance: Sequence[float]) -> None:
+        """The draft model has read its prompt: choose what the target reads."""
+        if self.sparse is not None:
+            self.sparse.select(importance, self.prefix.hit.tokens, self.prefill_end, self.submit.resumed)
+
+    @property
+    def skipped(self) -> int:
+        """Tokens of its prompt that are never read."""
+        return 0 if self.sparse is None else self.sparse.skipped(self.prefix.hit.tokens, self.prefill_end)
+
+    @property
     def kv_row(self) -> Row:
         """What its KV cache holds, for the budget."""
         if self.state is not State.RUNNING:
@@ -121,6 +153,7 @@ class Request:
             cached,
             accepted_prediction_tokens=self.accepted,
             rejected_prediction_tokens=self.rejected,
+            skipped_tokens=self.skipped,
         )
 
     @property
@@ -142,6 +175,8 @@ class Request:
             prompt_logprobs=None if prompt_done else submit.prompt_logprobs,
         )
         self.prefix = _cached_prompt(self.submit)
+        if self.sparse is not None:
+            self.sparse.restart()
         self.tokens = []
         self.in_batch = False
         self.prefilled = self.encoded = self.logprobs_seen = self.shared = 0

@@ -18,12 +18,14 @@ from millstream.engine.generation.messages import ClearPrefixCache, Generate, Ge
 from millstream.engine.generation.plan import Plan, Prefill, RowOutput, StepResult
 from millstream.engine.generation.prefill_planner import PrefillPlanner
 from millstream.engine.generation.request import Request, State
+from millstream.engine.generation.sparse_prompt import SparsePrompt
 from millstream.engine.generation.speculation.choice import Outcome
 from millstream.engine.generation.speculation.depth import PLAIN, Choice, SpeculationDepth
 from millstream.engine.messages import Command, Event, Failed, Finished, Speculated, Started
 from millstream.engine.prefix_cache.cache import NullPrefixCache, PrefixCache
 from millstream.engine.prefix_cache.index import Hit
 from millstream.engine.prefix_cache.orders import RestorePrefix
+from millstream.model_facts import SpecPrefillFacts
 from millstream.types import FinishReason
 
 
@@ -48,12 +50,14 @@ class GenerationScheduler:
         whole_media: bool = False,
         depth_cost: float = 0.0,
         speculation: SpeculationDepth | None = None,
+        spec_prefill: SpecPrefillFacts | None = None,
     ) -> None:
         """`kv_budget`: None for no bound. `whole_media`: no chunk may end inside an image. `speculation`: None if the
-        model has no drafters."""
+        model has no drafters. `spec_prefill`: how prompts are read in part, if requests allow it."""
         if max_rows < 1 or prefill_tokens < 1:
             raise ValueError("max_rows and prefill_tokens must be at least 1")
         self._max_rows = max_rows
+        self._spec_prefill = spec_prefill
         self._kv_budget = kv_budget or KvBudget(None)
         self._sure_tokens = 0
         """By how many tokens each row may grow without a check of the budget."""
@@ -67,6 +71,7 @@ class GenerationScheduler:
             prefix_cache=self._cache,
             whole_media=whole_media,
             depth_cost=depth_cost,
+            scoring_cost=1.0 if spec_prefill is None else spec_prefill.cost,
         )
         self._requests: dict[int, Request] = {}
         """All that have not ended. Those in no queue below are held or fetching."""
@@ -97,10 +102,17 @@ class GenerationScheduler:
         """With `held`, the request stays outside the queue until `release` or `refuse`."""
         if submit.request_id in self._requests:
             raise ValueError(f"request {submit.request_id} was submitted twice")
-        request = Request(submit, next(self._ages))
+        request = Request(submit, next(self._ages), self._sparse_prompt(submit))
         self._requests[submit.request_id] = request
         if not held:
             self._enqueue(request)
+
+    def _sparse_prompt(self, submit: Generate) -> SparsePrompt | None:
+        """For a prompt that may be read in part: it is long, and all of it is text that nobody wants scores of."""
+        facts = self._spec_prefill
+        if facts is None or not submit.spec_prefill or submit.media or submit.prompt_logprobs is not None:
+            return None
+        return SparsePrompt(facts) if len(submit.prompt) > facts.least else None
 
     def release(self, request_id: int) -> None:
         """The background task of a held request is done. Ignores requests that have ended."""
@@ -208,6 +220,9 @@ class GenerationScheduler:
             self._book_chunk(self._requests[chunk.request.request_id], chunk)
         if not result.prefilling:
             events += self._join_batch()
+        for request_id, importance in result.importance:
+            if (scored := self._requests.get(request_id)) is not None:
+                scored.select(importance)
         for request_id, count in result.encoded:
             self._requests[request_id].encoded = count
         for request_id, tokens in result.shared:
@@ -326,6 +341,7 @@ class GenerationScheduler:
         request.move(State.PREFILLING)
         self._prefilling.append(request)
         hit = self._cache.match(request.prefix)
+        request.start(hit.tokens)
         if request.cached is None:
             self._started.append(Started(request.request_id, hit.tokens))
         return hit
@@ -347,6 +363,10 @@ class GenerationScheduler:
         return fits
 
     def _book_chunk(self, request: Request, chunk: Prefill) -> None:
+        if chunk.scores:
+            assert request.sparse is not None, "only a sparse prompt is scored"
+            request.sparse.scored = chunk.end
+            return
         request.prefilled = chunk.end
         if chunk.reuse or chunk.reuse_checkpoint is not None:
             self._cache.release(request.prefix)
@@ -362,6 +382,7 @@ class GenerationScheduler:
             request.move(State.RUNNING)
             self._prefilling.remove(request)
             self._running[request.request_id] = request
+            request.shared = request.skipped
             self._cache.joined(request.prefix)
         return [self._finish(request, FinishReason.LENGTH) for request in joining if not request.submit.max_tokens]
 

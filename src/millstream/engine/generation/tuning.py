@@ -106,6 +106,7 @@ def make_scheduler(settings: SchedulerSettings, facts: GenerationFacts) -> Gener
         whole_media=facts.whole_media,
         depth_cost=tuning.depth_cost,
         speculation=SpeculationDepth(facts.drafters, widest=facts.widest_pass) if facts.drafters else None,
+        spec_prefill=facts.spec_prefill,
     )
 
 

@@ -130,7 +130,7 @@ class BlockPrefixCache:
     def _share(self, prompt: CachedPrompt) -> SharePrefix | None:
         """What a row that joins reads in the cache: all that is there once this plan's saves are done, whichever
         request computed it."""
-        if not self._share_tokens or prompt.bypass:
+        if not self._share_tokens or prompt.bypass or prompt.partial:
             return None
         held = self._index.match(prompt.prefilled_tokens, prompt.contents)
         self._let_go(prompt)
@@ -192,6 +192,8 @@ class BlockPrefixCache:
     def _insert(
         self, prompt: CachedPrompt, tokens: tuple[int, ...], checkpoint_bytes: int | None = None
     ) -> SavePrefix | None:
+        if prompt.partial:
+            return None
         inserted = self._index.insert(tokens, prompt.contents, checkpoint_bytes)
         self._evict += inserted.evicted
         if not inserted.handles and inserted.checkpoint is None:

@@ -9,7 +9,18 @@ from millstream.engine.prefix_cache.index import Hit
 class CachedPrompt:
     """What the cache knows of one request, from its arrival to its end."""
 
-    __slots__ = ("bypass", "checkpoints", "contents", "expected", "hashes", "held", "hit", "request_id", "tokens")
+    __slots__ = (
+        "bypass",
+        "checkpoints",
+        "contents",
+        "expected",
+        "hashes",
+        "held",
+        "hit",
+        "partial",
+        "request_id",
+        "tokens",
+    )
 
     def __init__(
         self,
@@ -24,6 +35,8 @@ class CachedPrompt:
         self.tokens = tokens
         self.contents = contents
         self.bypass = bypass
+        self.partial = False
+        """True if its row does not hold all of its tokens: then nothing of it is saved, and its row shares nothing."""
         self.hit = Hit()
         """The cached prefix that it started with."""
         self.held: Hit | None = None

@@ -36,7 +36,7 @@ class TextGeneration:
         self._inbox = inbox
         self._choices = {choice.request_id: choice for choice in choices}
         self._prompt_tokens = prompt_tokens
-        self._cached_tokens = 0
+        self._cached_tokens = self._skipped_tokens = 0
         self._proposed = self._accepted = 0
         self._timer = timer
         self._next_id = next_id
@@ -53,7 +53,15 @@ class TextGeneration:
         cached_tokens = min(self._cached_tokens, self._prompt_tokens)
         accepted = min(self._accepted, completion_tokens)  # what follows a stop string is not part of the answer
         rejected = self._proposed - self._accepted
-        return Usage(self._prompt_tokens, completion_tokens, cached_tokens, reasoning_tokens, accepted, rejected)
+        return Usage(
+            self._prompt_tokens,
+            completion_tokens,
+            cached_tokens,
+            reasoning_tokens,
+            accepted,
+            rejected,
+            min(self._skipped_tokens, self._prompt_tokens),
+        )
 
     @property
     def _finish_reason(self) -> str:
@@ -112,6 +120,7 @@ class TextGeneration:
             # The reasoning exceeded its budget, and another engine request continues the choice.
             if isinstance(event, Generated):
                 self._cached_tokens += event.usage.cached_tokens
+                self._skipped_tokens += event.usage.skipped_tokens
             return []
         deltas: list[Delta] = []
         match event:
@@ -121,7 +130,9 @@ class TextGeneration:
                 choice.add_prompt_logprobs(event.logprobs)
                 return []
             case Generated():
-                self._cached_tokens += 0 if choice.continued else event.usage.cached_tokens
+                if not choice.continued:
+                    self._cached_tokens += event.usage.cached_tokens
+                    self._skipped_tokens += event.usage.skipped_tokens
                 deltas = choice.finish(event.reason, event.usage.completion_tokens)
             case Failed():
                 if event.refused:

@@ -103,8 +103,9 @@ class TextGenerator:
         request = replace(request, grammar=await prepare_grammar(self._grammar_checks, model, request))
         prompt_tokens = sum(len(prompt.tokens) for prompt in prompts)
         prediction = await prepare_prediction(self._pool, model, request)
+        in_part = request.tools is None if request.spec_prefill is None else request.spec_prefill
         planned = [
-            (replace(submit, prediction=prediction, speculate=request.speculate), parsing)
+            (replace(submit, prediction=prediction, speculate=request.speculate, spec_prefill=in_part), parsing)
             for submit, parsing in await self._plan(model, request, prompts)
         ]
         submits = [submit for submit, _ in planned]

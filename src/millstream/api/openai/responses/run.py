@@ -258,4 +258,5 @@ def _sum(first: Usage | None, second: Usage) -> Usage:
         first.reasoning_tokens + second.reasoning_tokens,
         first.accepted_prediction_tokens + second.accepted_prediction_tokens,
         first.rejected_prediction_tokens + second.rejected_prediction_tokens,
+        first.skipped_tokens + second.skipped_tokens,
     )

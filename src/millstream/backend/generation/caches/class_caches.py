@@ -144,7 +144,7 @@ class ClassCaches(TracedStep):
     def place(self, joining: Sequence[JoiningRows], numbers: list[int], every: RowNumbers) -> None:
         """Add rows under numbers that the caller has taken."""
         new = [
-            (each, [RowCache(length, shared=each.shared, window=self.window) for length in each.lengths])
+            (each, [RowCache(at, shared=each.shared, window=self.window, skipped=each.skipped) for at in each.lengths])
             for each in joining
         ]
         by_class: dict[int, list[RowCache]] = {}

@@ -26,6 +26,8 @@ class JoiningRows:
     """The first tokens of a single row, if it goes on to read them in the prefix cache. `layers` has them too."""
     right_padding: tuple[int, ...] = ()
     """Of each row; none at all if empty."""
+    skipped: int = 0
+    """Tokens of a single row that were never read: it has no columns for them."""
 
     @property
     def columns(self) -> int:
@@ -41,8 +43,8 @@ class JoiningRows:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Tokens of each row."""
-        return tuple(self.stop(index) - padding for index, padding in enumerate(self.left_padding))
+        """Tokens of each row, read or skipped."""
+        return tuple(self.stop(index) - padding + self.skipped for index, padding in enumerate(self.left_padding))
 
     def stop(self, index: int) -> int:
         """The column after a row's last token."""
@@ -61,10 +63,10 @@ class JoiningRows:
         )
 
 
-def joining_row(caches: Sequence[Any], shared: tuple[SharedTokens, ...] = ()) -> JoiningRows:
+def joining_row(caches: Sequence[Any], shared: tuple[SharedTokens, ...] = (), skipped: int = 0) -> JoiningRows:
     """One row that was prefilled into caches of its own."""
     layers = [kv_parts(cache) for cache in caches] if caches[0].keys is not None else []
-    return JoiningRows(layers, (0,), shared)
+    return JoiningRows(layers, (0,), shared, skipped=skipped)
 
 
 def leaf_window(leaf: Any) -> int:

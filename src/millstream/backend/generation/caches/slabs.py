@@ -55,17 +55,19 @@ class RowCache:
     """Where the tokens of a row are: `shared` holds its first ones, its slot the others."""
 
     length: int
-    """Tokens in the cache."""
+    """Tokens in the cache, and those that were skipped: the position of the next one."""
     slab: Slab | None = None
     slot: int = -1
     shared: tuple[SharedTokens, ...] = ()
     window: int = 0
     """How many tokens it attends to, the new one included; 0: all. Its slot then becomes a ring."""
+    skipped: int = 0
+    """Tokens of its prompt that were never read (SpecPrefill). Those that were have their true positions in them."""
     origin: int = field(init=False)
-    """Tokens before those in its slot."""
+    """How many tokens are not in its slot: its next token's position, less its column."""
 
     def __post_init__(self) -> None:
-        self.origin = sum(piece.tokens for piece in self.shared)
+        self.origin = self.skipped + sum(piece.tokens for piece in self.shared)
 
     @property
     def own(self) -> int:

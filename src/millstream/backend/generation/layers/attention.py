@@ -14,6 +14,7 @@ from mlx_lm.models.cache import KVCache, QuantizedKVCache
 
 from millstream.backend.generation.caches.class_caches import SlabLayer
 from millstream.backend.generation.caches.kernel_slabs import KernelStep
+from millstream.backend.generation.caches.own_attention import OwnAttention
 from millstream.backend.generation.caches.prompt_caches import PaddedCache, PaddedPackedCache
 from millstream.backend.generation.caches.window_masks import window_of
 from millstream.backend.generation.layers.capped_layers import adopt_capped_layers
@@ -40,6 +41,8 @@ def kernel_attention(
     softcap: float | None = None,
 ) -> mx.array:
     """Replaces mlx-lm's function of the same signature, with our CUDA kernels where they fit."""
+    if isinstance(cache, OwnAttention):
+        return cache.attend(kernel_attention, queries, keys, values, scale, mask, sinks=sinks, softcap=softcap)
     if isinstance(cache, SlabLayer) and isinstance(step := cache.caches.step, KernelStep):
         new = cache.take_new(keys, values, mask)
         packing = cache.packing

@@ -12,6 +12,7 @@ from typing import Any
 import mlx.core as mx
 
 from millstream.backend.generation.caches.class_caches import SlabLayer
+from millstream.backend.generation.caches.own_attention import OwnAttention
 from millstream.backend.generation.caches.slab_reads import SlabStep
 from millstream.backend.layers.capped_attention import cap_scores, capped_attention
 
@@ -36,6 +37,8 @@ def slab_attention(plain: Attention) -> Attention:
         sinks: mx.array | None = None,
         softcap: float | None = None,
     ) -> mx.array:
+        if isinstance(cache, OwnAttention):
+            return cache.attend(attention, queries, keys, values, scale, mask, sinks=sinks, softcap=softcap)
         if not isinstance(cache, SlabLayer):
             return attend_plainly(plain, queries, keys, values, cache, scale, mask, sinks, softcap)
         shape = cache.caches.shape

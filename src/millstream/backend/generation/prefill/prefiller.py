@@ -25,6 +25,7 @@ from millstream.backend.generation.prefill.groups import Group, LeftPaddedGroup,
 from millstream.backend.generation.prefill.logprobs import prefill_with_logprobs, wants_logprobs
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
 from millstream.backend.generation.prefix_store.cache_state import leaf_caches
+from millstream.backend.generation.spec_prefill.folding import read_spans
 from millstream.engine.generation.messages import Generate
 from millstream.engine.generation.plan import ChunkLogprobs, Prefill
 from millstream.engine.prefix_cache.orders import SavePrefix
@@ -115,7 +116,9 @@ class SinglePrefiller:
 
     def _run(self, chunk: Prefill, caches: RowCaches) -> None:
         submit = chunk.request
-        if submit.media and self._prefill_media is not None:
+        if chunk.spans:
+            read_spans(self._model, submit.prompt, chunk.spans, caches)
+        elif submit.media and self._prefill_media is not None:
             self._prefill_media(submit, chunk.start, chunk.end, caches)
         elif wants_logprobs(chunk):
             self._logprobs.append(prefill_with_logprobs(self._model, caches, chunk))
@@ -182,7 +185,7 @@ class BatchPrefiller:
     def _new_group(self, submits: Sequence[Generate]) -> Group:
         raise NotImplementedError
 
-    def _joining(self, caches: RowCaches, shared: tuple[SharedTokens, ...]) -> Any:
+    def _joining(self, submit: Generate, caches: RowCaches, shared: tuple[SharedTokens, ...]) -> Any:
         """A row that was prefilled alone, as the batch's caches take it."""
         raise NotImplementedError
 
@@ -218,7 +221,7 @@ class BatchPrefiller:
         wanted, shared = set(ids), shared or {}
         submits, single = self._single.take(wanted)
         joining = [
-            self._joining(caches, shared.get(submit.request_id, ()))
+            self._joining(submit, caches, shared.get(submit.request_id, ()))
             for submit, caches in zip(submits, single, strict=True)
         ]
         alone = [{request_id} for request_id in sorted(wanted & set(shared))]
@@ -274,8 +277,9 @@ class PlainPrefiller(BatchPrefiller):
     def _new_group(self, submits: Sequence[Generate]) -> Group:
         return LeftPaddedGroup(self._model, self._layer_count, submits, self._quantization)
 
-    def _joining(self, caches: RowCaches, shared: tuple[SharedTokens, ...]) -> JoiningRows:
-        return joining_row(caches, shared)
+    def _joining(self, submit: Generate, caches: RowCaches, shared: tuple[SharedTokens, ...]) -> JoiningRows:
+        # Of a prompt that was read in part, the caches hold fewer tokens.
+        return joining_row(caches, shared, skipped=len(submit.prompt) - 1 - caches[0].offset)
 
 
 class MixedPrefiller(BatchPrefiller):
@@ -299,7 +303,7 @@ class MixedPrefiller(BatchPrefiller):
     def _new_group(self, submits: Sequence[Generate]) -> Group:
         return RightPaddedGroup(self._model, submits, padded_chunk_length if self._pad_chunks else int)
 
-    def _joining(self, caches: RowCaches, shared: tuple[SharedTokens, ...]) -> MixedRows:
+    def _joining(self, submit: Generate, caches: RowCaches, shared: tuple[SharedTokens, ...]) -> MixedRows:
         return mixed_rows(leaf_caches(caches))
 
 
@@ -318,7 +322,7 @@ def group_by_length(chunks: Sequence[Prefill], min_length_ratio: float) -> list[
 
 def _can_share(chunk: Prefill) -> bool:
     """Whether the chunk may share a forward pass with others."""
-    return not chunk.request.media and not wants_logprobs(chunk)
+    return not chunk.request.media and not wants_logprobs(chunk) and not chunk.spans
 
 
 def _length(chunk: Prefill) -> int:

@@ -1,0 +1,1 @@
+"""SpecPrefill: a draft model scores a prompt, and the target reads what matters of it."""
