@@ -132,6 +132,7 @@ class MlxGenerationBackend(MlxBackend):
             media=self._encoder.kinds if self._encoder else (),
             whole_media=self._encoder is not None and self._model.whole_media,
             share_tokens=layout.share_tokens,
+            padded_groups=layout.padded_chunks and layout.group_fill is not None,
             kv_layout="classes" if layout.caches in ("classes", "mixed") else "rectangle",
             device_memory=self._weight_bytes + max(0, free_bytes(self._device)),
             feature_bytes=settings.feature_bytes if self._encoder is not None else 0,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from millstream.engine.generation.chunk_sizer import ChunkSizer
+from millstream.engine.generation.group_shapes import padded_tokens, usual_count
 from millstream.engine.generation.plan import EncodeMedia, Plan, Prefill, StepResult
 from millstream.engine.generation.request import Request, State
 from millstream.engine.prefix_cache.cache import PrefixCache
@@ -48,9 +49,11 @@ class PrefillPlanner:
         prefix_cache: PrefixCache,
         whole_media: bool = False,
         depth_cost: float = 0.0,
+        padded_groups: bool = False,
     ) -> None:
         """`whole_media`: no chunk may end inside an image. `depth_cost`: by how much a token costs more for each token
-        before it, relative to the first."""
+        before it, relative to the first. `padded_groups`: prompts that share a pass are padded to a usual shape."""
+        self._padded_groups = padded_groups
         self._depth_cost = depth_cost
         self._sizer = sizer
         self._prefill_tokens = prefill_tokens
@@ -65,11 +68,12 @@ class PrefillPlanner:
         """Seconds of all steps. A request's patience counts from the clock at its arrival."""
 
     def plan(
-        self, prefilling: Sequence[Request], waiting: Iterable[Request], admit: Admit, *, has_running_rows: bool
+        self, prefilling: Sequence[Request], waiting: Iterable[Request], admit: Admit, *, rows: int
     ) -> PlannedPrefill:
         """The prefill of the next step. `waiting`: requests that may get a row, oldest first; `admit` adds them to
-        `prefilling`."""
-        if not has_running_rows:
+        `prefilling`. `rows`: how many decode in this step."""
+        self._sizer.rows = max(1, rows)
+        if not rows:
             return PlannedPrefill(self._chunks_alone(prefilling, waiting, admit), self._encode(prefilling, alone=True))
         if self._chunk_pending:
             return PlannedPrefill()
@@ -98,20 +102,23 @@ class PrefillPlanner:
             chunks = [*self._fill(queue, admit, self._beside_media, beside_rows=True)]
             self._book(chunks)
             return chunks, True
-        budget = self._at_once
+        pace = self._needed_pace(queue)
+        short = list(takewhile(self._is_short, queue))
+        limit, complete = self._sizer.for_short(len(short), pace)
+        budget = self._prefill_tokens if limit is None else min(self._prefill_tokens, limit)
         overtaking = self._overtaking(queue, budget)
-        short = overtaking or _fitting(list(takewhile(self._is_short, queue)), self._left, budget)
+        short = overtaking or self._sharing(short, budget)
         if short and self._left(short[0]) > budget:
             # Where 100 tokens take longer than the gap, prompts that are cut would leave the batch of a busy server
             # half empty. So one that has lost its patience is not.
             late = short[0].arrived + self._patience < self.clock
             budget = self._left(short[0]) if late else self._sizer.at_most(budget)
         chunks = [*self._fill(short, admit, budget, beside_rows=True)]
-        complete = bool(chunks)
         if not chunks:
+            complete = False
             depth = queue[0].prefilled if queue else 0
             weight = 1 + self._depth_cost * depth
-            chunk = self._sizer.chunk_for(self._needed_pace(queue), weight, self._depth_cost)
+            chunk = self._sizer.chunk_for(pace, weight, self._depth_cost)
             chunks = [*self._fill(queue, admit, chunk, beside_rows=True)]
         self._book(chunks, overtaking)
         return chunks, complete
@@ -128,7 +135,7 @@ class PrefillPlanner:
         """The step of this plan took so long."""
         self.clock += seconds
         self._chunk_pending = result.prefilling
-        tokens = sum(self._cost(chunk.start, chunk.end) for chunk in plan.prefill)
+        tokens = self._computed(plan.prefill)
         if plan.encode:
             self._sizer.skip_steps()
         self._sizer.observe(rows=len(plan.decode), prompt_tokens=tokens, seconds=seconds, prefilling=result.prefilling)
@@ -161,6 +168,13 @@ class PrefillPlanner:
         """What these tokens of a prompt cost, in tokens of the beginning of one: attention reads all before them."""
         return (end - start) * (1 + self._depth_cost * (start + end) / 2)
 
+    def _computed(self, chunks: Sequence[Prefill]) -> float:
+        """What these chunks cost, in tokens."""
+        whole = [chunk.end for chunk in chunks if self._padded_groups and not chunk.start and chunk.joins]
+        if len(whole) > 1 and len(whole) == len(chunks):
+            return padded_tokens(len(whole), max(whole))
+        return sum(self._cost(chunk.start, chunk.end) for chunk in chunks)
+
     def _is_short(self, request: Request) -> bool:
         """True if one chunk will do, even a gentle one. The end of a long prompt is not short: it may span steps."""
         started = request.state is State.PREFILLING and request.prefilled > request.prefix.hit.tokens
@@ -174,6 +188,18 @@ class PrefillPlanner:
         limit = min(budget, int(self._credit))
         chosen = _fitting([request for request in queue if self._is_short(request)], self._left, limit)
         return chosen if chosen and self._left(chosen[0]) <= limit else []
+
+    def _sharing(self, requests: Sequence[Request], budget: int) -> list[Request]:
+        """The first of these requests, and those after it that share its pass within the budget."""
+        if not self._padded_groups:
+            return _fitting(requests, self._left, budget)
+        longest, count = 0, 0
+        for request in requests:
+            longest = max(longest, self._left(request))
+            if count and padded_tokens(count + 1, longest) > budget:
+                break
+            count += 1
+        return list(requests[: usual_count(count)])
 
     def _needed_pace(self, queue: Iterable[Request]) -> float:
         """Tokens per second that complete every prompt within the patience, as far as it is not over."""

@@ -45,8 +45,10 @@ class GenerationScheduler:
         prefix_cache: PrefixCache | None = None,
         whole_media: bool = False,
         depth_cost: float = 0.0,
+        padded_groups: bool = False,
     ) -> None:
-        """`kv_budget`: None for no bound. `whole_media`: no chunk may end inside an image."""
+        """`kv_budget`: None for no bound. `whole_media`: no chunk may end inside an image. `depth_cost`,
+        `padded_groups`: see `PrefillPlanner`."""
         if max_rows < 1 or prefill_tokens < 1:
             raise ValueError("max_rows and prefill_tokens must be at least 1")
         self._max_rows = max_rows
@@ -63,6 +65,7 @@ class GenerationScheduler:
             prefix_cache=self._cache,
             whole_media=whole_media,
             depth_cost=depth_cost,
+            padded_groups=padded_groups,
         )
         self._requests: dict[int, Request] = {}
         """All that have not ended. Those in no queue below are held or fetching."""
@@ -158,7 +161,7 @@ class GenerationScheduler:
         free_rows = max(0, self._max_rows - len(self._prefilling) - len(self._running))
         waiting = islice(self._waiting, free_rows)
         # All chunks before any save: a prompt must not match what another chunk of this very plan will save.
-        planned = self._planner.plan(self._prefilling, waiting, self._admit, has_running_rows=bool(self._running))
+        planned = self._planner.plan(self._prefilling, waiting, self._admit, rows=len(self._running))
         prefill = tuple(map(self._with_save, planned.chunks))
         for request in self._running.values():
             request.in_batch = True

@@ -93,7 +93,7 @@ def make_scheduler(settings: SchedulerSettings, facts: GenerationFacts) -> Gener
         max_gap=settings.max_token_gap,
         token_seconds=tuning.token_seconds,
         gentle_token_seconds=tuning.gentle_token_seconds,
-        step_seconds=tuning.step_seconds,
+        steps=tuning.steps,
     )
     share = prefix_cache_share(facts, settings.memory, settings.prefix_cache_bytes)
     return GenerationScheduler(
@@ -104,6 +104,7 @@ def make_scheduler(settings: SchedulerSettings, facts: GenerationFacts) -> Gener
         prefix_cache=_prefix_cache(facts, tuning, share, settings.disk),
         whole_media=facts.whole_media,
         depth_cost=tuning.depth_cost,
+        padded_groups=facts.padded_groups,
     )
 
 
