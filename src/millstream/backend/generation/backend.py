@@ -310,6 +310,7 @@ class MlxGenerationBackend(MlxBackend):
             max_rows=facts.max_rows,
             vocab_size=facts.vocab_size,
             context_length=facts.context_length,
+            padded_groups=facts.padded_groups,
         )
         if compile_costs()[0] > self._compiled_before:
             # Not all kernels were on disk: those that are still missing compile at once.

@@ -26,7 +26,9 @@ LONG = 1300
 
 _CHUNKS = tuple(length for length in CHUNK_LENGTHS if length <= MAX_PADDED_CHUNK)
 """Calibration runs longer ones, if they are not too slow here."""
-RUNS = 3 + len(_CHUNKS)
+GROUP_ROWS, GROUP_LENGTHS = (2, 4, 8, 16, 32), (64, 96, 128)
+"""Shapes of passes that prompts of a few sentences share, when many arrive together."""
+RUNS = 4 + len(_CHUNKS)
 OTHER_STEPS = 4
 """Of a backend's load, after its weights are read: shape the layers, choose a layout, measure its memory, calibrate."""
 
@@ -52,11 +54,13 @@ def warm_up(
     max_rows: int,
     vocab_size: int,
     context_length: int,
+    padded_groups: bool = False,
     after_run: Callable[[str], None] = lambda name: None,
 ) -> None:
     """Rows with all kinds of sampling join, decode during prefill, and leave at different times, until one runs alone.
-    Then prompts of every usual chunk length are prefilled, rows decode while a long prompt is prefilled in chunks, and
-    as many rows as there may be decode together. `after_run` is called with the name of each of the `RUNS`."""
+    Then prompts of every usual chunk length are prefilled, with `padded_groups` also those that share a pass, rows
+    decode while a long prompt is prefilled in chunks, and as many rows as there may be decode together. `after_run` is
+    called with the name of each of the `RUNS`."""
 
     def run(name: str, prefill_tokens: int, submits: Sequence[Generate]) -> None:
         _run(backend, GenerationScheduler(max_rows=max_rows, prefill_tokens=prefill_tokens), submits)
@@ -73,6 +77,11 @@ def warm_up(
     run("all kinds of sampling", 128, mixed)
     for length in _CHUNKS:
         run(f"chunk of {length}", MAX_PADDED_CHUNK, [submit(0, length, 2)])
+    shapes = [(rows, length) for rows in GROUP_ROWS for length in GROUP_LENGTHS if rows <= max_rows and padded_groups]
+    for rows, length in shapes:
+        group = [submit(number, length + 1, 0) for number in range(rows)]
+        _run(backend, GenerationScheduler(max_rows=max_rows, prefill_tokens=rows * length), group)
+    after_run("groups")
     run("long prompt", MAX_PADDED_CHUNK, [submit(0, 130, 40), submit(1, 120, 40), submit(2, LONG, 4)])
     # All rows at once: the widest forward pass has kernels of its own.
     run("all rows", MAX_PADDED_CHUNK, [submit(number, 2, 3) for number in range(max_rows)])
