@@ -1,4 +1,4 @@
-"""Streams that start together, in simulated time: first tokens come soon, and those that run already keep their pace."""
+"""Streams that start together, in simulated time: first tokens come soon, and running streams keep their pace."""
 
 from __future__ import annotations
 
@@ -86,9 +86,7 @@ def late(gaps: list[float]) -> float:
 
 
 @pytest.mark.parametrize("streams", [32, 64])
-@pytest.mark.parametrize(
-    "device", [LARGE, SMALL, DEEP, SLOW_HOST], ids=["large", "small", "deep", "slow host"]
-)
+@pytest.mark.parametrize("device", [LARGE, SMALL, DEEP, SLOW_HOST], ids=["large", "small", "deep", "slow host"])
 def test_streams_that_start_together_answer_soon_and_without_long_gaps(device: PipelinedDevice, streams: int) -> None:
     found = Run(device).start(streams)
     assert median(found.firsts) <= 0.4
