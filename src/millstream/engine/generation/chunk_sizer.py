@@ -138,14 +138,17 @@ class ChunkSizer:
         if not token:
             return None, True
         seconds = STRETCH * decode * max(1.0, prompts / self.rows)
-        while seconds < self.max_gap and self._short_tokens(seconds, decode)[0] < tokens_per_second * seconds:
+        while seconds < self.max_gap:
+            tokens, at_once = self._short_tokens(seconds, decode)
+            if tokens >= tokens_per_second * seconds * (1 if at_once else self._steps_per_chunk):
+                return tokens, at_once
             seconds *= STRETCH
-        return self._short_tokens(min(seconds, self.max_gap), decode)
+        return self._tokens_in(self.max_gap, decode), True
 
     def _short_tokens(self, seconds: float, decode: float) -> tuple[int, bool]:
-        if seconds - decode - self._fixed_cost >= self._fixed_cost or seconds <= decode:
+        if seconds - decode >= 2 * self._fixed_cost:
             return self._tokens_in(seconds, decode), True
-        room = max(seconds - decode, SHARE * decode) * max(1, self._steps_per_chunk - 1)
+        room = (seconds - decode) * max(1, self._steps_per_chunk - 1)
         return max(self.least, int(room / self._slope_cost())), False
 
     @property
