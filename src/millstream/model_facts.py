@@ -123,6 +123,9 @@ class GenerationFacts:
     """Bytes that the model may take of its device: its weights, and what was free when it was loaded. 0: unknown."""
     feature_bytes: int = 0
     """Size of its cache of encoded media."""
+    drafters: tuple[str, ...] = ()
+    """Who proposes drafts: `grammar`, `prediction`, `mtp`, `draft-model`, `prompt-lookup`. Empty: no speculation, and
+    `notes` say why."""
     context_reason: str = ""
     """If the context was cut: the model's own limit and why there is less, as a sentence for errors."""
 

@@ -94,6 +94,8 @@ class Layout:
     """True if a step's forward pass is one compiled function, where its caches can be traced."""
     one_row_reason: str | None = None
     """Why this model runs one row at a time; None if rows share a batch."""
+    no_drafts: str | None = None
+    """Why this model cannot verify drafts, several tokens per row in one pass; None if it can."""
     reasons: tuple[tuple[str, str | None], ...] = ()
     """Every fast path by name, with the reason why this model does not use it; None if it does."""
     notes: tuple[str, ...] = ()

@@ -136,7 +136,7 @@ class PrefillPlanner:
         self.clock += seconds
         self._chunk_pending = result.prefilling
         tokens = self._computed(plan.prefill)
-        if plan.encode:
+        if plan.encode or result.length > 1:
             self._sizer.skip_steps()
         self._sizer.observe(rows=len(plan.decode), prompt_tokens=tokens, seconds=seconds, prefilling=result.prefilling)
 

@@ -22,7 +22,7 @@ from millstream.backend.generation.caches.traced_step import Ref, TracedStep
 from millstream.backend.generation.caches.widths import SlotPolicy
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
 from millstream.backend.kernels.decode_attention import Packing
-from millstream.engine.generation.kv_capacity import slot_capacity
+from millstream.engine.generation.kv_capacity import RING_SLACK, slot_capacity
 from millstream.engine.prefix_cache.orders import SavePrefix
 
 
@@ -59,7 +59,7 @@ class SlabLayer:
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> None:
         """No mask: attention knows what each row sees. Raises `ValueError` if a layer wants another window."""
-        if N != 1 or (window_size or self.caches.window) != self.caches.window:
+        if N != self.caches.step.length or (window_size or self.caches.window) != self.caches.window:
             raise ValueError("its layers do not attend to all tokens of their cache")
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
@@ -183,22 +183,27 @@ class ClassCaches(TracedStep):
         layers = self.tokens(index, start, start + len(order.handles) * order.block)
         return store.save(order.handles, layers, order.export_id)
 
-    def begin_step(self, size: int | None = None) -> None:
-        """Ensure that every row has a next column, and prepare what all layers share in this step. `size`: rows of a
+    supports_length = True
+
+    def begin_step(self, length: int = 1, size: int | None = None) -> None:
+        """Ensure that every row has its next columns, and prepare what all layers share in this step. `size`: rows of a
         pass, if another decides that."""
+        assert not self.window or length <= RING_SLACK + 1, "a ring would lose tokens that are still read"
         outgrown: dict[int, list[RowCache]] = {}
         for row in self.rows:
-            if row is not None and row.outgrown:
-                outgrown.setdefault(slot_capacity(row.own + 1, self.window), []).append(row)
+            if row is not None and row.outgrown(length):
+                outgrown.setdefault(slot_capacity(row.own + length, self.window), []).append(row)
         for capacity, rows in outgrown.items():
             self.slabs.move(rows, capacity)
             self.step.changed()
-        self.step.begin(self.rows, self.size if size is None else size)
+        self.step.begin(self.rows, self.size if size is None else size, length)
 
-    def end_step(self) -> None:
-        for row in self.rows:
+    def end_step(self, counts: Sequence[int] | None = None) -> None:
+        """A row that does not keep all of its new tokens ends before them: nothing reads the columns behind its end, and
+        its next tokens are written there."""
+        for number, row in enumerate(self.rows):
             if row is not None:
-                row.length += 1
+                row.length += self.step.length if counts is None else counts[number]
 
     def step_key(self) -> Hashable | None:
         key = self.step.key()

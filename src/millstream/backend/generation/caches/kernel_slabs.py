@@ -74,7 +74,7 @@ class KernelStep(SlabStep):
         return DecodeWork(self._items, self._parted, self._table, self.offset, self._counters)
 
     def key(self) -> Hashable | None:
-        return self._parted
+        return self._parted, self.length
 
     def refs(self) -> list[Ref]:
         return [(self, name) for name in ("offset", "_items", "_table", "_counters")]
@@ -82,9 +82,9 @@ class KernelStep(SlabStep):
     def result_refs(self) -> list[Ref]:
         return []
 
-    def begin(self, rows: Sequence[RowCache | None], size: int) -> None:
+    def begin(self, rows: Sequence[RowCache | None], size: int, length: int = 1) -> None:
         self.rows = rows
-        super().begin(rows, size)
+        super().begin(rows, size, length)
 
     def _look(self, rows: Sequence[RowCache | None], size: int) -> None:
         self.addresses.forget()

@@ -108,13 +108,17 @@ class MixedCaches(TracedStep):
     def lost_writes(self) -> bool:
         return any(caches.lost_writes() for caches in self.attending.values())
 
-    def begin_step(self) -> None:
-        for caches in self.attending.values():
-            caches.begin_step(self.size)
+    @property
+    def supports_length(self) -> bool:
+        return all(caches.supports_length for caches in self.attending.values()) and not self.states.layers
 
-    def end_step(self) -> None:
+    def begin_step(self, length: int = 1) -> None:
         for caches in self.attending.values():
-            caches.end_step()
+            caches.begin_step(length, self.size)
+
+    def end_step(self, counts: Sequence[int] | None = None) -> None:
+        for caches in self.attending.values():
+            caches.end_step(counts)
 
     @property
     def _all(self) -> list[TracedStep]:

@@ -30,10 +30,13 @@ class SlabRead:
     """The numbers whose tokens are written, one for each of `slots`; None if that is every row in order."""
     window: int = 0
     """How many tokens a row attends to; 0: all."""
+    length: int = 1
+    """New tokens of each row."""
     longest: int = 0
     ends: mx.array | None = None
-    """The column of each slot's new token; None if it is the last one of all."""
-    mask: mx.array | None = None
+    """The columns of the new tokens, (slots, length); None if they are the last ones of all."""
+    mask: mx.array | str | None = None
+    """True for what a query sees, (slots, 1, length, columns); "causal" if all slots end together."""
 
     @property
     def height(self) -> int:
@@ -43,46 +46,53 @@ class SlabRead:
     def consecutive(self) -> bool:
         return self.slots == list(range(self.slots[0], self.slots[0] + len(self.slots)))
 
-    def begin(self, rows: Sequence[RowCache | None]) -> None:
+    def begin(self, rows: Sequence[RowCache | None], length: int = 1) -> None:
         """Prepare a step: columns to write, and a mask if slots differ."""
+        self.length = length
         tokens = [0] * self.height
         for slot, number in zip(self.slots, self.numbers, strict=True):
             row = rows[number]
             assert row is not None
             tokens[slot] = row.own
         capacity, most = self.slab.capacity, max(tokens)
-        self.longest = min(most + 1, capacity)
+        self.longest = min(most + length, capacity)
         self.ends = self.mask = None
-        if min(tokens) == most and (not self.window or most < self.window):
+        if min(tokens) == most and (not self.window or most + length <= self.window):
+            self.mask = None if length == 1 else "causal"
             return
-        column = mx.array([each % capacity for each in tokens], dtype=mx.int32)
+        number = mx.array(tokens, dtype=mx.int32)[:, None] + mx.arange(length, dtype=mx.int32)
+        column = number % capacity if self.window else number
         if self.window:
-            age = (column[:, None] - mx.arange(self.longest) + capacity) % capacity
-            seen = mx.array([min(self.window, each + 1) for each in tokens], dtype=mx.int32)
-            self.mask = (age < seen[:, None])[:, None, None]
+            # Of a token that this pass writes after a query, the age is more than its row has tokens, or a ring's window.
+            age = (column[:, :, None] - mx.arange(self.longest) + capacity) % capacity
+            seen = mx.minimum(number + 1, self.window)
+            self.mask = (age < seen[:, :, None])[:, None]
         else:
-            self.mask = (mx.arange(self.longest) <= column[:, None])[:, None, None]
-        whole = len(self.slots) == self.height
-        self.ends = column if whole else mx.array([tokens[slot] % capacity for slot in self.slots])
+            self.mask = (mx.arange(self.longest) <= column[:, :, None])[:, None]
+        self.ends = column if len(self.slots) == self.height else column[mx.array(self.slots)]
 
     def refs(self) -> list[Ref]:
         """Its arrays, without those of the slab."""
-        return [(self, name) for name in ("queries", "written", "ends", "mask") if getattr(self, name) is not None]
+        names = ("queries", "written", "ends", "mask")
+        return [(self, name) for name in names if isinstance(getattr(self, name), mx.array)]
 
     def parts(self, layer: int) -> Parts:
         return tuple(part[: self.height, :, : self.longest] for part in self.slab.layers[layer])
 
     def write(self, layer: int, new: Parts) -> None:
-        """Write the new tokens of a layer: parts of (rows, heads, 1, size)."""
-        parts = self.slab.layers[layer]
-        for part, column in zip(parts, new, strict=True):
-            column = column[: len(self.numbers)] if self.written is None else column[self.written]
+        """Write the new tokens of a layer: parts of (rows, heads, length, size)."""
+        parts, first = self.slab.layers[layer], self.longest - self.length
+        for part, columns in zip(parts, new, strict=True):
+            columns = columns[: len(self.numbers)] if self.written is None else columns[self.written]
             if self.ends is None and self.consecutive:
-                part[self.slots[0] : self.height, :, self.longest - 1 : self.longest] = column
+                part[self.slots[0] : self.height, :, first : self.longest] = columns
+                continue
+            ends = mx.arange(first, self.longest)[None] if self.ends is None else self.ends
+            slots, heads = mx.array(self.slots), mx.arange(part.shape[1])
+            if self.length == 1:
+                part[slots[:, None], heads, ends] = columns[:, :, 0]
             else:
-                ends = mx.full((len(self.slots),), self.longest - 1) if self.ends is None else self.ends
-                slots, heads = mx.array(self.slots), mx.arange(part.shape[1])
-                part[slots[:, None], heads, ends[:, None]] = column[:, :, 0]
+                part[slots[:, None, None], heads[:, None], ends[:, None]] = columns
 
 
 @dataclass(slots=True, eq=False)
@@ -103,6 +113,8 @@ class SlabStep:
     def __init__(self, window: int = 0) -> None:
         """`window`: how many tokens a row attends to; 0: all."""
         self.window = window
+        self.length = 1
+        """Tokens per row."""
         self.offset = mx.zeros((0,), dtype=mx.int32)
         """The position of each row's next token."""
         self.reads: list[SlabRead] = []
@@ -115,21 +127,23 @@ class SlabStep:
         """Rows have joined, moved or left."""
         self._stale = True
 
-    def begin(self, rows: Sequence[RowCache | None], size: int) -> None:
+    def begin(self, rows: Sequence[RowCache | None], size: int, length: int = 1) -> None:
+        self.length = length
         if self._stale:
             self._look(rows, size)
             self._stale = False
         lengths = [VACANT if row is None else row.length for row in rows]
         self.offset = mx.array([*lengths, *[VACANT] * (size - len(rows))], dtype=mx.int32)
         for read in self.reads:
-            read.begin(rows)
+            read.begin(rows, length)
 
     def key(self) -> Hashable | None:
         """See `TracedStep.step_key`. MLX's slices and masks follow the longest row: such a step is traced for tests
         only, since every token is another key."""
         if self.shared:
             return None
-        return tuple((*read.slots, -1, read.longest, *(name for _, name in read.refs())) for read in self.reads)
+        reads = tuple((*read.slots, -1, read.longest, *(name for _, name in read.refs())) for read in self.reads)
+        return self.length, reads
 
     def refs(self) -> list[Ref]:
         """The arrays that a step reads: see `TracedStep`."""
