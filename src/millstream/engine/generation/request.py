@@ -105,6 +105,11 @@ class Request:
         return len(self.submit.prompt) - 1
 
     @property
+    def held_tokens(self) -> int:
+        """The most that its KV cache may hold by now."""
+        return len(self.submit.prompt) + len(self.tokens)
+
+    @property
     def kv_row(self) -> Row:
         """What its KV cache holds, for the budget."""
         if self.state is not State.RUNNING:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import islice
 
 from millstream.engine.generation.chunk_sizer import ChunkSizer
-from millstream.engine.generation.kv_budget import AHEAD, KvBudget
+from millstream.engine.generation.kv_budget import AHEAD, HORIZON, PROMPT_PER_STEP, SURE_TOKENS, KvBudget
 from millstream.engine.generation.messages import ClearPrefixCache, Generate, Generated, PromptLogprobs, Tokens
 from millstream.engine.generation.plan import Plan, Prefill, RowOutput, StepResult
 from millstream.engine.generation.prefill_planner import PrefillPlanner
@@ -268,6 +268,9 @@ class GenerationScheduler:
             return
         requests = sorted((*self._prefilling, *self._running.values()), key=lambda request: request.age)
         rows = [request.kv_row for request in requests]
+        if self._kv_budget.has_plenty(len(rows), max((row.tokens for row in rows), default=0) + max(SURE_TOKENS)):
+            self._sure_tokens = max(SURE_TOKENS)
+            return
         self._sure_tokens = self._kv_budget.sure_tokens(rows)
         while not self._sure_tokens and len(rows) > 1 and not self._kv_budget.fits(rows):
             rows.pop()
@@ -342,8 +345,11 @@ class GenerationScheduler:
             return False
         if self._full or not self._kv_budget.bounded:
             return not self._full
-        rows = [each.kv_row for each in (*self._prefilling, *self._running.values())]
-        fits = self._kv_budget.admits(rows, len(request.submit.prompt))
+        requests, prompt = (*self._prefilling, *self._running.values()), len(request.submit.prompt)
+        longest = max((each.held_tokens for each in requests), default=0)
+        ahead = HORIZON + prompt // PROMPT_PER_STEP
+        fits = self._kv_budget.has_plenty(len(requests) + 1, max(longest, prompt) + ahead)
+        fits = fits or self._kv_budget.admits([each.kv_row for each in requests], prompt)
         self._full = not fits
         if fits:
             self._sure_tokens = 0
