@@ -113,8 +113,6 @@ class GenerationFacts:
     """None if nothing was measured: `--disable calibration`, or a model so small that it does not matter."""
     workspace_bytes: int = 0
     """Memory that the longest chunk takes beside weights and KV cache; 0 if it was not measured."""
-    padded_groups: bool = False
-    """True if prompts that share a prefill pass are padded to one of a few shapes."""
     kv_layout: Literal["classes", "rectangle"] = "classes"
     """How the rows' KV caches lie in memory: each in a buffer of its length class, or all as long as the longest."""
     share_tokens: int = 0

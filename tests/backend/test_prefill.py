@@ -13,7 +13,7 @@ from mlx_lm.models.cache import ArraysCache, CacheList, KVCache
 from millstream.backend.device import current_device
 from millstream.backend.generation.caches.batch_caches import cache_arrays
 from millstream.backend.generation.caches.widths import CHUNK_LENGTHS, MAX_PADDED_CHUNK, padded_chunk_length
-from millstream.backend.generation.prefill.prefiller import PlainPrefiller, SinglePrefiller
+from millstream.backend.generation.prefill.prefiller import SinglePrefiller
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
 from millstream.backend.weights.loading import load
 from millstream.engine.generation.messages import Generate
@@ -61,32 +61,3 @@ def test_padding_does_not_change_the_kv_cache(tiny_model: Callable[[str], Path],
     for plain, padded in zip(prefill(padded=False), prefill(padded=True), strict=True):
         assert plain.shape == padded.shape
         assert mx.allclose(plain, padded, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("lengths", [(40, 33), (40, 33, 28), (90, 60, 70, 65, 50)])
-def test_padded_groups_have_the_kv_caches_of_exact_ones(
-    tiny_model: Callable[[str], Path], lengths: tuple[int, ...]
-) -> None:
-    """A group of three has four rows on a GPU, and 64 columns."""
-    model = load("folder", tiny_model("llama"), current_device(), unpack=False).model
-    layers = len(model.layers)
-    submits = [
-        Generate(number, tuple((number + index) % 50 + 1 for index in range(length + 1)), 1)
-        for number, length in enumerate(lengths)
-    ]
-
-    def prefill(*, padded: bool) -> list[list[mx.array]]:
-        prefiller = PlainPrefiller(model, layers, min_length_ratio=0.5, prefix_store=PrefixStore(), pad_chunks=padded)
-        mx.eval(prefiller.prefill([Prefill(submit, 0, len(submit.prompt) - 1) for submit in submits]))
-        taken, [rows] = prefiller.take([submit.request_id for submit in submits])
-        assert taken == submits and rows.lengths == lengths
-        assert rows.columns == (max(lengths) if not padded else 64 if max(lengths) <= 64 else 96)
-        return [
-            [part[index, :, padding:] for parts in rows.layers for part in parts]
-            for index, padding in enumerate(rows.left_padding)
-        ]
-
-    for exact, padded in zip(prefill(padded=False), prefill(padded=True), strict=True):
-        for one, other in zip(exact, padded, strict=True):
-            assert one.shape == other.shape
-            assert mx.allclose(one, other, rtol=1e-4, atol=1e-5)

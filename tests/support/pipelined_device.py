@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from millstream.engine.generation.group_shapes import padded_tokens
 from millstream.engine.generation.plan import Plan, Prefill, RowOutput, StepResult
 from millstream.model_facts import Calibration, GenerationFacts
-
-PARTS = 4
-"""Steps that evaluate a chunk, after the one that builds it."""
-
 
 @dataclass
 class PipelinedDevice:
@@ -23,6 +18,8 @@ class PipelinedDevice:
     """Of the host, for a decode step."""
     build: float
     """Of the host, for the graph of a prefill pass."""
+    join: float
+    """Of the host, for rows that join, however many."""
     encode: float
     """Of the host, to launch a prefill pass."""
     token: float
@@ -50,12 +47,13 @@ class PipelinedDevice:
             "gpu (simulated)",
             kv_bytes_per_token=2**15,
             calibration=measured,
-            padded_groups=True,
         )
 
     def run(self, plan: Plan) -> tuple[StepResult, float]:
         """Returns the result, and seconds of the host."""
         started = self.clock
+        if set(plan.decode) - set(self._rows):
+            self.clock += self.join
         read, self._rows, tokens_at = self._rows, plan.decode, self._tokens_at
         if plan.decode:
             self._launch(self.launch, self._decoding(len(plan.decode)))
@@ -66,7 +64,8 @@ class PipelinedDevice:
             passes = _passes(plan.prefill)
             self.clock += self.build * len(passes)
             work = self.encode * len(passes), sum(map(self._computing, passes))
-            self._pending = [(work[0] / PARTS, work[1] / PARTS)] * PARTS if may_span else [work]
+            parts = plan.prefill_parts or 4
+            self._pending = [(work[0] / parts, work[1] / parts)] * parts if may_span else [work]
             if not may_span:
                 self._launch(*self._pending.pop())
         elif self._pending:
@@ -100,4 +99,4 @@ def _passes(chunks: tuple[Prefill, ...]) -> list[int]:
     if len(whole) < 2:
         return [chunk.end - chunk.start for chunk in chunks]
     others = [chunk.end - chunk.start for chunk in chunks if chunk.start or not chunk.joins]
-    return [padded_tokens(len(whole), max(whole)), *others]
+    return [len(whole) * max(whole), *others]

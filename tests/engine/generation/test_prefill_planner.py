@@ -213,14 +213,14 @@ def test_a_plan_may_hold_the_end_of_one_prompt_and_the_start_of_the_next() -> No
     assert max(subject.gaps) <= GAP
 
 
-def test_short_prompts_complete_in_one_step_and_overtake() -> None:
+def test_short_prompts_are_read_in_one_chunk_and_overtake() -> None:
     subject = with_streams(4)
     long, short = subject.submit(60_000, 300)
     subject.run_until_answered([short])
     assert long not in subject.answered
     assert subject.waits([short])[0] < 0.1
     plan = next(plan for plan in subject.plans if any(chunk.request.request_id == short for chunk in plan.prefill))
-    assert plan.complete_prefill and [chunk.joins for chunk in plan.prefill] == [True]
+    assert [chunk.joins for chunk in plan.prefill] == [True]
 
 
 def test_overtaking_is_bounded() -> None:

@@ -32,7 +32,7 @@ from millstream.backend.generation.settings import GenerationSettings
 from millstream.backend.generation.speculating import Speculating
 from millstream.backend.generation.trial import TwoRowTrial
 from millstream.backend.generation.verification import Verification, joined
-from millstream.backend.generation.warmup import RUNS, WarmupProgress, warm_up
+from millstream.backend.generation.warmup import RUNS, WarmupProgress, warm_up, warm_up_passes
 from millstream.backend.kernels.compiled import compile_costs, rehearse
 from millstream.backend.kernels.small_matmul import supported_here
 from millstream.backend.mlx_backend import MlxBackend
@@ -168,7 +168,6 @@ class MlxGenerationBackend(MlxBackend):
             media=self._encoder.kinds if self._encoder else (),
             whole_media=self._encoder is not None and self._model.whole_media,
             share_tokens=layout.share_tokens,
-            padded_groups=layout.padded_chunks and layout.group_fill is not None,
             kv_layout="classes" if layout.caches in ("classes", "mixed") else "rectangle",
             device_memory=self._weight_bytes + max(0, free_bytes(self._device)),
             feature_bytes=settings.feature_bytes if self._encoder is not None else 0,
@@ -213,7 +212,12 @@ class MlxGenerationBackend(MlxBackend):
         unsaved += [
             handle for chunk in plan.prefill if chunk.request.request_id in rejected for handle in chunk.saved_handles
         ]
-        self._deferred.evaluate(chunks, has_running_rows=decoding.running, complete_now=plan.complete_prefill)
+        self._deferred.evaluate(
+            chunks,
+            has_running_rows=decoding.running,
+            complete_now=plan.complete_prefill,
+            parts=plan.prefill_parts,
+        )
         self._store.evict(plan.evict)
         self._compact(has_running_rows=decoding.running, busy=bool(plan.prefill or plan.save or joining))
         if decoding.verification is None:
@@ -412,7 +416,7 @@ class MlxGenerationBackend(MlxBackend):
             max_rows=facts.max_rows,
             vocab_size=facts.vocab_size,
             context_length=facts.context_length,
-            padded_groups=facts.padded_groups,
+            passes=functools.partial(self._warm_up_passes, facts) if facts.drafters else lambda: None,
         )
         if compile_costs()[0] > self._compiled_before:
             # Not all kernels were on disk: those that are still missing compile at once.
@@ -422,6 +426,14 @@ class MlxGenerationBackend(MlxBackend):
         run(after_run=after_run)
         log.info("Warmed up in %.1f s", sum(seconds for _, seconds in phases.phases))
         log.debug("Warm-up: %s", phases)
+
+    def _warm_up_passes(self, facts: GenerationFacts) -> None:
+        assembly, layout = self._assembly, self._layout
+        assert assembly is not None and layout is not None, "the model is loaded"
+        warm_up_passes(
+            lambda: assembly.make(layout, PrefixStore()), max_rows=facts.max_rows, vocab_size=facts.vocab_size
+        )
+        self.reset()
 
     def _calibrate(self, facts: GenerationFacts) -> GenerationFacts:
         """The facts with what chunks, steps and saves cost here, measured after the warm-up has compiled kernels."""

@@ -8,6 +8,7 @@ took.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from millstream.engine.generation.decode_cost import DecodeCost
@@ -20,8 +21,14 @@ FREE_SHARE = 1.5
 their usual gap."""
 
 STRETCH = 2.5
-"""How many decode steps a step may take that completes short prompts while nobody waits long: streams must still see
-less than three times their usual gap, and steps differ."""
+"""How many decode steps a step may take that prefills short prompts while nobody waits long: streams must still see less
+than three times their usual gap, and steps differ."""
+
+GATHERING, GATHERING_GAPS = 15, 2
+"""For how many decode steps, and longest gaps, short prompts may wait for others: each pass has a fixed cost."""
+
+LEAST_PARTS, MOST_PARTS = 2, 8
+"""Steps that compute a chunk."""
 
 MAX_GAP = 0.05
 """Seconds between two tokens of a stream that prefill may cause, by default."""
@@ -79,6 +86,7 @@ class ChunkSizer:
         self._last_slope = token_seconds
         self._gentle_token = gentle_token_seconds
         self._steps_per_chunk = 1
+        """The most that one has taken."""
         self._last_tokens = 0.0
         self._skip = 0
         self._partial_steps: list[tuple[float, float]] = []
@@ -127,29 +135,41 @@ class ChunkSizer:
         decode, token = self._costs()
         return self._tokens_in(self.max_gap, decode) if token else None
 
-    def for_short(self, prompts: int, tokens_per_second: float) -> tuple[int | None, bool]:
-        """How many tokens of so many short prompts a step may begin to prefill, and whether it should complete them.
+    @property
+    def is_slow(self) -> bool:
+        """True if decode steps are so long that the longest gap bounds what is beside them, or nothing is known yet."""
+        decode, token = self._costs()
+        return not token or STRETCH * decode >= self.max_gap
 
-        A step may take a few decode steps, and more where more prompts wait than rows decode: all of them gain what the
-        rows lose. It may be as long as the gap for a pace that is faster. Where the fixed cost of a chunk would be most
-        of it, the chunk is larger and spans steps.
-        """
+    @property
+    def gathering(self) -> float:
+        """Seconds for which short prompts may wait for others to share their pass with."""
+        return min(GATHERING * self._costs()[0], GATHERING_GAPS * self.max_gap)
+
+    def in_parts(self, tokens_per_second: float) -> int:
+        """How many tokens of short prompts a chunk may have that spans steps, each of them a few decode steps long at
+        most; or as fast as this pace, up to the longest gap."""
+        decode, _ = self._costs()
+        seconds = STRETCH * decode
+        while True:
+            tokens = self._tokens_in_parts(min(seconds, self.max_gap), decode)
+            if seconds >= self.max_gap or tokens >= tokens_per_second * seconds * self._steps_per_chunk:
+                return tokens
+            seconds *= STRETCH
+
+    def _tokens_in_parts(self, seconds: float, decode: float) -> int:
+        steps = max(1, self._steps_per_chunk - 1)
+        room = max(steps * (seconds - decode) - self._free_seconds, self._gentle(decode))
+        return max(self.least, int(room / self._slope_cost()))
+
+    def parts(self, tokens: float) -> int:
+        """In how many steps a chunk should be computed, after the one that builds it: each adds a share of a decode
+        step."""
         decode, token = self._costs()
         if not token:
-            return None, True
-        seconds = STRETCH * decode * max(1.0, prompts / self.rows)
-        while seconds < self.max_gap:
-            tokens, at_once = self._short_tokens(seconds, decode)
-            if tokens >= tokens_per_second * seconds * (1 if at_once else self._steps_per_chunk):
-                return tokens, at_once
-            seconds *= STRETCH
-        return self._tokens_in(self.max_gap, decode), True
-
-    def _short_tokens(self, seconds: float, decode: float) -> tuple[int, bool]:
-        if seconds - decode >= 2 * self._fixed_cost:
-            return self._tokens_in(seconds, decode), True
-        room = (seconds - decode) * max(1, self._steps_per_chunk - 1)
-        return max(self.least, int(room / self._slope_cost())), False
+            return LEAST_PARTS
+        seconds = self._free_seconds + self._slope_cost() * tokens
+        return max(LEAST_PARTS, min(MOST_PARTS, math.ceil(seconds / (SHARE * decode))))
 
     @property
     def _fixed_cost(self) -> float:
@@ -190,8 +210,8 @@ class ChunkSizer:
             return
         if seconds <= 0:
             return
-        if steps > 1 and rows:
-            self._steps_per_chunk = steps
+        if rows:
+            self._steps_per_chunk = max(self._steps_per_chunk, steps)
         if not rows:
             if prompt_tokens >= self.most:  # in a shorter one, fixed costs count for more than tokens
                 self._token_alone = _follow(self._token_alone, seconds / prompt_tokens)

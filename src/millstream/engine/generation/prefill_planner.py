@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from millstream.engine.generation.chunk_sizer import ChunkSizer
-from millstream.engine.generation.group_shapes import padded_tokens, usual_count
 from millstream.engine.generation.plan import EncodeMedia, Plan, Prefill, StepResult
 from millstream.engine.generation.request import Request, State
 from millstream.engine.prefix_cache.cache import PrefixCache
@@ -24,17 +23,22 @@ PATIENCE = 20
 OVERTAKING = 1 / 3
 """Tokens of short prompts that may overtake, per token of the others: a quarter of all."""
 
+FEW = 4
+"""Short prompts that are so many times fewer than the rows do not wait for others: they are no start of many streams."""
+
 Admit = Callable[[Request], Hit | None]
 """Gives a waiting request a row and returns its cached prefix; None if there is no room for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedPrefill:
-    """What a step prefills and encodes. `complete`: it must compute all of that, though rows decode."""
+    """What a step prefills and encodes. `complete`: it must compute all of that, though rows decode;
+    else in how many steps after it (`parts`)."""
 
     chunks: Sequence[Prefill] = ()
     encode: tuple[EncodeMedia, ...] = ()
     complete: bool = False
+    parts: int | None = None
 
 
 class PrefillPlanner:
@@ -49,11 +53,9 @@ class PrefillPlanner:
         prefix_cache: PrefixCache,
         whole_media: bool = False,
         depth_cost: float = 0.0,
-        padded_groups: bool = False,
     ) -> None:
         """`whole_media`: no chunk may end inside an image. `depth_cost`: by how much a token costs more for each token
-        before it, relative to the first. `padded_groups`: prompts that share a pass are padded to a usual shape."""
-        self._padded_groups = padded_groups
+        before it, relative to the first."""
         self._depth_cost = depth_cost
         self._sizer = sizer
         self._prefill_tokens = prefill_tokens
@@ -79,7 +81,10 @@ class PrefillPlanner:
             return PlannedPrefill()
         chunks, complete = self._chunks_beside_rows(prefilling, waiting, admit)
         encode = self._encode(prefilling, alone=False) if complete or not chunks else ()
-        return PlannedPrefill(chunks, encode, complete or bool(encode))
+        if complete or encode or not chunks:
+            return PlannedPrefill(chunks, encode, complete or bool(encode))
+        tokens = sum(self._cost(chunk.start, chunk.end) for chunk in chunks)
+        return PlannedPrefill(chunks, parts=self._sizer.parts(tokens))
 
     def _chunks_alone(self, prefilling: Iterable[Request], waiting: Iterable[Request], admit: Admit) -> list[Prefill]:
         queue = [*_unfinished(prefilling), *waiting]
@@ -104,10 +109,12 @@ class PrefillPlanner:
             return chunks, True
         pace = self._needed_pace(queue)
         short = list(takewhile(self._is_short, queue))
-        limit, complete = self._sizer.for_short(len(short), pace)
-        budget = self._prefill_tokens if limit is None else min(self._prefill_tokens, limit)
+        complete = self._sizer.is_slow or len(short) >= self._sizer.rows
+        if not complete and self._should_gather(short):
+            return [], False
+        budget = self._at_once if complete else min(self._prefill_tokens, self._sizer.in_parts(pace))
         overtaking = self._overtaking(queue, budget)
-        short = overtaking or self._sharing(short, budget)
+        short = overtaking or _fitting(short, self._left, budget)
         if short and self._left(short[0]) > budget:
             # Where 100 tokens take longer than the gap, prompts that are cut would leave the batch of a busy server
             # half empty. So one that has lost its patience is not.
@@ -123,6 +130,13 @@ class PrefillPlanner:
         self._book(chunks, overtaking)
         return chunks, complete
 
+    def _should_gather(self, short: Sequence[Request]) -> bool:
+        """Whether these prompts, the oldest ones, should wait for others that share their pass. A pass has a fixed cost
+        that all rows pay: while many streams start, passes are as large as what runs already, so there are few."""
+        if not short or len(short) * FEW <= self._sizer.rows or short[0].state is not State.WAITING:
+            return False
+        return self.clock < short[0].arrived + self._sizer.gathering
+
     def _encode(self, prefilling: Iterable[Request], *, alone: bool) -> tuple[EncodeMedia, ...]:
         """Media of the oldest request that waits for them: one request per step, and for as long as a chunk takes if
         rows are decoding."""
@@ -135,7 +149,7 @@ class PrefillPlanner:
         """The step of this plan took so long."""
         self.clock += seconds
         self._chunk_pending = result.prefilling
-        tokens = self._computed(plan.prefill)
+        tokens = sum(self._cost(chunk.start, chunk.end) for chunk in plan.prefill)
         if plan.encode or result.length > 1:
             self._sizer.skip_steps()
         self._sizer.observe(rows=len(plan.decode), prompt_tokens=tokens, seconds=seconds, prefilling=result.prefilling)
@@ -168,13 +182,6 @@ class PrefillPlanner:
         """What these tokens of a prompt cost, in tokens of the beginning of one: attention reads all before them."""
         return (end - start) * (1 + self._depth_cost * (start + end) / 2)
 
-    def _computed(self, chunks: Sequence[Prefill]) -> float:
-        """What these chunks cost, in tokens."""
-        whole = [chunk.end for chunk in chunks if self._padded_groups and not chunk.start and chunk.joins]
-        if len(whole) > 1 and len(whole) == len(chunks):
-            return padded_tokens(len(whole), max(whole))
-        return sum(self._cost(chunk.start, chunk.end) for chunk in chunks)
-
     def _is_short(self, request: Request) -> bool:
         """True if one chunk will do, even a gentle one. The end of a long prompt is not short: it may span steps."""
         started = request.state is State.PREFILLING and request.prefilled > request.prefix.hit.tokens
@@ -188,18 +195,6 @@ class PrefillPlanner:
         limit = min(budget, int(self._credit))
         chosen = _fitting([request for request in queue if self._is_short(request)], self._left, limit)
         return chosen if chosen and self._left(chosen[0]) <= limit else []
-
-    def _sharing(self, requests: Sequence[Request], budget: int) -> list[Request]:
-        """The first of these requests, and those after it that share its pass within the budget."""
-        if not self._padded_groups:
-            return _fitting(requests, self._left, budget)
-        longest, count = 0, 0
-        for request in requests:
-            longest = max(longest, self._left(request))
-            if count and padded_tokens(count + 1, longest) > budget:
-                break
-            count += 1
-        return list(requests[: usual_count(count)])
 
     def _needed_pace(self, queue: Iterable[Request]) -> float:
         """Tokens per second that complete every prompt within the patience, as far as it is not over."""

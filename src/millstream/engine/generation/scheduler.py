@@ -47,11 +47,10 @@ class GenerationScheduler:
         prefix_cache: PrefixCache | None = None,
         whole_media: bool = False,
         depth_cost: float = 0.0,
-        padded_groups: bool = False,
         speculation: SpeculationDepth | None = None,
     ) -> None:
-        """`kv_budget`: None for no bound. `whole_media`: no chunk may end inside an image. `depth_cost`,
-        `padded_groups`: see `PrefillPlanner`. `speculation`: None if the model has no drafters."""
+        """`kv_budget`: None for no bound. `whole_media`: no chunk may end inside an image. `speculation`: None if the
+        model has no drafters."""
         if max_rows < 1 or prefill_tokens < 1:
             raise ValueError("max_rows and prefill_tokens must be at least 1")
         self._max_rows = max_rows
@@ -68,7 +67,6 @@ class GenerationScheduler:
             prefix_cache=self._cache,
             whole_media=whole_media,
             depth_cost=depth_cost,
-            padded_groups=padded_groups,
         )
         self._requests: dict[int, Request] = {}
         """All that have not ended. Those in no queue below are held or fetching."""
@@ -191,6 +189,7 @@ class GenerationScheduler:
             decode=decode,
             encode=planned.encode,
             complete_prefill=planned.complete,
+            prefill_parts=planned.parts,
             drafts=drafts,
             odds=choice.odds if drafts else None,
             guess=choice.guess,

@@ -105,7 +105,6 @@ def make_scheduler(settings: SchedulerSettings, facts: GenerationFacts) -> Gener
         prefix_cache=_prefix_cache(facts, tuning, share, settings.disk),
         whole_media=facts.whole_media,
         depth_cost=tuning.depth_cost,
-        padded_groups=facts.padded_groups,
         speculation=SpeculationDepth(facts.drafters) if facts.drafters else None,
     )
 

@@ -52,19 +52,13 @@ class JoiningRows:
         """Some of the rows."""
         if list(indices) == list(range(self.count)):
             return self
-        chosen = _chosen(indices)
+        chosen = mx.array(list(indices), dtype=mx.int32)
         return replace(
             self,
             layers=[tuple(part[chosen] for part in parts) for parts in self.layers],
             left_padding=tuple(self.left_padding[index] for index in indices),
             right_padding=tuple(self.right_padding[index] for index in indices) if self.right_padding else (),
         )
-
-
-def _chosen(indices: Sequence[int]) -> mx.array | slice:
-    """Where rows are. The first ones are taken without a copy: rows after them are padding."""
-    first = list(indices) == list(range(len(indices)))
-    return slice(0, len(indices)) if first else mx.array(list(indices), dtype=mx.int32)
 
 
 def joining_row(caches: Sequence[Any], shared: tuple[SharedTokens, ...] = ()) -> JoiningRows:
@@ -92,7 +86,7 @@ class MixedRows:
         """Some of the rows."""
         if list(indices) == list(range(self.count)):
             return self
-        chosen = _chosen(indices)
+        chosen = mx.array(list(indices), dtype=mx.int32)
         states = [[None if array is None else array[chosen] for array in layer] for layer in self.states]
         attending = {window: rows.take(indices) for window, rows in self.attending.items()}
         return MixedRows(attending, states, len(indices))

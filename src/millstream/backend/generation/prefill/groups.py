@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache, RotatingKVCache
@@ -21,28 +21,12 @@ from millstream.backend.generation.caches.quantized import KvQuantization
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
 from millstream.backend.generation.prefix_store.cache_state import is_sliceable, kv_parts, leaf_caches
 from millstream.backend.generation.prefix_store.serialize import Layers
-from millstream.engine.generation.group_shapes import padded_length, padded_rows
 from millstream.engine.generation.messages import Generate
 from millstream.engine.prefix_cache.orders import SavePrefix
 
 
-class Shape(Protocol):
-    """The rows and columns of a pass for some prompts, of which the longest has so many tokens."""
-
-    def __call__(self, prompts: int, longest: int) -> tuple[int, int]: ...
-
-
-def exact_shape(prompts: int, longest: int) -> tuple[int, int]:
-    return prompts, longest
-
-
-def usual_shape(prompts: int, longest: int) -> tuple[int, int]:
-    """One of a few: the first pass of a new shape costs a GPU's host time."""
-    return padded_rows(prompts), padded_length(longest)
-
-
 class Group:
-    """Their rows usually join together; otherwise they are gathered. There may be more rows, which are padding."""
+    """Their rows usually join together; otherwise they are gathered."""
 
     def __init__(self, submits: Sequence[Generate], rows: JoiningRows | MixedRows) -> None:
         self.members: list[Generate | None] = list(submits)
@@ -80,19 +64,14 @@ class LeftPaddedGroup(Group):
     rows: JoiningRows
 
     def __init__(
-        self,
-        model: Any,
-        layer_count: int,
-        submits: Sequence[Generate],
-        packing: KvQuantization | None = None,
-        shape: Shape = exact_shape,
+        self, model: Any, layer_count: int, submits: Sequence[Generate], packing: KvQuantization | None = None
     ) -> None:
-        prompts = _prompts(submits, shape)
-        _, columns = shape(len(submits), max(map(len, prompts)))
-        left_padding = tuple(columns - len(prompt) for prompt in prompts)
+        lengths = [len(submit.prompt) - 1 for submit in submits]
+        longest = max(lengths)
+        left_padding = tuple(longest - length for length in lengths)
         shared = Padding(left_padding)
         caches = [_padded_cache(left_padding, shared, packing) for _ in range(layer_count)]
-        padded = [[0] * pad + list(prompt) for pad, prompt in zip(left_padding, prompts, strict=True)]
+        padded = [[0] * pad + list(submit.prompt[:-1]) for pad, submit in zip(left_padding, submits, strict=True)]
         model(mx.array(padded, dtype=mx.int32), cache=caches)
         parts = [cache.parts if isinstance(cache, PaddedPackedCache) else kv_parts(cache) for cache in caches]
         super().__init__(submits, JoiningRows(parts, left_padding))
@@ -110,14 +89,14 @@ class RightPaddedGroup(Group):
 
     rows: MixedRows
 
-    def __init__(self, model: Any, submits: Sequence[Generate], shape: Shape = exact_shape) -> None:
-        prompts = _prompts(submits, shape)
-        self._lengths = [len(prompt) for prompt in prompts]
+    def __init__(self, model: Any, submits: Sequence[Generate], padded_length: Callable[[int], int]) -> None:
+        """`padded_length`: the length of a pass for some tokens."""
+        self._lengths = [len(submit.prompt) - 1 for submit in submits]
         # A pass of one token is a decode step to many caches.
-        columns = max(2, shape(len(submits), max(self._lengths))[1])
+        columns = max(2, padded_length(max(self._lengths)))
         self._caches = new_row_caches(model)
         begin_right_padding(self._caches, self._lengths, columns)
-        padded = [[*prompt, *[0] * (columns - len(prompt))] for prompt in prompts]
+        padded = [[*submit.prompt[:-1], *[0] * (columns - len(submit.prompt) + 1)] for submit in submits]
         model(mx.array(padded, dtype=mx.int32), cache=self._caches)
         end_right_padding(self._caches)
         self._leaves = leaf_caches(self._caches)
@@ -149,13 +128,6 @@ class RightPaddedGroup(Group):
         row.keys, row.values = (part[index : index + 1, :, columns] for part in (leaf.keys, leaf.values))
         row.offset, row._idx = length, row.keys.shape[2]
         return row
-
-
-def _prompts(submits: Sequence[Generate], shape: Shape) -> list[tuple[int, ...]]:
-    """The tokens of each row. Rows that are padding repeat the shortest prompt."""
-    prompts = [submit.prompt[:-1] for submit in submits]
-    rows, _ = shape(len(prompts), max(map(len, prompts)))
-    return prompts + [min(prompts, key=len)] * (rows - len(prompts))
 
 
 def _padded_cache(left_padding: Sequence[int], shared: Padding, packing: KvQuantization | None) -> Any:

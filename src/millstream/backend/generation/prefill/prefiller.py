@@ -20,14 +20,7 @@ from millstream.backend.generation.caches.prompt_caches import (
 from millstream.backend.generation.caches.quantized import KvQuantization, new_prompt_caches
 from millstream.backend.generation.caches.slabs import SharedTokens
 from millstream.backend.generation.caches.widths import MAX_PADDED_CHUNK, padded_chunk_length
-from millstream.backend.generation.prefill.groups import (
-    Group,
-    LeftPaddedGroup,
-    RightPaddedGroup,
-    Shape,
-    exact_shape,
-    usual_shape,
-)
+from millstream.backend.generation.prefill.groups import Group, LeftPaddedGroup, RightPaddedGroup
 from millstream.backend.generation.prefill.logprobs import prefill_with_logprobs, wants_logprobs
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
 from millstream.backend.generation.prefix_store.cache_state import leaf_caches
@@ -257,10 +250,9 @@ class PlainPrefiller(BatchPrefiller):
         self._model = model
         self._layer_count = layer_count
         self._quantization = quantization
-        self._shape: Shape = usual_shape if pad_chunks else exact_shape
 
     def _new_group(self, submits: Sequence[Generate]) -> Group:
-        return LeftPaddedGroup(self._model, self._layer_count, submits, self._quantization, self._shape)
+        return LeftPaddedGroup(self._model, self._layer_count, submits, self._quantization)
 
     def _joining(self, caches: RowCaches, shared: tuple[SharedTokens, ...]) -> JoiningRows:
         return joining_row(caches, shared)
@@ -281,10 +273,10 @@ class MixedPrefiller(BatchPrefiller):
         single = SinglePrefiller(model, prefix_store, prefill_media=prefill_media, pad_chunks=pad_chunks)
         super().__init__(single, prefix_store, min_length_ratio)
         self._model = model
-        self._shape: Shape = usual_shape if pad_chunks else exact_shape
+        self._pad_chunks = pad_chunks
 
     def _new_group(self, submits: Sequence[Generate]) -> Group:
-        return RightPaddedGroup(self._model, submits, self._shape)
+        return RightPaddedGroup(self._model, submits, padded_chunk_length if self._pad_chunks else int)
 
     def _joining(self, caches: RowCaches, shared: tuple[SharedTokens, ...]) -> MixedRows:
         return mixed_rows(leaf_caches(caches))
