@@ -24,11 +24,11 @@ STRETCH = 2.5
 """How many decode steps a step may take that prefills short prompts while nobody waits long: streams must still see less
 than three times their usual gap, and steps differ."""
 
-GATHERING, GATHERING_GAPS = 15, 2
+GATHERING, GATHERING_GAPS = 10, 2
 """For how many decode steps, and longest gaps, short prompts may wait for others: each pass has a fixed cost."""
 
-LEAST_PARTS, MOST_PARTS = 2, 8
-"""Steps that compute a chunk."""
+LEAST_PARTS, MOST_PARTS, PRESSED_PARTS = 2, 8, 4
+"""Steps that compute a chunk; and one that is longer than a gentle one, at most."""
 
 MAX_GAP = 0.05
 """Seconds between two tokens of a stream that prefill may cause, by default."""
@@ -112,7 +112,7 @@ class ChunkSizer:
         chunk = self._gentle_chunk(weight)
         if not token:
             return chunk
-        steps, slope = self._steps_per_chunk, self._slope_cost()
+        steps, slope = min(self._steps_per_chunk, PRESSED_PARTS + 1), self._slope_cost()
 
         def pace(tokens: int) -> float:
             weighted = tokens * (weight + growth * tokens / 2)
@@ -162,14 +162,15 @@ class ChunkSizer:
         room = max(steps * (seconds - decode) - self._free_seconds, self._gentle(decode))
         return max(self.least, int(room / self._slope_cost()))
 
-    def parts(self, tokens: float) -> int:
-        """In how many steps a chunk should be computed, after the one that builds it: each adds a share of a decode
-        step."""
+    def parts(self, tokens: float, *, short: bool) -> int:
+        """In how many steps a chunk should be computed, after the one that builds it. Each adds a share of a decode
+        step; with `short` prompts, which should answer soon, about a whole one."""
         decode, token = self._costs()
         if not token:
             return LEAST_PARTS
+        most = MOST_PARTS if short or tokens <= self.chunk else PRESSED_PARTS
         seconds = self._free_seconds + self._slope_cost() * tokens
-        return max(LEAST_PARTS, min(MOST_PARTS, math.ceil(seconds / (SHARE * decode))))
+        return max(LEAST_PARTS, min(most, math.ceil(seconds / (decode if short else SHARE * decode))))
 
     @property
     def _fixed_cost(self) -> float:

@@ -84,7 +84,8 @@ class PrefillPlanner:
         if complete or encode or not chunks:
             return PlannedPrefill(chunks, encode, complete or bool(encode))
         tokens = sum(self._cost(chunk.start, chunk.end) for chunk in chunks)
-        return PlannedPrefill(chunks, parts=self._sizer.parts(tokens))
+        short = all(chunk.joins for chunk in chunks)
+        return PlannedPrefill(chunks, parts=self._sizer.parts(tokens, short=short))
 
     def _chunks_alone(self, prefilling: Iterable[Request], waiting: Iterable[Request], admit: Admit) -> list[Prefill]:
         queue = [*_unfinished(prefilling), *waiting]
