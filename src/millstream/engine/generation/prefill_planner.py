@@ -17,8 +17,8 @@ from millstream.engine.generation.request import Request, State
 from millstream.engine.prefix_cache.cache import PrefixCache
 from millstream.engine.prefix_cache.index import Hit
 
-PATIENCE = 20
-"""How long a prompt may wait for its prefill before chunks grow, in longest gaps: one second for gaps of 50 ms."""
+PATIENCE = 16
+"""How long a prompt may wait for its prefill before chunks grow, in longest gaps: 0.8 s for gaps of 50 ms."""
 
 OVERTAKING = 1 / 3
 """Tokens of short prompts that may overtake, per token of the others: a quarter of all."""
