@@ -41,6 +41,10 @@ class Row:
         self.kinds = [kind for count, kind in self.text for _ in range(count)]
 
     @property
+    def drafters(self) -> list[str]:
+        return list({kind.drafter: None for _, kind in self.text})
+
+    @property
     def kind(self) -> Kind:
         return self.kinds[min(self.done, len(self.kinds) - 1)]
 
@@ -57,9 +61,9 @@ class Machine:
         noise: float = 0.03,
         seed: int = 0,
     ) -> None:
-        """`cost` (rows, length): of a pass, relative to a plain step. `lost_overlap`: of a plain step, what a step costs
-        more that cannot be launched before the last one is read."""
-        self._depth = depth
+        """`cost` (rows, length): of a pass, relative to a plain step. `lost_overlap`: of a plain step, what a step
+        costs more that cannot be launched before the last one is read."""
+        self.depth = depth
         self._cost = cost
         self._lost = lost_overlap
         self._noise = noise
@@ -82,11 +86,11 @@ class Machine:
             self.plain_seconds += PLAIN * sum(row.done - at for row, at in zip(running, before, strict=True)) / count
             for row in running:
                 if row.done >= len(row.kinds):
-                    self._depth.forget(row.number)
+                    self.depth.forget(row.number)
             running = [row for row in running if row.done < len(row.kinds)]
 
     def _step(self, rows: list[Row]) -> None:
-        choice = self._depth.choose([row.number for row in rows], len(rows))
+        choice = self.depth.choose({row.number: row.drafters for row in rows}, len(rows))
         drafts: dict[int, list[bool]] = {}
         if choice.odds is not None:
             drafts = {
@@ -111,7 +115,7 @@ class Machine:
             gained += 1 + accepted
         seconds = PLAIN * self._cost(len(rows), length) * self._draw.uniform(1 - self._noise, 1 + self._noise)
         self.seconds += seconds + PLAIN * self._lost * (length > 1)
-        self._depth.observe(
+        self.depth.observe(
             outcomes, guessed=guessed, length=length, rows=len(rows), tokens=gained / len(rows), seconds=seconds
         )
 

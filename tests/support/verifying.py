@@ -70,7 +70,7 @@ class VerifiedRows:
     def forward(self, tokens: mx.array) -> mx.array:
         compiled = self.batch._compiled
         logits = compiled.run(tokens, self.caches, {}) if compiled is not None else None
-        return self.model(tokens, cache=self.caches.layers) if logits is None else logits
+        return self.batch._forward(tokens, cache=self.caches.layers) if logits is None else logits
 
     def step(self, length: int, counts: Mapping[int, int]) -> None:
         """One pass: by name, how many of its new tokens each row keeps. Compares the logits after those."""

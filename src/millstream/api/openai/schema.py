@@ -115,8 +115,8 @@ class TextRequest(StructuredRequest):
     prompt_logprobs: Top | None = None
     """Return the log-probability of each token of the prompt, and this many top tokens. Not with stream."""
     prediction: Prediction = ""
-    """What the completion will mostly be, such as the file that it edits: {"type": "content", "content": text}. Where it
-    is right, tokens come several at a time. It never changes the completion."""
+    """What the completion will mostly be, such as the file that it edits: {"type": "content", "content": text}.
+    Where it is right, tokens come several at a time. It never changes the completion."""
     speculation: bool = True
     """False: no speculative decoding for this request. It changes how fast tokens come, never which."""
 

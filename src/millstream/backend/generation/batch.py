@@ -142,6 +142,11 @@ class Batch:
         return self._caches.nbytes
 
     @property
+    def size(self) -> int:
+        """Rows of a plain pass, including vacant ones."""
+        return self._caches.size
+
+    @property
     def can_be_compiled(self) -> bool:
         """True if its steps can be traced."""
         return isinstance(self._caches, TracedStep)
@@ -179,6 +184,19 @@ class Batch:
         if logits is None:
             logits = self._forward(self._inputs[:, None], cache=self._caches.layers, **self._shifts)[:, -1, :]
         self._caches.end_step()
+        return logits
+
+    def given_tokens(self, tokens: mx.array, counts: Sequence[int]) -> mx.array:
+        """For trials: the logits of a pass of these tokens, (rows, length), in the place of the rows' own; row number i
+        keeps `counts[i]` of them."""
+        self._caches.begin_step(tokens.shape[1])
+        logits = None
+        if self._compiled is not None:
+            logits = self._compiled.run(tokens, self._caches, self._shifts)
+        if logits is None:
+            logits = self._forward(tokens, cache=self._caches.layers, **self._shifts)
+        mx.eval(logits)
+        self._caches.end_step(counts)
         return logits
 
     def catch_up(self, rows: Sequence[RowOutput]) -> list[RowFailure]:

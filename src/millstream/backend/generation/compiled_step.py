@@ -13,6 +13,7 @@ from typing import Any
 import mlx.core as mx
 
 from millstream.backend.generation.caches.traced_step import TracedStep
+from millstream.backend.generation.forward_pass import forward_pass
 from millstream.backend.kernels.compiled import compile_ahead, keeps_kernels
 
 Forward = Callable[..., mx.array]
@@ -74,5 +75,5 @@ class CompiledStep:
         if tokens.ndim == 1:
             logits = self._forward(tokens[:, None], cache=caches.layers, **named)[:, -1, :]
         else:
-            logits = self._forward(tokens, cache=caches.layers, **named)
+            logits = forward_pass(self._forward, tokens, caches, caches.layers, **named)
         return logits, caches.results()

@@ -14,6 +14,7 @@ from mlx_lm.models.cache import RotatingKVCache
 
 from millstream.backend.generation.caches.joining import JoiningRows
 from millstream.backend.generation.caches.kernel_slabs import KernelStep, KernelWriter
+from millstream.backend.generation.caches.pass_shape import PassShape
 from millstream.backend.generation.caches.row_numbers import RowNumbers
 from millstream.backend.generation.caches.slab_reads import SlabStep
 from millstream.backend.generation.caches.slab_writers import MlxWriter
@@ -59,7 +60,7 @@ class SlabLayer:
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> None:
         """No mask: attention knows what each row sees. Raises `ValueError` if a layer wants another window."""
-        if N != self.caches.step.length or (window_size or self.caches.window) != self.caches.window:
+        if N != 1 or (window_size or self.caches.window) != self.caches.window:
             raise ValueError("its layers do not attend to all tokens of their cache")
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
@@ -185,8 +186,8 @@ class ClassCaches(TracedStep):
 
     supports_length = True
 
-    def begin_step(self, length: int = 1, size: int | None = None) -> None:
-        """Ensure that every row has its next columns, and prepare what all layers share in this step. `size`: rows of a
+    def begin_step(self, length: int = 1, shape: PassShape | None = None) -> None:
+        """Ensure that every row has its next columns, and prepare what all layers share in this step. `shape`: of the
         pass, if another decides that."""
         assert not self.window or length <= RING_SLACK + 1, "a ring would lose tokens that are still read"
         outgrown: dict[int, list[RowCache]] = {}
@@ -196,18 +197,19 @@ class ClassCaches(TracedStep):
         for capacity, rows in outgrown.items():
             self.slabs.move(rows, capacity)
             self.step.changed()
-        self.step.begin(self.rows, self.size if size is None else size, length)
+        self.shape = self._numbers.shape(length) if shape is None else shape
+        self.step.begin(self.rows, self.shape)
 
     def end_step(self, counts: Sequence[int] | None = None) -> None:
         """A row that does not keep all of its new tokens ends before them: nothing reads the columns behind its end, and
         its next tokens are written there."""
         for number, row in enumerate(self.rows):
             if row is not None:
-                row.length += self.step.length if counts is None else counts[number]
+                row.length += self.shape.length if counts is None else counts[number]
 
     def step_key(self) -> Hashable | None:
         key = self.step.key()
-        return None if key is None else (self.size, key)
+        return None if key is None else (self.size, self.shape, key)
 
     def step_refs(self) -> list[Ref]:
         return self.step.refs()

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 
+from millstream.backend.generation.caches.pass_shape import PassShape
 from millstream.backend.generation.caches.slabs import Parts, RowCache, SharedTokens, Slab
 from millstream.backend.generation.caches.traced_step import Ref
 
@@ -110,32 +112,46 @@ class SharedRead:
 class SlabStep:
     """Owner only. `begin` prepares a step; after `changed` it looks at all rows again."""
 
+    _PREPARED: tuple[str, ...] = ("reads", "shared", "order")
+    """What depends on the rows, and not on their lengths."""
+
     def __init__(self, window: int = 0) -> None:
         """`window`: how many tokens a row attends to; 0: all."""
         self.window = window
-        self.length = 1
-        """Tokens per row."""
+        self.shape = PassShape(0, 0)
         self.offset = mx.zeros((0,), dtype=mx.int32)
-        """The position of each row's next token."""
+        """The position of each flat row's token."""
         self.reads: list[SlabRead] = []
         self.shared: list[SharedRead] = []
         self.order: mx.array | None = None
         """For each row of the forward pass, where the reads have it; None if that is the same."""
-        self._stale = True
+        self._looked: dict[int, dict[str, Any]] = {}
+        """By the rows of a pass, what is the same in every step until rows change."""
 
     def changed(self) -> None:
         """Rows have joined, moved or left."""
-        self._stale = True
+        self._looked.clear()
 
-    def begin(self, rows: Sequence[RowCache | None], size: int, length: int = 1) -> None:
-        self.length = length
-        if self._stale:
-            self._look(rows, size)
-            self._stale = False
-        lengths = [VACANT if row is None else row.length for row in rows]
-        self.offset = mx.array([*lengths, *[VACANT] * (size - len(rows))], dtype=mx.int32)
+    def begin(self, rows: Sequence[RowCache | None], shape: PassShape) -> None:
+        self.shape = shape
+        if shape.rows not in self._looked:
+            self._look(rows, shape.rows)
+            self._looked[shape.rows] = {name: getattr(self, name) for name in self._PREPARED}
+        for name, value in self._looked[shape.rows].items():
+            setattr(self, name, value)
+        lengths = [VACANT if row is None else row.length for row in rows[: shape.rows]]
+        lengths += [VACANT] * (shape.rows - len(lengths))
+        self.offset = mx.array(self._positions(lengths), dtype=mx.int32)
         for read in self.reads:
-            read.begin(rows, length)
+            read.begin(rows, shape.length)
+
+    def _positions(self, lengths: list[int]) -> list[int]:
+        """Of the token in each flat row."""
+        if self.shape.length == 1:
+            return lengths
+        each = range(self.shape.length)
+        flat = [VACANT if length == VACANT else length + token for length in lengths for token in each]
+        return flat[: self.shape.width]
 
     def key(self) -> Hashable | None:
         """See `TracedStep.step_key`. MLX's slices and masks follow the longest row: such a step is traced for tests
@@ -143,7 +159,7 @@ class SlabStep:
         if self.shared:
             return None
         reads = tuple((*read.slots, -1, read.longest, *(name for _, name in read.refs())) for read in self.reads)
-        return self.length, reads
+        return reads
 
     def refs(self) -> list[Ref]:
         """The arrays that a step reads: see `TracedStep`."""

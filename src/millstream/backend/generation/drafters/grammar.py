@@ -1,8 +1,8 @@
 """Drafts what a row's grammar forces: keys of a JSON schema, the name of a required tool, the marks around them.
 
-The bytes are certain, but not their tokens: the model may write `":` as one token or as two. So forced tokens are drafts
-like all others, and the target's own choice decides. Where a forced run ends, the drafter goes on with what the target
-chose the last time at such a place: whether it writes a space after `:` and `,` is a habit.
+The bytes are certain, but not their tokens: the model may write `":` as one token or as two. So forced tokens are
+drafts like all others, and the target's own choice decides. Where a forced run ends, the drafter goes on with what the
+target chose the last time at such a place: whether it writes a space after `:` and `,` is a habit.
 """
 
 from __future__ import annotations

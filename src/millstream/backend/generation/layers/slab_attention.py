@@ -38,8 +38,10 @@ def slab_attention(plain: Attention) -> Attention:
     ) -> mx.array:
         if not isinstance(cache, SlabLayer):
             return attend_plainly(plain, queries, keys, values, cache, scale, mask, sinks, softcap)
-        write_step(cache, cache.take_new(keys, values, mask))
-        return over_slabs(plain, queries, cache, scale, sinks, softcap)
+        shape = cache.caches.shape
+        keys, values = cache.take_new(keys, values, mask)
+        write_step(cache, (shape.grouped(keys), shape.grouped(values)))
+        return shape.flattened(over_slabs(plain, shape.grouped(queries), cache, scale, sinks, softcap))
 
     return attention
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
+from collections.abc import Iterable
 
 REMEMBERED = 9
 """Passes of a kind whose median counts: others use the machine too, and the first of a kind compiles kernels."""
@@ -19,51 +20,49 @@ class StepCosts:
         self._slope = slope
         self._seen: dict[int, dict[int, deque[float]]] = {}
         """By bucket of rows, then by length."""
+        self._medians: dict[int, dict[int, float]] = {}
+        """Of these. Asked far more often than they change."""
+        self.longest = 1
+        """The longest pass that was seen, with any number of rows."""
 
     def observe(self, rows: int, length: int, seconds: float) -> None:
         """A pass without prefill took so long."""
-        lengths = self._seen.setdefault(_bucket(rows), {})
-        lengths.setdefault(length, deque(maxlen=REMEMBERED)).append(seconds)
+        bucket = _bucket(rows)
+        seen = self._seen.setdefault(bucket, {}).setdefault(length, deque(maxlen=REMEMBERED))
+        seen.append(seconds)
+        self._medians.setdefault(bucket, {})[length] = statistics.median(seen)
+        self.longest = max(self.longest, length)
 
     def knows(self, rows: int, length: int) -> bool:
-        return length in self._seen.get(_bucket(rows), {})
-
-    @property
-    def longest(self) -> int:
-        """The longest pass that was seen, with any number of rows."""
-        return max((length for lengths in self._seen.values() for length in lengths), default=1)
+        return length in self._medians.get(_bucket(rows), ())
 
     def plain(self, rows: int) -> float | None:
         """Seconds of a plain step; None if there was none with about so many rows."""
-        seen = self._seen.get(_bucket(rows), {}).get(1)
-        return statistics.median(seen) if seen else None
+        return self._medians.get(_bucket(rows), {}).get(1)
 
-    def relative(self, rows: int, length: int) -> float:
-        """What a pass costs relative to a plain step of as many rows. What was never seen is read off the line between
-        the lengths that were; with as many rows, else with the nearest number of rows."""
+    def relative(self, rows: int, lengths: Iterable[int]) -> list[tuple[int, float]]:
+        """What passes of these lengths cost, relative to a plain step of as many rows. What was never seen is read off
+        the line between the lengths that were; with as many rows, else with the nearest number of rows."""
         bucket = _bucket(rows)
-        for near in sorted(self._seen, key=lambda each: (abs(each - bucket), each)):
-            known = self._ratios(near)
-            if len(known) > 1:
-                return _on_line(known, length)
-        return 1 + self._slope * (length - 1)
-
-    def _ratios(self, bucket: int) -> list[tuple[int, float]]:
-        """The lengths that were seen and what they cost, shortest first; none without a plain step."""
-        lengths = self._seen[bucket]
-        if 1 not in lengths:
-            return []
-        plain = statistics.median(lengths[1])
-        return [(length, statistics.median(lengths[length]) / plain) for length in sorted(lengths)]
+        for near in sorted(self._medians, key=lambda each: (abs(each - bucket), each)):
+            known = self._medians[near]
+            if 1 in known and len(known) > 1:
+                plain = known[1]
+                return [
+                    (length, known[length] / plain if length in known else _on_line(known, length))
+                    for length in lengths
+                ]
+        return [(length, 1 + self._slope * (length - 1)) for length in lengths]
 
 
 def _bucket(rows: int) -> int:
     return (max(1, rows) - 1).bit_length()
 
 
-def _on_line(known: list[tuple[int, float]], length: int) -> float:
-    """Between the two points around it, or beyond the last two."""
-    beyond = next((index for index, (seen, _) in enumerate(known) if seen >= length), len(known) - 1)
-    (low, low_cost), (high, high_cost) = known[max(0, beyond - 1)], known[max(1, beyond)]
-    slope = (high_cost - low_cost) / (high - low)
-    return max(low_cost + slope * (length - low), 1.0)
+def _on_line(known: dict[int, float], length: int) -> float:
+    """Between the two lengths around it, or beyond the last two; relative to a plain step."""
+    lengths = sorted(known)
+    beyond = next((index for index, seen in enumerate(lengths) if seen > length), len(lengths) - 1)
+    low, high = lengths[beyond - 1], lengths[beyond]
+    slope = (known[high] - known[low]) / (high - low)
+    return max((known[low] + slope * (length - low)) / known[1], 1.0)

@@ -10,25 +10,26 @@ So where speculation loses, it costs about a hundredth, however long the texts a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
+from millstream.engine.generation.messages import Generate
 from millstream.engine.generation.speculation.acceptance import Acceptance
-from millstream.engine.generation.speculation.choice import PAYS, Odds, Outcome, best_gain
+from millstream.engine.generation.speculation.choice import Odds, Outcome, best_if_drafted
 from millstream.engine.generation.speculation.cost import SLOPE, StepCosts
 from millstream.engine.generation.speculation.lengths import LENGTHS
 from millstream.engine.messages import Speculated
 
 COSTLY = frozenset({"mtp", "draft-model"})
 """Drafters that run forward passes: what they are worth, only a trial tells."""
-PRIOR, COSTLY_PRIOR = 0.3, 0.7
+PRIOR = 0.3
+PRIORS = {"grammar": 0.9, "prediction": 0.8, "mtp": 0.7, "draft-model": 0.7}
 """How often a token of a draft is right, before anything is known."""
 LEARNED = 0.02
 """The weight of one draft in what is known of its drafter over all rows: the prior of new ones."""
 
-CREDIT, MOST_CREDIT, LEAST_CREDIT = 3.0, 12.0, -4.0
-"""In plain steps: at first; at most, so that old gains do not pay for new losses; and so little that nothing is
-tried."""
+CREDIT, MOST_CREDIT, LEAST_CREDIT = 3.0, 12.0, 1.0
+"""In plain steps: at first; at most, so that old gains do not pay for new losses; and the least to try something."""
 DOUBT = 0.25
 """The share of a full credit that is risked to measure again what passes cost."""
 INTEREST = 0.01
@@ -36,6 +37,8 @@ INTEREST = 0.01
 
 GUESSES = 16
 """Rows whose drafts are compared in one plain step, at most."""
+STANDING = 15
+"""With many rows a choice stands for a quarter as many further steps, up to so many: it takes time for every row."""
 LONG_ROWS = 4
 """The longest passes are for so few rows."""
 
@@ -59,12 +62,15 @@ class SpeculationDepth:
         """`most`: tokens of a draft."""
         self._drafters = tuple(drafters)
         self._costly = any(name in COSTLY for name in drafters)
+        self._applying: dict[tuple[bool, bool], tuple[str, ...]] = {}
+        """Drafters by whether a request has a grammar, and a prediction."""
         self._costs = costs or StepCosts()
         self._most = most
-        self._priors = {name: COSTLY_PRIOR if name in COSTLY else PRIOR for name in drafters}
+        self._priors = {name: PRIORS.get(name, PRIOR) for name in drafters}
         self._rows: dict[int, dict[str, Acceptance]] = {}
         self._guessed = 0
         """The number of the row that is next to be compared."""
+        self._choice, self._standing = PLAIN, 0
         self._credit = CREDIT
         self._passes = 0
         self._counts: dict[str, list[int]] = {name: [0, 0] for name in drafters}
@@ -75,20 +81,52 @@ class SpeculationDepth:
         counts = tuple((name, proposed, accepted) for name, (proposed, accepted) in self._counts.items())
         return Speculated(self._passes, counts, round(self._gain, 2))
 
-    def choose(self, rows: Collection[int], batch: int) -> Choice:
-        """`rows`: requests that may speculate; `batch`: how many rows the step has."""
+    def drafters_of(self, submit: Generate) -> tuple[str, ...]:
+        """Those that may have something for this request."""
+        key = (submit.grammar is not None, bool(submit.prediction))
+        if key not in self._applying:
+            absent = {name for name, has in zip(("grammar", "prediction"), key, strict=True) if not has}
+            self._applying[key] = tuple(name for name in self._drafters if name not in absent)
+        return self._applying[key]
+
+    def choose(self, rows: Mapping[int, Collection[str]], batch: int) -> Choice:
+        """`rows`: requests that may speculate, and the drafters that may have something for each; `batch`: how many
+        rows the step has."""
         if not rows or not self._drafters or self._costs.plain(batch) is None:
             return PLAIN  # without the cost of a plain step nothing can be compared
+        if self._standing:
+            self._standing -= 1
+            return replace(self._choice, guess=self._to_guess(rows))
+        self._standing = min(len(rows) // 4, STANDING)
+        self._choice = self._decide(rows, batch)
+        return self._choice
+
+    def _decide(self, rows: Mapping[int, Collection[str]], batch: int) -> Choice:
+        guess = self._to_guess(rows)
+        rates = tuple(
+            (row, drafter, self._rate(row, drafter)) for row, drafters in rows.items() for drafter in drafters
+        )
+        best: dict[int, float] = {}
+        for row, _, rate in rates:
+            if rate > best.get(row, 0.0):
+                best[row] = rate
         costs = self._lengths(batch)
-        sure = [(length, cost) for length, cost in costs if self._costs.knows(batch, length) or self._affords(cost)]
-        odds = self._odds(rows, sure, sure_rates=True)
-        if self._credit <= LEAST_CREDIT or not self._pays(odds, batch):
-            odds = self._odds(rows, [each for each in costs if self._affords(each[1])], sure_rates=False)
-        if not self._pays(odds, batch) and self._credit == MOST_CREDIT:
-            odds = self._odds(rows, self._doubted(costs), sure_rates=False)
-        if not self._pays(odds, batch):
-            return Choice(guess=self._to_guess(rows))
-        return Choice(max(length for length, _ in odds.costs) - 1, odds, self._to_guess(rows))
+        choices = [each for each in costs if self._costs.knows(batch, each[0]) or self._affords(each[1])]
+        length = best_if_drafted(choices, batch, best.values())
+        if length == 1 and self._credit == MOST_CREDIT:
+            choices = self._doubted(costs)
+            length = best_if_drafted(choices, batch, best.values())
+        if length == 1:
+            return Choice(guess=guess)
+        if self._costly:  # each token of a draft takes time, whether or not it is verified
+            choices = [each for each in choices if each[0] <= length]
+        return Choice(choices[-1][0] - 1, Odds(tuple(choices), rates), guess)
+
+    def _rate(self, row: int, drafter: str) -> float:
+        """Of a drafter that only passes tell about, what is likely, as long as there is credit to try it; of others,
+        what is sure."""
+        known = self._acceptance(row, drafter)
+        return known.rate if drafter in COSTLY and self._credit >= LEAST_CREDIT else known.sure_rate
 
     def observe(
         self,
@@ -113,6 +151,8 @@ class SpeculationDepth:
             self._passes += 1
         if seconds is None or not rows:
             return
+        if not self._costs.knows(rows, length):
+            self._standing = 0
         self._costs.observe(rows, length, seconds)
         plain = self._costs.plain(rows)
         if length > 1 and plain:
@@ -144,31 +184,21 @@ class SpeculationDepth:
         most = 1 + (self._most if batch <= LONG_ROWS else LENGTHS[-2] - 1)
         next_longer = next((length for length in LENGTHS if length > self._costs.longest), most)
         lengths = [length for length in LENGTHS[1:] if length <= min(most, next_longer)]
-        return [(length, self._costs.relative(batch, length)) for length in lengths]
+        return self._costs.relative(batch, lengths)
 
     def _doubted(self, costs: list[tuple[int, float]]) -> list[tuple[int, float]]:
-        """What passes would cost if their costs were measured while something else used the machine: those that risk
-        little of the credit are tried again."""
-        return [(length, 1 + SLOPE * (length - 1)) for length, cost in costs if cost - 1 <= DOUBT * self._credit]
+        """What passes would cost if their costs were measured while something else used the machine: the shortest is
+        tried again, and others that risk little of the credit."""
+        risk = DOUBT * self._credit
+        return [
+            (length, 1 + SLOPE * (length - 1))
+            for length, cost in costs
+            if cost - 1 <= (self._credit if length == LENGTHS[1] else risk)
+        ]
 
     def _affords(self, cost: float) -> bool:
         """Whether a pass may lose all that it costs beyond a plain step."""
         return cost - 1 <= self._credit
-
-    def _odds(self, rows: Collection[int], costs: list[tuple[int, float]], *, sure_rates: bool) -> Odds:
-        rates = []
-        for row in rows:
-            for drafter in self._drafters:
-                known = self._acceptance(row, drafter)
-                rates.append((row, drafter, known.sure_rate if sure_rates else known.rate))
-        return Odds(tuple(costs), tuple(rates))
-
-    def _pays(self, odds: Odds, batch: int) -> bool:
-        """Whether some pass pays if all rows have drafts, each by the best of its drafters."""
-        best: dict[int, float] = {}
-        for row, _, rate in odds.rates:
-            best[row] = max(rate, best.get(row, 0.0))
-        return best_gain(odds.costs, batch, best.values()) >= PAYS
 
     def _to_guess(self, rows: Collection[int]) -> tuple[int, ...]:
         """Some rows in turn."""
