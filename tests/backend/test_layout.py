@@ -123,6 +123,31 @@ def test_a_trial_decides_whether_a_mixed_model_gets_length_classes(
     assert dict(layout.reasons)["slots"] == (reason and f"ArraysCache is not full attention, and {reason}")
 
 
+class Rounding:
+    """A trial of a model that rounds a lot: groups differ from single prompts by a factor more."""
+
+    def __init__(self, alone: float, grouped: float) -> None:
+        self._alone = alone
+        self._grouped = grouped
+
+    def two_rows(self, layout: Layout) -> None: ...
+
+    def disagreement(self, layout: Layout, *, together: bool = False) -> float:
+        return self._grouped if together and layout.group_fill is not None else self._alone
+
+
+@pytest.mark.parametrize(
+    ("alone", "grouped", "shares"),
+    [(0.01, 0.09, True), (0.01, 0.15, False), (0.09, 0.15, True), (0.09, 0.3, False), (0.4, 0.6, False)],
+)
+def test_groups_in_half_precision_are_held_against_the_rounding_of_the_model(
+    alone: float, grouped: float, shares: bool, tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("millstream.backend.generation.layout._is_single_precision", lambda model: False)
+    layout = choose(tiny_model("gemma3_text"), Rounding(alone, grouped))
+    assert (layout.group_fill is not None) == shares
+
+
 def test_without_slots_a_mixed_model_runs_on_merged_caches(tiny_model: Callable[[str], Path]) -> None:
     layout = choose(tiny_model("lfm2"), disabled=frozenset({"slots"}))
     assert (layout.caches, dict(layout.reasons)["slots"]) == ("merged", "--disable")

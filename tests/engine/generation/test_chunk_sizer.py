@@ -76,14 +76,14 @@ def test_no_gentle_chunk_makes_gaps_of_three_steps_not_even_the_first() -> None:
         free_seconds=0.0047,
         token_seconds=5e-6,
         gentle_token_seconds=5.8e-3 / 512,
-        step_seconds=0.0023,
+        steps=((1, 0.0023),),
     )
     found = run(sizer, lambda tokens: 0.0018 + 7e-6 * tokens, step=0.0023)
     assert set(found) <= {64, 128, 256} and found[0] == 256
 
 
 def test_the_own_length_of_a_chunk_counts_as_depth() -> None:
-    sizer = ChunkSizer(most=512, least=64, longest=8192, token_seconds=5e-6, step_seconds=0.0023, max_gap=0.05)
+    sizer = ChunkSizer(most=512, least=64, longest=8192, token_seconds=5e-6, steps=((1, 0.0023),), max_gap=0.05)
     assert sizer.chunk_for(1e9) == 8192
     assert sizer.chunk_for(1e9, 1.0, 6e-5) == 4096, "8192 tokens would cost a quarter more: 51 ms"
 
@@ -168,7 +168,7 @@ def test_costs_are_known_before_a_step_without_prefill_was_seen() -> None:
 
 
 def h200() -> ChunkSizer:
-    sizer = ChunkSizer(most=512, least=64, longest=8192, free_seconds=0.0042, token_seconds=5e-6, step_seconds=0.0023)
+    sizer = ChunkSizer(most=512, least=64, longest=8192, free_seconds=0.0042, token_seconds=5e-6, steps=((1, 0.0023),))
     for _ in range(20):
         sizer.observe(rows=40, prompt_tokens=0, seconds=0.0023)
     return sizer

@@ -57,6 +57,23 @@ def test_a_row_counts_by_its_class_and_twice_while_it_is_copied(row: Row, needed
     assert not budget(needed + kv_capacity(60_000) - 1).fits([row, *others])
 
 
+@given(rows=rows, prompt=lengths, layout=st.sampled_from(LAYOUTS), tokens=st.integers(1, 20_000_000))
+def test_where_there_is_plenty_everything_fits(
+    rows: list[Row], prompt: int, layout: tuple[LayoutName, Windows], tokens: int
+) -> None:
+    subject = KvBudget(tokens, *layout)
+    longest = max((row.tokens for row in rows), default=0)
+    if subject.has_plenty(len(rows), longest + 64):
+        assert subject.fits(rows) and subject.sure_tokens(rows) == 64
+    if subject.has_plenty(len(rows) + 1, max(longest, prompt) + 64 + prompt // 64):
+        assert subject.admits(rows, prompt)
+
+
+def test_plenty_is_not_asked_too_much() -> None:
+    assert KvBudget(200_000).has_plenty(64, 300)
+    assert not KvBudget(50_000).has_plenty(64, 300)
+
+
 def test_in_a_rectangle_the_longest_row_counts_for_all() -> None:
     three = [Row(1000, Phase.DECODING), Row(10, Phase.DECODING), Row(10, Phase.PREFILLING)]
     assert KvBudget(3 * 1280, "rectangle").fits(three)

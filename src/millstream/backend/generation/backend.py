@@ -232,7 +232,12 @@ class MlxGenerationBackend(MlxBackend):
         unsaved += [
             handle for chunk in plan.prefill if chunk.request.request_id in rejected for handle in chunk.saved_handles
         ]
-        self._deferred.evaluate(chunks, has_running_rows=decoding.running, complete_now=plan.complete_prefill)
+        self._deferred.evaluate(
+            chunks,
+            has_running_rows=decoding.running,
+            complete_now=plan.complete_prefill,
+            parts=plan.prefill_parts,
+        )
         importance = self._scorer.take() if self._scorer is not None and not self._deferred else ()
         self._store.evict(plan.evict)
         self._compact(has_running_rows=decoding.running, busy=bool(plan.prefill or plan.save or joining))

@@ -8,12 +8,27 @@ took.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
+from millstream.engine.generation.decode_cost import DecodeCost
+
 SHARE = 0.5
 """The share of the rows' own step time that a gentle chunk may add on average; single steps take longer."""
 
 FREE_SHARE = 1.5
 """The share that it may add where a chunk's fixed cost is more than that: streams must still see less than three times
 their usual gap."""
+
+STRETCH = 2.5
+"""How many decode steps a step may take that prefills short prompts while nobody waits long: streams must still see less
+than three times their usual gap, and steps differ."""
+
+GATHERING, GATHERING_GAPS = 10, 2
+"""For how many decode steps, and longest gaps, short prompts may wait for others: each pass has a fixed cost."""
+
+LEAST_PARTS, MOST_PARTS, PRESSED_PARTS = 2, 8, 4
+"""Steps that compute a chunk; and one that is longer than a gentle one, at most."""
 
 MAX_GAP = 0.05
 """Seconds between two tokens of a stream that prefill may cause, by default."""
@@ -40,9 +55,9 @@ class ChunkSizer:
         max_gap: float = MAX_GAP,
         token_seconds: float | None = None,
         gentle_token_seconds: float | None = None,
-        step_seconds: float | None = None,
+        steps: Sequence[tuple[int, float]] = (),
     ) -> None:
-        """`token_seconds`, `step_seconds`: what a prompt token and a decode step were measured to cost at load;
+        """`token_seconds`, `steps`: what a prompt token and decode steps of some rows were measured to cost at load;
         `gentle_token_seconds`: the token in a chunk of `most`, where fixed costs count for more."""
         if not 1 <= least <= most <= (longest or most):
             raise ValueError("a chunk has at least one token, and `least`, `most` and `longest` are in ascending order")
@@ -53,10 +68,16 @@ class ChunkSizer:
         self.max_gap = max_gap
         self._longest = longest or most
         self._free_seconds = free_seconds
-        self._decode: float | None = None
-        """Seconds of a step that only decodes."""
-        self._decode_guess = step_seconds
+        self.rows = 1
+        """Rows of the step that is planned."""
+        self._decode = DecodeCost(steps)
+        """Of steps that only decode."""
+        self._decode_guess: float | None = None
         """The same, from steps that also prefill: until one was seen that does not."""
+        self._fixed: float | None = None
+        """What a step that completes prompts takes longer than its rows and tokens: less than the fixed cost of a
+        chunk, as far as the host builds it while the device decodes."""
+        self._last_fixed = free_seconds
         self._token: float | None = None
         """Seconds that a prompt token adds beside rows, over all steps that compute it."""
         self._token_alone = token_seconds
@@ -65,6 +86,7 @@ class ChunkSizer:
         self._last_slope = token_seconds
         self._gentle_token = gentle_token_seconds
         self._steps_per_chunk = 1
+        """The most that one has taken."""
         self._last_tokens = 0.0
         self._skip = 0
         self._partial_steps: list[tuple[float, float]] = []
@@ -90,7 +112,7 @@ class ChunkSizer:
         chunk = self._gentle_chunk(weight)
         if not token:
             return chunk
-        steps, slope = self._steps_per_chunk, self._slope_cost()
+        steps, slope = min(self._steps_per_chunk, PRESSED_PARTS + 1), self._slope_cost()
 
         def pace(tokens: int) -> float:
             weighted = tokens * (weight + growth * tokens / 2)
@@ -111,9 +133,52 @@ class ChunkSizer:
     def at_once(self) -> int | None:
         """How many tokens one step may prefill completely, at least `least`. None if nothing is measured yet."""
         decode, token = self._costs()
+        return self._tokens_in(self.max_gap, decode) if token else None
+
+    @property
+    def is_slow(self) -> bool:
+        """True if decode steps are so long that the longest gap bounds what is beside them, or nothing is known yet."""
+        decode, token = self._costs()
+        return not token or STRETCH * decode >= self.max_gap
+
+    @property
+    def gathering(self) -> float:
+        """Seconds for which short prompts may wait for others to share their pass with."""
+        return min(GATHERING * self._costs()[0], GATHERING_GAPS * self.max_gap)
+
+    def in_parts(self, tokens_per_second: float) -> int:
+        """How many tokens of short prompts a chunk may have that spans steps, each of them a few decode steps long at
+        most; or as fast as this pace, up to the longest gap."""
+        decode, _ = self._costs()
+        seconds = STRETCH * decode
+        while True:
+            tokens = self._tokens_in_parts(min(seconds, self.max_gap), decode)
+            if seconds >= self.max_gap or tokens >= tokens_per_second * seconds * self._steps_per_chunk:
+                return tokens
+            seconds *= STRETCH
+
+    def _tokens_in_parts(self, seconds: float, decode: float) -> int:
+        steps = max(1, self._steps_per_chunk - 1)
+        room = max(steps * (seconds - decode) - self._free_seconds, self._gentle(decode))
+        return max(self.least, int(room / self._slope_cost()))
+
+    def parts(self, tokens: float, *, short: bool) -> int:
+        """In how many steps a chunk should be computed, after the one that builds it. Each adds a share of a decode
+        step; with `short` prompts, which should answer soon, about a whole one."""
+        decode, token = self._costs()
         if not token:
-            return None
-        room = max(self.max_gap - decode - self._free_seconds, self._gentle(decode))
+            return LEAST_PARTS
+        most = MOST_PARTS if short or tokens <= self.chunk else PRESSED_PARTS
+        seconds = self._free_seconds + self._slope_cost() * tokens
+        return max(LEAST_PARTS, min(most, math.ceil(seconds / (decode if short else SHARE * decode))))
+
+    @property
+    def _fixed_cost(self) -> float:
+        return self._free_seconds if self._fixed is None else self._fixed
+
+    def _tokens_in(self, seconds: float, decode: float) -> int:
+        """Tokens that a step of so many seconds completes; not less than a gentle chunk has."""
+        room = max(seconds - decode - self._fixed_cost, self._gentle(decode))
         return max(self.least, int(room / self._slope_cost()))
 
     def at_most(self, tokens: float) -> int:
@@ -146,17 +211,19 @@ class ChunkSizer:
             return
         if seconds <= 0:
             return
-        if steps > 1 and rows:
-            self._steps_per_chunk = steps
+        if rows:
+            self._steps_per_chunk = max(self._steps_per_chunk, steps)
         if not rows:
             if prompt_tokens >= self.most:  # in a shorter one, fixed costs count for more than tokens
                 self._token_alone = _follow(self._token_alone, seconds / prompt_tokens)
         elif not tokens:
-            self._decode = seconds if self._decode is None else self._decode + _FALLING * (seconds - self._decode)
-        elif self._decode is not None:
-            added = max(0.0, seconds - steps * self._decode)
+            self._decode.observe(rows, seconds)
+        elif (decode := self._decode.seconds(rows)) is not None:
+            added = max(0.0, seconds - steps * decode)
             self._token = _follow(self._token, added / tokens)
             self._observe_slope(tokens, added)
+            if steps == 1:
+                self._observe_fixed(tokens, added)
         elif self._token_alone is not None and prompt_tokens:
             self._decode_guess = _follow(
                 self._decode_guess, max(0.0, seconds - prompt_tokens * self._token_alone) / steps
@@ -164,7 +231,7 @@ class ChunkSizer:
 
     def _costs(self) -> tuple[float, float]:
         """Seconds per decode step and per prompt token; 0 for a token if either is unknown."""
-        decode = self._decode_guess if self._decode is None else self._decode
+        decode = self._decode.seconds(self.rows) if self._decode.known else self._decode_guess
         token = self._token_alone if self._token is None else self._token
         return (0.0, 0.0) if decode is None or token is None else (decode, token)
 
@@ -176,6 +243,14 @@ class ChunkSizer:
         usual = seen if self._last_slope is None else min(seen, self._last_slope)
         self._last_slope = seen
         self._slope = _follow(self._slope, usual)
+
+    def _observe_fixed(self, tokens: float, added: float) -> None:
+        """Of a chunk so short that its tokens hardly count. Again, one slow step means nothing."""
+        if tokens * self._slope_cost() > self._free_seconds:
+            return
+        seen = max(0.0, added - self._slope_cost() * tokens)
+        usual, self._last_fixed = min(seen, self._last_fixed), seen
+        self._fixed = usual if self._fixed is None else self._fixed + _FALLING * (usual - self._fixed)
 
     def _slope_cost(self) -> float:
         """What one more token of a long chunk costs beside rows. Not less than alone, as far as that is known."""

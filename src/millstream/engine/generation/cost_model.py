@@ -58,8 +58,8 @@ class Tuning:
     """What a prompt token costs, if it was measured."""
     gentle_token_seconds: float | None = None
     """The same in a chunk of `gentle_chunk`, where fixed costs count for more."""
-    step_seconds: float | None = None
-    """What a decode step costs."""
+    steps: tuple[tuple[int, float], ...] = ()
+    """What decode steps cost: (rows, seconds)."""
     depth_cost: float = 0.0
     """By how much a prompt token costs more for each token before it, relative to the first."""
 
@@ -87,7 +87,7 @@ def tune(facts: GenerationFacts) -> Tuning:
         gentle_token_seconds=next(
             (seconds / tokens for tokens, seconds in measured.chunks if tokens >= gentle), token_seconds(measured)
         ),
-        step_seconds=measured.steps[0][1] if measured.steps else None,
+        steps=measured.steps,
         depth_cost=measured.depth_cost,
     )
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from enum import Enum, auto
 from typing import Literal, NamedTuple, Protocol
 
-from millstream.engine.generation.kv_capacity import kv_capacity, slot_capacity, spare_slots
+from millstream.engine.generation.kv_capacity import SMALLEST, SPARE_TOKENS, kv_capacity, slot_capacity, spare_slots
 
 LayoutName = Literal["classes", "rectangle"]
 
@@ -151,6 +151,13 @@ class KvBudget:
     def fits(self, rows: Sequence[Row], ahead: int = AHEAD) -> bool:
         """Whether the next step of these rows fits, at its worst moment."""
         return not self.bounded or self._layout.step(rows, ahead) <= self._tokens
+
+    def has_plenty(self, rows: int, longest: int) -> bool:
+        """True if so many rows surely fit, whatever their phases and classes, until the longest has so many tokens.
+        Much quicker than to count them."""
+        capacity = kv_capacity(longest + AHEAD)
+        most = rows * (3 * capacity + PADDING_TOKENS) + SPARE_TOKENS * SPARE_TOKENS // SMALLEST + capacity
+        return not self.bounded or most <= self._tokens
 
     def sure_tokens(self, rows: Sequence[Row]) -> int:
         """By how many more tokens each row may surely grow after the next step, if no row is added and no prompt is

@@ -81,6 +81,8 @@ class Plan:
     complete_prefill: bool = False
     """True if this step must compute its chunks, and what is left of earlier ones, completely: short prompts, so that
     they answer soon. Otherwise the chunks may span several steps while rows decode."""
+    prefill_parts: int | None = None
+    """In how many steps, after this one, chunks that may span steps should be computed. None: as the backend likes."""
     drafts: tuple[tuple[int, int], ...] = ()
     """(request id, most tokens of a draft) of the rows that may speculate in this step. Empty: a plain step."""
     odds: Odds | None = None

@@ -18,11 +18,14 @@ from millstream.engine.generation.request import Request, State
 from millstream.engine.prefix_cache.cache import PrefixCache
 from millstream.engine.prefix_cache.index import Hit
 
-PATIENCE = 20
-"""How long a prompt may wait for its prefill before chunks grow, in longest gaps: one second for gaps of 50 ms."""
+PATIENCE = 16
+"""How long a prompt may wait for its prefill before chunks grow, in longest gaps: 0.8 s for gaps of 50 ms."""
 
 OVERTAKING = 1 / 3
 """Tokens of short prompts that may overtake, per token of the others: a quarter of all."""
+
+FEW = 4
+"""Short prompts that are so many times fewer than the rows do not wait for others: they are no start of many streams."""
 
 Admit = Callable[[Request], Hit | None]
 """Gives a waiting request a row and returns its cached prefix; None if there is no room for it."""
@@ -30,11 +33,13 @@ Admit = Callable[[Request], Hit | None]
 
 @dataclass(frozen=True, slots=True)
 class PlannedPrefill:
-    """What a step prefills and encodes. `complete`: it must compute all of that, though rows decode."""
+    """What a step prefills and encodes. `complete`: it must compute all of that, though rows decode;
+    else in how many steps after it (`parts`)."""
 
     chunks: Sequence[Prefill] = ()
     encode: tuple[EncodeMedia, ...] = ()
     complete: bool = False
+    parts: int | None = None
 
 
 class PrefillPlanner:
@@ -68,17 +73,22 @@ class PrefillPlanner:
         """Seconds of all steps. A request's patience counts from the clock at its arrival."""
 
     def plan(
-        self, prefilling: Sequence[Request], waiting: Iterable[Request], admit: Admit, *, has_running_rows: bool
+        self, prefilling: Sequence[Request], waiting: Iterable[Request], admit: Admit, *, rows: int
     ) -> PlannedPrefill:
         """The prefill of the next step. `waiting`: requests that may get a row, oldest first; `admit` adds them to
-        `prefilling`."""
-        if not has_running_rows:
+        `prefilling`. `rows`: how many decode in this step."""
+        self._sizer.rows = max(1, rows)
+        if not rows:
             return PlannedPrefill(self._chunks_alone(prefilling, waiting, admit), self._encode(prefilling, alone=True))
         if self._chunk_pending:
             return PlannedPrefill()
         chunks, complete = self._chunks_beside_rows(prefilling, waiting, admit)
         encode = self._encode(prefilling, alone=False) if complete or not chunks else ()
-        return PlannedPrefill(chunks, encode, complete or bool(encode))
+        if complete or encode or not chunks:
+            return PlannedPrefill(chunks, encode, complete or bool(encode))
+        tokens = sum(self._cost(chunk.start, chunk.end) for chunk in chunks)
+        short = all(chunk.joins for chunk in chunks)
+        return PlannedPrefill(chunks, parts=self._sizer.parts(tokens, short=short))
 
     def _chunks_alone(self, prefilling: Iterable[Request], waiting: Iterable[Request], admit: Admit) -> list[Prefill]:
         queue = [*_unfinished(prefilling), *waiting]
@@ -101,23 +111,35 @@ class PrefillPlanner:
             chunks = [*self._fill(queue, admit, self._beside_media, beside_rows=True)]
             self._book(chunks)
             return chunks, True
-        budget = self._at_once
+        pace = self._needed_pace(queue)
+        short = list(takewhile(self._is_short, queue))
+        complete = self._sizer.is_slow or len(short) >= self._sizer.rows
+        if not complete and self._should_gather(short):
+            return [], False
+        budget = self._at_once if complete else min(self._prefill_tokens, self._sizer.in_parts(pace))
         overtaking = self._overtaking(queue, budget)
-        short = overtaking or _fitting(list(takewhile(self._is_short, queue)), self._left, budget)
+        short = overtaking or _fitting(short, self._left, budget)
         if short and self._left(short[0]) > budget:
             # Where 100 tokens take longer than the gap, prompts that are cut would leave the batch of a busy server
             # half empty. So one that has lost its patience is not.
             late = short[0].arrived + self._patience < self.clock
             budget = self._left(short[0]) if late else self._sizer.at_most(budget)
         chunks = [*self._fill(short, admit, budget, beside_rows=True)]
-        complete = bool(chunks)
         if not chunks:
+            complete = False
             depth = queue[0].prefilled if queue else 0
             weight = 1 + self._depth_cost * depth
-            chunk = self._sizer.chunk_for(self._needed_pace(queue), weight, self._depth_cost)
+            chunk = self._sizer.chunk_for(pace, weight, self._depth_cost)
             chunks = [*self._fill(queue, admit, chunk, beside_rows=True)]
         self._book(chunks, overtaking)
         return chunks, complete
+
+    def _should_gather(self, short: Sequence[Request]) -> bool:
+        """Whether these prompts, the oldest ones, should wait for others that share their pass. A pass has a fixed cost
+        that all rows pay: while many streams start, passes are as large as what runs already, so there are few."""
+        if not short or len(short) * FEW <= self._sizer.rows or short[0].state is not State.WAITING:
+            return False
+        return self.clock < short[0].arrived + self._sizer.gathering
 
     def _encode(self, prefilling: Iterable[Request], *, alone: bool) -> tuple[EncodeMedia, ...]:
         """Media of the oldest request that waits for them: one request per step, and for as long as a chunk takes if

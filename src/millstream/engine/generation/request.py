@@ -137,6 +137,11 @@ class Request:
         return 0 if self.sparse is None else self.sparse.skipped(self.prefix.hit.tokens, self.prefill_end)
 
     @property
+    def held_tokens(self) -> int:
+        """The most that its KV cache may hold by now."""
+        return len(self.submit.prompt) + len(self.tokens)
+
+    @property
     def kv_row(self) -> Row:
         """What its KV cache holds, for the budget."""
         if self.state is not State.RUNNING:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import islice
 
 from millstream.engine.generation.chunk_sizer import ChunkSizer
-from millstream.engine.generation.kv_budget import AHEAD, KvBudget
+from millstream.engine.generation.kv_budget import AHEAD, HORIZON, PROMPT_PER_STEP, SURE_TOKENS, KvBudget
 from millstream.engine.generation.messages import ClearPrefixCache, Generate, Generated, PromptLogprobs, Tokens
 from millstream.engine.generation.plan import Plan, Prefill, RowOutput, StepResult
 from millstream.engine.generation.prefill_planner import PrefillPlanner
@@ -184,7 +184,7 @@ class GenerationScheduler:
         free_rows = max(0, self._max_rows - len(self._prefilling) - len(self._running))
         waiting = islice(self._waiting, free_rows)
         # All chunks before any save: a prompt must not match what another chunk of this very plan will save.
-        planned = self._planner.plan(self._prefilling, waiting, self._admit, has_running_rows=bool(self._running))
+        planned = self._planner.plan(self._prefilling, waiting, self._admit, rows=len(self._running))
         prefill = tuple(map(self._with_save, planned.chunks))
         self._changes = any(not request.in_batch for request in self._running.values())
         drafts, choice = self._drafts()
@@ -201,6 +201,7 @@ class GenerationScheduler:
             decode=decode,
             encode=planned.encode,
             complete_prefill=planned.complete,
+            prefill_parts=planned.parts,
             drafts=drafts,
             odds=choice.odds if drafts else None,
             guess=choice.guess,
@@ -281,6 +282,9 @@ class GenerationScheduler:
             return
         requests = sorted((*self._prefilling, *self._running.values()), key=lambda request: request.age)
         rows = [request.kv_row for request in requests]
+        if self._kv_budget.has_plenty(len(rows), max((row.tokens for row in rows), default=0) + max(SURE_TOKENS)):
+            self._sure_tokens = max(SURE_TOKENS)
+            return
         self._sure_tokens = self._kv_budget.sure_tokens(rows)
         while not self._sure_tokens and len(rows) > 1 and not self._kv_budget.fits(rows):
             rows.pop()
@@ -355,8 +359,11 @@ class GenerationScheduler:
             return False
         if self._full or not self._kv_budget.bounded:
             return not self._full
-        rows = [each.kv_row for each in (*self._prefilling, *self._running.values())]
-        fits = self._kv_budget.admits(rows, len(request.submit.prompt))
+        requests, prompt = (*self._prefilling, *self._running.values()), len(request.submit.prompt)
+        longest = max((each.held_tokens for each in requests), default=0)
+        ahead = HORIZON + prompt // PROMPT_PER_STEP
+        fits = self._kv_budget.has_plenty(len(requests) + 1, max(longest, prompt) + ahead)
+        fits = fits or self._kv_budget.admits([each.kv_row for each in requests], prompt)
         self._full = not fits
         if fits:
             self._sure_tokens = 0

@@ -94,7 +94,7 @@ def make_scheduler(settings: SchedulerSettings, facts: GenerationFacts) -> Gener
         max_gap=settings.max_token_gap,
         token_seconds=tuning.token_seconds,
         gentle_token_seconds=tuning.gentle_token_seconds,
-        step_seconds=tuning.step_seconds,
+        steps=tuning.steps,
     )
     share = prefix_cache_share(facts, settings.memory, settings.prefix_cache_bytes)
     return GenerationScheduler(

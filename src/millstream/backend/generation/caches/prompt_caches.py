@@ -15,19 +15,36 @@ _GROWING = (KVCache, QuantizedKVCache)
 
 
 class Padding:
-    """Shared by the layers of one left-padded forward pass: the padding of each row, and the mask made from it."""
+    """Shared by the layers of one left-padded forward pass: the padding of each row, where it begins, and the mask made
+    from it."""
 
     def __init__(self, left: Sequence[int]) -> None:
         self.left = mx.array(list(left), dtype=mx.int32)
+        self.offset = mx.array([-padding for padding in left], dtype=mx.int32)
         self.mask: mx.array | None = None
 
 
 class PaddedCache(BatchKVCache):  # type: ignore[misc]
     """One layer of a left-padded forward pass. It remembers its mask, so that attention can recognise it."""
 
-    def __init__(self, left_padding: Sequence[int], shared: Padding) -> None:
-        super().__init__(list(left_padding))
+    def __init__(self, shared: Padding) -> None:
+        super().__init__([])
+        # Arrays of their own for each layer would cost the host more than the layer's graph.
+        self.left_padding, self.offset = shared.left, shared.offset
         self.padding = shared
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """One pass is all that this cache holds, so there is no room to grow. What it holds is contiguous: rows that
+        join are written from it as it is."""
+        if self.keys is not None:
+            raise ValueError("a padded cache takes one pass")
+        self.keys, self.values = mx.contiguous(keys), mx.contiguous(values)
+        self._idx = keys.shape[2]
+        self.offset = self.offset + self._idx
+        return self.keys, self.values
+
+    def keys_and_values(self) -> tuple[mx.array, mx.array]:
+        return self.keys, self.values
 
     def make_mask(self, N: int, return_array: bool = False, **kwargs: Any) -> mx.array:
         mask: mx.array = super().make_mask(N, return_array, **kwargs)
@@ -40,10 +57,10 @@ class PaddedPackedCache:
     """One layer of a left-padded forward pass of a quantised KV cache, into empty caches: attention reads what is
     packed, as it does in prompts that are prefilled alone."""
 
-    def __init__(self, left_padding: Sequence[int], shared: Padding, *, bits: int, group_size: int) -> None:
+    def __init__(self, shared: Padding, *, bits: int, group_size: int) -> None:
         self.padding = shared
         self.bits, self.group_size = bits, group_size
-        self.offset = mx.array([-pad for pad in left_padding])
+        self.offset = shared.offset
         self.parts: tuple[mx.array, ...] = ()
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> mx.array:

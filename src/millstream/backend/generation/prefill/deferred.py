@@ -39,8 +39,16 @@ class DeferredChunks:
             self._remaining[-1].extend(arrays)
         return bool(self._remaining)
 
-    def evaluate(self, passes: Sequence[Sequence[mx.array]], *, has_running_rows: bool, complete_now: bool) -> None:
+    def evaluate(
+        self,
+        passes: Sequence[Sequence[mx.array]],
+        *,
+        has_running_rows: bool,
+        complete_now: bool,
+        parts: int | None = None,
+    ) -> None:
         """Evaluate, or start to evaluate, the arrays of new forward passes (in layer order) and the deferred ones.
+        `parts`: in how many of the following steps, if not in `steps_per_chunk`.
 
         Evaluates everything now if `complete_now`, or if new passes arrive while others are deferred. Without running
         rows it waits for the result; with them, reading their next tokens bounds how far Python runs ahead of the
@@ -49,7 +57,7 @@ class DeferredChunks:
         may_defer = has_running_rows and not complete_now and self._steps_per_chunk > 1
         if may_defer and any(passes) != bool(self._remaining):
             if not self._remaining:
-                self._remaining = _split(passes, self._steps_per_chunk)
+                self._remaining = _split(passes, parts or self._steps_per_chunk)
                 return
             due = self._remaining.pop(0)
         else:

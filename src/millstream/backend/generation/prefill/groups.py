@@ -74,7 +74,7 @@ class LeftPaddedGroup(Group):
         longest = max(lengths)
         left_padding = tuple(longest - length for length in lengths)
         shared = Padding(left_padding)
-        caches = [_padded_cache(left_padding, shared, packing) for _ in range(layer_count)]
+        caches = [_padded_cache(shared, packing) for _ in range(layer_count)]
         padded = [[0] * pad + list(submit.prompt[:-1]) for pad, submit in zip(left_padding, submits, strict=True)]
         model(mx.array(padded, dtype=mx.int32), cache=caches)
         parts = [cache.parts if isinstance(cache, PaddedPackedCache) else kv_parts(cache) for cache in caches]
@@ -140,7 +140,7 @@ class RightPaddedGroup(Group):
         return row
 
 
-def _padded_cache(left_padding: Sequence[int], shared: Padding, packing: KvQuantization | None) -> Any:
+def _padded_cache(shared: Padding, packing: KvQuantization | None) -> Any:
     if packing is None:
-        return PaddedCache(left_padding, shared)
-    return PaddedPackedCache(left_padding, shared, bits=packing.bits, group_size=packing.group_size)
+        return PaddedCache(shared)
+    return PaddedPackedCache(shared, bits=packing.bits, group_size=packing.group_size)
