@@ -93,8 +93,8 @@ _FIND = """
   for (int i = tid; i < words; i += TH) chosen[i] = 0;
   __syncthreads();
   for (int i = tid; i < entries; i += TH) {
-    const int each = indices[i];
-    if (each >= 0) atomicOr(&chosen[each / 32], 1u << (each % 32));
+    const unsigned each = indices[i];  // -1: none
+    if (each < (unsigned)w0_shape[0]) atomicOr(&chosen[each / 32], 1u << (each % 32));
   }
   __syncthreads();
   int expert = -1, skip = blockIdx.y;

@@ -2,7 +2,8 @@
 
 A block multiplies sixteen rows of the router with eight rows of the batch. The last block to finish for these eight
 rows makes their choices, a warp per row: it knows by a counter in memory, which it sets back to zero. MLX does not see
-that write, so every layer has a counter of its own.
+that write, so every layer has a counter of its own, and **a layer is launched once per evaluation**: of two launches
+that do not read each other's results MLX may run both at once. They would count together, and leave choices unwritten.
 """
 
 from __future__ import annotations
@@ -339,7 +340,7 @@ class Router:
 
     weight: mx.array
     count: mx.array
-    """Zeros, int32, one for each eight rows of a batch; of this layer alone."""
+    """Zeros, int32, one for each eight rows of a batch; of this layer alone, and of one launch at a time."""
     bias: mx.array | None = None
     correction: mx.array | None = None
     """Added to the scores by which experts are chosen, but not to their weights."""
