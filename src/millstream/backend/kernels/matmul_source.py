@@ -65,35 +65,45 @@ def header(half: bool) -> str:
     return HEADER.replace("KIND", "f16" if half else "bf16").replace("FAR", "128B")
 
 
-# Which block this is, and which warp. `line(l)` is the row of the weight that is column l of the block's tile; `there`
-# says if there is one. Rows and columns beyond the end are computed from the last ones and not stored.
+# Which block this is, and which warp. `line(l)` is the row of the weight that is column l of the block's tile,
+# `line_of(tile, l)` that of any tile. Rows and columns beyond the end are computed from the last ones and not stored.
 SETUP = """
   constexpr int NT = ROWS / 8, BN = 16 * MT * NW, LINE = BN + 1, TH = 32 * NW * KW, V = S * KW;
   const int N = w_shape[0], R = x_shape[0];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int kw = warp / NW, nw = warp % NW;
   const int bands = (R + ROWS - 1) / ROWS;
+#if WALKS
+  constexpr int band = 0;
+  int tile = blockIdx.x;
+#else
   const int band = blockIdx.x % bands, part = blockIdx.x / bands % S, tile = blockIdx.x / bands / S;
+#endif
   const int first = band * ROWS, rows = min(ROWS, R - first);
   extern __shared__ uint4 ring[];
 """
 
 LINES = """
-  auto line = [&](int l) { return min(tile * BN + l, N - 1); };
+  auto line_of = [&](int tile, int l) { return min(tile * BN + l, N - 1); };
+  auto line = [&](int l) { return line_of(tile, l); };
 """
 
 HALVED_LINES = """
   constexpr int HALF = BN / 2;
-  auto line = [&](int l) {
+  auto line_of = [&](int tile, int l) {
     return l < HALF ? min(tile * HALF + l, N / 2 - 1) : min(N / 2 + tile * HALF + l - HALF, N - 1);
   };
+  auto line = [&](int l) { return line_of(tile, l); };
 """
 
 # A tile is a part of both halves of a head, so that numbers which RoPE turns together are in one block.
 PAIRED_LINES = """
-  static_assert(BN == 32, "16 rows of each half");
-  constexpr int PAIRS = D / 32;
-  auto line = [&](int l) { return tile / PAIRS * D + l / 16 * (D / 2) + tile % PAIRS * 16 + l % 16; };
+  static_assert(D % BN == 0, "a head is whole tiles");
+  constexpr int PAIRS = D / BN, PART = BN / 2;
+  auto line_of = [&](int tile, int l) {
+    return tile / PAIRS * D + l / PART * (D / 2) + tile % PAIRS * PART + l % PART;
+  };
+  auto line = [&](int l) { return line_of(tile, l); };
 """
 
 # The sums of a dense weight's slice. The weight comes from far: DEPTH - 1 steps of 64 numbers of each of its rows are
@@ -191,12 +201,14 @@ PRODUCT = """
   }
 """
 
-# From here on `totals[row * LINE + column]` are the sums over all of K. They lie where the weight lay, a line a row of
-# x, one float more: that is against bank conflicts, and holds the row's factor of the RMS norm.
+# From here on `totals[row * LINE + column]` are the sums over all of K. They lie where the weight lay (behind it if
+# blocks walk), a line a row of x, one float more: that is against bank conflicts, and holds the row's factor of the RMS norm.
 SUM_WARPS = """
+#if !WALKS
   mill_wait<0>();
   __syncthreads();
   float* totals = reinterpret_cast<float*>(ring);
+#endif
   {
     float* mine = totals + kw * ROWS * LINE;
     #pragma unroll
@@ -366,12 +378,12 @@ QKV = """
 
 # The same for tiles of `PAIRED_LINES`, without norms of heads, if all of a head is turned.
 QKV_PAIRS = """
-  const int head = tile / PAIRS, begin_at = tile % PAIRS * 16;
+  const int head = tile / PAIRS, begin_at = tile % PAIRS * PART;
   #pragma unroll 1
-  for (int i = threadIdx.x; i < rows * 16; i += TH) {
-    const int row = i / 16, col = i % 16, d = begin_at + col;
+  for (int i = threadIdx.x; i < rows * PART; i += TH) {
+    const int row = i / PART, col = i % PART, d = begin_at + col;
     const size_t at = first + row;
-    float one = sum(row, col), two = sum(row, col + 16);
+    float one = sum(row, col), two = sum(row, col + PART);
 #if ROPE
     if (head < H + KV) {
       float sine, cosine;

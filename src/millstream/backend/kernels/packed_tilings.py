@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from dataclasses import dataclass
 
 import mlx.core as mx
 
-from millstream.backend.kernels.matmul_tilings import GROUP, MAX_SHARED, SLICES, WARPS, Tiling
+from millstream.backend.kernels.matmul_tilings import (
+    GROUP,
+    MAX_SHARED,
+    SLICES,
+    TURNS,
+    WARPS,
+    WIDTHS,
+    Tiling,
+    shared_limit,
+    walking_depth,
+)
+from millstream.backend.kernels.multiprocessors import multiprocessors
 from millstream.backend.kernels.unpack_cuda import MODES
 from millstream.backend.kernels.weights import Packed, PackedForm
 
@@ -84,11 +94,21 @@ class PackedTiling(Tiling):
 def choose(weight: Packed, width: int, *, head: int) -> PackedTiling:
     """A tiling for a weight; with `head` its tiles are heads of that size. Wide steps have more tiles per warp, if the
     shared memory suffices: each number of x that a warp reads is multiplied with all of them."""
+    if not head and width == WIDTHS[0] and (walking := _walking(weight)) is not None:
+        return walking
     tilings = [_tiling(weight, width, head, tiles) for tiles in (TILES if head or width > FEW_ROWS else TILES[1:])]
     found = next((tiling for tiling in tilings if tiling is not None), None)
     if found is None:
         raise ValueError(f"a block has too little shared memory for heads of {head} numbers, packed as {weight.form}")
     return found
+
+
+def _walking(weight: Packed) -> PackedTiling | None:
+    """For the fewest rows: see `walking_source`. None if the shared memory does not suffice."""
+    tiles = 2 if weight.outputs >= 32 * 2 * TURNS * multiprocessors() else 1
+    tiling = PackedTiling(1, tiles, SLICES, walks=True, form=weight.form, inputs=weight.inputs)
+    depth = walking_depth(tiling)
+    return dataclasses.replace(tiling, depth=depth) if depth > 1 else None
 
 
 def _tiling(weight: Packed, width: int, head: int, tiles: int) -> PackedTiling | None:
@@ -106,14 +126,6 @@ def _tiling(weight: Packed, width: int, head: int, tiles: int) -> PackedTiling |
         if weight.tickets is None or along == GROUP or not head:
             return None
         along //= 2
-
-
-@functools.cache
-def shared_limit() -> int:
-    """The bytes of shared memory that a block may have: they follow from the compute capability."""
-    info = mx.device_info()
-    capability = int(info.get("compute_capability_major", 0)), int(info.get("compute_capability_minor", 0))
-    return {(8, 0): 163 * 1024, (8, 7): 163 * 1024, (9, 0): 227 * 1024, (10, 0): 227 * 1024}.get(capability, MAX_SHARED)
 
 
 def with_depth(tiling: PackedTiling, width: int) -> PackedTiling:
