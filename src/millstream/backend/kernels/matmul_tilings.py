@@ -12,6 +12,9 @@ from millstream.backend.kernels.multiprocessors import multiprocessors
 
 WIDTHS = (8, 32, 64)
 """Numbers of rows that kernels are compiled for. More rows are bands of the last one."""
+STEP_WIDTHS = (1, *WIDTHS)
+"""Numbers of rows that a decode step has. One row alone takes the kernels of the first width, and gets the same
+numbers, but seven rows less are read from the cache by every block."""
 SLICES, GROUP = 8, 2
 """Into how many slices every weight's K is cut, and how many neighbours are added first. The same for all shapes of
 blocks, so that a row's numbers do not depend on them."""

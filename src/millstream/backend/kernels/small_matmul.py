@@ -17,13 +17,14 @@ import mlx.core as mx
 
 from millstream.backend.kernels import matmul_source, matmul_tilings, packed_source, packed_tilings, walking_source
 from millstream.backend.kernels.compiled import cuda_kernel
-from millstream.backend.kernels.matmul_tilings import WIDTHS, Tiling
+from millstream.backend.kernels.matmul_tilings import STEP_WIDTHS, WIDTHS, Tiling
 from millstream.backend.kernels.matmul_tuning import Role
 from millstream.backend.kernels.multiprocessors import multiprocessors
 from millstream.backend.kernels.unpack_cuda import unpack_source
 from millstream.backend.kernels.weights import Dense, Norm, Packed, Weight, as_weight
 
 __all__ = [
+    "STEP_WIDTHS",
     "WIDTHS",
     "fits",
     "fits_heads",
@@ -281,7 +282,8 @@ def qkv_rope(
     counts = (("H", heads), ("KV", groups), ("D", size))
     outputs = ("q", "keys", "values")
     turned = size if periods is None else 2 * periods.shape[0]
-    if isinstance(weight, Dense) and q_norm is None and turned == size and size % 32 == 0:
+    whole_tiles = size % (32 if isinstance(weight, Dense) else 16 * packed_tilings.TILES[0]) == 0
+    if q_norm is None and turned == size and whole_tiles:
         epilogue, lines = matmul_source.QKV_PAIRS, matmul_source.PAIRED_LINES
         made = _run("qkv_rope", call, weight, epilogue, shapes, outputs, counts, lines=lines)
     else:
