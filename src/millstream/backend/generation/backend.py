@@ -26,7 +26,7 @@ from millstream.backend.generation.trial import TwoRowTrial
 from millstream.backend.generation.warmup import RUNS, WarmupProgress, warm_up
 from millstream.backend.kernels.compiled import compile_costs, rehearse
 from millstream.backend.kernels.small_matmul import supported_here
-from millstream.backend.mlx_backend import MlxBackend
+from millstream.backend.mlx_backend import MlxBackend, tells_lost_device
 from millstream.backend.phases import LoadPhases
 from millstream.backend.weights.identity import identity_of
 from millstream.backend.weights.loading import load
@@ -72,6 +72,7 @@ class MlxGenerationBackend(MlxBackend):
         self._deferred = DeferredChunks(steps_per_chunk=1 if on_cpu else STEPS_PER_CHUNK, wait_for_previous=on_cpu)
         self._encoder: MediaEncoder | None = None
 
+    @tells_lost_device
     def load(self, report: Progress = ignore_progress) -> GenerationFacts:
         """Owner only. Load and evaluate the weights, choose a layout, warm up and calibrate."""
         self._guard.check("load")

@@ -19,6 +19,8 @@ SLICES, GROUP = 8, 2
 """Into how many slices every weight's K is cut, and how many neighbours are added first. The same for all shapes of
 blocks, so that a row's numbers do not depend on them."""
 LARGE_HEAD, LARGE_HEAD_WIDTH = 192, 32
+MIN_DEPTH = 3
+"""Chunks that a walking block keeps at least: with two, nothing is on its way while it waits."""
 TURNS = 2
 """A weight has tiles of full size if each block has so many of them, on average."""
 WARPS = 8
@@ -119,12 +121,16 @@ def walking_depth(tiling: Tiling) -> int:
     return min(8, (room - sums) // tiling.stage_bytes(width))
 
 
+def walking_tiles(outputs: int) -> tuple[int, ...]:
+    """Tiles of a walking block's warps, best first. Small weights have small tiles, so that all of the GPU has some."""
+    return (2, 1) if outputs >= 32 * 2 * TURNS * multiprocessors() else (1,)
+
+
 def walking(outputs: int) -> Tiling:
-    """For the fewest rows: blocks that walk over tiles. Small weights have tiles of half the size, so that all of the
-    GPU has some."""
-    tiles = 2 if outputs >= 32 * 2 * TURNS * multiprocessors() else 1
-    tiling = Tiling(1, tiles, SLICES, walks=True)
-    return dataclasses.replace(tiling, depth=walking_depth(tiling))
+    """For the fewest rows: blocks that walk over tiles."""
+    tilings = (Tiling(1, tiles, SLICES, walks=True) for tiles in walking_tiles(outputs))
+    deep = [dataclasses.replace(tiling, depth=walking_depth(tiling)) for tiling in tilings]
+    return next((tiling for tiling in deep if tiling.depth >= MIN_DEPTH), deep[-1])
 
 
 def choose(width: int, *, head: int, shared: bool, outputs: int) -> Tiling:

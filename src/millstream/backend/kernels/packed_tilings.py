@@ -10,15 +10,15 @@ import mlx.core as mx
 from millstream.backend.kernels.matmul_tilings import (
     GROUP,
     MAX_SHARED,
+    MIN_DEPTH,
     SLICES,
-    TURNS,
     WARPS,
     WIDTHS,
     Tiling,
     shared_limit,
     walking_depth,
+    walking_tiles,
 )
-from millstream.backend.kernels.multiprocessors import multiprocessors
 from millstream.backend.kernels.unpack_cuda import MODES
 from millstream.backend.kernels.weights import Packed, PackedForm
 
@@ -105,10 +105,11 @@ def choose(weight: Packed, width: int, *, head: int) -> PackedTiling:
 
 def _walking(weight: Packed) -> PackedTiling | None:
     """For the fewest rows: see `walking_source`. None if the shared memory does not suffice."""
-    tiles = 2 if weight.outputs >= 32 * 2 * TURNS * multiprocessors() else 1
-    tiling = PackedTiling(1, tiles, SLICES, walks=True, form=weight.form, inputs=weight.inputs)
-    depth = walking_depth(tiling)
-    return dataclasses.replace(tiling, depth=depth) if depth > 1 else None
+    for tiles in walking_tiles(weight.outputs):
+        tiling = PackedTiling(1, tiles, SLICES, walks=True, form=weight.form, inputs=weight.inputs)
+        if (depth := walking_depth(tiling)) >= MIN_DEPTH:
+            return dataclasses.replace(tiling, depth=depth)
+    return None
 
 
 def _tiling(weight: Packed, width: int, head: int, tiles: int) -> PackedTiling | None:
