@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import mlx.core as mx
 
+from millstream.backend.kernels import ptx
 from millstream.backend.kernels.compiled import cuda_kernel
 
 MAX_SLOTS = 32
@@ -45,12 +46,6 @@ class Routing:
 
 
 _HEADER = """
-__device__ __forceinline__ void mill_mma(
-    float* c, unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.KIND.KIND.f32 "
-    "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-    : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
 __device__ __forceinline__ float mill_warp_sum(float value) {
   for (int o = 16; o > 0; o /= 2) value += __shfl_xor_sync(0xffffffffu, value, o);
   return value;
@@ -329,7 +324,7 @@ def _route_kernel(
         input_names=inputs,
         output_names=outputs,
         source=_route_source(routing, eps, biased, corrected, gated, live),
-        header=_HEADER.replace("KIND", "f16" if dtype == mx.float16 else "bf16"),
+        header=ptx.mma(dtype == mx.float16) + _HEADER,
     )
 
 

@@ -11,24 +11,16 @@ so a row gets the same numbers whatever else is in the batch, and whatever width
 
 from __future__ import annotations
 
+from millstream.backend.kernels import ptx
+
 HEADER = """
 __device__ __forceinline__ void mill_fetch(void* to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
     :: "r"((unsigned)__cvta_generic_to_shared(to)), "l"(from) : "memory");
 }
 __device__ __forceinline__ void mill_stream(void* to, const void* from) {
-  asm volatile("cp.async.cg.shared.global.L2::FAR [%0], [%1], 16;"
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;"
     :: "r"((unsigned)__cvta_generic_to_shared(to)), "l"(from) : "memory");
-}
-__device__ __forceinline__ void mill_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int N> __device__ __forceinline__ void mill_wait() {
-  asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory");
-}
-__device__ __forceinline__ void mill_mma(
-    float* c, unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.KIND.KIND.f32 "
-    "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-    : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 __device__ __forceinline__ unsigned mill_times(unsigned one, unsigned two) {
   __nv_bfloat162 a, b;
@@ -62,7 +54,7 @@ __device__ __forceinline__ void mill_squares(uint4 row, float* sums) {
 
 def header(half: bool) -> str:
     """The helpers, for float16 or bfloat16."""
-    return HEADER.replace("KIND", "f16" if half else "bf16").replace("FAR", "128B")
+    return ptx.COPIES + ptx.mma(half) + HEADER
 
 
 # Which block this is, and which warp. `line(l)` is the row of the weight that is column l of the block's tile,
