@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import mlx.core as mx
 
-from millstream.backend.kernels.multiprocessors import multiprocessors
 
 WIDTHS = (8, 32, 64)
 """Numbers of rows that kernels are compiled for. More rows are bands of the last one."""
@@ -21,14 +21,26 @@ blocks, so that a row's numbers do not depend on them."""
 LARGE_HEAD, LARGE_HEAD_WIDTH = 192, 32
 MIN_DEPTH = 3
 """Chunks that a walking block keeps at least: with two, nothing is on its way while it waits."""
-TURNS = 2
-"""A weight has tiles of full size if each block has so many of them, on average."""
 WARPS = 8
 """Warps of a block, about: with 256 threads each may have all registers that it asks for."""
 MAX_SHARED = 99 * 1024
 """Shared memory that a block may have on every GPU from sm_80 on."""
 RESERVED = 1024
 """Bytes of shared memory that CUDA itself takes of each block."""
+
+
+class BlockShape(NamedTuple):
+    """What is left open about the blocks of the first width. All of them give bitwise the same numbers, so which one a
+    weight gets is found by measuring (`layers/matmul_choice.py`)."""
+
+    tiles: int
+    """Of 16 rows of the weight, per warp."""
+    walks: bool
+    """Blocks take one tile after the other: see `walking_source`."""
+
+
+USUAL = BlockShape(2, walks=False)
+SHAPES = (USUAL, BlockShape(1, walks=False), BlockShape(2, walks=True), BlockShape(1, walks=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,23 +133,19 @@ def walking_depth(tiling: Tiling) -> int:
     return min(8, (room - sums) // tiling.stage_bytes(width))
 
 
-def walking_tiles(outputs: int) -> tuple[int, ...]:
-    """Tiles of a walking block's warps, best first. Small weights have small tiles, so that all of the GPU has some."""
-    return (2, 1) if outputs >= 32 * 2 * TURNS * multiprocessors() else (1,)
+def for_few_rows(shape: BlockShape) -> Tiling:
+    """The tiling of the first width, without heads. A block that has too little memory to walk does not."""
+    tiling = Tiling(1, shape.tiles, SLICES, walks=True)
+    if shape.walks and (depth := walking_depth(tiling)) >= MIN_DEPTH:
+        return dataclasses.replace(tiling, depth=depth)
+    return with_depth(Tiling(1, shape.tiles, SLICES), WIDTHS[0])
 
 
-def walking(outputs: int) -> Tiling:
-    """For the fewest rows: blocks that walk over tiles."""
-    tilings = (Tiling(1, tiles, SLICES, walks=True) for tiles in walking_tiles(outputs))
-    deep = [dataclasses.replace(tiling, depth=walking_depth(tiling)) for tiling in tilings]
-    return next((tiling for tiling in deep if tiling.depth >= MIN_DEPTH), deep[-1])
-
-
-def choose(width: int, *, head: int, shared: bool, outputs: int) -> Tiling:
+def choose(width: int, *, head: int, shared: bool, shape: BlockShape = USUAL) -> Tiling:
     """The tiling for a width; with `head` its tiles are heads of that size. `shared`: blocks may share a tile, which
-    tiles of whole heads need: there are too few of them for a large GPU."""
+    tiles of whole heads need: there are too few of them for a large GPU. `shape`: for the first width, without heads."""
     if not head and width == WIDTHS[0]:
-        return walking(outputs)
+        return for_few_rows(shape)
     if not head:
         return with_depth(Tiling(1, 2, SLICES), width)
     shape = head_shape(head)

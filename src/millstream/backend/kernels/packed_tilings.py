@@ -12,12 +12,13 @@ from millstream.backend.kernels.matmul_tilings import (
     MAX_SHARED,
     MIN_DEPTH,
     SLICES,
+    USUAL,
     WARPS,
     WIDTHS,
+    BlockShape,
     Tiling,
     shared_limit,
     walking_depth,
-    walking_tiles,
 )
 from millstream.backend.kernels.unpack_cuda import MODES
 from millstream.backend.kernels.weights import Packed, PackedForm
@@ -91,25 +92,27 @@ class PackedTiling(Tiling):
         return self.threads // 32 * 16 * self.tiles * (padded + arrays * scales)
 
 
-def choose(weight: Packed, width: int, *, head: int) -> PackedTiling:
+def choose(weight: Packed, width: int, *, head: int, shape: BlockShape = USUAL) -> PackedTiling:
     """A tiling for a weight; with `head` its tiles are heads of that size. Wide steps have more tiles per warp, if the
-    shared memory suffices: each number of x that a warp reads is multiplied with all of them."""
-    if not head and width == WIDTHS[0] and (walking := _walking(weight)) is not None:
-        return walking
-    tilings = [_tiling(weight, width, head, tiles) for tiles in (TILES if head or width > FEW_ROWS else TILES[1:])]
+    shared memory suffices: each number of x that a warp reads is multiplied with all of them. `shape`: for the first
+    width, without heads."""
+    tiles = TILES if head or width > FEW_ROWS else TILES[1:]
+    if not head and width == WIDTHS[0]:
+        if shape.walks and (walking := _walking(weight, shape.tiles)) is not None:
+            return walking
+        tiles = tiles[tiles.index(shape.tiles) :]
+    tilings = [_tiling(weight, width, head, each) for each in tiles]
     found = next((tiling for tiling in tilings if tiling is not None), None)
     if found is None:
         raise ValueError(f"a block has too little shared memory for heads of {head} numbers, packed as {weight.form}")
     return found
 
 
-def _walking(weight: Packed) -> PackedTiling | None:
-    """For the fewest rows: see `walking_source`. None if the shared memory does not suffice."""
-    for tiles in walking_tiles(weight.outputs):
-        tiling = PackedTiling(1, tiles, SLICES, walks=True, form=weight.form, inputs=weight.inputs)
-        if (depth := walking_depth(tiling)) >= MIN_DEPTH:
-            return dataclasses.replace(tiling, depth=depth)
-    return None
+def _walking(weight: Packed, tiles: int) -> PackedTiling | None:
+    """For blocks that walk; None if they would have too little memory."""
+    tiling = PackedTiling(1, tiles, SLICES, walks=True, form=weight.form, inputs=weight.inputs)
+    depth = walking_depth(tiling)
+    return dataclasses.replace(tiling, depth=depth) if depth >= MIN_DEPTH else None
 
 
 def _tiling(weight: Packed, width: int, head: int, tiles: int) -> PackedTiling | None:

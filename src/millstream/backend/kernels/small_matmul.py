@@ -15,7 +15,14 @@ from typing import Any
 
 import mlx.core as mx
 
-from millstream.backend.kernels import matmul_source, matmul_tilings, packed_source, packed_tilings, walking_source
+from millstream.backend.kernels import (
+    matmul_source,
+    matmul_tilings,
+    matmul_tuning,
+    packed_source,
+    packed_tilings,
+    walking_source,
+)
 from millstream.backend.kernels.compiled import cuda_kernel
 from millstream.backend.kernels.matmul_tilings import STEP_WIDTHS, WIDTHS, Tiling
 from millstream.backend.kernels.matmul_tuning import Role
@@ -196,11 +203,12 @@ def _run(
 ) -> list[mx.array]:
     kind = Kind(name, tuple(call.inputs), epilogue, outputs, tuple(sorted(call.constants.items())), lines)
     width = matmul_tilings.width_of(call.inputs["x"].shape[0], head)
+    shape = matmul_tuning.block_shape(weight)
     if isinstance(weight, Packed):
         width = min(width, packed_tilings.MAX_WIDTH)
-        tiling: Tiling = packed_tilings.choose(weight, width, head=head)
+        tiling: Tiling = packed_tilings.choose(weight, width, head=head, shape=shape)
     else:
-        tiling = matmul_tilings.choose(width, head=head, shared=weight.tickets is not None, outputs=weight.outputs)
+        tiling = matmul_tilings.choose(width, head=head, shared=weight.tickets is not None, shape=shape)
     return run(kind, tiling, width, weight, list(call.inputs.values()), shapes, heads)
 
 
