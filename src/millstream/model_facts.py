@@ -121,6 +121,9 @@ class GenerationFacts:
     """Bytes that the model may take of its device: its weights, and what was free when it was loaded. 0: unknown."""
     feature_bytes: int = 0
     """Size of its cache of encoded media."""
+    drafters: tuple[str, ...] = ()
+    """Who proposes drafts: `grammar`, `prediction`, `mtp`, `draft-model`, `prompt-lookup`. Empty: no speculation, and
+    `notes` say why."""
     context_reason: str = ""
     """If the context was cut: the model's own limit and why there is less, as a sentence for errors."""
 
@@ -272,6 +275,38 @@ UNDESCRIBED = ModelDescription()
 
 
 @dataclass(frozen=True, slots=True)
+class DraftCount:
+    """The drafts of one drafter."""
+
+    drafter: str
+    proposed: int
+    """Tokens that were verified."""
+    accepted: int
+    """Of these, those that the model chose, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationCard:
+    """Speculative decoding of a model since it was loaded."""
+
+    drafters: tuple[str, ...]
+    """All that it has, in order of preference."""
+    passes: int = 0
+    """Forward passes that verified drafts."""
+    drafts: tuple[DraftCount, ...] = ()
+    gain: float = 1.0
+    """Of the latest such passes: tokens per second over those without drafts."""
+
+    @property
+    def proposed(self) -> int:
+        return sum(each.proposed for each in self.drafts)
+
+    @property
+    def accepted(self) -> int:
+        return sum(each.accepted for each in self.drafts)
+
+
+@dataclass(frozen=True, slots=True)
 class ModelCard:
     """A model as `/v1/models` shows it."""
 
@@ -327,6 +362,8 @@ class ModelCard:
     """The memory of its weights, once it is loaded."""
     notes: tuple[str, ...] = ()
     """How it runs, once it is loaded: which fast paths it got, and why not others."""
+    speculation: SpeculationCard | None = None
+    """None if it is not loaded, or does not speculate."""
     calibration: Calibration | None = None
     """What was measured when it was loaded."""
     last_used: float | None = None

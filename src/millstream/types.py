@@ -92,6 +92,10 @@ class Usage:
     """Prompt tokens that came from the prefix cache."""
     reasoning_tokens: int = 0
     """Completion tokens that are reasoning."""
+    accepted_prediction_tokens: int = 0
+    """Tokens of drafts, by all drafters, that became completion tokens."""
+    rejected_prediction_tokens: int = 0
+    """Tokens of drafts that were verified in vain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +208,10 @@ class GenerationRequest:
     thinking: Thinking = Thinking()
     unset: frozenset[str] = frozenset()
     """Fields of `sampling` that the client did not set."""
+    prediction: str = ""
+    """What the client expects the answer to be, or most of it: a draft. It changes nothing but speed."""
+    speculate: bool = True
+    """False: decode token by token, whatever drafters the model has."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,13 @@ class ScriptedGeneration:
                 self.waiting.set()
             step = await self._steps.get()
             if step is None:
-                self.usage = Usage(prompt_tokens=7, completion_tokens=5, cached_tokens=3)
+                self.usage = Usage(
+                    prompt_tokens=7,
+                    completion_tokens=5,
+                    cached_tokens=3,
+                    accepted_prediction_tokens=2,
+                    rejected_prediction_tokens=1,
+                )
                 self._ended = True
                 return
             if isinstance(step, Exception):

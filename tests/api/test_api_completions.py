@@ -12,7 +12,11 @@ USAGE = {
     "completion_tokens": 5,
     "total_tokens": 12,
     "prompt_tokens_details": {"cached_tokens": 3},
-    "completion_tokens_details": {"reasoning_tokens": 0},
+    "completion_tokens_details": {
+        "reasoning_tokens": 0,
+        "accepted_prediction_tokens": 2,
+        "rejected_prediction_tokens": 1,
+    },
 }
 
 

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
-from millstream.engine.generation.messages import Generate, Generated, PromptLogprobs
+from millstream.engine.generation.messages import Generate, Generated
 from millstream.engine.generation.tuning import SchedulerSettings, limit_context, make_scheduler
-from millstream.types import Grammar, Sampling, TokenLogprob
-from support.engines import Driver, engine
+from millstream.types import Grammar, Sampling
+from support.engines import engine
 from support.guided import guided_backend
+from support.mixed_requests import mixed, seen
 from support.preempting import PreemptingScheduler, preempting
 from support.tiers import some
 from support.tiny import FAMILIES, VOCAB, write_model, write_tokenizer
@@ -30,59 +31,6 @@ END = 258
 
 def backend(folder: Path, **changes: Any) -> Callable[[], MlxGenerationBackend]:
     return lambda: MlxGenerationBackend(GenerationSettings("folder", folder, max_rows=5, **changes))
-
-
-def mixed(seed: int, count: int) -> list[Generate]:
-    """Prompts of one token to some dozens; greedy, sampled, penalised, with minimum lengths and log-probabilities."""
-    draw = random.Random(seed)
-    found = []
-    for number in range(count):
-        sampling = Sampling(
-            temperature=draw.choice([0.0, 1.0]),
-            top_p=draw.choice([1.0, 0.9]),
-            seed=draw.randrange(2**40),
-            repetition_penalty=draw.choice([1.0, 1.0, 1.3]),
-            frequency_penalty=draw.choice([0.0, 0.0, 0.8]),
-            presence_penalty=draw.choice([0.0, 0.0, 0.5]),
-        )
-        length, stops = draw.choice([1, 2, 8, 30]), frozenset(draw.sample(range(VOCAB), 12))
-        found.append(
-            Generate(
-                number,
-                tuple(draw.randrange(VOCAB) for _ in range(length)),
-                draw.choice([1, 5, 12, 24]),
-                sampling,
-                stop_tokens=draw.choice([frozenset(), stops]),
-                min_tokens=draw.choice([0, 10]),
-                logprobs=draw.choice([None, 0, 2]),
-                prompt_logprobs=draw.choice([None, None, 1]),
-            )
-        )
-    return found
-
-
-def seen(driver: Driver, submits: list[Generate], *, cached: bool = True) -> list[object]:
-    """All that clients see, numbers rounded: prefill and decode round differently."""
-    driver.complete(*submits)
-    found: list[object] = []
-    for submit in submits:
-        [end] = driver.ends[submit.request_id]
-        assert isinstance(end, Generated)
-        usage = (end.usage.prompt_tokens, end.usage.completion_tokens, *((end.usage.cached_tokens,) if cached else ()))
-        scores = [
-            rounded(score)
-            for event in driver.outputs.get(submit.request_id, [])
-            if isinstance(event, PromptLogprobs)
-            for score in event.logprobs
-        ]
-        logprobs = [rounded(score) for score in driver.logprobs.get(submit.request_id, [])]
-        found.append((driver.tokens.get(submit.request_id, []), logprobs, scores, end.reason, usage))
-    return found
-
-
-def rounded(score: object) -> tuple[int, float, list[int]]:
-    assert isinstance(score, TokenLogprob)
-    return score.token, round(score.logprob, 2), [token for token, _ in score.top]
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ import pytest
 
 from millstream.cli import main
 from millstream.cli.ps import cells
-from millstream.model_facts import ModelCard
+from millstream.model_facts import DraftCount, ModelCard, SpeculationCard
 from support.agent_stage import Player, playing
 from support.terminal import CTRL_C, terminal
 
@@ -19,6 +19,7 @@ CARDS = [
     ModelCard(
         "org/ready", 1, "ready", memory_bytes=3_200_000_000, active=2, waiting=5, max_batch=16,
         capabilities=("completion", "vision"), expires=time.time() + 3500,
+        speculation=SpeculationCard(("prompt-lookup",), 5, (DraftCount("prompt-lookup", 20, 15),)),
     ),
     ModelCard("org/loading", 1, "loading", progress=0.42),
     ModelCard("org/broken", 1, "failed", error="its file is damaged"),
@@ -40,9 +41,9 @@ def url(player: Player) -> Iterator[str]:
 def test_the_loaded_models_in_plain_lines(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ps", "--url", url]) == 0
     heading, ready, loading, broken = capsys.readouterr().out.splitlines()
-    assert heading.split() == ["NAME", "STATE", "KIND", "MEMORY", "ROWS", "QUEUE", "UNTIL"]
+    assert heading.split() == ["NAME", "STATE", "KIND", "MEMORY", "ROWS", "QUEUE", "DRAFTS", "UNTIL"]
     *shown, left, unit = ready.split()
-    assert shown == ["org/ready", "ready", "text,", "images", "3.2", "GB", "2/16", "5"]
+    assert shown == ["org/ready", "ready", "text,", "images", "3.2", "GB", "2/16", "5", "75%", "right"]
     assert unit == "min" and 1 <= int(left) <= 58  # it shrinks while the test waits for its turn
     assert loading.split()[:3] == ["org/loading", "loading", "42%"]
     assert "failed: its file is damaged" in broken

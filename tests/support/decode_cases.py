@@ -8,7 +8,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from millstream.backend.kernels.decode_attention import DecodeWork, Packing, spans
+from millstream.backend.generation.caches.pass_shape import PassShape
+from millstream.backend.kernels.decode_attention import MOST_CHUNKS, DecodeWork, Packing, spans
 
 LAYERS, LAYER, SKIPPED = 2, 1, 20
 """Layers of a slab, the one that is computed, and columns before those that rows share."""
@@ -24,6 +25,8 @@ class DecodeCase:
     groups: int = 2
     share: int = 4
     count: int = 1
+    cut: int = 0
+    """Flat rows that are missing at the end: the last row, which has no tokens, is not there as a whole."""
     window: int = 0
     capacity: int = 256
     shared: int = 0
@@ -59,15 +62,18 @@ class DecodeRun:
             parted,
             table,
             mx.array(lengths, dtype=mx.int32),
-            mx.zeros((rows * case.groups,), dtype=mx.int32),
+            mx.zeros((MOST_CHUNKS * rows * case.groups,), dtype=mx.int32),
+            case.count,
         )
+        self.shape = PassShape(rows, rows * case.count - case.cut, case.count)
         self.layer = mx.array([LAYER], dtype=mx.int32)
         self.scale = case.size**-0.5
 
     def run(self, decode: Callable[..., mx.array]) -> mx.array:
+        flat = [self.shape.flattened(each) for each in (self.queries, *self.new)]
         out = decode(
-            self.queries,
-            self.new,
+            flat[0],
+            (flat[1], flat[2]),
             self.work,
             self.layer,
             self.scale,
@@ -76,7 +82,7 @@ class DecodeRun:
             packing=self.case.packing,
         )
         mx.eval(out)
-        return out
+        return self.shape.grouped(out)
 
     def expected(self) -> mx.array:
         """By the formula, in float32."""
@@ -176,10 +182,16 @@ CASES = {
     "rings in parts": DecodeCase((5, 96, 200), window=80, capacity=96, span=32),
     "several queries": DecodeCase((37, 0, 15, 200), share=2, count=4),
     "several queries in rings": DecodeCase((5, 94, 200), groups=1, count=4, window=80, capacity=96, span=32),
+    "more queries than a block takes": DecodeCase((37, 0, 15, 200), count=9, cut=4),
+    "many queries in parts": DecodeCase((37, 0, 480, 700), count=17, capacity=1024, span=128, cut=16),
+    "many queries in rings": DecodeCase((5, 94, 200), share=8, count=9, window=80, capacity=96, span=32),
+    "many queries of few heads": DecodeCase((37, 80, 200), share=1, count=17, sinks=True),
+    "many queries after shared tokens": DecodeCase((0, 60, 200), share=3, count=9, shared=700, sinks=True),
     "sinks": DecodeCase((37, 0, 900), sinks=True, capacity=1024),
     "soft caps": DecodeCase((37, 0, 900), softcap=3.0, capacity=1024),
     "8 bits": DecodeCase((37, 0, 15, 900), packing=PACKED_8, capacity=1024),
     "4 bits": DecodeCase((37, 0, 15, 200), packing=PACKED_4),
     "8 bits in rings": DecodeCase((5, 95, 200), packing=PACKED_8, window=80, capacity=96),
+    "8 bits, many queries": DecodeCase((37, 0, 300), packing=PACKED_8, size=128, count=5, capacity=512, span=128),
     "4 bits, several queries": DecodeCase((37, 0), packing=PACKED_4, size=128, count=2, span=128),
 }

@@ -155,6 +155,9 @@ class DigestScheduler:
     def kv_tokens(self) -> None:
         """It has no KV cache."""
 
+    def speculated(self) -> None:
+        return None
+
     def close(self) -> None:
         """Nothing is on disk."""
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from millstream.backend.generation.caches import kernel_slabs
+from millstream.backend.generation.caches.pass_shape import PassShape
 from millstream.backend.generation.layers import attention
 from millstream.backend.kernels.decode_attention import ITEM, DecodeWork, Packing
 
@@ -68,7 +69,7 @@ class PointerKernels:
     def decode(
         self,
         queries: mx.array,
-        new: tuple[mx.array, mx.array],
+        new: Sequence[mx.array],
         work: DecodeWork,
         layer: mx.array,
         scale: float,
@@ -78,6 +79,8 @@ class PointerKernels:
         packing: Packing | None = None,
     ) -> mx.array:
         self.count("parted decode" if work.parted else "decode")
+        shape = PassShape(work.lengths.shape[0], queries.shape[0], work.count)
+        queries, *new = (shape.grouped(each) for each in (queries, *new))
         q = np.array(queries).astype(np.float32)
         fresh = [_parts(each, packing) for each in new]
         table, lengths = np.array(work.addresses), np.array(work.lengths)
@@ -130,7 +133,7 @@ class PointerKernels:
             # Columns that nobody sees may hold anything, also what is no number.
             values = np.where(seen.any(axis=0)[None, :, None], values, 0)
             out[row] = np.einsum("hgqk,hkd->hgqd", weights / total, values).reshape(q.shape[1:])
-        return mx.array(out).astype(queries.dtype)
+        return shape.flattened(mx.array(out).astype(queries.dtype))
 
 
 def _parts(new: mx.array, packing: Packing | None) -> list[Any]:

@@ -110,6 +110,10 @@ class RequestEntry(ResponseSchema):
     cached_tokens: int | None
     """Of these, those from the prefix cache."""
     completion_tokens: int | None
+    drafted_tokens: int
+    """Tokens of drafts that were verified, known when the request has ended."""
+    accepted_tokens: int
+    """Of these, those that are in the answer."""
     finish_reason: str | None
     """As the model ended (`stop`, `length`, `tool_calls`), or how it was cancelled (`cancelled`; `stalled` or `unread`
     if the client did not read)."""

@@ -26,6 +26,9 @@ class Sample:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     """The prompt tokens that the server says it took from its prefix cache."""
+    accepted_tokens: int = 0
+    """Tokens of drafts that the server says were right."""
+    rejected_tokens: int = 0
     text: list[str] = field(default_factory=list)
     error: str | None = None
 
@@ -76,6 +79,9 @@ class _Reader:
             self._usage = int(usage["completion_tokens"])
             self._sample.prompt_tokens = int(usage.get("prompt_tokens") or 0)
             self._sample.cached_tokens = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
+            details = usage.get("completion_tokens_details") or {}
+            self._sample.accepted_tokens = int(details.get("accepted_prediction_tokens") or 0)
+            self._sample.rejected_tokens = int(details.get("rejected_prediction_tokens") or 0)
         choices = event.get("choices")
         pieces = [_text(choice) for choice in choices] if isinstance(choices, list) else []
         if any(pieces):

@@ -32,6 +32,10 @@ class Figures:
     health_p99: float | None
     health_failed: int
     first_error: str | None
+    drafted: int = 0
+    """Tokens of drafts that were verified, if the server tells it."""
+    accepted: int = 0
+    """Of these, those that were right."""
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
@@ -67,19 +71,27 @@ def figures(result: Result) -> Figures:
         health_p99=percentile(health, 0.99),
         health_failed=len(result.health) - len(health),
         first_error=errors[0] if errors else None,
+        drafted=sum(sample.accepted_tokens + sample.rejected_tokens for sample in good),
+        accepted=sum(sample.accepted_tokens for sample in good),
     )
 
 
 def table(title: str, levels: Sequence[Figures]) -> Table:
     result = Table(title=title, title_justify="left")
-    for heading in ("streams", "tokens/s", "first p50", "first p99", "gap p50", "gap p99", "health p99", "errors"):
+    headings = ["streams", "tokens/s", "first p50", "first p99", "gap p50", "gap p99", "health p99", "errors"]
+    drafted = any(level.drafted for level in levels)
+    for heading in [*headings, *(["drafts right"] if drafted else [])]:
         result.add_column(heading, justify="right")
     for level in levels:
         times = (level.first_p50, level.first_p99, level.gap_p50, level.gap_p99, level.health_p99)
-        result.add_row(
-            str(level.streams), f"{level.tokens_per_second:,.1f}", *map(milliseconds, times), str(level.errors)
-        )
+        cells = [str(level.streams), f"{level.tokens_per_second:,.1f}", *map(milliseconds, times), str(level.errors)]
+        result.add_row(*cells, *([_share(level)] if drafted else []))
     return result
+
+
+def _share(level: Figures) -> str:
+    """Of the tokens of drafts, those that were right."""
+    return f"{level.accepted / level.drafted:.0%}" if level.drafted else "-"
 
 
 def milliseconds(value: float | None) -> str:

@@ -19,7 +19,7 @@ from millstream.cli.served_models import fetch_models
 from millstream.cli.server_client import DEFAULT_URL, ServerClient, add_server_options
 
 INTERVAL = 1.0
-HEADINGS = ("NAME", "STATE", "KIND", "MEMORY", "ROWS", "QUEUE", "UNTIL")
+HEADINGS = ("NAME", "STATE", "KIND", "MEMORY", "ROWS", "QUEUE", "DRAFTS", "UNTIL")
 _STYLES = {"ready": "green", "failed": "red", "stopped": "red", "unloaded": "dim"}
 _KINDS = {
     "vision": "images",
@@ -89,6 +89,7 @@ def cells(model: dict[str, Any], now: float) -> tuple[str, ...]:
         _size(model.get("memory_bytes") or 0),
         rows,
         str(model.get("waiting", 0)),
+        _drafts(model.get("speculation")),
         _until(model, now),
     )
 
@@ -145,6 +146,13 @@ def _state(model: dict[str, Any]) -> str:
 def _kind(capabilities: list[str]) -> str:
     known = [word for name, word in _KINDS.items() if name in capabilities]
     return ", ".join(["text", *known] if "completion" in capabilities else known) or "-"
+
+
+def _drafts(speculation: dict[str, Any] | None) -> str:
+    """How many tokens of drafts were right."""
+    drafts = speculation["drafts"] if speculation else []
+    proposed = sum(each["proposed"] for each in drafts)
+    return f"{sum(each['accepted'] for each in drafts) / proposed:.0%} right" if proposed else "-"
 
 
 def _size(count: float) -> str:

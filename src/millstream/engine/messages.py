@@ -119,6 +119,18 @@ class LoadFailed(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Speculated:
+    """What speculative decoding has done since the model was loaded."""
+
+    passes: int = 0
+    """Forward passes that verified drafts."""
+    drafters: tuple[tuple[str, int, int], ...] = ()
+    """(drafter, its tokens that were verified, how many of them were right)."""
+    gain: float = 1.0
+    """Of the latest such passes: tokens per second over those of plain steps; 1: there was none, or it is not known."""
+
+
+@dataclass(frozen=True, slots=True)
 class Measured(Event):
     """The memory of the engine's arrays now."""
 
@@ -129,6 +141,8 @@ class Measured(Event):
     """The bytes of such caches on disk."""
     kv_tokens: int | None = None
     """Tokens that the running requests hold in KV caches; None for kinds without such caches."""
+    speculated: Speculated | None = None
+    """None for kinds and models without speculative decoding."""
 
 
 @dataclass(frozen=True, slots=True)

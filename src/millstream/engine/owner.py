@@ -178,7 +178,7 @@ class OwnerLoop:
     def _measure(self, backend: AnyBackend, scheduler: AnyScheduler) -> list[Event]:
         """A `Measured` event if a figure has changed."""
         before = self._measured[0]
-        now = Measured(backend.memory_bytes(), *scheduler.cache_bytes(), scheduler.kv_tokens())
+        now = Measured(backend.memory_bytes(), *scheduler.cache_bytes(), scheduler.kv_tokens(), scheduler.speculated())
         self._measured = (now, time.monotonic())
         return [now] if now != before else []
 

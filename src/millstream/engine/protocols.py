@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol, TypeVar
 
 from millstream.engine.background import BackgroundTask
-from millstream.engine.messages import Command, Event, Started, Submit
+from millstream.engine.messages import Command, Event, Speculated, Started, Submit
 from millstream.model_facts import LoadPhase, ModelFacts
 
 SubmitT = TypeVar("SubmitT", bound=Submit, contravariant=True)
@@ -127,6 +127,10 @@ class Scheduler(Protocol[SubmitT, PlanT, ResultInT]):
 
     def kv_tokens(self) -> int | None:
         """Tokens that the running requests hold in KV caches; None for kinds without such caches."""
+        ...
+
+    def speculated(self) -> Speculated | None:
+        """What speculative decoding has done; None for kinds and models without it."""
         ...
 
     def close(self) -> None:

@@ -20,6 +20,7 @@ from millstream.engine.messages import (
     Measured,
     Output,
     Shutdown,
+    Speculated,
     Started,
     Stopped,
     Submit,
@@ -54,6 +55,7 @@ class EngineClient:
         self.admission = admission
         self.memory_bytes = self.cache_bytes = self.disk_bytes = 0
         self.kv_tokens: int | None = None
+        self.speculated: Speculated | None = None
         self.answered = False
         """True once a request has finished."""
         self.cause: str | None = None
@@ -240,7 +242,7 @@ class EngineClient:
             case Measured():
                 self.memory_bytes = event.memory_bytes
                 self.cache_bytes, self.disk_bytes = event.cache_bytes, event.disk_bytes
-                self.kv_tokens = event.kv_tokens
+                self.kv_tokens, self.speculated = event.kv_tokens, event.speculated
             case Stopped():
                 self.cause = event.cause
                 self._fail_load(event.cause or "the engine stopped")

@@ -83,9 +83,11 @@ class RequestRecord:
 
     __slots__ = (
         "_begun",
+        "accepted_tokens",
         "cached_tokens",
         "completion_tokens",
         "context",
+        "drafted_tokens",
         "failure",
         "finish_reason",
         "first_output",
@@ -119,6 +121,8 @@ class RequestRecord:
         self.prompt_tokens: int | None = None
         self.cached_tokens: int | None = None
         self.completion_tokens = 0
+        self.drafted_tokens = self.accepted_tokens = 0
+        """Tokens of drafts that were verified, and how many of them were right."""
         self.media = 0
         """Images, audio clips and videos in its prompts."""
         self.finish_reason: str | None = None
@@ -196,6 +200,8 @@ class Journal:
             record.prompt_tokens, record.completion_tokens = usage.prompt_tokens, usage.completion_tokens
             # Of a request that was cancelled, the engine has not told it yet; then what it told at the start holds.
             record.cached_tokens = max(usage.cached_tokens, record.cached_tokens or 0)
+            record.accepted_tokens = usage.accepted_prediction_tokens
+            record.drafted_tokens = record.accepted_tokens + usage.rejected_prediction_tokens
         if error is not None:
             record.failure = Failure.of(error)
             record.context.reported = id(error)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from millstream.model_facts import ModelCard
+from millstream.service.speculation_metrics import SpeculationMetrics
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 """Histogram buckets for requests and their phases."""
@@ -41,6 +42,7 @@ class Metrics:
         self._restarts = Gauge(
             "millstream_engine_restarts", "Restarts of the model's engine after crashes", label, registry=registry
         )
+        self._speculation = SpeculationMetrics(registry)
 
     def watch(self, model: str, card: Callable[[], ModelCard]) -> None:
         """Gauges that are read when the metrics are scraped."""
@@ -53,9 +55,12 @@ class Metrics:
         self._ready.labels(model).set_function(lambda: card().state == "ready")
         self._failed.labels(model).set_function(lambda: card().state == "failed")
         self._restarts.labels(model).set_function(lambda: card().restarts)
+        self._speculation.watch(model, card)
 
     def unwatch(self, model: str) -> None:
-        """The model is no longer served. Its counters stay: what was counted has happened."""
+        """The model is no longer served. Its counters stay: what was counted has happened. Those of its engine are gone
+        with it."""
+        self._speculation.unwatch(model)
         for gauge in [each for each in vars(self).values() if isinstance(each, Gauge)]:
             for sample in [sample for metric in gauge.collect() for sample in metric.samples]:
                 if sample.labels.get("model") == model:

@@ -398,6 +398,10 @@ class RequestView:
     prompt_tokens: int | None
     cached_tokens: int | None
     completion_tokens: int
+    drafted_tokens: int
+    """Tokens of drafts that were verified."""
+    accepted_tokens: int
+    """Of these, those that are in the answer."""
     finish_reason: str | None
     error: str | None
 

@@ -50,6 +50,8 @@ def fields_of(record: RequestRecord) -> dict[str, object]:
         "cached_tokens": record.cached_tokens,
         "media": record.media,
         "completion_tokens": record.completion_tokens,
+        "drafted_tokens": record.drafted_tokens,
+        "accepted_tokens": record.accepted_tokens,
         "finish_reason": record.finish_reason,
         "first_token_seconds": _rounded(record.first_output),
         "total_seconds": _rounded(record.total),
@@ -68,7 +70,8 @@ def _outcome(record: RequestRecord) -> str:
     cached = f" ({record.cached_tokens} cached)" if record.cached_tokens else ""
     media = f", {record.media} media file{'s' if record.media > 1 else ''}" if record.media else ""
     out = f", {record.completion_tokens} tokens out" if record.operation in GENERATES else ""
-    text = f"{record.prompt_tokens or 0} prompt tokens{cached}{media}{out}, "
+    drafts = f" ({record.accepted_tokens} of {record.drafted_tokens} drafted)" if record.drafted_tokens else ""
+    text = f"{record.prompt_tokens or 0} prompt tokens{cached}{media}{out}{drafts}, "
     if failure is not None:
         return f"{text}failed with {failure.status}, {failure.reason}"
     return text + (record.finish_reason or record.outcome or "")

@@ -65,6 +65,8 @@ def _view(record: RequestRecord) -> RequestView:
         prompt_tokens=record.prompt_tokens,
         cached_tokens=record.cached_tokens,
         completion_tokens=record.completion_tokens,
+        drafted_tokens=record.drafted_tokens,
+        accepted_tokens=record.accepted_tokens,
         finish_reason=record.finish_reason,
         error=None if record.failure is None else record.failure.reason,
     )

@@ -66,7 +66,7 @@ def test_in_a_rectangle_the_longest_row_counts_for_all() -> None:
 @given(rows, st.integers(0, 2_000_000), st.sampled_from(LAYOUTS))
 def test_steps_that_are_not_checked_fit(held: list[Row], tokens: int, layout: tuple[LayoutName, Windows]) -> None:
     subject = KvBudget(tokens, *layout)
-    for steps in range(sure + 1 if (sure := subject.sure_steps(held)) else 0):
+    for steps in range(sure + 1 if (sure := subject.sure_tokens(held)) else 0):
         grown = [
             Row(row.tokens + steps, Phase.DECODING) if row.phase is not Phase.PREFILLING and steps else row
             for row in held

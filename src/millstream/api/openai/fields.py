@@ -66,6 +66,23 @@ def parse_stop(value: object) -> tuple[str, ...]:
     return tuple(stop for stop in stops if stop)
 
 
+def parse_prediction(value: object) -> str:
+    """The text that the client expects, from `{"type": "content", "content": a string or text parts}`."""
+    if not isinstance(value, dict) or value.get("type") != "content":
+        raise BadRequest('prediction must be an object with the type "content".', param="prediction")
+    content, path = value.get("content"), "prediction.content"
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise BadRequest(f"{path} must be a string or a list of text parts.", param=path)
+    for index, part in enumerate(content):
+        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise BadRequest(
+                f'{path}[{index}] must be an object with the type "text" and a text.', param=f"{path}[{index}]"
+            )
+    return "".join(part["text"] for part in content)
+
+
 def parse_logit_bias(value: object) -> tuple[tuple[int, float], ...]:
     if not isinstance(value, dict):
         raise BadRequest("logit_bias must be an object that maps token ids to numbers.", param="logit_bias")

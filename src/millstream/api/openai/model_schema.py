@@ -30,6 +30,26 @@ class Measured(ResponseSchema):
     """Memory beside weights and KV cache at the peak of the longest chunk."""
 
 
+class Drafts(ResponseSchema):
+    drafter: str
+    proposed: int
+    """Tokens that were verified."""
+    accepted: int
+    """Of these, those that the model chose, too."""
+
+
+class Speculation(ResponseSchema):
+    """Speculative decoding since the model was loaded."""
+
+    drafters: list[str]
+    """All that it has, in order of preference: `grammar`, `prediction`, `mtp`, `draft-model`, `prompt-lookup`."""
+    passes: int
+    """Forward passes that verified drafts."""
+    gain: float
+    """Of the latest such passes: tokens per second over those without drafts."""
+    drafts: list[Drafts]
+
+
 class Model(ResponseSchema):
     """A model of this server: OpenAI's four fields, and more for operators."""
 
@@ -88,6 +108,8 @@ class Model(ResponseSchema):
     """The memory of its weights, once it is loaded."""
     notes: list[str]
     """How it runs, once it is loaded: which fast paths it got, and why not others."""
+    speculation: Speculation | None
+    """null if it is not loaded, or does not speculate: then `notes` say why."""
     calibration: Measured | None
     """What was measured when it was loaded; null for small models, and with `--disable calibration`."""
 

@@ -15,7 +15,7 @@ from millstream.api.openai.docs import ERRORS
 from millstream.api.openai.model_schema import Model, ModelList
 from millstream.api.openapi import documented
 from millstream.errors import NotFound
-from millstream.model_facts import Calibration, ModelCard
+from millstream.model_facts import Calibration, ModelCard, SpeculationCard
 from millstream.service.ports import ModelService
 
 ADMIN_PATH = re.compile(r"/v1/models/.+/(?:load|unload|cache/clear)", re.DOTALL)
@@ -117,9 +117,23 @@ def _fields(card: ModelCard) -> dict[str, object]:
         "device": card.device,
         "weight_bytes": card.weight_bytes,
         "notes": list(card.notes),
+        "speculation": _speculation(card.speculation),
         "calibration": _calibration(card.calibration),
         **({} if card.dimensions is None else {"dimensions": card.dimensions}),
         **({"languages": list(card.languages)} if card.languages else {}),
+    }
+
+
+def _speculation(card: SpeculationCard | None) -> dict[str, object] | None:
+    if card is None:
+        return None
+    return {
+        "drafters": list(card.drafters),
+        "passes": card.passes,
+        "gain": card.gain,
+        "drafts": [
+            {"drafter": each.drafter, "proposed": each.proposed, "accepted": each.accepted} for each in card.drafts
+        ],
     }
 
 

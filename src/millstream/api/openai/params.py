@@ -17,7 +17,6 @@ IGNORED = frozenset(
         "prompt_cache_retention",
         # Hints that a model here cannot take, and what is offered by other means
         "verbosity",
-        "prediction",
         "web_search_options",
         # How other servers run it
         "cache_prompt",
@@ -41,6 +40,9 @@ IGNORED = frozenset(
         "route",
         "skip_special_tokens",
         "slot_id",
+        "speculative.n_max",
+        "speculative.n_min",
+        "speculative.p_min",
         "spaces_between_special_tokens",
         "timings_per_token",
         "transforms",

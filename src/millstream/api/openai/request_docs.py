@@ -36,6 +36,26 @@ PROMPTS: Schema = {
 _STOP_TEXT: Schema = {"type": "string", "maxLength": MAX_STOP_LENGTH}
 STOP: Schema = {"anyOf": [_STOP_TEXT, {"type": "array", "items": _STOP_TEXT, "maxItems": MAX_STOPS}]}
 
+PREDICTION: Schema = {
+    "type": "object",
+    "required": ["type", "content"],
+    "properties": {
+        "type": {"const": "content"},
+        "content": {
+            "anyOf": [
+                _TEXT,
+                {
+                    "type": "array",
+                    "items": {
+                        "type": "object",
+                        "required": ["type", "text"],
+                        "properties": {"type": {"const": "text"}, "text": _TEXT},
+                    },
+                },
+            ]
+        },
+    },
+}
 STOP_TOKENS: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0}, "maxItems": MAX_STOP_TOKENS}
 SWITCH: Schema = {"anyOf": [{"type": "boolean"}, {"const": 0}]}
 NUMBER_OR_OFF: Schema = {"anyOf": [{"type": "integer", "minimum": 0, "maximum": 20}, {"const": False}, NULL]}

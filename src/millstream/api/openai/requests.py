@@ -142,6 +142,8 @@ def _generation(
         grammar=_grammar(request),
         prompt_logprobs=request.prompt_logprobs,
         unset=SAMPLING_FIELDS - given,
+        prediction=request.prediction,
+        speculate=request.speculation,
     )
 
 

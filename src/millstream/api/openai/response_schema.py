@@ -14,9 +14,13 @@ class CachedTokens(ResponseSchema):
     """Tokens of the prompt that were found in the prefix cache."""
 
 
-class ReasoningTokens(ResponseSchema):
+class CompletionTokens(ResponseSchema):
     reasoning_tokens: int
     """Tokens of the model's reasoning."""
+    accepted_prediction_tokens: int
+    """Tokens that a draft had right, whatever made it: the request's prediction, or speculative decoding."""
+    rejected_prediction_tokens: int
+    """Tokens of drafts that were wrong. They are not in completion_tokens."""
 
 
 class Usage(ResponseSchema):
@@ -26,7 +30,7 @@ class Usage(ResponseSchema):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens
-    completion_tokens_details: ReasoningTokens
+    completion_tokens_details: CompletionTokens
 
 
 class _Frame(ResponseSchema):

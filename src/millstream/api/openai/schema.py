@@ -8,7 +8,13 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidat
 
 from millstream.api.numbers import Whole
 from millstream.api.openai import request_docs as docs
-from millstream.api.openai.fields import parse_logit_bias, parse_prompts, parse_stop, parse_stop_token_ids
+from millstream.api.openai.fields import (
+    parse_logit_bias,
+    parse_prediction,
+    parse_prompts,
+    parse_stop,
+    parse_stop_token_ids,
+)
 from millstream.api.openai.grammars import StructuredRequest
 from millstream.api.openai.messages import Message, parse_messages
 from millstream.api.openai.thinking import ThinkingRequest
@@ -23,6 +29,7 @@ Prompts = Annotated[tuple[Prompt, ...], PlainValidator(parse_prompts), WithJsonS
 Stop = Annotated[tuple[str, ...], PlainValidator(parse_stop), WithJsonSchema(docs.STOP)]
 LogitBias = Annotated[tuple[tuple[int, float], ...], PlainValidator(parse_logit_bias), WithJsonSchema(docs.BIAS)]
 StopTokens = Annotated[tuple[int, ...], PlainValidator(parse_stop_token_ids), WithJsonSchema(docs.STOP_TOKENS)]
+Prediction = Annotated[str, PlainValidator(parse_prediction), WithJsonSchema(docs.PREDICTION)]
 ToolList = Annotated[ToolSet, PlainValidator(parse_tools), WithJsonSchema(docs.TOOLS)]
 ToolChoice = Annotated[Choice, PlainValidator(parse_choice), WithJsonSchema(docs.TOOL_CHOICE)]
 Functions = Annotated[ToolSet, PlainValidator(parse_functions), WithJsonSchema(docs.FUNCTIONS)]
@@ -107,6 +114,11 @@ class TextRequest(StructuredRequest):
     """Options of a stream. They have no effect without stream."""
     prompt_logprobs: Top | None = None
     """Return the log-probability of each token of the prompt, and this many top tokens. Not with stream."""
+    prediction: Prediction = ""
+    """What the completion will mostly be, such as the file that it edits: {"type": "content", "content": text}.
+    Where it is right, tokens come several at a time. It never changes the completion."""
+    speculation: bool = True
+    """False: no speculative decoding for this request. It changes how fast tokens come, never which."""
 
     @property
     def repetition(self) -> float | None:

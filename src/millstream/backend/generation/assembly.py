@@ -21,6 +21,7 @@ from millstream.backend.generation.caches.quantized import KvQuantization, Quant
 from millstream.backend.generation.caches.slabs import Parts
 from millstream.backend.generation.caches.slots import SlotCaches
 from millstream.backend.generation.compiled_step import CompiledStep
+from millstream.backend.generation.forward_pass import ForwardPass
 from millstream.backend.generation.layout import Layout
 from millstream.backend.generation.prefill.prefiller import MixedPrefiller, PlainPrefiller, Prefiller, SinglePrefiller
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
@@ -97,7 +98,7 @@ class Assembly:
     def _batch(self, layout: Layout, caches: Any) -> Batch:
         encoder = self._encoder
         return Batch(
-            self.model,
+            ForwardPass(self.model, caches),
             self.vocab_size,
             caches,
             kernel=layout.sampling_kernel,

@@ -7,23 +7,32 @@ import functools
 import gc
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
+from llguidance import LLMatcher
 
 from millstream.backend.device import available_bytes, free_bytes
 from millstream.backend.generation.assembly import Assembly
 from millstream.backend.generation.batch import Batch, Launched
 from millstream.backend.generation.calibration import MIN_WEIGHT_BYTES, calibrate
+from millstream.backend.generation.drafters.drafter import Drafter
+from millstream.backend.generation.drafters.drafts import Drafts
+from millstream.backend.generation.drafters.grammar import GrammarDrafter
+from millstream.backend.generation.drafters.prediction import PredictionDrafter
+from millstream.backend.generation.drafters.prompt_lookup import PromptLookupDrafter
 from millstream.backend.generation.layout import Layout, LayoutChooser
 from millstream.backend.generation.prefill.deferred import STEPS_PER_CHUNK, DeferredChunks
 from millstream.backend.generation.prefill.prefiller import Passes, Prefiller, Shared
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
 from millstream.backend.generation.sampling.guides import prepare_grammar
 from millstream.backend.generation.settings import GenerationSettings
+from millstream.backend.generation.speculating import Speculating
 from millstream.backend.generation.trial import TwoRowTrial
-from millstream.backend.generation.warmup import RUNS, WarmupProgress, warm_up
+from millstream.backend.generation.verification import Verification, joined
+from millstream.backend.generation.warmup import RUNS, WarmupProgress, warm_up, warm_up_passes
 from millstream.backend.kernels.compiled import compile_costs, rehearse
 from millstream.backend.kernels.small_matmul import supported_here
 from millstream.backend.mlx_backend import MlxBackend, tells_lost_device
@@ -36,6 +45,7 @@ from millstream.engine.background import BackgroundTask
 from millstream.engine.generation.cost_model import workspace_bytes
 from millstream.engine.generation.messages import Generate
 from millstream.engine.generation.plan import Plan, RowFailure, RowOutput, StepResult
+from millstream.engine.generation.speculation.choice import Odds
 from millstream.engine.prefix_cache.orders import SavePrefix, SharePrefix
 from millstream.engine.protocols import Progress, ignore_progress
 from millstream.errors import ModelError
@@ -51,11 +61,34 @@ log = logging.getLogger(__name__)
 __all__ = ["GenerationSettings", "MlxGenerationBackend"]
 
 
+@dataclass(slots=True)
+class Decoding:
+    """The decode pass of a step, as it is under way: plain, or verifying drafts."""
+
+    launched: Launched | None = None
+    verification: Verification | None = None
+    rows: list[RowOutput] | None = None
+    """Of the step before, if it had to be read for this one: a draft and a grammar need its tokens."""
+    failed: list[RowFailure] = field(default_factory=list)
+    """Rows that cannot follow their grammar."""
+    names: Mapping[int, str] = field(default_factory=dict)
+    """Whose draft each row has."""
+    started: float = 0.0
+    """When drafting began."""
+
+    @property
+    def running(self) -> bool:
+        return self.launched is not None or self.verification is not None
+
+
 class MlxGenerationBackend(MlxBackend):
     """Runs one step ahead of what it reports: a step is launched before the tokens of the last one are read, so the
-    device never waits for Python. A row that ends has run one step too many, whose result is dropped with the row."""
+    device never waits for Python. A row that ends has run one step too many, whose result is dropped with the row.
 
-    def __init__(self, settings: GenerationSettings) -> None:
+    A step that verifies drafts is the exception: it reads the step before, drafts, and is read itself."""
+
+    def __init__(self, settings: GenerationSettings, drafters: Sequence[Drafter] | None = None) -> None:
+        """`drafters`: None for those that the settings and the model bring."""
         super().__init__(cache_limit=settings.cache_limit, blas=settings.blas)
         self._settings = settings
         self._model: Any = None
@@ -71,6 +104,8 @@ class MlxGenerationBackend(MlxBackend):
         on_cpu = self._device.is_cpu and not settings.like_gpu
         self._deferred = DeferredChunks(steps_per_chunk=1 if on_cpu else STEPS_PER_CHUNK, wait_for_previous=on_cpu)
         self._encoder: MediaEncoder | None = None
+        self._drafters = drafters
+        self._speculating = Speculating(Drafts())
 
     @tells_lost_device
     def load(self, report: Progress = ignore_progress) -> GenerationFacts:
@@ -116,6 +151,7 @@ class MlxGenerationBackend(MlxBackend):
         if (packing := layout.packing) is not None:
             notes.append(f"KV cache quantised to {packing.bits} bits in groups of {packing.group_size}")
         self.reset()
+        notes += self._take_drafters(loaded.vocab_size)
         token_bytes, prefix_sizes = assembly.measure(layout)
         phases.done("memory")
         warming_up.advance()
@@ -136,6 +172,7 @@ class MlxGenerationBackend(MlxBackend):
             kv_layout="classes" if layout.caches in ("classes", "mixed") else "rectangle",
             device_memory=self._weight_bytes + max(0, free_bytes(self._device)),
             feature_bytes=settings.feature_bytes if self._encoder is not None else 0,
+            drafters=self._speculating.drafts.names,
         )
         self._warm_up(facts, warming_up)
         phases.done("warm-up")
@@ -159,28 +196,36 @@ class MlxGenerationBackend(MlxBackend):
         if plan.drop:
             prefiller.drop(plan.drop)
             batch.drop(set(plan.drop))
+            self._speculating.drop(plan.drop)
             if self._encoder is not None:
                 self._encoder.drop(plan.drop)
         joining = [request_id for request_id in plan.decode if request_id not in batch.ids]
         shared: Shared = {}
         if joining:
             shared = self._share(plan.share, joining)
-            batch.join(*prefiller.take(joining, shared))
+            submits, caches = prefiller.take(joining, shared)
+            batch.join(submits, caches)
+            self._speculating.join(submits)
             if self._encoder is not None:
                 self._encoder.release_features(joining)
-        launched, rows, failed = self._decode(batch)
+        decoding = self._decode(batch, plan)
         chunks, encoded, rejected = self._prefill(plan, prefiller)
         unsaved += [
             handle for chunk in plan.prefill if chunk.request.request_id in rejected for handle in chunk.saved_handles
         ]
-        self._deferred.evaluate(chunks, has_running_rows=launched is not None, complete_now=plan.complete_prefill)
+        self._deferred.evaluate(chunks, has_running_rows=decoding.running, complete_now=plan.complete_prefill)
         self._store.evict(plan.evict)
-        self._compact(has_running_rows=launched is not None, busy=bool(plan.prefill or plan.save or joining))
-        rows = self._read(batch) if rows is None else rows
-        self._pending = launched
+        self._compact(has_running_rows=decoding.running, busy=bool(plan.prefill or plan.save or joining))
+        if decoding.verification is None:
+            self._speculating.guess(plan.guess)  # while the device computes
+        rows = self._finish(batch, decoding)
+        verification = decoding.verification
         return StepResult(
             tuple(rows),
-            failed=(*failed, *(RowFailure(*each) for each in rejected.items())),
+            failed=(*decoding.failed, *(RowFailure(*each) for each in rejected.items())),
+            length=1 if verification is None else verification.length,
+            pass_seconds=0.0 if verification is None else time.monotonic() - decoding.started,
+            guessed=self._speculating.compared(),
             prompt_logprobs=tuple(prefiller.take_logprobs()),
             encoded=encoded,
             shared=tuple((each, sum(piece.tokens for piece in pieces)) for each, pieces in shared.items()),
@@ -208,6 +253,7 @@ class MlxGenerationBackend(MlxBackend):
         """Owner only. Drop every row and all saved prefixes: a failed step may have left any of them half written."""
         self._guard.check("reset")
         self._pending = None
+        self._speculating.clear()
         self._deferred.clear()
         self._store.clear()
         if self._encoder is not None:
@@ -217,22 +263,74 @@ class MlxGenerationBackend(MlxBackend):
 
     def _drop_arrays(self) -> None:
         self._pending = self._batch = self._prefiller = self._model = self._encoder = None
-        self._assembly = self._layout = None
+        self._assembly = self._layout = self._drafters = None
+        self._speculating = Speculating(Drafts())
         self._deferred.clear()
         self._store.clear()
 
-    def _decode(self, batch: Batch) -> tuple[Launched | None, list[RowOutput] | None, list[RowFailure]]:
-        """Launch a step. Returns the rows of the last one if they had to be read for it (a grammar needs the token
-        before), and the rows that cannot follow their grammar."""
+    def _decode(self, batch: Batch, plan: Plan) -> Decoding:
+        """Launch the decode pass of a step."""
         if not batch.ids:
-            return None, None, []
+            return Decoding()
+        decoding = self._draft(batch, dict(plan.drafts), plan.odds) if plan.drafts else Decoding()
+        if decoding.verification is not None:
+            return decoding
         logits = batch.forward()
         if not batch.guided:
-            return batch.launch(logits), None, []
+            decoding.launched = batch.launch(logits)
+            return decoding
         mx.async_eval(logits)  # type: ignore[no-untyped-call]
-        rows = self._read(batch)
-        mask, failed = batch.guide(rows)
-        return batch.launch(logits, mask), rows, failed
+        unread = decoding.rows is None
+        rows = decoding.rows = self._read(batch) if decoding.rows is None else decoding.rows
+        mask, failed = batch.guide(rows if unread else ())
+        decoding.failed += failed
+        decoding.launched = batch.launch(logits, mask)
+        return decoding
+
+    def _draft(self, batch: Batch, wanted: dict[int, int], odds: Odds | None) -> Decoding:
+        """Verify drafts, if there are some that pay. Else a plain step is due; if it was not worth it to read the one
+        before for the drafts, that goes on."""
+        speculating, rows = self._speculating, len(batch.ids)
+        if not batch.supports_length:
+            return Decoding()
+        if self._pending is not None and not batch.guided and not speculating.expects_drafts(wanted, odds, rows):
+            return Decoding()
+        decoding = Decoding(rows=self._read(batch))
+        assert decoding.rows is not None
+        self._pending = None
+        decoding.failed += batch.catch_up(decoding.rows)
+        decoding.started = time.monotonic()
+        if drafts := speculating.propose(wanted, odds, rows):
+            decoding.names = dict(speculating.names)
+            decoding.verification, failed = batch.launch_drafts(drafts)
+            decoding.failed += failed
+        return decoding
+
+    def _finish(self, batch: Batch, decoding: Decoding) -> list[RowOutput]:
+        """Wait for what a step reports: the plain step before it, and its own pass if that verifies drafts."""
+        rows = self._read(batch) if decoding.rows is None else decoding.rows
+        self._pending = decoding.launched
+        if decoding.verification is None:
+            return rows
+        verified, failed = decoding.verification.read()
+        self._speculating.gained(verified)
+        decoding.failed += failed
+        before = {row.request_id: row for row in rows}
+        return [joined(before.get(row.request_id), row, decoding.names.get(row.request_id, "")) for row in verified]
+
+    def _take_drafters(self, vocab_size: int) -> list[str]:
+        """Make the drafters of the model. Returns notes: why it has none."""
+        assert self._layout is not None and self._batch is not None
+        if (reason := self._layout.no_drafts or self._batch.no_drafts) is not None:
+            return [f"no speculative decoding: {reason}"]
+        drafters = self._drafters
+        if drafters is None:
+            drafters = [GrammarDrafter(self._matcher, vocab_size), PredictionDrafter(), PromptLookupDrafter()]
+        self._speculating = Speculating(Drafts(drafters))
+        return []
+
+    def _matcher(self, request_id: int) -> LLMatcher | None:
+        return None if self._batch is None else self._batch.matcher(request_id)
 
     def _prefill(self, plan: Plan, prefiller: Prefiller) -> tuple[Passes, Encoded, dict[int, str]]:
         """Prefill the plan's chunks and encode its media. Returns the arrays to evaluate, what was encoded, and why
@@ -243,7 +341,11 @@ class MlxGenerationBackend(MlxBackend):
 
     def _read(self, batch: Batch) -> list[RowOutput]:
         """Wait for the last step; its tokens, for the rows that are still in the batch."""
-        return [] if self._pending is None else self._pending.read(batch.ids)
+        if self._pending is None:
+            return []
+        rows = self._pending.read(batch.ids)
+        self._speculating.gained(rows)
+        return rows
 
     def _share(self, orders: Sequence[SharePrefix], joining: Sequence[int]) -> Shared:
         """The tokens that rows go on to read in the prefix cache."""
@@ -310,6 +412,7 @@ class MlxGenerationBackend(MlxBackend):
             max_rows=facts.max_rows,
             vocab_size=facts.vocab_size,
             context_length=facts.context_length,
+            passes=functools.partial(self._warm_up_passes, facts) if facts.drafters else lambda: None,
         )
         if compile_costs()[0] > self._compiled_before:
             # Not all kernels were on disk: those that are still missing compile at once.
@@ -319,6 +422,14 @@ class MlxGenerationBackend(MlxBackend):
         run(after_run=after_run)
         log.info("Warmed up in %.1f s", sum(seconds for _, seconds in phases.phases))
         log.debug("Warm-up: %s", phases)
+
+    def _warm_up_passes(self, facts: GenerationFacts) -> None:
+        assembly, layout = self._assembly, self._layout
+        assert assembly is not None and layout is not None, "the model is loaded"
+        warm_up_passes(
+            lambda: assembly.make(layout, PrefixStore()), max_rows=facts.max_rows, vocab_size=facts.vocab_size
+        )
+        self.reset()
 
     def _calibrate(self, facts: GenerationFacts) -> GenerationFacts:
         """The facts with what chunks, steps and saves cost here, measured after the warm-up has compiled kernels."""

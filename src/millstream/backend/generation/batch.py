@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
+from llguidance import LLMatcher
 
-from millstream.backend.generation.caches.batch_caches import BatchCaches
+from millstream.backend.generation.caches.batch_caches import BatchCaches, MergedCaches
 from millstream.backend.generation.caches.traced_step import TracedStep
 from millstream.backend.generation.compiled_step import CompiledStep
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
@@ -16,17 +17,15 @@ from millstream.backend.generation.sampling.logprobs import PendingLogprobs, Row
 from millstream.backend.generation.sampling.minimum import MinimumLengths
 from millstream.backend.generation.sampling.penalties import Penalties, wants_penalties
 from millstream.backend.generation.sampling.sampler import Sampler
+from millstream.backend.generation.verification import VACANT, DraftedTokens, PassSampling, Verification
 from millstream.engine.generation.messages import Generate
 from millstream.engine.generation.plan import RowFailure, RowOutput
+from millstream.engine.generation.speculation.lengths import LENGTHS
 from millstream.engine.prefix_cache.orders import SavePrefix
-from millstream.types import Sampling
 
 Forward = Callable[..., mx.array]
 Shift = Callable[[Generate], int]
 """How much further the positions of a row are than its tokens (M-RoPE)."""
-
-VACANT = Sampling()
-"""The sampling of a vacant slot: greedy, which costs least. Its token is dropped."""
 
 
 class Launched:
@@ -82,7 +81,9 @@ class Batch:
         self.ids: set[int] = set()
         self._launches = 0
         self._joined: dict[int, int] = {}
-        """How many steps had been launched when a row joined."""
+        """How many steps had been launched when a row joined, less the tokens that it gained beyond one per step."""
+        self._pass_sampling: dict[int, PassSampling] = {}
+        """By the length of a pass, for the rows as they are."""
 
     def join(self, submits: Sequence[Generate], joining: Sequence[Any]) -> None:
         """Add rows whose prompt is prefilled but for its last token. `joining` are their caches, in the same order."""
@@ -141,6 +142,11 @@ class Batch:
         return self._caches.nbytes
 
     @property
+    def size(self) -> int:
+        """Rows of a plain pass, including vacant ones."""
+        return self._caches.size
+
+    @property
     def can_be_compiled(self) -> bool:
         """True if its steps can be traced."""
         return isinstance(self._caches, TracedStep)
@@ -149,6 +155,24 @@ class Batch:
     def guided(self) -> bool:
         """True if a row has a grammar: a step then needs `guide` between `forward` and `launch`."""
         return bool(self._guides)
+
+    @property
+    def supports_length(self) -> bool:
+        """True if its rows can verify drafts now."""
+        return self._shift is None and self._caches.supports_length
+
+    @property
+    def no_drafts(self) -> str | None:
+        """Why its rows can never verify drafts; None if they can, at least at times."""
+        if self._shift is not None:
+            return "its positions depend on media (M-RoPE)"
+        if self._caches.supports_length or isinstance(self._caches, MergedCaches):
+            return None
+        return "its KV caches take one token per row and step"
+
+    def matcher(self, request_id: int) -> LLMatcher | None:
+        """Of a row with a grammar: it has consumed all tokens that were read, after `catch_up` or a verification."""
+        return self._guides.matcher(request_id)
 
     def forward(self) -> mx.array:
         """The first half of a step: its logits, not yet evaluated."""
@@ -161,6 +185,72 @@ class Batch:
             logits = self._forward(self._inputs[:, None], cache=self._caches.layers, **self._shifts)[:, -1, :]
         self._caches.end_step()
         return logits
+
+    def given_tokens(self, tokens: mx.array, counts: Sequence[int]) -> mx.array:
+        """For trials: the logits of a pass of these tokens, (rows, length), in the place of the rows' own; row number i
+        keeps `counts[i]` of them."""
+        self._caches.begin_step(tokens.shape[1])
+        logits = None
+        if self._compiled is not None:
+            logits = self._compiled.run(tokens, self._caches, self._shifts)
+        if logits is None:
+            logits = self._forward(tokens, cache=self._caches.layers, **self._shifts)
+        mx.eval(logits)
+        self._caches.end_step(counts)
+        return logits
+
+    def catch_up(self, rows: Sequence[RowOutput]) -> list[RowFailure]:
+        """Advance the grammars by the tokens of the last step, before drafts are made. Returns the rows that cannot
+        follow their grammar."""
+        return self._guides.catch_up(rows)
+
+    def verify(self, drafts: Mapping[int, Sequence[int]]) -> list[RowOutput]:
+        """`launch_drafts` and its result at once; for callers that have no grammars."""
+        launched, _ = self.launch_drafts(drafts)
+        return [] if launched is None else launched.read()[0]
+
+    def launch_drafts(self, drafts: Mapping[int, Sequence[int]]) -> tuple[Verification | None, list[RowFailure]]:
+        """Launch a pass that verifies these drafts; no step may be pending. Rows without a draft gain one token. None
+        if the grammars leave nothing of the drafts: then a plain step is due. Also returns the rows that cannot
+        follow their grammar."""
+        drafts = {row: self._known(draft) for row, draft in drafts.items() if row in self.ids}
+        indices = {row.request_id: slot for slot, row in enumerate(self._rows) if row is not None}
+        followed, failed = self._guides.follow(drafts)
+        if not followed.drafts:
+            return None, failed
+        drafted = DraftedTokens(followed.drafts, indices, len(self._rows))
+        length = drafted.length
+        if length not in self._pass_sampling:
+            self._pass_sampling[length] = PassSampling(self._rows, length, self._vocab_size, kernel=self._kernel)
+        self._launches += 1
+        self._caches.begin_step(length)
+        inputs = mx.concatenate([self._inputs[:, None], drafted.array], axis=1)
+        logits = None
+        if self._compiled is not None:
+            logits = self._compiled.run(inputs, self._caches, self._shifts)
+        if logits is None:
+            logits = self._forward(inputs, cache=self._caches.layers, **self._shifts)
+        tokens, logprobs = self._pass_sampling[length](
+            logits, drafted.array, self._positions, self._penalties, followed.mask(indices, length)
+        )
+        mx.async_eval(tokens, *(logprobs.arrays if logprobs else ()))  # type: ignore[no-untyped-call]
+        return Verification(self._ids, drafted, tokens, logprobs, self._commit), failed
+
+    def _known(self, draft: Sequence[int]) -> tuple[int, ...]:
+        """The tokens of a draft before the first that the model does not have: a tokenizer may have more."""
+        first = next((n for n, token in enumerate(draft) if not 0 <= token < self._vocab_size), len(draft))
+        return tuple(draft[: min(first, LENGTHS[-1] - 1)])
+
+    def _commit(self, gained: Sequence[Sequence[int]], rows: Sequence[RowOutput]) -> list[RowFailure]:
+        """Keep what each row has gained, and nothing of the rest of its draft."""
+        counts = [len(tokens) for tokens in gained]
+        self._caches.end_step(counts)
+        for row in rows:
+            self._joined[row.request_id] -= len(row.tokens) - 1
+        self._inputs = mx.array([tokens[-1] for tokens in gained], dtype=mx.int32)
+        self._positions = self._positions + mx.array(counts, dtype=mx.int32)
+        self._penalties.count_tokens(gained)
+        return self._guides.catch_up(rows)
 
     def guide(self, rows: Sequence[RowOutput]) -> tuple[TokenMask | None, list[RowFailure]]:
         """Advance the grammars by the tokens of the last step. Returns the mask for the next tokens, and the rows that
@@ -191,5 +281,6 @@ class Batch:
         self._ids = tuple(None if row is None else row.request_id for row in self._rows)
         self.ids = {row.request_id for row in self._rows if row is not None}
         self._sampler = Sampler([VACANT if row is None else row.sampling for row in self._rows], kernel=self._kernel)
+        self._pass_sampling = {}
         self._minimum = MinimumLengths(self._rows, self._vocab_size)
         self._probe = RowLogprobs([None if row is None else row.logprobs for row in self._rows])

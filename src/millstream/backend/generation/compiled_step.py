@@ -13,6 +13,7 @@ from typing import Any
 import mlx.core as mx
 
 from millstream.backend.generation.caches.traced_step import TracedStep
+from millstream.backend.generation.forward_pass import forward_pass
 from millstream.backend.kernels.compiled import compile_ahead, keeps_kernels
 
 Forward = Callable[..., mx.array]
@@ -29,13 +30,13 @@ class CompiledStep:
         """Those of the step that is run: a function reads them while it is traced, and not later."""
 
     def run(self, tokens: mx.array, caches: Any, named: dict[str, mx.array]) -> mx.array | None:
-        """The logits of a step, between `begin_step` and `end_step`; None if this step cannot be compiled. Raises what
-        the model raises."""
+        """The logits of a step, between `begin_step` and `end_step`; None if this step cannot be compiled. `tokens`:
+        (rows,), or (rows, length) for logits of (rows, length, vocabulary). Raises what the model raises."""
         key = caches.step_key() if isinstance(caches, TracedStep) else None
         if key is None:
             return None
         arrays = caches.step_arrays()
-        key = (key, tuple(named))
+        key = (key, tokens.ndim, tuple(named))
         if key not in self._functions:
             self._functions[key] = mx.compile(self._step)
         if keeps_kernels() and (key, tokens.shape) not in self._rehearsed:
@@ -71,5 +72,8 @@ class CompiledStep:
         caches = self._caches
         assert caches is not None, "only `run` calls the functions"
         caches.bind(arrays)
-        logits = self._forward(tokens[:, None], cache=caches.layers, **named)[:, -1, :]
+        if tokens.ndim == 1:
+            logits = self._forward(tokens[:, None], cache=caches.layers, **named)[:, -1, :]
+        else:
+            logits = forward_pass(self._forward, tokens, caches, caches.layers, **named)
         return logits, caches.results()

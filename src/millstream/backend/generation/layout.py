@@ -28,6 +28,7 @@ from millstream.backend.generation.layers.fused_blocks import Fusion, fuse_block
 from millstream.backend.generation.layers.packed_attention import packed_attention, packed_matmuls_fit
 from millstream.backend.generation.layers.shared_layers import with_shared_layers
 from millstream.backend.generation.layers.slab_attention import Attention, slab_attention
+from millstream.backend.generation.layers.state_layers import adopt_state_layers
 from millstream.backend.generation.prefix_store.cache_state import leaf_caches
 from millstream.backend.generation.sampling.kernel_check import kernel_agrees
 from millstream.backend.generation.settings import GenerationSettings
@@ -91,6 +92,8 @@ class Layout:
     """True if a step's forward pass is one compiled function, where its caches can be traced."""
     one_row_reason: str | None = None
     """Why this model runs one row at a time; None if rows share a batch."""
+    no_drafts: str | None = None
+    """Why this model cannot verify drafts, several tokens per row in one pass; None if it can."""
     reasons: tuple[tuple[str, str | None], ...] = ()
     """Every fast path by name, with the reason why this model does not use it; None if it does."""
     notes: tuple[str, ...] = ()
@@ -116,6 +119,11 @@ class Trial(Protocol):
         rows whose prompts share a pass."""
         ...
 
+    def verification(self, layout: Layout, *, one_by_one: bool = False) -> float:
+        """How far the logits of passes of several tokens per row are from those of each row alone, or of the same tokens
+        one by one."""
+        ...
+
 
 class LayoutChooser:
     """Owner only. Decides once per load: first `shape_layers`, then, with all weights evaluated, `choose`."""
@@ -127,6 +135,8 @@ class LayoutChooser:
         self._takes_media = takes_media
         self._attention: Attention = scaled_dot_product_attention
         self._fusion: Fusion | None = None
+        self._state_trouble: str | None = None
+        """Why layers with states cannot have several tokens per row in a pass."""
         self._declined: dict[str, str] = {name: "--disable" for name in FAST_PATHS if name in settings.disabled}
 
     def shape_layers(self) -> None:
@@ -170,7 +180,24 @@ class LayoutChooser:
         layout = self._compile_step(layout, trial)
         reasons = tuple((name, self._declined.get(name)) for name in FAST_PATHS)
         notes = () if self._fusion is None or not self._enabled("fused-matmul") else (self._fusion.note,)
-        return dataclasses.replace(layout, reasons=reasons, notes=notes)
+        return dataclasses.replace(layout, reasons=reasons, notes=notes, no_drafts=self._no_drafts(layout, trial))
+
+    def _no_drafts(self, layout: Layout, trial: Trial) -> str | None:
+        """Why rows cannot verify drafts; None if they can."""
+        if layout.caches == "slots":
+            return "its KV caches take one token per row and step"
+        if layout.caches == "merged":
+            plain = fits_slots(new_row_caches(self._model))
+            return None if plain else "its KV caches cannot forget tokens that a row does not keep"
+        if self._state_trouble is not None:
+            return self._state_trouble
+        try:
+            # A model may answer by the chunks in which its prompt was read (PLaMo 3): then a pass is compared with steps.
+            if trial.verification(layout) <= AGREED or trial.verification(layout, one_by_one=True) <= AGREED:
+                return None
+        except ERRORS as error:
+            return f"a pass of several tokens per row fails ({str(error) or type(error).__name__})"
+        return "a pass of several tokens per row gives other answers than steps of one"
 
     @property
     def kernels_write(self) -> bool:
@@ -240,6 +267,7 @@ class LayoutChooser:
         layout = dataclasses.replace(merged, caches="mixed", slot_policy=wanted.slot_policy)
         trouble = mixed_misfit(self._model, caches)
         if trouble is None:
+            self._state_trouble = adopt_state_layers(self._model)
             attend = with_shared_layers(kernel_attention if self._on_cuda else slab_attention(self._attention))
             adopt_attention(self._model, attend)
             fused = self._fuse_matmuls(attend) is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import mlx.core as mx
@@ -33,6 +34,12 @@ class TwoRowTrial:
         self._rehearse(lambda: self._disagreement(layout, together))
         return self._disagreement(layout, together)
 
+    def verification(self, layout: Layout, *, one_by_one: bool = False) -> float:
+        """How far the logits of passes of three tokens per row, of which rows keep other counts, are from those of each
+        row alone, or of the same tokens one by one."""
+        self._rehearse(lambda: self._verification(layout, one_by_one))
+        return self._verification(layout, one_by_one)
+
     def _rehearse(self, work: Callable[[], object]) -> None:
         rehearse(work)
         self._assembly.forget_templates()
@@ -55,6 +62,35 @@ class TwoRowTrial:
         batch, joined = self._joined(layout, prompts)
         alone = [model(mx.array([prompt]), cache=new_row_caches(model))[0, -1] for prompt in joined]
         return max(_distance(one, other) for one, other in zip(alone, batch.forward(), strict=False))
+
+    def _verification(self, layout: Layout, one_by_one: bool) -> float:
+        """Of two rows the first keeps one token of three, then all of three; the second all, then two."""
+        vocab, model = self._assembly.vocab_size, self._assembly.model
+        prompts = [tuple(vocab // (2 + index) for index in range(length)) for length in (3, 9)]
+        texts = [[vocab // (3 + index + 2 * row) for index in range(6)] for row in range(2)]
+        batch, joined = self._joined(layout, prompts)
+        tokens = mx.array([texts[min(row, 1)] for row in range(batch.size)], dtype=mx.int32)
+        if one_by_one:
+            expected = [batch.given_tokens(tokens[:, at : at + 1], [1] * batch.size)[:2, 0] for at in range(6)]
+            batch, _ = self._joined(layout, prompts)
+        else:
+            rows = zip(joined, texts, strict=True)
+            alone = [
+                model(mx.array([[*prompt[:-1], *text]]), cache=new_row_caches(model))[0, -6:] for prompt, text in rows
+            ]
+            expected = list(mx.stack(alone, axis=1))
+        at, worst = [0, 0], 0.0
+        for kept in ([1, 3], [3, 2]):
+            counts = [kept[min(row, 1)] for row in range(batch.size)]
+            inputs = [tokens[row, at[min(row, 1)] : at[min(row, 1)] + 3] for row in range(batch.size)]
+            garbage = mx.arange(3) >= mx.array(counts)[:, None]
+            logits = batch.given_tokens(mx.where(garbage, 1, mx.stack(inputs)), counts)
+            for row in range(2):
+                for token in range(kept[row]):
+                    distance = _distance(expected[at[row] + token][row], logits[row, token])
+                    worst = max(worst, distance if math.isfinite(distance) else math.inf)
+                at[row] += kept[row]
+        return worst
 
     def _joined(self, layout: Layout, prompts: list[tuple[int, ...]]) -> tuple[Batch, list[tuple[int, ...]]]:
         """A batch of rows with these prompts, and the prompts in the order of the rows."""

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import mlx.core as mx
+
+from millstream.backend.generation.batch import Batch
 from millstream.backend.generation.caches.widths import CHUNK_LENGTHS, MAX_PADDED_CHUNK
+from millstream.backend.generation.prefill.prefiller import Prefiller
 from millstream.engine.generation.messages import Generate
-from millstream.engine.generation.plan import GenerationBackend
+from millstream.engine.generation.plan import GenerationBackend, Prefill
 from millstream.engine.generation.scheduler import GenerationScheduler
+from millstream.engine.generation.speculation.lengths import LENGTHS as LENGTHS_OF_PASSES
 from millstream.engine.protocols import Progress
 from millstream.types import Sampling
 
@@ -24,9 +29,11 @@ LONG = 1300
 """Tokens of a prompt so long that attention is computed in parts."""
 
 
+PASSES = ((1, LENGTHS_OF_PASSES[1:]), (2, (5, 17)), (3, (3,)), (4, (9,)), (5, (2,)), (7, (5,)))
+"""Rows, and lengths of passes, that take every width for up to 8 rows."""
 _CHUNKS = tuple(length for length in CHUNK_LENGTHS if length <= MAX_PADDED_CHUNK)
 """Calibration runs longer ones, if they are not too slow here."""
-RUNS = 3 + len(_CHUNKS)
+RUNS = 4 + len(_CHUNKS)
 OTHER_STEPS = 4
 """Of a backend's load, after its weights are read: shape the layers, choose a layout, measure its memory, calibrate."""
 
@@ -52,11 +59,13 @@ def warm_up(
     max_rows: int,
     vocab_size: int,
     context_length: int,
+    passes: Callable[[], None] = lambda: None,
     after_run: Callable[[str], None] = lambda name: None,
 ) -> None:
     """Rows with all kinds of sampling join, decode during prefill, and leave at different times, until one runs alone.
     Then prompts of every usual chunk length are prefilled, rows decode while a long prompt is prefilled in chunks, and
-    as many rows as there may be decode together. `after_run` is called with the name of each of the `RUNS`."""
+    as many rows as there may be decode together. At last `passes` runs those that verify drafts. `after_run` is called
+    with the name of each of the `RUNS`."""
 
     def run(name: str, prefill_tokens: int, submits: Sequence[Generate]) -> None:
         _run(backend, GenerationScheduler(max_rows=max_rows, prefill_tokens=prefill_tokens), submits)
@@ -77,6 +86,23 @@ def warm_up(
     # All rows at once: the widest forward pass has kernels of its own.
     run("all rows", MAX_PADDED_CHUNK, [submit(number, 2, 3) for number in range(max_rows)])
     backend.reset()
+    passes()
+    after_run("drafts")
+
+
+def warm_up_passes(make: Callable[[], tuple[Batch, Prefiller]], *, max_rows: int, vocab_size: int) -> None:
+    """Passes that verify drafts, of every length, for few rows: with many, drafts hardly ever pay. `make` gives a batch
+    without rows."""
+    for rows, lengths in PASSES:
+        if rows > max_rows:
+            break
+        batch, prefiller = make()
+        prompt = tuple(index % vocab_size for index in range(9))
+        submits = [Generate(number, prompt, 99) for number in range(rows)]
+        mx.eval(prefiller.prefill([Prefill(submit, 0, len(prompt) - 1) for submit in submits]))
+        batch.join(*prefiller.take([submit.request_id for submit in submits]))
+        for length in lengths if batch.supports_length else ():
+            batch.verify({0: prompt[:1] * (length - 1)})
 
 
 def _run(backend: GenerationBackend, scheduler: GenerationScheduler, submits: Sequence[Generate]) -> None:

@@ -1,4 +1,5 @@
-"""Decode attention as a CUDA kernel: one query per row, over rows of unequal length wherever their tokens are.
+"""Decode attention as a CUDA kernel: one or several queries per row, over rows of unequal length wherever their tokens
+are.
 
 MLX's CUDA build has no fused kernel for it: with an array mask it falls back to seven launches per layer. This is one,
 or two for long rows, for all slabs together: it reads them by address, so a launch does not name every slab. It also
@@ -33,6 +34,11 @@ PART_BYTES = 128 * 1024
 are what fills a GPU."""
 MANY_HEADS = 8
 HEAD_SIZES = (64, 96, 128, 192, 256)
+
+MOST_QUERIES = 16
+"""Of a block: its heads times its tokens. Other tokens of a row are other blocks."""
+MOST_CHUNKS = 17
+"""How many blocks the tokens of a row may need."""
 
 ITEM = 12
 """Integers of a work item:
@@ -102,8 +108,11 @@ class DecodeWork:
     lengths: mx.array
     """Tokens of each row before this step."""
     counters: mx.array
-    """If `parted`: a zero for each row and key-value head, by which the parts of a row find out which is the last one.
-    A launch leaves zeros behind."""
+    """If `parted`: a zero for each chunk of queries, row and key-value head, by which the parts of a row find out which is
+    the last one. A launch leaves zeros behind."""
+    count: int = 1
+    """Tokens of each row in this step. Queries, keys and values are flat: token j of row n is row n * count + j of them,
+    as far as there are so many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +126,8 @@ class Packing:
 def decode_fits(queries: mx.array, keys: mx.array, values: mx.array, packing: Packing | None = None) -> bool:
     """True for the shapes that the kernel is written for: one of the known head sizes, groups that fit its registers,
     half precision if keys and values are packed."""
-    heads, count, size = queries.shape[1:]
-    fits = size == values.shape[-1] and size in HEAD_SIZES and heads // keys.shape[1] * count <= 16
+    heads, _, size = queries.shape[1:]
+    fits = size == values.shape[-1] and size in HEAD_SIZES and heads // keys.shape[1] <= MOST_QUERIES
     return fits and (packing is None or (queries.dtype in (mx.bfloat16, mx.float16) and size % 64 == 0))
 
 
@@ -133,40 +142,55 @@ def slab_decode(
     softcap: float | None = None,
     packing: Packing | None = None,
 ) -> mx.array:
-    """Attention of `queries`, (rows, heads, count, size), over the tokens of each row. The keys and values in `new`,
-    (rows, groups, count, size), are written to the slabs first, as the next tokens of each row; a query sees those
+    """Attention of `queries`, (flat rows, heads, 1, size), over the tokens of each row. The keys and values in `new`,
+    (flat rows, groups, 1, size), are written to the slabs first, as the next tokens of each row; a query sees those
     before it and its own. `sinks`: a logit per head that takes weight and gives nothing. `softcap`: scores become
     cap * tanh(score / cap)."""
-    attend = _attention(work.parted, scale, softcap, packing)
+    attend = _attention(work.parted, work.count, scale, softcap, packing)
     rest = () if sinks is None else (sinks,)
     out: mx.array = attend(queries, *new, work.items, work.lengths, work.addresses, layer, work.counters, *rest)
     return out
 
 
 @functools.cache
-def _attention(parted: bool, scale: float, softcap: float | None, packing: Packing | None) -> Any:
+def _attention(parted: bool, count: int, scale: float, softcap: float | None, packing: Packing | None) -> Any:
     """Compiled: else the kernel's source would be assembled at every call, which takes longer than the rest."""
-    return mx.compile(functools.partial(_launch, parted, scale, softcap, packing))
+    return mx.compile(functools.partial(_launch, parted, count, scale, softcap, packing))
+
+
+def chunks_of(count: int, share: int) -> tuple[int, int]:
+    """In how many chunks the tokens of a row are computed, and how many tokens each has. `share`: heads of a group."""
+    chunks = -(-count // max(1, MOST_QUERIES // share))
+    return chunks, -(-count // chunks)
 
 
 def _launch(
-    parted: bool, scale: float, softcap: float | None, packing: Packing | None, queries: mx.array, *rest: mx.array
+    parted: bool,
+    count: int,
+    scale: float,
+    softcap: float | None,
+    packing: Packing | None,
+    queries: mx.array,
+    *rest: mx.array,
 ) -> mx.array:
-    _, heads, count, size = queries.shape
+    _, heads, _, size = queries.shape
     groups, items = rest[0].shape[1], rest[2].shape[0]
     sinks = len(rest) == len(_INPUTS) - 1
-    form = _form(queries.dtype, size, heads // groups * count, packing)
+    chunks, tokens = chunks_of(count, heads // groups)
+    assert chunks <= MOST_CHUNKS, "more tokens per row than counters"
+    form = _form(queries.dtype, size, heads // groups * tokens, packing)
     (out, _) = _kernel(form)(
         inputs=[queries, *rest] if sinks else [queries, *rest, queries],
-        output_shapes=[queries.shape, (items, groups, form.queries, size + 4) if parted else (1,)],
+        output_shapes=[queries.shape, (chunks * items, groups, form.queries, size + 4) if parted else (1,)],
         output_dtypes=[queries.dtype, mx.float32],
-        grid=(form.warps * 32 * items, groups, 1),
+        grid=(form.warps * 32 * items, groups, chunks),
         threadgroup=(form.warps * 32, 1, 1),
         template=[
             ("T", queries.dtype),
             ("D", size),
             ("GQ", form.queries),
             ("Q", count),
+            ("QC", tokens),
             ("W", form.warps),
             ("DEPTH", form.depth),
             ("BITS", packing.bits if packing is not None else 0),

@@ -1,8 +1,10 @@
 """The CUDA source of decode attention: `decode_attention` assembles and launches it.
 
-A block takes one work item and one key-value head, with all queries of the group: GQ of them. Each of its W warps takes
-every W-th tile of 16 keys, with a running softmax of its own; the warps are joined in shared memory, the items of a row
-by the last block that is done.
+A block takes one work item and one key-value head, with the queries of the group: GQ of them, which are all heads of the
+group for QC of the row's Q tokens. Each of its W warps takes every W-th tile of 16 keys, with a running softmax of its
+own; the warps are joined in shared memory, the items of a row by the last block that is done.
+
+Queries, new keys and values and the output are those of a flat pass: token j of row n is row n * Q + j of them.
 
 Keys are the rows of a tile and queries its columns: S' = K Q', then O' = V' P', by mma m16n8k16, so up to 8 queries
 cost what one does. A thread fetches exactly the bytes that it feeds to its own mma: no two threads wait for each other.
@@ -67,10 +69,20 @@ BEGIN = """
   const int4 one = item[0], two = item[1], three = item[2];
   const int row = one.x, slab = one.y, capacity = one.w, first = two.x, stop = two.y, live = two.w, window = three.x;
   if (row < 0) return;
-  const size_t place = (size_t)row * heads + head;
+  constexpr int SHARE = GQ / QC;
+  const int chunk = QC < Q ? blockIdx.z : 0;
+  // Where a query of this block stands among all queries; -1 if there is none.
+  auto query_at = [&](int query) -> long long {
+    const int token = chunk * QC + query % QC;
+    const long long flat = (long long)row * Q + token;
+    return token < Q && flat < q_shape[0] ? (flat * heads + head) * SHARE + query / QC : -1;
+  };
   if (slab < 0) {
     // A row without tokens: nobody reads it, but it must be a number.
-    for (int i = threadIdx.x; i < GQ * D; i += THREADS) out[place * GQ * D + i] = T(0.f);
+    for (int i = threadIdx.x; i < GQ * D; i += THREADS) {
+      const long long at = query_at(i / D);
+      if (at >= 0) out[at * D + i % D] = T(0.f);
+    }
     return;
   }
   const long long* base = (const long long*)addresses + ((size_t)slab * addresses_shape[1] + layer[0]) * PARTS;
@@ -87,7 +99,7 @@ BEGIN = """
   auto number = [&](int column) { return column + turn - (column + turn > newest ? capacity : 0); };
   auto column_of = [&](int fresh) { return window ? (end + fresh) % capacity : end + fresh; };
   auto seen = [&](int column, int query) {
-    const int at = number(column), own = end + query % Q;
+    const int at = number(column), own = end + chunk * QC + query % QC;
     return column < beyond && at <= own && (!window || at > own - window);
   };
   const bool plain = Q == 1 && !window;
@@ -107,16 +119,17 @@ BEGIN = """
 DENSE_WRITE = """
   T* const slab_k = (T*)base[0] + begin * D;
   T* const slab_v = (T*)base[1] + begin * D;
-  const T* const fresh_k = new_k + place * Q * D;
-  const T* const fresh_v = new_v + place * Q * D;
-  if (live) {
+  const T* const fresh_k = new_k + ((size_t)row * Q * heads + head) * D;
+  const T* const fresh_v = new_v + ((size_t)row * Q * heads + head) * D;
+  const int apart_fresh = heads * D;
+  if (live && chunk == 0) {
     #pragma unroll
     for (int n = 0; n < Q; n++) {
       const int column = column_of(n);
       if (first <= column && column < stop)
         for (int i = threadIdx.x; i < D; i += THREADS) {
-          slab_k[(size_t)column * D + i] = fresh_k[n * D + i];
-          slab_v[(size_t)column * D + i] = fresh_v[n * D + i];
+          slab_k[(size_t)column * D + i] = fresh_k[(size_t)n * apart_fresh + i];
+          slab_v[(size_t)column * D + i] = fresh_v[(size_t)n * apart_fresh + i];
         }
     }
   }
@@ -124,7 +137,7 @@ DENSE_WRITE = """
   auto source = [&](T* there, const T* fresh, int column) -> const T* {
     column = min(column, beyond - 1);
     const int n = number(column) - end;
-    return n >= 0 ? fresh + n * D : there + (size_t)column * D;
+    return n >= 0 ? fresh + (size_t)n * apart_fresh : there + (size_t)column * D;
   };
 """
 
@@ -186,9 +199,10 @@ DENSE_LOOP = """
   #pragma unroll
   for (int n = 0; n < NT; n++)
     #pragma unroll
-    for (int i = 0; i < KS; i++)
-      query[n][i] = n * 8 + g < GQ
-        ? *(const uint4*)(q + (place * GQ + n * 8 + g) * D + i * 32 + t * 8) : make_uint4(0u, 0u, 0u, 0u);
+    for (int i = 0; i < KS; i++) {
+      const long long from = n * 8 + g < GQ ? query_at(n * 8 + g) : -1;
+      query[n][i] = from >= 0 ? *(const uint4*)(q + from * D + i * 32 + t * 8) : make_uint4(0u, 0u, 0u, 0u);
+    }
   // Of a tile each thread has SLOTS times 16 bytes of keys, then as many of values.
   auto fetch = [&](int tile, int stage) {
     if (tile < tiles) {
@@ -311,7 +325,7 @@ PACKED_WRITE = """
       if (first <= column && column < stop && (column - first) / 16 % W == warp) {
         #pragma unroll
         for (int u = 0; u < NG; u++) {
-          const size_t from = (place * Q + n) * D + u * 64, to = (size_t)column * NG + u;
+          const size_t from = (((size_t)row * Q + n) * heads + head) * D + u * 64, to = (size_t)column * NG + u;
           pack(new_k + from, codes_k + to * 8 * BITS, scales_k + to, biases_k + to);
           pack(new_v + from, codes_v + to * 8 * BITS, scales_v + to, biases_v + to);
         }
@@ -334,7 +348,8 @@ PACKED_LOOP = """
       float e[16], sum = 0.f;
       #pragma unroll
       for (int i = 0; i < 16; i++) {
-        e[i] = n * 8 + g < GQ ? float(q[(place * GQ + n * 8 + g) * D + u * 64 + t * 16 + i]) : 0.f;
+        const long long from = n * 8 + g < GQ ? query_at(n * 8 + g) : -1;
+        e[i] = from >= 0 ? float(q[from * D + u * 64 + t * 16 + i]) : 0.f;
         sum += e[i];
       }
       #pragma unroll
@@ -524,7 +539,8 @@ SCALAR_LOOP = """
     total[j] = 0.f;
     #pragma unroll
     for (int e = 0; e < E; e++) {
-      query[j][e] = float(q[(place * GQ + j) * D + lane * E + e]);
+      const long long from = query_at(j);
+      query[j][e] = from >= 0 ? float(q[from * D + lane * E + e]) : 0.f;
       sum[j][e] = 0.f;
     }
   }
@@ -583,7 +599,7 @@ SCALAR_LOOP = """
 END = """
   auto finish = [&](int query, float top, float over, float under) {
     if constexpr (SINKS) {
-      const float sink = float(sinks[head * (GQ / Q) + query / Q]) * LOG2E, highest = fmaxf(top, sink);
+      const float sink = float(sinks[head * SHARE + query / QC]) * LOG2E, highest = fmaxf(top, sink);
       const float less = mill_power(top - highest);
       over *= less;
       under = under * less + mill_power(sink - highest);
@@ -592,7 +608,8 @@ END = """
   };
   constexpr int RECORD = GQ * (D + 4);
   // Of every item and head: the sums of each query, then their weight and greatest score.
-  float* const mine = sums + (parts == 1 ? 0 : ((size_t)blockIdx.x * heads + head) * RECORD);
+  const size_t first_record = (size_t)chunk * items_shape[0];
+  float* const mine = sums + (parts == 1 ? 0 : ((first_record + blockIdx.x) * heads + head) * RECORD);
   for (int i = threadIdx.x; i < GQ * D; i += THREADS) {
     const int query = i / D, d = i % D;
     float top = NONE, over = 0.f, under = 0.f;
@@ -605,7 +622,8 @@ END = """
       under += weight * all_total[w * GQ + query];
     }
     if (parts == 1) {
-      out[place * GQ * D + i] = finish(query, top, over, under);
+      const long long at = query_at(query);
+      if (at >= 0) out[at * D + d] = finish(query, top, over, under);
     } else {
       mine[i] = over;
       if (d == 0) {
@@ -615,7 +633,7 @@ END = """
     }
   }
   if (parts == 1) return;
-  int* const counter = const_cast<int*>(counters) + place;
+  int* const counter = const_cast<int*>(counters) + ((size_t)chunk * lengths_shape[0] + row) * heads + head;
   __shared__ int done;
   __threadfence();
   __syncthreads();
@@ -625,7 +643,7 @@ END = """
   __threadfence();
   if (threadIdx.x == 0) *counter = 0;
   const size_t apart = (size_t)heads * RECORD;
-  const float* const row_sums = sums + ((size_t)three.y * heads + head) * RECORD;
+  const float* const row_sums = sums + ((first_record + three.y) * heads + head) * RECORD;
   float* const tops = (float*)ring;
   float* const unders = tops + GQ;
   for (int query = warp; query < GQ; query += W) {
@@ -668,6 +686,7 @@ END = """
     float over = 0.f;
     #pragma unroll
     for (int team = 0; team < TEAMS; team++) over += ((const float*)(teams + team * FOURS))[i];
-    out[place * GQ * D + i] = finish(i / D, tops[i / D], over, unders[i / D]);
+    const long long at = query_at(i / D);
+    if (at >= 0) out[at * D + i % D] = finish(i / D, tops[i / D], over, unders[i / D]);
   }
 """

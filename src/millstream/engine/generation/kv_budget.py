@@ -40,8 +40,8 @@ HORIZON = 64
 PROMPT_PER_STEP = 64
 """And one more for so many tokens of its prompt: rows go on while it is prefilled."""
 
-SURE_STEPS = (64, 8)
-"""If the rows fit as they will be after so many steps, the steps between are not checked."""
+SURE_TOKENS = (64, 8)
+"""If the rows fit as they will be with so many more tokens each, the steps between are not checked."""
 
 
 class Phase(Enum):
@@ -89,7 +89,8 @@ class LengthClasses:
         for row in rows:
             now, grown = kv_capacity(row.tokens), kv_capacity(row.tokens + ahead)
             if row.phase is Phase.DECODING:
-                slots.update({now, grown})
+                # A row that has verified drafts has not computed its last token, which may need the next class.
+                slots.update({kv_capacity(max(1, row.tokens - 1)), grown})
             else:
                 prompts += self._prompt(now) + PADDING_TOKENS
             if row.phase is Phase.JOINING:
@@ -151,13 +152,14 @@ class KvBudget:
         """Whether the next step of these rows fits, at its worst moment."""
         return not self.bounded or self._layout.step(rows, ahead) <= self._tokens
 
-    def sure_steps(self, rows: Sequence[Row]) -> int:
-        """How many more steps surely fit after the next one, if no row is added and no prompt is completed."""
+    def sure_tokens(self, rows: Sequence[Row]) -> int:
+        """By how many more tokens each row may surely grow after the next step, if no row is added and no prompt is
+        completed."""
         # Rows that join stand in the class of their prompt first: its vacant slots count as well.
         joining = [Row(row.tokens, Phase.DECODING) for row in rows if row.phase is Phase.JOINING]
         prompts = [Row(row.tokens, Phase.PREFILLING) for row in rows if row.phase is Phase.JOINING]
         together = [*(row for row in rows if row.phase is not Phase.JOINING), *joining, *prompts]
-        return next((steps for steps in SURE_STEPS if self.fits(together, AHEAD + steps)), 0)
+        return next((tokens for tokens in SURE_TOKENS if self.fits(together, AHEAD + tokens)), 0)
 
     def admits(self, rows: Sequence[Row], prompt: int) -> bool:
         """Whether a request with a prompt of so many tokens may start beside these rows."""

@@ -34,6 +34,10 @@ class Generate(Submit):
     """Like `logprobs`, for the prompt's tokens but the first. They arrive as `PromptLogprobs` before any `Tokens`."""
     resumed: int = 0
     """How many of the last prompt tokens are its own output: set by the scheduler for a request that was preempted."""
+    prediction: tuple[int, ...] = field(default=(), repr=False)
+    """What the client expects of the output: a draft, which can only change the speed."""
+    speculate: bool = True
+    """False: this request takes part in no draft."""
 
     @property
     def output(self) -> tuple[int, ...]:
@@ -57,6 +61,11 @@ class Tokens(Output):
 
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] = ()
+    proposed: int = 0
+    """Tokens of drafts that were verified for these. Told at once: an answer may end before the row does, by a stop
+    string, and its usage must be complete."""
+    accepted: int = 0
+    """How many of the proposed ones were right."""
 
     @property
     def nbytes(self) -> int:
@@ -64,6 +73,8 @@ class Tokens(Output):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """There is one per row and step: pickled by its arguments, it costs half of what a dataclass costs."""
+        if self.proposed:
+            return Tokens, (self.request_id, self.tokens, self.logprobs, self.proposed, self.accepted)
         return Tokens, (self.request_id, self.tokens, *((self.logprobs,) if self.logprobs else ()))
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from millstream.engine.generation.messages import Generate
+from millstream.engine.generation.speculation.choice import Odds, Outcome
 from millstream.engine.prefix_cache.orders import ExportedPrefix, RestorePrefix, SavePrefix, SharePrefix
 from millstream.engine.protocols import Backend
 from millstream.model_facts import GenerationFacts
@@ -70,6 +71,13 @@ class Plan:
     complete_prefill: bool = False
     """True if this step must compute its chunks, and what is left of earlier ones, completely: short prompts, so that
     they answer soon. Otherwise the chunks may span several steps while rows decode."""
+    drafts: tuple[tuple[int, int], ...] = ()
+    """(request id, most tokens of a draft) of the rows that may speculate in this step. Empty: a plain step."""
+    odds: Odds | None = None
+    """Which pass pays for the drafts that there are. None: verify all of them."""
+    guess: tuple[int, ...] = ()
+    """In a plain step: rows whose drafts are only compared with what they go on to generate, where a draft costs no
+    forward pass. See `StepResult.guessed`."""
 
     def __str__(self) -> str:
         return f"{len(self.decode)} rows, {len(self.prefill)} prompts"
@@ -82,6 +90,12 @@ class RowOutput:
     request_id: int
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] = ()
+    proposed: int = 0
+    """How many tokens of a draft were verified in this step."""
+    accepted: int = 0
+    """How many of them the target chose as well. They are among `tokens`."""
+    drafter: str = ""
+    """Whose draft it was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +136,12 @@ class StepResult:
     """Of this step's chunks, never later: a request that only prefills ends with its last chunk."""
     encoded: tuple[tuple[int, int], ...] = ()
     """(request id, how many of its media are encoded, counted from the first)."""
+    length: int = 1
+    """Tokens per row of the decode pass; 1: a plain step."""
+    pass_seconds: float = 0.0
+    """Of a longer pass: what it and its drafts took, without the wait for the step before."""
+    guessed: tuple[Outcome, ...] = ()
+    """Of drafts that were compared, not verified: see `Plan.guess`."""
 
 
 GenerationBackend = Backend[Generate, Plan, StepResult, GenerationFacts]

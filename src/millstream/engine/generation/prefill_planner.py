@@ -129,7 +129,7 @@ class PrefillPlanner:
         self.clock += seconds
         self._chunk_pending = result.prefilling
         tokens = sum(self._cost(chunk.start, chunk.end) for chunk in plan.prefill)
-        if plan.encode:
+        if plan.encode or result.length > 1:
             self._sizer.skip_steps()
         self._sizer.observe(rows=len(plan.decode), prompt_tokens=tokens, seconds=seconds, prefilling=result.prefilling)
 

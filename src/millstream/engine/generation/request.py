@@ -50,6 +50,7 @@ class Request:
     """What the scheduler knows of one `Generate`."""
 
     __slots__ = (
+        "accepted",
         "age",
         "arrived",
         "cached",
@@ -60,6 +61,7 @@ class Request:
         "logprobs_sent",
         "prefilled",
         "prefix",
+        "rejected",
         "shared",
         "state",
         "submit",
@@ -87,6 +89,8 @@ class Request:
         """Tokens that its row reads in the prefix cache and does not hold."""
         self.generated = 0
         """Tokens that count as its output."""
+        self.accepted = self.rejected = 0
+        """Tokens of drafts that became output, and that did not."""
         self.tokens: list[int] = []
         """All tokens that its row gave since it started, including what ended it."""
         self.prefix = _cached_prompt(submit)
@@ -111,7 +115,18 @@ class Request:
     @property
     def usage(self) -> Usage:
         cached = self.prefix.hit.tokens if self.cached is None else self.cached
-        return Usage(len(self.submit.prompt) - self.submit.resumed, self.generated, cached)
+        return Usage(
+            len(self.submit.prompt) - self.submit.resumed,
+            self.generated,
+            cached,
+            accepted_prediction_tokens=self.accepted,
+            rejected_prediction_tokens=self.rejected,
+        )
+
+    @property
+    def left(self) -> int:
+        """Tokens that it may still generate."""
+        return self.submit.max_tokens - self.generated
 
     def preempt(self) -> None:
         """Its row is gone. It waits to start again, with a prompt that ends with what it has generated."""

@@ -13,12 +13,14 @@ from dataclasses import replace
 from itertools import islice
 
 from millstream.engine.generation.chunk_sizer import ChunkSizer
-from millstream.engine.generation.kv_budget import KvBudget
+from millstream.engine.generation.kv_budget import AHEAD, KvBudget
 from millstream.engine.generation.messages import ClearPrefixCache, Generate, Generated, PromptLogprobs, Tokens
 from millstream.engine.generation.plan import Plan, Prefill, RowOutput, StepResult
 from millstream.engine.generation.prefill_planner import PrefillPlanner
 from millstream.engine.generation.request import Request, State
-from millstream.engine.messages import Command, Event, Failed, Finished, Started
+from millstream.engine.generation.speculation.choice import Outcome
+from millstream.engine.generation.speculation.depth import PLAIN, Choice, SpeculationDepth
+from millstream.engine.messages import Command, Event, Failed, Finished, Speculated, Started
 from millstream.engine.prefix_cache.cache import NullPrefixCache, PrefixCache
 from millstream.engine.prefix_cache.index import Hit
 from millstream.engine.prefix_cache.orders import RestorePrefix
@@ -45,14 +47,16 @@ class GenerationScheduler:
         prefix_cache: PrefixCache | None = None,
         whole_media: bool = False,
         depth_cost: float = 0.0,
+        speculation: SpeculationDepth | None = None,
     ) -> None:
-        """`kv_budget`: None for no bound. `whole_media`: no chunk may end inside an image."""
+        """`kv_budget`: None for no bound. `whole_media`: no chunk may end inside an image. `speculation`: None if the
+        model has no drafters."""
         if max_rows < 1 or prefill_tokens < 1:
             raise ValueError("max_rows and prefill_tokens must be at least 1")
         self._max_rows = max_rows
         self._kv_budget = kv_budget or KvBudget(None)
-        self._sure_steps = 0
-        """How many steps need no check of the budget."""
+        self._sure_tokens = 0
+        """By how many tokens each row may grow without a check of the budget."""
         self._full = False
         """True if the oldest waiting request did not fit, and no row has joined or left since: rows only grow."""
         self._ages = itertools.count()
@@ -75,6 +79,13 @@ class GenerationScheduler:
         self._restore: list[RestorePrefix] = []
         self._exporting = False
         self._started: list[Started] = []
+        self._speculation = speculation
+        self._quiet = False
+        """True if the last step only decoded, so that its work does not show in the time of the next."""
+        self._changes = True
+        """True if rows join in the step that was planned last."""
+        self._verified = False
+        """True if the last step verified drafts: then no row has computed its last token."""
 
     @property
     def idle(self) -> bool:
@@ -140,6 +151,9 @@ class GenerationScheduler:
         prefilling = sum(request.prefilled for request in self._prefilling)
         return prefilling + sum(request.kv_row.tokens for request in self._running.values())
 
+    def speculated(self) -> Speculated | None:
+        return None if self._speculation is None else self._speculation.speculated
+
     def close(self) -> None:
         """The engine is going: complete writes to disk."""
         self._cache.close()
@@ -160,6 +174,8 @@ class GenerationScheduler:
         # All chunks before any save: a prompt must not match what another chunk of this very plan will save.
         planned = self._planner.plan(self._prefilling, waiting, self._admit, has_running_rows=bool(self._running))
         prefill = tuple(map(self._with_save, planned.chunks))
+        self._changes = any(not request.in_batch for request in self._running.values())
+        drafts, choice = self._drafts()
         for request in self._running.values():
             request.in_batch = True
         orders = self._cache.orders()
@@ -173,6 +189,9 @@ class GenerationScheduler:
             decode=decode,
             encode=planned.encode,
             complete_prefill=planned.complete,
+            drafts=drafts,
+            odds=choice.odds if drafts else None,
+            guess=choice.guess,
         )
 
     def started(self) -> list[Started]:
@@ -183,6 +202,7 @@ class GenerationScheduler:
     def advance(self, plan: Plan, result: StepResult, seconds: float = 0.0) -> list[Event]:
         """Book a step that succeeded. `seconds`: its duration, if known."""
         self._planner.observe(plan, result, seconds)
+        self._observe_drafts(plan, result, seconds)
         events: list[Event] = self._prompt_logprobs(result)
         for chunk in plan.prefill:
             self._book_chunk(self._requests[chunk.request.request_id], chunk)
@@ -212,7 +232,7 @@ class GenerationScheduler:
         events: list[Event] = [self._fail(request, message) for request in [*self._running.values(), *self._prefilling]]
         self._drop.clear()
         self._restore.clear()
-        self._exporting = False
+        self._exporting = self._quiet = self._verified = False
         self._planner.reset()
         self._cache.reset()
         return events
@@ -241,15 +261,62 @@ class GenerationScheduler:
         """Preempt the youngest requests until the next step fits. The oldest stays, whatever it needs."""
         if not self._kv_budget.bounded:
             return
-        if self._sure_steps:
-            self._sure_steps -= 1
+        if self._sure_tokens:
+            self._sure_tokens -= 1
             return
         requests = sorted((*self._prefilling, *self._running.values()), key=lambda request: request.age)
         rows = [request.kv_row for request in requests]
-        self._sure_steps = self._kv_budget.sure_steps(rows)
-        while not self._sure_steps and len(rows) > 1 and not self._kv_budget.fits(rows):
+        self._sure_tokens = self._kv_budget.sure_tokens(rows)
+        while not self._sure_tokens and len(rows) > 1 and not self._kv_budget.fits(rows):
             rows.pop()
             self.preempt(requests.pop().request_id)
+
+    def _drafts(self) -> tuple[tuple[tuple[int, int], ...], Choice]:
+        """The rows that may speculate in the next step and how far, and by which odds. Not while rows join: they get
+        their slots first."""
+        if self._speculation is None or self._changes:
+            return (), PLAIN
+        rows = [each for each in self._running.values() if each.left > 1 and each.submit.speculate]
+        drafters = {each.request_id: self._speculation.drafters_of(each.submit) for each in rows}
+        choice = self._speculation.choose(drafters, len(self._running))
+        if not choice.depth or not self._fits_draft(choice.depth):
+            return (), choice
+        return tuple((each.request_id, min(each.left - 1, choice.depth)) for each in rows), choice
+
+    def _fits_draft(self, depth: int) -> bool:
+        """Whether every row may grow by a draft, and by the step before that is read for it: none is preempted for
+        drafts."""
+        if not self._kv_budget.bounded:
+            return True
+        if self._sure_tokens > depth:
+            self._sure_tokens -= depth + 1
+            return True
+        self._sure_tokens = 0
+        rows = [request.kv_row for request in (*self._prefilling, *self._running.values())]
+        return self._kv_budget.fits(rows, AHEAD + depth + 1)
+
+    def _observe_drafts(self, plan: Plan, result: StepResult, seconds: float) -> None:
+        """Tell what became of drafts; and what the pass took, if nothing else ran beside it."""
+        other_work = plan.prefill or plan.encode or plan.save or plan.restore or plan.drop or result.prefilling
+        quiet = not other_work and not self._changes
+        alone, self._quiet = quiet and self._quiet, quiet
+        self._verified = result.length > 1
+        if self._speculation is None:
+            return
+        drafted = [row for row in result.rows if row.proposed]
+        took: float | None = None
+        if self._verified:
+            took = result.pass_seconds
+        elif not plan.drafts and len(result.rows) == len(plan.decode):  # else it waited for less, or for more
+            took = seconds
+        self._speculation.observe(
+            [Outcome(row.request_id, row.drafter, row.proposed, row.accepted) for row in drafted],
+            guessed=result.guessed,
+            length=result.length,
+            rows=len(plan.decode),
+            tokens=1 + sum(row.accepted for row in drafted) / max(1, len(plan.decode)),
+            seconds=took if alone and took else None,
+        )
 
     def _admit(self, request: Request) -> Hit | None:
         """Give a waiting request a row, if there is room. Returns its cached prefix."""
@@ -276,7 +343,7 @@ class GenerationScheduler:
         fits = self._kv_budget.admits(rows, len(request.submit.prompt))
         self._full = not fits
         if fits:
-            self._sure_steps = 0
+            self._sure_tokens = 0
         return fits
 
     def _book_chunk(self, request: Request, chunk: Prefill) -> None:
@@ -290,7 +357,7 @@ class GenerationScheduler:
         """Requests whose prompts are complete join the batch, unless they want no token."""
         joining = [request for request in self._prefilling if request.state is State.COMPLETING]
         if joining:
-            self._sure_steps, self._full = 0, False
+            self._sure_tokens, self._full = 0, False
         for request in joining:
             request.move(State.RUNNING)
             self._prefilling.remove(request)
@@ -307,9 +374,10 @@ class GenerationScheduler:
         """Cut a row's output at the first stop token or at the limit. A stop token before `min_tokens` has probability
         0; if rounding lets one through, it ends nothing."""
         submit = request.submit
-        count = 0
+        count = used = 0
         reason: FinishReason | None = None
         for token in row.tokens:
+            used += 1
             request.generated += 1
             if token in submit.stop_tokens and request.generated > submit.min_tokens:
                 reason = FinishReason.STOP
@@ -319,8 +387,14 @@ class GenerationScheduler:
                 reason = FinishReason.LENGTH
                 break
         request.tokens += row.tokens
+        drafted: tuple[int, ...] = ()
+        if row.proposed:
+            # Accepted tokens are the last but one and those before it; some may come after the end.
+            drafted = (row.proposed, max(0, row.accepted - max(0, len(row.tokens) - 1 - used)))
+            request.accepted += drafted[1]
+            request.rejected += drafted[0] - drafted[1]
         if count:
-            events.append(Tokens(submit.request_id, row.tokens[:count], row.logprobs[:count]))
+            events.append(Tokens(submit.request_id, row.tokens[:count], row.logprobs[:count], *drafted))
         if reason is not None:
             events.append(self._finish(request, reason))
 
@@ -336,6 +410,8 @@ class GenerationScheduler:
 
     def _remove(self, request: Request) -> None:
         del self._requests[request.request_id]
+        if self._speculation is not None:
+            self._speculation.forget(request.request_id)
         self._leave_queue(request)
 
     def _leave_queue(self, request: Request) -> None:
@@ -351,4 +427,4 @@ class GenerationScheduler:
             case State.RUNNING:
                 del self._running[request.request_id]
                 self._drop.append(request.request_id)
-                self._cache.ended(request.prefix, request.tokens)
+                self._cache.ended(request.prefix, request.tokens, computed_last=not self._verified)

@@ -14,6 +14,7 @@ from millstream.engine.generation.chunk_sizer import MAX_GAP, ChunkSizer
 from millstream.engine.generation.cost_model import Tuning, tune
 from millstream.engine.generation.kv_budget import KvBudget, tokens_for_row
 from millstream.engine.generation.scheduler import GenerationScheduler
+from millstream.engine.generation.speculation.depth import SpeculationDepth
 from millstream.engine.prefix_cache.blocks import BlockPrefixCache
 from millstream.engine.prefix_cache.cache import NullPrefixCache, PrefixCache
 from millstream.engine.prefix_cache.checkpoints import CheckpointPrefixCache
@@ -104,6 +105,7 @@ def make_scheduler(settings: SchedulerSettings, facts: GenerationFacts) -> Gener
         prefix_cache=_prefix_cache(facts, tuning, share, settings.disk),
         whole_media=facts.whole_media,
         depth_cost=tuning.depth_cost,
+        speculation=SpeculationDepth(facts.drafters) if facts.drafters else None,
     )
 
 

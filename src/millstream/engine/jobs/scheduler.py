@@ -109,6 +109,9 @@ class JobScheduler:
     def kv_tokens(self) -> int | None:
         return None
 
+    def speculated(self) -> None:
+        return None
+
     def close(self) -> None:
         """Nothing is on disk."""
 

@@ -26,7 +26,7 @@ class BlockPrefixCache:
         self._share_tokens = share_tokens
         self._joined: dict[int, CachedPrompt] = {}
         """Their rows join the batch in the next step."""
-        self._ended: list[tuple[CachedPrompt, Sequence[int]]] = []
+        self._ended: list[tuple[CachedPrompt, Sequence[int], bool]] = []
         self._abandoned: list[tuple[CachedPrompt, int]] = []
         self._evict: list[int] = []
 
@@ -107,10 +107,10 @@ class BlockPrefixCache:
     def joined(self, prompt: CachedPrompt) -> None:
         self._joined[prompt.request_id] = prompt
 
-    def ended(self, prompt: CachedPrompt, generated: Sequence[int]) -> None:
+    def ended(self, prompt: CachedPrompt, generated: Sequence[int], *, computed_last: bool = True) -> None:
         self._let_go(prompt)
         if self._joined.pop(prompt.request_id, None) is None:
-            self._ended.append((prompt, generated))
+            self._ended.append((prompt, generated, computed_last))
         else:
             self.abandoned(prompt, len(prompt.tokens) - 1)  # its row has never been in the batch
 
@@ -181,7 +181,7 @@ class BlockPrefixCache:
         return self._disk.match_blocks(prompt, tokens, len(hit.handles))
 
     def _save_rows(self) -> Iterable[SavePrefix | None]:
-        for prompt, generated in self._ended:
+        for prompt, generated, _ in self._ended:
             # The row may not have computed the last token that it gave.
             yield self._insert(prompt, (*prompt.tokens, *generated[:-1]))
         for prompt, computed in self._abandoned:

@@ -70,8 +70,9 @@ class PrefixCache(Protocol):
         """The prompt is complete; its row joins the batch in the next step, which saves the prompt."""
         ...
 
-    def ended(self, prompt: CachedPrompt, generated: Sequence[int]) -> None:
-        """A row has left the batch, or will in the next step. `generated`: the tokens that it gave."""
+    def ended(self, prompt: CachedPrompt, generated: Sequence[int], *, computed_last: bool = True) -> None:
+        """A row has left the batch, or will in the next step. `generated`: the tokens that it gave; `computed_last`:
+        its KV cache holds the last of them, and nothing more."""
         ...
 
     def abandoned(self, prompt: CachedPrompt, computed: int) -> None:
@@ -139,7 +140,7 @@ class NullPrefixCache:
     def joined(self, prompt: CachedPrompt) -> None:
         """Nothing is saved."""
 
-    def ended(self, prompt: CachedPrompt, generated: Sequence[int]) -> None:
+    def ended(self, prompt: CachedPrompt, generated: Sequence[int], *, computed_last: bool = True) -> None:
         """Nothing is saved."""
 
     def abandoned(self, prompt: CachedPrompt, computed: int) -> None:

@@ -49,8 +49,8 @@ class CheckpointPrefixCache(BlockPrefixCache):
         return self._checkpoint_bytes(match.tokens)
 
     def _save_rows(self) -> Iterable[SavePrefix | None]:
-        for prompt, generated in self._ended:
-            tokens = (*prompt.tokens, *generated)
+        for prompt, generated, computed_last in self._ended:
+            tokens = (*prompt.tokens, *(generated if computed_last else generated[:-1]))
             new = len(tokens) - prompt.checkpoints[-1] if prompt.checkpoints else len(tokens)
             if new // self._index.block >= self._index.least - 1:
                 yield self._insert(prompt, tokens, self._checkpoint_bytes(len(tokens)))

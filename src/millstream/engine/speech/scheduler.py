@@ -149,6 +149,9 @@ class SpeechScheduler:
     def kv_tokens(self) -> int | None:
         return None
 
+    def speculated(self) -> None:
+        return None
+
     def close(self) -> None:
         """Nothing is on disk."""
 

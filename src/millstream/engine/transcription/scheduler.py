@@ -143,6 +143,9 @@ class TranscriptionScheduler:
     def kv_tokens(self) -> int | None:
         return None
 
+    def speculated(self) -> None:
+        return None
+
     def close(self) -> None:
         """Nothing is on disk."""
 

@@ -30,6 +30,8 @@ const DETAILS = [
   ["restarts", "Restarts"],
   ["aliases", "Other names"],
   ["can", "Can do"],
+  ["drafters", "Drafts by"],
+  ["drafts", "Drafts that were right"],
 ];
 
 /** A figure that has a name; `nodes` holds the element of each. */
@@ -175,6 +177,8 @@ export class Card {
       restarts: String(model.restarts),
       aliases: model.aliases.join(", "),
       can: model.capabilities.join(", "),
+      drafters: model.speculation?.drafters.join(", ") ?? "",
+      drafts: draftWords(model),
     });
   }
 
@@ -213,4 +217,12 @@ function reservedWords(model, status) {
   const budget = status.memory.budget_bytes;
   if (!known(model.reserved_bytes)) return "";
   return known(budget) && budget > 0 ? `${percent(model.reserved_bytes / budget)} of the budget` : "";
+}
+
+/** @param {Model} model */
+function draftWords(model) {
+  const drafts = model.speculation?.drafts ?? [];
+  const proposed = drafts.reduce((sum, each) => sum + each.proposed, 0);
+  const accepted = drafts.reduce((sum, each) => sum + each.accepted, 0);
+  return proposed ? `${percent(accepted / proposed)} of ${plural(proposed, "token")}` : "";
 }

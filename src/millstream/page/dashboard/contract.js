@@ -22,6 +22,13 @@
  * @property {number|null} context_length
  * @property {number} restarts
  * @property {string[]} capabilities
+ * @property {Speculation|null} [speculation]
+ *
+ * @typedef {object} Speculation
+ * @property {string[]} drafters
+ * @property {number} passes
+ * @property {number} gain
+ * @property {{drafter: string, proposed: number, accepted: number}[]} drafts
  *
  * @typedef {object} Status
  * @property {string} version
@@ -55,6 +62,8 @@
  * @property {number|null} prompt_tokens
  * @property {number|null} cached_tokens
  * @property {number|null} completion_tokens
+ * @property {number} [drafted_tokens]
+ * @property {number} [accepted_tokens]
  * @property {string|null} finish_reason
  * @property {string|null} error
  *

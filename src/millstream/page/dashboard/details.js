@@ -91,6 +91,7 @@ function rows(request, now) {
     ["Total", span(request.total ?? now - request.started)],
     ["Prompt", known(request.prompt_tokens) ? promptWords(request) : ""],
     ["Answer", known(request.completion_tokens) ? `${count(request.completion_tokens)} tokens` : ""],
+    ["Drafts", request.drafted_tokens ? draftWords(request) : ""],
     ["Ended by", request.finish_reason ?? ""],
     ["API", [request.dialect, request.endpoint].filter(Boolean).join(", ")],
     ["Request id", request.id],
@@ -101,4 +102,9 @@ function rows(request, now) {
 function promptWords(request) {
   const cached = request.cached_tokens ? `, ${count(request.cached_tokens)} of them cached` : "";
   return `${count(request.prompt_tokens)} tokens${cached}`;
+}
+
+/** @param {RequestRecord} request */
+function draftWords(request) {
+  return `${count(request.accepted_tokens ?? 0)} of ${count(request.drafted_tokens ?? 0)} tokens were right`;
 }

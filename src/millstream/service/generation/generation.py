@@ -37,6 +37,7 @@ class TextGeneration:
         self._choices = {choice.request_id: choice for choice in choices}
         self._prompt_tokens = prompt_tokens
         self._cached_tokens = 0
+        self._proposed = self._accepted = 0
         self._timer = timer
         self._next_id = next_id
         self._context_length = context_length
@@ -50,7 +51,9 @@ class TextGeneration:
         completion_tokens = sum(choice.completion_tokens for choice in choices)
         reasoning_tokens = sum(choice.reasoning_tokens for choice in choices)
         cached_tokens = min(self._cached_tokens, self._prompt_tokens)
-        return Usage(self._prompt_tokens, completion_tokens, cached_tokens, reasoning_tokens)
+        accepted = min(self._accepted, completion_tokens)  # what follows a stop string is not part of the answer
+        rejected = self._proposed - self._accepted
+        return Usage(self._prompt_tokens, completion_tokens, cached_tokens, reasoning_tokens, accepted, rejected)
 
     @property
     def _finish_reason(self) -> str:
@@ -128,6 +131,8 @@ class TextGeneration:
 
     def _push(self, choice: Choice, event: Tokens) -> list[Delta]:
         self._timer.generated(len(event.tokens))
+        self._proposed += event.proposed
+        self._accepted += event.accepted
         deltas = choice.push(event.tokens, event.logprobs)
         if choice.finish_reason is not None:
             self._engine.cancel([choice.request_id])

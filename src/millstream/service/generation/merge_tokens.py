@@ -28,5 +28,6 @@ def merge_tokens(events: Sequence[RequestEvent]) -> list[RequestEvent]:
         if len(run) > 1:
             tokens = chain.from_iterable(event.tokens for event in run)
             logprobs = chain.from_iterable(event.logprobs for event in run)
-            merged[position] = Tokens(run[0].request_id, tuple(tokens), tuple(logprobs))
+            proposed, accepted = sum(event.proposed for event in run), sum(event.accepted for event in run)
+            merged[position] = Tokens(run[0].request_id, tuple(tokens), tuple(logprobs), proposed, accepted)
     return merged

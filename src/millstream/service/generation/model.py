@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from millstream.engine.generation.messages import ClearPrefixCache
+from millstream.engine.messages import Speculated
 from millstream.media.port import MediaPreprocessor
-from millstream.model_facts import UNDESCRIBED, GenerationFacts, ModelDescription
+from millstream.model_facts import UNDESCRIBED, DraftCount, GenerationFacts, ModelDescription, SpeculationCard
 from millstream.service.generation.template_host import TemplateHost
 from millstream.service.ready_model import ReadyModel
 from millstream.text.chat_format import PLAIN, ChatFormat
@@ -69,7 +70,15 @@ class GenerationModel(ReadyModel):
             "max_batch": facts.max_rows,
             "context_length": facts.context_length,
             "calibration": facts.calibration,
+            "speculation": self._speculation(),
         }
+
+    def _speculation(self) -> SpeculationCard | None:
+        if not self.facts.drafters:
+            return None
+        done = self.engine.speculated or Speculated()
+        drafts = tuple(DraftCount(*each) for each in done.drafters)
+        return SpeculationCard(self.facts.drafters, done.passes, drafts, done.gain)
 
     def describe(self) -> ModelDescription:
         template = self.tokenizer.template

@@ -79,6 +79,21 @@ async def prepare_grammar(checks: GrammarChecks, model: GenerationModel, request
     return await checks.check(request.grammar)
 
 
+async def prepare_prediction(pool: Executor, model: GenerationModel, request: GenerationRequest) -> tuple[int, ...]:
+    """Returns the tokens of the expected answer; none if the model has no drafter that could use them."""
+    if not request.prediction or not request.speculate or "prediction" not in model.facts.drafters:
+        return ()
+    return await asyncio.get_running_loop().run_in_executor(pool, _encode_prediction, model, request.prediction)
+
+
+def _encode_prediction(model: GenerationModel, text: str) -> tuple[int, ...]:
+    """The tokens as the model would write them. No answer is longer than the context, so the rest is left out, as are
+    tokens for which the model has no embedding."""
+    limit = model.facts.context_length
+    tokens = model.tokenizer.encode(text[: CHARACTERS_PER_TOKEN * limit], special=False)
+    return tuple(token for token in tokens[:limit] if token < model.facts.vocab_size)
+
+
 async def _prepare(
     pool: Executor,
     files: RequestMedia,

@@ -25,7 +25,13 @@ from millstream.service.generation.output_parsing import (
     check_parsings,
     plan_parsings,
 )
-from millstream.service.generation.prepare import PreparedPrompt, prepare, prepare_grammar, prepare_unchecked
+from millstream.service.generation.prepare import (
+    PreparedPrompt,
+    prepare,
+    prepare_grammar,
+    prepare_prediction,
+    prepare_unchecked,
+)
 from millstream.service.generation.prompt_echo import PromptEcho, prompt_logprobs
 from millstream.service.generation.timing import RequestTimer, RequestTimers
 from millstream.service.hub import ModelHub
@@ -96,7 +102,11 @@ class TextGenerator:
         prompts = await prepare(self._pool, media, model, request)
         request = replace(request, grammar=await prepare_grammar(self._grammar_checks, model, request))
         prompt_tokens = sum(len(prompt.tokens) for prompt in prompts)
-        planned = await self._plan(model, request, prompts)
+        prediction = await prepare_prediction(self._pool, model, request)
+        planned = [
+            (replace(submit, prediction=prediction, speculate=request.speculate), parsing)
+            for submit, parsing in await self._plan(model, request, prompts)
+        ]
         submits = [submit for submit, _ in planned]
         first = request.prompts[0]
         continues = not isinstance(first, ChatPrompt) or first.continue_final

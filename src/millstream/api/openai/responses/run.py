@@ -256,4 +256,6 @@ def _sum(first: Usage | None, second: Usage) -> Usage:
         first.completion_tokens + second.completion_tokens,
         first.cached_tokens + second.cached_tokens,
         first.reasoning_tokens + second.reasoning_tokens,
+        first.accepted_prediction_tokens + second.accepted_prediction_tokens,
+        first.rejected_prediction_tokens + second.rejected_prediction_tokens,
     )

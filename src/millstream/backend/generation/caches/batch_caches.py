@@ -17,6 +17,8 @@ RowCaches = list[Any]
 
 Joining = TypeVar("Joining", contravariant=True)
 
+_TRIMMABLE = (mlx_cache.KVCache, mlx_cache.QuantizedKVCache)
+
 
 class BatchCaches(Protocol[Joining]):
     """The caches that a batch decodes on. A row has an index in the batch; vacant indices run too."""
@@ -43,9 +45,19 @@ class BatchCaches(Protocol[Joining]):
     @property
     def nbytes(self) -> int: ...
 
-    def begin_step(self) -> None: ...
+    @property
+    def supports_length(self) -> bool:
+        """True if a step may have several tokens per row, of which each row keeps some: see `end_step`."""
+        ...
 
-    def end_step(self) -> None: ...
+    def begin_step(self, length: int = 1) -> None:
+        """Prepare a pass of `length` tokens per row."""
+        ...
+
+    def end_step(self, counts: Sequence[int] | None = None) -> None:
+        """After the pass: row number i keeps the first `counts[i]` of its new tokens; None: all of them. What it does
+        not keep is never read again."""
+        ...
 
 
 def new_row_caches(model: Any) -> RowCaches:
@@ -104,6 +116,7 @@ class MergedCaches:
     def __init__(self) -> None:
         self.layers: list[Any] = []
         self.size = 0
+        self._length = 1
 
     def join(self, rows: Sequence[RowCaches]) -> list[int]:
         """Append rows. Those that join in one step are merged first, so that the batch is copied only once."""
@@ -140,11 +153,21 @@ class MergedCaches:
     def nbytes(self) -> int:
         return sum(array.nbytes for array in cache_arrays(self.layers)) if self.layers else 0
 
-    def begin_step(self) -> None:
-        """Nothing to prepare: these caches track their own offsets."""
+    @property
+    def supports_length(self) -> bool:
+        """One row, on caches that can forget their last tokens: a window that has turned cannot."""
+        return self.size == 1 and all(type(layer) in _TRIMMABLE for layer in self.layers)
 
-    def end_step(self) -> None:
-        """Nothing to advance."""
+    def begin_step(self, length: int = 1) -> None:
+        """Nothing to prepare: these caches track their own offsets."""
+        if length > 1 and not self.supports_length:
+            raise ValueError("merged KV caches take one token per row")
+        self._length = length
+
+    def end_step(self, counts: Sequence[int] | None = None) -> None:
+        """Trim what the row does not keep."""
+        if counts is not None and self._length > counts[0]:
+            mlx_cache.trim_prompt_cache(self.layers, self._length - counts[0])
 
 
 def _merge(rows: Sequence[RowCaches]) -> list[Any]:

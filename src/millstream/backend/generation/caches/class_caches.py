@@ -14,6 +14,7 @@ from mlx_lm.models.cache import RotatingKVCache
 
 from millstream.backend.generation.caches.joining import JoiningRows
 from millstream.backend.generation.caches.kernel_slabs import KernelStep, KernelWriter
+from millstream.backend.generation.caches.pass_shape import PassShape
 from millstream.backend.generation.caches.row_numbers import RowNumbers
 from millstream.backend.generation.caches.slab_reads import SlabStep
 from millstream.backend.generation.caches.slab_writers import MlxWriter
@@ -22,7 +23,7 @@ from millstream.backend.generation.caches.traced_step import Ref, TracedStep
 from millstream.backend.generation.caches.widths import SlotPolicy
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
 from millstream.backend.kernels.decode_attention import Packing
-from millstream.engine.generation.kv_capacity import slot_capacity
+from millstream.engine.generation.kv_capacity import RING_SLACK, slot_capacity
 from millstream.engine.prefix_cache.orders import SavePrefix
 
 
@@ -183,26 +184,32 @@ class ClassCaches(TracedStep):
         layers = self.tokens(index, start, start + len(order.handles) * order.block)
         return store.save(order.handles, layers, order.export_id)
 
-    def begin_step(self, size: int | None = None) -> None:
-        """Ensure that every row has a next column, and prepare what all layers share in this step. `size`: rows of a
+    supports_length = True
+
+    def begin_step(self, length: int = 1, shape: PassShape | None = None) -> None:
+        """Ensure that every row has its next columns, and prepare what all layers share in this step. `shape`: of the
         pass, if another decides that."""
+        assert not self.window or length <= RING_SLACK + 1, "a ring would lose tokens that are still read"
         outgrown: dict[int, list[RowCache]] = {}
         for row in self.rows:
-            if row is not None and row.outgrown:
-                outgrown.setdefault(slot_capacity(row.own + 1, self.window), []).append(row)
+            if row is not None and row.outgrown(length):
+                outgrown.setdefault(slot_capacity(row.own + length, self.window), []).append(row)
         for capacity, rows in outgrown.items():
             self.slabs.move(rows, capacity)
             self.step.changed()
-        self.step.begin(self.rows, self.size if size is None else size)
+        self.shape = self._numbers.shape(length) if shape is None else shape
+        self.step.begin(self.rows, self.shape)
 
-    def end_step(self) -> None:
-        for row in self.rows:
+    def end_step(self, counts: Sequence[int] | None = None) -> None:
+        """A row that does not keep all of its new tokens ends before them: nothing reads the columns behind its end, and
+        its next tokens are written there."""
+        for number, row in enumerate(self.rows):
             if row is not None:
-                row.length += 1
+                row.length += self.shape.length if counts is None else counts[number]
 
     def step_key(self) -> Hashable | None:
         key = self.step.key()
-        return None if key is None else (self.size, key)
+        return None if key is None else (self.size, self.shape, key)
 
     def step_refs(self) -> list[Ref]:
         return self.step.refs()

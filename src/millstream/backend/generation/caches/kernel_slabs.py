@@ -11,10 +11,11 @@ from collections.abc import Hashable, Sequence
 import mlx.core as mx
 
 from millstream.backend.generation.caches.joining import JoiningRows
+from millstream.backend.generation.caches.pass_shape import PassShape
 from millstream.backend.generation.caches.slab_reads import SlabStep
 from millstream.backend.generation.caches.slabs import Move, RowCache
 from millstream.backend.generation.caches.traced_step import Ref
-from millstream.backend.kernels.decode_attention import DecodeWork, span_for, spans
+from millstream.backend.kernels.decode_attention import MOST_CHUNKS, DecodeWork, span_for, spans
 from millstream.backend.kernels.write_rows import addresses_of, move_rows, write_rows
 
 ROUND_ITEMS, ROUND_SLABS = 64, 16
@@ -59,6 +60,8 @@ class Addresses:
 class KernelStep(SlabStep):
     """Owner only. Prepares the work items of a step, for all layers of one kind: `window`, or full attention."""
 
+    _PREPARED = ("_items", "_counters", "_table", "_parted")
+
     def __init__(self, layers: int, window: int = 0) -> None:
         super().__init__(window)
         self.addresses = Addresses(layers)
@@ -67,24 +70,32 @@ class KernelStep(SlabStep):
         self.rows: Sequence[RowCache | None] = ()
         """The rows of this step."""
         self._parted = False
-        self._items = self._counters = self._table = mx.zeros((0,), dtype=mx.int32)
+        self._items = self._counters = self._table = self._lengths = mx.zeros((0,), dtype=mx.int32)
 
     @property
     def work(self) -> DecodeWork:
-        return DecodeWork(self._items, self._parted, self._table, self.offset, self._counters)
+        count = self.shape.length
+        lengths = self.offset if count == 1 else self._lengths
+        return DecodeWork(self._items, self._parted, self._table, lengths, self._counters, count)
 
     def key(self) -> Hashable | None:
         return self._parted
 
     def refs(self) -> list[Ref]:
-        return [(self, name) for name in ("offset", "_items", "_table", "_counters")]
+        names = ("offset", "_items", "_table", "_counters")
+        return [(self, name) for name in (names if self.shape.length == 1 else (*names, "_lengths"))]
 
     def result_refs(self) -> list[Ref]:
         return []
 
-    def begin(self, rows: Sequence[RowCache | None], size: int) -> None:
+    def begin(self, rows: Sequence[RowCache | None], shape: PassShape) -> None:
         self.rows = rows
-        super().begin(rows, size)
+        super().begin(rows, shape)
+
+    def _positions(self, lengths: list[int]) -> list[int]:
+        if self.shape.length > 1:
+            self._lengths = mx.array(lengths, dtype=mx.int32)
+        return super()._positions(lengths)
 
     def _look(self, rows: Sequence[RowCache | None], size: int) -> None:
         self.addresses.forget()
@@ -99,7 +110,7 @@ class KernelStep(SlabStep):
         items += [NO_ITEM] * (-len(items) % ROUND_ITEMS) if self._parted else []
         self._items = mx.array(items, dtype=mx.int32)
         groups = max((part.shape[1] for row in rows if row is not None for part in row.place.arrays), default=0)
-        self._counters = mx.zeros((size * groups if self._parted else 1,), dtype=mx.int32)
+        self._counters = mx.zeros((size * groups * MOST_CHUNKS if self._parted else 1,), dtype=mx.int32)
         self._table = self.addresses.table() if groups else self._table
 
     def _items_of(self, number: int, row: RowCache) -> list[tuple[int, ...]]:

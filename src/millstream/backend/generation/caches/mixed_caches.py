@@ -108,13 +108,24 @@ class MixedCaches(TracedStep):
     def lost_writes(self) -> bool:
         return any(caches.lost_writes() for caches in self.attending.values())
 
-    def begin_step(self) -> None:
-        for caches in self.attending.values():
-            caches.begin_step(self.size)
+    supports_length = True
+    """If the modules that read states take such passes: see `layers/state_layers.py`."""
 
-    def end_step(self) -> None:
+    def begin_step(self, length: int = 1) -> None:
+        self.shape = self._numbers.shape(length)
         for caches in self.attending.values():
-            caches.end_step()
+            caches.begin_step(length, self.shape)
+        self.states.begin_step(self.shape)
+
+    def end_step(self, counts: Sequence[int] | None = None) -> None:
+        for caches in self.attending.values():
+            caches.end_step(counts)
+        if counts is not None:
+            # What vacant rows keep is nothing to anybody: they follow the others, so that fewer states are told apart.
+            taken = self._numbers.taken
+            most = max((counts[number] for number in taken), default=1)
+            counts = [count if number in taken else most for number, count in enumerate(counts)]
+        self.states.end_step(counts)
 
     @property
     def _all(self) -> list[TracedStep]:
@@ -122,7 +133,7 @@ class MixedCaches(TracedStep):
 
     def step_key(self) -> Hashable | None:
         keys = tuple(caches.step_key() for caches in self._all)
-        return None if None in keys else (self.size, keys)
+        return None if None in keys else (self.size, self.shape, keys)
 
     def step_refs(self) -> list[Ref]:
         return [ref for caches in self._all for ref in caches.step_refs()]

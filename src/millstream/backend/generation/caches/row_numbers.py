@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from millstream.backend.generation.caches.pass_shape import PassShape
 from millstream.backend.generation.caches.widths import SlotPolicy, exact
 
 
@@ -23,6 +24,20 @@ class RowNumbers:
     def size(self) -> int:
         """How many rows a forward pass has."""
         return self.count if self._width is None else self._width(self.count)
+
+    @property
+    def taken(self) -> set[int]:
+        return {number for number, taken in enumerate(self._taken) if taken}
+
+    def shape(self, length: int) -> PassShape:
+        """The shape of a pass. One of several tokens per row leaves out the last vacant numbers, and its width is that
+        of all tokens together: few rows of several tokens are still few. Numbers that fit that width are not left out:
+        every other shape would be traced again."""
+        if length == 1:
+            return PassShape(self.size, self.size)
+        taken = max(self.taken, default=-1) + 1
+        width = taken * length if self._width is None else self._width(taken * length)
+        return PassShape(min(self.size, width // length), width, length)
 
     def take(self, rows: int) -> list[int]:
         """Numbers for rows that join."""

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 
+from millstream.backend.generation.caches.pass_shape import PassShape
 from millstream.backend.generation.caches.slabs import Parts, RowCache, SharedTokens, Slab
 from millstream.backend.generation.caches.traced_step import Ref
 
@@ -30,10 +32,13 @@ class SlabRead:
     """The numbers whose tokens are written, one for each of `slots`; None if that is every row in order."""
     window: int = 0
     """How many tokens a row attends to; 0: all."""
+    length: int = 1
+    """New tokens of each row."""
     longest: int = 0
     ends: mx.array | None = None
-    """The column of each slot's new token; None if it is the last one of all."""
-    mask: mx.array | None = None
+    """The columns of the new tokens, (slots, length); None if they are the last ones of all."""
+    mask: mx.array | str | None = None
+    """True for what a query sees, (slots, 1, length, columns); "causal" if all slots end together."""
 
     @property
     def height(self) -> int:
@@ -43,46 +48,53 @@ class SlabRead:
     def consecutive(self) -> bool:
         return self.slots == list(range(self.slots[0], self.slots[0] + len(self.slots)))
 
-    def begin(self, rows: Sequence[RowCache | None]) -> None:
+    def begin(self, rows: Sequence[RowCache | None], length: int = 1) -> None:
         """Prepare a step: columns to write, and a mask if slots differ."""
+        self.length = length
         tokens = [0] * self.height
         for slot, number in zip(self.slots, self.numbers, strict=True):
             row = rows[number]
             assert row is not None
             tokens[slot] = row.own
         capacity, most = self.slab.capacity, max(tokens)
-        self.longest = min(most + 1, capacity)
+        self.longest = min(most + length, capacity)
         self.ends = self.mask = None
-        if min(tokens) == most and (not self.window or most < self.window):
+        if min(tokens) == most and (not self.window or most + length <= self.window):
+            self.mask = None if length == 1 else "causal"
             return
-        column = mx.array([each % capacity for each in tokens], dtype=mx.int32)
+        number = mx.array(tokens, dtype=mx.int32)[:, None] + mx.arange(length, dtype=mx.int32)
+        column = number % capacity if self.window else number
         if self.window:
-            age = (column[:, None] - mx.arange(self.longest) + capacity) % capacity
-            seen = mx.array([min(self.window, each + 1) for each in tokens], dtype=mx.int32)
-            self.mask = (age < seen[:, None])[:, None, None]
+            # Of a token that this pass writes after a query, the age is more than its row has tokens, or a ring's window.
+            age = (column[:, :, None] - mx.arange(self.longest) + capacity) % capacity
+            seen = mx.minimum(number + 1, self.window)
+            self.mask = (age < seen[:, :, None])[:, None]
         else:
-            self.mask = (mx.arange(self.longest) <= column[:, None])[:, None, None]
-        whole = len(self.slots) == self.height
-        self.ends = column if whole else mx.array([tokens[slot] % capacity for slot in self.slots])
+            self.mask = (mx.arange(self.longest) <= column[:, :, None])[:, None]
+        self.ends = column if len(self.slots) == self.height else column[mx.array(self.slots)]
 
     def refs(self) -> list[Ref]:
         """Its arrays, without those of the slab."""
-        return [(self, name) for name in ("queries", "written", "ends", "mask") if getattr(self, name) is not None]
+        names = ("queries", "written", "ends", "mask")
+        return [(self, name) for name in names if isinstance(getattr(self, name), mx.array)]
 
     def parts(self, layer: int) -> Parts:
         return tuple(part[: self.height, :, : self.longest] for part in self.slab.layers[layer])
 
     def write(self, layer: int, new: Parts) -> None:
-        """Write the new tokens of a layer: parts of (rows, heads, 1, size)."""
-        parts = self.slab.layers[layer]
-        for part, column in zip(parts, new, strict=True):
-            column = column[: len(self.numbers)] if self.written is None else column[self.written]
+        """Write the new tokens of a layer: parts of (rows, heads, length, size)."""
+        parts, first = self.slab.layers[layer], self.longest - self.length
+        for part, columns in zip(parts, new, strict=True):
+            columns = columns[: len(self.numbers)] if self.written is None else columns[self.written]
             if self.ends is None and self.consecutive:
-                part[self.slots[0] : self.height, :, self.longest - 1 : self.longest] = column
+                part[self.slots[0] : self.height, :, first : self.longest] = columns
+                continue
+            ends = mx.arange(first, self.longest)[None] if self.ends is None else self.ends
+            slots, heads = mx.array(self.slots), mx.arange(part.shape[1])
+            if self.length == 1:
+                part[slots[:, None], heads, ends] = columns[:, :, 0]
             else:
-                ends = mx.full((len(self.slots),), self.longest - 1) if self.ends is None else self.ends
-                slots, heads = mx.array(self.slots), mx.arange(part.shape[1])
-                part[slots[:, None], heads, ends[:, None]] = column[:, :, 0]
+                part[slots[:, None, None], heads[:, None], ends[:, None]] = columns
 
 
 @dataclass(slots=True, eq=False)
@@ -100,36 +112,54 @@ class SharedRead:
 class SlabStep:
     """Owner only. `begin` prepares a step; after `changed` it looks at all rows again."""
 
+    _PREPARED: tuple[str, ...] = ("reads", "shared", "order")
+    """What depends on the rows, and not on their lengths."""
+
     def __init__(self, window: int = 0) -> None:
         """`window`: how many tokens a row attends to; 0: all."""
         self.window = window
+        self.shape = PassShape(0, 0)
         self.offset = mx.zeros((0,), dtype=mx.int32)
-        """The position of each row's next token."""
+        """The position of each flat row's token."""
         self.reads: list[SlabRead] = []
         self.shared: list[SharedRead] = []
         self.order: mx.array | None = None
         """For each row of the forward pass, where the reads have it; None if that is the same."""
-        self._stale = True
+        self._looked: dict[int, dict[str, Any]] = {}
+        """By the rows of a pass, what is the same in every step until rows change."""
 
     def changed(self) -> None:
         """Rows have joined, moved or left."""
-        self._stale = True
+        self._looked.clear()
 
-    def begin(self, rows: Sequence[RowCache | None], size: int) -> None:
-        if self._stale:
-            self._look(rows, size)
-            self._stale = False
-        lengths = [VACANT if row is None else row.length for row in rows]
-        self.offset = mx.array([*lengths, *[VACANT] * (size - len(rows))], dtype=mx.int32)
+    def begin(self, rows: Sequence[RowCache | None], shape: PassShape) -> None:
+        self.shape = shape
+        if shape.rows not in self._looked:
+            self._look(rows, shape.rows)
+            self._looked[shape.rows] = {name: getattr(self, name) for name in self._PREPARED}
+        for name, value in self._looked[shape.rows].items():
+            setattr(self, name, value)
+        lengths = [VACANT if row is None else row.length for row in rows[: shape.rows]]
+        lengths += [VACANT] * (shape.rows - len(lengths))
+        self.offset = mx.array(self._positions(lengths), dtype=mx.int32)
         for read in self.reads:
-            read.begin(rows)
+            read.begin(rows, shape.length)
+
+    def _positions(self, lengths: list[int]) -> list[int]:
+        """Of the token in each flat row."""
+        if self.shape.length == 1:
+            return lengths
+        each = range(self.shape.length)
+        flat = [VACANT if length == VACANT else length + token for length in lengths for token in each]
+        return flat[: self.shape.width]
 
     def key(self) -> Hashable | None:
         """See `TracedStep.step_key`. MLX's slices and masks follow the longest row: such a step is traced for tests
         only, since every token is another key."""
         if self.shared:
             return None
-        return tuple((*read.slots, -1, read.longest, *(name for _, name in read.refs())) for read in self.reads)
+        reads = tuple((*read.slots, -1, read.longest, *(name for _, name in read.refs())) for read in self.reads)
+        return reads
 
     def refs(self) -> list[Ref]:
         """The arrays that a step reads: see `TracedStep`."""

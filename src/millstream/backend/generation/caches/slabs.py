@@ -82,10 +82,10 @@ class RowCache:
         """Columns of its slot that may hold tokens."""
         return min(self.own, self.place.capacity)
 
-    @property
-    def outgrown(self) -> bool:
-        """Whether its next token needs a longer slot."""
-        return self.own >= self.place.capacity and slot_capacity(self.own + 1, self.window) != self.place.capacity
+    def outgrown(self, length: int = 1) -> bool:
+        """Whether its next tokens need a longer slot."""
+        tokens, capacity = self.own + length, self.place.capacity
+        return tokens > capacity and slot_capacity(tokens, self.window) != capacity
 
     def runs(self) -> list[tuple[int, int]]:
         """The tokens that are still read, oldest first: the first column of each run, and the one after the last."""

@@ -132,15 +132,19 @@ class SlotCaches:
     def nbytes(self) -> int:
         return sum(part.nbytes for layer in self.layers for part in layer.parts)
 
-    def begin_step(self) -> None:
+    supports_length = False
+    """All rows write the same column: what one of them does not keep would stand between the tokens of that row."""
+
+    def begin_step(self, length: int = 1) -> None:
         """Ensure there is a next column, and set what all layers share in this step."""
+        assert length == 1, "slots decode one token per row"
         if self.end >= self._columns:
             self._rebuild(list(range(self.count)), self.count)
             self._update_starts()
         self.offset = self.end - self.starts
         self.mask = self._mask(self.first, self.end + 1) if self._needs_mask else None
 
-    def end_step(self) -> None:
+    def end_step(self, counts: Sequence[int] | None = None) -> None:
         self.end += 1
 
     def new_buffer(self, like: mx.array) -> mx.array:

@@ -11,19 +11,51 @@ from collections.abc import Hashable, Sequence
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache
 
+from millstream.backend.generation.caches.pass_shape import PassShape
 from millstream.backend.generation.caches.traced_step import Ref, TracedStep
 
 States = Sequence[mx.array | None]
 """The states of one layer for some rows, (rows, …) each; None stands for zeros."""
 
 
+class StateLayer(ArraysCache):  # type: ignore[misc]
+    """One layer: mlx-lm's own cache, which for one token per row and without padding needs no more than its arrays. In a
+    pass of several tokens it has the states of the rows in that pass."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.shape = PassShape(0, 0)
+        self.steps: list[list[mx.array]] = []
+        """The states after each token of such a pass."""
+        self.whole: list[mx.array] = []
+        """The states of all rows before it."""
+
+    def begin(self, shape: PassShape) -> None:
+        self.shape, self.steps = shape, []
+        if shape.length > 1:
+            self.whole = list(self.cache)
+            self.cache = [array[: shape.live] for array in self.whole]
+            self.steps = [list(self.cache) for _ in range(shape.length)]
+
+    def keep(self, token: int, before: list[mx.array]) -> None:
+        """Note the states after a token. Those that are what they were before belong to another module."""
+        for entry, (old, new) in enumerate(zip(before, self.cache, strict=True)):
+            if new is not old:
+                self.steps[token][entry] = new
+
+    def end(self, states: list[mx.array] | None) -> None:
+        """These are the states of all rows, unless the pass has replaced them."""
+        if states is not None:
+            self.cache = states
+        self.shape, self.steps, self.whole = PassShape(0, 0), [], []
+
+
 class StateCaches(TracedStep):
-    """Owner only. `templates`: per layer, states of one row. Layers are mlx-lm's own caches: for one token per row and
-    without padding they need no more than their arrays."""
+    """Owner only. `templates`: per layer, states of one row."""
 
     def __init__(self, templates: Sequence[States]) -> None:
         self._templates = [[_template(array) for array in states] for states in templates]
-        self.layers = [ArraysCache(len(states)) for states in templates]
+        self.layers = [StateLayer(len(states)) for states in templates]
         self._size = 0
 
     @property
@@ -51,7 +83,8 @@ class StateCaches(TracedStep):
 
     def row(self, index: int) -> list[ArraysCache]:
         """The states of one row, per layer."""
-        return [layer.extract(index) for layer in self.layers]
+        found: list[ArraysCache] = [layer.extract(index) for layer in self.layers]
+        return found
 
     def _resize(self, size: int) -> None:
         grown, self._size = size - self._size, size
@@ -63,6 +96,23 @@ class StateCaches(TracedStep):
                 old = layer.cache[entry]
                 layer.cache[entry] = fresh if old is None else mx.concatenate([old, fresh])
 
+    def begin_step(self, shape: PassShape) -> None:
+        for layer in self.layers:
+            layer.begin(shape)
+
+    def end_step(self, counts: Sequence[int] | None) -> None:
+        """Each row has the states after so many of its new tokens; None: after all."""
+        shape = self.layers[0].shape if self.layers else PassShape(0, 0)
+        if shape.length == 1:
+            return
+        kept = [shape.length] * shape.live if counts is None else list(counts[: shape.live])
+        distinct = sorted(set(kept))
+        steps = [[layer.steps[count - 1] for count in distinct] for layer in self.layers]
+        ends = mx.array(kept, dtype=mx.int32) >= mx.array(distinct, dtype=mx.int32)[:, None]
+        pick = _picked if mx.default_device() == mx.Device(mx.DeviceType.cpu, 0) else _picked_compiled
+        for layer, states in zip(self.layers, pick(steps, [layer.whole for layer in self.layers], ends), strict=True):
+            layer.end(states)
+
     def step_key(self) -> Hashable | None:
         return len(self.layers)
 
@@ -70,10 +120,31 @@ class StateCaches(TracedStep):
         return [(layer.cache, entry) for layer in self.layers for entry in range(len(layer.cache))]
 
     def result_refs(self) -> list[Ref]:
-        return self.step_refs()
+        steps = [(step, entry) for layer in self.layers for step in layer.steps for entry in range(len(step))]
+        return self.step_refs() + steps
 
     def forget_step(self) -> None:
         """The states are all that there is, and they were replaced."""
+
+
+def _picked(steps: list[list[list[mx.array]]], whole: list[list[mx.array]], ends: mx.array) -> list[list[mx.array]]:
+    """For each layer and state, every row's array of `steps`: the last one for which its number in `ends` is true. Rows
+    beyond those of the pass have what they had."""
+    return [
+        [_rows_of([step[entry] for step in found], old, ends) for entry, old in enumerate(states)]
+        for found, states in zip(steps, whole, strict=True)
+    ]
+
+
+def _rows_of(found: list[mx.array], old: mx.array, ends: mx.array) -> mx.array:
+    new = found[0]
+    for index, later in enumerate(found[1:], start=1):
+        new = mx.where(ends[index].reshape(-1, *[1] * (new.ndim - 1)), later, new)
+    return new if old.shape[0] == new.shape[0] else mx.concatenate([new, old[new.shape[0] :]])
+
+
+_picked_compiled = mx.compile(_picked)
+"""One call for all layers. Not on the CPU, where it would be compiled by a C++ compiler."""
 
 
 def _template(array: mx.array | None) -> mx.array:

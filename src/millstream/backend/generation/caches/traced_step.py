@@ -11,6 +11,8 @@ from typing import Any
 
 import mlx.core as mx
 
+from millstream.backend.generation.caches.pass_shape import PassShape
+
 Ref = tuple[Any, str | int]
 """Where an array is: an object and the name of its attribute, or a list and an index."""
 
@@ -40,6 +42,8 @@ class TracedStep:
     """
 
     layers: list[Any]
+    shape: PassShape
+    """Of the step that `begin_step` has prepared."""
     _begun: Sequence[mx.array] = ()
 
     def step_key(self) -> Hashable | None:

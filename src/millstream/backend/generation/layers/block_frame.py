@@ -104,7 +104,7 @@ class _Watched(nn.Module):  # type: ignore[misc]
 
 
 @contextmanager
-def _replaced(block: Any, stand_ins: dict[str, Any]) -> Iterator[None]:
+def replaced(block: Any, stand_ins: dict[str, Any]) -> Iterator[None]:
     """A block with other modules for a while."""
     own = {name: block[name] for name in stand_ins}
     try:
@@ -119,7 +119,7 @@ def _replaced(block: Any, stand_ins: dict[str, Any]) -> Iterator[None]:
 def watched_calls(module: Any, children: dict[str, Any], run: Callable[[], Any]) -> tuple[list[WatchedCall], Any]:
     """The calls of some children while `run` runs, and what it returned."""
     calls: list[WatchedCall] = []
-    with _replaced(module, {name: _Watched(name, calls.append, child) for name, child in children.items()}):
+    with replaced(module, {name: _Watched(name, calls.append, child) for name, child in children.items()}):
         return calls, run()
 
 
@@ -176,7 +176,7 @@ def watched_frame(block: Any, rows: int) -> tuple[Frame, mx.array, mx.array]:
     stand_ins: dict[str, Any] = {name: _Watched(name, calls.append, module) for name, module in norms.items()}
     for seed, name in enumerate(parts):
         stand_ins[name] = _Watched(name, calls.append, stand_in(size, 100 + seed))
-    with _replaced(block, stand_ins):
+    with replaced(block, stand_ins):
         out = block(x, MASK, CACHE)
     if not isinstance(out, mx.array):
         raise NotUnderstood("gives more than its output")

@@ -14,8 +14,10 @@ from typing import Any
 
 import mlx.core as mx
 
+from millstream.backend.generation.caches.state_caches import StateLayer
 from millstream.backend.generation.layers.block_frame import Frame, Norm, NotUnderstood
 from millstream.backend.generation.layers.block_parts import AttentionParts, ConvParts, GluParts, Rope, weight_of
+from millstream.backend.generation.layers.state_layers import short_conv_pass
 from millstream.backend.layers import state_ops
 from millstream.backend.layers.fused_matmul import BY_KERNELS, Form, FusedMatmuls, Weight, join_heads, split_heads
 from millstream.backend.layers.fused_matmul import Norm as MatmulNorm
@@ -133,16 +135,23 @@ class _Conv:
     ops: StateOps
     finish: _Finish
 
-    def run(self, x: mx.array, residual: mx.array, state: mx.array, arrays: Arrays) -> tuple[mx.array, mx.array]:
+    def project(self, x: mx.array, arrays: Arrays) -> mx.array:
         norm = None if self.eps is None else MatmulNorm(arrays["before"], self.eps)
-        projected = self.matmuls.matmul(x, self.form.of(arrays["joined"]), norm=norm, bias=arrays.get("bias"))
-        out, state = self.ops.short_conv(projected, state, arrays["conv"])
+        return self.matmuls.matmul(x, self.form.of(arrays["joined"]), norm=norm, bias=arrays.get("bias"))
+
+    def run(self, x: mx.array, residual: mx.array, state: mx.array, arrays: Arrays) -> tuple[mx.array, mx.array]:
+        out, state = self.ops.short_conv(self.project(x, arrays), state, arrays["conv"])
         return self.finish.run(out, residual, arrays), state
 
 
 @functools.cache
 def _compiled(static: Any, matmuls: FusedMatmuls) -> Callable[..., Any]:
     return matmuls.compile(static.run)  # type: ignore[no-any-return]
+
+
+@functools.cache
+def _compiled_projection(static: _Conv, matmuls: FusedMatmuls) -> Callable[..., mx.array]:
+    return matmuls.compile(static.project)  # type: ignore[no-any-return]
 
 
 class FusedAttention:
@@ -193,6 +202,7 @@ class FusedConv:
         ops = state_ops.BY_KERNELS if matmuls is BY_KERNELS else state_ops.BY_MLX
         static = _Conv(matmuls, joined.form, None if norm is None else norm.eps, ops, finish)
         self._run, self._plain = _compiled(static, matmuls), plain
+        self._project, self._finish = _compiled_projection(static, matmuls), _compiled(finish, matmuls)
         self._arrays = {"joined": joined.arrays, **_bias("bias", parts.joined), **_scale("before", norm)}
         self._arrays |= {"conv": parts.weight, **_finish_arrays(out, parts.out, frame.after_mixer)}
 
@@ -201,7 +211,11 @@ class FusedConv:
         if mask is not None or state is None or state.dtype != x.dtype or cache.lengths is not None:
             return self._plain.run(x, mask, cache)
         out: mx.array
-        out, cache[0] = self._run(x if self._norm_first is None else self._norm_first(x), x, state, self._arrays)
+        normed = x if self._norm_first is None else self._norm_first(x)
+        if isinstance(cache, StateLayer) and cache.shape.length > 1:
+            projected = self._project(normed, self._arrays)
+            return self._finish(short_conv_pass(projected, cache, self._arrays["conv"]), x, self._arrays)
+        out, cache[0] = self._run(normed, x, state, self._arrays)
         cache.advance(1)
         return out
 

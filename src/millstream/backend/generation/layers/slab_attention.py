@@ -38,8 +38,10 @@ def slab_attention(plain: Attention) -> Attention:
     ) -> mx.array:
         if not isinstance(cache, SlabLayer):
             return attend_plainly(plain, queries, keys, values, cache, scale, mask, sinks, softcap)
-        write_step(cache, cache.take_new(keys, values, mask))
-        return over_slabs(plain, queries, cache, scale, sinks, softcap)
+        shape = cache.caches.shape
+        keys, values = cache.take_new(keys, values, mask)
+        write_step(cache, (shape.grouped(keys), shape.grouped(values)))
+        return shape.flattened(over_slabs(plain, shape.grouped(queries), cache, scale, sinks, softcap))
 
     return attention
 
@@ -77,7 +79,7 @@ def over_slabs(
     sinks: mx.array | None,
     softcap: float | None = None,
 ) -> mx.array:
-    """Attention of one query per row over all of its tokens. Rows without a slot get the output of another."""
+    """Attention of a step's queries over all tokens of their rows. Rows without a slot get the output of another."""
     step = cache.caches.step
     if step.shared:
         return _with_shared(queries, cache, scale, sinks, softcap)
@@ -99,7 +101,7 @@ def _with_shared(
 ) -> mx.array:
     """All parts of all rows, each with its maximum and its sum of weights, then joined."""
     step = cache.caches.step
-    heads, size = queries.shape[1], queries.shape[3]
+    heads, length, size = queries.shape[1:]
     own = []
     for read in step.reads:
         chosen = queries if read.queries is None else queries[read.queries]
@@ -108,9 +110,10 @@ def _with_shared(
     for shared in step.shared:
         keys, values = cache.split(shared.parts(cache.index))
         count, groups = shared.numbers.shape[0], keys.shape[1]
-        chosen = queries[shared.numbers].reshape(count, groups, heads // groups, size).swapaxes(0, 1)
-        found = _partial(chosen.reshape(1, heads * count, 1, size), keys, values, scale, None, softcap)
-        best, total, out = _join(best, total, out, shared.numbers, [_by_row(each, count, groups) for each in found])
+        chosen = queries[shared.numbers].reshape(count, groups, -1, size).swapaxes(0, 1)
+        found = _partial(chosen.reshape(1, heads * count * length, 1, size), keys, values, scale, None, softcap)
+        parts = [_by_row(each, count, groups, length) for each in found]
+        best, total, out = _join(best, total, out, shared.numbers, parts)
     if sinks is not None:
         top = mx.maximum(best, sinks[None, :, None, None])
         out = out * mx.exp(best - top)
@@ -118,10 +121,10 @@ def _with_shared(
     return (out / total).astype(queries.dtype)
 
 
-def _by_row(part: mx.array, count: int, groups: int) -> mx.array:
-    """From (1, groups * rows * heads of a group, 1, any) to (rows, heads, 1, any)."""
+def _by_row(part: mx.array, count: int, groups: int, length: int) -> mx.array:
+    """From (1, groups * rows * heads of a group * length, 1, any) to (rows, heads, length, any)."""
     size = part.shape[-1]
-    return part.reshape(groups, count, -1, size).swapaxes(0, 1).reshape(count, -1, 1, size)
+    return part.reshape(groups, count, -1, size).swapaxes(0, 1).reshape(count, -1, length, size)
 
 
 def _partial(
@@ -129,24 +132,27 @@ def _partial(
     keys: mx.array,
     values: mx.array,
     scale: float,
-    mask: mx.array | None,
+    mask: mx.array | str | None,
     softcap: float | None,
 ) -> tuple[mx.array, mx.array, mx.array]:
     """The greatest score of each query, the sum of its weights, and the weighted sum of values; in float32."""
-    rows, heads, _, size = queries.shape
-    groups = keys.shape[1]
-    scores = (queries * scale).reshape(rows, groups, heads // groups, size) @ keys.swapaxes(-1, -2)
+    rows, heads, length, size = queries.shape
+    groups, columns = keys.shape[1], keys.shape[2]
+    scores = (queries * scale).reshape(rows, groups, -1, size) @ keys.swapaxes(-1, -2)
     scores = scores.astype(mx.float32)
     if softcap is not None:
         scores = cap_scores(scores, softcap)
     if mask is not None:
-        scores = mx.where(mask, scores, _FLOOR)
+        if isinstance(mask, str):
+            mask = mx.arange(columns) <= mx.arange(columns - length, columns)[:, None]
+        split = scores.reshape(rows, heads, length, columns)
+        scores = mx.where(mask, split, _FLOOR).reshape(scores.shape)
     best = mx.max(scores, axis=-1, keepdims=True)
     weights = mx.exp(scores - best)
     out = weights.astype(values.dtype) @ values
     total = mx.sum(weights, axis=-1, keepdims=True)
     return tuple(  # type: ignore[return-value]
-        each.astype(mx.float32).reshape(rows, heads, 1, -1) for each in (best, total, out)
+        each.astype(mx.float32).reshape(rows, heads, length, -1) for each in (best, total, out)
     )
 
 

@@ -100,6 +100,25 @@ class TokenMask:
         return tokens
 
 
+class Followed:
+    """Drafts that every row may follow, and the masks of rows with a grammar along them."""
+
+    def __init__(
+        self, drafts: dict[int, tuple[int, ...]], masks: Mapping[int, NDArray[np.uint8]], vocab_size: int
+    ) -> None:
+        """`masks`: one more than the row's draft has tokens."""
+        self.drafts = drafts
+        self._masks = masks
+        self._vocab_size = vocab_size
+
+    def mask(self, indices: Mapping[int, int], length: int) -> TokenMask | None:
+        """For a pass of `length` tokens per row: its logits are those of the batch's rows, each `length` times."""
+        if not self._masks:
+            return None
+        places = [indices[row] * length + place for row, bits in self._masks.items() for place in range(len(bits))]
+        return TokenMask(places, np.concatenate(list(self._masks.values())), self._vocab_size)
+
+
 class GrammarGuides:
     """Owner only. The matchers of rows with a grammar, one per row, until its stop token."""
 
@@ -132,7 +151,7 @@ class GrammarGuides:
 
         `indices`: of the rows in the batch, by request id.
         """
-        failed = self._create_matchers() + self._consume(rows)
+        failed = self.catch_up(rows)
         if not self._matchers:
             return None, failed
         bits = self._bitmasks([matcher for _, matcher in self._matchers.values()])
@@ -146,6 +165,52 @@ class GrammarGuides:
             return None, failed
         numbers, row_indices = zip(*guided, strict=True)
         return TokenMask(row_indices, bits[list(numbers)], self._vocab_size), failed
+
+    def catch_up(self, rows: Sequence[RowOutput]) -> list[RowFailure]:
+        """Create matchers of new rows and feed the others the tokens of their rows. Returns the rows that cannot
+        continue."""
+        return self._create_matchers() + self._consume(rows)
+
+    def matcher(self, request_id: int) -> LLMatcher | None:
+        """Of a row: it has consumed all tokens that were read. None if the row has no grammar, or has ended."""
+        found = self._matchers.get(request_id)
+        return None if found is None else found[1]
+
+    def follow(self, drafts: Mapping[int, Sequence[int]]) -> tuple[Followed, list[RowFailure]]:
+        """What becomes of drafts: those of rows with a grammar are cut where it does not allow them, or where nothing
+        could come next, and before a stop token, since what comes after one has no grammar. Also returns the rows that
+        cannot continue."""
+        failed: list[RowFailure] = []
+        cut = {request_id: tuple(draft) for request_id, draft in drafts.items()}
+        masks: dict[int, NDArray[np.uint8]] = {}
+        for request_id, (submit, matcher) in list(self._matchers.items()):
+            found = self._bitmasks([matcher])
+            if matcher.is_error() or not found.any():
+                failed.append(self._fail(request_id))
+                cut.pop(request_id, None)
+                continue
+            draft = cut.get(request_id, ())
+            stop = next((place for place, token in enumerate(draft) if token in submit.stop_tokens), len(draft))
+            draft = draft[: matcher.validate_tokens(list(draft[:stop]))] if stop else ()
+            masks[request_id], cut[request_id] = self._along(matcher, draft, found)
+        return Followed({each: draft for each, draft in cut.items() if draft}, masks, self._vocab_size), failed
+
+    def _along(
+        self, matcher: LLMatcher, draft: tuple[int, ...], first: NDArray[np.uint8]
+    ) -> tuple[NDArray[np.uint8], tuple[int, ...]]:
+        """The bitmasks before each token of a draft and after the last, and the draft as far as it can be followed. A
+        copy of the matcher follows it, so nothing is taken back."""
+        masks = [first]
+        if not draft:
+            return first, draft
+        follower = matcher.deep_copy()
+        for count, token in enumerate(draft):
+            after = self._bitmasks([follower]) if follower.consume_token(token) else None
+            if after is None or follower.is_error() or not after.any():
+                draft = draft[:count]
+                break
+            masks.append(after)
+        return np.concatenate(masks), draft
 
     def _create_matchers(self) -> list[RowFailure]:
         failed = []

@@ -60,12 +60,25 @@ class Penalties:
         if self._output_counts is None or self._in_prompt is None:
             return logits
         logits = logits.astype(mx.float32)
-        selected = logits[self._indices]
-        in_output = self._output_counts > 0
-        repeated = mx.where(selected > 0, selected / self._repetition, selected * self._repetition)
-        selected = mx.where(in_output | self._in_prompt, repeated, selected)
-        selected = selected - self._frequency * self._output_counts - self._presence * in_output
-        logits[self._indices] = selected
+        columns = (self._in_prompt, self._repetition, self._presence, self._frequency)
+        logits[self._indices] = _penalise(logits[self._indices], self._output_counts, *columns)
+        return logits
+
+    def apply_to_drafts(self, logits: mx.array, drafts: mx.array) -> mx.array:
+        """To the logits of a pass of several tokens per row: (rows, length, vocabulary). `drafts` (rows, length - 1):
+        what each position but the first reads. A position counts the drafts before it; `count_tokens` counts what
+        became of them."""
+        if self._output_counts is None or self._in_prompt is None:
+            return logits
+        logits = logits.astype(mx.float32)
+        length = logits.shape[1]
+        counts = mx.repeat(self._output_counts[:, None], length, axis=1)
+        for position in range(1, length):
+            token = drafts[self._indices, position - 1][:, None]
+            later = mx.arange(position, length)
+            counts = counts.at[mx.arange(len(self.rows))[:, None], later[None], token].add(1.0)
+        columns = [each[:, None] for each in (self._in_prompt, self._repetition, self._presence, self._frequency)]
+        logits[self._indices] = _penalise(logits[self._indices], counts, *columns)
         return logits
 
     def count(self, tokens: mx.array) -> None:
@@ -73,9 +86,31 @@ class Penalties:
         if self._output_counts is not None:
             self._output_counts = self._output_counts.at[mx.arange(len(self.rows)), tokens[self._indices]].add(1.0)
 
+    def count_tokens(self, tokens: Sequence[Sequence[int]]) -> None:
+        """Count what each row of the whole batch has gained."""
+        if self._output_counts is None:
+            return
+        gained = [(number, token) for number, row in enumerate(self.rows) for token in tokens[row]]
+        numbers, values = (mx.array(each, dtype=mx.int32) for each in zip(*gained, strict=True))
+        self._output_counts = self._output_counts.at[numbers, values].add(1.0)
+
     def _build_columns(self) -> None:
         """Build the settings of all rows as columns, when rows change rather than every step."""
         self._indices = mx.array(self.rows, dtype=mx.int32)
         self._repetition = mx.array([[s.repetition_penalty] for s in self._sampling], dtype=mx.float32)
         self._presence = mx.array([[s.presence_penalty] for s in self._sampling], dtype=mx.float32)
         self._frequency = mx.array([[s.frequency_penalty] for s in self._sampling], dtype=mx.float32)
+
+
+def _penalise(
+    logits: mx.array,
+    counts: mx.array,
+    in_prompt: mx.array,
+    repetition: mx.array,
+    presence: mx.array,
+    frequency: mx.array,
+) -> mx.array:
+    in_output = counts > 0
+    repeated = mx.where(logits > 0, logits / repetition, logits * repetition)
+    logits = mx.where(in_output | in_prompt, repeated, logits)
+    return logits - frequency * counts - presence * in_output

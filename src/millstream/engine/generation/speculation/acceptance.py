@@ -1,43 +1,35 @@
-"""How often a row's drafts are right: learned from its own steps."""
+"""How often drafts are right: learned from passes that verified them, and from guesses that plain steps confirmed."""
 
 from __future__ import annotations
 
+import math
+
 DECAY = 0.95
-"""The weight of earlier steps when a step is observed: a text changes its kind."""
-PRIOR_RIGHT, PRIOR_ALL = 0.5, 1.0
-"""What a row is credited with before anything is known of it."""
+"""The weight of earlier drafts when one more is observed: a text changes its kind."""
+PRIOR_TOKENS = 2.0
+"""How many tokens the prior counts for."""
 
 
 class Acceptance:
-    """Of one row. A draft's tokens are tried one after another until one is wrong, so what counts is how many were
-    tried and how many of these were right."""
+    """Of one row by one drafter. A draft's tokens are tried one after another until one is wrong, so what counts is how
+    many were tried and how many of these were right."""
 
-    __slots__ = ("_offered", "_right", "_steps", "_tried")
+    __slots__ = ("_prior", "_right", "_tried", "rate", "sure_rate")
 
-    def __init__(self) -> None:
+    def __init__(self, prior: float) -> None:
+        """`prior`: the rate that is assumed while nothing is known."""
+        self._prior = prior
         self._right = self._tried = 0.0
-        self._offered = self._steps = 0.0
+        self._conclude()
 
     def observe(self, proposed: int, accepted: int) -> None:
-        """A step tried `proposed` tokens, of which the first `accepted` were right. 0 proposed: there was no draft."""
-        self._steps = DECAY * self._steps + 1
-        self._offered = DECAY * self._offered + (proposed > 0)
-        if proposed:
-            self._right = DECAY * self._right + accepted
-            self._tried = DECAY * self._tried + min(proposed, accepted + 1)
+        """Of a draft of `proposed` tokens, the first `accepted` were right."""
+        self._right = DECAY * self._right + accepted
+        self._tried = DECAY * self._tried + min(proposed, accepted + 1)
+        self._conclude()
 
-    @property
-    def rate(self) -> float:
+    def _conclude(self) -> None:
+        self.rate = rate = (self._right + PRIOR_TOKENS * self._prior) / (self._tried + PRIOR_TOKENS)
         """The chance that a token of a draft is right if all before it were."""
-        return (self._right + PRIOR_RIGHT) / (self._tried + PRIOR_ALL)
-
-    @property
-    def offer(self) -> float:
-        """The chance that there is a draft at all."""
-        return (self._offered + 1) / (self._steps + 1)
-
-    def expected(self, depth: int) -> float:
-        """Tokens that a step gives on average, if it tries up to `depth` of a draft."""
-        rate = min(self.rate, 0.999)
-        drafted = rate * (1 - rate**depth) / (1 - rate)
-        return 1 + self.offer * drafted
+        self.sure_rate = max(0.0, rate - math.sqrt(rate * (1 - rate) / (self._tried + 1)))
+        """A rate that it hardly is below: lower by a standard deviation, so the more the less is known."""

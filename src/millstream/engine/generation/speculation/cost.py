@@ -1,48 +1,68 @@
-"""What a step costs by its rows and by its length: learned from steps as they happen."""
+"""What a pass costs by its rows and by its length: learned from steps as they happen."""
 
 from __future__ import annotations
 
-KEEP = 0.8
-"""The weight of what was known when a step is observed."""
-OUTLIER = 3.0
-"""A step that took so many times what is known counts as if it had taken just that: others use the machine too."""
+import statistics
+from collections import deque
+from collections.abc import Iterable
+
+REMEMBERED = 9
+"""Passes of a kind whose median counts: others use the machine too, and the first of a kind compiles kernels."""
+SLOPE = 0.05
+"""What every further token of a pass is taken to cost, relative to a plain step, before any longer one was seen: an
+optimist's guess, so that one is tried."""
 
 
 class StepCosts:
-    """Seconds of a decode step with some rows, each with 1 or more tokens.
+    """Seconds of a decode pass with some rows, each with 1 or more tokens. Rows are counted in powers of two."""
 
-    Rows are counted in powers of two. What was never seen is estimated from the nearest length that was, as if every
-    further token cost `slope` of the first: an optimist's guess, so that longer steps are tried at all.
-    """
-
-    def __init__(self, slope: float = 0.05) -> None:
+    def __init__(self, slope: float = SLOPE) -> None:
         self._slope = slope
-        self._known: dict[tuple[int, int], float] = {}
+        self._seen: dict[int, dict[int, deque[float]]] = {}
+        """By bucket of rows, then by length."""
+        self._medians: dict[int, dict[int, float]] = {}
+        """Of these. Asked far more often than they change."""
+        self.longest = 1
+        """The longest pass that was seen, with any number of rows."""
 
     def observe(self, rows: int, length: int, seconds: float) -> None:
-        """A step without prefill took so long."""
-        key = (_bucket(rows), length)
-        known = self._known.get(key)
-        if known is None:
-            self._known[key] = seconds
-        else:
-            self._known[key] = KEEP * known + (1 - KEEP) * min(seconds, OUTLIER * known)
+        """A pass without prefill took so long."""
+        bucket = _bucket(rows)
+        seen = self._seen.setdefault(bucket, {}).setdefault(length, deque(maxlen=REMEMBERED))
+        seen.append(seconds)
+        self._medians.setdefault(bucket, {})[length] = statistics.median(seen)
+        self.longest = max(self.longest, length)
 
     def knows(self, rows: int, length: int) -> bool:
-        return (_bucket(rows), length) in self._known
+        return length in self._medians.get(_bucket(rows), ())
 
-    def seconds(self, rows: int, length: int) -> float | None:
-        """None if no step with so many rows was seen."""
+    def plain(self, rows: int) -> float | None:
+        """Seconds of a plain step; None if there was none with about so many rows."""
+        return self._medians.get(_bucket(rows), {}).get(1)
+
+    def relative(self, rows: int, lengths: Iterable[int]) -> list[tuple[int, float]]:
+        """What passes of these lengths cost, relative to a plain step of as many rows. What was never seen is read off
+        the line between the lengths that were; with as many rows, else with the nearest number of rows."""
         bucket = _bucket(rows)
-        if (known := self._known.get((bucket, length))) is not None:
-            return known
-        lengths = [seen for (of, seen) in self._known if of == bucket]
-        if not lengths:
-            return None
-        nearest = min(lengths, key=lambda seen: (abs(seen - length), seen))
-        share = (1 + self._slope * (length - 1)) / (1 + self._slope * (nearest - 1))
-        return self._known[bucket, nearest] * share
+        for near in sorted(self._medians, key=lambda each: (abs(each - bucket), each)):
+            known = self._medians[near]
+            if 1 in known and len(known) > 1:
+                plain = known[1]
+                return [
+                    (length, known[length] / plain if length in known else _on_line(known, length))
+                    for length in lengths
+                ]
+        return [(length, 1 + self._slope * (length - 1)) for length in lengths]
 
 
 def _bucket(rows: int) -> int:
     return (max(1, rows) - 1).bit_length()
+
+
+def _on_line(known: dict[int, float], length: int) -> float:
+    """Between the two lengths around it, or beyond the last two; relative to a plain step."""
+    lengths = sorted(known)
+    beyond = next((index for index, seen in enumerate(lengths) if seen > length), len(lengths) - 1)
+    low, high = lengths[beyond - 1], lengths[beyond]
+    slope = (known[high] - known[low]) / (high - low)
+    return max((known[low] + slope * (length - low)) / known[1], 1.0)

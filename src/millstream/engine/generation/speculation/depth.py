@@ -1,77 +1,210 @@
-"""Decides how deep the rows of a step speculate: as deep as pays, and not at all where it does not.
+"""Decides whether the rows of a step speculate: where it pays, and nearly not at all where it does not.
 
-A step is one pass over all rows, as long as the longest draft. So depth is decided for the batch, and a row that never
-gains takes part with its one token. Where the best depth gains nothing, speculation is parked, for longer each time, and
-then tried again for a few steps: a trial costs little of the steps between.
+Three things are learned: how often each drafter is right for each row, what passes cost by their length, and what
+speculation has gained or lost so far. Drafts that cost no forward pass are also compared with what plain steps give, so
+their worth is known before any pass verifies one: a row that begins to repeat its prompt speculates after a few tokens,
+and prose never does. All other trials are paid from a **credit**: every step adds a hundredth of a plain step to it,
+every pass adds what it gained or takes what it lost, and a pass that is not sure to pay may not risk more than is left.
+So where speculation loses, it costs about a hundredth, however long the texts are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
+from millstream.engine.generation.messages import Generate
 from millstream.engine.generation.speculation.acceptance import Acceptance
-from millstream.engine.generation.speculation.cost import StepCosts
+from millstream.engine.generation.speculation.choice import Odds, Outcome, best_if_drafted
+from millstream.engine.generation.speculation.cost import SLOPE, StepCosts
+from millstream.engine.generation.speculation.lengths import LENGTHS
+from millstream.engine.messages import Speculated
 
-DEPTHS = (1, 2, 4, 8)
-"""Few, because each length of a step is compiled, and its cost is learned, by itself."""
-PAYS = 1.03
-"""How many times as many tokens per second a depth must give to be worth it."""
-TRIAL = 4
-"""Steps of a trial."""
-SHORTEST_PARK, LONGEST_PARK = 64, 2048
-"""Steps before the next trial."""
+COSTLY = frozenset({"mtp", "draft-model"})
+"""Drafters that run forward passes: what they are worth, only a trial tells."""
+PRIOR = 0.3
+PRIORS = {"grammar": 0.9, "prediction": 0.8, "mtp": 0.7, "draft-model": 0.7}
+"""How often a token of a draft is right, before anything is known."""
+LEARNED = 0.02
+"""The weight of one draft in what is known of its drafter over all rows: the prior of new ones."""
+
+CREDIT, MOST_CREDIT, LEAST_CREDIT = 3.0, 12.0, 1.0
+"""In plain steps: at first; at most, so that old gains do not pay for new losses; and the least to try something."""
+DOUBT = 0.25
+"""The share of a full credit that is risked to measure again what passes cost."""
+INTEREST = 0.01
+"""What every step adds to the credit: the share of time that trials may cost."""
+
+GUESSES = 16
+"""Rows whose drafts are compared in one plain step, at most."""
+STANDING = 15
+"""With many rows a choice stands for a quarter as many further steps, up to so many: it takes time for every row."""
+LONG_ROWS = 4
+"""The longest passes are for so few rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """For the next step: how long drafts may be, which passes pay, and which rows' drafts are only compared."""
+
+    depth: int = 0
+    odds: Odds | None = None
+    guess: tuple[int, ...] = ()
+
+
+PLAIN = Choice()
 
 
 class SpeculationDepth:
     """Pure. Ask `choose` before each step, tell `observe` after it."""
 
-    def __init__(self, costs: StepCosts | None = None, *, most: int = DEPTHS[-1]) -> None:
+    def __init__(self, drafters: Sequence[str], costs: StepCosts | None = None, *, most: int = LENGTHS[-1] - 1) -> None:
+        """`most`: tokens of a draft."""
+        self._drafters = tuple(drafters)
+        self._costly = any(name in COSTLY for name in drafters)
+        self._applying: dict[tuple[bool, bool], tuple[str, ...]] = {}
+        """Drafters by whether a request has a grammar, and a prediction."""
         self._costs = costs or StepCosts()
-        self._depths = tuple(depth for depth in DEPTHS if depth <= most)
-        self._rows: dict[int, Acceptance] = {}
-        self._parked = 0
-        """Steps until the next trial."""
-        self._park = SHORTEST_PARK
-        self._trial = TRIAL
+        self._most = most
+        self._priors = {name: PRIORS.get(name, PRIOR) for name in drafters}
+        self._rows: dict[int, dict[str, Acceptance]] = {}
+        self._guessed = 0
+        """The number of the row that is next to be compared."""
+        self._choice, self._standing = PLAIN, 0
+        self._credit = CREDIT
+        self._passes = 0
+        self._counts: dict[str, list[int]] = {name: [0, 0] for name in drafters}
+        self._gain = 1.0
 
-    def choose(self, rows: Collection[int]) -> int:
-        """How many tokens of a draft the rows may try in the next step; 0: none. `rows`: ids of requests."""
-        if not rows or not self._depths:
-            return 0
-        self._rows = {row: self._rows.get(row) or Acceptance() for row in rows}
-        plain = self._costs.seconds(len(rows), 1)
-        if plain is None or not self._costs.knows(len(rows), 1):
-            return 0  # without the cost of a plain step nothing can be compared
-        if self._parked:
-            self._parked -= 1
-            self._trial = TRIAL
-            return 0
-        gain, depth = max((self._gain(len(rows), depth, plain), depth) for depth in self._depths)
-        if gain >= PAYS:
-            return depth
-        if self._trial:
-            self._trial -= 1
-            return self._depths[0] if depth not in self._depths else depth
-        self._parked, self._park = self._park, min(2 * self._park, LONGEST_PARK)
-        return 0
+    @property
+    def speculated(self) -> Speculated:
+        counts = tuple((name, proposed, accepted) for name, (proposed, accepted) in self._counts.items())
+        return Speculated(self._passes, counts, round(self._gain, 2))
 
-    def observe(self, outcomes: Mapping[int, tuple[int, int]], length: int, seconds: float) -> None:
-        """A step without prefill: for each row how many tokens it tried and how many were right, how many tokens long
-        the pass was, and what it took."""
-        if not outcomes:
-            return
-        self._costs.observe(len(outcomes), length, seconds)
+    def drafters_of(self, submit: Generate) -> tuple[str, ...]:
+        """Those that may have something for this request."""
+        key = (submit.grammar is not None, bool(submit.prediction))
+        if key not in self._applying:
+            absent = {name for name, has in zip(("grammar", "prediction"), key, strict=True) if not has}
+            self._applying[key] = tuple(name for name in self._drafters if name not in absent)
+        return self._applying[key]
+
+    def choose(self, rows: Mapping[int, Collection[str]], batch: int) -> Choice:
+        """`rows`: requests that may speculate, and the drafters that may have something for each; `batch`: how many
+        rows the step has."""
+        if not rows or not self._drafters or self._costs.plain(batch) is None:
+            return PLAIN  # without the cost of a plain step nothing can be compared
+        if self._standing:
+            self._standing -= 1
+            return replace(self._choice, guess=self._to_guess(rows))
+        self._standing = min(len(rows) // 4, STANDING)
+        self._choice = self._decide(rows, batch)
+        return self._choice
+
+    def _decide(self, rows: Mapping[int, Collection[str]], batch: int) -> Choice:
+        guess = self._to_guess(rows)
+        rates = tuple(
+            (row, drafter, self._rate(row, drafter)) for row, drafters in rows.items() for drafter in drafters
+        )
+        best: dict[int, float] = {}
+        for row, _, rate in rates:
+            if rate > best.get(row, 0.0):
+                best[row] = rate
+        costs = self._lengths(batch)
+        choices = [each for each in costs if self._costs.knows(batch, each[0]) or self._affords(each[1])]
+        length = best_if_drafted(choices, batch, best.values())
+        if length == 1 and self._credit == MOST_CREDIT:
+            choices = self._doubted(costs)
+            length = best_if_drafted(choices, batch, best.values())
         if length == 1:
-            return
-        for row, (proposed, accepted) in outcomes.items():
-            self._rows.setdefault(row, Acceptance()).observe(proposed, accepted)
-        plain = self._costs.seconds(len(outcomes), 1)
-        if plain is not None and self._gain(len(outcomes), length - 1, plain) >= PAYS:
-            self._park = SHORTEST_PARK
+            return Choice(guess=guess)
+        if self._costly:  # each token of a draft takes time, whether or not it is verified
+            choices = [each for each in choices if each[0] <= length]
+        return Choice(choices[-1][0] - 1, Odds(tuple(choices), rates), guess)
 
-    def _gain(self, rows: int, depth: int, plain: float) -> float:
-        """Tokens per second with this depth over those without speculation."""
-        cost = self._costs.seconds(rows, depth + 1)
-        assert cost is not None, "a plain step with so many rows is known"
-        expected = sum(row.expected(depth) for row in self._rows.values()) / max(1, len(self._rows))
-        return expected * plain / cost
+    def _rate(self, row: int, drafter: str) -> float:
+        """Of a drafter that only passes tell about, what is likely, as long as there is credit to try it; of others,
+        what is sure."""
+        known = self._acceptance(row, drafter)
+        return known.rate if drafter in COSTLY and self._credit >= LEAST_CREDIT else known.sure_rate
+
+    def observe(
+        self,
+        outcomes: Iterable[Outcome],
+        *,
+        guessed: Iterable[Outcome] = (),
+        length: int = 1,
+        rows: int = 0,
+        tokens: float = 0.0,
+        seconds: float | None = None,
+    ) -> None:
+        """After a step: what became of drafts and of guesses, how many tokens long the pass was, its rows, how many
+        tokens each of them gained in it on average, and what it took; None if something else ran beside it."""
+        for outcome in (*outcomes, *guessed):
+            self._learn(outcome)
+        for outcome in outcomes:
+            count = self._counts.setdefault(outcome.drafter, [0, 0])
+            count[0] += outcome.proposed
+            count[1] += outcome.accepted
+        self._credit = min(MOST_CREDIT, self._credit + INTEREST)
+        if length > 1:
+            self._passes += 1
+        if seconds is None or not rows:
+            return
+        if not self._costs.knows(rows, length):
+            self._standing = 0
+        self._costs.observe(rows, length, seconds)
+        plain = self._costs.plain(rows)
+        if length > 1 and plain:
+            self._credit = min(MOST_CREDIT, self._credit + tokens - seconds / plain)
+            self._gain += 0.05 * (tokens * plain / seconds - self._gain)
+
+    def forget(self, request_id: int) -> None:
+        """A request has ended."""
+        self._rows.pop(request_id, None)
+
+    def _learn(self, outcome: Outcome) -> None:
+        tried = min(outcome.proposed, outcome.accepted + 1)
+        if not tried:
+            return
+        known = self._acceptance(outcome.request_id, outcome.drafter)
+        known.observe(outcome.proposed, outcome.accepted)
+        prior = self._priors[outcome.drafter]
+        self._priors[outcome.drafter] = prior + LEARNED * (outcome.accepted / tried - prior)
+
+    def _acceptance(self, request_id: int, drafter: str) -> Acceptance:
+        row = self._rows.setdefault(request_id, {})
+        if drafter not in row:
+            row[drafter] = Acceptance(self._priors.setdefault(drafter, PRIOR))
+        return row[drafter]
+
+    def _lengths(self, batch: int) -> list[tuple[int, float]]:
+        """The passes that there may be, and what they cost relative to a plain step. Of those that are longer than any
+        that was seen, one: what it costs tells about the others."""
+        most = 1 + (self._most if batch <= LONG_ROWS else LENGTHS[-2] - 1)
+        next_longer = next((length for length in LENGTHS if length > self._costs.longest), most)
+        lengths = [length for length in LENGTHS[1:] if length <= min(most, next_longer)]
+        return self._costs.relative(batch, lengths)
+
+    def _doubted(self, costs: list[tuple[int, float]]) -> list[tuple[int, float]]:
+        """What passes would cost if their costs were measured while something else used the machine: the shortest is
+        tried again, and others that risk little of the credit."""
+        risk = DOUBT * self._credit
+        return [
+            (length, 1 + SLOPE * (length - 1))
+            for length, cost in costs
+            if cost - 1 <= (self._credit if length == LENGTHS[1] else risk)
+        ]
+
+    def _affords(self, cost: float) -> bool:
+        """Whether a pass may lose all that it costs beyond a plain step."""
+        return cost - 1 <= self._credit
+
+    def _to_guess(self, rows: Collection[int]) -> tuple[int, ...]:
+        """Some rows in turn."""
+        every = list(rows)
+        if len(every) <= GUESSES:
+            return tuple(every)
+        first = self._guessed % len(every)
+        self._guessed = first + GUESSES
+        return tuple((every * 2)[first : first + GUESSES])

@@ -1,0 +1,141 @@
+"""The drafters of a backend: what rows have gained, which drafts are worth a pass, and which are only compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from millstream.backend.generation.drafters.drafts import Drafts
+from millstream.engine.generation.messages import Generate
+from millstream.engine.generation.plan import RowOutput
+from millstream.engine.generation.speculation.choice import Odds, Outcome, best_length
+
+GUESSED = 8
+"""The most tokens of a draft that is compared with plain steps."""
+
+
+class Guess:
+    """A draft that no pass verifies: it is compared with the tokens that its row gains anyway."""
+
+    __slots__ = ("drafter", "right", "tokens")
+
+    def __init__(self, drafter: str, tokens: tuple[int, ...]) -> None:
+        self.drafter = drafter
+        self.tokens = tokens
+        self.right = 0
+
+    def compare(self, gained: Sequence[int]) -> tuple[int, int]:
+        """How many of these tokens it said something about, and how many of those it said right."""
+        before = self.right
+        for token in gained:
+            if self.right == len(self.tokens):
+                break
+            if self.tokens[self.right] != token:
+                self.tokens = ()  # all is known of it
+                return self.right - before + 1, self.right - before
+            self.right += 1
+        return self.right - before, self.right - before
+
+    @property
+    def over(self) -> bool:
+        return self.right >= len(self.tokens)
+
+
+class Speculating:
+    """Owner only. Tells drafters what rows have gained when they are asked, not before: with hundreds of rows nobody
+    drafts, and nothing is told."""
+
+    def __init__(self, drafts: Drafts) -> None:
+        self.drafts = drafts
+        self._rows: dict[int, Generate] = {}
+        self._untold: dict[int, list[int]] = {}
+        """Tokens that drafters have not been told."""
+        self._ended: set[int] = set()
+        """Rows that gave a stop token: the scheduler ends them before the next step, unless it came too early."""
+        self._guesses: dict[int, Guess] = {}
+        self._compared: list[Outcome] = []
+
+    @property
+    def rows(self) -> int:
+        """How many rows are followed."""
+        return len(self._rows)
+
+    def join(self, submits: Iterable[Generate]) -> None:
+        for submit in submits:
+            if submit.speculate:
+                self._rows[submit.request_id] = submit
+                self.drafts.join(submit)
+
+    def drop(self, ids: Iterable[int]) -> None:
+        gone = {request_id for request_id in ids if self._rows.pop(request_id, None) is not None}
+        for request_id in gone:
+            self._untold.pop(request_id, None)
+            self._guesses.pop(request_id, None)
+        self._ended -= gone
+        self.drafts.drop(gone)
+
+    def clear(self) -> None:
+        """Forget all rows: after a failed step."""
+        self.drop(list(self._rows))
+        self._compared.clear()
+
+    def gained(self, rows: Sequence[RowOutput]) -> None:
+        """Rows have new tokens. Compares what was guessed of them."""
+        for row in rows:
+            submit = self._rows.get(row.request_id)
+            if submit is None:
+                continue
+            self._untold.setdefault(row.request_id, []).extend(row.tokens)
+            if submit.stop_tokens and not submit.stop_tokens.isdisjoint(row.tokens):
+                self._ended.add(row.request_id)
+            guess = self._guesses.get(row.request_id)
+            if guess is not None:
+                self._compared.append(Outcome(row.request_id, guess.drafter, *guess.compare(row.tokens)))
+                if guess.over:
+                    del self._guesses[row.request_id]
+        if self.drafts.always:
+            self._tell(list(self._untold))
+
+    def guess(self, ids: Iterable[int]) -> None:
+        """Begin to compare drafts of these rows with what plain steps give."""
+        asked = {row: GUESSED for row in ids if row in self._rows and row not in self._guesses}
+        if not asked:
+            return
+        self._tell(asked)
+        found = self.drafts.propose(asked, cheap=True)
+        for row, draft in found.items():
+            self._guesses[row] = Guess(self.names[row], draft)
+
+    def compared(self) -> tuple[Outcome, ...]:
+        """What became of guesses since the last call."""
+        compared, self._compared = tuple(self._compared), []
+        return compared
+
+    def expects_drafts(self, wanted: Mapping[int, int], odds: Odds | None, batch: int) -> bool:
+        """Whether it is worth waiting for the step under way, to draft after it. Rows that have no drafts now will
+        hardly have some a token later; if they have, the next step finds them."""
+        return self.drafts.always or bool(self._propose(wanted, odds, batch, cheap=True))
+
+    def propose(self, wanted: Mapping[int, int], odds: Odds | None, batch: int) -> dict[int, tuple[int, ...]]:
+        """Drafts after all that was gained, if a pass that verifies them pays; `names` tells whose they are. `wanted`:
+        most tokens by request; `batch`: rows of the pass."""
+        return self._propose(wanted, odds, batch, cheap=False)
+
+    @property
+    def names(self) -> Mapping[int, str]:
+        return self.drafts.sources
+
+    def _propose(
+        self, wanted: Mapping[int, int], odds: Odds | None, batch: int, *, cheap: bool
+    ) -> dict[int, tuple[int, ...]]:
+        asked = {row: most for row, most in wanted.items() if row in self._rows and row not in self._ended}
+        self._tell(asked)
+        drafts = self.drafts.propose(asked, cheap=cheap) if asked else {}
+        if not drafts or odds is None:
+            return drafts
+        length = best_length(odds, batch, {row: (self.names[row], len(draft)) for row, draft in drafts.items()})
+        return {row: draft[: length - 1] for row, draft in drafts.items()} if length > 1 else {}
+
+    def _tell(self, ids: Iterable[int]) -> None:
+        for request_id in ids:
+            if (tokens := self._untold.pop(request_id, None)) is not None:
+                self.drafts.commit(request_id, tokens)

@@ -1,0 +1,11 @@
+"""The lengths that a verifying pass may have: few, because each is compiled and its cost learned by itself."""
+
+from __future__ import annotations
+
+LENGTHS = (1, 2, 3, 5, 9, 17)
+"""Tokens per row of a pass: a row's next input and a draft. 1: a plain step."""
+
+
+def pass_length(draft: int) -> int:
+    """The shortest pass that takes a draft of so many tokens."""
+    return next(length for length in LENGTHS if length > draft)
