@@ -29,6 +29,7 @@ The tree, with the status of each class. A class without one has its parent's:
     ├── HeadersTooLarge           431
     ├── StepFailed                500
     ├── ModelError                500
+    │   └── DeviceLost
     ├── ToolServerFailed          502
     ├── TooManyConnections        503
     ├── EngineBusy                503
@@ -321,3 +322,8 @@ class ModelError(MillstreamError):
 
     status = 500
     code = "model_error"
+
+
+class DeviceLost(ModelError):
+    """A GPU failed while a model was loaded (500). It refuses all further work of that process; another process may
+    load the model without the fast path that failed."""

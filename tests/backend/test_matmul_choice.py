@@ -6,9 +6,9 @@ import mlx.core as mx
 import pytest
 
 from millstream.backend.kernels import matmul_tuning
-from millstream.backend.kernels.matmul_tilings import WIDTHS
+from millstream.backend.kernels.matmul_tilings import SHAPES, USUAL, WIDTHS, BlockShape
 from millstream.backend.kernels.matmul_tuning import Key
-from millstream.backend.kernels.weights import Dense
+from millstream.backend.kernels.weights import Dense, Packed, Weight
 from millstream.backend.layers import fused_matmul, matmul_choice
 from millstream.backend.layers.fused_matmul import BY_KERNELS
 from support.matmul_kernels import play_matmul_kernels
@@ -19,6 +19,7 @@ SIZE = 4096
 @pytest.fixture(autouse=True)
 def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matmul_tuning, "_by_mlx", {})
+    monkeypatch.setattr(matmul_tuning, "_shapes", {})
 
 
 def large() -> Dense:
@@ -45,9 +46,10 @@ def test_mlx_is_used_where_it_is_clearly_faster(mlx: float, used: bool) -> None:
 
 def test_small_weights_keep_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matmul_choice, "seconds", None)
+    monkeypatch.setattr(matmul_choice, "shape_seconds", None)
     BY_KERNELS.prepare(mx.zeros((64, 64), dtype=mx.bfloat16), "glu")
     BY_KERNELS.prepare(mx.zeros((SIZE, SIZE), dtype=mx.bfloat16))
-    assert not matmul_tuning._by_mlx
+    assert not matmul_tuning._by_mlx and not matmul_tuning._shapes
 
 
 @pytest.mark.parametrize("role", ["matmul", "matmul_add", "glu"])
@@ -70,3 +72,33 @@ def test_a_call_takes_what_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     matmul_tuning.decide(("matmul", 64, 64, 32), True)
     assert mx.array_equal(BY_KERNELS.matmul(x, weight), x @ weight.T).item() and not launched
     assert mx.array_equal(BY_KERNELS.matmul(x[:8], weight), x[:8] @ weight.T).item() and launched == ["matmul"]
+
+
+@pytest.mark.parametrize(("gain", "used"), [(0.1, True), (0.01, False)])
+def test_the_shape_of_blocks_is_the_fastest_if_it_is_clearly_so(gain: float, used: bool) -> None:
+    best = SHAPES[2]
+    measured: list[BlockShape] = []
+
+    def measure(weight: Weight, shape: BlockShape) -> float:
+        measured.append(shape)
+        return 1.0 - gain * (shape == best)
+
+    matmul_choice.tune_shape(large(), measure)
+    assert set(measured) == set(SHAPES)
+    assert matmul_tuning.block_shape(large()) == (best if used else USUAL)
+    assert matmul_tuning.block_shape(Dense(mx.zeros((64, 64)))) == USUAL, "weights of other sizes have their own"
+    measured.clear()
+    matmul_choice.tune_shape(large(), measure)
+    assert not measured, "what is known is not measured again"
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_shape_is_measured_with_its_own_blocks(packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: list[str] = []
+    play_matmul_kernels(monkeypatch, launched.append)
+    monkeypatch.setattr(matmul_choice, "RUNS", 1)
+    plain = mx.zeros((64, 128), dtype=mx.bfloat16)
+    weight = Packed(*mx.quantize(plain, 64, 4), 4, 64) if packed else Dense(plain)
+    assert matmul_choice.shape_seconds(weight, SHAPES[1]) > 0
+    assert launched == ["matmul_add"] * matmul_choice.LAUNCHES, "traced once"
+    assert not matmul_tuning.shape_known(matmul_tuning.size_of(weight)), "measuring decides nothing"

@@ -10,8 +10,9 @@ import pytest
 
 from millstream.backend.device import current_device
 from millstream.backend.generation.layers.fused_blocks import SmallMatmulEmbedding, SmallMatmulLinear
-from millstream.backend.kernels import matmul_tilings, small_matmul
-from millstream.backend.kernels.weights import Norm, Packed
+from millstream.backend.kernels import matmul_tilings, matmul_tuning, packed_tilings, small_matmul
+from millstream.backend.kernels.matmul_tilings import BlockShape
+from millstream.backend.kernels.weights import Norm, Packed, as_weight
 from millstream.backend.layers.fused_matmul import BY_KERNELS, BY_MLX, Activation
 
 on_cuda = pytest.mark.skipif(
@@ -185,15 +186,16 @@ def test_weights_that_the_kernels_cannot_take() -> None:
 
 @pytest.mark.parametrize("head", [0, 32, 64, 96, 128, 192, 256])
 @pytest.mark.parametrize("shared", [False, True])
-def test_blocks_of_all_widths_split_a_sum_alike(head: int, shared: bool) -> None:
+@pytest.mark.parametrize("shape", matmul_tilings.SHAPES)
+def test_blocks_of_all_widths_split_a_sum_alike(head: int, shared: bool, shape: BlockShape) -> None:
     """And none asks for more threads or shared memory than any GPU has."""
     widths = {matmul_tilings.width_of(rows, head) for rows in (1, 9, 20, 64, 200)}
-    tilings = {width: matmul_tilings.choose(width, head=head, shared=shared) for width in widths}
+    tilings = {width: matmul_tilings.choose(width, head=head, shared=shared, shape=shape) for width in widths}
     for width, tiling in tilings.items():
         assert tiling.shared_bytes(width) <= matmul_tilings.MAX_SHARED
         assert tiling.threads <= 256 and tiling.depth >= 2
         assert tiling.along % tiling.group == 0
-        assert tiling.lines == (head or 32)
+        assert tiling.lines == (head or 16 * (shape.tiles if width == 8 else 2))
         assert shared or tiling.split == 1
     assert len({(tiling.along * tiling.split, tiling.group) for tiling in tilings.values()}) == 1
 
@@ -201,3 +203,44 @@ def test_blocks_of_all_widths_split_a_sum_alike(head: int, shared: bool) -> None
 def test_rows_have_a_width() -> None:
     assert [matmul_tilings.width_of(rows) for rows in (1, 8, 9, 17, 64, 65, 256)] == [8, 8, 32, 32, 64, 64, 64]
     assert matmul_tilings.width_of(64, 256) == 32
+
+
+@pytest.mark.parametrize("memory", [99 * 1024, 227 * 1024])
+@pytest.mark.parametrize("shape", matmul_tilings.SHAPES)
+def test_walking_blocks_have_something_on_its_way(
+    memory: int, shape: BlockShape, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever shared memory a GPU has, or they do not walk; and two of them share it if it is large."""
+    for module in (matmul_tilings, packed_tilings):
+        monkeypatch.setattr(module, "shared_limit", lambda: memory)
+    weight = Packed(*mx.quantize(mx.zeros((64, 128)), 64, 4), 4, 64)
+    tilings = (matmul_tilings.for_few_rows(shape), packed_tilings.choose(weight, 8, head=0, shape=shape))
+    for tiling in tilings:
+        shared = tiling.shared_bytes(8)
+        assert tiling.tiles == shape.tiles and shared <= memory
+        assert not tiling.walks or tiling.depth >= matmul_tilings.MIN_DEPTH
+        assert not tiling.walks or matmul_tilings.resident(shared) == (2 if memory > 99 * 1024 else 1)
+    assert memory < 227 * 1024 or all(tiling.walks == shape.walks for tiling in tilings)
+
+
+@on_cuda
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(("count", "size"), [(96, 192), (20_000, 512)])
+def test_blocks_of_all_shapes_give_the_same_numbers(
+    packed: bool, count: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To one row alone and to one of eight: bitwise."""
+    monkeypatch.setattr(matmul_tuning, "_shapes", {})
+    mx.random.seed(count)
+    plain = random(count, size, dtype=mx.bfloat16, scale=size**-0.5)
+    weight = as_weight(Packed(*mx.quantize(plain, 64, 4), 4, 64) if packed else plain)
+    x, residual = random(8, 1, size, dtype=mx.bfloat16), random(8, 1, count, dtype=mx.bfloat16)
+    norm, _ = norm_of(size, mx.bfloat16)
+    found = []
+    for shape in matmul_tilings.SHAPES:
+        matmul_tuning.decide_shape(matmul_tuning.size_of(weight), shape)
+        for rows in (1, 8):
+            added = small_matmul.matmul_add(x[:rows], weight, residual[:rows], norm=norm)
+            found.append((added[0], small_matmul.glu(x[:rows], weight, norm=norm)[0]))
+    for others in found[1:]:
+        assert all(mx.array_equal(*pair).item() for pair in zip(found[0], others, strict=True))

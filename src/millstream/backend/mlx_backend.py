@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import gc
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import mlx.core as mx
 
 from millstream.backend.device import current_device
 from millstream.backend.kernels.compiled import keep_kernels
 from millstream.engine.ownership import OwnerGuard, at_thread_end
+from millstream.errors import DeviceLost, MillstreamError
 from millstream.models.demo import user_cache_dir
+
+Load = TypeVar("Load", bound=Callable[..., Any])
 
 
 class MlxBackend:
@@ -42,6 +48,14 @@ class MlxBackend:
         finally:
             mx.clear_cache()  # not the streams: the next engine on this thread needs them
 
+    def device_works(self) -> bool:
+        """Owner only. False if a kernel has failed: CUDA then refuses whatever this process asks for."""
+        try:
+            mx.eval(mx.zeros((1,)) + 1)
+        except RuntimeError:
+            return False
+        return True
+
     def _drop_arrays(self) -> None:
         """Drop every reference to an array."""
         raise NotImplementedError
@@ -49,3 +63,24 @@ class MlxBackend:
     def _describe_device(self) -> str:
         blas = f", {self._blas}" if self._blas and self._device.is_cpu else ""
         return f"{self._device.kind} ({self._device.name}){blas}"
+
+
+def tells_lost_device(load: Load) -> Load:
+    """A backend's `load` that raises `DeviceLost` if it fails and has left the device useless."""
+
+    @functools.wraps(load)
+    def run(self: MlxBackend, *arguments: Any, **options: Any) -> Any:
+        try:
+            return load(self, *arguments, **options)
+        except MillstreamError:
+            raise
+        except Exception as error:
+            if self.device_works():
+                raise
+            cause = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise DeviceLost(
+                f"the device failed while the model was loaded, most likely in one of our kernels ({cause}); "
+                "--disable fused-matmul or --disable kernel leaves them out"
+            ) from error
+
+    return run  # type: ignore[return-value]

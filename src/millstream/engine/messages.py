@@ -114,6 +114,8 @@ class LoadFailed(Event):
     """The model cannot be loaded."""
 
     message: str
+    device_lost: bool = False
+    """The device, or the process, failed: another process may load the model without some fast path."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from millstream.engine.messages import (
     Wake,
 )
 from millstream.engine.protocols import Backend, BackendFactory, Scheduler, SchedulerFactory
-from millstream.errors import EngineGone, MillstreamError
+from millstream.errors import DeviceLost, EngineGone, MillstreamError
 from millstream.model_facts import LoadPhase
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class OwnerLoop:
         except BaseException as error:  # any library may raise here; a native panic is not an Exception
             if not isinstance(error, MillstreamError):
                 log.exception("loading failed")
-            self._emit(self._load_failed(describe(error)))
+            self._emit(self._load_failed(describe(error), isinstance(error, DeviceLost)))
         if backend is not None and scheduler is not None:
             self._serve(backend, scheduler)
         freed = backend is None or self._close(backend)
@@ -92,8 +92,8 @@ class OwnerLoop:
             raise EngineGone(reason)
         self._emit([Loading(share, phase)])
 
-    def _load_failed(self, reason: str) -> list[Event]:
-        return [LoadFailed(reason), *self._close_mailbox(f"the model could not be loaded: {reason}")]
+    def _load_failed(self, reason: str, device_lost: bool = False) -> list[Event]:
+        return [LoadFailed(reason, device_lost), *self._close_mailbox(f"the model could not be loaded: {reason}")]
 
     def _serve(self, backend: AnyBackend, scheduler: AnyScheduler) -> None:
         try:

@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import pickle
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -129,7 +130,7 @@ class ProcessLink:
             reason = self._exit_reason()
             # Whoever ends a process says why.
             log.log(logging.ERROR if self._kill_reason is None else logging.DEBUG, "%s: %s", self._name, reason)
-            first: list[Event] = [] if loaded else [LoadFailed(reason)]
+            first: list[Event] = [] if loaded else [LoadFailed(reason, self._crashed())]
             sink([*first, *self._fail_in_flight(reason), Stopped(reason)])
         finally:
             self._outgoing.put(None)
@@ -147,6 +148,12 @@ class ProcessLink:
             self._gone = reason
             remaining, self._in_flight = self._in_flight, set()
         return [Failed(request_id, reason, gone=True) for request_id in sorted(remaining)]
+
+    def _crashed(self) -> bool:
+        """True if the child failed by itself: nobody ended it, and the system did not for its memory."""
+        assert self._process is not None
+        code = self._process.wait()
+        return self._kill_reason is None and code < 0 and -code not in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 
     def _exit_reason(self) -> str:
         assert self._process is not None

@@ -15,7 +15,7 @@ from pathlib import Path
 from millstream.config import ModelSpec, Settings
 from millstream.engine.generation.cost_model import describe as describe_costs
 from millstream.engine.generation.tuning import DiskTierConfig, SchedulerSettings, limit_context, make_scheduler
-from millstream.errors import ModelError
+from millstream.errors import DeviceLost, ModelError
 from millstream.loading.backends import BackendMaker
 from millstream.loading.description import describe
 from millstream.loading.engines import Engines
@@ -43,6 +43,9 @@ from millstream.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
+SUSPECTS = ("fused-matmul", "kernel")
+"""Fast paths with CUDA kernels of our own. If the device fails while a model is loaded in a process of its own, another
+process loads it without the first one, then without both."""
 BAD_CONFIG_ERRORS = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, AssertionError)
 """Raised when a preprocessor config has values of wrong types."""
 
@@ -142,15 +145,29 @@ class GenerationLoader:
             self._disk_tier(name, source),
             max_token_gap=settings.max_token_gap / 1000,
         )
-        engine, facts = await self._engines.start(
+        start = functools.partial(
+            self._engines.start,
             name,
-            functools.partial(self._make_backend, source, replace(engine_settings(settings, spec), draft=draft)),
-            functools.partial(make_scheduler, scheduler),
-            Admission(capacity=max_batch(settings, spec), queue=settings.queue, fail_fast=settings.fail_fast),
-            loading,
+            scheduler=functools.partial(make_scheduler, scheduler),
+            admission=Admission(capacity=max_batch(settings, spec), queue=settings.queue, fail_fast=settings.fail_fast),
+            loading=loading,
             isolated=settings.isolated(spec),
         )
+        own, notes = replace(engine_settings(settings, spec), draft=draft), ()
+        while True:
+            try:
+                engine, facts = await start(functools.partial(self._make_backend, source, own))
+                break
+            except DeviceLost as error:
+                suspect = next((path for path in SUSPECTS if path not in own.disabled), None)
+                on_cuda = expected_device(settings.device) == "cuda"
+                if suspect is None or not on_cuda or not settings.isolated(spec):
+                    raise
+                log.warning("%s: %s. Loading it again without %s", name, error.message, suspect)
+                notes = (*notes, f"loaded without {suspect}, with which the load failed: {error.message}")
+                own = replace(own, disabled=own.disabled | {suspect})
         assert isinstance(facts, GenerationFacts)
+        facts = replace(facts, notes=(*facts.notes, *notes))
         return engine, limit_context(facts, memory, settings.prefix_cache_memory)
 
     async def _close_template(self, template: TemplateHost) -> None:

@@ -25,7 +25,7 @@ from millstream.engine.messages import (
     Stopped,
     Submit,
 )
-from millstream.errors import EngineGone, ModelError
+from millstream.errors import DeviceLost, EngineGone, ModelError
 from millstream.model_facts import LoadProgress, ModelFacts
 from millstream.service.admission import Admission
 from millstream.service.inbox import Inbox
@@ -238,7 +238,7 @@ class EngineClient:
             case Loaded():
                 self._loaded.set_result(event.facts)
             case LoadFailed():
-                self._fail_load(event.message)
+                self._fail_load(event.message, DeviceLost if event.device_lost else ModelError)
             case Measured():
                 self.memory_bytes = event.memory_bytes
                 self.cache_bytes, self.disk_bytes = event.cache_bytes, event.disk_bytes
@@ -248,10 +248,10 @@ class EngineClient:
                 self._fail_load(event.cause or "the engine stopped")
                 self._stopped.set()
 
-    def _fail_load(self, reason: str) -> None:
+    def _fail_load(self, reason: str, kind: type[ModelError] = ModelError) -> None:
         """Does nothing once the load has ended."""
         if not self._loaded.done():
-            self._loaded.set_exception(ModelError(reason))
+            self._loaded.set_exception(kind(reason))
 
     def _post_if_open(self, command: Command) -> None:
         try:

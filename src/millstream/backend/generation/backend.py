@@ -41,7 +41,7 @@ from millstream.backend.generation.verification import Verification, joined
 from millstream.backend.generation.warmup import RUNS, WarmupProgress, warm_up, warm_up_passes
 from millstream.backend.kernels.compiled import compile_costs, rehearse
 from millstream.backend.kernels.small_matmul import supported_here
-from millstream.backend.mlx_backend import MlxBackend
+from millstream.backend.mlx_backend import MlxBackend, tells_lost_device
 from millstream.backend.phases import LoadPhases
 from millstream.backend.weights.identity import identity_of
 from millstream.backend.weights.loading import LoadedModel, load
@@ -117,6 +117,7 @@ class MlxGenerationBackend(MlxBackend):
         self._model_drafter: ModelDrafter | None = None
         self._mtp: MtpDrafter | None = None
 
+    @tells_lost_device
     def load(self, report: Progress = ignore_progress) -> GenerationFacts:
         """Owner only. Load and evaluate the weights, choose a layout, warm up and calibrate."""
         self._guard.check("load")

@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import mlx.core as mx
 
+from millstream.backend.kernels import ptx
 from millstream.backend.kernels.compiled import cuda_kernel
 from millstream.backend.kernels.unpack_cuda import MODES, unpack_source
 
@@ -65,19 +66,9 @@ __device__ __forceinline__ void mill_fetch_some(void* to, const void* from, int 
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;"
     :: "r"((unsigned)__cvta_generic_to_shared(to)), "l"(from), "r"(bytes) : "memory");
 }
-__device__ __forceinline__ void mill_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int N> __device__ __forceinline__ void mill_wait() {
-  asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory");
-}
-__device__ __forceinline__ void mill_mma(
-    float* c, unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.KIND.KIND.f32 "
-    "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-    : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
 """
 
-_KINDS = {mx.bfloat16: "bf16", mx.float16: "f16"}
+_DTYPES = (mx.bfloat16, mx.float16)
 
 # A chunk is 64 bytes of each weight row: per thread SUB times eight numbers, 1 dense, 2 of 8 bits, 4 of 4 bits. Tile m
 # of a block is rows r0 + m * 16; with a gate, the second half of the tiles are the same rows of the other weight.
@@ -93,8 +84,8 @@ _FIND = """
   for (int i = tid; i < words; i += TH) chosen[i] = 0;
   __syncthreads();
   for (int i = tid; i < entries; i += TH) {
-    const int each = indices[i];
-    if (each >= 0) atomicOr(&chosen[each / 32], 1u << (each % 32));
+    const unsigned each = indices[i];  // -1: none
+    if (each < (unsigned)w0_shape[0]) atomicOr(&chosen[each / 32], 1u << (each % 32));
   }
   __syncthreads();
   int expert = -1, skip = blockIdx.y;
@@ -374,7 +365,7 @@ def _kernel(
     dtype: mx.Dtype,
     shared: int,
 ) -> Any:
-    header = _HEADER.replace("KIND", _KINDS[dtype]) + ("" if packing is None else unpack_source(dtype))
+    header = ptx.COPIES + ptx.mma(dtype == mx.float16) + _HEADER + ("" if packing is None else unpack_source(dtype))
     return cuda_kernel(
         name=f"millstream_{name}",
         input_names=list(inputs),
@@ -388,7 +379,7 @@ def _kernel(
 def fits(weights: ExpertWeights, dtype: mx.Dtype) -> bool:
     """True if the kernels can take these weights, for rows of this type."""
     packing = weights.packing
-    if dtype not in _KINDS or weights.inputs % 32 or weights.outputs % 32 or weights.experts > MAX_EXPERTS:
+    if dtype not in _DTYPES or weights.inputs % 32 or weights.outputs % 32 or weights.experts > MAX_EXPERTS:
         return False
     if weights.bias is not None and weights.bias.dtype != dtype:
         return False

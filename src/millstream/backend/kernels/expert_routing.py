@@ -2,7 +2,8 @@
 
 A block multiplies sixteen rows of the router with eight rows of the batch. The last block to finish for these eight
 rows makes their choices, a warp per row: it knows by a counter in memory, which it sets back to zero. MLX does not see
-that write, so every layer has a counter of its own.
+that write, so every layer has a counter of its own, and **a layer is launched once per evaluation**: of two launches
+that do not read each other's results MLX may run both at once. They would count together, and leave choices unwritten.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any, Literal
 
 import mlx.core as mx
 
+from millstream.backend.kernels import ptx
 from millstream.backend.kernels.compiled import cuda_kernel
 
 MAX_SLOTS = 32
@@ -44,12 +46,6 @@ class Routing:
 
 
 _HEADER = """
-__device__ __forceinline__ void mill_mma(
-    float* c, unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.KIND.KIND.f32 "
-    "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-    : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
 __device__ __forceinline__ float mill_warp_sum(float value) {
   for (int o = 16; o > 0; o /= 2) value += __shfl_xor_sync(0xffffffffu, value, o);
   return value;
@@ -328,7 +324,7 @@ def _route_kernel(
         input_names=inputs,
         output_names=outputs,
         source=_route_source(routing, eps, biased, corrected, gated, live),
-        header=_HEADER.replace("KIND", "f16" if dtype == mx.float16 else "bf16"),
+        header=ptx.mma(dtype == mx.float16) + _HEADER,
     )
 
 
@@ -339,7 +335,7 @@ class Router:
 
     weight: mx.array
     count: mx.array
-    """Zeros, int32, one for each eight rows of a batch; of this layer alone."""
+    """Zeros, int32, one for each eight rows of a batch; of this layer alone, and of one launch at a time."""
     bias: mx.array | None = None
     correction: mx.array | None = None
     """Added to the scores by which experts are chosen, but not to their weights."""

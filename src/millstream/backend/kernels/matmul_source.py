@@ -11,24 +11,16 @@ so a row gets the same numbers whatever else is in the batch, and whatever width
 
 from __future__ import annotations
 
+from millstream.backend.kernels import ptx
+
 HEADER = """
 __device__ __forceinline__ void mill_fetch(void* to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
     :: "r"((unsigned)__cvta_generic_to_shared(to)), "l"(from) : "memory");
 }
 __device__ __forceinline__ void mill_stream(void* to, const void* from) {
-  asm volatile("cp.async.cg.shared.global.L2::FAR [%0], [%1], 16;"
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;"
     :: "r"((unsigned)__cvta_generic_to_shared(to)), "l"(from) : "memory");
-}
-__device__ __forceinline__ void mill_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int N> __device__ __forceinline__ void mill_wait() {
-  asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory");
-}
-__device__ __forceinline__ void mill_mma(
-    float* c, unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.KIND.KIND.f32 "
-    "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-    : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 __device__ __forceinline__ unsigned mill_times(unsigned one, unsigned two) {
   __nv_bfloat162 a, b;
@@ -62,38 +54,48 @@ __device__ __forceinline__ void mill_squares(uint4 row, float* sums) {
 
 def header(half: bool) -> str:
     """The helpers, for float16 or bfloat16."""
-    return HEADER.replace("KIND", "f16" if half else "bf16").replace("FAR", "128B")
+    return ptx.COPIES + ptx.mma(half) + HEADER
 
 
-# Which block this is, and which warp. `line(l)` is the row of the weight that is column l of the block's tile; `there`
-# says if there is one. Rows and columns beyond the end are computed from the last ones and not stored.
+# Which block this is, and which warp. `line(l)` is the row of the weight that is column l of the block's tile,
+# `line_of(tile, l)` that of any tile. Rows and columns beyond the end are computed from the last ones and not stored.
 SETUP = """
   constexpr int NT = ROWS / 8, BN = 16 * MT * NW, LINE = BN + 1, TH = 32 * NW * KW, V = S * KW;
   const int N = w_shape[0], R = x_shape[0];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int kw = warp / NW, nw = warp % NW;
   const int bands = (R + ROWS - 1) / ROWS;
+#if WALKS
+  constexpr int band = 0;
+  int tile = blockIdx.x;
+#else
   const int band = blockIdx.x % bands, part = blockIdx.x / bands % S, tile = blockIdx.x / bands / S;
+#endif
   const int first = band * ROWS, rows = min(ROWS, R - first);
   extern __shared__ uint4 ring[];
 """
 
 LINES = """
-  auto line = [&](int l) { return min(tile * BN + l, N - 1); };
+  auto line_of = [&](int tile, int l) { return min(tile * BN + l, N - 1); };
+  auto line = [&](int l) { return line_of(tile, l); };
 """
 
 HALVED_LINES = """
   constexpr int HALF = BN / 2;
-  auto line = [&](int l) {
+  auto line_of = [&](int tile, int l) {
     return l < HALF ? min(tile * HALF + l, N / 2 - 1) : min(N / 2 + tile * HALF + l - HALF, N - 1);
   };
+  auto line = [&](int l) { return line_of(tile, l); };
 """
 
 # A tile is a part of both halves of a head, so that numbers which RoPE turns together are in one block.
 PAIRED_LINES = """
-  static_assert(BN == 32, "16 rows of each half");
-  constexpr int PAIRS = D / 32;
-  auto line = [&](int l) { return tile / PAIRS * D + l / 16 * (D / 2) + tile % PAIRS * 16 + l % 16; };
+  static_assert(D % BN == 0, "a head is whole tiles");
+  constexpr int PAIRS = D / BN, PART = BN / 2;
+  auto line_of = [&](int tile, int l) {
+    return tile / PAIRS * D + l / PART * (D / 2) + tile % PAIRS * PART + l % PART;
+  };
+  auto line = [&](int l) { return line_of(tile, l); };
 """
 
 # The sums of a dense weight's slice. The weight comes from far: DEPTH - 1 steps of 64 numbers of each of its rows are
@@ -191,12 +193,14 @@ PRODUCT = """
   }
 """
 
-# From here on `totals[row * LINE + column]` are the sums over all of K. They lie where the weight lay, a line a row of
-# x, one float more: that is against bank conflicts, and holds the row's factor of the RMS norm.
+# From here on `totals[row * LINE + column]` are the sums over all of K. They lie where the weight lay (behind it if
+# blocks walk), a line a row of x, one float more: that is against bank conflicts, and holds the row's factor of the RMS norm.
 SUM_WARPS = """
+#if !WALKS
   mill_wait<0>();
   __syncthreads();
   float* totals = reinterpret_cast<float*>(ring);
+#endif
   {
     float* mine = totals + kw * ROWS * LINE;
     #pragma unroll
@@ -366,12 +370,12 @@ QKV = """
 
 # The same for tiles of `PAIRED_LINES`, without norms of heads, if all of a head is turned.
 QKV_PAIRS = """
-  const int head = tile / PAIRS, begin_at = tile % PAIRS * 16;
+  const int head = tile / PAIRS, begin_at = tile % PAIRS * PART;
   #pragma unroll 1
-  for (int i = threadIdx.x; i < rows * 16; i += TH) {
-    const int row = i / 16, col = i % 16, d = begin_at + col;
+  for (int i = threadIdx.x; i < rows * PART; i += TH) {
+    const int row = i / PART, col = i % PART, d = begin_at + col;
     const size_t at = first + row;
-    float one = sum(row, col), two = sum(row, col + 16);
+    float one = sum(row, col), two = sum(row, col + PART);
 #if ROPE
     if (head < H + KV) {
       float sine, cosine;

@@ -2,18 +2,45 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from dataclasses import dataclass
+from typing import NamedTuple
+
+import mlx.core as mx
+
 
 WIDTHS = (8, 32, 64)
 """Numbers of rows that kernels are compiled for. More rows are bands of the last one."""
+STEP_WIDTHS = (1, *WIDTHS)
+"""Numbers of rows that a decode step has. One row alone takes the kernels of the first width, and gets the same
+numbers, but seven rows less are read from the cache by every block."""
 SLICES, GROUP = 8, 2
 """Into how many slices every weight's K is cut, and how many neighbours are added first. The same for all shapes of
 blocks, so that a row's numbers do not depend on them."""
 LARGE_HEAD, LARGE_HEAD_WIDTH = 192, 32
+MIN_DEPTH = 3
+"""Chunks that a walking block keeps at least: with two, nothing is on its way while it waits."""
 WARPS = 8
 """Warps of a block, about: with 256 threads each may have all registers that it asks for."""
 MAX_SHARED = 99 * 1024
 """Shared memory that a block may have on every GPU from sm_80 on."""
+RESERVED = 1024
+"""Bytes of shared memory that CUDA itself takes of each block."""
+
+
+class BlockShape(NamedTuple):
+    """What is left open about the blocks of the first width. All of them give bitwise the same numbers, so which one a
+    weight gets is found by measuring (`layers/matmul_choice.py`)."""
+
+    tiles: int
+    """Of 16 rows of the weight, per warp."""
+    walks: bool
+    """Blocks take one tile after the other: see `walking_source`."""
+
+
+USUAL = BlockShape(2, walks=False)
+SHAPES = (USUAL, BlockShape(1, walks=False), BlockShape(2, walks=True), BlockShape(1, walks=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +55,8 @@ class Tiling:
     depth: int = 4
     staged: bool = False
     group: int = GROUP
+    walks: bool = False
+    """Blocks take one tile after the other: see `walking_source`."""
 
     @property
     def lines(self) -> int:
@@ -54,8 +83,9 @@ class Tiling:
         return self.threads * self.tiles * 64 + (self.along * width * 128 if self.staged else 0)
 
     def shared_bytes(self, width: int) -> int:
-        """For the chunks, where the sums of the warps lie later."""
-        return max(self.depth * self.stage_bytes(width), self.along * width * (self.lines + 1) * 4)
+        """For the chunks, where the sums of the warps lie later; behind them if the next tile's are on their way."""
+        chunks, sums = self.depth * self.stage_bytes(width), self.along * width * (self.lines + 1) * 4
+        return chunks + sums if self.walks else max(chunks, sums)
 
 
 def width_of(rows: int, head: int = 0) -> int:
@@ -75,15 +105,47 @@ def most_shared(outputs: int) -> int:
     return -(-outputs // 32) * 4
 
 
+@functools.cache
+def shared_limit() -> int:
+    """The bytes of shared memory that a block may have: they follow from the compute capability."""
+    info = mx.device_info()
+    capability = int(info.get("compute_capability_major", 0)), int(info.get("compute_capability_minor", 0))
+    return {(8, 0): 163 * 1024, (8, 7): 163 * 1024, (9, 0): 227 * 1024, (10, 0): 227 * 1024}.get(capability, MAX_SHARED)
+
+
+def resident(shared: int) -> int:
+    """How many blocks with so much shared memory a multiprocessor runs at once: at most two, which is enough to have
+    one read while the other adds up."""
+    return max(1, min(2, (shared_limit() + RESERVED) // (shared + RESERVED)))
+
+
 def with_depth(tiling: Tiling, width: int) -> Tiling:
     """As deep as half of the shared memory of a large GPU allows, within what each of them has."""
     depth = min(8, max(2, MAX_SHARED // tiling.stage_bytes(width)))
     return Tiling(tiling.beside, tiling.tiles, tiling.along, tiling.split, depth, tiling.staged, tiling.group)
 
 
-def choose(width: int, *, head: int, shared: bool) -> Tiling:
+def walking_depth(tiling: Tiling) -> int:
+    """How many chunks a walking block keeps: two such blocks share a multiprocessor, where it has the memory."""
+    width, all_of_it = WIDTHS[0], shared_limit()
+    room = (all_of_it + RESERVED) // 2 - RESERVED if all_of_it > MAX_SHARED else all_of_it
+    sums = tiling.shared_bytes(width) - tiling.depth * tiling.stage_bytes(width)
+    return min(8, (room - sums) // tiling.stage_bytes(width))
+
+
+def for_few_rows(shape: BlockShape) -> Tiling:
+    """The tiling of the first width, without heads. A block that has too little memory to walk does not."""
+    tiling = Tiling(1, shape.tiles, SLICES, walks=True)
+    if shape.walks and (depth := walking_depth(tiling)) >= MIN_DEPTH:
+        return dataclasses.replace(tiling, depth=depth)
+    return with_depth(Tiling(1, shape.tiles, SLICES), WIDTHS[0])
+
+
+def choose(width: int, *, head: int, shared: bool, shape: BlockShape = USUAL) -> Tiling:
     """The tiling for a width; with `head` its tiles are heads of that size. `shared`: blocks may share a tile, which
-    tiles of whole heads need: there are too few of them for a large GPU."""
+    tiles of whole heads need: there are too few of them for a large GPU. `shape`: for the first width, without heads."""
+    if not head and width == WIDTHS[0]:
+        return for_few_rows(shape)
     if not head:
         return with_depth(Tiling(1, 2, SLICES), width)
     shape = head_shape(head)

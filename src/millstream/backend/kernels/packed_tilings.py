@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from dataclasses import dataclass
 
 import mlx.core as mx
 
-from millstream.backend.kernels.matmul_tilings import GROUP, MAX_SHARED, SLICES, WARPS, Tiling
+from millstream.backend.kernels.matmul_tilings import (
+    GROUP,
+    MAX_SHARED,
+    MIN_DEPTH,
+    SLICES,
+    USUAL,
+    WARPS,
+    WIDTHS,
+    BlockShape,
+    Tiling,
+    shared_limit,
+    walking_depth,
+)
 from millstream.backend.kernels.unpack_cuda import MODES
 from millstream.backend.kernels.weights import Packed, PackedForm
 
@@ -81,14 +92,27 @@ class PackedTiling(Tiling):
         return self.threads // 32 * 16 * self.tiles * (padded + arrays * scales)
 
 
-def choose(weight: Packed, width: int, *, head: int) -> PackedTiling:
+def choose(weight: Packed, width: int, *, head: int, shape: BlockShape = USUAL) -> PackedTiling:
     """A tiling for a weight; with `head` its tiles are heads of that size. Wide steps have more tiles per warp, if the
-    shared memory suffices: each number of x that a warp reads is multiplied with all of them."""
-    tilings = [_tiling(weight, width, head, tiles) for tiles in (TILES if head or width > FEW_ROWS else TILES[1:])]
+    shared memory suffices: each number of x that a warp reads is multiplied with all of them. `shape`: for the first
+    width, without heads."""
+    tiles = TILES if head or width > FEW_ROWS else TILES[1:]
+    if not head and width == WIDTHS[0]:
+        if shape.walks and (walking := _walking(weight, shape.tiles)) is not None:
+            return walking
+        tiles = tiles[tiles.index(shape.tiles) :]
+    tilings = [_tiling(weight, width, head, each) for each in tiles]
     found = next((tiling for tiling in tilings if tiling is not None), None)
     if found is None:
         raise ValueError(f"a block has too little shared memory for heads of {head} numbers, packed as {weight.form}")
     return found
+
+
+def _walking(weight: Packed, tiles: int) -> PackedTiling | None:
+    """For blocks that walk; None if they would have too little memory."""
+    tiling = PackedTiling(1, tiles, SLICES, walks=True, form=weight.form, inputs=weight.inputs)
+    depth = walking_depth(tiling)
+    return dataclasses.replace(tiling, depth=depth) if depth >= MIN_DEPTH else None
 
 
 def _tiling(weight: Packed, width: int, head: int, tiles: int) -> PackedTiling | None:
@@ -106,14 +130,6 @@ def _tiling(weight: Packed, width: int, head: int, tiles: int) -> PackedTiling |
         if weight.tickets is None or along == GROUP or not head:
             return None
         along //= 2
-
-
-@functools.cache
-def shared_limit() -> int:
-    """The bytes of shared memory that a block may have: they follow from the compute capability."""
-    info = mx.device_info()
-    capability = int(info.get("compute_capability_major", 0)), int(info.get("compute_capability_minor", 0))
-    return {(8, 0): 163 * 1024, (8, 7): 163 * 1024, (9, 0): 227 * 1024, (10, 0): 227 * 1024}.get(capability, MAX_SHARED)
 
 
 def with_depth(tiling: PackedTiling, width: int) -> PackedTiling:

@@ -15,14 +15,23 @@ from typing import Any
 
 import mlx.core as mx
 
-from millstream.backend.kernels import matmul_source, matmul_tilings, packed_source, packed_tilings
+from millstream.backend.kernels import (
+    matmul_source,
+    matmul_tilings,
+    matmul_tuning,
+    packed_source,
+    packed_tilings,
+    walking_source,
+)
 from millstream.backend.kernels.compiled import cuda_kernel
-from millstream.backend.kernels.matmul_tilings import WIDTHS, Tiling
+from millstream.backend.kernels.matmul_tilings import STEP_WIDTHS, WIDTHS, Tiling
 from millstream.backend.kernels.matmul_tuning import Role
+from millstream.backend.kernels.multiprocessors import multiprocessors
 from millstream.backend.kernels.unpack_cuda import unpack_source
 from millstream.backend.kernels.weights import Dense, Norm, Packed, Weight, as_weight
 
 __all__ = [
+    "STEP_WIDTHS",
     "WIDTHS",
     "fits",
     "fits_heads",
@@ -47,14 +56,20 @@ class Kind:
     lines: str = matmul_source.LINES
     """Which rows of the weight a tile has."""
 
-    def source(self, split: bool) -> str:
+    def source(self, split: bool, walks: bool) -> str:
         given = dict(self.constants)
         flags = {"NORM": "0", "BIAS": "0", "HEAD_NORM": "0", "ROPE": "0"} | given
+        flags["WALKS"] = str(int(walks))
         packed = "scales" in self.inputs
         if packed:
             flags["ALL_SCALES"] = "(i < WIDE ? scales : zeros)" if "zeros" in self.inputs else "scales"
         parts = [f"#define {name} {value}\n" for name, value in flags.items()]
         parts += [matmul_source.SETUP, self.lines]
+        if walks:
+            parts += [walking_source.PACKED_START if packed else walking_source.DENSE_START, walking_source.LOOP]
+            parts += [walking_source.PACKED_PRODUCT if packed else walking_source.DENSE_PRODUCT]
+            parts += [matmul_source.SUM_WARPS, matmul_source.WHOLE, matmul_source.ROUND, self.epilogue]
+            return "".join([*parts, walking_source.END])
         parts += [packed_source.PRODUCT if packed else matmul_source.PRODUCT]
         parts += [matmul_source.SUM_WARPS, matmul_source.SHARED if split else matmul_source.WHOLE]
         return "".join([*parts, matmul_source.ROUND, self.epilogue])
@@ -76,13 +91,13 @@ class _Call:
 
 
 @functools.cache
-def _kernel(kind: Kind, dtype: mx.Dtype, shared: int, split: bool) -> Any:
+def _kernel(kind: Kind, dtype: mx.Dtype, shared: int, split: bool, walks: bool) -> Any:
     packed = packed_source.HEADER + unpack_source(dtype) if "scales" in kind.inputs else ""
     return cuda_kernel(
         name=f"millstream_{'packed_' if packed else ''}{kind.name}",
         input_names=[*kind.inputs, *(["tickets"] if split else [])],
         output_names=[*kind.outputs, *(["partial"] if split else [])],
-        source=kind.source(split),
+        source=kind.source(split, walks),
         header=matmul_source.header(dtype == mx.float16) + packed,
         shared_memory=shared,
     )
@@ -109,11 +124,16 @@ def run(
         groups = tiling.split * tiling.along // tiling.group
         shapes.append((tiles * bands * groups * width * (tiling.lines + 1),))
         dtypes.append(mx.float32)
-    made: list[mx.array] = _kernel(kind, x.dtype, tiling.shared_bytes(width), split)(
+    shared = tiling.shared_bytes(width)
+    blocks = tiles * bands * tiling.split
+    if tiling.walks:
+        assert bands == 1, "a walking block has one band"
+        blocks = min(blocks, matmul_tilings.resident(shared) * multiprocessors())
+    made: list[mx.array] = _kernel(kind, x.dtype, shared, split, tiling.walks)(
         inputs=inputs,
         output_shapes=shapes,
         output_dtypes=dtypes,
-        grid=(tiles * bands * tiling.split * tiling.threads, 1, 1),
+        grid=(blocks * tiling.threads, 1, 1),
         threadgroup=(tiling.threads, 1, 1),
         template=[("T", x.dtype), ("ROWS", width), *tiling.constants, *heads],
     )
@@ -183,11 +203,12 @@ def _run(
 ) -> list[mx.array]:
     kind = Kind(name, tuple(call.inputs), epilogue, outputs, tuple(sorted(call.constants.items())), lines)
     width = matmul_tilings.width_of(call.inputs["x"].shape[0], head)
+    shape = matmul_tuning.block_shape(weight)
     if isinstance(weight, Packed):
         width = min(width, packed_tilings.MAX_WIDTH)
-        tiling: Tiling = packed_tilings.choose(weight, width, head=head)
+        tiling: Tiling = packed_tilings.choose(weight, width, head=head, shape=shape)
     else:
-        tiling = matmul_tilings.choose(width, head=head, shared=weight.tickets is not None)
+        tiling = matmul_tilings.choose(width, head=head, shared=weight.tickets is not None, shape=shape)
     return run(kind, tiling, width, weight, list(call.inputs.values()), shapes, heads)
 
 
@@ -269,7 +290,8 @@ def qkv_rope(
     counts = (("H", heads), ("KV", groups), ("D", size))
     outputs = ("q", "keys", "values")
     turned = size if periods is None else 2 * periods.shape[0]
-    if isinstance(weight, Dense) and q_norm is None and turned == size and size % 32 == 0:
+    whole_tiles = size % (32 if isinstance(weight, Dense) else 16 * packed_tilings.TILES[0]) == 0
+    if q_norm is None and turned == size and whole_tiles:
         epilogue, lines = matmul_source.QKV_PAIRS, matmul_source.PAIRED_LINES
         made = _run("qkv_rope", call, weight, epilogue, shapes, outputs, counts, lines=lines)
     else:

@@ -1,4 +1,4 @@
-"""Measures at load what computes a weight's products faster: our kernel, or MLX's operations.
+"""Measures at load what computes a weight's products faster: our kernel or MLX's operations, and which shape of blocks.
 
 What is compared are whole forms, with norm, activation and residual, as wall time of a chain of launches, so that the
 host's share counts where it is the larger one. Small weights are not measured: a step of a small model waits for its
@@ -17,9 +17,9 @@ import mlx.core as mx
 
 from millstream.backend.kernels import matmul_tuning, small_matmul
 from millstream.backend.kernels.compiled import rehearse
-from millstream.backend.kernels.matmul_tilings import WIDTHS
+from millstream.backend.kernels.matmul_tilings import SHAPES, USUAL, WIDTHS, BlockShape
 from millstream.backend.kernels.matmul_tuning import Key, Role
-from millstream.backend.kernels.weights import Dense, Norm
+from millstream.backend.kernels.weights import Dense, Norm, Packed, Weight
 from millstream.backend.layers import matmul_reference
 
 log = logging.getLogger(__name__)
@@ -32,7 +32,14 @@ COPIES_BYTES = 192 << 20
 GAIN = 0.10
 """How much less time MLX's operations must take: a row's numbers then depend on the width of its batch."""
 
+SHAPED_BYTES = 4 << 20
+"""Of a weight whose shape of blocks is worth choosing: the host takes longer for a launch than smaller ones do."""
+SHAPE_GAIN = 0.03
+"""How much less time another shape must take than the usual one. No number depends on it."""
+RUNS = 6
+
 Measure = Callable[[Key, Dense, bool], float]
+MeasureShape = Callable[[Weight, BlockShape], float]
 
 
 def tune(role: Role, weight: Dense, measure: Measure) -> None:
@@ -49,6 +56,52 @@ def tune(role: Role, weight: Dense, measure: Measure) -> None:
         log.debug("%s of %dx%d, %d rows: %.3f ms by our kernel, %.3f by MLX", *key, 1e3 * ours, 1e3 * mlx)
 
 
+def tune_shape(weight: Weight, measure: MeasureShape) -> None:
+    """Choose the shape of blocks for few rows, for all weights of this size, unless that is done."""
+    size = matmul_tuning.size_of(weight)
+    if sum(array.nbytes for array in weight.arrays) < SHAPED_BYTES or matmul_tuning.shape_known(size):
+        return
+    rehearse(lambda: [measure(weight, shape) for shape in SHAPES])
+    taken = {shape: measure(weight, shape) for shape in SHAPES}
+    best = min(taken, key=lambda shape: taken[shape])
+    chosen = best if taken[best] < (1 - SHAPE_GAIN) * taken[USUAL] else USUAL
+    matmul_tuning.decide_shape(size, chosen)
+    times = ", ".join(f"{shape.tiles}{' walking' * shape.walks} {1e3 * each:.3f}" for shape, each in taken.items())
+    log.debug("%d launches of %dx%d, %s, by tiles: %s ms", LAUNCHES, *size[1:], size[0] or "dense", times)
+
+
+def shape_seconds(weight: Weight, shape: BlockShape) -> float:
+    """The shortest of a few chains of launches for one row, with blocks of this shape. Each launch waits for the one
+    before, as in a step."""
+    size, arrays, form = matmul_tuning.size_of(weight), weight.arrays, weight.form
+    copies = max(1, min(LAUNCHES, COPIES_BYTES // sum(array.nbytes for array in arrays)))
+    weights = [arrays, *(tuple(array * 1 for array in arrays) for _ in range(copies - 1))]
+    dtype = weight.scales.dtype if isinstance(weight, Packed) and weight.mode == "affine" else mx.bfloat16
+    dtype = weight.weight.dtype if isinstance(weight, Dense) else dtype
+    x, out = (mx.zeros((1, 1, count), dtype=dtype) for count in (weight.inputs, weight.outputs))
+    mx.eval(x, out, weights)
+
+    def chain(x: mx.array, out: mx.array, weights: list[tuple[mx.array, ...]]) -> mx.array:
+        for number in range(LAUNCHES):
+            out = small_matmul.matmul_add(x, form.of(weights[number % len(weights)]), out)
+        return out
+
+    matmul_tuning.decide_shape(size, shape)
+    try:
+        return _shortest(lambda run=mx.compile(chain): run(x, out, weights), RUNS)
+    finally:
+        matmul_tuning.decide_shape(size, None)
+
+
+def _shortest(run: Callable[[], Any], times: int) -> float:
+    taken = []
+    for _ in range(times):
+        start = time.perf_counter()
+        mx.eval(run())
+        taken.append(time.perf_counter() - start)
+    return min(taken)
+
+
 def seconds(key: Key, weight: Dense, by_mlx: bool) -> float:
     """The shortest of a few chains of launches."""
     role, _, inputs, width = key
@@ -59,12 +112,7 @@ def seconds(key: Key, weight: Dense, by_mlx: bool) -> float:
     mx.eval(x, weights, rest)
     functions: Any = matmul_reference if by_mlx else small_matmul
     chain = mx.compile(functools.partial(_chain, functions, role))
-    taken = []
-    for _ in range(4):
-        start = time.perf_counter()
-        mx.eval(chain(x, weights, rest))
-        taken.append(time.perf_counter() - start)
-    return min(taken)
+    return _shortest(lambda: chain(x, weights, rest), 4)
 
 
 def _chain(functions: Any, role: Role, x: mx.array, weights: list[mx.array], rest: list[mx.array]) -> list[mx.array]:

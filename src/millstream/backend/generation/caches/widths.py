@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from millstream.backend.kernels.small_matmul import WIDTHS
+from millstream.backend.kernels.small_matmul import STEP_WIDTHS
 
 SlotPolicy = Callable[[int], int]
 """Returns how many slots to allocate for some rows, or how many rows a forward pass has for some slots."""
@@ -33,7 +33,7 @@ def cublas_width(slots: int) -> int:
 
 def kernel_width(slots: int) -> int:
     """Rows per forward pass for our own matmuls: a width that they are compiled for."""
-    return next((width for width in WIDTHS if slots <= width), slots) if slots else 0
+    return next((width for width in STEP_WIDTHS if slots <= width), slots) if slots else 0
 
 
 def padded_chunk_length(tokens: int) -> int:

@@ -120,6 +120,11 @@ def check_chunk(original: Callable[..., mx.array], chunk: FusedAttention, size: 
     raise trouble
 
 
+def _evaluated(x: mx.array) -> mx.array:
+    mx.eval(x)
+    return x
+
+
 def _same(x: mx.array) -> mx.array:
     return x
 
@@ -171,8 +176,8 @@ def check_rows(original: Half, fused: Half, x: mx.array, share: float) -> None:
     """As `check_half`, for parts that make a choice for each row: in half precision a `share` of the rows may be near
     the border between two choices, where a last bit decides."""
     try:
-        expected, got = (each(x).astype(mx.float32) for each in (original, fused))
-        mx.eval(expected, got)
+        # One after the other: what is evaluated together may run at the same time.
+        expected, got = (_evaluated(each(x).astype(mx.float32)) for each in (original, fused))
     except WHAT_CODE_RAISES as error:
         raise NotUnderstood(f"cannot run fused ({_words(error)})") from error
     rows = x.shape[0]

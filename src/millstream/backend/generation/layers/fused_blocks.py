@@ -23,7 +23,7 @@ from millstream.backend.generation.caches.batch_caches import new_row_caches
 from millstream.backend.generation.caches.widths import CHUNK_LENGTHS
 from millstream.backend.generation.layers.block_frame import NotUnderstood
 from millstream.backend.generation.layers.block_search import BlockSearch, FusedBlock
-from millstream.backend.kernels.small_matmul import WIDTHS
+from millstream.backend.kernels.small_matmul import STEP_WIDTHS
 from millstream.backend.layers.fused_matmul import BY_KERNELS, BY_MLX_COMPILED, FusedMatmuls
 from millstream.backend.layers.packed_linear import use_packed_products
 from millstream.backend.layers.projections import joined_layers
@@ -115,7 +115,7 @@ def _fuse_linears(model: Any, matmuls: FusedMatmuls) -> int:
 
 def _is_decode(x: mx.array, dtype: mx.Dtype) -> bool:
     """True if the kernels can take x: one token per row, a width that they are compiled for, the weight's type."""
-    return x.ndim == 3 and x.shape[1] == 1 and x.shape[0] in WIDTHS and x.dtype == dtype
+    return x.ndim == 3 and x.shape[1] == 1 and x.shape[0] in STEP_WIDTHS and x.dtype == dtype
 
 
 def _is_chunk(x: mx.array, cache: Any, dtype: mx.Dtype) -> bool:

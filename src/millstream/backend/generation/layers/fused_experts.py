@@ -23,9 +23,10 @@ from millstream.backend.layers import expert_ops
 from millstream.backend.layers.expert_ops import ExpertOps
 from millstream.backend.layers.fused_matmul import BY_KERNELS, BY_MLX, Form, FusedMatmuls
 
-MANY_ROWS, FEW_ROWS = 256, 32
+MANY_ROWS, FEW_ROWS = 256, WIDTHS[1]
 """Rows by which ways to route are told apart: some differ in few of them. Rows by which the kernels are compared with
-what was found: their logits differ in the last bit, and of many experts two are often as good."""
+what was found: their logits differ in the last bit, and of many experts two are often as good. They are one launch, as
+in a step: two launches of a layer may run at the same time, and they count in the same memory (see `Router.count`)."""
 SURE, UNSURE = 0.25, 0.5
 """The share of rows that may choose otherwise, in these comparisons."""
 
@@ -136,15 +137,9 @@ def fuse_experts(
             trouble = trouble or error
             continue
         fused = FusedExperts(parts, frame, matmuls, dtype)
-        check_rows(plain, functools.partial(_by_width, fused), few, UNSURE)
+        check_rows(plain, fused.run, few, UNSURE)
         return fused
     raise trouble or NotUnderstood("has a router that is not understood")
-
-
-def _by_width(fused: FusedExperts, x: mx.array) -> mx.array:
-    """In steps of a width that kernels are compiled for."""
-    width = WIDTHS[0]
-    return mx.concatenate([fused.run(x[first : first + width]) for first in range(0, x.shape[0], width)])
 
 
 def fuse_expert_layer(module: Any, matmuls: FusedMatmuls, dtype: mx.Dtype) -> bool:
