@@ -54,9 +54,13 @@ class RaggedRows:
         tokens = self._numbers(length)
         pieces: tuple[SharedTokens, ...] = ()
         if shared and not self.window:
-            tokens = [np.concatenate([old[:, :, 8:40], new], axis=2) for old, new in zip(self.prefix, tokens, strict=True)]
+            tokens = [
+                np.concatenate([old[:, :, 8:40], new], axis=2) for old, new in zip(self.prefix, tokens, strict=True)
+            ]
             pieces = (self.shared,)
-        rows = JoiningRows([tuple(mx.array(part) for part in tokens)] if tokens[0].shape[2] else [], (0,), shared=pieces)
+        rows = JoiningRows(
+            [tuple(mx.array(part) for part in tokens)] if tokens[0].shape[2] else [], (0,), shared=pieces
+        )
         (number,) = self.caches.join([rows])
         self.names += [None] * (len(self.caches.rows) - len(self.names))
         self.names[number] = name
@@ -139,7 +143,9 @@ class RaggedRows:
             saved = [piece.layers[0] for piece in store.share(handles, 1)]
             for part in range(2):
                 found = np.concatenate([np.array(each[part]) for each in saved], axis=2)
-                np.testing.assert_array_equal(found[:, :, : blocks * BLOCK], self.kept[name][part][:, :, : blocks * BLOCK])
+                np.testing.assert_array_equal(
+                    found[:, :, : blocks * BLOCK], self.kept[name][part][:, :, : blocks * BLOCK]
+                )
 
 
 JOIN = st.tuples(st.just("join"), st.one_of(st.integers(1, 12), st.integers(236, 260)), st.booleans())

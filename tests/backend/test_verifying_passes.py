@@ -45,7 +45,9 @@ def churn(rows: VerifiedRows, seed: int, steps: int, longest: int = 17) -> None:
 
 
 @pytest.mark.parametrize("like_gpu", [False, True])
-@pytest.mark.parametrize("family", some([*BATCHABLE, *RARELY], ["llama", "gemma3_text", "lfm2", "mamba2", "qwen3_next"]))
+@pytest.mark.parametrize(
+    "family", some([*BATCHABLE, *RARELY], ["llama", "gemma3_text", "lfm2", "mamba2", "qwen3_next"])
+)
 def test_rows_keep_their_own_counts(
     family: str, like_gpu: bool, tiny_model: Callable[[str], Path], tmp_path: Path
 ) -> None:

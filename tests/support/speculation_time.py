@@ -41,6 +41,10 @@ class Row:
         self.kinds = [kind for count, kind in self.text for _ in range(count)]
 
     @property
+    def drafters(self) -> list[str]:
+        return list({kind.drafter: None for _, kind in self.text})
+
+    @property
     def kind(self) -> Kind:
         return self.kinds[min(self.done, len(self.kinds) - 1)]
 
@@ -57,8 +61,8 @@ class Machine:
         noise: float = 0.03,
         seed: int = 0,
     ) -> None:
-        """`cost` (rows, length): of a pass, relative to a plain step. `lost_overlap`: of a plain step, what a step costs
-        more that cannot be launched before the last one is read."""
+        """`cost` (rows, length): of a pass, relative to a plain step. `lost_overlap`: of a plain step, what a step
+        costs more that cannot be launched before the last one is read."""
         self.depth = depth
         self._cost = cost
         self._lost = lost_overlap
@@ -86,7 +90,7 @@ class Machine:
             running = [row for row in running if row.done < len(row.kinds)]
 
     def _step(self, rows: list[Row]) -> None:
-        choice = self.depth.choose([row.number for row in rows], len(rows))
+        choice = self.depth.choose({row.number: row.drafters for row in rows}, len(rows))
         drafts: dict[int, list[bool]] = {}
         if choice.odds is not None:
             drafts = {

@@ -126,11 +126,12 @@ def test_speculation_ends_by_itself_with_many_rows() -> None:
 
 def test_nothing_is_tried_before_a_plain_step_is_known() -> None:
     subject = SpeculationDepth(DRAFTERS)
-    assert subject.choose([1, 2], 2).odds is None
+    rows = {1: DRAFTERS, 2: DRAFTERS}
+    assert subject.choose(rows, 2).odds is None
     subject.observe([], rows=2, tokens=1.0, seconds=0.01)
-    assert subject.choose([1, 2], 2).odds is not None
-    assert subject.choose([], 2).odds is None and not subject.choose([], 2).guess
-    assert SpeculationDepth(()).choose([1], 1).odds is None
+    assert subject.choose(rows, 2).odds is not None
+    assert subject.choose({}, 2).odds is None and not subject.choose({}, 2).guess
+    assert SpeculationDepth(()).choose({1: ()}, 1).odds is None
 
 
 def test_figures_count_what_was_verified_by_drafter() -> None:

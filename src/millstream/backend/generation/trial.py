@@ -75,7 +75,9 @@ class TwoRowTrial:
             batch, _ = self._joined(layout, prompts)
         else:
             rows = zip(joined, texts, strict=True)
-            alone = [model(mx.array([[*prompt[:-1], *text]]), cache=new_row_caches(model))[0, -6:] for prompt, text in rows]
+            alone = [
+                model(mx.array([[*prompt[:-1], *text]]), cache=new_row_caches(model))[0, -6:] for prompt, text in rows
+            ]
             expected = list(mx.stack(alone, axis=1))
         at, worst = [0, 0], 0.0
         for kept in ([1, 3], [3, 2]):

@@ -123,6 +123,11 @@ class Request:
             rejected_prediction_tokens=self.rejected,
         )
 
+    @property
+    def left(self) -> int:
+        """Tokens that it may still generate."""
+        return self.submit.max_tokens - self.generated
+
     def preempt(self) -> None:
         """Its row is gone. It waits to start again, with a prompt that ends with what it has generated."""
         self.move(State.WAITING)

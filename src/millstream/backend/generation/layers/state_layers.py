@@ -123,7 +123,9 @@ def _token_by_token(module: Any, kind: Any, states: StateLayer, arguments: Seque
                 each.token = token
             before = list(states.cache)
             parts = [_of_token(each, shape, token) for each in arguments]
-            found.append(kind.__call__(module, *parts, **{n: _of_token(each, shape, token) for n, each in named.items()}))
+            found.append(
+                kind.__call__(module, *parts, **{n: _of_token(each, shape, token) for n, each in named.items()})
+            )
             states.keep(token, before)
     if isinstance(found[0], tuple):
         return tuple(_flat(shape, [each[index] for each in found]) for index in range(len(found[0])))

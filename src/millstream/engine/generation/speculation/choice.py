@@ -39,25 +39,21 @@ def best_length(odds: Odds, rows: int, drafts: Mapping[int, tuple[str, int]]) ->
     """Tokens per row of the pass that gives the most; 1: a plain step. `rows` of the pass; `drafts`: for those that
     have one, whose it is and how many tokens it has."""
     rate_of = {(row, drafter): rate for row, drafter, rate in odds.rates}
-    known = [(rate_of.get((row, drafter), 0.0), count) for row, (drafter, count) in drafts.items()]
-    best = (PAYS, 1)
-    for length, cost in odds.costs:
-        gain = _gain(length, cost, rows, known)
-        if gain >= best[0]:
-            best = (gain, length)
-    return best[1]
+    return _best(odds.costs, rows, [(rate_of.get((row, by), 0.0), count) for row, (by, count) in drafts.items()])
 
 
-def best_gain(costs: Iterable[tuple[int, float]], rows: int, rates: Sequence[float]) -> float:
-    """The most that a pass can give over a plain step, if drafts are as long as they may be."""
-    best = 1.0
+def best_if_drafted(costs: Sequence[tuple[int, float]], rows: int, rates: Iterable[float]) -> int:
+    """The same if every row with a rate has a draft that is as long as it may be."""
+    longest = costs[-1][0] if costs else 1
+    return _best(costs, rows, [(rate, longest) for rate in rates])
+
+
+def _best(costs: Iterable[tuple[int, float]], rows: int, drafts: Sequence[tuple[float, int]]) -> int:
+    best, best_gain = 1, PAYS
     for length, cost in costs:
-        # Not more than this, whatever the rates are.
-        if (rows + len(rates) * (length - 1)) / rows / cost > best:
-            best = max(best, _gain(length, cost, rows, [(rate, length) for rate in rates]))
+        if (rows + len(drafts) * (length - 1)) < rows * cost * best_gain:
+            continue  # not even if all of them were right
+        gained = sum(tokens_of_draft(rate, min(count, length - 1)) for rate, count in drafts)
+        if (gain := (rows + gained) / (rows * cost)) >= best_gain:
+            best, best_gain = length, gain
     return best
-
-
-def _gain(length: int, cost: float, rows: int, drafts: Iterable[tuple[float, int]]) -> float:
-    gained = sum(tokens_of_draft(rate, min(count, length - 1)) for rate, count in drafts)
-    return (rows + gained) / rows / cost

@@ -10,25 +10,26 @@ So where speculation loses, it costs about a hundredth, however long the texts a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from millstream.engine.generation.messages import Generate
 from millstream.engine.generation.speculation.acceptance import Acceptance
-from millstream.engine.generation.speculation.choice import PAYS, Odds, Outcome, best_gain
+from millstream.engine.generation.speculation.choice import Odds, Outcome, best_if_drafted
 from millstream.engine.generation.speculation.cost import SLOPE, StepCosts
 from millstream.engine.generation.speculation.lengths import LENGTHS
 from millstream.engine.messages import Speculated
 
 COSTLY = frozenset({"mtp", "draft-model"})
 """Drafters that run forward passes: what they are worth, only a trial tells."""
-PRIOR, COSTLY_PRIOR = 0.3, 0.7
+PRIOR = 0.3
+PRIORS = {"grammar": 0.9, "prediction": 0.8, "mtp": 0.7, "draft-model": 0.7}
 """How often a token of a draft is right, before anything is known."""
 LEARNED = 0.02
 """The weight of one draft in what is known of its drafter over all rows: the prior of new ones."""
 
-CREDIT, MOST_CREDIT, LEAST_CREDIT = 3.0, 12.0, -4.0
-"""In plain steps: at first; at most, so that old gains do not pay for new losses; and so little that nothing is
-tried."""
+CREDIT, MOST_CREDIT, LEAST_CREDIT = 3.0, 12.0, 1.0
+"""In plain steps: at first; at most, so that old gains do not pay for new losses; and the least to try something."""
 DOUBT = 0.25
 """The share of a full credit that is risked to measure again what passes cost."""
 INTEREST = 0.01
@@ -61,9 +62,11 @@ class SpeculationDepth:
         """`most`: tokens of a draft."""
         self._drafters = tuple(drafters)
         self._costly = any(name in COSTLY for name in drafters)
+        self._applying: dict[tuple[bool, bool], tuple[str, ...]] = {}
+        """Drafters by whether a request has a grammar, and a prediction."""
         self._costs = costs or StepCosts()
         self._most = most
-        self._priors = {name: COSTLY_PRIOR if name in COSTLY else PRIOR for name in drafters}
+        self._priors = {name: PRIORS.get(name, PRIOR) for name in drafters}
         self._rows: dict[int, dict[str, Acceptance]] = {}
         self._guessed = 0
         """The number of the row that is next to be compared."""
@@ -78,8 +81,17 @@ class SpeculationDepth:
         counts = tuple((name, proposed, accepted) for name, (proposed, accepted) in self._counts.items())
         return Speculated(self._passes, counts, round(self._gain, 2))
 
-    def choose(self, rows: Collection[int], batch: int) -> Choice:
-        """`rows`: requests that may speculate; `batch`: how many rows the step has."""
+    def drafters_of(self, submit: Generate) -> tuple[str, ...]:
+        """Those that may have something for this request."""
+        key = (submit.grammar is not None, bool(submit.prediction))
+        if key not in self._applying:
+            absent = {name for name, has in zip(("grammar", "prediction"), key, strict=True) if not has}
+            self._applying[key] = tuple(name for name in self._drafters if name not in absent)
+        return self._applying[key]
+
+    def choose(self, rows: Mapping[int, Collection[str]], batch: int) -> Choice:
+        """`rows`: requests that may speculate, and the drafters that may have something for each; `batch`: how many
+        rows the step has."""
         if not rows or not self._drafters or self._costs.plain(batch) is None:
             return PLAIN  # without the cost of a plain step nothing can be compared
         if self._standing:
@@ -89,17 +101,32 @@ class SpeculationDepth:
         self._choice = self._decide(rows, batch)
         return self._choice
 
-    def _decide(self, rows: Collection[int], batch: int) -> Choice:
+    def _decide(self, rows: Mapping[int, Collection[str]], batch: int) -> Choice:
+        guess = self._to_guess(rows)
+        rates = tuple(
+            (row, drafter, self._rate(row, drafter)) for row, drafters in rows.items() for drafter in drafters
+        )
+        best: dict[int, float] = {}
+        for row, _, rate in rates:
+            if rate > best.get(row, 0.0):
+                best[row] = rate
         costs = self._lengths(batch)
-        sure = [(length, cost) for length, cost in costs if self._costs.knows(batch, length) or self._affords(cost)]
-        odds = self._odds(rows, sure, sure_rates=True)
-        if self._credit <= LEAST_CREDIT or not self._pays(odds, batch):
-            odds = self._odds(rows, [each for each in costs if self._affords(each[1])], sure_rates=False)
-        if not self._pays(odds, batch) and self._credit == MOST_CREDIT:
-            odds = self._odds(rows, self._doubted(costs), sure_rates=False)
-        if not self._pays(odds, batch):
-            return Choice(guess=self._to_guess(rows))
-        return Choice(max(length for length, _ in odds.costs) - 1, odds, self._to_guess(rows))
+        choices = [each for each in costs if self._costs.knows(batch, each[0]) or self._affords(each[1])]
+        length = best_if_drafted(choices, batch, best.values())
+        if length == 1 and self._credit == MOST_CREDIT:
+            choices = self._doubted(costs)
+            length = best_if_drafted(choices, batch, best.values())
+        if length == 1:
+            return Choice(guess=guess)
+        if self._costly:  # each token of a draft takes time, whether or not it is verified
+            choices = [each for each in choices if each[0] <= length]
+        return Choice(choices[-1][0] - 1, Odds(tuple(choices), rates), guess)
+
+    def _rate(self, row: int, drafter: str) -> float:
+        """Of a drafter that only passes tell about, what is likely, as long as there is credit to try it; of others,
+        what is sure."""
+        known = self._acceptance(row, drafter)
+        return known.rate if drafter in COSTLY and self._credit >= LEAST_CREDIT else known.sure_rate
 
     def observe(
         self,
@@ -172,22 +199,6 @@ class SpeculationDepth:
     def _affords(self, cost: float) -> bool:
         """Whether a pass may lose all that it costs beyond a plain step."""
         return cost - 1 <= self._credit
-
-    def _odds(self, rows: Collection[int], costs: list[tuple[int, float]], *, sure_rates: bool) -> Odds:
-        rates = []
-        for row in rows:
-            for drafter in self._drafters:
-                known = self._acceptance(row, drafter)
-                rates.append((row, drafter, known.sure_rate if sure_rates else known.rate))
-        return Odds(tuple(costs), tuple(rates))
-
-    def _pays(self, odds: Odds, batch: int) -> bool:
-        """Whether some pass pays if all rows have drafts, each by the best of its drafters."""
-        best: dict[int, float] = {}
-        for row, _, rate in odds.rates:
-            if rate > best.get(row, 0.0):
-                best[row] = rate
-        return best_gain(odds.costs, batch, list(best.values())) >= PAYS
 
     def _to_guess(self, rows: Collection[int]) -> tuple[int, ...]:
         """Some rows in turn."""
