@@ -181,6 +181,7 @@ class MlxGenerationBackend(MlxBackend):
             device_memory=self._weight_bytes + max(0, free_bytes(self._device)),
             feature_bytes=settings.feature_bytes if self._encoder is not None else 0,
             drafters=self._speculating.drafts.names,
+            widest_pass=layout.widest_pass,
         )
         self._warm_up(facts, warming_up)
         phases.done("warm-up")
