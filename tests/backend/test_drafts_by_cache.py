@@ -69,9 +69,7 @@ def test_layers_of_several_kinds(
 
 
 @pytest.mark.parametrize("family", some(["llama", "lfm2", "gemma3_text"], ["llama"]))
-def test_kernels_that_write_in_place(
-    family: str, kernels: PointerKernels, tiny_model: Callable[[str], Path]
-) -> None:
+def test_kernels_that_write_in_place(family: str, kernels: PointerKernels, tiny_model: Callable[[str], Path]) -> None:
     check(tiny_model(family), mixed(3, 8), like_gpu=True)
     assert {"decode", "parted decode"} & set(kernels.calls)
 
