@@ -1,8 +1,8 @@
 """Layers that keep a state (convolutions, Mamba, gated delta) in a pass of several tokens per row.
 
-A row that keeps only some of its new tokens needs its state after the last of these. So the module that reads a state is
-called once for each token, and the states between the calls are collected (`StateLayer.steps`); each row picks its own
-when the step ends. The linear layers at the module's ends run once for all tokens, so weights are read once. Which
+A row that keeps only some of its new tokens needs its state after the last of these. So the module that reads a state
+is called once for each token, and the states between the calls are collected (`StateLayer.steps`); each row picks its
+own when the step ends. The linear layers at the module's ends run once for all tokens, so weights are read once. Which
 modules these are is seen by watching one token.
 """
 
@@ -133,9 +133,7 @@ def _token_by_token(module: Any, kind: Any, states: StateLayer, arguments: Seque
     return module[ends.last](out) if ends.last else out
 
 
-def short_conv_pass(
-    projected: mx.array, states: StateLayer, weight: mx.array, ops: StateOps = BY_MLX
-) -> mx.array:
+def short_conv_pass(projected: mx.array, states: StateLayer, weight: mx.array, ops: StateOps = BY_MLX) -> mx.array:
     """A short convolution: the columns of all tokens are there, so nothing runs token by token."""
     shape, state = states.shape, states[0]
     assert state is not None, "a pass of several tokens follows a prompt"
