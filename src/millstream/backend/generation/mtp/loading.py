@@ -22,7 +22,10 @@ from mlx_lm.utils import infer_quant_config
 from millstream.backend.generation.mtp.families import FAMILIES, NORMS, UNUSED_MARKS, MtpFamily
 from millstream.backend.generation.mtp.head import MtpHead
 from millstream.backend.weights.failures import LIBRARY_FAILURES
-from millstream.models.safetensors_header import StoredTensor, loaded_tensors
+from millstream.backend.weights.stored import read_tensors, stored_shapes
+
+Stored = Mapping[str, tuple[str, tuple[int, ...]]]
+"""Of each tensor in a folder: its type and its shape."""
 
 _LAYER = "layers.0."
 _RIDING = "riding."
@@ -45,7 +48,7 @@ def load_head(folder: Path, config: Mapping[str, Any]) -> FoundHead:
     runs without it."""
     text = {**config, **(config.get("text_config") or {})}
     model_type = str(config.get("model_type"))
-    stored = loaded_tensors(folder)
+    stored = stored_shapes(folder)
     family = FAMILIES.get(model_type)
     if family is None:
         unused = any(name.startswith(UNUSED_MARKS) for name in stored)
@@ -66,14 +69,14 @@ def _load(
     config: Mapping[str, Any],
     family: MtpFamily,
     names: Mapping[str, tuple[str, str]],
-    stored: Mapping[str, StoredTensor],
+    stored: Stored,
     layers: int,
 ) -> MtpHead:
     shared = [_shared_part(folder, part, names, stored) for part in ("embedding", "output")]
     wanted = {name for name, (part, _) in names.items() if part not in shared}
     # A convolution tells `sanitize` whether a folder is in the library's form already.
     marker = next((name for name in stored if name.endswith("conv1d.weight")), None)
-    tensors = _read(folder, wanted | ({marker} if marker else set()))
+    tensors = read_tensors(folder, wanted | ({marker} if marker else set()))
     text = config.get("text_config")
     changed: dict[str, Any] = {**config, **family.one_layer}
     if text is not None:
@@ -131,29 +134,17 @@ def _sanitized(
     return found
 
 
-def _shared_part(
-    folder: Path, part: str, names: Mapping[str, tuple[str, str]], stored: Mapping[str, StoredTensor]
-) -> str | None:
+def _shared_part(folder: Path, part: str, names: Mapping[str, tuple[str, str]], stored: Stored) -> str | None:
     """`part` if the head's copy is the target's own: some families store it twice. Compares some rows."""
     own = next((name for name, found in names.items() if found == (part, "weight")), None)
     targets = ("lm_head.weight", "model.embed_tokens.weight") if part == "output" else ("model.embed_tokens.weight",)
     target = next((name for name in targets if name in stored), None)
     if own is None or target is None or stored[own] != stored[target]:
         return None
-    tensors = _read(folder, {own, target})
-    rows = mx.arange(0, stored[own].shape[0], max(1, stored[own].shape[0] // _COMPARED_ROWS))
+    tensors = read_tensors(folder, {own, target})
+    count = stored[own][1][0]
+    rows = mx.arange(0, count, max(1, count // _COMPARED_ROWS))
     return part if mx.array_equal(tensors[own][rows], tensors[target][rows]).item() else None
-
-
-def _read(folder: Path, names: set[str]) -> dict[str, mx.array]:
-    """Some tensors of the folder, not evaluated. The headers have been checked."""
-    found: dict[str, mx.array] = {}
-    for path in sorted(folder.glob("*.safetensors")):
-        if len(found) < len(names):
-            loaded = mx.load(str(path))
-            assert isinstance(loaded, dict)
-            found |= {name: value for name, value in loaded.items() if name in names}
-    return found
 
 
 def _fill(head: MtpHead, weights: dict[str, mx.array]) -> None:
