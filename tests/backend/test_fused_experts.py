@@ -166,6 +166,26 @@ def test_the_routing_of_a_family_is_found(family: str, config: dict[str, Any], s
     np.testing.assert_allclose(np.array(some)[[0, 2, 4]], np.array(expected)[[0, 2, 4]], rtol=1e-4, atol=1e-4)
 
 
+def test_a_router_is_launched_once_per_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launches of one layer that may run at the same time would count in the same memory."""
+    launched: list[int] = []
+    run, evaluate = FusedExperts.run, mx.eval
+
+    def launch(self: FusedExperts, x: mx.array, live: mx.array | None = None) -> mx.array:
+        launched.append(1)
+        return run(self, x, live)
+
+    def counted(*arrays: Any) -> None:
+        assert len(launched) <= 1
+        launched.clear()
+        evaluate(*arrays)
+
+    monkeypatch.setattr(FusedExperts, "run", launch)
+    monkeypatch.setattr(mx, "eval", counted)
+    config, _ = FUSED["qwen3_moe"]
+    halves(make("qwen3_moe", config).layers[1])
+
+
 def test_packed_experts_and_a_packed_router_give_what_they_gave() -> None:
     model = make("qwen3_moe", _EXPERTS)
     nn.quantize(model, group_size=32, bits=8)

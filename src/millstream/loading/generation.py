@@ -153,7 +153,8 @@ class GenerationLoader:
             loading=loading,
             isolated=settings.isolated(spec),
         )
-        own, notes = replace(engine_settings(settings, spec), draft=draft), ()
+        own = replace(engine_settings(settings, spec), draft=draft)
+        notes: tuple[str, ...] = ()
         while True:
             try:
                 engine, facts = await start(functools.partial(self._make_backend, source, own))

@@ -194,7 +194,8 @@ PRODUCT = """
 """
 
 # From here on `totals[row * LINE + column]` are the sums over all of K. They lie where the weight lay (behind it if
-# blocks walk), a line a row of x, one float more: that is against bank conflicts, and holds the row's factor of the RMS norm.
+# blocks walk), a line a row of x, one float more: that is against bank conflicts, and holds the row's factor of the RMS
+# norm.
 SUM_WARPS = """
 #if !WALKS
   mill_wait<0>();

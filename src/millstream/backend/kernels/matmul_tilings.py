@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-
 WIDTHS = (8, 32, 64)
 """Numbers of rows that kernels are compiled for. More rows are bands of the last one."""
 STEP_WIDTHS = (1, *WIDTHS)
@@ -143,14 +142,14 @@ def for_few_rows(shape: BlockShape) -> Tiling:
 
 def choose(width: int, *, head: int, shared: bool, shape: BlockShape = USUAL) -> Tiling:
     """The tiling for a width; with `head` its tiles are heads of that size. `shared`: blocks may share a tile, which
-    tiles of whole heads need: there are too few of them for a large GPU. `shape`: for the first width, without heads."""
+    tiles of whole heads need: there are too few of them for a large GPU. `shape`: of the first width, without heads."""
     if not head and width == WIDTHS[0]:
         return for_few_rows(shape)
     if not head:
         return with_depth(Tiling(1, 2, SLICES), width)
-    shape = head_shape(head)
-    assert shape is not None, "`fits_heads` was asked"
-    beside, tiles = shape
+    whole_head = head_shape(head)
+    assert whole_head is not None, "`fits_heads` was asked"
+    beside, tiles = whole_head
     along = 1 if tiles > 2 else max(GROUP, WARPS // beside // GROUP * GROUP)
     split = SLICES // along if shared else 1
     staged = beside > 1 and width > 8

@@ -96,7 +96,7 @@ def choose(weight: Packed, width: int, *, head: int, shape: BlockShape = USUAL) 
     """A tiling for a weight; with `head` its tiles are heads of that size. Wide steps have more tiles per warp, if the
     shared memory suffices: each number of x that a warp reads is multiplied with all of them. `shape`: for the first
     width, without heads."""
-    tiles = TILES if head or width > FEW_ROWS else TILES[1:]
+    tiles: tuple[int, ...] = TILES if head or width > FEW_ROWS else TILES[1:]
     if not head and width == WIDTHS[0]:
         if shape.walks and (walking := _walking(weight, shape.tiles)) is not None:
             return walking

@@ -86,9 +86,10 @@ def shape_seconds(weight: Weight, shape: BlockShape) -> float:
             out = small_matmul.matmul_add(x, form.of(weights[number % len(weights)]), out)
         return out
 
+    run = mx.compile(chain)
     matmul_tuning.decide_shape(size, shape)
     try:
-        return _shortest(lambda run=mx.compile(chain): run(x, out, weights), RUNS)
+        return _shortest(lambda: run(x, out, weights), RUNS)
     finally:
         matmul_tuning.decide_shape(size, None)
 
