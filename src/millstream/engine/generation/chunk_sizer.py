@@ -21,8 +21,8 @@ FREE_SHARE = 1.5
 their usual gap."""
 
 STRETCH = 2.5
-"""How many decode steps a step may take that prefills short prompts while nobody waits long: streams must still see less
-than three times their usual gap, and steps differ."""
+"""How many decode steps a step may take that prefills short prompts while nobody waits long: streams must still see
+less than three times their usual gap, and steps differ."""
 
 GATHERING, GATHERING_GAPS = 10, 2
 """For how many decode steps, and longest gaps, short prompts may wait for others: each pass has a fixed cost."""
