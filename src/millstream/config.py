@@ -32,6 +32,12 @@ MODEL_KINDS = ("generation", "embedding", "rerank", "transcription", "speech")
 KV_BITS = (0, 4, 8)
 """Bits per number of the KV cache; 0 for the dtype that the model computes in."""
 
+SPECULATION = ("auto", "off")
+"""Whether tokens are drafted and verified several at a time: `auto` where it pays."""
+
+NO_DRAFT = "none"
+"""As the draft of a model: it has none, whatever the server's default is."""
+
 STORE_SECONDS = 24 * 3600.0
 STORE_DIR_SECONDS = 30 * 24 * 3600.0
 """How long stored responses are kept by default: in memory, and on disk."""
@@ -59,6 +65,10 @@ class ModelSpec:
     kv_memory: int | None = None
     """KV cache size in bytes, if the server has a memory budget."""
     kv_bits: int | None = None
+    speculation: str | None = None
+    draft: str | None = None
+    """Its draft model: as `source`; `none` for none."""
+    draft_depth: int | None = None
     sampling: tuple[tuple[str, float], ...] = ()
     """Defaults for fields of `Sampling` that a request leaves out, as pairs of name and value."""
     max_tokens: int | None = None
@@ -142,6 +152,12 @@ class Settings:
     """Prefix cache size per model on disk, in bytes; 0 for none. It needs a prefix cache in memory."""
     kv_bits: int = 0
     """Quantise the KV cache to 8 or 4 bits, unless a model sets its own; 0 for the dtype that a model computes in."""
+    speculation: str = "auto"
+    """One of `SPECULATION`, for models that do not set their own."""
+    draft: str | None = None
+    """The draft model of models that do not set their own: a folder, a .gguf file or a hub id."""
+    draft_depth: int | None = None
+    """The most tokens that a draft model drafts at once. None: as many as pay."""
     load: str = "start"
     """When to load models that do not set it themselves: `start` or `use`."""
     idle_unload: float = 0.0

@@ -1,4 +1,4 @@
-"""A thousand requests with all drafters, whose clients cancel while passes verify: no wrong token, and nothing stays."""
+"""A thousand requests with all drafters, cancelled while passes verify: no wrong token, and nothing stays."""
 
 from __future__ import annotations
 
@@ -121,11 +121,14 @@ class Storm:
         for request_id in list(flying):
             if request_id in self.driver.ends:
                 flying.discard(request_id)
-            elif len(self.driver.tokens.get(request_id, ())) >= self.limits.get(request_id, 10**9):
-                if request_id not in self.cancelled:
-                    self.cancelled.add(request_id)
-                    self.driver.post(Cancel(request_id))
+            elif request_id not in self.cancelled and self._is_due(request_id):
+                self.cancelled.add(request_id)
+                self.driver.post(Cancel(request_id))
         return len(flying) < before
+
+    def _is_due(self, request_id: int) -> bool:
+        limit = self.limits.get(request_id)
+        return limit is not None and len(self.driver.tokens.get(request_id, ())) >= limit
 
 
 class Kept:

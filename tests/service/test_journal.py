@@ -96,6 +96,17 @@ def test_the_journal_is_bounded_and_newest_comes_first() -> None:
     assert ended == records[:4], "the first end counts"
 
 
+def test_the_line_tells_what_was_drafted(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    journal = Journal(log_request)
+    record = run(journal, clock, 0.002, 0.003, 0.08, 0.525)
+    usage = Usage(135, 40, accepted_prediction_tokens=30, rejected_prediction_tokens=5)
+    journal.end(record, "done", usage, finish_reason="stop")
+    assert "135 prompt tokens, 40 tokens out (30 of 35 drafted), stop; " in line(caplog)[1]
+    fields = caplog.records[0].fields  # type: ignore[attr-defined]
+    assert (fields["drafted_tokens"], fields["accepted_tokens"]) == (35, 30)
+
+
 def test_the_line_of_a_request(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     journal = Journal(log_request)

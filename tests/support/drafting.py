@@ -9,6 +9,7 @@ from typing import Any
 
 from millstream.engine.generation.plan import Plan
 from millstream.engine.generation.scheduler import GenerationScheduler
+from millstream.engine.generation.speculation.depth import SpeculationDepth
 from millstream.model_facts import GenerationFacts
 from support.prefix_caches import caching_scheduler
 
@@ -46,7 +47,8 @@ def drafting(
     seed: int, facts: GenerationFacts, *, chance: float = 0.8, preempt: float = 0.0, cache: int | None = None
 ) -> GenerationScheduler:
     """`cache`: blocks and checkpoints in its prefix cache; None for no cache."""
-    make = functools.partial(DraftingScheduler, seed=seed, chance=chance, preempt=preempt)
+    counted = SpeculationDepth(facts.drafters) if facts.drafters else None
+    make = functools.partial(DraftingScheduler, seed=seed, chance=chance, preempt=preempt, speculation=counted)
     if cache is not None:
         return caching_scheduler(cache, None, facts, make)
     return make(max_rows=facts.max_rows, prefill_tokens=16, whole_media=facts.whole_media)

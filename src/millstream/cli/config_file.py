@@ -68,6 +68,8 @@ def read_config(file: Path) -> ConfigFile:
     for name, value in server.items():
         if OPTIONS[name].value.is_path:
             server[name] = _resolved(value, _folder(file))
+    if "draft" in server:
+        server["draft"] = _source(server["draft"], file) or DEMO_SOURCE
     models = _models(top.get("models", {}), file)
     reject_duplicates((name, f"{file}: {where}") for model in models for name, where in _names(model))
     tool_servers = read_tool_servers(top.get("mcp", {}), file, _folder(file))
@@ -104,6 +106,8 @@ def _model(name: str, table: object, file: Path) -> ModelSpec:
     values = read_table(table, MODEL, file=file, name=where)
     if "source" not in values:
         raise ModelError(f'{file}: [{where}] needs a source: a folder, a .gguf file, a hub id (org/name) or "demo"')
+    if "draft" in values:
+        values["draft"] = _source(values["draft"], file) or DEMO_SOURCE
     sampling = read_table(values.pop("sampling", {}), SAMPLING, file=file, name=f"{where}.sampling")
     return ModelSpec(
         source=_source(values.pop("source"), file),

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from millstream.cli import toml_tables as toml
 from millstream.cli.serve_options.engine import ISOLATION
-from millstream.cli.serve_options.models import LOAD_TIMES, REASONING_FORMATS, TOOL_FORMATS
+from millstream.cli.serve_options.models import LOAD_TIMES, MAX_DEPTH, REASONING_FORMATS, TOOL_FORMATS
 from millstream.cli.serve_options.values import MAX_COUNT
 from millstream.cli.toml_tables import Reader
-from millstream.config import KV_BITS, MODEL_KINDS
+from millstream.config import KV_BITS, MODEL_KINDS, NO_DRAFT, SPECULATION
 
 _INT32 = 2**31 - 1
 _SERVER = "the server's"
@@ -76,6 +76,27 @@ _MODEL = (
     ),
     ModelOption(
         "kv_bits", toml.integer_choice(*KV_BITS), ", ".join(map(str, KV_BITS)), "quantise its KV cache", _SERVER
+    ),
+    ModelOption(
+        "speculation",
+        toml.choice(*SPECULATION),
+        ", ".join(SPECULATION),
+        "draft tokens and verify several at a time where it pays",
+        _SERVER,
+    ),
+    ModelOption(
+        "draft",
+        toml.string,
+        "text",
+        f'its draft model, a smaller one with the same vocabulary: as source; "{NO_DRAFT}" for none',
+        _SERVER,
+    ),
+    ModelOption(
+        "draft_depth",
+        toml.integer(1, MAX_DEPTH),
+        f"an integer from 1 to {MAX_DEPTH}",
+        "most tokens that the draft model drafts at once",
+        _SERVER,
     ),
     ModelOption("tool_format", toml.choice(*TOOL_FORMATS), "as --tool-format", "the format of its tool calls", _SERVER),
     ModelOption(

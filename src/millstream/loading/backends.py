@@ -31,8 +31,10 @@ def generation_backend(source: ModelSource, settings: EngineSettings) -> Generat
         from millstream.backend import mlx_lm_import  # noqa: F401  before all that imports mlx-lm
         from millstream.backend.device import use_device
         from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
+        from millstream.backend.generation.settings import DraftSettings
 
     use_device(settings.device, settings.kernel_dir)
+    draft = settings.draft
     return MlxGenerationBackend(
         GenerationSettings(
             source.kind,
@@ -45,6 +47,8 @@ def generation_backend(source: ModelSource, settings: EngineSettings) -> Generat
             cache_limit=settings.cache_limit,
             grammars=compiler_of(source),
             feature_bytes=settings.feature_bytes,
+            draft=draft and DraftSettings(draft.kind, Path(draft.path), settings.draft_depth),
+            speculation=settings.speculation,
         )
     )
 

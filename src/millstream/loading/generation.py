@@ -38,6 +38,7 @@ from millstream.text.chat_format import ChatFormat, detect_chat_format
 from millstream.text.control_tokens import ControlTokens
 from millstream.text.fill_in_middle import detect_fill_in_middle
 from millstream.text.loading import load_tokenizer, read_chat_template
+from millstream.text.same_vocabulary import different_tokens
 from millstream.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -64,20 +65,25 @@ class GenerationLoader:
         """Other models are served now. Later loads share the cores with them."""
         self._settings = replace(self._settings, models=models)
 
-    async def open(self, name: str, spec: ModelSpec, source: ModelSource, loading: LoadContext) -> GenerationModel:
-        """Loads a model and returns it, ready to serve. Raises `ModelError` if it cannot be loaded."""
+    async def open(
+        self, name: str, spec: ModelSpec, source: ModelSource, loading: LoadContext, draft: ModelSource | None = None
+    ) -> GenerationModel:
+        """Loads a model and returns it, ready to serve. Raises `ModelError` if it cannot be loaded. `draft`: its draft
+        model, which the same engine loads."""
         tokenizer = await self._in_pool(functools.partial(load_tokenizer, source))
+        if draft is not None:
+            await self._in_pool(functools.partial(_check_draft, tokenizer, draft))
         template_source = tokenizer.template.source if tokenizer.template else None
         chat_format = self._chat_format(spec, template_source, lambda token: tokenizer.token_id(token) is not None)
         preprocessor = await self._in_pool(functools.partial(media_preprocessor, source, tokenizer, self._limits))
         control = await self._control_tokens(spec, tokenizer, chat_format, preprocessor)
-        memory = await self._reserve(name, spec, source, loading)
+        memory = await self._reserve(name, spec, source, draft, loading)
         template = TemplateHost(tokenizer.template, self._in_pool.pool)
         self._templates.add(template)  # before it starts: the server may stop while this load is being cancelled
         try:
             files = self._in_pool(functools.partial(describe, source, chat_format))
             described, _ = await asyncio.gather(files, template.open())
-            engine, facts = await self._start_engine(name, spec, source, memory, loading)
+            engine, facts = await self._start_engine(name, spec, source, draft, memory, loading)
         except BaseException:
             await self._close_template(template)
             raise
@@ -120,7 +126,13 @@ class GenerationLoader:
             await asyncio.wait(self._template_closers)
 
     async def _start_engine(
-        self, name: str, spec: ModelSpec, source: ModelSource, memory: int | None, loading: LoadContext
+        self,
+        name: str,
+        spec: ModelSpec,
+        source: ModelSource,
+        draft: ModelSource | None,
+        memory: int | None,
+        loading: LoadContext,
     ) -> tuple[EngineClient, GenerationFacts]:
         settings = self._settings
         scheduler = SchedulerSettings(
@@ -132,7 +144,7 @@ class GenerationLoader:
         )
         engine, facts = await self._engines.start(
             name,
-            functools.partial(self._make_backend, source, engine_settings(settings, spec)),
+            functools.partial(self._make_backend, source, replace(engine_settings(settings, spec), draft=draft)),
             functools.partial(make_scheduler, scheduler),
             Admission(capacity=max_batch(settings, spec), queue=settings.queue, fail_fast=settings.fail_fast),
             loading,
@@ -174,19 +186,17 @@ class GenerationLoader:
             reasoning=spec.reasoning_format or self._settings.reasoning_format,
         )
 
-    async def _reserve(self, name: str, spec: ModelSpec, source: ModelSource, loading: LoadContext) -> int | None:
+    async def _reserve(
+        self, name: str, spec: ModelSpec, source: ModelSource, draft: ModelSource | None, loading: LoadContext
+    ) -> int | None:
         """Reserves memory and returns the total that the model may use. Returns None if there is no memory budget."""
         settings = self._settings
         if settings.memory is None:
             return None
-        work = functools.partial(
-            estimate,
-            source,
-            device=expected_device(settings.device),
-            unpack=settings.unpack,
-            kv_bits=kv_bits(settings, spec),
-        )
-        estimated = await self._in_pool(work)
+        work = functools.partial(estimate, device=expected_device(settings.device), unpack=settings.unpack)
+        estimated = await self._in_pool(functools.partial(work, source, kv_bits=kv_bits(settings, spec)))
+        if draft is not None:
+            estimated += await self._in_pool(functools.partial(work, draft))
         minimum, wanted = footprint(estimated, rows=max_batch(settings, spec), kv_memory=spec.kv_memory)
         reserved = await loading.reserve(minimum, wanted)
         log.info(
@@ -204,6 +214,12 @@ class GenerationLoader:
         safe_name = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:80]
         folder = (self._settings.cache_dir or user_cache_dir()) / "prefixes" / f"{safe_name}-{path_hash}"
         return DiskTierConfig(folder, self._settings.prefix_cache_disk)
+
+
+def _check_draft(tokenizer: Tokenizer, draft: ModelSource) -> None:
+    """Raises `ModelError` if the draft model has another vocabulary."""
+    if difference := different_tokens(tokenizer, load_tokenizer(draft)):
+        raise ModelError(f"{draft.path} cannot be the draft model: {difference}.")
 
 
 def media_preprocessor(source: ModelSource, tokenizer: Tokenizer, limits: MediaLimits) -> MediaPreprocessor | None:

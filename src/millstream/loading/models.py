@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from millstream.config import ModelSpec, Settings
+from millstream.errors import ModelError
 from millstream.loading.backends import BackendMaker
 from millstream.loading.encoders import EncoderLoader, describe_encoder
 from millstream.loading.engines import Engines
 from millstream.loading.files import FileSearch
 from millstream.loading.generation import GenerationLoader
+from millstream.loading.settings import draft_of
 from millstream.loading.speech import SpeechLoader, describe_speech
 from millstream.loading.transcription import TranscriptionLoader, describe_transcriber
 from millstream.loading.work import Work
@@ -67,12 +69,27 @@ class ModelLoader:
         await self._work(functools.partial(check_model, source.kind, source.path))
         kind = await self._work(functools.partial(source_kind, source, spec.kind))
         if kind == "generation":
-            return await self._generation.open(name, spec, source, loading)
+            draft = await self._find_draft(name, spec, loading)
+            return await self._generation.open(name, spec, source, loading, draft=draft)
         if kind == "speech":
             return await self._speech.open(name, spec, source, loading)
         if kind == "transcription":
             return await self._transcription.open(name, spec, source, loading)
         return await self._encoders.open(name, spec, source, kind, loading)
+
+    async def _find_draft(self, name: str, spec: ModelSpec, loading: LoadContext) -> ModelSource | None:
+        """The draft model, downloaded if it must be. Raises `ModelError` that names it if it cannot be used."""
+        if (named := draft_of(self._settings, spec)) is None:
+            return None
+        try:
+            source = await self._find(name, ModelSpec(named), loading)
+            await self._work(functools.partial(check_model, source.kind, source.path))
+            kind = await self._work(functools.partial(source_kind, source))
+        except ModelError as error:
+            raise ModelError(f"the draft model {named}: {error.message}") from error
+        if kind != "generation":
+            raise ModelError(f"the draft model {named} is for {kind}: it cannot draft text")
+        return source
 
     async def _find(self, name: str, spec: ModelSpec, loading: LoadContext) -> ModelSource:
         search = FileSearch(loading, functools.partial(log.info, "%s: %s", name))

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from millstream.config import ModelSpec, Settings
-from millstream.loading.settings import kv_bits, max_batch
+from millstream.loading.settings import draft_depth, draft_of, kv_bits, max_batch, speculation
 
 LIVE_FIELDS = frozenset({"aliases", "pin", "load", "idle_unload", "sampling", "max_tokens"})
 """Fields of `ModelSpec` that take effect without a reload."""
@@ -65,6 +65,9 @@ def load_options(settings: Settings, spec: ModelSpec) -> tuple[object, ...]:
         settings.isolated(spec),
         max_batch(settings, spec),
         kv_bits(settings, spec),
+        speculation(settings, spec),
+        draft_of(settings, spec),
+        draft_depth(settings, spec),
         None if settings.memory is None else spec.kv_memory,
         spec.tool_format or settings.tool_format,
         spec.reasoning_format or settings.reasoning_format,

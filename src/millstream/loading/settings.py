@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from millstream.config import ModelSpec, Settings
+from millstream.config import NO_DRAFT, ModelSpec, Settings
 from millstream.models.demo import user_cache_dir
+from millstream.models.source import ModelSource
 
 FEATURE_BYTES = 256 * 2**20
 """Default size of the cache of encoded media: a follow-up question about an image does not encode it again."""
@@ -35,6 +36,11 @@ class EngineSettings:
     """Bytes of freed memory that MLX may hold for reuse. None for MLX's default."""
     feature_bytes: int = FEATURE_BYTES
     """Size of the cache of encoded media."""
+    speculation: bool = True
+    """False: no drafts at all."""
+    draft: ModelSource | None = None
+    """Its draft model, on the same engine."""
+    draft_depth: int | None = None
     kernel_dir: Path | None = None
     """Where compiled CUDA kernels are kept for the next process."""
 
@@ -52,6 +58,8 @@ def engine_settings(settings: Settings, spec: ModelSpec) -> EngineSettings:
         kv_bits=kv_bits(settings, spec),
         cache_limit=None if memory is None else memory // 10,
         feature_bytes=FEATURE_BYTES if memory is None else min(FEATURE_BYTES, memory // 20),
+        speculation=speculation(settings, spec) != "off",
+        draft_depth=draft_depth(settings, spec),
         kernel_dir=(settings.cache_dir or user_cache_dir()) / "kernels",
     )
 
@@ -64,6 +72,20 @@ def yielding(settings: Settings, spec: ModelSpec) -> EngineSettings:
 
 def max_batch(settings: Settings, spec: ModelSpec) -> int:
     return spec.max_batch or settings.max_batch
+
+
+def speculation(settings: Settings, spec: ModelSpec) -> str:
+    return spec.speculation or settings.speculation
+
+
+def draft_of(settings: Settings, spec: ModelSpec) -> str | None:
+    """The draft model of a model, as it was named. None if it has none, or must not speculate."""
+    named = spec.draft or settings.draft
+    return None if named == NO_DRAFT or speculation(settings, spec) == "off" else named
+
+
+def draft_depth(settings: Settings, spec: ModelSpec) -> int | None:
+    return spec.draft_depth or settings.draft_depth
 
 
 def kv_bits(settings: Settings, spec: ModelSpec) -> int:

@@ -51,6 +51,14 @@ class Estimate:
     """KV cache of one token in all layers; 0 for a model without attention."""
     context_length: int | None
 
+    def __add__(self, draft: Estimate) -> Estimate:
+        """With a draft model, which has a KV cache of its own for every row."""
+        return Estimate(
+            self.weight_bytes + draft.weight_bytes,
+            self.kv_bytes_per_token + draft.kv_bytes_per_token,
+            self.context_length,
+        )
+
 
 def estimate(source: ModelSource, *, device: DeviceKind, unpack: bool, kv_bits: int = 0) -> Estimate:
     """Raises `ModelError` if a file cannot be read.

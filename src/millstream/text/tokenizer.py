@@ -105,6 +105,14 @@ class Tokenizer:
         """Added tokens by name, special or not: each is matched as a whole, and never built by merges."""
         return {token.content: number for number, token in self._backend.get_added_tokens_decoder().items()}
 
+    @property
+    def names(self) -> dict[int, str]:
+        """Every token's name in the vocabulary, by id."""
+        return {number: name for name, number in self._backend.get_vocab(with_added_tokens=True).items()}
+
+    def is_special(self, token: int) -> bool:
+        return token in self._special_ids
+
     def token_id(self, name: str) -> int | None:
         return self._backend.token_to_id(name)
 

@@ -73,6 +73,15 @@ class Assembly:
         self._slabs = classes = self._class_caches(layout)
         return self._batch(layout, classes), self._prefiller(layout, store)
 
+    def make_draft(
+        self, layout: Layout, store: PrefixStore
+    ) -> tuple[ForwardPass, ClassCaches, CompiledStep | None, Prefiller]:
+        """For a draft model, whose rows are those of another batch: a forward pass over caches by length class, that
+        pass as a compiled function if the layout has it, and the prefiller whose rows the caches take."""
+        self._slabs = caches = self._class_caches(layout)
+        compiled = self._compiled if layout.compiled_step else None
+        return ForwardPass(self.model, caches), caches, compiled, self._prefiller(layout, store)
+
     def forget_templates(self) -> None:
         """Drop what was made from a forward pass: of a rehearsal, it is zeros."""
         self._templates.clear()

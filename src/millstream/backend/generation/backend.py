@@ -18,11 +18,13 @@ from millstream.backend.device import available_bytes, free_bytes
 from millstream.backend.generation.assembly import Assembly
 from millstream.backend.generation.batch import Batch, Launched
 from millstream.backend.generation.calibration import MIN_WEIGHT_BYTES, calibrate
+from millstream.backend.generation.drafters.draft_model import DraftModel, load_draft_model
 from millstream.backend.generation.drafters.drafter import Drafter
 from millstream.backend.generation.drafters.drafts import Drafts
 from millstream.backend.generation.drafters.grammar import GrammarDrafter
+from millstream.backend.generation.drafters.model_drafter import ModelDrafter
 from millstream.backend.generation.drafters.prediction import PredictionDrafter
-from millstream.backend.generation.drafters.prompt_lookup import PromptLookupDrafter
+from millstream.backend.generation.drafters.prompt_lookup import SURE, PromptLookupDrafter
 from millstream.backend.generation.layout import Layout, LayoutChooser
 from millstream.backend.generation.prefill.deferred import STEPS_PER_CHUNK, DeferredChunks
 from millstream.backend.generation.prefill.prefiller import Passes, Prefiller, Shared
@@ -40,7 +42,7 @@ from millstream.backend.phases import LoadPhases
 from millstream.backend.weights.identity import identity_of
 from millstream.backend.weights.loading import load
 from millstream.backend.weights.materialize import evaluate_all
-from millstream.backend.weights.unpacking import kernels_take, nothing_packed
+from millstream.backend.weights.unpacking import StaysPacked, kernels_take, nothing_packed
 from millstream.engine.background import BackgroundTask
 from millstream.engine.generation.cost_model import workspace_bytes
 from millstream.engine.generation.messages import Generate
@@ -106,6 +108,8 @@ class MlxGenerationBackend(MlxBackend):
         self._encoder: MediaEncoder | None = None
         self._drafters = drafters
         self._speculating = Speculating(Drafts())
+        self._draft_model: DraftModel | None = None
+        self._model_drafter: ModelDrafter | None = None
 
     def load(self, report: Progress = ignore_progress) -> GenerationFacts:
         """Owner only. Load and evaluate the weights, choose a layout, warm up and calibrate."""
@@ -118,7 +122,7 @@ class MlxGenerationBackend(MlxBackend):
             settings.path,
             self._device,
             unpack=settings.unpack,
-            keep_packed=kernels_take if self._keeps_packed else nothing_packed,
+            keep_packed=self._packed_layers,
             report=report,
         )
         phases.done("weights")
@@ -150,8 +154,13 @@ class MlxGenerationBackend(MlxBackend):
         if (packing := layout.packing) is not None:
             notes.append(f"KV cache quantised to {packing.bits} bits in groups of {packing.group_size}")
         self.reset()
-        notes += self._take_drafters(loaded.vocab_size)
         token_bytes, prefix_sizes = assembly.measure(layout)
+        if settings.draft is not None:
+            draft = self._draft_model = load_draft_model(settings, self._device, self._packed_layers, report)
+            self._weight_bytes += draft.weight_bytes
+            token_bytes += draft.kv_bytes_per_token
+            phases.done("draft model")
+        notes += self._take_drafters(loaded.vocab_size)
         phases.done("memory")
         warming_up.advance()
         facts = GenerationFacts(
@@ -172,6 +181,7 @@ class MlxGenerationBackend(MlxBackend):
             device_memory=self._weight_bytes + max(0, free_bytes(self._device)),
             feature_bytes=settings.feature_bytes if self._encoder is not None else 0,
             drafters=self._speculating.drafts.names,
+            widest_pass=layout.widest_pass,
         )
         self._warm_up(facts, warming_up)
         phases.done("warm-up")
@@ -251,7 +261,8 @@ class MlxGenerationBackend(MlxBackend):
         """Owner only. Weights, KV caches of rows and of prompts in prefill, saved prefixes, encoded media."""
         self._guard.check("memory_bytes")
         rows = (self._batch.nbytes if self._batch else 0) + (self._prefiller.nbytes if self._prefiller else 0)
-        return self._weight_bytes + rows + self._store.nbytes + (self._encoder.nbytes if self._encoder else 0)
+        drafted = self._model_drafter.nbytes if self._model_drafter else 0
+        return self._weight_bytes + rows + drafted + self._store.nbytes + (self._encoder.nbytes if self._encoder else 0)
 
     def reset(self) -> None:
         """Owner only. Drop every row and all saved prefixes: a failed step may have left any of them half written."""
@@ -267,7 +278,7 @@ class MlxGenerationBackend(MlxBackend):
 
     def _drop_arrays(self) -> None:
         self._pending = self._batch = self._prefiller = self._model = self._encoder = None
-        self._assembly = self._layout = self._drafters = None
+        self._assembly = self._layout = self._drafters = self._draft_model = self._model_drafter = None
         self._speculating = Speculating(Drafts())
         self._deferred.clear()
         self._store.clear()
@@ -327,11 +338,19 @@ class MlxGenerationBackend(MlxBackend):
         assert self._layout is not None and self._batch is not None
         if (reason := self._layout.no_drafts or self._batch.no_drafts) is not None:
             return [f"no speculative decoding: {reason}"]
+        if not self._settings.speculation:
+            return ["no speculative decoding: --speculation off"]
         drafters = self._drafters
         if drafters is None:
-            drafters = [GrammarDrafter(self._matcher, vocab_size), PredictionDrafter(), PromptLookupDrafter()]
+            drafters = [GrammarDrafter(self._matcher, vocab_size), PredictionDrafter()]
+            if self._draft_model is not None:
+                assert self._settings.draft is not None
+                self._model_drafter = ModelDrafter(self._draft_model, self._settings.draft.depth)
+                drafters += [PromptLookupDrafter(SURE), self._model_drafter]
+            else:
+                drafters += [PromptLookupDrafter()]
         self._speculating = Speculating(Drafts(drafters))
-        return []
+        return [] if self._draft_model is None else [self._draft_model.note]
 
     def _matcher(self, request_id: int) -> LLMatcher | None:
         return None if self._batch is None else self._batch.matcher(request_id)
@@ -387,6 +406,10 @@ class MlxGenerationBackend(MlxBackend):
                 mx.eval(self._store.compact())
         elif self._store.compactable > (1 if busy else 0):
             mx.async_eval(self._store.compact())  # type: ignore[no-untyped-call]
+
+    @property
+    def _packed_layers(self) -> StaysPacked:
+        return kernels_take if self._keeps_packed else nothing_packed
 
     @property
     def _keeps_packed(self) -> bool:

@@ -32,7 +32,7 @@ from millstream.backend.generation.layers.state_layers import adopt_state_layers
 from millstream.backend.generation.prefix_store.cache_state import leaf_caches
 from millstream.backend.generation.sampling.kernel_check import kernel_agrees
 from millstream.backend.generation.settings import GenerationSettings
-from millstream.backend.kernels.small_matmul import supported_here
+from millstream.backend.kernels.small_matmul import WIDTHS, supported_here
 from millstream.backend.layers.cpu_attention import cpu_attention
 from millstream.backend.layers.cpu_linear import mkl_layer, mkl_layout_pays, use_mkl_layout
 from millstream.backend.layers.fused_matmul import BY_KERNELS, BY_MLX
@@ -101,6 +101,11 @@ class Layout:
     """Every fast path by name, with the reason why this model does not use it; None if it does."""
     notes: tuple[str, ...] = ()
     """What else a user may want to know of the paths: which parts of the blocks are fused."""
+
+    @property
+    def widest_pass(self) -> int:
+        """See `GenerationFacts.widest_pass`: our matmuls give a row the same numbers at all of their widths."""
+        return WIDTHS[-1] if self.width is kernel_width else 0
 
     @property
     def fast_paths(self) -> str:

@@ -10,6 +10,16 @@ from millstream.backend.generation.sampling.guides import Compiler
 
 
 @dataclass(frozen=True, slots=True)
+class DraftSettings:
+    """A draft model: a smaller one with the same vocabulary, which runs beside the target on its owner."""
+
+    kind: Literal["folder", "gguf"]
+    path: Path
+    depth: int | None = None
+    """The most tokens of a draft. None: what pays."""
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationSettings:
     kind: Literal["folder", "gguf"]
     path: Path
@@ -31,3 +41,6 @@ class GenerationSettings:
     """Use slots and grouped prefill as on a GPU, whatever the device, so that the CPU can test them."""
     grammars: Compiler | None = None
     """Compiles the grammars of requests with structured output."""
+    draft: DraftSettings | None = None
+    speculation: bool = True
+    """False: no drafts at all."""

@@ -45,6 +45,56 @@ def _kernel() -> Any:
     )
 
 
+_STEPS_SOURCE = """
+  const int channels = w_shape[0], kernel = w_shape[1], i = blockIdx.x * blockDim.x + threadIdx.x;
+  const int rows = state_shape[0], flat = projected_shape[0];
+  if (i >= flat * channels) return;
+  if (i / channels >= rows * LENGTH) out[i] = T(0.f);
+  if (i >= rows * channels) return;
+  const int row = i / channels, c = i % channels;
+  T* const columns = seen + (size_t)row * (kernel - 1 + LENGTH) * channels + c;
+  for (int k = 0; k < kernel - 1; k++) columns[k * channels] = state[((size_t)row * (kernel - 1) + k) * channels + c];
+  for (int t = 0; t < LENGTH; t++) {
+    const T* from = projected + (size_t)(row * LENGTH + t) * 3 * channels + c;
+    const T fresh = T(float(from[0]) * float(from[2 * channels]));
+    float sum = 0.f;
+    for (int k = 0; k < kernel - 1; k++) {
+      const T old = columns[(t + k) * channels];
+      sum += float(w[c * kernel + k]) * float(old);
+    }
+    sum += float(w[c * kernel + kernel - 1]) * float(fresh);
+    columns[(t + kernel - 1) * channels] = fresh;
+    out[(size_t)(row * LENGTH + t) * channels + c] = T(float(from[channels]) * float(T(sum)));
+  }
+"""
+
+
+@functools.cache
+def _steps_kernel() -> Any:
+    return cuda_kernel(
+        name="millstream_short_conv_steps",
+        input_names=["projected", "state", "w"],
+        output_names=["out", "seen"],
+        source=_STEPS_SOURCE,
+    )
+
+
+def short_conv_steps(projected: mx.array, state: mx.array, weight: mx.array, length: int) -> tuple[mx.array, mx.array]:
+    """Several tokens of each row, (flat rows, 1, three times the channels): the output, (flat rows, 1, channels), with
+    the numbers of `short_conv`; and all columns that went in, (rows, kernel - 1 + length, channels)."""
+    flat, _, size = projected.shape
+    rows, kept, channels = state.shape
+    out, seen = _steps_kernel()(
+        inputs=[projected, state, weight],
+        output_shapes=[(flat, 1, size // 3), (rows, kept + length, channels)],
+        output_dtypes=[projected.dtype, projected.dtype],
+        grid=(-(-flat * size // 3 // THREADS) * THREADS, 1, 1),
+        threadgroup=(THREADS, 1, 1),
+        template=[("T", projected.dtype), ("LENGTH", length)],
+    )
+    return out, seen
+
+
 def short_conv(projected: mx.array, state: mx.array, weight: mx.array) -> tuple[mx.array, mx.array]:
     """The output, (rows, 1, channels), and the new state, (rows, kernel - 1, channels). `projected` is (rows, 1, three
     times the channels), `weight` (channels, kernel, 1)."""

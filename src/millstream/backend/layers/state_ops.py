@@ -15,6 +15,8 @@ from millstream.backend.kernels import short_conv
 class StateOps:
     short_conv: Callable[[mx.array, mx.array, mx.array], tuple[mx.array, mx.array]]
     """(projected, state, weight): see `kernels.short_conv`."""
+    short_conv_steps: Callable[[mx.array, mx.array, mx.array, int], tuple[mx.array, mx.array]]
+    """(projected, state, weight, length): see `kernels.short_conv`."""
 
 
 def _short_conv(projected: mx.array, state: mx.array, weight: mx.array) -> tuple[mx.array, mx.array]:
@@ -24,15 +26,14 @@ def _short_conv(projected: mx.array, state: mx.array, weight: mx.array) -> tuple
     return after * out, seen[:, 1:]
 
 
-def short_conv_steps(projected: mx.array, state: mx.array, weight: mx.array) -> tuple[mx.array, mx.array]:
-    """Several tokens per row, (rows, length, three times the channels): their output, and all columns that the
-    convolution has seen, of which the state after each token is a part."""
-    before, after, x = mx.split(projected, 3, axis=-1)
+def _short_conv_steps(projected: mx.array, state: mx.array, weight: mx.array, length: int) -> tuple[mx.array, mx.array]:
+    rows, flat = state.shape[0], projected.shape[0]
+    before, after, x = mx.split(projected[: rows * length].reshape(rows, length, -1), 3, axis=-1)
     seen = mx.concatenate([state, before * x], axis=1)
-    length, taps = projected.shape[1], weight.shape[1]
-    parts = [seen[:, tap : tap + length] * weight[:, tap, 0] for tap in range(taps)]
-    return after * functools.reduce(mx.add, parts), seen
+    parts = [seen[:, tap : tap + length] * weight[:, tap, 0] for tap in range(weight.shape[1])]
+    out = (after * functools.reduce(mx.add, parts)).reshape(rows * length, 1, -1)
+    return mx.pad(out, [(0, flat - rows * length), (0, 0), (0, 0)]), seen
 
 
-BY_MLX = StateOps(short_conv=_short_conv)
-BY_KERNELS = StateOps(short_conv=short_conv.short_conv)
+BY_MLX = StateOps(_short_conv, _short_conv_steps)
+BY_KERNELS = StateOps(short_conv.short_conv, short_conv.short_conv_steps)

@@ -15,6 +15,7 @@ GROUPS = (
     OptionGroup("loading", models.LOADING),
     OptionGroup("tool calls and reasoning", models.FORMATS_OF_OUTPUT),
     OptionGroup("caches", models.CACHES),
+    OptionGroup("speculative decoding", models.SPECULATIVE),
     OptionGroup("batching", engine.BATCHING),
     OptionGroup("engine", engine.ENGINE),
     OptionGroup("web pages and proxies", network.ACCESS),

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from millstream.cli.serve_options.option import Option
-from millstream.cli.serve_options.values import PATH, SIZE, SIZE_OR_NONE, SWITCH, TIME, choice, integer_choice
-from millstream.config import KV_BITS
+from millstream.cli.serve_options.values import (
+    PATH,
+    SIZE,
+    SIZE_OR_NONE,
+    SWITCH,
+    TEXT,
+    TIME,
+    choice,
+    integer,
+    integer_choice,
+)
+from millstream.config import KV_BITS, SPECULATION
 from millstream.text.chat_format import AUTO, NONE, REASONING
 from millstream.text.tool_formats.registry import FORMATS
 
 LOAD_TIMES = ("start", "use")
 TOOL_FORMATS = (AUTO, NONE, *FORMATS)
+MAX_DEPTH = 16
+"""A pass has at most one token more per row."""
 REASONING_FORMATS = (AUTO, NONE, *REASONING)
 
 LOADING = (
@@ -54,6 +68,27 @@ BUDGET = (
         SIZE,
         "memory budget of all models, e.g. 16GB; idle models are unloaded to stay in it",
         default_text="what the device has",
+    ),
+)
+
+SPECULATIVE = (
+    Option(
+        "speculation",
+        choice(*SPECULATION),
+        "draft tokens and verify several at a time, which never changes an answer; auto: where it is faster",
+    ),
+    Option(
+        "draft",
+        replace(TEXT, metavar="MODEL", accepts="a folder, a .gguf file or a hub id"),
+        "draft model: a smaller one with the same vocabulary, which the same engine loads; for models that set none in "
+        "the file",
+        default_text="none",
+    ),
+    Option(
+        "draft_depth",
+        integer(1, MAX_DEPTH, metavar="TOKENS"),
+        "most tokens that a draft model drafts at once",
+        default_text="as many as pay",
     ),
 )
 

@@ -105,7 +105,7 @@ def make_scheduler(settings: SchedulerSettings, facts: GenerationFacts) -> Gener
         prefix_cache=_prefix_cache(facts, tuning, share, settings.disk),
         whole_media=facts.whole_media,
         depth_cost=tuning.depth_cost,
-        speculation=SpeculationDepth(facts.drafters) if facts.drafters else None,
+        speculation=SpeculationDepth(facts.drafters, widest=facts.widest_pass) if facts.drafters else None,
     )
 
 

@@ -50,11 +50,14 @@ class RowNumbers:
         return numbers
 
     def keep(self, numbers: list[int]) -> list[int]:
-        """Free all others. Returns the new order of a pass: the previous number of each row, -1 for a fresh one."""
+        """Free all others, and have no vacant numbers between those that are kept: a pass of several tokens per row
+        is as wide as its numbers. Returns the new order of a pass: the previous number of each row, -1 for a fresh
+        one."""
         wanted = self._policy(len(numbers)) if numbers else 0
         if self._policy is not exact and wanted * 4 > self.count:
-            kept = set(numbers)
-            self._taken = [number in kept for number in range(self.count)]
-            return list(range(self.size))
+            wanted = self.count
+            if numbers == list(range(len(numbers))):
+                self._taken = [number < len(numbers) for number in range(wanted)]
+                return list(range(self.size))
         self._taken = [True] * len(numbers) + [False] * (wanted - len(numbers))
         return [*numbers, *[-1] * (self.size - len(numbers))]

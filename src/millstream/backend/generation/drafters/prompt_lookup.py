@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from millstream.engine.generation.messages import Generate
 from millstream.engine.generation.speculation.prompt_lookup import PromptLookup
 
+SURE = 8
+"""A match of so many tokens is rarely wrong: it goes before a draft model, which costs more."""
+
 
 class PromptLookupDrafter:
     """`least`: how many tokens must match. A row's context is indexed when its first draft is wanted, so that rows

@@ -201,7 +201,7 @@ class FusedConv:
         finish = _finish(out, frame.after_mixer, frame.factor, matmuls)
         ops = state_ops.BY_KERNELS if matmuls is BY_KERNELS else state_ops.BY_MLX
         static = _Conv(matmuls, joined.form, None if norm is None else norm.eps, ops, finish)
-        self._run, self._plain = _compiled(static, matmuls), plain
+        self._run, self._plain, self._ops = _compiled(static, matmuls), plain, ops
         self._project, self._finish = _compiled_projection(static, matmuls), _compiled(finish, matmuls)
         self._arrays = {"joined": joined.arrays, **_bias("bias", parts.joined), **_scale("before", norm)}
         self._arrays |= {"conv": parts.weight, **_finish_arrays(out, parts.out, frame.after_mixer)}
@@ -214,7 +214,7 @@ class FusedConv:
         normed = x if self._norm_first is None else self._norm_first(x)
         if isinstance(cache, StateLayer) and cache.shape.length > 1:
             projected = self._project(normed, self._arrays)
-            return self._finish(short_conv_pass(projected, cache, self._arrays["conv"]), x, self._arrays)
+            return self._finish(short_conv_pass(projected, cache, self._arrays["conv"], self._ops), x, self._arrays)
         out, cache[0] = self._run(normed, x, state, self._arrays)
         cache.advance(1)
         return out

@@ -26,7 +26,7 @@ from millstream.backend.generation.layers.block_frame import replaced, watched_c
 from millstream.backend.generation.layers.block_parts import conv_parts, weight_of
 from millstream.backend.layers.patch_layers import callers_of
 from millstream.backend.layers.projections import part_of
-from millstream.backend.layers.state_ops import short_conv_steps
+from millstream.backend.layers.state_ops import BY_MLX, StateOps
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ def _verifying_class(kind: Any) -> type:
 def _token_by_token(module: Any, kind: Any, states: StateLayer, arguments: Sequence[Any], named: dict[str, Any]) -> Any:
     shape, x = states.shape, arguments[0] if arguments else next(iter(named.values()))
     if (conv := conv_parts(module)) is not None and x.ndim == 3 and states[0] is not None:
-        return module["out_proj"](short_conv_pass(conv.joined(x), states, conv.weight))
+        return conv.out(short_conv_pass(conv.joined(x), states, conv.weight))
     ends: _Ends = module._ends
     given = {name: _Given(shape.by_row(module[name](x), shape.live)) for name in ends.firsts}
     stand_ins: dict[str, Any] = {**given, **({ends.last: _Same()} if ends.last else {})}
@@ -133,15 +133,15 @@ def _token_by_token(module: Any, kind: Any, states: StateLayer, arguments: Seque
     return module[ends.last](out) if ends.last else out
 
 
-def short_conv_pass(projected: mx.array, states: StateLayer, weight: mx.array) -> mx.array:
+def short_conv_pass(projected: mx.array, states: StateLayer, weight: mx.array, ops: StateOps = BY_MLX) -> mx.array:
     """A short convolution: the columns of all tokens are there, so nothing runs token by token."""
     shape, state = states.shape, states[0]
     assert state is not None, "a pass of several tokens follows a prompt"
-    out, seen = short_conv_steps(shape.by_row(projected, shape.live), state, weight)
+    out, seen = ops.short_conv_steps(projected, state, weight, shape.length)
     kept = state.shape[1]
     states.steps = [[seen[:, token + 1 : token + 1 + kept]] for token in range(shape.length)]
     states[0] = states.steps[-1][0]
-    return shape.flat_rows(out)
+    return out
 
 
 class _Given(nn.Module):  # type: ignore[misc]

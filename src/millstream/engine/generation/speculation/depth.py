@@ -58,8 +58,16 @@ PLAIN = Choice()
 class SpeculationDepth:
     """Pure. Ask `choose` before each step, tell `observe` after it."""
 
-    def __init__(self, drafters: Sequence[str], costs: StepCosts | None = None, *, most: int = LENGTHS[-1] - 1) -> None:
-        """`most`: tokens of a draft."""
+    def __init__(
+        self,
+        drafters: Sequence[str],
+        costs: StepCosts | None = None,
+        *,
+        most: int = LENGTHS[-1] - 1,
+        widest: int = 0,
+    ) -> None:
+        """`most`: tokens of a draft. `widest`: tokens of a pass, of all rows together; 0: any number."""
+        self._widest = widest
         self._drafters = tuple(drafters)
         self._costly = any(name in COSTLY for name in drafters)
         self._applying: dict[tuple[bool, bool], tuple[str, ...]] = {}
@@ -184,6 +192,8 @@ class SpeculationDepth:
         most = 1 + (self._most if batch <= LONG_ROWS else LENGTHS[-2] - 1)
         next_longer = next((length for length in LENGTHS if length > self._costs.longest), most)
         lengths = [length for length in LENGTHS[1:] if length <= min(most, next_longer)]
+        if self._widest:
+            lengths = [length for length in lengths if batch * length <= self._widest]
         return self._costs.relative(batch, lengths)
 
     def _doubted(self, costs: list[tuple[int, float]]) -> list[tuple[int, float]]:
