@@ -29,7 +29,9 @@ class PaddedCache(BatchKVCache):  # type: ignore[misc]
 
     def __init__(self, shared: Padding) -> None:
         # Not by mlx-lm: arrays of its own for each layer would cost the host more than the layer's graph.
-        self.keys = self.values = self._right_padding = None
+        self.keys: Any = None
+        self.values: Any = None
+        self._right_padding = None
         self.left_padding, self.offset, self._idx = shared.left, shared.offset, 0
         self.padding = shared
 
