@@ -47,7 +47,7 @@ def generation_backend(source: ModelSource, settings: EngineSettings) -> Generat
             cache_limit=settings.cache_limit,
             grammars=compiler_of(source),
             feature_bytes=settings.feature_bytes,
-            draft=draft and DraftSettings(draft.kind, Path(draft.path), settings.draft_depth),
+            draft=None if draft is None else DraftSettings(draft.kind, Path(draft.path), settings.draft_depth),
             speculation=settings.speculation,
         )
     )

@@ -121,6 +121,7 @@ class PrefillPlanner:
             # half empty. So one that has lost its patience is not.
             late = short[0].arrived + self._patience < self.clock
             budget = self._left(short[0]) if late else self._sizer.at_most(budget)
+            complete = complete or late
         chunks = [*self._fill(short, admit, budget, beside_rows=True)]
         if not chunks:
             complete = False
