@@ -140,6 +140,9 @@ class Rounding:
     def disagreement(self, layout: Layout, *, together: bool = False) -> float:
         return self._grouped if together and layout.group_fill is not None else self._alone
 
+    def verification(self, layout: Layout, *, one_by_one: bool = False) -> float:
+        return self._alone
+
 
 @pytest.mark.parametrize(
     ("alone", "grouped", "shares"),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from millstream.engine.generation.plan import Plan, Prefill, RowOutput, StepResult
 from millstream.model_facts import Calibration, GenerationFacts
 
+
 @dataclass
 class PipelinedDevice:
     """The host launches a decode step, builds and launches chunks, then waits for the decode step before. The device

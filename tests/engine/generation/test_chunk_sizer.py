@@ -193,3 +193,18 @@ def test_one_slow_step_does_not_shorten_chunks_but_two_do() -> None:
     for _ in range(3):
         sizer.observe(rows=40, prompt_tokens=3000, seconds=0.0023 + 0.1)
     assert sizer.at_once is not None and sizer.at_once < 2500
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 300), st.sampled_from([0.0, 1e-9, 0.002, 0.4])), max_size=30)
+)
+def test_whatever_steps_took_short_prompts_get_a_budget_and_parts(steps: list[tuple[int, int, float]]) -> None:
+    """A step may take no measurable time."""
+    sizer = ChunkSizer(most=64, least=4, longest=256, free_seconds=0.001)
+    for rows, tokens, seconds in steps:
+        sizer.observe(rows=rows, prompt_tokens=tokens, seconds=seconds)
+        sizer.rows = max(1, rows)
+        assert 2 <= sizer.parts(tokens, short=False) <= 8
+        if not sizer.is_slow:
+            assert sizer.in_parts(1e9) >= sizer.in_parts(0.0) >= 4
+            assert 0 < sizer.gathering <= 2 * sizer.max_gap

@@ -21,8 +21,8 @@ FREE_SHARE = 1.5
 their usual gap."""
 
 STRETCH = 2.5
-"""How many decode steps a step may take that prefills short prompts while nobody waits long: streams must still see less
-than three times their usual gap, and steps differ."""
+"""How many decode steps a step may take that prefills short prompts while nobody waits long: streams must still see
+less than three times their usual gap, and steps differ."""
 
 GATHERING, GATHERING_GAPS = 10, 2
 """For how many decode steps, and longest gaps, short prompts may wait for others: each pass has a fixed cost."""
@@ -139,7 +139,7 @@ class ChunkSizer:
     def is_slow(self) -> bool:
         """True if decode steps are so long that the longest gap bounds what is beside them, or nothing is known yet."""
         decode, token = self._costs()
-        return not token or STRETCH * decode >= self.max_gap
+        return not token or decode <= 0 or STRETCH * decode >= self.max_gap
 
     @property
     def gathering(self) -> float:
@@ -166,7 +166,7 @@ class ChunkSizer:
         """In how many steps a chunk should be computed, after the one that builds it. Each adds a share of a decode
         step; with `short` prompts, which should answer soon, about a whole one."""
         decode, token = self._costs()
-        if not token:
+        if not token or decode <= 0:
             return LEAST_PARTS
         most = MOST_PARTS if short or tokens <= self.chunk else PRESSED_PARTS
         seconds = self._free_seconds + self._slope_cost() * tokens

@@ -25,7 +25,7 @@ OVERTAKING = 1 / 3
 """Tokens of short prompts that may overtake, per token of the others: a quarter of all."""
 
 FEW = 4
-"""Short prompts that are so many times fewer than the rows do not wait for others: they are no start of many streams."""
+"""Short prompts that are so many times fewer than the rows do not wait for others: many streams do not start so."""
 
 Admit = Callable[[Request], Hit | None]
 """Gives a waiting request a row and returns its cached prefix; None if there is no room for it."""
@@ -124,6 +124,7 @@ class PrefillPlanner:
             # half empty. So one that has lost its patience is not.
             late = short[0].arrived + self._patience < self.clock
             budget = self._left(short[0]) if late else self._sizer.at_most(budget)
+            complete = complete or late
         chunks = [*self._fill(short, admit, budget, beside_rows=True)]
         if not chunks:
             complete = False

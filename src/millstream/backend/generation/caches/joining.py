@@ -54,13 +54,20 @@ class JoiningRows:
         """Some of the rows."""
         if list(indices) == list(range(self.count)):
             return self
-        chosen = mx.array(list(indices), dtype=mx.int32)
+        chosen = _chosen(indices)
         return replace(
             self,
             layers=[tuple(part[chosen] for part in parts) for parts in self.layers],
             left_padding=tuple(self.left_padding[index] for index in indices),
             right_padding=tuple(self.right_padding[index] for index in indices) if self.right_padding else (),
         )
+
+
+def _chosen(indices: Sequence[int]) -> mx.array | slice:
+    """Rows beside each other are taken without a copy."""
+    first, count = min(indices, default=0), len(indices)
+    beside = list(indices) == list(range(first, first + count))
+    return slice(first, first + count) if beside else mx.array(list(indices), dtype=mx.int32)
 
 
 def joining_row(caches: Sequence[Any], shared: tuple[SharedTokens, ...] = (), skipped: int = 0) -> JoiningRows:
@@ -88,7 +95,7 @@ class MixedRows:
         """Some of the rows."""
         if list(indices) == list(range(self.count)):
             return self
-        chosen = mx.array(list(indices), dtype=mx.int32)
+        chosen = _chosen(indices)
         states = [[None if array is None else array[chosen] for array in layer] for layer in self.states]
         attending = {window: rows.take(indices) for window, rows in self.attending.items()}
         return MixedRows(attending, states, len(indices))

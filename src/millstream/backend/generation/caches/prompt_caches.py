@@ -28,9 +28,11 @@ class PaddedCache(BatchKVCache):  # type: ignore[misc]
     """One layer of a left-padded forward pass. It remembers its mask, so that attention can recognise it."""
 
     def __init__(self, shared: Padding) -> None:
-        super().__init__([])
-        # Arrays of their own for each layer would cost the host more than the layer's graph.
-        self.left_padding, self.offset = shared.left, shared.offset
+        # Not by mlx-lm: arrays of its own for each layer would cost the host more than the layer's graph.
+        self.keys: Any = None
+        self.values: Any = None
+        self._right_padding = None
+        self.left_padding, self.offset, self._idx = shared.left, shared.offset, 0
         self.padding = shared
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
