@@ -146,6 +146,32 @@ def test_paths_count_from_the_file(
     assert source("./demo") == str(tmp_path / "demo")
 
 
+def test_draft_models_are_named_like_models(read: Reads, tmp_path: Path) -> None:
+    config = read(
+        """
+        [server]
+        draft = "./small"
+
+        [models.one]
+        source = "org/one"
+        draft = "../draft.gguf"
+        draft_depth = 3
+        speculation = "off"
+
+        [models.two]
+        source = "org/two"
+        draft = "demo"
+
+        [models.three]
+        source = "org/three"
+        draft = "none"
+        """
+    )
+    assert config.server["draft"] == str(tmp_path / "./small")
+    assert [model.draft for model in config.models] == [str(tmp_path / "../draft.gguf"), "demo", "none"]
+    assert (config.models[0].draft_depth, config.models[0].speculation) == (3, "off")
+
+
 def test_a_relative_file_gives_absolute_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else ./org/name would turn into org/name, a hub id."""
     monkeypatch.chdir(tmp_path)

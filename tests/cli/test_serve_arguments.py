@@ -47,6 +47,7 @@ def test_every_option_arrives() -> None:
         *("--api-key", "k1", "--api-key", "k2", "--cors-origin", "*", "--cors-origin", "http://a"),
         *("--allowed-host", "Mill.example", "--allowed-host", "[FE80::1]", "--max-connections", "10"),
         *("--header-timeout", "11s", "--body-timeout", "0", "--max-token-gap", "12.5"),
+        *("--speculation", "off", "--draft", "org/small", "--draft-depth", "4"),
     )
     assert given == Settings(
         models=("a", "b"),
@@ -78,6 +79,9 @@ def test_every_option_arrives() -> None:
         header_timeout=11.0,
         body_timeout=0.0,
         max_token_gap=12.5,
+        speculation="off",
+        draft="org/small",
+        draft_depth=4,
     )
 
 
