@@ -113,6 +113,28 @@ def test_states_are_those_after_the_tokens_that_were_kept(family: str, tiny_mode
         assert seen(driver, wanted[8:], cached=False) == expected[8:]
 
 
+def test_the_next_turn_continues_where_the_last_one_ended(tiny_model: Callable[[str], Path]) -> None:
+    """Passes do not turn the prefix cache off: a checkpoint of the states stands after the last token computed."""
+    first = [Generate(number, tuple(range(number, number + 20)), 30) for number in range(4)]
+    with engine(Drafted(tiny_model("lfm2"), []), prefill_tokens=64) as driver:
+        driver.complete(*first)
+        known = answers(driver, first)
+    for right in (1.0, 0.6):
+        make = Drafted(tiny_model("lfm2"), [KnownDrafter(known, right)])
+        with engine(make, make_scheduler=functools.partial(drafting, 3, chance=1.0, cache=10_000)) as driver:
+            driver.complete(*first)
+            assert answers(driver, first) == known
+            turns = [replace(each, request_id=9 + each.request_id, prompt=then(each, known)) for each in first]
+            driver.complete(*turns)
+            for turn in turns:
+                [end] = driver.ends[turn.request_id]
+                assert isinstance(end, Generated) and end.usage.cached_tokens >= 49 - 1
+
+
+def then(first: Generate, known: Mapping[int, Sequence[int]]) -> tuple[int, ...]:
+    return (*first.prompt, *known[first.request_id], 7, 8, 9)
+
+
 GRAMMARS = [
     Grammar("regex", "20[0-9]{2}-(0[1-9]|1[0-2])-[0-9]{2}T[0-9]{2}:[0-9]{2}"),
     Grammar("lark", 'start: ("ab" | "c")+ "."'),

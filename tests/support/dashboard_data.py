@@ -67,6 +67,15 @@ def model(name: str, **changes: Any) -> dict[str, Any]:
         "context_length": 32768,
         "restarts": 0,
         "capabilities": ["completion", "tools"],
+        "speculation": {
+            "drafters": ["grammar", "prompt-lookup"],
+            "passes": 90,
+            "gain": 1.6,
+            "drafts": [
+                {"drafter": "grammar", "proposed": 300, "accepted": 290},
+                {"drafter": "prompt-lookup", "proposed": 100, "accepted": 10},
+            ],
+        },
     }
     return {**ready, **changes}
 
@@ -92,6 +101,8 @@ def request(number: int, state: str = "done", **changes: Any) -> dict[str, Any]:
         "prompt_tokens": 812 + number,
         "cached_tokens": 640,
         "completion_tokens": 128,
+        "drafted_tokens": 80,
+        "accepted_tokens": 60,
         "finish_reason": "stop",
         "error": None,
     }

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from millstream.engine.generation.kv_capacity import kv_capacity, spare_slots
 from millstream.engine.generation.messages import Generate
 from millstream.engine.generation.plan import ChunkLogprobs, Plan, RowOutput, StepResult
+from millstream.engine.generation.speculation.lengths import pass_length
 from millstream.types import TokenLogprob
 
 PADDING = 512
@@ -33,9 +34,11 @@ class _Row:
 
 
 class CountingBackend:
-    """Runs one step ahead, as the real one does. `defer`: draws when a chunk is not complete after its step."""
+    """Runs one step ahead, as the real one does. `defer`: draws when a chunk is not complete after its step. `drafts`:
+    draws which of the drafts that a plan asks for there are, and how much of them is right."""
 
-    def __init__(self, defer: random.Random | None = None) -> None:
+    def __init__(self, defer: random.Random | None = None, drafts: random.Random | None = None) -> None:
+        self._drafts = drafts
         self.prompts: dict[int, tuple[Generate, int]] = {}
         self.rows: dict[int, _Row] = {}
         self.peak = 0
@@ -50,17 +53,25 @@ class CountingBackend:
         prompts = sum(self._join(request_id) for request_id in plan.decode if request_id not in self.rows)
         assert set(plan.decode) == set(self.rows)
         outputs, outgrown = [], []
+        drafted = self._propose(plan)
+        length = pass_length(max(drafted.values())) if drafted else 1
         for request_id, row in self.rows.items():
-            if row.launched is not None:
-                outputs.append(RowOutput(request_id, (row.launched,)))
-            outgrown += self._decode(row)
+            before = () if row.launched is None else (row.launched,)
+            if drafted:
+                outgrown += self._grow(row, length)
+                outputs.append(self._verify(request_id, row, before, drafted.get(request_id, 0)))
+                continue
+            if before:
+                outputs.append(RowOutput(request_id, before))
+            outgrown += self._grow(row, 1)
+            self._decode(row)
         logprobs = tuple(self._prefill(plan))
         slots = Counter([*outgrown, *(row.capacity for row in self.rows.values())])
         self.peak = sum(capacity * (rows + spare_slots(capacity)) for capacity, rows in slots.items())
         prompts += sum(kv_capacity(len(submit.prompt)) + PADDING for submit, _ in self.prompts.values())
         self.peak += prompts
         self._deferred = bool(plan.prefill) and self._defer is not None and self._defer.random() < 0.5
-        return StepResult(tuple(outputs), prompt_logprobs=logprobs, prefilling=self._deferred)
+        return StepResult(tuple(outputs), prompt_logprobs=logprobs, prefilling=self._deferred, length=length)
 
     def _join(self, request_id: int) -> int:
         """Returns the size of the prompt's own cache, which goes when it is copied."""
@@ -69,13 +80,31 @@ class CountingBackend:
         self.rows[request_id] = _Row(digest(submit.prompt), len(submit.prompt), kv_capacity(len(submit.prompt)))
         return kv_capacity(len(submit.prompt)) + PADDING
 
-    def _decode(self, row: _Row) -> list[int]:
-        """Returns the class of the slot that the row has outgrown, if it has."""
+    def _propose(self, plan: Plan) -> dict[int, int]:
+        """The lengths of drafts."""
+        if self._drafts is None:
+            return {}
+        assert all(most > 0 and request_id in self.rows for request_id, most in plan.drafts)
+        found = {request_id: self._drafts.randint(0, most) for request_id, most in plan.drafts}
+        return {request_id: count for request_id, count in found.items() if count}
+
+    def _grow(self, row: _Row, length: int) -> list[int]:
+        """For a pass of `length` tokens. Returns the class of the slot that the row has outgrown, if it has."""
         old = row.capacity
-        row.capacity = max(old, kv_capacity(row.length))
-        row.launched = row.context
-        row.context, row.length = digest([row.launched], row.context), row.length + 1
+        row.capacity = max(old, kv_capacity(row.length + length - 1))
         return [old] if row.capacity > old else []
+
+    def _decode(self, row: _Row) -> int:
+        token = row.launched = row.context
+        row.context, row.length = digest([token], token), row.length + 1
+        return token
+
+    def _verify(self, request_id: int, row: _Row, before: tuple[int, ...], proposed: int) -> RowOutput:
+        assert self._drafts is not None
+        accepted = self._drafts.choice([0, proposed, self._drafts.randint(0, proposed)])
+        gained = [self._decode(row) for _ in range(accepted + 1)]
+        row.launched = None
+        return RowOutput(request_id, (*before, *gained), (), proposed, accepted, "known" if proposed else "")
 
     def _prefill(self, plan: Plan) -> list[ChunkLogprobs]:
         found = []

@@ -129,11 +129,19 @@ class Speculating:
     ) -> dict[int, tuple[int, ...]]:
         asked = {row: most for row, most in wanted.items() if row in self._rows and row not in self._ended}
         self._tell(asked)
-        drafts = self.drafts.propose(asked, cheap=cheap) if asked else {}
+        found = self.drafts.propose(asked, cheap=cheap) if asked else {}
+        drafts = {row: self._up_to_stop(row, draft) for row, draft in found.items()}
         if not drafts or odds is None:
             return drafts
         length = best_length(odds, batch, {row: (self.names[row], len(draft)) for row, draft in drafts.items()})
         return {row: draft[: length - 1] for row, draft in drafts.items()} if length > 1 else {}
+
+    def _up_to_stop(self, row: int, draft: tuple[int, ...]) -> tuple[int, ...]:
+        """A row ends with its stop token: what it computes after that would only be in the way of a checkpoint."""
+        stops = self._rows[row].stop_tokens
+        if stops.isdisjoint(draft):
+            return draft
+        return draft[: 1 + next(place for place, token in enumerate(draft) if token in stops)]
 
     def _tell(self, ids: Iterable[int]) -> None:
         for request_id in ids:

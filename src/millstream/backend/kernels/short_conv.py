@@ -79,9 +79,7 @@ def _steps_kernel() -> Any:
     )
 
 
-def short_conv_steps(
-    projected: mx.array, state: mx.array, weight: mx.array, length: int
-) -> tuple[mx.array, mx.array]:
+def short_conv_steps(projected: mx.array, state: mx.array, weight: mx.array, length: int) -> tuple[mx.array, mx.array]:
     """Several tokens of each row, (flat rows, 1, three times the channels): the output, (flat rows, 1, channels), with
     the numbers of `short_conv`; and all columns that went in, (rows, kernel - 1 + length, channels)."""
     flat, _, size = projected.shape

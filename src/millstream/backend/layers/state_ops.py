@@ -26,9 +26,7 @@ def _short_conv(projected: mx.array, state: mx.array, weight: mx.array) -> tuple
     return after * out, seen[:, 1:]
 
 
-def _short_conv_steps(
-    projected: mx.array, state: mx.array, weight: mx.array, length: int
-) -> tuple[mx.array, mx.array]:
+def _short_conv_steps(projected: mx.array, state: mx.array, weight: mx.array, length: int) -> tuple[mx.array, mx.array]:
     rows, flat = state.shape[0], projected.shape[0]
     before, after, x = mx.split(projected[: rows * length].reshape(rows, length, -1), 3, axis=-1)
     seen = mx.concatenate([state, before * x], axis=1)

@@ -89,7 +89,8 @@ class LengthClasses:
         for row in rows:
             now, grown = kv_capacity(row.tokens), kv_capacity(row.tokens + ahead)
             if row.phase is Phase.DECODING:
-                slots.update({now, grown})
+                # A row that has verified drafts has not computed its last token, which may need the next class.
+                slots.update({kv_capacity(max(1, row.tokens - 1)), grown})
             else:
                 prompts += self._prompt(now) + PADDING_TOKENS
             if row.phase is Phase.JOINING:

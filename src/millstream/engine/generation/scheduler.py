@@ -186,8 +186,8 @@ class GenerationScheduler:
         # All chunks before any save: a prompt must not match what another chunk of this very plan will save.
         planned = self._planner.plan(self._prefilling, waiting, self._admit, has_running_rows=bool(self._running))
         prefill = tuple(map(self._with_save, planned.chunks))
-        drafts, choice = self._drafts()
         self._changes = any(not request.in_batch for request in self._running.values())
+        drafts, choice = self._drafts()
         for request in self._running.values():
             request.in_batch = True
         orders = self._cache.orders()
@@ -287,8 +287,9 @@ class GenerationScheduler:
             self.preempt(requests.pop().request_id)
 
     def _drafts(self) -> tuple[tuple[tuple[int, int], ...], Choice]:
-        """The rows that may speculate in the next step and how far, and by which odds."""
-        if self._speculation is None:
+        """The rows that may speculate in the next step and how far, and by which odds. Not while rows join: they get
+        their slots first."""
+        if self._speculation is None or self._changes:
             return (), PLAIN
         rows = [each for each in self._running.values() if each.left > 1 and each.submit.speculate]
         drafters = {each.request_id: self._speculation.drafters_of(each.submit) for each in rows}
@@ -298,15 +299,16 @@ class GenerationScheduler:
         return tuple((each.request_id, min(each.left - 1, choice.depth)) for each in rows), choice
 
     def _fits_draft(self, depth: int) -> bool:
-        """Whether every row may grow by a draft: none is preempted for it."""
+        """Whether every row may grow by a draft, and by the step before that is read for it: none is preempted for
+        drafts."""
         if not self._kv_budget.bounded:
             return True
-        if self._sure_tokens >= depth:
-            self._sure_tokens -= depth
+        if self._sure_tokens > depth:
+            self._sure_tokens -= depth + 1
             return True
         self._sure_tokens = 0
         rows = [request.kv_row for request in (*self._prefilling, *self._running.values())]
-        return self._kv_budget.fits(rows, AHEAD + depth)
+        return self._kv_budget.fits(rows, AHEAD + depth + 1)
 
     def _observe_drafts(self, plan: Plan, result: StepResult, seconds: float) -> None:
         """Tell what became of drafts; and what the pass took, if nothing else ran beside it."""

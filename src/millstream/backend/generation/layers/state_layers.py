@@ -133,9 +133,7 @@ def _token_by_token(module: Any, kind: Any, states: StateLayer, arguments: Seque
     return module[ends.last](out) if ends.last else out
 
 
-def short_conv_pass(
-    projected: mx.array, states: StateLayer, weight: mx.array, ops: StateOps = BY_MLX
-) -> mx.array:
+def short_conv_pass(projected: mx.array, states: StateLayer, weight: mx.array, ops: StateOps = BY_MLX) -> mx.array:
     """A short convolution: the columns of all tokens are there, so nothing runs token by token."""
     shape, state = states.shape, states[0]
     assert state is not None, "a pass of several tokens follows a prompt"
