@@ -81,7 +81,7 @@ def test_a_draft_is_what_the_model_says_next(folder: Path, seed: int, like_gpu: 
     samplings = [Sampling(), Sampling(temperature=0.9, seed=5), Sampling(temperature=0.7, top_p=0.9, seed=6)]
     texts: dict[int, list[int]] = {}
     begun: dict[int, int] = {}
-    for turn in range(12):
+    for turn in range(10):
         if turn in (0, 3, 7):
             for name in (turn, turn + 1):
                 tokens = prompt(name, draw.choice([1, 2, 40, 250]))
@@ -193,3 +193,12 @@ def test_answers_with_a_draft_model_are_those_without(folder: Path, tmp_path: Pa
         usages = [end.usage for ends in driver.ends.values() for end in ends if isinstance(end, Generated)]
         assert sum(each.accepted_prediction_tokens for each in usages) > 20
         assert sum(each.rejected_prediction_tokens for each in usages) > 5
+
+
+def test_a_warm_up_leaves_nothing_behind(folder: Path) -> None:
+    drafter, continued = drafter_of(folder), Continued(folder)
+    drafter.warm_up()
+    assert drafter.nbytes == 0
+    tokens = prompt(9, 12)
+    drafter.join(Generate(1, tokens, 9))
+    assert ready(drafter, {1: 3}) == {1: continued(tokens, 3, Sampling(), 0)}

@@ -187,6 +187,8 @@ class MlxGenerationBackend(MlxBackend):
             widest_pass=layout.widest_pass,
         )
         self._warm_up(facts, warming_up)
+        if self._model_drafter is not None and self._compiles_kernels:
+            self._model_drafter.warm_up()
         phases.done("warm-up")
         facts = self._with_spec_prefill(self._calibrate(facts))
         phases.done("calibration")
@@ -319,7 +321,10 @@ class MlxGenerationBackend(MlxBackend):
         self._pending = None
         decoding.failed += batch.catch_up(decoding.rows)
         decoding.started = time.monotonic()
-        if drafts := speculating.propose(wanted, odds, rows):
+        drafts = speculating.propose(wanted, odds, rows)
+        if self._model_drafter is not None:
+            decoding.started += self._model_drafter.read_seconds
+        if drafts:
             decoding.names = dict(speculating.names)
             decoding.verification, failed = batch.launch_drafts(drafts)
             decoding.failed += failed

@@ -24,6 +24,7 @@ class DraftPrompts:
         self._reading: dict[int, tuple[Generate, int]] = {}
         """A prompt as it was when its reading began, and how much of it is read."""
         self._token_seconds = 0.0
+        """What a prompt token takes; 0 before the first piece."""
 
     @property
     def nbytes(self) -> int:

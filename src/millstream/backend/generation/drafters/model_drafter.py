@@ -20,6 +20,8 @@ CATCH_UP = LENGTHS[-1]
 """The most tokens of a row in one pass, and MOST_PASSES how many such passes one proposal may take: a row that gained
 many tokens by other drafts catches up over several steps."""
 MOST_PASSES = 4
+WARM_UP = -1
+"""The id of a request that is none."""
 GREEDY = Sampling()
 
 
@@ -67,6 +69,8 @@ class ModelDrafter:
         self._sampler: tuple[tuple[int | None, ...], Sampler] | None = None
         self._step_seconds = self._token_seconds = 0.0
         """What a step of the draft model takes; and a token of a row's answer, all in all."""
+        self.read_seconds = 0.0
+        """What the latest proposal took to read prompts: not the price of its drafts."""
         self._asked = (0.0, 0)
         """When drafts were wanted last, and how many tokens all rows had gained."""
         self._total = 0
@@ -133,12 +137,25 @@ class ModelDrafter:
 
     def _read_prompts(self, rows: Mapping[int, DraftedRow]) -> None:
         """Read on in the prompts of rows that have no cache yet, for about as long as a step takes."""
+        self.read_seconds = 0.0
         unread = {each: row.tokens for each, row in rows.items() if each not in self._rows}
         if not unread:
             return
+        began = time.monotonic()
         for each, tokens, joining in self._prompts.read(unread, self._token_seconds):
             self._rows.join([each], [joining])
             self._known[each].read = tokens
+        self.read_seconds = time.monotonic() - began
+
+    def warm_up(self) -> None:
+        """Run what the first drafts would otherwise pay for."""
+        self.join(Generate(WARM_UP, (0,) * 9, 99))
+        for length in LENGTHS:
+            self.commit(WARM_UP, (1,) * length)
+            self.propose({WARM_UP: 2})
+        self.drop({WARM_UP})
+        self._step_seconds = self._token_seconds = 0.0
+        self._asked = (0.0, self._total)
 
     def _catch_up(self, rows: Mapping[int, DraftedRow]) -> mx.array:
         """Run what rows have gained since their last draft. Returns the logits after it."""
@@ -201,8 +218,8 @@ class ModelDrafter:
         self._step_seconds = seconds if not known else 0.8 * known + 0.2 * min(seconds, 3 * known)
 
     def _least_chance(self) -> float:
-        """How likely a draft must be right as a whole to be worth one more token: if that is right it saves what a token
-        takes, and it costs a step of the draft model."""
+        """How likely a draft must be right as a whole to be worth one more token: a right one saves what a token takes,
+        and it costs a step of the draft model."""
         if not self._confident or not self._token_seconds:
             return 0.0
         return min(0.9, self._step_seconds / self._token_seconds)
