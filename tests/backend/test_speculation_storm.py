@@ -202,6 +202,6 @@ def test_a_thousand_requests_cancelled_in_the_middle(folder: Path) -> None:
             accepted += end.usage.accepted_prediction_tokens
             rejected += end.usage.rejected_prediction_tokens
         check_nothing_stays(kept)
-        assert accepted > 1_000 and rejected > 1_000 and DraftingScheduler.passes > 300
-        assert len(storm.cancelled) > 200
+        assert accepted > REQUESTS and rejected > REQUESTS / 2 and DraftingScheduler.passes > REQUESTS / 4
+        assert len(storm.cancelled) > REQUESTS / 5
         assert driver.measured.memory_bytes <= early + 2**20
