@@ -97,6 +97,11 @@ class Scripted:
     def disagreement(self, layout: Layout, *, together: bool = False) -> float:
         return 0.5 if layout.caches in self._disagrees else 0.01
 
+    def verification(self, layout: Layout, *, one_by_one: bool = False) -> float:
+        if "passes" in {name for name, _ in self._raises}:
+            raise ValueError("told to")
+        return 0.5 if ("steps" if one_by_one else "passes") in self._disagrees else 0.01
+
 
 @pytest.mark.parametrize(
     ("raises", "disagrees", "caches", "in_place", "reason"),
@@ -121,6 +126,26 @@ def test_a_trial_decides_whether_a_mixed_model_gets_length_classes(
     layout = choose(tiny_model("lfm2"), Scripted(raises, disagrees))
     assert (layout.caches, layout.in_place) == (caches, in_place)
     assert dict(layout.reasons)["slots"] == (reason and f"ArraysCache is not full attention, and {reason}")
+
+
+@pytest.mark.parametrize(
+    ("raises", "disagrees", "reason"),
+    [
+        (set(), set(), None),
+        (set(), {"passes"}, None),
+        (set(), {"passes", "steps"}, "a pass of several tokens per row gives other answers than steps of one"),
+        ({("passes", True)}, set(), "a pass of several tokens per row fails (told to)"),
+    ],
+)
+def test_a_trial_decides_whether_a_model_has_drafts(
+    raises: set[tuple[str, bool]], disagrees: set[str], reason: str | None, tiny_model: Callable[[str], Path]
+) -> None:
+    """What differs from a row alone may still be what steps give."""
+    assert choose(tiny_model("lfm2"), Scripted(raises, disagrees)).no_drafts == reason
+
+
+def test_caches_that_verify_no_drafts_say_so(tiny_model: Callable[[str], Path]) -> None:
+    assert choose(tiny_model("llama4")).no_drafts == "its KV caches cannot forget tokens that a row does not keep"
 
 
 def test_without_slots_a_mixed_model_runs_on_merged_caches(tiny_model: Callable[[str], Path]) -> None:

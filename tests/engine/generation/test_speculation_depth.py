@@ -112,6 +112,22 @@ def test_a_cost_that_was_measured_on_a_busy_machine_is_measured_again() -> None:
     assert len(subject.lengths) - before < 1500
 
 
+def test_a_first_pass_that_compiles_kernels_is_forgiven() -> None:
+    """It took as long as a thousand steps."""
+    seen: set[int] = set()
+
+    def cost(rows: int, length: int) -> float:
+        first = length > 1 and length not in seen
+        seen.add(length)
+        return 1000.0 if first else 1 + 0.05 * (length - 1)
+
+    subject = Machine(SpeculationDepth(DRAFTERS), cost)
+    subject.run([Row(1, [(3500, COPY)])])
+    before = len(subject.lengths)
+    subject.run([Row(2, [(3000, COPY)])])
+    assert len(subject.lengths) - before < 1500
+
+
 def test_speculation_ends_by_itself_with_many_rows() -> None:
     """Wide passes cost more: where 2 tokens of 16 rows cost two steps, rows decode plainly."""
     subject = Machine(SpeculationDepth(DRAFTERS), lambda rows, length: 1 + (0.02 if rows < 4 else 1.1) * (length - 1))

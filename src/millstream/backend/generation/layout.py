@@ -125,8 +125,8 @@ class Trial(Protocol):
         ...
 
     def verification(self, layout: Layout, *, one_by_one: bool = False) -> float:
-        """How far the logits of passes of several tokens per row are from those of each row alone, or of the same tokens
-        one by one."""
+        """How far the logits of passes of several tokens per row are from those of each row alone, or of the same
+        tokens one by one."""
         ...
 
 
@@ -197,7 +197,7 @@ class LayoutChooser:
         if self._state_trouble is not None:
             return self._state_trouble
         try:
-            # A model may answer by the chunks in which its prompt was read (PLaMo 3): then a pass is compared with steps.
+            # A model may answer by the chunks of its prompt (PLaMo 3): then a pass is compared with steps.
             if trial.verification(layout) <= AGREED or trial.verification(layout, one_by_one=True) <= AGREED:
                 return None
         except ERRORS as error:

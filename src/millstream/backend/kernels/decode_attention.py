@@ -108,11 +108,11 @@ class DecodeWork:
     lengths: mx.array
     """Tokens of each row before this step."""
     counters: mx.array
-    """If `parted`: a zero for each chunk of queries, row and key-value head, by which the parts of a row find out which is
-    the last one. A launch leaves zeros behind."""
+    """If `parted`: a zero for each chunk of queries, row and key-value head, by which the parts of a row find out which
+    is the last one. A launch leaves zeros behind."""
     count: int = 1
-    """Tokens of each row in this step. Queries, keys and values are flat: token j of row n is row n * count + j of them,
-    as far as there are so many."""
+    """Tokens of each row in this step. Queries, keys and values are flat: token j of row n is row n * count + j of
+    them, as far as there are so many."""
 
 
 @dataclass(frozen=True, slots=True)

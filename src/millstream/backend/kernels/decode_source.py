@@ -1,8 +1,8 @@
 """The CUDA source of decode attention: `decode_attention` assembles and launches it.
 
-A block takes one work item and one key-value head, with the queries of the group: GQ of them, which are all heads of the
-group for QC of the row's Q tokens. Each of its W warps takes every W-th tile of 16 keys, with a running softmax of its
-own; the warps are joined in shared memory, the items of a row by the last block that is done.
+A block takes one work item and one key-value head, with the queries of the group: GQ of them, which are all heads of
+the group for QC of the row's Q tokens. Each of its W warps takes every W-th tile of 16 keys, with a running softmax of
+its own; the warps are joined in shared memory, the items of a row by the last block that is done.
 
 Queries, new keys and values and the output are those of a flat pass: token j of row n is row n * Q + j of them.
 

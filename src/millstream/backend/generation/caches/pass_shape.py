@@ -1,9 +1,9 @@
 """The shape of a forward pass of decoding rows: how many of them, and how many tokens of each.
 
-A pass of several tokens per row, which verifies drafts, runs *flat*: in the model each token is a row of its own, token j
-of row number n in flat row n * length + j. So linear layers, mixtures of experts, rotary embeddings and fused blocks are
-those of a plain step, at the width that all of its tokens need together. Only attention and recurrent layers know which
-flat rows belong together.
+A pass of several tokens per row, which verifies drafts, runs *flat*: in the model each token is a row of its own, token
+j of row number n in flat row n * length + j. So linear layers, mixtures of experts, rotary embeddings and fused blocks
+are those of a plain step, at the width that all of its tokens need together. Only attention and recurrent layers know
+which flat rows belong together.
 """
 
 from __future__ import annotations

@@ -62,16 +62,16 @@ class SlabRead:
         if min(tokens) == most and (not self.window or most + length <= self.window):
             self.mask = None if length == 1 else "causal"
             return
-        number = mx.array(tokens, dtype=mx.int32)[:, None] + mx.arange(length, dtype=mx.int32)
-        column = number % capacity if self.window else number
+        positions = mx.array(tokens, dtype=mx.int32)[:, None] + mx.arange(length, dtype=mx.int32)
+        columns = positions % capacity if self.window else positions
         if self.window:
-            # Of a token that this pass writes after a query, the age is more than its row has tokens, or a ring's window.
-            age = (column[:, :, None] - mx.arange(self.longest) + capacity) % capacity
-            seen = mx.minimum(number + 1, self.window)
+            # A token that this pass writes after a query has an age beyond the row's tokens, or a ring's window.
+            age = (columns[:, :, None] - mx.arange(self.longest) + capacity) % capacity
+            seen = mx.minimum(positions + 1, self.window)
             self.mask = (age < seen[:, :, None])[:, None]
         else:
-            self.mask = (mx.arange(self.longest) <= column[:, :, None])[:, None]
-        self.ends = column if len(self.slots) == self.height else column[mx.array(self.slots)]
+            self.mask = (mx.arange(self.longest) <= columns[:, :, None])[:, None]
+        self.ends = columns if len(self.slots) == self.height else columns[mx.array(self.slots)]
 
     def refs(self) -> list[Ref]:
         """Its arrays, without those of the slab."""
@@ -158,8 +158,7 @@ class SlabStep:
         only, since every token is another key."""
         if self.shared:
             return None
-        reads = tuple((*read.slots, -1, read.longest, *(name for _, name in read.refs())) for read in self.reads)
-        return reads
+        return tuple((*read.slots, -1, read.longest, *(name for _, name in read.refs())) for read in self.reads)
 
     def refs(self) -> list[Ref]:
         """The arrays that a step reads: see `TracedStep`."""

@@ -7,6 +7,7 @@ nobody reads, from zeros or from what the last row left.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache
@@ -19,8 +20,10 @@ States = Sequence[mx.array | None]
 
 
 class StateLayer(ArraysCache):  # type: ignore[misc]
-    """One layer: mlx-lm's own cache, which for one token per row and without padding needs no more than its arrays. In a
-    pass of several tokens it has the states of the rows in that pass."""
+    """One layer: mlx-lm's own cache, which for one token per row and without padding needs no more than its arrays. In
+    a pass of several tokens it has the states of the rows in that pass."""
+
+    cache: list[Any]
 
     def __init__(self, size: int) -> None:
         super().__init__(size)

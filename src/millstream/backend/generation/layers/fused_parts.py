@@ -214,7 +214,9 @@ class FusedConv:
         normed = x if self._norm_first is None else self._norm_first(x)
         if isinstance(cache, StateLayer) and cache.shape.length > 1:
             projected = self._project(normed, self._arrays)
-            return self._finish(short_conv_pass(projected, cache, self._arrays["conv"], self._ops), x, self._arrays)
+            convolved = short_conv_pass(projected, cache, self._arrays["conv"], self._ops)
+            out = self._finish(convolved, x, self._arrays)
+            return out
         out, cache[0] = self._run(normed, x, state, self._arrays)
         cache.advance(1)
         return out

@@ -1,8 +1,8 @@
 """Layers that keep a state (convolutions, Mamba, gated delta) in a pass of several tokens per row.
 
-A row that keeps only some of its new tokens needs its state after the last of these. So the module that reads a state is
-called once for each token, and the states between the calls are collected (`StateLayer.steps`); each row picks its own
-when the step ends. The linear layers at the module's ends run once for all tokens, so weights are read once. Which
+A row that keeps only some of its new tokens needs its state after the last of these. So the module that reads a state
+is called once for each token, and the states between the calls are collected (`StateLayer.steps`); each row picks its
+own when the step ends. The linear layers at the module's ends run once for all tokens, so weights are read once. Which
 modules these are is seen by watching one token.
 """
 

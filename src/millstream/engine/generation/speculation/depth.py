@@ -30,6 +30,9 @@ LEARNED = 0.02
 
 CREDIT, MOST_CREDIT, LEAST_CREDIT = 3.0, 12.0, 1.0
 """In plain steps: at first; at most, so that old gains do not pay for new losses; and the least to try something."""
+OUTLIER = 2
+"""A pass that took so many times as long as its tokens one by one counts as if it had taken just that: the first of a
+length may compile kernels, and that must not bury it."""
 DOUBT = 0.25
 """The share of a full credit that is risked to measure again what passes cost."""
 INTEREST = 0.01
@@ -161,8 +164,10 @@ class SpeculationDepth:
             return
         if not self._costs.knows(rows, length):
             self._standing = 0
-        self._costs.observe(rows, length, seconds)
         plain = self._costs.plain(rows)
+        if plain and length > 1:
+            seconds = min(seconds, OUTLIER * length * plain)
+        self._costs.observe(rows, length, seconds)
         if length > 1 and plain:
             self._credit = min(MOST_CREDIT, self._credit + tokens - seconds / plain)
             self._gain += 0.05 * (tokens * plain / seconds - self._gain)
