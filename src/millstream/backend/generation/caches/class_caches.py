@@ -201,8 +201,8 @@ class ClassCaches(TracedStep):
         self.step.begin(self.rows, self.shape)
 
     def end_step(self, counts: Sequence[int] | None = None) -> None:
-        """A row that does not keep all of its new tokens ends before them: nothing reads the columns behind its end, where
-        its next tokens are written."""
+        """A row that does not keep all of its new tokens ends before them: nothing reads the columns behind its end,
+        where its next tokens are written."""
         for number, row in enumerate(self.rows):
             if row is not None:
                 row.length += self.shape.length if counts is None else counts[number]
