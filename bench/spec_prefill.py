@@ -1,19 +1,22 @@
 """SpecPrefill: time to the first token with and without, and what it costs in quality on a made-up retrieval task.
 
-python bench/spec_prefill.py first-token [tokens=32768] [shares=1,0.5,0.3,0.1]
+python bench/spec_prefill.py first-token [tokens=32768] [shares=1,0.5,0.3,0.1] [target=MODEL draft=MODEL]
 python bench/spec_prefill.py recall [tokens=4096] [shares=1,0.5,0.3,0.2,0.1,0.05] [prompts=20] [noise=0.1,0.2,0.3]
 
-`first-token` runs a backend and its scheduler with random weights: a target of 4 layers and a draft of 1, half as wide.
+`first-token` runs a backend and its scheduler without HTTP; by default with random weights, a target of 2 small layers
+and a draft of 1, half as wide. On a busy machine the processor time says more.
 
 `recall` needs models that look things up, and a draft that does it less well. Both are made by hand, of two heads: one
 looks at the token before, the other finds where the present token stood before and says what came after it. A prompt is
 noise with 32 notes in it, a key and four values each, and ends with one of the keys; the answer is right if all four
-values are. The draft's weights have noise added, relative to their own size: it answers fewer prompts by itself, and its
-attention says less well where to look.
+values are. The draft's weights have noise added, relative to their own size: it answers fewer prompts by itself, and
+its attention says less well where to look.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import json
 import math
 import random
@@ -32,7 +35,6 @@ load_blas()  # before MLX is imported
 
 import mlx.core as mx  # noqa: E402
 from mlx_lm.utils import load_model  # noqa: E402
-from models import TINY, random_model  # noqa: E402
 
 from millstream.backend.generation.backend import MlxGenerationBackend  # noqa: E402
 from millstream.backend.generation.caches.batch_caches import cache_arrays, new_row_caches  # noqa: E402
@@ -41,10 +43,11 @@ from millstream.backend.generation.settings import DraftSettings, GenerationSett
 from millstream.backend.generation.spec_prefill.folding import Fold, FoldedLayer, read_spans  # noqa: E402
 from millstream.backend.generation.spec_prefill.scorer import PromptScorer  # noqa: E402
 from millstream.backend.generation.spec_prefill.spec_prefill import SpecPrefillSettings  # noqa: E402
-from millstream.engine.generation.messages import Generate, Tokens  # noqa: E402
+from millstream.engine.generation.messages import Generate, Generated, Tokens  # noqa: E402
 from millstream.engine.generation.plan import Prefill  # noqa: E402
 from millstream.engine.generation.sparse_prompt import Spans, choose, length  # noqa: E402
 from millstream.engine.generation.tuning import SchedulerSettings, make_scheduler  # noqa: E402
+from models import TINY, find, random_model  # noqa: E402
 
 FILLER, KEYS, VALUES = 200, 32, 200
 VOCABULARY = FILLER + KEYS + VALUES
@@ -105,9 +108,17 @@ def made_model(folder: Path, noise: float = 0.0) -> Path:
             size = math.sqrt(float((array**2).sum()) / array.shape[0] / array.shape[1])
             weights[name] = (array + noise * size * draw.normal(size=array.shape)).astype(np.float32)
     config = {
-        **{"model_type": "llama", "hidden_size": width, "num_hidden_layers": 2, "intermediate_size": 8},
-        **{"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": HEAD, "rms_norm_eps": 1e-9},
-        **{"vocab_size": VOCABULARY, "rope_theta": THETA, "max_position_embeddings": 1 << 20},
+        "model_type": "llama",
+        "hidden_size": width,
+        "num_hidden_layers": 2,
+        "intermediate_size": 8,
+        "num_attention_heads": 1,
+        "num_key_value_heads": 1,
+        "head_dim": HEAD,
+        "rms_norm_eps": 1e-9,
+        "vocab_size": VOCABULARY,
+        "rope_theta": THETA,
+        "max_position_embeddings": 1 << 20,
         "tie_word_embeddings": False,
     }
     folder.mkdir(parents=True, exist_ok=True)
@@ -169,37 +180,52 @@ def recall(tokens: int, shares: Sequence[float], prompts: int, noises: Sequence[
             yield f"noise {noise:g}: the draft alone is right in {100 * alone / prompts:.0f} %; by share read {found}"
 
 
-def first_token(tokens: int, shares: Sequence[float]) -> Iterator[str]:
+def first_token(tokens: int, shares: Sequence[float], names: tuple[str, str] | None) -> Iterator[str]:
+    """One load. The prompts are of random tokens, each another one."""
     with tempfile.TemporaryDirectory() as folder:
-        target = random_model(Path(folder) / "target", {**TINY, "num_hidden_layers": 4})
-        smaller = {"hidden_size": 64, "num_hidden_layers": 1, "intermediate_size": 128, "num_attention_heads": 2}
-        draft = random_model(Path(folder) / "draft", {**TINY, **smaller, "num_key_value_heads": 1})
-        for share in shares:
-            settings = GenerationSettings(
-                *("folder", target, 4),
-                draft=DraftSettings("folder", draft),
-                spec_prefill=SpecPrefillSettings(share) if share < 1 else None,
-                speculation=False,
-            )
-            backend = MlxGenerationBackend(settings)
-            facts = backend.load()
-            scheduler = make_scheduler(SchedulerSettings(), facts)
-            draw = random.Random(1)
-            for number, count in ((1, 8192), (2, tokens)):
-                # The first one warms up.
-                prompt = tuple(draw.randrange(facts.vocab_size) for _ in range(min(count, tokens)))
-                scheduler.submit(Generate(number, prompt, 2, spec_prefill=share < 1))
-                began, first, skipped = time.perf_counter(), 0.0, 0
-                while not scheduler.idle:
-                    plan = scheduler.plan()
-                    begun = time.perf_counter()
-                    result = backend.step(plan)
-                    for event in scheduler.advance(plan, result, time.perf_counter() - begun):
-                        if isinstance(event, Tokens):
-                            first = first or time.perf_counter() - began
-                        elif hasattr(event, "usage"):
-                            skipped = event.usage.skipped_tokens
-            yield f"share {share:g}: first token of {tokens} after {first:.1f} s, {skipped} tokens skipped"
+        if names is None:
+            target = random_model(Path(folder) / "target", TINY)
+            smaller = {"hidden_size": 64, "num_hidden_layers": 1, "intermediate_size": 128, "num_attention_heads": 2}
+            draft = random_model(Path(folder) / "draft", {**TINY, **smaller, "num_key_value_heads": 1})
+        else:
+            target, draft = map(find, names)
+        settings = GenerationSettings(
+            *("folder", target, 4),
+            draft=DraftSettings("folder", draft),
+            spec_prefill=SpecPrefillSettings(0.5, 1024),
+            speculation=False,
+        )
+        backend = MlxGenerationBackend(settings)
+        facts = backend.load()
+        if facts.spec_prefill is None:
+            yield facts.notes[-1]
+            return
+        yield f"a token costs the draft model {facts.spec_prefill.cost:.2f} of what it costs the model"
+        draw, ids = random.Random(1), itertools.count(1)
+        for share in (min(shares), *shares):
+            # The first run warms up.
+            chosen = dataclasses.replace(facts.spec_prefill, share=share)
+            scheduler = make_scheduler(SchedulerSettings(), dataclasses.replace(facts, spec_prefill=chosen))
+            number = next(ids)
+            count = 4096 if number == 1 else tokens
+            prompt = tuple(draw.randrange(10, facts.vocab_size) for _ in range(count))
+            scheduler.submit(Generate(number, prompt, 2, spec_prefill=share < 1))
+            began, used = time.perf_counter(), time.process_time()
+            first, processor, skipped = 0.0, 0.0, 0
+            while not scheduler.idle:
+                plan = scheduler.plan()
+                begun = time.perf_counter()
+                result = backend.step(plan)
+                for event in scheduler.advance(plan, result, time.perf_counter() - begun):
+                    if isinstance(event, Tokens) and not first:
+                        first, processor = time.perf_counter() - began, time.process_time() - used
+                    if isinstance(event, Generated):
+                        skipped = event.usage.skipped_tokens
+            if number > 1:
+                yield (
+                    f"share {share:g}: first token of {tokens} after {first:.2f} s ({processor:.2f} s of processor "
+                    f"time); {skipped} tokens skipped"
+                )
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -216,7 +242,11 @@ def main(arguments: Sequence[str]) -> None:
             int(given.get("tokens", 4096)), shares, int(given.get("prompts", 20)), numbers("noise", "0.1,0.2,0.3")
         )
     else:
-        lines = first_token(int(given.get("tokens", 32768)), numbers("shares", "1,0.5,0.3,0.1"))
+        lines = first_token(
+            int(given.get("tokens", 32768)),
+            numbers("shares", "1,0.5,0.3,0.1"),
+            (given["target"], given["draft"]) if "target" in given else None,
+        )
     for line in lines:
         print(line, flush=True)
 

@@ -160,7 +160,7 @@ class Oracle:
             return plan
         # A step that is not read yet has given one more.
         drafts = tuple((row, min(depth, out - len(found[row]) - 2)) for row in plan.decode)
-        return dataclasses.replace(plan, drafts=tuple(each for each in drafts if each[1] > 0), guess=())
+        return dataclasses.replace(plan, drafts=tuple(each for each in drafts if each[1] > 0), guess=(), odds=None)
 
     def gap(self, prompt: tuple[int, ...], one: Sequence[int], other: Sequence[int]) -> float | None:
         """If two answers differ: how far their first different choices are apart, in standard deviations of logits."""
