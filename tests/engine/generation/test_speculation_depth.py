@@ -125,7 +125,7 @@ def test_a_first_pass_that_compiles_kernels_is_forgiven() -> None:
     subject.run([Row(1, [(3500, COPY)])])
     before = len(subject.lengths)
     subject.run([Row(2, [(3000, COPY)])])
-    assert len(subject.lengths) - before < 1500
+    assert len(subject.lengths) - before < 1800
 
 
 def test_speculation_ends_by_itself_with_many_rows() -> None:
@@ -201,6 +201,34 @@ def test_costs_are_read_off_the_line_between_what_was_seen() -> None:
         costs.observe(1, 1, seconds)
     assert costs.plain(1) == 0.01, "one slow step means nothing"
     costs.observe(1, 5, 0.03)
-    assert costs.relative(1, [3, 5, 9]) == [(3, pytest.approx(2)), (5, pytest.approx(3)), (9, pytest.approx(5))]
+    assert costs.relative(1, [3, 5, 9]) == [(3, pytest.approx(2)), (5, pytest.approx(3)), (9, pytest.approx(3.2))]
     assert costs.relative(8, [3]) == [(3, pytest.approx(2))], "as with the nearest number of rows"
     assert costs.knows(1, 5) and not costs.knows(8, 5) and costs.longest == 5
+
+
+def test_a_long_pass_is_found_where_the_second_token_costs_a_whole_step() -> None:
+    """As on a GPU: a pass cannot be launched ahead, whatever its length, and further tokens cost little."""
+    subject = Machine(SpeculationDepth(DRAFTERS), lambda rows, length: 1 if length == 1 else 2 + 0.05 * (length - 2))
+    subject.run([Row(1, [(600, COPY)])])
+    assert subject.gain > 1.7
+    assert max(subject.lengths) >= 9
+
+
+def test_comparing_drafts_takes_a_hundredth_of_the_time() -> None:
+    subject = SpeculationDepth(("known",))
+    rows: dict[int, tuple[str, ...]] = {number: ("known",) for number in range(8)}
+    asked = 0.0
+    for _ in range(2000):
+        asking = 20e-6 * len(subject.choose(rows, 8).guess)
+        subject.observe([], guessed=[], rows=8, seconds=0.001, asking=asking)
+        asked += asking
+    assert 0.002 < asked < 0.025
+
+
+def test_where_no_pass_may_be_long_nothing_is_compared() -> None:
+    subject = SpeculationDepth(("known",), widest=64)
+    rows: dict[int, tuple[str, ...]] = {number: ("known",) for number in range(40)}
+    for _ in range(50):
+        assert not subject.choose(rows, 40).guess
+        subject.observe([], rows=40, seconds=0.002)
+    assert subject.stands_plain

@@ -253,6 +253,7 @@ class MlxGenerationBackend(MlxBackend):
             failed=(*decoding.failed, *(RowFailure(*each) for each in rejected.items())),
             length=1 if verification is None else verification.length,
             pass_seconds=0.0 if verification is None else time.monotonic() - decoding.started,
+            asking_seconds=self._speculating.take_seconds(),
             guessed=self._speculating.compared(),
             prompt_logprobs=tuple(prefiller.take_logprobs()),
             encoded=encoded,

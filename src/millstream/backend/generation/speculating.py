@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from millstream.backend.generation.drafters.drafts import Drafts
@@ -48,9 +49,11 @@ class Speculating:
         self.drafts = drafts
         self._rows: dict[int, Generate] = {}
         self._untold: dict[int, list[int]] = {}
-        """Tokens that drafters have not been told."""
+        """Tokens of each row that drafters have not been told."""
         self._ended: set[int] = set()
         """Rows that gave a stop token: the scheduler ends them before the next step, unless it came too early."""
+        self._seconds = 0.0
+        """What comparing has taken since the last report."""
         self._guesses: dict[int, Guess] = {}
         self._compared: list[Outcome] = []
 
@@ -63,6 +66,7 @@ class Speculating:
         for submit in submits:
             if submit.speculate:
                 self._rows[submit.request_id] = submit
+                self._untold[submit.request_id] = []
                 self.drafts.join(submit)
 
     def drop(self, ids: Iterable[int]) -> None:
@@ -80,30 +84,39 @@ class Speculating:
 
     def gained(self, rows: Sequence[RowOutput]) -> None:
         """Rows have new tokens. Compares what was guessed of them."""
+        untold = self._untold
+        for row in rows:  # all rows in every step: as little as can be
+            if (tokens := untold.get(row.request_id)) is not None:
+                tokens += row.tokens
+        if self._guesses:
+            self._compare(rows)
+        if self.drafts.always:
+            self._tell(untold)
+
+    def _compare(self, rows: Sequence[RowOutput]) -> None:
+        began = time.perf_counter()
         for row in rows:
-            submit = self._rows.get(row.request_id)
-            if submit is None:
-                continue
-            self._untold.setdefault(row.request_id, []).extend(row.tokens)
-            if submit.stop_tokens and not submit.stop_tokens.isdisjoint(row.tokens):
-                self._ended.add(row.request_id)
-            guess = self._guesses.get(row.request_id)
-            if guess is not None:
+            if (guess := self._guesses.get(row.request_id)) is not None:
                 self._compared.append(Outcome(row.request_id, guess.drafter, *guess.compare(row.tokens)))
                 if guess.over:
                     del self._guesses[row.request_id]
-        if self.drafts.always:
-            self._tell(list(self._untold))
+        self._seconds += time.perf_counter() - began
 
-    def guess(self, ids: Iterable[int]) -> None:
+    def guess(self, ids: Sequence[int]) -> None:
         """Begin to compare drafts of these rows with what plain steps give."""
-        asked = {row: GUESSED for row in ids if row in self._rows and row not in self._guesses}
-        if not asked:
+        if not ids:
             return
-        self._tell(asked)
-        found = self.drafts.propose(asked, cheap=True)
-        for row, draft in found.items():
-            self._guesses[row] = Guess(self.names[row], draft)
+        began = time.perf_counter()
+        if asked := {row: GUESSED for row in ids if row in self._rows and row not in self._guesses}:
+            self._tell(asked)
+            for row, draft in self.drafts.propose(asked, cheap=True).items():
+                self._guesses[row] = Guess(self.names[row], draft)
+        self._seconds += time.perf_counter() - began
+
+    def take_seconds(self) -> float:
+        """What comparing has taken since the last call."""
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
 
     def compared(self) -> tuple[Outcome, ...]:
         """What became of guesses since the last call."""
@@ -127,8 +140,8 @@ class Speculating:
     def _propose(
         self, wanted: Mapping[int, int], odds: Odds | None, batch: int, *, cheap: bool
     ) -> dict[int, tuple[int, ...]]:
+        self._tell(wanted)
         asked = {row: most for row, most in wanted.items() if row in self._rows and row not in self._ended}
-        self._tell(asked)
         found = self.drafts.propose(asked, cheap=cheap) if asked else {}
         drafts = {row: self._up_to_stop(row, draft) for row, draft in found.items()}
         if not drafts or odds is None:
@@ -145,5 +158,9 @@ class Speculating:
 
     def _tell(self, ids: Iterable[int]) -> None:
         for request_id in ids:
-            if (tokens := self._untold.pop(request_id, None)) is not None:
-                self.drafts.commit(request_id, tokens)
+            if not (tokens := self._untold.get(request_id)):
+                continue
+            self.drafts.commit(request_id, tuple(tokens))
+            if not self._rows[request_id].stop_tokens.isdisjoint(tokens):
+                self._ended.add(request_id)
+            tokens.clear()

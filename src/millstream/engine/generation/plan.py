@@ -152,6 +152,8 @@ class StepResult:
     """Tokens per row of the decode pass; 1: a plain step."""
     pass_seconds: float = 0.0
     """Of a longer pass: what it and its drafts took, without the wait for the step before."""
+    asking_seconds: float = 0.0
+    """What comparing drafts with plain steps took of this step."""
     guessed: tuple[Outcome, ...] = ()
     """Of drafts that were compared, not verified: see `Plan.guess`."""
     importance: tuple[tuple[int, tuple[float, ...]], ...] = ()

@@ -293,7 +293,7 @@ class GenerationScheduler:
     def _drafts(self) -> tuple[tuple[tuple[int, int], ...], Choice]:
         """The rows that may speculate in the next step and how far, and by which odds. Not while rows join: they get
         their slots first."""
-        if self._speculation is None or self._changes:
+        if self._speculation is None or self._changes or self._speculation.stands_plain:
             return (), PLAIN
         rows = [each for each in self._running.values() if each.left > 1 and each.submit.speculate]
         drafters = {each.request_id: self._speculation.drafters_of(each.submit) for each in rows}
@@ -335,6 +335,7 @@ class GenerationScheduler:
             rows=len(plan.decode),
             tokens=1 + sum(row.accepted for row in drafted) / max(1, len(plan.decode)),
             seconds=took if alone and took else None,
+            asking=result.asking_seconds,
         )
 
     def _admit(self, request: Request) -> Hit | None:

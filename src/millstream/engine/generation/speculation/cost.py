@@ -42,27 +42,28 @@ class StepCosts:
 
     def relative(self, rows: int, lengths: Iterable[int]) -> list[tuple[int, float]]:
         """What passes of these lengths cost, relative to a plain step of as many rows. What was never seen is read off
-        the line between the lengths that were; with as many rows, else with the nearest number of rows."""
+        the line between the lengths that were; beyond them, as if a further token cost very little: on a GPU the first
+        costs as much as the next ten. With as many rows, else with the nearest number of rows."""
         bucket = _bucket(rows)
         for near in sorted(self._medians, key=lambda each: (abs(each - bucket), each)):
             known = self._medians[near]
             if 1 in known and len(known) > 1:
                 plain = known[1]
                 return [
-                    (length, known[length] / plain if length in known else _on_line(known, length))
+                    (length, known[length] / plain if length in known else self._unseen(known, length))
                     for length in lengths
                 ]
         return [(length, 1 + self._slope * (length - 1)) for length in lengths]
 
+    def _unseen(self, known: dict[int, float], length: int) -> float:
+        lengths = sorted(known)
+        if length > lengths[-1]:
+            return max(known[lengths[-1]] / known[1], 1.0) + self._slope * (length - lengths[-1])
+        beyond = next(index for index, seen in enumerate(lengths) if seen > length)
+        low, high = lengths[beyond - 1], lengths[beyond]
+        slope = (known[high] - known[low]) / (high - low)
+        return max((known[low] + slope * (length - low)) / known[1], 1.0)
+
 
 def _bucket(rows: int) -> int:
     return (max(1, rows) - 1).bit_length()
-
-
-def _on_line(known: dict[int, float], length: int) -> float:
-    """Between the two lengths around it, or beyond the last two; relative to a plain step."""
-    lengths = sorted(known)
-    beyond = next((index for index, seen in enumerate(lengths) if seen > length), len(lengths) - 1)
-    low, high = lengths[beyond - 1], lengths[beyond]
-    slope = (known[high] - known[low]) / (high - low)
-    return max((known[low] + slope * (length - low)) / known[1], 1.0)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from millstream.engine.generation.messages import Generate
 from millstream.engine.generation.speculation.acceptance import Acceptance
-from millstream.engine.generation.speculation.choice import Odds, Outcome, best_if_drafted
+from millstream.engine.generation.speculation.choice import PAYS, Odds, Outcome, best_if_drafted
 from millstream.engine.generation.speculation.cost import SLOPE, StepCosts
 from millstream.engine.generation.speculation.lengths import LENGTHS
 from millstream.engine.messages import Speculated
@@ -41,7 +41,12 @@ INTEREST = 0.01
 GUESSES = 16
 """Rows whose drafts are compared in one plain step, at most."""
 STANDING = 15
-"""With many rows a choice stands for a quarter as many further steps, up to so many: it takes time for every row."""
+"""With many rows a choice stands for a quarter as many further steps, up to so many: it takes time for every row. It
+also stands for so long that choosing takes no more than a two-hundredth of the time."""
+CHOOSING_SECONDS = 30e-6
+"""What a choice takes in Python, about."""
+ASKING = 0.01
+"""The share of time that comparing drafts in plain steps may take."""
 LONG_ROWS = 4
 """The longest passes are for so few rows."""
 
@@ -82,6 +87,8 @@ class SpeculationDepth:
         self._guessed = 0
         """The number of the row that is next to be compared."""
         self._choice, self._standing = PLAIN, 0
+        self._owed = 0.0
+        """Seconds that comparing has taken beyond its share."""
         self._credit = CREDIT
         self._passes = 0
         self._counts: dict[str, list[int]] = {name: [0, 0] for name in drafters}
@@ -103,17 +110,28 @@ class SpeculationDepth:
     def choose(self, rows: Mapping[int, Collection[str]], batch: int) -> Choice:
         """`rows`: requests that may speculate, and the drafters that may have something for each; `batch`: how many
         rows the step has."""
-        if not rows or not self._drafters or self._costs.plain(batch) is None:
+        if not rows or not self._drafters or (plain := self._costs.plain(batch)) is None:
             return PLAIN  # without the cost of a plain step nothing can be compared
         if self._standing:
             self._standing -= 1
-            return replace(self._choice, guess=self._to_guess(rows))
-        self._standing = min(len(rows) // 4, STANDING)
+            return self._choice if not self._choice.guess else replace(self._choice, guess=self._to_guess(rows))
+        self._standing = min(max(len(rows) // 4, int(CHOOSING_SECONDS / (0.005 * plain))), STANDING)
         self._choice = self._decide(rows, batch)
         return self._choice
 
+    @property
+    def stands_plain(self) -> bool:
+        """True if the last choice, a plain step in which nothing is compared, stands: nobody need ask."""
+        if not self._standing or self._choice.depth or self._choice.guess:
+            return False
+        self._standing -= 1
+        return True
+
     def _decide(self, rows: Mapping[int, Collection[str]], batch: int) -> Choice:
-        guess = self._to_guess(rows)
+        costs = self._lengths(batch)
+        # Where no pass would pay even if every draft were right, drafts are not worth a look, but for doubts below.
+        hopeful = any(length >= PAYS * cost or self._credit == MOST_CREDIT for length, cost in costs)
+        guess = self._to_guess(rows) if hopeful else ()
         rates = tuple(
             (row, drafter, self._rate(row, drafter)) for row, drafters in rows.items() for drafter in drafters
         )
@@ -121,7 +139,6 @@ class SpeculationDepth:
         for row, _, rate in rates:
             if rate > best.get(row, 0.0):
                 best[row] = rate
-        costs = self._lengths(batch)
         choices = [each for each in costs if self._costs.knows(batch, each[0]) or self._affords(each[1])]
         length = best_if_drafted(choices, batch, best.values())
         if length == 1 and self._credit == MOST_CREDIT:
@@ -148,9 +165,11 @@ class SpeculationDepth:
         rows: int = 0,
         tokens: float = 0.0,
         seconds: float | None = None,
+        asking: float = 0.0,
     ) -> None:
         """After a step: what became of drafts and of guesses, how many tokens long the pass was, its rows, how many
-        tokens each of them gained in it on average, and what it took; None if something else ran beside it."""
+        tokens each of them gained in it on average, and what it took; None if something else ran beside it. `asking`:
+        the seconds of it that comparing drafts took."""
         for outcome in (*outcomes, *guessed):
             self._learn(outcome)
         for outcome in outcomes:
@@ -158,6 +177,7 @@ class SpeculationDepth:
             count[0] += outcome.proposed
             count[1] += outcome.accepted
         self._credit = min(MOST_CREDIT, self._credit + INTEREST)
+        self._owed = max(0.0, self._owed + asking - ASKING * (self._costs.plain(rows) or 0.0))
         if length > 1:
             self._passes += 1
         if seconds is None or not rows:
@@ -216,7 +236,9 @@ class SpeculationDepth:
         return cost - 1 <= self._credit
 
     def _to_guess(self, rows: Collection[int]) -> tuple[int, ...]:
-        """Some rows in turn."""
+        """Some rows in turn, unless comparing has taken too long lately."""
+        if self._owed:
+            return ()
         every = list(rows)
         if len(every) <= GUESSES:
             return tuple(every)
