@@ -102,3 +102,16 @@ def test_a_shape_is_measured_with_its_own_blocks(packed: bool, monkeypatch: pyte
     assert matmul_choice.shape_seconds(weight, SHAPES[1]) > 0
     assert launched == ["matmul_add"] * matmul_choice.LAUNCHES, "traced once"
     assert not matmul_tuning.shape_known(matmul_tuning.size_of(weight)), "measuring decides nothing"
+
+
+def test_a_shape_that_does_not_compile_leaves_the_usual_one(caplog: pytest.LogCaptureFixture) -> None:
+    weight = large()
+
+    def measure(weight: Weight, shape: BlockShape) -> float:
+        if shape.walks:
+            raise RuntimeError("told to")
+        return 1.0
+
+    matmul_choice.tune_shape(weight, measure)
+    assert matmul_tuning.block_shape(weight) == USUAL
+    assert "told to" in caplog.text

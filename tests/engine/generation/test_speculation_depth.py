@@ -216,7 +216,7 @@ def test_a_long_pass_is_found_where_the_second_token_costs_a_whole_step() -> Non
 
 def test_comparing_drafts_takes_a_hundredth_of_the_time() -> None:
     subject = SpeculationDepth(("known",))
-    rows: dict[int, tuple[str, ...]] = {number: ("known",) for number in range(8)}
+    rows: dict[int, tuple[str, ...]] = dict.fromkeys(range(8), ("known",))
     asked = 0.0
     for _ in range(2000):
         asking = 20e-6 * len(subject.choose(rows, 8).guess)
@@ -227,7 +227,7 @@ def test_comparing_drafts_takes_a_hundredth_of_the_time() -> None:
 
 def test_where_no_pass_may_be_long_nothing_is_compared() -> None:
     subject = SpeculationDepth(("known",), widest=64)
-    rows: dict[int, tuple[str, ...]] = {number: ("known",) for number in range(40)}
+    rows: dict[int, tuple[str, ...]] = dict.fromkeys(range(40), ("known",))
     for _ in range(50):
         assert not subject.choose(rows, 40).guess
         subject.observe([], rows=40, seconds=0.002)

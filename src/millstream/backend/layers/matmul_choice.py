@@ -61,8 +61,13 @@ def tune_shape(weight: Weight, measure: MeasureShape) -> None:
     size = matmul_tuning.size_of(weight)
     if sum(array.nbytes for array in weight.arrays) < SHAPED_BYTES or matmul_tuning.shape_known(size):
         return
-    rehearse(lambda: [measure(weight, shape) for shape in SHAPES])
-    taken = {shape: measure(weight, shape) for shape in SHAPES}
+    try:
+        rehearse(lambda: [measure(weight, shape) for shape in SHAPES])
+        taken = {shape: measure(weight, shape) for shape in SHAPES}
+    except RuntimeError as error:  # one of them cannot be compiled or launched
+        log.warning("the shape of blocks for %dx%d is the usual one: %s", *size[1:], error)
+        matmul_tuning.decide_shape(size, USUAL)
+        return
     best = min(taken, key=lambda shape: taken[shape])
     chosen = best if taken[best] < (1 - SHAPE_GAIN) * taken[USUAL] else USUAL
     matmul_tuning.decide_shape(size, chosen)
