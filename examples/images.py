@@ -24,5 +24,7 @@ picture = f"data:{kind};base64,{base64.b64encode(file.read_bytes()).decode()}"
 content = [{"type": "text", "text": question}, {"type": "image_url", "image_url": {"url": picture}}]
 
 with OpenAI(base_url=f"{URL}/v1", api_key=os.environ.get("MILLSTREAM_API_KEY", "none")) as client:
-    reply = client.chat.completions.create(model="", messages=[{"role": "user", "content": content}], max_tokens=100)
+    reply = client.chat.completions.create(
+        model="", messages=[{"role": "user", "content": content}], max_tokens=100, temperature=0
+    )
     print(reply.choices[0].message.content)

@@ -154,6 +154,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_servable(tmp_path_factory.mktemp("storm") / "tiny")
 
 
+def held_bytes(kept: Kept) -> int:
+    """Of an idle engine. What it measures by itself may be of its last busy second."""
+    backend = kept.backend
+    assert backend._batch is not None and backend._prefiller is not None
+    return backend._batch.nbytes + backend._prefiller.nbytes + backend._store.nbytes
+
+
 def check_nothing_stays(kept: Kept) -> None:
     backend, scheduler = kept.backend, kept.scheduler
     assert scheduler.idle and scheduler.kv_tokens() == 0
@@ -184,7 +191,7 @@ def test_a_thousand_requests_cancelled_in_the_middle(folder: Path) -> None:
         storm = Storm(driver, draw, known)
         storm.run(wanted[: REQUESTS // 4])
         driver.wait(lambda: kept.scheduler.idle)
-        early = driver.measured.memory_bytes
+        early = held_bytes(kept)
         storm.run(wanted[REQUESTS // 4 :])
         driver.wait(lambda: kept.scheduler.idle)
         accepted = rejected = 0
@@ -204,4 +211,4 @@ def test_a_thousand_requests_cancelled_in_the_middle(folder: Path) -> None:
         check_nothing_stays(kept)
         assert accepted > REQUESTS and rejected > REQUESTS / 2 and DraftingScheduler.passes > REQUESTS / 4
         assert len(storm.cancelled) > REQUESTS / 5
-        assert driver.measured.memory_bytes <= early + 2**20
+        assert held_bytes(kept) <= early

@@ -23,6 +23,9 @@ TEXTS = {
     "cors_origins": ("http://one", "http://two"),
     "allowed_hosts": ("one.example", "two.example"),
     "api_keys": ("key-1", "key-2"),
+    "draft": ("org/small", "org/smaller"),
+    "spec_prefill": ("0.3", "0.5"),
+    "spec_prefill_tokens": ("600", "700"),
 }
 BY_KIND = {
     "an integer": ("7", "8"),
@@ -31,6 +34,7 @@ BY_KIND = {
     "milliseconds": ("20", "30.5"),
 }
 WRONG = {"an integer": "some", "a size": "lots", "a time": "soon", "milliseconds": "0", "true or false": "perhaps"}
+NUMBERS = ("an integer", "milliseconds", "a number")
 IN_ALL_PLACES = [option for option in OPTIONS.values() if len(option.places) == 3]
 
 
@@ -57,7 +61,9 @@ class Given:
         written: Any = self.text
         if value.is_switch:
             written = self.text == "yes"
-        elif value.accepts.startswith(("an integer", "milliseconds")) or isinstance((value.choices or [""])[0], int):
+        elif value.accepts.startswith(("an integer", "milliseconds", "a number")) or isinstance(
+            (value.choices or [""])[0], int
+        ):
             written = float(self.text) if "." in self.text else int(self.text)
         return f"[server]\n{self.option.name} = {json.dumps([written] if value.is_list else written)}\n"
 

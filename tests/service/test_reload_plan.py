@@ -21,6 +21,7 @@ OTHER_VALUES = {
     "pin": True,
     "load": "use",
     "idle_unload": 5.0,
+    "spec_prefill": 0.5,
     "max_batch": 3,
     "isolation": "process",
     "kv_memory": 2**20,
