@@ -176,7 +176,7 @@ def test_a_model_that_cannot_be_loaded_is_told_in_one_line(environment: dict[str
 def test_a_stream_that_breaks_off_is_an_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         client = ServerClient(f"http://127.0.0.1:{listener.getsockname()[1]}")
-        with pytest.raises(Exception, match="before the answer was complete|broke"):
+        with pytest.raises(Exception, match=r"before the answer was complete|broke"):
             _answer_half(listener, client)
 
 
