@@ -105,7 +105,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="demo")
     parser.add_argument("--url", help="a server that runs already")
-    parser.add_argument("--forms", default="schema,tool")
+    parser.add_argument("--forms", default="schema", help="schema, or tool: a function that must be called")
     parser.add_argument("--streams", type=lambda text: [int(part) for part in text.split(",")], default=[1])
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--temperature", type=float, default=0.0)
