@@ -73,9 +73,11 @@ class SpeculationDepth:
         *,
         most: int = LENGTHS[-1] - 1,
         widest: int = 0,
+        most_rows: int = 0,
     ) -> None:
-        """`most`: tokens of a draft. `widest`: tokens of a pass, of all rows together; 0: any number."""
-        self._widest = widest
+        """`most`: tokens of a draft. `widest`: tokens of a pass, of all rows together; 0: any number. `most_rows`: that
+        speculate; 0: any number."""
+        self._widest, self._most_rows = widest, most_rows
         self._drafters = tuple(drafters)
         self._costly = any(name in COSTLY for name in drafters)
         self._applying: dict[tuple[bool, bool], tuple[str, ...]] = {}
@@ -110,7 +112,9 @@ class SpeculationDepth:
     def choose(self, rows: Mapping[int, Collection[str]], batch: int) -> Choice:
         """`rows`: requests that may speculate, and the drafters that may have something for each; `batch`: how many
         rows the step has."""
-        if not rows or not self._drafters or (plain := self._costs.plain(batch)) is None:
+        if not rows or not self._drafters or 0 < self._most_rows < batch:
+            return PLAIN
+        if (plain := self._costs.plain(batch)) is None:
             return PLAIN  # without the cost of a plain step nothing can be compared
         if self._standing:
             self._standing -= 1
