@@ -14,6 +14,8 @@ from millstream.backend.kernels.multiprocessors import multiprocessors
 
 WIDTHS = (8, 32, 64)
 """Numbers of rows that kernels are compiled for. More rows are bands of the last one."""
+MOST_ROWS = 4 * WIDTHS[-1]
+"""Of such bands: a weight has counters for no more."""
 STEP_WIDTHS = (1, *WIDTHS)
 """Numbers of rows that a decode step has. One row alone takes the kernels of the first width, and gets the same
 numbers, but seven rows less are read from the cache by every block."""
