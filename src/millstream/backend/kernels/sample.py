@@ -50,8 +50,8 @@ __device__ __forceinline__ float block_scan(float value, float* starts) {
 
 template <typename T> struct alignas(16) Pack { T v[16 / sizeof(T)]; };
 
-// Calls f(place, value) for all from `first` to `beyond`, in steps of `stride`; in order for each thread. Four packs are
-// read at once: a block that waits for each by itself takes ten times as long.
+// Calls f(place, value) for all from `first` to `beyond`, in steps of `stride`; in order for each thread. Four packs
+// are read at once: a block that waits for each by itself takes ten times as long.
 template <typename T, typename F>
 __device__ __forceinline__ void over(const T* row, int first, int beyond, int stride, bool packed, F f) {
   constexpr int N = 16 / sizeof(T);

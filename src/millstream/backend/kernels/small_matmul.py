@@ -174,9 +174,13 @@ def prepare(weight: Weight | mx.array) -> Weight:
     return dataclasses.replace(weight, tickets=tickets)
 
 
-def _in_warpgroups(weight: Dense, head: int) -> bool:
+def in_warpgroups(weight: Weight, head: int = 0) -> bool:
     """True if a weight's numbers multiply in warp groups: at every width then, so that a row always gets the same."""
-    if not matmul_tilings.has_warpgroups() or (head and not matmul_tilings.head_in_warpgroups(head)):
+    if (
+        not isinstance(weight, Dense)
+        or not matmul_tilings.has_warpgroups()
+        or (head and not matmul_tilings.head_in_warpgroups(head))
+    ):
         return False
     return weight.tickets is not None or matmul_tilings.parts_of(weight.outputs) == 1
 
@@ -219,7 +223,7 @@ def _run(
     width = matmul_tilings.width_of(call.inputs["x"].shape[0], head)
     shape = matmul_tuning.block_shape(weight)
     tiling: Tiling
-    if isinstance(weight, Dense) and _in_warpgroups(weight, head or within):
+    if in_warpgroups(weight, head or within):
         width = matmul_tilings.width_of(call.inputs["x"].shape[0])
         tiling = matmul_tilings.in_warpgroups(width, weight.outputs, head, within)
     elif isinstance(weight, Packed):

@@ -43,7 +43,8 @@ def _products(width: int, half: bool) -> str:
     sums = ", ".join(f"%{index}" for index in range(count))
     registers = ", ".join(f'"+f"(sums[{index}])' for index in range(count))
     return f"""
-__device__ __forceinline__ void mill_products_{width}(float* sums, unsigned long long lines, unsigned long long rows) {{
+__device__ __forceinline__ void mill_products_{width}(float* sums, unsigned long long lines,
+    unsigned long long rows) {{
   asm volatile("{{ .reg .pred p; setp.ne.b32 p, 1, 0; "
     "wgmma.mma_async.sync.aligned.m64n{width}k16.f32.{kind}.{kind} {{{sums}}}, %{count}, %{count + 1}, p, 1, 1, 0, 0; }}"
     : {registers} : "l"(lines), "l"(rows));
@@ -63,8 +64,8 @@ __device__ __forceinline__ void mill_products(float* sums, unsigned long long li
 """
 
 
-# A thread fetches the same chunk of every SWEEP-th line, of the weight and of x. With a norm it multiplies its own chunks
-# of x by the norm's weight before anybody reads them, and adds up their squares.
+# A thread fetches the same chunk of every SWEEP-th line, of the weight and of x. With a norm it multiplies its own
+# chunks of x by the norm's weight before anybody reads them, and adds up their squares.
 PRODUCT = """
   constexpr int STAGE = (BN + ROWS) * 128, SWEEP = TH / 8, OWN = BN / SWEEP, OWN_X = (ROWS + SWEEP - 1) / SWEEP;
   const int K = w_shape[1], STEPS = K / 64;
