@@ -22,6 +22,7 @@ from millstream.backend.kernels import (
     packed_source,
     packed_tilings,
     walking_source,
+    warpgroup_source,
 )
 from millstream.backend.kernels.compiled import cuda_kernel
 from millstream.backend.kernels.matmul_tilings import STEP_WIDTHS, WIDTHS, Tiling
@@ -56,7 +57,7 @@ class Kind:
     lines: str = matmul_source.LINES
     """Which rows of the weight a tile has."""
 
-    def source(self, split: bool, walks: bool) -> str:
+    def source(self, split: bool, walks: bool, warpgroups: bool = False) -> str:
         given = dict(self.constants)
         flags = {"NORM": "0", "BIAS": "0", "HEAD_NORM": "0", "ROPE": "0"} | given
         flags["WALKS"] = str(int(walks))
@@ -64,12 +65,15 @@ class Kind:
         if packed:
             flags["ALL_SCALES"] = "(i < WIDE ? scales : zeros)" if "zeros" in self.inputs else "scales"
         parts = [f"#define {name} {value}\n" for name, value in flags.items()]
-        parts += [matmul_source.SETUP, self.lines]
+        parts += [matmul_source.SETUP, self.lines, matmul_source.WARM]
         if walks:
             parts += [walking_source.PACKED_START if packed else walking_source.DENSE_START, walking_source.LOOP]
             parts += [walking_source.PACKED_PRODUCT if packed else walking_source.DENSE_PRODUCT]
             parts += [matmul_source.SUM_WARPS, matmul_source.WHOLE, matmul_source.ROUND, self.epilogue]
             return "".join([*parts, walking_source.END])
+        if warpgroups:
+            parts += [warpgroup_source.PRODUCT, warpgroup_source.SHARED if split else warpgroup_source.WHOLE]
+            return "".join([*parts, matmul_source.ROUND, self.epilogue])
         parts += [packed_source.PRODUCT if packed else matmul_source.PRODUCT]
         parts += [matmul_source.SUM_WARPS, matmul_source.SHARED if split else matmul_source.WHOLE]
         return "".join([*parts, matmul_source.ROUND, self.epilogue])
@@ -91,14 +95,16 @@ class _Call:
 
 
 @functools.cache
-def _kernel(kind: Kind, dtype: mx.Dtype, shared: int, split: bool, walks: bool) -> Any:
+def _kernel(kind: Kind, dtype: mx.Dtype, shared: int, split: bool, walks: bool, warpgroups: bool) -> Any:
     packed = packed_source.HEADER + unpack_source(dtype) if "scales" in kind.inputs else ""
+    half = dtype == mx.float16
+    more = warpgroup_source.header(half, WIDTHS) if warpgroups else packed
     return cuda_kernel(
         name=f"millstream_{'packed_' if packed else ''}{kind.name}",
         input_names=[*kind.inputs, *(["tickets"] if split else [])],
         output_names=[*kind.outputs, *(["partial"] if split else [])],
-        source=kind.source(split, walks),
-        header=matmul_source.header(dtype == mx.float16) + packed,
+        source=kind.source(split, walks, warpgroups),
+        header=matmul_source.header(half) + more,
         shared_memory=shared,
     )
 
@@ -121,15 +127,14 @@ def run(
     if split:
         assert weight.tickets is not None and weight.tickets.shape[0] >= tiles * bands, "the weight was prepared"
         inputs.append(weight.tickets)
-        groups = tiling.split * tiling.along // tiling.group
-        shapes.append((tiles * bands * groups * width * (tiling.lines + 1),))
+        shapes.append((tiles * bands * tiling.partial_sums * width * (tiling.lines + 1),))
         dtypes.append(mx.float32)
     shared = tiling.shared_bytes(width)
     blocks = tiles * bands * tiling.split
     if tiling.walks:
         assert bands == 1, "a walking block has one band"
         blocks = min(blocks, matmul_tilings.resident(shared) * multiprocessors())
-    made: list[mx.array] = _kernel(kind, x.dtype, shared, split, tiling.walks)(
+    made: list[mx.array] = _kernel(kind, x.dtype, shared, split, tiling.walks, tiling.warpgroups)(
         inputs=inputs,
         output_shapes=shapes,
         output_dtypes=dtypes,
@@ -169,6 +174,17 @@ def prepare(weight: Weight | mx.array) -> Weight:
     return dataclasses.replace(weight, tickets=tickets)
 
 
+def in_warpgroups(weight: Weight, head: int = 0) -> bool:
+    """True if a weight's numbers multiply in warp groups: at every width then, so that a row always gets the same."""
+    if (
+        not isinstance(weight, Dense)
+        or not matmul_tilings.has_warpgroups()
+        or (head and not matmul_tilings.head_in_warpgroups(head))
+    ):
+        return False
+    return weight.tickets is not None or matmul_tilings.parts_of(weight.outputs) == 1
+
+
 def _call(x: mx.array, weight: Weight, bias: mx.array | None, norm: Norm | None) -> _Call:
     """The inputs that every kernel may have."""
     call = _Call()
@@ -200,13 +216,19 @@ def _run(
     heads: tuple[tuple[str, int], ...] = (),
     head: int = 0,
     lines: str = matmul_source.LINES,
+    within: int = 0,
 ) -> list[mx.array]:
+    """`head`: a tile is a head of this size. `within`: tiles are parts of heads of this size."""
     kind = Kind(name, tuple(call.inputs), epilogue, outputs, tuple(sorted(call.constants.items())), lines)
     width = matmul_tilings.width_of(call.inputs["x"].shape[0], head)
     shape = matmul_tuning.block_shape(weight)
-    if isinstance(weight, Packed):
+    tiling: Tiling
+    if in_warpgroups(weight, head or within):
+        width = matmul_tilings.width_of(call.inputs["x"].shape[0])
+        tiling = matmul_tilings.in_warpgroups(width, weight.outputs, head, within)
+    elif isinstance(weight, Packed):
         width = min(width, packed_tilings.MAX_WIDTH)
-        tiling: Tiling = packed_tilings.choose(weight, width, head=head, shape=shape)
+        tiling = packed_tilings.choose(weight, width, head=head, shape=shape)
     else:
         tiling = matmul_tilings.choose(width, head=head, shared=weight.tickets is not None, shape=shape)
     return run(kind, tiling, width, weight, list(call.inputs.values()), shapes, heads)
@@ -293,7 +315,7 @@ def qkv_rope(
     whole_tiles = size % (32 if isinstance(weight, Dense) else 16 * packed_tilings.TILES[0]) == 0
     if q_norm is None and turned == size and whole_tiles:
         epilogue, lines = matmul_source.QKV_PAIRS, matmul_source.PAIRED_LINES
-        made = _run("qkv_rope", call, weight, epilogue, shapes, outputs, counts, lines=lines)
+        made = _run("qkv_rope", call, weight, epilogue, shapes, outputs, counts, lines=lines, within=size)
     else:
         made = _run("qkv_rope", call, weight, matmul_source.QKV, shapes, outputs, counts, size)
     return made[0], made[1], made[2]
