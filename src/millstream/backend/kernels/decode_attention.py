@@ -22,10 +22,9 @@ from millstream.backend.kernels.compiled import cuda_kernel
 
 WARPS = 8
 """Of a block that has no tensor cores."""
-SHARED_BYTES = 99 * 1024
-"""Of a block, at most: every GPU from sm_80 on has so much."""
-SOME_BYTES = 66 * 1024
-"""Of a block, if that is enough."""
+STAGE_BYTES = 32 * 1024
+"""Of a block, on their way. Several blocks are on a multiprocessor at a time, so this is enough; and the fewer bytes a
+block has, the more blocks there are."""
 _INPUTS = ("q", "new_k", "new_v", "items", "lengths", "addresses", "layer", "counters", "sinks")
 SPAN, SHORTEST_SPAN = 512, 128
 """Columns per part, about: see `spans`."""
@@ -219,11 +218,13 @@ class _Form:
     @property
     def source(self) -> str:
         if self.kind is None:
-            return source.BEGIN + source.DENSE_WRITE + source.SCALAR_LOOP + source.END
-        write, loop = (
-            (source.PACKED_WRITE, source.PACKED_LOOP) if self.packed else (source.DENSE_WRITE, source.DENSE_LOOP)
-        )
-        return source.BEGIN + write + source.TILES + loop + source.STORE_TILES + source.END
+            middle = source.PLACE + source.DENSE_WRITE + source.SCALAR_LOOP
+        elif self.packed:
+            middle = source.PLACE + source.PACKED_WRITE + source.TILES + source.PACKED_LOOP + source.STORE_TILES
+        else:
+            middle = source.DENSE_QUERY + source.PLACE + source.DENSE_WRITE + source.TILES + source.DENSE_LOOP
+            middle += source.STORE_TILES
+        return source.BEGIN + middle + source.END
 
 
 def _form(dtype: mx.Dtype, size: int, queries: int, packing: Packing | None) -> _Form:
@@ -238,11 +239,9 @@ def _form(dtype: mx.Dtype, size: int, queries: int, packing: Packing | None) -> 
     else:
         tile = 16 * size * 4 if packing is None else 16 * (size * packing.bits // 4 + size // 64 * 16)
         warps = 4 if tile <= 8192 else 2
-        few = SOME_BYTES // (warps * tile)
-        depth = min(6, few if few >= 3 else SHARED_BYTES // (warps * tile))
-    sums = warps * queries * (size + 4) * 4
-    joined = queries * 8 + 16 + 16 * max(warps * 32, queries * size // 4)
-    return _Form(kind, packing is not None, queries, warps, depth, max(depth * warps * tile, sums, joined))
+        depth = max(1, STAGE_BYTES // (warps * tile))
+    sums = warps * queries * (size + 6) * 4
+    return _Form(kind, packing is not None, queries, warps, depth, max(depth * warps * tile, sums))
 
 
 @functools.cache
