@@ -22,6 +22,9 @@ from millstream.backend.kernels.compiled import cuda_kernel
 
 WARPS = 8
 """Of a block that has no tensor cores."""
+REGISTERS = 65536
+"""Of a multiprocessor of every GPU so far."""
+SOME_REGISTERS = 56
 STAGE_BYTES = 32 * 1024
 """Of a block, on their way. Several blocks are on a multiprocessor at a time, so this is enough; and the fewer bytes a
 block has, the more blocks there are."""
@@ -66,11 +69,9 @@ def span_for(groups: int, token_bytes: int) -> int:
 
 
 def spans(capacity: int, span: int = SPAN) -> list[tuple[int, int]]:
-    """The columns of a slot, in parts for work items. They depend on the slot alone, so a row gets the same numbers
-    whatever else is in the batch."""
-    parts = max(1, round(capacity / span))
-    size = -(-capacity // (parts * 32)) * 32
-    return [(first, min(capacity, first + size)) for first in range(0, capacity, size)]
+    """The columns of a slot, in parts for work items. Where they begin depends on nothing but `span`, so a row gets the
+    same numbers whatever else is in the batch, and in whatever slot it is."""
+    return [(first, min(capacity, first + span)) for first in range(0, capacity, span)]
 
 
 _JOIN = """
@@ -214,6 +215,13 @@ class _Form:
     depth: int
     """Tiles of a warp that are on their way, and the one that it works on."""
     shared_bytes: int
+    blocks: int
+    """At a time on a multiprocessor: so few registers does a thread get."""
+
+    @property
+    def header(self) -> str:
+        words = {"KIND": self.kind or "f16", "THREADS": str(self.warps * 32), "BLOCKS": str(self.blocks)}
+        return functools.reduce(lambda text, word: text.replace(word, words[word]), words, source.HEADER)
 
     @property
     def source(self) -> str:
@@ -241,7 +249,11 @@ def _form(dtype: mx.Dtype, size: int, queries: int, packing: Packing | None) -> 
         warps = 4 if tile <= 8192 else 2
         depth = max(1, STAGE_BYTES // (warps * tile))
     sums = warps * queries * (size + 6) * 4
-    return _Form(kind, packing is not None, queries, warps, depth, max(depth * warps * tile, sums))
+    shared_bytes = max(depth * warps * tile, sums)
+    # Of a thread: what it holds of the sums and the queries, and the rest.
+    registers = SOME_REGISTERS + -(-queries // 8) * size * 3 // 8
+    blocks = max(1, REGISTERS // (warps * 32 * registers))
+    return _Form(kind, packing is not None, queries, warps, depth, shared_bytes, blocks if kind is not None else 1)
 
 
 @functools.cache
@@ -251,7 +263,7 @@ def _kernel(form: _Form) -> Any:
         input_names=list(_INPUTS),
         output_names=["out", "sums"],
         source=form.source,
-        header=source.HEADER.replace("KIND", form.kind or "f16"),
+        header=form.header,
         shared_memory=form.shared_bytes,
     )
 

@@ -15,6 +15,8 @@ values, because a thread takes 8 neighbouring elements of four keys and calls th
 from __future__ import annotations
 
 HEADER = """
+#undef __global__
+#define __global__ __attribute__((global)) __attribute__((launch_bounds(THREADS, BLOCKS)))
 __device__ __forceinline__ void mill_fetch(void* to, const void* from) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;"
     :: "r"((unsigned)__cvta_generic_to_shared(to)), "l"(from) : "memory");
@@ -48,14 +50,20 @@ __device__ __forceinline__ float mill_power(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
   return r;
 }
+__device__ __forceinline__ int4 mill_four_now(const void* from) {
+  int4 r;
+  asm volatile("ld.volatile.global.v4.s32 {%0,%1,%2,%3}, [%4];"
+    : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w) : "l"(from));
+  return r;
+}
+__device__ __forceinline__ int mill_one_now(const int* from) {
+  int r;
+  asm volatile("ld.volatile.global.s32 %0, [%1];" : "=r"(r) : "l"(from));
+  return r;
+}
 __device__ __forceinline__ int4 mill_four(const void* from) {
   int4 r;
   asm volatile("ld.global.nc.v4.s32 {%0,%1,%2,%3}, [%4];" : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w) : "l"(from));
-  return r;
-}
-__device__ __forceinline__ int mill_one(const int* from) {
-  int r;
-  asm volatile("ld.global.nc.s32 %0, [%1];" : "=r"(r) : "l"(from));
   return r;
 }
 __device__ __forceinline__ unsigned mill_small(unsigned pair) {
@@ -64,7 +72,9 @@ __device__ __forceinline__ unsigned mill_small(unsigned pair) {
   return r;
 }
 """
-"""`mill_transpose`: of 8 x 8 halves, a pair of a row in each thread. `mill_power`: of two. `mill_small`: less 1,024
+"""MLX writes a kernel's head: `__global__` is the only place at which it can be told how many registers it may have.
+`mill_four_now`, `mill_one_now`: the compiler would put off a read until after the branches before its use.
+`mill_transpose`: of 8 x 8 halves, a pair of a row in each thread. `mill_power`: of two. `mill_small`: less 1,024
 each, which leaves an integer that was put into the low bits of 1,024."""
 
 # `number`: the number of a column's token, from column 0 of a slot that never wraps on. The row's new tokens have the
@@ -72,13 +82,14 @@ each, which leaves an integer that was put into the low bits of 1,024."""
 BEGIN = """
   constexpr int THREADS = W * 32, PARTS = BITS ? 6 : 2;
   constexpr float LOG2E = 1.4426950408889634f, NONE = -1e30f;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  // The same number in all threads of a warp, which the compiler knows of what comes from one of them.
+  const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
   const int head = blockIdx.y, heads = new_k_shape[1];
   // What a block waits for before its first key counts. So: first all of the item and the layer's number, together;
   // then all that these lead to; then keys and values.
   const int4* item = (const int4*)items + (size_t)blockIdx.x * 3;
-  const int4 one = mill_four(item), two = mill_four(item + 1), three = mill_four(item + 2);
-  const int layer_number = mill_one(layer);
+  const int4 one = mill_four_now(item), two = mill_four_now(item + 1), three = mill_four_now(item + 2);
+  const int layer_number = mill_one_now(layer);
   const int row = one.x, slab = one.y, capacity = one.w, first = two.x, stop = two.y, live = two.w, window = three.x;
   if (row < 0) return;
   constexpr int SHARE = GQ / QC;
@@ -102,7 +113,7 @@ BEGIN = """
   union { int4 words[PARTS / 2]; long long at[PARTS]; } where;
   #pragma unroll
   for (int i = 0; i < PARTS / 2; i++) where.words[i] = mill_four(base + i * 2);
-  const int length = mill_one(lengths + row);
+  const int length = mill_one_now(lengths + row);
 """
 
 # Waits for the row's length: what does not need it stands before.
