@@ -118,7 +118,7 @@ def test_a_model_gets_every_fast_path(family: str, cuda: Pretended, tmp_path: Pa
         )
         answers = driver.run(*(Generate(number, prompt, 12) for number, prompt in enumerate(prompts())))
     assert [len(answer) for answer in answers] == [12] * 3
-    used = {"write_rows", "parted decode", "prefill", "matmul_add", "glu", "qkv_rope"}
+    used = {"join_rows", "parted decode", "prefill", "matmul_add", "glu", "qkv_rope"}
     assert used <= set(cuda.calls)
 
 
@@ -132,7 +132,7 @@ def test_full_attention_beside_a_sliding_window_gets_the_attention_kernels(cuda:
         assert "fused blocks: 4 of 4 (4 with attention and MLP)" in driver.facts.notes
         answers = driver.run(*(Generate(number, prompt, 12) for number, prompt in enumerate(prompts())))
     assert [len(answer) for answer in answers] == [12] * 3
-    assert {"write_rows", "parted decode", "prefill", "windowed prefill"} <= set(cuda.calls)
+    assert {"join_rows", "parted decode", "prefill", "windowed prefill"} <= set(cuda.calls)
 
 
 def test_a_quantised_cache_gets_the_same_kernels(cuda: Pretended, tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_a_quantised_cache_gets_the_same_kernels(cuda: Pretended, tmp_path: Path
         answers = driver.run(*(Generate(number, prompt, 12) for number, prompt in enumerate(prompts())))
     assert note.startswith("fast paths: fuse, slots, kernel, fused-matmul, group-prefill, calibration; not used: ")
     assert [len(answer) for answer in answers] == [12] * 3
-    assert {"write_rows", "parted decode", "prefill"} <= set(cuda.calls)
+    assert {"join_rows", "parted decode", "prefill"} <= set(cuda.calls)
 
 
 def test_capped_scores_get_the_attention_kernels(cuda: Pretended, tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_capped_scores_get_the_attention_kernels(cuda: Pretended, tmp_path: Path
     with engine(lambda: MlxGenerationBackend(settings)) as driver:
         answers = driver.run(*(Generate(number, prompt, 12) for number, prompt in enumerate(prompts())))
     assert [len(answer) for answer in answers] == [12] * 3
-    assert {"write_rows", "parted decode", "prefill"} <= set(cuda.calls)
+    assert {"join_rows", "parted decode", "prefill"} <= set(cuda.calls)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
