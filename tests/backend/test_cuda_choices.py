@@ -50,13 +50,14 @@ class Pretended(PointerKernels):
         window: int = 0,
         sinks: Any = None,
         softcap: float | None = None,
+        flat: bool = False,
     ) -> mx.array:
-        self.count("windowed prefill" if window else "prefill" if left is None else "padded prefill")
+        self.count("flat prefill" if flat else "windowed prefill" if window else "prefill" if left is None else "padded prefill")
         count, length = queries.shape[2], keys.shape[2]
         own = mx.arange(length - count, length)[:, None]
         mask = (mx.arange(length) <= own) & (mx.arange(length) > own - (window or length))
         if left is not None:
-            mask = mask & (mx.arange(length) >= left[:, None, None, None])
+            mask = mask & (mx.arange(length) >= (left[:, None] if flat else left[:, None, None, None]))
         if softcap is not None:
             return capped_attention(queries, keys, values, scale, mask, softcap, sinks)
         out: mx.array = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, sinks=sinks)

@@ -24,6 +24,7 @@ from millstream.backend.generation.compiled_step import CompiledStep
 from millstream.backend.generation.forward_pass import ForwardPass
 from millstream.backend.generation.layout import Layout
 from millstream.backend.generation.mtp.drafter import MtpDrafter
+from millstream.backend.generation.prefill.flat import FlatPasses
 from millstream.backend.generation.prefill.prefiller import MixedPrefiller, PlainPrefiller, Prefiller, SinglePrefiller
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
 from millstream.backend.generation.prefix_store.cache_state import kv_parts, prefix_sizes
@@ -62,6 +63,7 @@ class Assembly:
         self._slabs: ClassCaches | MixedCaches | None = None
         """Where kernels may write in the batch that was made last: its caches, if they are slabs."""
         self._templates: dict[KvQuantization | None, list[Parts]] = {}
+        self._flat: dict[tuple[KvQuantization | None, bool], FlatPasses] = {}
         self._like: RowCaches = []
         """Caches of one row that hold a token, once they were needed."""
 
@@ -152,10 +154,19 @@ class Assembly:
             watch=self.mtp,
         )
 
+    def _flat_passes(self, layout: Layout) -> FlatPasses:
+        """Kept, since what they have traced is."""
+        key = (layout.packing, layout.compiled_step)
+        if key not in self._flat:
+            layers = len(new_row_caches(self.model))
+            self._flat[key] = FlatPasses(self.model, layers, layout.packing, compiled=layout.compiled_step)
+        return self._flat[key]
+
     def _prefiller(self, layout: Layout, store: PrefixStore) -> Prefiller:
         return PlainPrefiller(
             self.model,
             len(new_row_caches(self.model)),
+            flat=self._flat_passes(layout) if layout.flat_prompts and self.mtp is None else None,
             min_length_ratio=layout.group_fill,
             prefix_store=store,
             quantization=layout.packing,
