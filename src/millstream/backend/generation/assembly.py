@@ -20,6 +20,7 @@ from millstream.backend.generation.caches.mixed_caches import MixedCaches
 from millstream.backend.generation.caches.quantized import KvQuantization, QuantizedSlabLayer, new_prompt_caches
 from millstream.backend.generation.caches.slabs import Parts
 from millstream.backend.generation.caches.slots import SlotCaches
+from millstream.backend.generation.caches.widths import flat_length
 from millstream.backend.generation.compiled_step import CompiledStep
 from millstream.backend.generation.forward_pass import ForwardPass
 from millstream.backend.generation.layout import Layout
@@ -139,6 +140,13 @@ class Assembly:
             kernels=layout.in_place,
             layer=SlabLayer if packing is None else functools.partial(QuantizedSlabLayer, packing),
         )
+
+    def warm_up_prompts(self, layout: Layout, most: int) -> None:
+        """Run flat passes of every length up to `most` tokens, if prompts share such passes."""
+        length = 0
+        while layout.flat_prompts and self.mtp is None and (length := flat_length(length + 1)) <= most:
+            parts, _ = self._flat_passes(layout).run([[0] * length])
+            mx.eval(parts)
 
     def _single_prefiller(self, store: PrefixStore) -> Prefiller:
         prefill_media = self._encoder.prefill if self._encoder is not None else None
