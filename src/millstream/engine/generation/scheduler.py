@@ -183,10 +183,12 @@ class GenerationScheduler:
         decode = tuple(self._running)
         free_rows = max(0, self._max_rows - len(self._prefilling) - len(self._running))
         waiting = islice(self._waiting, free_rows)
-        # All chunks before any save: a prompt must not match what another chunk of this very plan will save.
-        planned = self._planner.plan(self._prefilling, waiting, self._admit, rows=len(self._running))
-        prefill = tuple(map(self._with_save, planned.chunks))
         self._changes = any(not request.in_batch for request in self._running.values())
+        # All chunks before any save: a prompt must not match what another chunk of this very plan will save.
+        planned = self._planner.plan(
+            self._prefilling, waiting, self._admit, rows=len(self._running), joining=self._changes
+        )
+        prefill = tuple(map(self._with_save, planned.chunks))
         drafts, choice = self._drafts()
         for request in self._running.values():
             request.in_batch = True
