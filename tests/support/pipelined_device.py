@@ -31,6 +31,8 @@ class PipelinedDevice:
     """Of the device, for a pass, however few tokens it has."""
     drop: float = 0.0
     """Of the host, for rows that leave, however many."""
+    new_shape: float = 0.0
+    """Of the host, to launch a pass with a number of tokens that has not run yet: memory and graphs."""
     calibrated_rows: tuple[int, ...] = CALIBRATED_ROWS
     """What a load has the time to measure of decode steps."""
     mistaken: float = 1.0
@@ -40,6 +42,7 @@ class PipelinedDevice:
     _tokens_at: float = 0.0
     _rows: tuple[int, ...] = ()
     _pending: list[tuple[float, float]] = field(default_factory=list)
+    _shapes: set[int] = field(default_factory=set)
 
     def facts(self, rows: int = 64) -> GenerationFacts:
         """As a load would report it."""
@@ -74,7 +77,9 @@ class PipelinedDevice:
         if plan.prefill:
             passes = _passes(plan.prefill)
             self.clock += self.build * len(passes)
-            work = self.encode * len(passes), sum(map(self._computing, passes))
+            unseen = set(passes) - self._shapes
+            self._shapes |= unseen
+            work = self.encode * len(passes) + self.new_shape * len(unseen), sum(map(self._computing, passes))
             parts = plan.prefill_parts or 4
             self._pending = [(work[0] / parts, work[1] / parts)] * parts if may_span else [work]
             if not may_span:

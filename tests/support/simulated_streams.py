@@ -77,7 +77,7 @@ def play(
 ) -> Run:
     """Each stream sends some requests, one after the other: the next one `think` seconds after an answer, or a little
     later."""
-    device = replace(device)
+    device = replace(device, _pending=[], _shapes=set())
     found = Run(device)
     scheduler = make_scheduler(settings or SchedulerSettings(), device.facts(max(64, len(arrivals))))
     draw = random.Random(seed)

@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 _FOLLOWING = 0.1
+_AT_FIRST = 0.5
+"""While few steps of so many rows have run: the calibration may have had the time for few of them."""
+_SURE = 4
 
 
 class DecodeCost:
@@ -20,6 +23,8 @@ class DecodeCost:
         self._steps = [(1, 1.0)]
         self._factors: dict[int, float] = {}
         """Seconds of steps, relative to the curve, by the power of two of their rows."""
+        self._seen: dict[int, tuple[int, float]] = {}
+        """By the same: how many steps, and the last one."""
         self._default: float | None = None
         if steps:
             most = 0.0
@@ -35,9 +40,13 @@ class DecodeCost:
         return None if factor is None else factor * self._curve(rows)
 
     def observe(self, rows: int, seconds: float) -> None:
+        """One slow step means nothing: it may have waited for a prefill pass that was launched before it."""
         seen, power = seconds / self._curve(rows), rows.bit_length()
-        known = self._factor(power)
-        self._factors[power] = seen if known is None else known + _FOLLOWING * (seen - known)
+        known, (count, last) = self._factor(power), self._seen.get(power, (0, self._default or seen))
+        following = _FOLLOWING if count >= _SURE else _AT_FIRST
+        self._seen[power] = (count + 1, seen)
+        usual = min(seen, last)
+        self._factors[power] = usual if known is None else known + following * (usual - known)
 
     def _factor(self, power: int) -> float | None:
         """Of steps that have not run yet: that of those with the next fewer rows, or else with the next more."""

@@ -12,8 +12,12 @@ import bisect
 from collections.abc import Sequence
 
 _FOLLOWING = 0.25
-LEAST_FACTOR = 0.25
-"""A pass is never believed to cost less than this share of what it cost alone."""
+_STEPS_AFTER = 2
+"""A backend reads the tokens of the step before: those that wait for a pass come two steps later."""
+
+LEAST_FACTOR = 0.85
+"""A pass is never believed to cost less than this share of what it cost alone: a short one hides behind the rows' own
+time, and a long one does not."""
 
 
 class PassCost:
@@ -27,7 +31,8 @@ class PassCost:
         self._seconds = [min(seconds[index:]) for index in range(len(seconds))]
         self._factor = 1.0
         self._last = 1.0
-        self._open = False
+        self._left = 0
+        """Steps that still show what passes cost."""
         self._expected = self._added = 0.0
 
     @property
@@ -53,14 +58,14 @@ class PassCost:
 
     def observe(self, *, tokens: float, seconds: float, decode: float, prefilling: bool) -> None:
         """A step of `decode` seconds of rows' own time took `seconds`, and a pass of `tokens` began in it (0: none).
-        `prefilling`: a later step goes on with one. What a pass costs may show in the step after it, where its rows
+        `prefilling`: a later step goes on with one. What a pass costs may show in the steps after it, where its rows
         join, so passes that follow each other count together."""
-        if not self.known or (not tokens and not self._open):
+        if not self.known or (not tokens and not self._left):
             return
-        self._open = True
+        self._left = _STEPS_AFTER if tokens or prefilling else self._left - 1
         self._expected += self._curve(tokens) if tokens else 0.0
         self._added += seconds - decode
-        if tokens or prefilling:
+        if self._left:
             return
         seen = max(LEAST_FACTOR, self._added / self._expected)
         # One slow pass means nothing: the first one of its shape compiles kernels and allocates memory.
@@ -70,7 +75,7 @@ class PassCost:
 
     def forget(self) -> None:
         """What is counted now had other work beside it."""
-        self._open = False
+        self._left = 0
         self._expected = self._added = 0.0
 
     @property

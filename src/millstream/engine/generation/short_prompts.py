@@ -21,7 +21,7 @@ CROWD = 2
 FEW = 4
 """Prompts that are so many times fewer than the rows do not wait for others: many streams do not start so."""
 
-STRETCH = 2.2
+STRETCH = 2.3
 """How many decode steps a step may take that computes a part of a pass: streams must see less than three times their
 usual gap, and steps differ."""
 
