@@ -40,6 +40,9 @@ class PlannedPrefill:
     parts: int | None = None
 
 
+NOTHING = PlannedPrefill()
+
+
 class PrefillPlanner:
     """If no row decodes, a step prefills `prefill_tokens`. Beside rows, it prefills as many tokens of whole short
     prompts if the gap allows it, or as much of the oldest prompts as `sizer` allows."""
@@ -84,8 +87,9 @@ class PrefillPlanner:
         self._sizer.rows = max(1, rows)
         if not rows:
             return PlannedPrefill(self._chunks_alone(prefilling, waiting, admit), self._encode(prefilling, alone=True))
-        if self._chunk_pending:
-            return PlannedPrefill()
+        waiting = list(waiting)
+        if self._chunk_pending or not (prefilling or waiting):
+            return NOTHING
         chunks, complete, parts = self._chunks_beside_rows(prefilling, waiting, admit, joining)
         encode = self._encode(prefilling, alone=False) if complete or not chunks else ()
         if complete or encode or not chunks:
