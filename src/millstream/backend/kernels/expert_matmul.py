@@ -338,14 +338,19 @@ GLU_TILING = Tiling(tiles=2, warps=4, depth=4)
 DOWN_TILING = Tiling(tiles=2, warps=4, depth=4)
 
 
+def activation_source(activation: Activation) -> str:
+    """CUDA that makes `result` of `gate` and `up`."""
+    text = _ACTIVATIONS[activation.kind]
+    return text.replace("LIMIT", f"{activation.limit!r}f").replace("ALPHA", f"{activation.alpha!r}f")
+
+
 def _source(packing: Packing | None, activation: Activation | None, biased: bool) -> str:
     pieces = _pieces(packing)
     if activation is None:
         epilogue = _DOWN_EPILOGUE.replace("BIAS", _DOWN_BIAS if biased else "")
     else:
-        act = _ACTIVATIONS[activation.kind]
-        act = act.replace("LIMIT", f"{activation.limit!r}f").replace("ALPHA", f"{activation.alpha!r}f")
-        epilogue = _GLU_EPILOGUE.replace("BIAS", _GLU_BIAS if biased else "").replace("ACTIVATION", act)
+        epilogue = _GLU_EPILOGUE.replace("BIAS", _GLU_BIAS if biased else "")
+        epilogue = epilogue.replace("ACTIVATION", activation_source(activation))
     text = _MATMUL
     for name in ("NEXT_SCALES", "FIRST_SCALES", "SCALES", "UNPACK", "ORDER"):
         text = text.replace(name, pieces[name])
