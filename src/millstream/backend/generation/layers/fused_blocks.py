@@ -23,6 +23,7 @@ from millstream.backend.generation.caches.batch_caches import new_row_caches
 from millstream.backend.generation.caches.widths import CHUNK_LENGTHS
 from millstream.backend.generation.layers.block_frame import NotUnderstood
 from millstream.backend.generation.layers.block_search import BlockSearch, FusedBlock
+from millstream.backend.generation.layers.patched_experts import restore_mixtures
 from millstream.backend.kernels.small_matmul import STEP_WIDTHS
 from millstream.backend.layers.fused_matmul import BY_KERNELS, BY_MLX_COMPILED, FusedMatmuls
 from millstream.backend.layers.packed_linear import use_packed_products
@@ -89,6 +90,7 @@ def unfuse_blocks(model: Any) -> int:
     for block in fused:
         block.__class__ = type(block).__bases__[0]
         del block._fused
+    restore_mixtures(model)
     return len(fused)
 
 
