@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
+from millstream.backend.kernels.multiprocessors import multiprocessors
+
 WIDTHS = (8, 32, 64)
 """Numbers of rows that kernels are compiled for. More rows are bands of the last one."""
 STEP_WIDTHS = (1, *WIDTHS)
@@ -85,6 +87,16 @@ class Tiling:
         """For the chunks, where the sums of the warps lie later; behind them if the next tile's are on their way."""
         chunks, sums = self.depth * self.stage_bytes(width), self.along * width * (self.lines + 1) * 4
         return chunks + sums if self.walks else max(chunks, sums)
+
+    def part_floats(self, width: int) -> int:
+        """Sums that each of the blocks leaves which share a tile."""
+        return self.along // self.group * width * (self.lines + 1)
+
+    def blocks(self, tiles: int, width: int) -> int:
+        """How many blocks are launched for so many tiles."""
+        if not self.walks:
+            return tiles * self.split
+        return min(tiles, resident(self.shared_bytes(width)) * multiprocessors())
 
 
 def width_of(rows: int, head: int = 0) -> int:

@@ -26,9 +26,9 @@ from millstream.backend.kernels import (
 from millstream.backend.kernels.compiled import cuda_kernel
 from millstream.backend.kernels.matmul_tilings import STEP_WIDTHS, WIDTHS, Tiling
 from millstream.backend.kernels.matmul_tuning import Role
-from millstream.backend.kernels.multiprocessors import multiprocessors
+from millstream.backend.kernels.packed_tilings import PackedTiling
 from millstream.backend.kernels.unpack_cuda import unpack_source
-from millstream.backend.kernels.weights import Dense, Norm, Packed, Weight, as_weight
+from millstream.backend.kernels.weights import Norm, Packed, Weight, as_weight
 
 __all__ = [
     "STEP_WIDTHS",
@@ -56,23 +56,34 @@ class Kind:
     lines: str = matmul_source.LINES
     """Which rows of the weight a tile has."""
 
-    def source(self, split: bool, walks: bool) -> str:
+    def source(self, split: bool, walks: bool, many: bool = False) -> str:
         given = dict(self.constants)
         flags = {"NORM": "0", "BIAS": "0", "HEAD_NORM": "0", "ROPE": "0"} | given
         flags["WALKS"] = str(int(walks))
         packed = "scales" in self.inputs
         if packed:
-            flags["ALL_SCALES"] = "(i < WIDE ? scales : zeros)" if "zeros" in self.inputs else "scales"
+            affine = "zeros" in self.inputs
+            flags |= {"ZEROS": "zeros" if affine else "scales"}
+            flags |= {"RAW_SCALE": "unsigned short" if affine else "unsigned char"}
         parts = [f"#define {name} {value}\n" for name, value in flags.items()]
         parts += [matmul_source.SETUP, self.lines]
-        if walks:
-            parts += [walking_source.PACKED_START if packed else walking_source.DENSE_START, walking_source.LOOP]
-            parts += [walking_source.PACKED_PRODUCT if packed else walking_source.DENSE_PRODUCT]
-            parts += [matmul_source.SUM_WARPS, matmul_source.WHOLE, matmul_source.ROUND, self.epilogue]
-            return "".join([*parts, walking_source.END])
-        parts += [packed_source.PRODUCT if packed else matmul_source.PRODUCT]
-        parts += [matmul_source.SUM_WARPS, matmul_source.SHARED if split else matmul_source.WHOLE]
-        return "".join([*parts, matmul_source.ROUND, self.epilogue])
+        if packed:
+            parts += self._packed(split, walks, many)
+        elif walks:
+            parts += [walking_source.DENSE_START, walking_source.LOOP, walking_source.DENSE_PRODUCT]
+            parts += [matmul_source.SUM_WARPS, matmul_source.WHOLE]
+        else:
+            parts += [matmul_source.PRODUCT, matmul_source.SUM_WARPS]
+            parts += [matmul_source.SHARED if split else matmul_source.WHOLE]
+        return "".join([*parts, matmul_source.ROUND, self.epilogue, walking_source.END if walks else ""])
+
+    def _packed(self, split: bool, walks: bool, many: bool) -> list[str]:
+        if many:
+            end = packed_source.MANY_SHARED if split else packed_source.MANY_WHOLE
+            return [packed_source.UNITS, packed_source.MANY_PRODUCT, end]
+        parts = [packed_source.UNITS, packed_source.FEW_START, walking_source.LOOP if walks else ""]
+        parts += [packed_source.FEW_PRODUCT, matmul_source.SUM_WARPS]
+        return [*parts, matmul_source.SHARED if split else matmul_source.WHOLE]
 
 
 @dataclass(slots=True)
@@ -91,13 +102,13 @@ class _Call:
 
 
 @functools.cache
-def _kernel(kind: Kind, dtype: mx.Dtype, shared: int, split: bool, walks: bool) -> Any:
+def _kernel(kind: Kind, dtype: mx.Dtype, shared: int, split: bool, walks: bool, many: bool) -> Any:
     packed = packed_source.HEADER + unpack_source(dtype) if "scales" in kind.inputs else ""
     return cuda_kernel(
         name=f"millstream_{'packed_' if packed else ''}{kind.name}",
         input_names=[*kind.inputs, *(["tickets"] if split else [])],
         output_names=[*kind.outputs, *(["partial"] if split else [])],
-        source=kind.source(split, walks),
+        source=kind.source(split, walks, many),
         header=matmul_source.header(dtype == mx.float16) + packed,
         shared_memory=shared,
     )
@@ -121,19 +132,16 @@ def run(
     if split:
         assert weight.tickets is not None and weight.tickets.shape[0] >= tiles * bands, "the weight was prepared"
         inputs.append(weight.tickets)
-        groups = tiling.split * tiling.along // tiling.group
-        shapes.append((tiles * bands * groups * width * (tiling.lines + 1),))
+        shapes.append((tiles * bands * tiling.split * tiling.part_floats(width),))
         dtypes.append(mx.float32)
-    shared = tiling.shared_bytes(width)
-    blocks = tiles * bands * tiling.split
-    if tiling.walks:
-        assert bands == 1, "a walking block has one band"
-        blocks = min(blocks, matmul_tilings.resident(shared) * multiprocessors())
-    made: list[mx.array] = _kernel(kind, x.dtype, shared, split, tiling.walks)(
+    assert bands == 1 or not tiling.walks, "a walking block has one band"
+    many = isinstance(tiling, PackedTiling) and tiling.many
+    kernel = _kernel(kind, x.dtype, tiling.shared_bytes(width), split, tiling.walks, many)
+    made: list[mx.array] = kernel(
         inputs=inputs,
         output_shapes=shapes,
         output_dtypes=dtypes,
-        grid=(blocks * tiling.threads, 1, 1),
+        grid=(tiling.blocks(tiles * bands, width) * tiling.threads, 1, 1),
         threadgroup=(tiling.threads, 1, 1),
         template=[("T", x.dtype), ("ROWS", width), *tiling.constants, *heads],
     )
@@ -199,14 +207,16 @@ def _run(
     outputs: tuple[str, ...] = ("out",),
     heads: tuple[tuple[str, int], ...] = (),
     head: int = 0,
+    within: int = 0,
     lines: str = matmul_source.LINES,
 ) -> list[mx.array]:
+    """`head`: tiles are heads of this size; `within`: parts of them."""
     kind = Kind(name, tuple(call.inputs), epilogue, outputs, tuple(sorted(call.constants.items())), lines)
     width = matmul_tilings.width_of(call.inputs["x"].shape[0], head)
     shape = matmul_tuning.block_shape(weight)
     if isinstance(weight, Packed):
-        width = min(width, packed_tilings.MAX_WIDTH)
-        tiling: Tiling = packed_tilings.choose(weight, width, head=head, shape=shape)
+        bands = -(-call.inputs["x"].shape[0] // width)
+        tiling: Tiling = packed_tilings.choose(weight, width, bands, head=head, within=within, shape=shape)
     else:
         tiling = matmul_tilings.choose(width, head=head, shared=weight.tickets is not None, shape=shape)
     return run(kind, tiling, width, weight, list(call.inputs.values()), shapes, heads)
@@ -290,10 +300,9 @@ def qkv_rope(
     counts = (("H", heads), ("KV", groups), ("D", size))
     outputs = ("q", "keys", "values")
     turned = size if periods is None else 2 * periods.shape[0]
-    whole_tiles = size % (32 if isinstance(weight, Dense) else 16 * packed_tilings.TILES[0]) == 0
-    if q_norm is None and turned == size and whole_tiles:
+    if q_norm is None and turned == size and size % 32 == 0:
         epilogue, lines = matmul_source.QKV_PAIRS, matmul_source.PAIRED_LINES
-        made = _run("qkv_rope", call, weight, epilogue, shapes, outputs, counts, lines=lines)
+        made = _run("qkv_rope", call, weight, epilogue, shapes, outputs, counts, within=size, lines=lines)
     else:
         made = _run("qkv_rope", call, weight, matmul_source.QKV, shapes, outputs, counts, size)
     return made[0], made[1], made[2]
