@@ -33,8 +33,8 @@ SPLITS = (1, 4, 8)
 """How many blocks may share a tile."""
 FILLED = 0.9
 """The part of all multiprocessors that is enough to have one block each."""
-MAX_THREADS = 512
-"""Of a block: more than that have too few registers each."""
+MAX_THREADS = 256
+"""Of a block, so that each may have all registers that it asks for."""
 GROUP_SIZES = {"affine": (32, 64, 128), "mxfp4": (32,), "nvfp4": (16,), "mxfp8": (32,)}
 
 
@@ -111,7 +111,7 @@ def choose(
     if few and not head:
         return PackedTiling(1, shape.tiles, SLICES, form=form, inputs=inputs, walks=True, crowded=not shape.walks)
     beside, tiles = _whole_head(head) if head else (_beside(within), TILES)
-    if few and counted:
+    if few and counted and beside * GROUP <= WARPS:
         along = max(GROUP, WARPS // beside // GROUP * GROUP)
         tiling = PackedTiling(beside, tiles, along, SLICES // along, form=form, inputs=inputs)
     else:
