@@ -267,3 +267,10 @@ def test_a_weight_is_unpacked_as_mlx_does(mode: str, bits: int, group_size: int)
     got = unpack_weight.unpack(weight, mx.bfloat16).astype(mx.float32)
     expected = mx.dequantize(weight.packed, weight.scales, weight.biases, group_size, bits, mode).astype(mx.float32)
     assert mx.abs(got - expected).max().item() <= 0.01 * mx.abs(expected).max().item()
+
+
+def test_a_weight_with_few_tiles_gets_counters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_tilings, "multiprocessors", lambda: 100)
+    weight = packed(128 * 20, 128)
+    assert [packed_tilings.counters(weight, rows) for rows in (1, 8, 9, 64, 65, 200, 300)] == [0, 0, 20, 20, 40, 80, 0]
+    assert packed_tilings.counters(small_matmul.prepare(weight), 64) == 0, "it has its own"  # type: ignore[arg-type]

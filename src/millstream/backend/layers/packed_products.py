@@ -61,7 +61,11 @@ def _by_kernel(form: PackedForm) -> Callable[..., mx.array]:
     """Compiled, so that a kernel's source is not assembled at every call."""
 
     def matmul(x: mx.array, *arrays: mx.array) -> mx.array:
-        return small_matmul.matmul(x, form.of(arrays))
+        weight = form.of(arrays)
+        if (needed := packed_tilings.counters(weight, x.shape[0])) and needed * 4 <= x.nbytes:
+            # New ones for each launch: those of several prompts may run at the same time.
+            weight = dataclasses.replace(weight, tickets=x.reshape(-1).view(mx.uint32)[:needed] & 0)
+        return small_matmul.matmul(x, weight)
 
     return mx.compile(matmul)
 
