@@ -20,6 +20,11 @@ SIZE = 4096
 def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matmul_tuning, "_by_mlx", {})
     monkeypatch.setattr(matmul_tuning, "_shapes", {})
+    monkeypatch.setattr(matmul_tuning, "_unsteady", set())
+
+
+def steady(key: Key, weight: Dense) -> bool:
+    return True
 
 
 def large() -> Dense:
@@ -34,13 +39,13 @@ def test_mlx_is_used_where_it_is_clearly_faster(mlx: float, used: bool) -> None:
         measured.append(key)
         return mlx if by_mlx and key[-1] == 64 else 1.0
 
-    matmul_choice.tune("matmul_add", large(), measure)
+    matmul_choice.tune("matmul_add", large(), measure, steady)
     assert {key[-1] for key in measured} == set(WIDTHS)
     assert matmul_tuning.by_mlx("matmul_add", SIZE, SIZE, 40) == used
     assert not matmul_tuning.by_mlx("matmul_add", SIZE, SIZE, 32)
     assert not matmul_tuning.by_mlx("glu", SIZE, SIZE, 40)
     measured.clear()
-    matmul_choice.tune("matmul_add", large(), measure)
+    matmul_choice.tune("matmul_add", large(), measure, steady)
     assert not measured, "what is known is not measured again"
 
 

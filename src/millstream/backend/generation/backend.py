@@ -191,6 +191,7 @@ class MlxGenerationBackend(MlxBackend):
             feature_bytes=settings.feature_bytes if self._encoder is not None else 0,
             drafters=self._speculating.drafts.names,
             widest_pass=layout.widest_pass,
+            widest_step=layout.widest_step,
         )
         self._warm_up(facts, warming_up)
         if self._model_drafter is not None and self._compiles_kernels:
@@ -326,7 +327,7 @@ class MlxGenerationBackend(MlxBackend):
         """Verify drafts, if there are some that pay. Else a plain step is due; if it was not worth it to read the one
         before for the drafts, that goes on."""
         speculating, rows = self._speculating, len(batch.ids)
-        if not batch.supports_length:
+        if not batch.supports_length or not self._exact(batch):
             return Decoding()
         if self._pending is not None and not batch.guided and not speculating.expects_drafts(wanted, odds, rows):
             return Decoding()
@@ -343,6 +344,11 @@ class MlxGenerationBackend(MlxBackend):
             decoding.verification, failed = batch.launch_drafts(drafts)
             decoding.failed += failed
         return decoding
+
+    def _exact(self, batch: Batch) -> bool:
+        """Whether passes give the numbers of plain steps: those are as wide as they were for rows that have left."""
+        assert self._layout is not None, "no model is loaded"
+        return not self._layout.widest_step or batch.size <= self._layout.widest_step
 
     def _finish(self, batch: Batch, decoding: Decoding) -> list[RowOutput]:
         """Wait for what a step reports: the plain step before it, and its own pass if that verifies drafts."""

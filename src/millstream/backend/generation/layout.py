@@ -32,7 +32,8 @@ from millstream.backend.generation.layers.state_layers import adopt_state_layers
 from millstream.backend.generation.prefix_store.cache_state import leaf_caches
 from millstream.backend.generation.sampling.kernel_check import kernel_agrees
 from millstream.backend.generation.settings import GenerationSettings
-from millstream.backend.kernels.small_matmul import WIDTHS, supported_here
+from millstream.backend.kernels.matmul_tuning import exact_limits
+from millstream.backend.kernels.small_matmul import supported_here
 from millstream.backend.layers.cpu_attention import cpu_attention
 from millstream.backend.layers.cpu_linear import mkl_layer, mkl_layout_pays, use_mkl_layout
 from millstream.backend.layers.fused_matmul import BY_KERNELS, BY_MLX
@@ -105,7 +106,12 @@ class Layout:
     @property
     def widest_pass(self) -> int:
         """See `GenerationFacts.widest_pass`: our matmuls give a row the same numbers at all of their widths."""
-        return WIDTHS[-1] if self.width is kernel_width else 0
+        return exact_limits()[1] if self.width is kernel_width else 0
+
+    @property
+    def widest_step(self) -> int:
+        """See `GenerationFacts.widest_step`: beyond, cuBLAS computes plain steps, and gives others in wider passes."""
+        return exact_limits()[0] if self.width is kernel_width else 0
 
     @property
     def fast_paths(self) -> str:

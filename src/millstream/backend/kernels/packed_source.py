@@ -35,7 +35,6 @@ template <int WORDS> __device__ __forceinline__ void mill_words(const char* from
       asm volatile("ld.global.nc.L1::no_allocate.L2::256B.u32 %0, [%1];" : "=r"(to[i]) : "l"(from + i * 4));
   }
 }
-__device__ __forceinline__ void mill_ahead(const void* from) { asm volatile("prefetch.global.L2 [%0];" :: "l"(from)); }
 __device__ __forceinline__ void mill_fetch_part(void* to, const void* from, int valid) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
     :: "r"((unsigned)__cvta_generic_to_shared(to)), "l"(from), "r"(valid) : "memory");
@@ -135,10 +134,6 @@ FEW_START = """
   const int slice = part * KW + kw, STRIDE = 1, TILES = tile + 1;
 #endif
   const int begin = begin_of(slice), count = begin_of(slice + 1) - begin;
-#if NORM
-  // It was read a step ago, and all weights since: without this every unit would wait for the memory.
-  for (int i = lane * 64; i < count * UNIT; i += 32 * 64) if (begin * UNIT + i < K) mill_ahead(norm + begin * UNIT + i);
-#endif
   Unit held[HELD][MT][2];
   int coming = tile;
   aim(coming);
@@ -257,9 +252,6 @@ MANY_PRODUCT = """
       }
     }
   };
-#if NORM
-  for (int i = from * UNIT + threadIdx.x * 64; i < min(K, to * UNIT); i += TH * 64) mill_ahead(norm + i);
-#endif
   Unit held[HELD][MT][2];
   aim(tile);
   bring(from);

@@ -14,6 +14,7 @@ from millstream.backend.kernels.matmul_tilings import (
     WARPS,
     WIDTHS,
     BlockShape,
+    Body,
     Tiling,
     shared_limit,
     width_of,
@@ -93,10 +94,14 @@ class PackedTiling(Tiling):
             return self.along * width * (self.lines + 1) * 4
         return self.area(width) + (self.lines * width * 4 if self.split == 1 else 0)
 
-    def part_floats(self, width: int) -> int:
+    def partial_floats(self, width: int) -> int:
         if not self.many:
-            return Tiling.part_floats(self, width)
-        return width * self.lines + -(-width // 8 // self.beside) * self.threads
+            return Tiling.partial_floats(self, width)
+        return self.split * (width * self.lines + -(-width // 8 // self.beside) * self.threads)
+
+    @property
+    def body(self) -> Body:
+        return "many rows" if self.many else "walking" if self.walks else "warps"
 
     def blocks(self, tiles: int, width: int) -> int:
         return tiles * self.split if self.crowded else Tiling.blocks(self, tiles, width)

@@ -22,13 +22,13 @@ from millstream.backend.kernels import (
     packed_source,
     packed_tilings,
     walking_source,
+    warpgroup_source,
 )
 from millstream.backend.kernels.compiled import cuda_kernel
-from millstream.backend.kernels.matmul_tilings import STEP_WIDTHS, WIDTHS, Tiling
+from millstream.backend.kernels.matmul_tilings import STEP_WIDTHS, WIDTHS, Body, Tiling
 from millstream.backend.kernels.matmul_tuning import Role
-from millstream.backend.kernels.packed_tilings import PackedTiling
 from millstream.backend.kernels.unpack_cuda import unpack_source
-from millstream.backend.kernels.weights import Norm, Packed, Weight, as_weight
+from millstream.backend.kernels.weights import Dense, Norm, Packed, Weight, as_weight
 
 __all__ = [
     "STEP_WIDTHS",
@@ -56,9 +56,10 @@ class Kind:
     lines: str = matmul_source.LINES
     """Which rows of the weight a tile has."""
 
-    def source(self, split: bool, walks: bool, many: bool = False) -> str:
+    def source(self, split: bool, body: Body) -> str:
         given = dict(self.constants)
         flags = {"NORM": "0", "BIAS": "0", "HEAD_NORM": "0", "ROPE": "0"} | given
+        walks = body == "walking"
         flags["WALKS"] = str(int(walks))
         packed = "scales" in self.inputs
         if packed:
@@ -66,24 +67,26 @@ class Kind:
             flags |= {"ZEROS": "zeros" if affine else "scales"}
             flags |= {"RAW_SCALE": "unsigned short" if affine else "unsigned char"}
         parts = [f"#define {name} {value}\n" for name, value in flags.items()]
-        parts += [matmul_source.SETUP, self.lines]
+        parts += [matmul_source.SETUP, self.lines, matmul_source.WARM]
+        end = matmul_source.SHARED if split else matmul_source.WHOLE
         if packed:
-            parts += self._packed(split, walks, many)
-        elif walks:
+            parts += self._packed(split, body)
+        elif body == "walking":
             parts += [walking_source.DENSE_START, walking_source.LOOP, walking_source.DENSE_PRODUCT]
-            parts += [matmul_source.SUM_WARPS, matmul_source.WHOLE]
+            parts += [matmul_source.SUM_WARPS, end]
+        elif body == "warpgroups":
+            parts += [warpgroup_source.PRODUCT, warpgroup_source.SHARED if split else warpgroup_source.WHOLE]
         else:
-            parts += [matmul_source.PRODUCT, matmul_source.SUM_WARPS]
-            parts += [matmul_source.SHARED if split else matmul_source.WHOLE]
+            parts += [matmul_source.PRODUCT, matmul_source.SUM_WARPS, end]
         return "".join([*parts, matmul_source.ROUND, self.epilogue, walking_source.END if walks else ""])
 
-    def _packed(self, split: bool, walks: bool, many: bool) -> list[str]:
-        if many:
+    def _packed(self, split: bool, body: Body) -> list[str]:
+        if body == "many rows":
             end = packed_source.MANY_SHARED if split else packed_source.MANY_WHOLE
             return [packed_source.UNITS, packed_source.MANY_PRODUCT, end]
-        parts = [packed_source.UNITS, packed_source.FEW_START, walking_source.LOOP if walks else ""]
-        parts += [packed_source.FEW_PRODUCT, matmul_source.SUM_WARPS]
-        return [*parts, matmul_source.SHARED if split else matmul_source.WHOLE]
+        loop = walking_source.LOOP if body == "walking" else ""
+        parts = [packed_source.UNITS, packed_source.FEW_START, loop, packed_source.FEW_PRODUCT]
+        return [*parts, matmul_source.SUM_WARPS, matmul_source.SHARED if split else matmul_source.WHOLE]
 
 
 @dataclass(slots=True)
@@ -102,14 +105,16 @@ class _Call:
 
 
 @functools.cache
-def _kernel(kind: Kind, dtype: mx.Dtype, shared: int, split: bool, walks: bool, many: bool) -> Any:
+def _kernel(kind: Kind, dtype: mx.Dtype, shared: int, split: bool, body: Body) -> Any:
     packed = packed_source.HEADER + unpack_source(dtype) if "scales" in kind.inputs else ""
+    half = dtype == mx.float16
+    more = warpgroup_source.header(half, WIDTHS) if body == "warpgroups" else packed
     return cuda_kernel(
         name=f"millstream_{'packed_' if packed else ''}{kind.name}",
         input_names=[*kind.inputs, *(["tickets"] if split else [])],
         output_names=[*kind.outputs, *(["partial"] if split else [])],
-        source=kind.source(split, walks, many),
-        header=matmul_source.header(dtype == mx.float16) + packed,
+        source=kind.source(split, body),
+        header=matmul_source.header(half) + more,
         shared_memory=shared,
     )
 
@@ -132,12 +137,10 @@ def run(
     if split:
         assert weight.tickets is not None and weight.tickets.shape[0] >= tiles * bands, "the weight was prepared"
         inputs.append(weight.tickets)
-        shapes.append((tiles * bands * tiling.split * tiling.part_floats(width),))
+        shapes.append((tiles * bands * tiling.partial_floats(width),))
         dtypes.append(mx.float32)
     assert bands == 1 or not tiling.walks, "a walking block has one band"
-    many = isinstance(tiling, PackedTiling) and tiling.many
-    kernel = _kernel(kind, x.dtype, tiling.shared_bytes(width), split, tiling.walks, many)
-    made: list[mx.array] = kernel(
+    made: list[mx.array] = _kernel(kind, x.dtype, tiling.shared_bytes(width), split, tiling.body)(
         inputs=inputs,
         output_shapes=shapes,
         output_dtypes=dtypes,
@@ -177,6 +180,13 @@ def prepare(weight: Weight | mx.array) -> Weight:
     return dataclasses.replace(weight, tickets=tickets)
 
 
+def _in_warpgroups(weight: Dense, head: int) -> bool:
+    """True if a weight's numbers multiply in warp groups: at every width then, so that a row always gets the same."""
+    if not matmul_tilings.has_warpgroups() or (head and not matmul_tilings.head_in_warpgroups(head)):
+        return False
+    return weight.tickets is not None or matmul_tilings.parts_of(weight.outputs) == 1
+
+
 def _call(x: mx.array, weight: Weight, bias: mx.array | None, norm: Norm | None) -> _Call:
     """The inputs that every kernel may have."""
     call = _Call()
@@ -207,16 +217,20 @@ def _run(
     outputs: tuple[str, ...] = ("out",),
     heads: tuple[tuple[str, int], ...] = (),
     head: int = 0,
-    within: int = 0,
     lines: str = matmul_source.LINES,
+    within: int = 0,
 ) -> list[mx.array]:
-    """`head`: tiles are heads of this size; `within`: parts of them."""
+    """`head`: a tile is a head of this size. `within`: tiles are parts of heads of this size."""
     kind = Kind(name, tuple(call.inputs), epilogue, outputs, tuple(sorted(call.constants.items())), lines)
     width = matmul_tilings.width_of(call.inputs["x"].shape[0], head)
     shape = matmul_tuning.block_shape(weight)
-    if isinstance(weight, Packed):
+    tiling: Tiling
+    if isinstance(weight, Dense) and _in_warpgroups(weight, head or within):
+        width = matmul_tilings.width_of(call.inputs["x"].shape[0])
+        tiling = matmul_tilings.in_warpgroups(width, weight.outputs, head, within)
+    elif isinstance(weight, Packed):
         bands = -(-call.inputs["x"].shape[0] // width)
-        tiling: Tiling = packed_tilings.choose(weight, width, bands, head=head, within=within, shape=shape)
+        tiling = packed_tilings.choose(weight, width, bands, head=head, within=within, shape=shape)
     else:
         tiling = matmul_tilings.choose(width, head=head, shared=weight.tickets is not None, shape=shape)
     return run(kind, tiling, width, weight, list(call.inputs.values()), shapes, heads)
@@ -302,7 +316,7 @@ def qkv_rope(
     turned = size if periods is None else 2 * periods.shape[0]
     if q_norm is None and turned == size and size % 32 == 0:
         epilogue, lines = matmul_source.QKV_PAIRS, matmul_source.PAIRED_LINES
-        made = _run("qkv_rope", call, weight, epilogue, shapes, outputs, counts, within=size, lines=lines)
+        made = _run("qkv_rope", call, weight, epilogue, shapes, outputs, counts, lines=lines, within=size)
     else:
         made = _run("qkv_rope", call, weight, matmul_source.QKV, shapes, outputs, counts, size)
     return made[0], made[1], made[2]

@@ -70,7 +70,7 @@ def _prepare(weight: Weight | mx.array, role: Role | None = None) -> Weight:
     if role is not None:
         matmul_choice.tune_shape(weight, matmul_choice.shape_seconds)
     if role is not None and isinstance(weight, Dense):
-        matmul_choice.tune(role, weight, matmul_choice.seconds)
+        matmul_choice.tune(role, weight, matmul_choice.seconds, matmul_choice.steady)
     return weight
 
 
@@ -107,5 +107,5 @@ BY_KERNELS = FusedMatmuls(
     glu=_faster("glu"),
     qkv_rope=_faster("qkv_rope"),
     norm_add=_norm_add,
-    compile=mx.compile,
+    compile=matmul_tuning.compiled,
 )

@@ -32,8 +32,10 @@ def cublas_width(slots: int) -> int:
 
 
 def kernel_width(slots: int) -> int:
-    """Rows per forward pass for our own matmuls: a width that they are compiled for."""
-    return next((width for width in STEP_WIDTHS if slots <= width), slots) if slots else 0
+    """Rows per forward pass for our own matmuls: a width that they are compiled for, or whole bands of the last one."""
+    if slots > STEP_WIDTHS[-1]:
+        return -(-slots // STEP_WIDTHS[-1]) * STEP_WIDTHS[-1]
+    return next(width for width in STEP_WIDTHS if slots <= width) if slots else 0
 
 
 def padded_chunk_length(tokens: int) -> int:

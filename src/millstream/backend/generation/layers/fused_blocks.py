@@ -23,6 +23,8 @@ from millstream.backend.generation.caches.batch_caches import new_row_caches
 from millstream.backend.generation.caches.widths import CHUNK_LENGTHS
 from millstream.backend.generation.layers.block_frame import NotUnderstood
 from millstream.backend.generation.layers.block_search import BlockSearch, FusedBlock
+from millstream.backend.kernels.matmul_tilings import MOST_ROWS
+from millstream.backend.kernels.matmul_tuning import stands_for
 from millstream.backend.kernels.small_matmul import STEP_WIDTHS
 from millstream.backend.layers.fused_matmul import BY_KERNELS, BY_MLX_COMPILED, FusedMatmuls
 from millstream.backend.layers.packed_linear import use_packed_products
@@ -114,8 +116,11 @@ def _fuse_linears(model: Any, matmuls: FusedMatmuls) -> int:
 
 
 def _is_decode(x: mx.array, dtype: mx.Dtype) -> bool:
-    """True if the kernels can take x: one token per row, a width that they are compiled for, the weight's type."""
-    return x.ndim == 3 and x.shape[1] == 1 and x.shape[0] in STEP_WIDTHS and x.dtype == dtype
+    """True if the kernels can take x: one token per row, a width that they are compiled for, the weight's type. A pass
+    that stands for a step of such a width may be wider."""
+    if x.ndim != 3 or x.shape[1] != 1 or x.dtype != dtype:
+        return False
+    return x.shape[0] in STEP_WIDTHS or (stands_for() is not None and x.shape[0] <= MOST_ROWS)
 
 
 def _is_chunk(x: mx.array, cache: Any, dtype: mx.Dtype) -> bool:
@@ -124,7 +129,7 @@ def _is_chunk(x: mx.array, cache: Any, dtype: mx.Dtype) -> bool:
     return usual and type(cache) in (KVCache, QuantizedKVCache, RotatingKVCache)
 
 
-_small_matmul = mx.compile(BY_KERNELS.matmul)
+_small_matmul = BY_KERNELS.compile(BY_KERNELS.matmul)
 
 
 class SmallMatmulLinear(nn.Linear):  # type: ignore[misc]
