@@ -2,9 +2,9 @@
 
 A launch has a block per tile of weight rows for every expert that could have been chosen. A block reads all choices,
 finds the n-th expert that somebody chose and its rows, or ends. With one row, or if nearly all experts are chosen, it
-knows its expert at once, and weights are on their way while it looks for rows. It then works like `small_matmul`: its warps split K,
-and weights stream through shared memory; the rows are gathered by their numbers. How a sum is split depends on the
-weight alone, so a row gets the same numbers whatever else is in the batch.
+knows its expert at once, and weights are on their way while it looks for rows. It then works like `small_matmul`: its
+warps split K, and weights stream through shared memory; the rows are gathered by their numbers. How a sum is split
+depends on the weight alone, so a row gets the same numbers whatever else is in the batch.
 
 Packed weights are unpacked in registers to what `mx.dequantize` would give.
 """

@@ -56,8 +56,9 @@ __device__ __forceinline__ float mill_warp_max(float value) {
 }
 """
 
-# A warp's chunks of 32 numbers alternate with the other warps'. FLIGHT of them are loaded at once, the first ones before
-# the rows' norm is known: the router and the norm's weight come from memory, since a step reads more than caches hold.
+# A warp's chunks of 32 numbers alternate with the other warps'. FLIGHT of them are loaded at once, the first ones
+# before the rows' norm is known: the router and the norm's weight come from memory, since a step reads more than caches
+# hold.
 _LOGITS = """
   constexpr int FLIGHT = 8, LINE = 17;
   const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, g = lane / 4, t = lane % 4;
@@ -123,8 +124,8 @@ _LOGITS = """
   if (r >= R) return;
   const float* logit = logits + (size_t)r * outputs;
 """
-# Of many rows a block takes eight, with all experts: nothing is counted, so launches of a layer may run at once. Sums are
-# made in the same order.
+# Of many rows a block takes eight, with all experts: nothing is counted, so launches of a layer may run at once. Sums
+# are made in the same order.
 _MANY_LOGITS = """
   constexpr int FLIGHT = 2, LINE = 17, NEEDED = (OUTPUTS + 15) / 16, MOST = OUTPUTS > 384 ? 2 : 4;
   constexpr int TILES = NEEDED < MOST ? NEEDED : MOST;  // so that all fits into 48 KiB

@@ -1,9 +1,9 @@
 """Expert layers of a mixture as CUDA kernels for many rows: the tokens of a prefill pass.
 
-`sort_choices` lists the choices of all rows by expert. A block of a product then takes up to 128 of an expert's rows and
-128 rows of its weight, through shared memory and tensor cores. Tiles of one expert are equally long, and stand beside
-each other in the grid: the weight comes from memory once. A row's sum goes over its inputs in order, in one thread, so
-it is the same wherever the row stands.
+`sort_choices` lists the choices of all rows by expert. A block of a product then takes up to 128 of an expert's rows
+and 128 rows of its weight, through shared memory and tensor cores. Tiles of one expert are equally long, and stand
+beside each other in the grid: the weight comes from memory once. A row's sum goes over its inputs in order, in one
+thread, so it is the same wherever the row stands.
 
 Packed weights arrive packed. Each thread unpacks what it fetched itself, to what `mx.dequantize` would give, into a
 second tile in shared memory, a step ahead of the tensor cores.
@@ -396,9 +396,7 @@ def sort_choices(indices: mx.array, experts: int) -> Sorted:
     return Sorted(order, starts, indices.shape[1])
 
 
-def tiled_glu(
-    x: mx.array, choices: Sorted, gate: ExpertWeights, up: ExpertWeights, activation: Activation
-) -> mx.array:
+def tiled_glu(x: mx.array, choices: Sorted, gate: ExpertWeights, up: ExpertWeights, activation: Activation) -> mx.array:
     """What the experts compute up to the activation: (rows x slots, size), sorted like the choices, from x of (rows,
     size)."""
     return _run("tiled_glu", x, choices, (gate, up), activation)

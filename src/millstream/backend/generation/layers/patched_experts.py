@@ -99,8 +99,9 @@ def fuse_mixture(module: Any, parts: ExpertParts, ops: ExpertOps, by_mlx: Expert
     for rows in (FEW_ROWS, MANY_ROWS):
         x = random_rows(parts.gate.inputs, dtype, rows)
         check_rows(lambda each: each + module(each), lambda each: each + fused(each), x, UNSURE)
+    kind: Any = type(module)
     module._mixed = fused
-    module.__class__ = _mixture_class(type(module))
+    module.__class__ = _mixture_class(kind)
 
 
 def restore_mixtures(model: Any) -> None:
