@@ -178,7 +178,7 @@ def _launch(
     sinks = len(rest) == len(_INPUTS) - 1
     chunks, tokens = chunks_of(count, heads // groups)
     assert chunks <= MOST_CHUNKS, "more tokens per row than counters"
-    form = _form(queries.dtype, size, heads // groups * tokens, packing)
+    form = _form(queries.dtype, size, heads // groups * tokens, packing, count)
     (out, _) = _kernel(form)(
         inputs=[queries, *rest] if sinks else [queries, *rest, queries],
         output_shapes=[queries.shape, (chunks * items, groups, form.queries, size + 4) if parted else (1,)],
@@ -228,14 +228,15 @@ class _Form:
         if self.kind is None:
             middle = source.PLACE + source.DENSE_WRITE + source.SCALAR_LOOP
         elif self.packed:
-            middle = source.PLACE + source.PACKED_WRITE + source.TILES + source.PACKED_LOOP + source.STORE_TILES
+            middle = source.PACKED_QUERY + source.PLACE + source.PACKED_WRITE + source.TILES + source.PACKED_LOOP
+            middle += source.STORE_TILES
         else:
             middle = source.DENSE_QUERY + source.PLACE + source.DENSE_WRITE + source.TILES + source.DENSE_LOOP
             middle += source.STORE_TILES
         return source.BEGIN + middle + source.END
 
 
-def _form(dtype: mx.Dtype, size: int, queries: int, packing: Packing | None) -> _Form:
+def _form(dtype: mx.Dtype, size: int, queries: int, packing: Packing | None, count: int = 1) -> _Form:
     """How many tiles are on their way, and with how many warps: about as many bytes for all shapes, and several blocks
     at a time on a multiprocessor, since a block also waits, at its begin and at its end. Of all this only the number of
     warps changes a result, and it depends on the shape alone."""
@@ -247,9 +248,10 @@ def _form(dtype: mx.Dtype, size: int, queries: int, packing: Packing | None) -> 
     else:
         tile = 16 * size * 4 if packing is None else 16 * (size * packing.bits // 4 + size // 64 * 16)
         warps = 4 if tile <= 8192 else 2
-        depth = max(1, STAGE_BYTES // (warps * tile))
+        depth = max(1 if packing is None else 2, STAGE_BYTES // (warps * tile))
     sums = warps * queries * (size + 6) * 4
-    shared_bytes = max(depth * warps * tile, sums)
+    fresh = 0 if packing is None else 2 * count * (size * packing.bits // 8 + size // 16)
+    shared_bytes = max(depth * warps * tile + fresh, sums)
     # Of a thread: what it holds of the sums and the queries, and the rest.
     registers = SOME_REGISTERS + -(-queries // 8) * size * 3 // 8
     blocks = max(1, REGISTERS // (warps * 32 * registers))
