@@ -33,6 +33,8 @@ class PipelinedDevice:
     """Of the host, for rows that leave, however many."""
     new_shape: float = 0.0
     """Of the host, to launch a pass with a number of tokens that has not run yet: memory and graphs."""
+    spans: bool = True
+    """Whether passes may span steps. Those of a CPU do not."""
     calibrated_rows: tuple[int, ...] = CALIBRATED_ROWS
     """What a load has the time to measure of decode steps."""
     mistaken: float = 1.0
@@ -49,7 +51,7 @@ class PipelinedDevice:
         lengths = [2**power for power in range(4, 13)]
         chunks = tuple((length, self.build + self.encode + self._computing(length)) for length in lengths)
         steps = tuple((count, self.mistaken * self.decoding(count)) for count in self.calibrated_rows)
-        measured = Calibration(chunks, steps, save_seconds=0.00038, save_seconds_per_byte=2e-12, spans_steps=True)
+        measured = Calibration(chunks, steps, save_seconds=0.00038, save_seconds_per_byte=2e-12, spans_steps=self.spans)
         return GenerationFacts(
             2**20,
             2048,
@@ -72,7 +74,7 @@ class PipelinedDevice:
         if plan.decode:
             self._launch(self.launch, self.decoding(len(plan.decode)))
             self._tokens_at = self._free_at
-        may_span = bool(plan.decode) and not plan.complete_prefill
+        may_span = self.spans and bool(plan.decode) and not plan.complete_prefill
         assert not (plan.decode and plan.prefill and self._pending), "a chunk was planned while another spans steps"
         if plan.prefill:
             passes = _passes(plan.prefill)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import heapq
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from millstream.bench.report import percentile
 from millstream.engine.generation.messages import Generate, Tokens
 from millstream.engine.generation.plan import Plan
 from millstream.engine.generation.tuning import SchedulerSettings, make_scheduler
@@ -15,6 +15,11 @@ from millstream.engine.messages import Finished
 from support.pipelined_device import PipelinedDevice
 
 PROMPT = (60, 100)
+
+
+def at(values: Sequence[float], share: float) -> float:
+    """A percentile."""
+    return sorted(values)[min(len(values) - 1, math.ceil(share * len(values)) - 1)]
 
 
 def evenly(streams: int, within: float) -> list[float]:
@@ -47,17 +52,15 @@ class Run:
     times: list[float] = field(default_factory=list)
     """Of each plan."""
     tokens: int = 0
-    ended: float = 0.0
-    """When most rows had ended: the last ones run alone."""
 
     @property
     def first_p50(self) -> float:
-        return percentile(self.firsts, 0.5) or 0.0
+        return at(self.firsts, 0.5)
 
     @property
     def late(self) -> float:
         """The 99th percentile of gaps, in medians."""
-        return (percentile(self.gaps, 0.99) or 0.0) / (percentile(self.gaps, 0.5) or 1.0)
+        return at(self.gaps, 0.99) / at(self.gaps, 0.5)
 
     @property
     def rate(self) -> float:

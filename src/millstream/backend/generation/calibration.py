@@ -132,8 +132,8 @@ class _Calibrator:
         return self._in_time(needed, CHUNK_SECONDS) and 4 * self._workspace_bytes <= self._available_bytes()
 
     def _chunk(self, length: int, suspicious: float = float("inf")) -> float:
-        """Seconds of a chunk; measures its workspace and the cost of saving it as well. `suspicious`: one run that takes
-        longer does not count."""
+        """Seconds of a chunk; measures its workspace and the cost of saving it as well. A run that takes longer than
+        `suspicious` is repeated."""
         best = float("inf")
         peaks: list[int] = []
         for repeat in range(REPEATS):

@@ -1,8 +1,8 @@
 """What a decode step costs, by its rows. Pure: it is told how long steps took.
 
-The shape of the curve comes from the calibration; what is followed at run time is by how much steps differ from it, by
-their rows in powers of two. So the cost is known for a number of rows that has not run yet: when streams start together,
-every step has more of them.
+The shape of the curve comes from the calibration; what is followed at run time is by how much steps differ from it, for
+rows in powers of two. So the cost is known for a number of rows that has not run yet: when streams start together, every
+step has more of them.
 """
 
 from __future__ import annotations

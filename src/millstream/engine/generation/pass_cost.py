@@ -1,9 +1,8 @@
 """What a prefill pass costs, by its tokens. Pure: it is told how long passes took.
 
-The shape of the curve comes from the calibration: a pass that reads few tokens may cost nearly as much as one that reads
-many, by its launches, by reading or unpacking weights, by experts that are read for any of its tokens. What is followed
-at run time is by how much passes beside rows differ from it: the host works on one while the device decodes, and their
-rows join.
+The shape of the curve comes from the calibration: a pass of few tokens may cost nearly as much as one of many, by its
+launches, by reading or unpacking weights, by experts that are read for any of its tokens. What is followed at run time
+is by how much passes beside rows differ from it: the host works on one while the device decodes, and their rows join.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class PassCost:
         return bool(self._lengths)
 
     def seconds(self, tokens: float) -> float:
-        """What a pass of so many tokens costs, padding included."""
+        """What a pass of so many tokens costs. What padding adds is followed like everything else."""
         return self._factor * self._curve(tokens)
 
     def tokens_in(self, seconds: float) -> int:

@@ -206,8 +206,7 @@ class PrefillPlanner:
         if not rows or not whole or plan.encode or result.length > 1 or (decode := self._sizer.decode(rows)) is None:
             passes.forget()
             return
-        longest = max((chunk.tokens for chunk in plan.prefill), default=0)
-        tokens = len(plan.prefill) * longest
+        tokens = sum(max(1, chunk.tokens) for chunk in plan.prefill)
         passes.observe(tokens=tokens, seconds=seconds, decode=decode, prefilling=result.prefilling)
 
     def reset(self) -> None:

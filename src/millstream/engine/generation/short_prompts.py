@@ -16,7 +16,7 @@ from millstream.engine.generation.decode_cost import DecodeCost
 from millstream.engine.generation.pass_cost import PassCost
 
 CROWD = 2
-"""So many times as many prompts as rows are read in one step: a start of N streams then makes N / 2 long gaps or less."""
+"""So many times as many prompts as rows are read in one step: starting N streams then makes N / 2 long gaps at most."""
 
 FEW = 4
 """Prompts that are so many times fewer than the rows do not wait for others: many streams do not start so."""
@@ -58,8 +58,8 @@ class ShortPrompts:
         self._most_tokens = most_tokens
 
     def choose(self, lengths: Sequence[int], rows: int, tokens_per_second: float = 0.0) -> ShortPass:
-        """The next pass over prompts with so many tokens left, oldest first, beside so many rows. As fast as this pace,
-        as far as the longest gap allows. A count of 0: not even the first one fits."""
+        """The next pass over prompts with so many tokens left, oldest first, beside so many rows: at least one, and as
+        fast as this pace, as far as the longest gap allows. A count of 0: not even the first one fits."""
         decode = self._decode.seconds(rows) or 0.0
         at_once = self._fitting(lengths, self._passes.tokens_in(MARGIN * self._max_gap - decode))
         gentle = self._fitting(lengths, self._passes.tokens_in((STRETCH - 1) * decode))
@@ -71,11 +71,11 @@ class ShortPrompts:
         while True:
             step = min(seconds, MARGIN * self._max_gap)
             count = self._fitting(lengths, self._passes.tokens_in(MOST_PARTS * (step - decode)))
-            padded = _padded(lengths, count)
-            if step < seconds or padded >= tokens_per_second * (MOST_PARTS + 1) * step:
+            tokens = sum(lengths[:count])
+            if step < seconds or (count and tokens >= tokens_per_second * (MOST_PARTS + 1) * step):
                 break
             seconds *= STRETCH
-        parts = math.ceil(self._passes.seconds(padded) / max(step - decode, 1e-9))
+        parts = math.ceil(self._passes.seconds(tokens) / max(step - decode, 1e-9))
         return ShortPass(count, max(1, min(MOST_PARTS, parts)))
 
     def tokens(self, rows: int) -> int:
@@ -92,14 +92,10 @@ class ShortPrompts:
         return waited < min(GATHERING * decode, GATHERING_GAPS * self._max_gap)
 
     def _fitting(self, lengths: Sequence[int], tokens: int) -> int:
-        """How many of the first prompts a pass of so many tokens has, each padded to the longest."""
-        longest, limit = 0, min(tokens, self._most_tokens)
+        """How many of the first prompts a pass of so many tokens has."""
+        limit = min(tokens, self._most_tokens)
         for count, length in enumerate(lengths):
-            longest = max(longest, length, 1)
-            if (count + 1) * longest > limit:
+            limit -= max(1, length)
+            if limit < 0:
                 return count
         return len(lengths)
-
-
-def _padded(lengths: Sequence[int], count: int) -> int:
-    return count * max(lengths[:count], default=0)
