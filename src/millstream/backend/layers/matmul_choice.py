@@ -67,6 +67,8 @@ def tune(role: Role, weight: Dense, measure: Measure, steady: Steady) -> None:
 def tune_shape(weight: Weight, measure: MeasureShape) -> None:
     """Choose the shape of blocks for few rows, for all weights of this size, unless that is done."""
     size = matmul_tuning.size_of(weight)
+    if small_matmul.in_warpgroups(weight):
+        return
     if sum(array.nbytes for array in weight.arrays) < SHAPED_BYTES or matmul_tuning.shape_known(size):
         return
     try:
@@ -125,8 +127,11 @@ def seconds(key: Key, weight: Dense, by_mlx: bool) -> float:
     rest = [mx.zeros((width, 1, weight.outputs), dtype=x.dtype), mx.ones((inputs,), dtype=x.dtype)]
     mx.eval(x, weights, rest)
     functions: Any = matmul_reference if by_mlx else small_matmul
+    # Each launch has its own counters: they may overlap here.
+    forms = [small_matmul.prepare(weights[number % len(weights)]) for number in range(LAUNCHES)]
+    mx.eval([form.arrays for form in forms])
     chain = mx.compile(functools.partial(_chain, functions, role))
-    return _shortest(lambda: chain(x, weights, rest), 4)
+    return _shortest(lambda: chain(x, [form.arrays for form in forms], rest), 4)
 
 
 def steady(key: Key, weight: Dense) -> bool:
@@ -143,11 +148,10 @@ def steady(key: Key, weight: Dense) -> bool:
     return all(mx.array_equal(each[: one.shape[0]], one).item() for one, each in itertools.pairwise(made))
 
 
-def _chain(functions: Any, role: Role, x: mx.array, weights: list[mx.array], rest: list[mx.array]) -> list[mx.array]:
-    out = []
-    for number in range(LAUNCHES):
-        out.append(_role(functions, role, x, Dense(weights[number % len(weights)]), rest))
-    return out
+def _chain(
+    functions: Any, role: Role, x: mx.array, weights: list[tuple[mx.array, ...]], rest: list[mx.array]
+) -> list[mx.array]:
+    return [_role(functions, role, x, Dense(*arrays), rest) for arrays in weights]
 
 
 def _role(functions: Any, role: Role, x: mx.array, weight: Dense, rest: list[mx.array]) -> mx.array:

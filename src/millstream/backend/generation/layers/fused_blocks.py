@@ -23,10 +23,11 @@ from millstream.backend.generation.caches.batch_caches import new_row_caches
 from millstream.backend.generation.caches.widths import CHUNK_LENGTHS
 from millstream.backend.generation.layers.block_frame import NotUnderstood
 from millstream.backend.generation.layers.block_search import BlockSearch, FusedBlock
+from millstream.backend.generation.layers.patched_experts import restore_mixtures
 from millstream.backend.kernels.matmul_tilings import MOST_ROWS
 from millstream.backend.kernels.matmul_tuning import stands_for
 from millstream.backend.kernels.small_matmul import STEP_WIDTHS
-from millstream.backend.layers.fused_matmul import BY_KERNELS, BY_MLX_COMPILED, FusedMatmuls
+from millstream.backend.layers.fused_matmul import BY_CUBLAS, BY_KERNELS, FusedMatmuls
 from millstream.backend.layers.packed_linear import use_packed_products
 from millstream.backend.layers.projections import joined_layers
 
@@ -64,7 +65,7 @@ def fuse_blocks(model: Any, matmuls: FusedMatmuls, attend: Callable[..., mx.arra
     """Have the model's blocks and linear layers compute few rows by `matmuls`. `attend` is the attention that the
     layers call. Weights must be evaluated."""
     layers, caches = list(model.layers), new_row_caches(model)
-    search = BlockSearch(matmuls, BY_MLX_COMPILED if matmuls is BY_KERNELS else matmuls, attend)
+    search = BlockSearch(matmuls, BY_CUBLAS if matmuls is BY_KERNELS else matmuls, attend)
     forms: Counter[str] = Counter()
     refused, attending = None, 0
     for index, block in enumerate(layers):
@@ -91,6 +92,7 @@ def unfuse_blocks(model: Any) -> int:
     for block in fused:
         block.__class__ = type(block).__bases__[0]
         del block._fused
+    restore_mixtures(model)
     return len(fused)
 
 
