@@ -3,8 +3,8 @@
 python bench/speculation_mtp.py [layers=6] [hidden=256] [steps=120] [rows=1,4] [out=160] [rounds=5]
 
 A model and its head learn made-up sentences (`tests/support/mtp_models.py`), so that acceptance is real: words are
-certain, the next word is not. Then the same prompts are answered with the head and without, in turns, by the scheduler's
-own choice and with depths that are forced. All answers must be equal.
+certain, the next word is not. Then the same prompts are answered with the head and without, in turns, by the
+scheduler's own choice and with depths that are forced. All answers must be equal.
 """
 
 from __future__ import annotations
@@ -76,7 +76,9 @@ def main(arguments: list[str]) -> None:
     )
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as root:
-        folder = write_folder(Path(root) / "mimo", config, published_names(config, *train(config, steps, batch=8, length=32)))
+        folder = write_folder(
+            Path(root) / "mimo", config, published_names(config, *train(config, steps, batch=8, length=32))
+        )
         counts = [int(each) for each in given.get("rows", "1,4").split(",")]
         subject = Subject(folder, max(counts))
         print(f"trained and loaded in {time.perf_counter() - began:.0f} s; {subject.facts.drafters}", flush=True)
