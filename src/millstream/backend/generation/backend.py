@@ -60,6 +60,8 @@ from millstream.model_facts import GenerationFacts
 if TYPE_CHECKING:
     from millstream.backend.generation.media.encoder import Encoded, MediaEncoder
 
+MOST_WARM_TOKENS = 2048
+"""Prompts that share a pass have at most so many tokens together in the warm-up."""
 TEXT_ONLY = "this model takes text only"
 
 log = logging.getLogger(__name__)
@@ -488,6 +490,9 @@ class MlxGenerationBackend(MlxBackend):
             phases.done(name)
             progress.advance()
 
+        assert self._assembly is not None and self._layout is not None, "the model is loaded"
+        self._assembly.warm_up_prompts(self._layout, min(MOST_WARM_TOKENS, facts.context_length))
+        phases.done("prompts")
         run = functools.partial(
             warm_up,
             self,

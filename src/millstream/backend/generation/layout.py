@@ -89,6 +89,8 @@ class Layout:
     """Rows with at least so many tokens in the prefix cache read them there. 0: rows hold all of their tokens."""
     share_runs: int = 0
     """In how many pieces a row may do so: each is a call of attention, except with kernels."""
+    flat_prompts: bool = False
+    """Whole prompts share a pass without padding, one after the other."""
     padded_chunks: bool = False
     """True if chunks are padded to one of a few lengths."""
     sampling_kernel: bool = False
@@ -191,7 +193,7 @@ class LayoutChooser:
         if layout.caches == "merged":
             self._decline("group-prefill", "needs slots")
         self._look_at_packed_layers()
-        layout = self._compile_step(layout, trial)
+        layout = self._flatten_prompts(self._compile_step(layout, trial), trial)
         reasons = tuple((name, self._declined.get(name)) for name in FAST_PATHS)
         notes = () if self._fusion is None or not self._enabled("fused-matmul") else (self._fusion.note,)
         return dataclasses.replace(layout, reasons=reasons, notes=notes, no_drafts=self._no_drafts(layout, trial))
@@ -390,6 +392,20 @@ class LayoutChooser:
             self._decline("compiled-step", trouble)
             return layout
         return compiled
+
+    def _flatten_prompts(self, layout: Layout, trial: Trial) -> Layout:
+        """With whole prompts one after the other in a pass, if a trial of that gives the same answers as padding."""
+        wide = self._on_cuda or self._settings.like_gpu
+        if layout.caches != "classes" or layout.group_fill is None or self._takes_media or not wide:
+            return layout
+        flat = dataclasses.replace(layout, flat_prompts=True)
+        try:
+            limit = self._rounding_limit(trial, layout, together=True)
+            distance = trial.disagreement(flat, together=True)
+        except ERRORS as error:
+            log.info("This model pads prompts that share a pass: %s", error)
+            return layout
+        return flat if distance <= limit else layout
 
     def _quantised(self, trial: Trial) -> Layout:
         """A quantised KV cache: only over slots, and with attention that reads packed numbers."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import mlx.core as mx
 
@@ -45,6 +45,10 @@ class BlockShape(NamedTuple):
 
 USUAL = BlockShape(2, walks=False)
 SHAPES = (USUAL, BlockShape(1, walks=False), BlockShape(2, walks=True), BlockShape(1, walks=True))
+
+
+Body = Literal["warps", "walking", "warpgroups", "many rows"]
+"""How a kernel multiplies: see `small_matmul.Kind.source`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +105,21 @@ class Tiling:
         if self.warpgroups:
             return max(chunks, sums) + warpgroup_source.PIECE
         return chunks + sums if self.walks else max(chunks, sums)
+
+    def partial_floats(self, width: int) -> int:
+        """Of all blocks that share a tile."""
+        return self.partial_sums * width * (self.lines + 1)
+
+    @property
+    def body(self) -> Body:
+        """Which source multiplies."""
+        return "warpgroups" if self.warpgroups else "walking" if self.walks else "warps"
+
+    def blocks(self, tiles: int, width: int) -> int:
+        """How many blocks are launched for so many tiles."""
+        if not self.walks:
+            return tiles * self.split
+        return min(tiles, resident(self.shared_bytes(width)) * multiprocessors())
 
 
 def width_of(rows: int, head: int = 0) -> int:

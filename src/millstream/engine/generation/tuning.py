@@ -95,6 +95,7 @@ def make_scheduler(settings: SchedulerSettings, facts: GenerationFacts) -> Gener
         token_seconds=tuning.token_seconds,
         gentle_token_seconds=tuning.gentle_token_seconds,
         steps=tuning.steps,
+        passes=tuning.passes,
     )
     share = prefix_cache_share(facts, settings.memory, settings.prefix_cache_bytes)
     return GenerationScheduler(

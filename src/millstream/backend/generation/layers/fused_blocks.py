@@ -23,6 +23,7 @@ from millstream.backend.generation.caches.batch_caches import new_row_caches
 from millstream.backend.generation.caches.widths import CHUNK_LENGTHS
 from millstream.backend.generation.layers.block_frame import NotUnderstood
 from millstream.backend.generation.layers.block_search import BlockSearch, FusedBlock
+from millstream.backend.generation.layers.patched_experts import restore_mixtures
 from millstream.backend.kernels.matmul_tilings import MOST_ROWS
 from millstream.backend.kernels.matmul_tuning import stands_for
 from millstream.backend.kernels.small_matmul import STEP_WIDTHS
@@ -91,6 +92,7 @@ def unfuse_blocks(model: Any) -> int:
     for block in fused:
         block.__class__ = type(block).__bases__[0]
         del block._fused
+    restore_mixtures(model)
     return len(fused)
 
 

@@ -12,7 +12,7 @@ SLOPE = 0.05
 """What every further token of a pass is taken to cost, relative to a plain step, before any longer one was seen: an
 optimist's guess, so that one is tried."""
 SLOW = 1.3
-"""The first pass of a kind that takes so many times as long as was expected is not believed: it may have compiled
+"""The first pass of a kind that takes so many times as long as its tokens one by one is not believed: it has compiled
 kernels or traced a graph. The second is."""
 
 
@@ -35,7 +35,7 @@ class StepCosts:
         bucket = _bucket(rows)
         if length > 1 and not self.knows(rows, length) and (bucket, length) not in self._slow:
             plain = self.plain(rows)
-            if plain is not None and seconds > SLOW * plain * self.relative(rows, [length])[0][1]:
+            if plain is not None and seconds > SLOW * length * plain:
                 self._slow.add((bucket, length))
                 return False
         seen = self._seen.setdefault(bucket, {}).setdefault(length, deque(maxlen=REMEMBERED))

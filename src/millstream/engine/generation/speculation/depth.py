@@ -193,11 +193,10 @@ class SpeculationDepth:
         plain = self._costs.plain(rows)
         if plain and length > 1:
             seconds = min(seconds, OUTLIER * length * plain)
-        expected = self._costs.relative(rows, [length])[0][1]
         counts = self._costs.observe(rows, length, seconds)
         if length > 1 and plain:
             # What is only for the first of its kind comes once, and says nothing of the others.
-            self._credit = min(MOST_CREDIT, self._credit + tokens - (seconds / plain if counts else expected))
+            self._credit = min(MOST_CREDIT, self._credit + tokens - (seconds / plain if counts else length))
             self._gain += 0.05 * (tokens * plain / seconds - self._gain)
 
     def forget(self, request_id: int) -> None:
