@@ -7,6 +7,7 @@ as the device does: in pieces of 1,024 bytes whose chunks are exchanged. Shared 
 from __future__ import annotations
 
 import ctypes
+import functools
 import re
 import tempfile
 from collections.abc import Sequence
@@ -148,7 +149,7 @@ def _library(
         *(f"static const int {name}_shape[] = {{{', '.join(map(str, each))}}};\n" for name, each in shapes.items()),
         _without_ptx(matmul_source.HEADER),
         "static void kernel() {\n",
-        kind.source(tiling.split > 1, tiling.walks, True).replace(
+        kind.source(tiling.split > 1, tiling.body).replace(
             "extern __shared__ uint4 ring[];", "uint4* ring = reinterpret_cast<uint4*>(shared_memory);"
         ),
         "}\n",
@@ -157,8 +158,13 @@ def _library(
         "  for (int block = 0; block < blocks; block++) {\n",
         "    memset(shared_memory, 0xff, sizeof(shared_memory));\n    run_block(block, kernel);\n  }\n}\n",
     ]
-    folder = Path(tempfile.mkdtemp())
-    return compile_for_host("".join(program), folder, block_size=tiling.threads)
+    return _compiled("".join(program), tiling.threads)
+
+
+@functools.cache
+def _compiled(program: str, threads: int) -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        return compile_for_host(program, Path(folder), block_size=threads)
 
 
 assert warpgroup_source.PIECE == 1024, "tiles are read as pieces of this size"
