@@ -7,7 +7,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from millstream.backend.kernels import matmul_tuning
+from millstream.backend.kernels import matmul_tilings, matmul_tuning, small_matmul
 from millstream.backend.kernels.matmul_tilings import MOST_ROWS, SHAPES, USUAL, WIDTHS, BlockShape
 from millstream.backend.kernels.matmul_tuning import Key
 from millstream.backend.kernels.weights import Dense, Packed, Weight
@@ -23,6 +23,7 @@ SIZE = 4096
 def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matmul_tuning, "_by_mlx", {})
     monkeypatch.setattr(matmul_tuning, "_shapes", {})
+    monkeypatch.setattr(matmul_tuning, "_warpgroups", {})
     monkeypatch.setattr(matmul_tuning, "_steady_to", {})
 
 
@@ -182,3 +183,43 @@ def test_a_shape_that_does_not_compile_leaves_the_usual_one(caplog: pytest.LogCa
     matmul_choice.tune_shape(weight, measure)
     assert matmul_tuning.block_shape(weight) == USUAL
     assert "told to" in caplog.text
+
+
+@pytest.fixture
+def warpgroups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matmul_tilings, "has_warpgroups", lambda: True)
+    monkeypatch.setattr(matmul_tilings, "multiprocessors", lambda: 132)
+
+
+@pytest.mark.parametrize(("taken", "used"), [((0.9, 1.2, 0.5), True), ((1.3, 1.3, 0.5), False)])
+def test_warp_groups_are_used_at_all_widths_or_at_none(taken: tuple[float, ...], used: bool, warpgroups: None) -> None:
+    weight = small_matmul.prepare(large().weight)
+    assert isinstance(weight, Dense)
+    measured: list[bool] = []
+
+    def measure(key: Key, weight: Dense, by_mlx: bool) -> float:
+        measured.append(small_matmul.in_warpgroups(weight))
+        return taken[WIDTHS.index(key[-1])] if measured[-1] else 1.0
+
+    matmul_choice.tune_body("matmul_add", weight, measure)
+    assert {True, False} == set(measured)
+    assert small_matmul.in_warpgroups(weight) == used
+    measured.clear()
+    matmul_choice.tune_body("matmul_add", weight, measure)
+    assert not measured, "what is known is not measured again"
+
+
+def test_warp_groups_that_do_not_compile_are_not_used(warpgroups: None, caplog: pytest.LogCaptureFixture) -> None:
+    weight = small_matmul.prepare(large().weight)
+    assert isinstance(weight, Dense)
+
+    def measure(key: Key, weight: Dense, by_mlx: bool) -> float:
+        raise RuntimeError("told to")
+
+    matmul_choice.tune_body("glu", weight, measure)
+    assert not small_matmul.in_warpgroups(weight)
+    assert "told to" in caplog.text
+
+
+def test_without_warp_groups_nothing_is_measured() -> None:
+    matmul_choice.tune_body("glu", large(), lambda *_: pytest.fail("measured"))

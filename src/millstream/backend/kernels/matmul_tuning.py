@@ -32,6 +32,7 @@ _by_mlx: dict[Key, bool] = {}
 _steady_to: dict[Key, int] = {}
 """Where MLX's operations were chosen: up to how many rows they give a row the same numbers."""
 _shapes: dict[Size, BlockShape] = {}
+_warpgroups: dict[Size, bool] = {}
 
 
 def known(key: Key) -> bool:
@@ -93,6 +94,23 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
         return by_step[step](*args, **named)
 
     return call
+
+
+def decide_body(size: Size, warpgroups: bool | None) -> None:
+    """Whether weights of a size multiply in warp groups, where there are any. None: it is open again. Functions that
+    are compiled later follow it."""
+    if warpgroups is None:
+        _warpgroups.pop(size, None)
+    else:
+        _warpgroups[size] = warpgroups
+
+
+def body_known(size: Size) -> bool:
+    return size in _warpgroups
+
+
+def takes_warpgroups(weight: Weight) -> bool:
+    return _warpgroups.get(size_of(weight), True)
 
 
 def size_of(weight: Weight) -> Size:

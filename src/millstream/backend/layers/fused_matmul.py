@@ -68,6 +68,8 @@ def _norm_add(x: mx.array, norm: Norm, residual: mx.array, *, after: Norm | None
 
 def _prepare(weight: Weight | mx.array, role: Role | None = None) -> Weight:
     weight = small_matmul.prepare(weight)
+    if role is not None and isinstance(weight, Dense):
+        matmul_choice.tune_body(role, weight, matmul_choice.seconds)
     if role is not None:
         matmul_choice.tune_shape(weight, matmul_choice.shape_seconds)
     if role is not None and isinstance(weight, Dense):

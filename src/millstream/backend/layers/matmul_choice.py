@@ -25,7 +25,7 @@ from millstream.backend.layers import matmul_reference
 
 log = logging.getLogger(__name__)
 
-MIN_BYTES = 24 << 20
+MIN_BYTES = 16 << 20
 """Of a weight that is worth measuring: its reading takes longer than the host needs for a launch."""
 LAUNCHES = 12
 COPIES_BYTES = 192 << 20
@@ -61,6 +61,32 @@ def tune(role: Role, weight: Dense, measure: Measure, steady: Steady) -> None:
         faster = faster and (key[-1] > WIDTHS[0] or steady_to == MOST_ROWS)
         matmul_tuning.decide(key, faster, steady_to=steady_to)
         log.debug("%s of %dx%d, %d rows: %.3f ms by our kernel, %.3f by MLX", *key, 1e3 * ours, 1e3 * mlx)
+
+
+def tune_body(role: Role, weight: Dense, measure: Measure) -> None:
+    """Choose whether weights of this size multiply in warp groups, where there are any, unless that is done: at all
+    widths or at none, as both give a row other numbers."""
+    size = matmul_tuning.size_of(weight)
+    if not small_matmul.in_warpgroups(weight) or weight.weight.nbytes < SHAPED_BYTES or matmul_tuning.body_known(size):
+        return
+    keys: list[Key] = [(role, weight.outputs, weight.inputs, width) for width in WIDTHS]
+
+    def take(warpgroups: bool) -> list[float]:
+        matmul_tuning.decide_body(size, warpgroups)
+        return [measure(key, weight, False) for key in keys]
+
+    try:
+        rehearse(lambda: [take(body) for body in (True, False)])
+        taken = {body: take(body) for body in (True, False)}
+    except RuntimeError as error:  # one of them cannot be compiled or launched
+        log.warning("products of %dx%d are not computed in warp groups: %s", *size[1:], error)
+        matmul_tuning.decide_body(size, False)
+        return
+    # One row counts as much as many: what is lost is compared, not what is taken.
+    shares = [groups / warps for groups, warps in zip(taken[True], taken[False], strict=True)]
+    matmul_tuning.decide_body(size, sum(shares) <= len(shares))
+    times = ", ".join(f"{1e3 * each:.3f}" for body in (True, False) for each in taken[body])
+    log.debug("%s of %dx%d, %s rows in warp groups, then by warps: %s ms", role, *size[1:], WIDTHS, times)
 
 
 def tune_shape(weight: Weight, measure: MeasureShape) -> None:
@@ -157,14 +183,22 @@ def steady(key: Key, weight: Dense) -> int:
 def _chain(
     functions: Any, role: Role, x: mx.array, weights: list[tuple[mx.array, ...]], rest: list[mx.array]
 ) -> list[mx.array]:
-    return [_role(functions, role, x, Dense(*arrays), rest) for arrays in weights]
+    if role in ("matmul", "glu"):
+        return [_role(functions, role, x, Dense(*arrays), rest) for arrays in weights]
+    # Each launch waits for the one before, as in a step: what blocks hand over to each other is not hidden.
+    out, norm = rest
+    for arrays in weights:
+        out = _role(functions, role, x, Dense(*arrays), [out, norm])
+    return [out]
 
 
 def _role(functions: Any, role: Role, x: mx.array, weight: Dense, rest: list[mx.array]) -> mx.array:
-    """`rest`: a residual and a norm's weight."""
+    """`rest`: a residual and a norm's weight. Heads cost what a residual does, about."""
     out: mx.array
     if role == "matmul_add":
         out = functions.matmul_add(x, weight, rest[0])
+    elif role == "qkv_rope":
+        out = functions.matmul_add(x, weight, rest[0], norm=Norm(rest[1], 1e-5))
     elif role == "glu":
         out = functions.glu(x, weight, norm=Norm(rest[1], 1e-5))
     else:
