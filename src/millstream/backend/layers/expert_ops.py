@@ -30,7 +30,7 @@ class ExpertOps:
     glu: Callable[[mx.array, mx.array, ExpertWeights, ExpertWeights, Activation], mx.array]
     down: Callable[[mx.array, mx.array, ExpertWeights], mx.array]
     combine: Callable[[mx.array, Routed, mx.array | None, mx.array | None], mx.array]
-    route_many: Callable[[mx.array, Router, Routing], Routed]
+    route_many: Callable[[mx.array, Router, Routing, Norm | None, mx.array | None], Routed]
     """As `route`, for as many rows as a prefill pass has; several launches of a layer may run at once."""
     many: Callable[[mx.array, mx.array, ExpertWeights, ExpertWeights, ExpertWeights, Activation], mx.array]
     """`glu` and `down` for as many rows as a prefill pass has."""
