@@ -21,6 +21,10 @@ from millstream.backend.kernels.write_rows import addresses_of, join_rows, move_
 ROUND_ITEMS, ROUND_SLABS = 64, 16
 """Work items and addresses are padded to multiples: every new number of them costs the host a trace."""
 
+FAR_FROM_HOST = 4
+"""Integers of an array, at least, that every block of a kernel reads: MLX keeps arrays of up to 8 bytes, and those made
+by the host, in the host's memory. Over the bus a read takes longer than all the rest of a short row's attention."""
+
 NO_ITEM = (-1, *[0] * 11)
 
 
@@ -78,7 +82,8 @@ class KernelStep(SlabStep):
     def __init__(self, layers: int, window: int = 0) -> None:
         super().__init__(window)
         self.addresses = Addresses(layers)
-        self.layer_numbers = [mx.array([index], dtype=mx.int32) for index in range(layers)]
+        self.layer_numbers = [mx.arange(index, index + FAR_FROM_HOST, dtype=mx.int32) for index in range(layers)]
+        """The first integer of each."""
         mx.eval(self.layer_numbers)
         self.rows: Sequence[RowCache | None] = ()
         """The rows of this step."""
