@@ -1,7 +1,7 @@
 """What a decode step costs, by its rows. Pure: it is told how long steps took.
 
-The shape of the curve comes from the calibration; what is followed at run time is by how much steps differ from it, for
-rows in powers of two. So the cost is known for a number of rows that has not run yet: when streams start together, every
+The shape of the curve comes from the calibration. What is followed at run time is by how much steps differ from it, for
+rows in powers of two. So the cost is known for a number of rows that has not run yet: when streams start together, each
 step has more of them.
 """
 
