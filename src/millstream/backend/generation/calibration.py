@@ -7,6 +7,7 @@ It drives the backend with plans, as a scheduler does, so every layout and kind 
 from __future__ import annotations
 
 import itertools
+import statistics
 import time
 from collections.abc import Callable
 
@@ -57,7 +58,7 @@ PASS_PROMPTS, PASS_TOKENS, PASS_SECONDS = (1, 4, 16, 64), 64, 0.4 * SECONDS
 
 ROWS = (1, 4, 16)
 ROW_TOKENS = 8
-WARM_STEPS, TIMED_STEPS = 3, 4
+WARM_STEPS, TIMED_STEPS = 3, 6
 """A backend may run a step ahead, so a step's own time shows only once its rows are running."""
 
 
@@ -218,13 +219,14 @@ class _Calibrator:
         return seconds
 
     def _step(self, running: tuple[int, ...], end: float) -> float:
-        """Mean seconds of a few steps. The fastest would not do: the work of one step may show in the next one."""
+        """Median seconds of a few steps. The fastest would not do: the work of one step may show in the next one, and
+        the first may find its tokens there already."""
         for _ in range(WARM_STEPS):
             self._backend.step(Plan(decode=running))
         times = [self._timed(Plan(decode=running))]
         while len(times) < TIMED_STEPS and self._in_time(times[-1], end):
             times.append(self._timed(Plan(decode=running)))
-        return sum(times) / len(times)
+        return statistics.median(times)
 
     def _in_time(self, seconds: float, end: float) -> bool:
         """True if work of `seconds` ends in time, `end` seconds after the start."""

@@ -27,8 +27,9 @@ class DecodeCost:
         """By the same: how many steps, and the last one."""
         self._default: float | None = None
         if steps:
-            most = 0.0
-            self._steps = [(rows, most := max(most, seconds)) for rows, seconds in steps]
+            # More rows never cost less: what seems so was disturbed when it was measured.
+            costs = [seconds for _, seconds in steps]
+            self._steps = [(rows, min(costs[index:])) for index, (rows, _) in enumerate(steps)]
             self._default = 1.0
 
     @property
