@@ -142,6 +142,8 @@ class GenerationFacts:
     widest_pass: int = 0
     """The most tokens of a pass that verifies drafts, of all rows together: beyond, its numbers would differ from those
     of plain steps in their last bits. 0: any number."""
+    widest_step: int = 0
+    """The most rows that speculate, for the same reason. 0: any number."""
     context_reason: str = ""
     """If the context was cut: the model's own limit and why there is less, as a sentence for errors."""
     spec_prefill: SpecPrefillFacts | None = None

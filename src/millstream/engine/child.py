@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import logging
 import os
-import pickle
+import select
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Sequence
-from multiprocessing.connection import Connection
 
 from millstream.engine.heartbeat import shared_heartbeat
-from millstream.engine.mailbox import Mailbox
-from millstream.engine.messages import Event, Shutdown
+from millstream.engine.messages import Event
 from millstream.engine.owner import OwnerLoop
-from millstream.errors import EngineGone
+from millstream.engine.wire import frame, read_first
+from millstream.engine.wire_mailbox import WireMailbox
 from millstream.logs import configure_logs
 
 ORPHAN_SECONDS = 10.0
@@ -28,37 +28,25 @@ def main(descriptor: int, heartbeat: int) -> None:
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
-    connection = Connection(descriptor)
-    backend, scheduler, (level, form) = pickle.loads(connection.recv_bytes())
+    end = socket.socket(fileno=descriptor)
+    backend, scheduler, (level, form) = read_first(end)
     configure_logs(level, form)
-    mailbox = Mailbox()
-    threading.Thread(target=_read, args=(connection, mailbox), name="commands", daemon=True).start()
+    threading.Thread(target=_exit_as_orphan, args=(end,), name="orphan", daemon=True).start()
 
     def emit(events: Sequence[Event]) -> None:
         try:
-            connection.send_bytes(pickle.dumps(events, pickle.HIGHEST_PROTOCOL))
+            end.sendall(frame(events))
         except OSError:
             logging.getLogger(__name__).debug("the parent is gone")
 
-    OwnerLoop(mailbox, backend, scheduler, emit, shared_heartbeat(heartbeat)).run()
+    OwnerLoop(WireMailbox(end), backend, scheduler, emit, shared_heartbeat(heartbeat)).run()
 
 
-def _read(connection: Connection, mailbox: Mailbox) -> None:
-    try:
-        while True:
-            mailbox.post_soon(pickle.loads(connection.recv_bytes()))
-    except EngineGone:
-        return  # the owner is ending; later commands are not needed
-    except (EOFError, OSError):
-        _orphaned(mailbox)
-
-
-def _orphaned(mailbox: Mailbox) -> None:
-    """The parent is gone: shut down, and exit even if the owner hangs in a step."""
-    try:
-        mailbox.post_soon(Shutdown("the server is gone"))
-    except EngineGone:
-        return
+def _exit_as_orphan(end: socket.socket) -> None:
+    """Sleeps until the parent is gone. The owner then finds the end of its mail and stops; exit even if it hangs."""
+    hang_up = select.poll()
+    hang_up.register(end, 0)
+    hang_up.poll()
     threading.Event().wait(ORPHAN_SECONDS)
     os._exit(1)
 

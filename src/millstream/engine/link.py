@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from millstream.engine.heartbeat import Beat, Heartbeat
 from millstream.engine.mailbox import Mailbox
@@ -14,9 +15,18 @@ from millstream.engine.protocols import BackendFactory, SchedulerFactory
 from millstream.errors import EngineGone
 
 
+class Poller(Protocol):
+    """Calls back when a file can be read. An event loop is one."""
+
+    def add_reader(self, fd: Any, callback: Callable[..., Any], *arguments: Any) -> None: ...
+
+    def remove_reader(self, fd: Any) -> Any: ...
+
+
 class Link(Protocol):
-    def start_soon(self, sink: Sink) -> None:
-        """Start the owner. Its events go to `sink`, on the owner's thread; the last one is `Stopped`."""
+    def start_soon(self, sink: Sink, poller: Poller | None = None) -> None:
+        """Start the owner. Its events go to `sink`; the last one is `Stopped`. `sink` is called on any thread, or by
+        the `poller`, if the link has a file to poll."""
         ...
 
     def post_soon(self, command: Command) -> None:
@@ -63,7 +73,8 @@ class ThreadLink:
         self._run: Run | None = None
         self._heartbeat = Heartbeat()
 
-    def start_soon(self, sink: Sink) -> None:
+    def start_soon(self, sink: Sink, poller: Poller | None = None) -> None:
+        """`sink` is called on the owner's thread."""
         loop = OwnerLoop(self._mailbox, self._backend, self._scheduler, sink, self._heartbeat)
         self._run = self._threads.start(self._name, loop.run)
 

@@ -25,7 +25,7 @@ class Mailbox:
             if self._closed is not None:
                 raise EngineGone(self._closed)
             self._commands.append(command)
-            self._changed.notify()
+            self._posted()
 
     def post_last(self, command: Shutdown) -> None:
         """Post a command and close the mailbox in one step: the owner takes it, and every later post raises."""
@@ -34,7 +34,11 @@ class Mailbox:
                 raise EngineGone(self._closed)
             self._commands.append(command)
             self._closed = command.reason
-            self._changed.notify()
+            self._posted()
+
+    def _posted(self) -> None:
+        """Wake the owner if it waits. Called with the lock held."""
+        self._changed.notify()
 
     def take(self, *, timeout: float = 0.0) -> list[Command]:
         """Take all commands, oldest first. Waits at most `timeout` seconds if there is none."""

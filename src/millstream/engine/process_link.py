@@ -6,21 +6,24 @@ A crash there costs only its own requests, and the engine does not share an inte
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import os
-import pickle
 import queue
+import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
-from multiprocessing.connection import Connection
+from collections.abc import Callable
+from itertools import chain
 
 from millstream.engine.child_environment import engine_environment
 from millstream.engine.heartbeat import Beat, Heartbeat, shared_file, shared_heartbeat
+from millstream.engine.link import Poller
 from millstream.engine.messages import Command, Event, Failed, Finished, Loaded, LoadFailed, Shutdown, Stopped, Submit
 from millstream.engine.owner import Sink
 from millstream.engine.protocols import BackendFactory, SchedulerFactory
+from millstream.engine.wire import FrameReader, frame, socket_pair
 from millstream.errors import EngineGone
 from millstream.logs import log_format
 
@@ -30,14 +33,20 @@ log = logging.getLogger(__name__)
 class ProcessLink:
     """Both factories must be picklable: the child calls them. They carry an engine's own settings and nothing else.
 
-    Two threads serve the pipe, so that neither the event loop nor a slow child ever waits for the other. This side
-    remembers requests in flight: if the child dies, it fails them.
+    Neither the event loop nor a slow child ever waits for the other: a command is sent at once if the child has room
+    for it, and else by a thread. Events are read where they are needed: by the poller that `start_soon` gets, without
+    a thread in between, since each hand-over would cost as much as all else that is done for a token.
+    This side remembers requests in flight: if the child dies, it fails them.
     """
 
     def __init__(self, name: str, backend: BackendFactory, scheduler: SchedulerFactory) -> None:
         self._name = name
         self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._outgoing.put(pickle.dumps((backend, scheduler, (log.getEffectiveLevel(), log_format()))))
+        self._outgoing.put(frame((backend, scheduler, (log.getEffectiveLevel(), log_format()))))
+        self._end: socket.socket | None = None
+        """None before the start, and once the child is gone."""
+        self._unsent = 1
+        """Commands that the thread has not sent yet: later ones must wait behind them."""
         self._lock = threading.Lock()
         self._in_flight: set[int] = set()
         self._gone: str | None = None
@@ -45,6 +54,7 @@ class ProcessLink:
         self._kill_reason: str | None = None
         self._shutdown_reason: str | None = None
         self._heartbeat = Heartbeat()
+        self._loaded = self._stopped = False
 
     def where(self) -> tuple[int | None, int | None]:
         """The child's main thread is the owner; on Linux it has the id of its process."""
@@ -73,18 +83,25 @@ class ProcessLink:
     def kill(self, reason: str) -> None:
         self.disown(reason)
 
-    def start_soon(self, sink: Sink) -> None:
-        ours, theirs = multiprocessing.Pipe()
-        with shared_file() as memory:
+    def start_soon(self, sink: Sink, poller: Poller | None = None) -> None:
+        ours, theirs = socket_pair()
+        with shared_file() as memory, theirs:
             descriptors = [theirs.fileno(), memory.fileno()]
             # -P: without it, a numpy.py in the current folder would be imported
             command = [sys.executable, "-P", "-m", "millstream.engine.child", *map(str, descriptors)]
             self._process = subprocess.Popen(command, pass_fds=descriptors, env=engine_environment())
             self._heartbeat = shared_heartbeat(memory.fileno())
-        theirs.close()
         log.info("%s: engine process %d", self._name, self._process.pid)
-        for target, arguments in ((self._write, (ours,)), (self._read, (ours, sink))):
-            threading.Thread(target=target, args=arguments, name=f"link-{self._name}", daemon=True).start()
+        self._end = ours
+        reader = FrameReader(ours)
+        self._thread(self._write, ours)
+        if poller is None:
+            self._thread(self._read, ours, reader, sink)
+        else:
+            poller.add_reader(ours, self._read_some, ours, reader, sink, poller)
+
+    def _thread(self, target: Callable[..., None], *arguments: object) -> None:
+        threading.Thread(target=target, args=arguments, name=f"link-{self._name}", daemon=True).start()
 
     def post_soon(self, command: Command) -> None:
         # One lock for the check and the insertion: a request is either refused here or failed by `_fail_in_flight`.
@@ -95,7 +112,22 @@ class ProcessLink:
                 self._in_flight.add(command.request_id)
             elif isinstance(command, Shutdown):
                 self._shutdown_reason = self._shutdown_reason or command.reason
-            self._outgoing.put(pickle.dumps(command, pickle.HIGHEST_PROTOCOL))
+            self._send(frame(command))
+
+    def _send(self, data: bytes) -> None:
+        """Called with the lock held. What the child has no room for is left to the thread."""
+        sent = 0
+        if not self._unsent and self._end is not None:
+            try:
+                sent = self._end.send(data, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                sent = 0
+            except OSError:
+                log.debug("%s: the engine's process accepts no more commands", self._name)
+                return
+        if sent < len(data):
+            self._unsent += 1
+            self._outgoing.put(data[sent:])
 
     def join(self, timeout: float) -> bool:
         if self._process is None:
@@ -108,33 +140,63 @@ class ProcessLink:
             return False
         return True
 
-    def _write(self, connection: Connection) -> None:
+    def _write(self, end: socket.socket) -> None:
         try:
             while (data := self._outgoing.get()) is not None:
-                connection.send_bytes(data)
+                end.sendall(data)
+                with self._lock:
+                    self._unsent -= 1
         except OSError:
             log.debug("%s: the engine's process accepts no more commands", self._name)
 
-    def _read(self, connection: Connection, sink: Sink) -> None:
-        stopped = loaded = False
+    def _read(self, end: socket.socket, reader: FrameReader, sink: Sink) -> None:
+        """On a thread of its own, for callers without a poller."""
+        while not self._stopped:
+            select.select([end], [], [])
+            if not self._take(reader, sink):
+                self._report_exit(sink)
+        self._close(end)
+
+    def _read_some(self, end: socket.socket, reader: FrameReader, sink: Sink, poller: Poller) -> None:
+        """Called by the poller when there is something to read."""
+        alive = self._take(reader, sink)
+        if alive and not self._stopped:
+            return
+        poller.remove_reader(end)
+        self._close(end)
+        if not alive:
+            self._thread(self._report_exit, sink)  # it waits for the process
+
+    def _take(self, reader: FrameReader, sink: Sink) -> bool:
+        """Passes on the events of all steps that have come. Returns False if the child is gone without a last word."""
         try:
-            while not stopped:
-                events: list[Event] = pickle.loads(connection.recv_bytes())
-                self._remove_ended(events)
-                stopped = any(isinstance(event, Stopped) for event in events)
-                loaded = loaded or any(isinstance(event, Loaded | LoadFailed) for event in events)
-                if stopped:
-                    events = [*self._fail_in_flight(self._shutdown_reason or "the engine stopped"), *events]
-                sink(events)
+            steps: list[list[Event]] | None = reader.read()
         except (EOFError, OSError):
-            reason = self._exit_reason()
-            # Whoever ends a process says why.
-            log.log(logging.ERROR if self._kill_reason is None else logging.DEBUG, "%s: %s", self._name, reason)
-            first: list[Event] = [] if loaded else [LoadFailed(reason, self._crashed())]
-            sink([*first, *self._fail_in_flight(reason), Stopped(reason)])
-        finally:
-            self._outgoing.put(None)
-            connection.close()
+            return False
+        if not steps:
+            return True  # only a part of one has come
+        events = steps[0] if len(steps) == 1 else list(chain.from_iterable(steps))
+        self._remove_ended(events)
+        self._stopped = any(isinstance(event, Stopped) for event in events)
+        self._loaded = self._loaded or any(isinstance(event, Loaded | LoadFailed) for event in events)
+        if self._stopped:  # then it is the last one
+            events = [*events[:-1], *self._fail_in_flight(self._shutdown_reason or "the engine stopped"), events[-1]]
+        sink(events)
+        return True
+
+    def _report_exit(self, sink: Sink) -> None:
+        reason = self._exit_reason()
+        # Whoever ends a process says why.
+        log.log(logging.ERROR if self._kill_reason is None else logging.DEBUG, "%s: %s", self._name, reason)
+        first: list[Event] = [] if self._loaded else [LoadFailed(reason, self._crashed())]
+        self._stopped = True
+        sink([*first, *self._fail_in_flight(reason), Stopped(reason)])
+
+    def _close(self, end: socket.socket) -> None:
+        with self._lock:
+            self._end = None
+        self._outgoing.put(None)
+        end.close()
 
     def _remove_ended(self, events: list[Event]) -> None:
         with self._lock:

@@ -92,7 +92,7 @@ class EngineClient:
     async def load(self) -> ModelFacts:
         """Start the engine and wait for its model. Raises `ModelError` if it cannot be loaded."""
         try:
-            self.link.start_soon(self._sink())
+            self.link.start_soon(self._sink(), self._loop)
         except BaseException:
             self._stopped.set()  # nothing was started
             raise
@@ -182,6 +182,9 @@ class EngineClient:
 
     def _sink(self) -> Callable[[Sequence[Event]], None]:
         def deliver(events: Sequence[Event]) -> None:
+            if self._is_running() and not self._steps:
+                self._receive(events)
+                return
             self._steps.append(events)  # before the check: who sees it scheduled is taken along
             if self._scheduled:
                 return
@@ -193,6 +196,13 @@ class EngineClient:
                 log.warning("dropped %d engine events that came after the server had stopped", len(events))
 
         return deliver
+
+    def _is_running(self) -> bool:
+        """True if the event loop calls, not another thread."""
+        try:
+            return asyncio.get_running_loop() is self._loop
+        except RuntimeError:
+            return False
 
     def _receive_steps(self) -> None:
         """All steps that have come: if the loop falls behind, a request gets its events of several steps together."""

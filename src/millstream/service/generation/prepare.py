@@ -26,6 +26,9 @@ would waste CPU time."""
 
 INLINE_CHARACTERS = 8_192
 """Conversations up to this size are prepared on the event loop: that costs less than a switch to the pool."""
+INLINE_TEXT = 4_096
+"""The same for a text that is to be tokenized, which takes less than a millisecond. While many requests arrive, each
+switch also waits for the interpreter lock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +69,8 @@ async def prepare_unchecked(
 ) -> list[PreparedPrompt]:
     """Returns the tokens and media of each prompt, of any length. With a `limit`, a text that surely has more tokens
     is refused before it is tokenized."""
-    work = (_prepare(pool, files, model, prompt, request, limit) for prompt in request.prompts)
-    return list(await asyncio.gather(*work))
+    work = [_prepare(pool, files, model, prompt, request, limit) for prompt in request.prompts]
+    return [await work[0]] if len(work) == 1 else list(await asyncio.gather(*work))
 
 
 async def prepare_grammar(checks: GrammarChecks, model: GenerationModel, request: GenerationRequest) -> Grammar | None:
@@ -104,6 +107,8 @@ async def _prepare(
 ) -> PreparedPrompt:
     loop = asyncio.get_running_loop()
     if not isinstance(prompt, ChatPrompt):
+        if isinstance(prompt, TextPrompt) and prompt.suffix is None and len(prompt.text) <= INLINE_TEXT:
+            return PreparedPrompt(_encode(model, prompt, limit))
         return PreparedPrompt(await loop.run_in_executor(pool, _encode, model, prompt, limit))
     if prompt.media and request.prompt_logprobs is not None:
         raise BadRequest("prompt_logprobs is not supported for prompts with media", param="prompt_logprobs")
@@ -113,6 +118,8 @@ async def _prepare(
     job, escaped = work() if inline else await loop.run_in_executor(pool, work)
     assert model.template is not None
     text = await model.template.render(job)
+    if inline and len(text) <= INLINE_TEXT and not media:
+        return _encode_chat(model, text, media, escaped, limit)
     return await loop.run_in_executor(pool, _encode_chat, model, text, media, escaped, limit)
 
 

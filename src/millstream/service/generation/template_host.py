@@ -7,7 +7,6 @@ replaced.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import signal
 import socket
@@ -15,6 +14,7 @@ import subprocess
 from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Executor
+from typing import cast
 
 import orjson
 
@@ -136,25 +136,22 @@ class _DiedEarlier(Exception):
     """The child ended before it rendered this prompt, so the prompt can be sent again."""
 
 
-class _Child:
-    """One process. Jobs are written at once; a task reads the replies, which come in the same order."""
+class _Child(asyncio.Protocol):
+    """One process. Jobs are written at once, and its replies come in the same order."""
 
-    def __init__(
-        self,
-        process: subprocess.Popen[bytes],
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        pool: Executor,
-    ) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], pool: Executor) -> None:
         self.dead = False
         self._process = process
-        self._reader = reader
-        self._writer = writer
         self._pool = pool
         self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._received = bytearray()
         self._replies: deque[asyncio.Future[bytes]] = deque()
         self._last_reply = self._loop.time()
-        self._reader_task = asyncio.ensure_future(self._read_replies())
+        self._timer: asyncio.TimerHandle | None = None
+        """Runs while replies are due."""
+        self._exit: asyncio.Task[None] | None = None
+        self._gone: asyncio.Future[None] = self._loop.create_future()
 
     @classmethod
     async def start(cls, pool: Executor) -> _Child:
@@ -169,28 +166,26 @@ class _Child:
 
     @classmethod
     async def _start(cls, pool: Executor) -> _Child:
+        loop = asyncio.get_running_loop()
         parent_end, child_end = socket.socketpair()
         with child_end:
-            process = await asyncio.get_running_loop().run_in_executor(pool, _spawn, child_end)
-        reader, writer = await asyncio.open_unix_connection(sock=parent_end)
-        return cls(process, reader, writer, pool)
+            process = await loop.run_in_executor(pool, _spawn, child_end)
+        _, child = await loop.create_unix_connection(lambda: cls(process, pool), sock=parent_end)
+        return child
 
     async def ask(self, job: bytes) -> str:
         """Returns the child's reply. Raises `BadRequest` with the template's own error, `_Died`, or `_DiedEarlier`."""
-        if self.dead:
+        if self.dead or self._transport is None:
             raise _DiedEarlier
         reply: asyncio.Future[bytes] = self._loop.create_future()
+        if not self._replies:
+            self._last_reply = self._loop.time()
         self._replies.append(reply)
-        self._writer.write(LENGTH.pack(len(job)) + job)
-        try:
-            while not reply.done():
-                await asyncio.wait([reply], timeout=REPLY_TIMEOUT)
-                if not reply.done() and self._loop.time() - self._last_reply > REPLY_TIMEOUT:
-                    self._process.kill()  # then the reader task fails all pending replies
-        except asyncio.CancelledError:
-            reply.cancel()  # it stays in the queue, because the child will still answer
-            raise
-        data = reply.result()
+        self._transport.write(LENGTH.pack(len(job)) + job)
+        if self._timer is None:
+            self._timer = self._loop.call_later(REPLY_TIMEOUT, self._check)
+        # If this is cancelled, the reply stays in the queue, because the child will still answer.
+        data = await reply
         text = data[1:].decode("utf-8", "surrogatepass")
         if data[:1] != RENDERED:
             raise BadRequest(text, param="messages")
@@ -198,33 +193,52 @@ class _Child:
 
     async def stop(self) -> None:
         """Closes the socket, upon which an idle child exits, and waits until the process is gone."""
-        self._writer.close()
-        await asyncio.wait([self._reader_task])
+        if self._transport is not None:
+            self._transport.close()
+        await asyncio.wait([self._gone])
 
-    async def _read_replies(self) -> None:
-        try:
-            while True:
-                (size,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
-                data = await self._reader.readexactly(size)
-                self._last_reply = self._loop.time()
-                reply = self._replies.popleft()
-                if not reply.done():
-                    reply.set_result(data)
-        except (OSError, EOFError):
-            await self._handle_exit()
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by class
+
+    def data_received(self, data: bytes) -> None:
+        received = self._received
+        received += data
+        while len(received) >= LENGTH.size:
+            end = LENGTH.size + LENGTH.unpack_from(received)[0]
+            if len(received) < end:
+                return
+            self._last_reply = self._loop.time()
+            reply = self._replies.popleft()
+            if not reply.done():
+                reply.set_result(bytes(received[LENGTH.size : end]))
+            del received[:end]
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.dead = True
+        self._exit = asyncio.ensure_future(self._handle_exit())
+
+    def _check(self) -> None:
+        """Kills a child that has not answered for too long: all replies that are due then fail."""
+        self._timer = None
+        if not self._replies:
+            return
+        left = self._last_reply + REPLY_TIMEOUT - self._loop.time()
+        if left <= 0:
+            self._process.kill()
+        else:
+            self._timer = self._loop.call_later(left, self._check)
 
     async def _handle_exit(self) -> None:
         """Waits for the process and fails the pending replies: the first with the cause, the others for a retry."""
-        self.dead = True
-        self._writer.close()
-        with contextlib.suppress(OSError):
-            await self._writer.wait_closed()
+        if self._timer is not None:
+            self._timer.cancel()
         await self._loop.run_in_executor(self._pool, self._wait)
         error: Exception = _Died(self._exit_reason())
         for reply in self._replies:
             if not reply.done():
                 reply.set_exception(error)
             error = _DiedEarlier()
+        self._gone.set_result(None)
 
     def _wait(self) -> None:
         try:
