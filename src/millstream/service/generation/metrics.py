@@ -61,3 +61,23 @@ class GenerationMetrics:
             buckets=_GAP_BUCKETS,
             registry=registry,
         )
+        self._models: dict[str, ModelMetrics] = {}
+
+    def of(self, model: str) -> ModelMetrics:
+        """Those of one model: to look each of them up for each request takes longer than to count."""
+        if model not in self._models:
+            self._models[model] = ModelMetrics(self, model)
+        return self._models[model]
+
+
+class ModelMetrics:
+    """What is counted of each request to one model."""
+
+    def __init__(self, metrics: GenerationMetrics, model: str) -> None:
+        self.prompt_tokens = metrics.prompt_tokens.labels(model)
+        self.cached_tokens = metrics.cached_tokens.labels(model)
+        self.generated_tokens = metrics.generated_tokens.labels(model)
+        self.hit, self.miss = metrics.hits.labels(model, "hit"), metrics.hits.labels(model, "miss")
+        self.prepare, self.queue = metrics.prepare.labels(model), metrics.queue.labels(model)
+        self.prefill, self.first_token = metrics.prefill.labels(model), metrics.first_token.labels(model)
+        self.duration = metrics.common.duration.labels(model)
