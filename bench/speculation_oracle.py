@@ -1,6 +1,6 @@
 """What speculation gains by how often drafts are right, beside what theory allows. Without HTTP.
 
-python bench/speculation_oracle.py MODEL [rows=1,4,16,32] [accept=0.5,0.7,0.9,1.0] [out=96] [seconds=110]
+python bench/speculation_oracle.py MODEL [rows=1,4,16,32] [accept=0.5,0.7,0.9,1.0] [out=96] [seconds=50]
 
 MODEL is a name of bench/models.py or a model folder. First the target answers without speculation. Then a drafter that
 costs nothing proposes what the target is going to say, each token wrong with a given probability. For each number of
@@ -35,7 +35,8 @@ from millstream.engine.messages import Finished
 from models import find
 
 DEPTHS: dict[float, tuple[int, ...]] = {0.5: (1,), 0.7: (1, 2, 4), 0.9: (2, 4, 8), 1.0: (4, 8)}
-"""Depths that are worth trying, by acceptance."""
+"""Depths that are worth trying, by acceptance. Those whose passes would not give the numbers of plain steps are left
+out."""
 
 PROMPT = 100
 
@@ -112,6 +113,7 @@ class Oracle:
         self._vocabulary = min(self.facts.vocab_size, vocabulary)
         self._ids = itertools.count(1)
         self._learning = make_scheduler(SchedulerSettings(), self.facts)
+        self._all_began = False
 
     def prompts(self, rows: int) -> list[tuple[int, ...]]:
         return [tuple(self._draw.randrange(10, self._vocabulary) for _ in range(PROMPT)) for _ in range(rows)]
@@ -125,9 +127,10 @@ class Oracle:
             scheduler.submit(submit)
         found: dict[int, list[int]] = {submit.request_id: [] for submit in submits}
         run, ended, settled = Run(), 0, 0
+        self._all_began = False
         while ended < len(submits):
             began = time.perf_counter()
-            plan = self._plan(scheduler, found, out, depth)
+            plan = self._plan(scheduler, found, out, depth, len(submits))
             result = self.backend.step(plan)
             events = scheduler.advance(plan, result, time.perf_counter() - began)
             seconds = time.perf_counter() - began
@@ -152,10 +155,14 @@ class Oracle:
         return run
 
     def _plan(
-        self, scheduler: GenerationScheduler, found: Mapping[int, Sequence[int]], out: int, depth: int | None
+        self, scheduler: GenerationScheduler, found: Mapping[int, Sequence[int]], out: int, depth: int | None, rows: int
     ) -> Plan:
+        """Nobody drafts before all rows decode: the first would have ended when the last begin."""
         plan = scheduler.plan()
         list(scheduler.started())
+        self._all_began = self._all_began or len(plan.decode) == rows
+        if not self._all_began:
+            return dataclasses.replace(plan, drafts=(), odds=None)
         if depth is None:
             return plan
         # A step that is not read yet has given one more.
@@ -198,7 +205,8 @@ def measure(oracle: Oracle, rows: int, accepts: Sequence[float], out: int) -> It
     )
     known: dict[int, Answers] = {}
     for accept in sorted(accepts, reverse=True):
-        for depth in DEPTHS.get(accept, (2, 4)):
+        widest = oracle.facts.widest_pass or sys.maxsize
+        for depth in (each for each in DEPTHS.get(accept, (2, 4)) if rows * (each + 1) <= widest):
             note = ""
             if depth not in known:
                 # Compiles what this shape needs, and learns what it answers.
@@ -211,7 +219,8 @@ def measure(oracle: Oracle, rows: int, accepts: Sequence[float], out: int) -> It
             yield told + note
         oracle.drafter.accept, oracle.drafter.answers = accept, plain.answers
         run = oracle.run(prompts, out, None)
-        yield line(f"accept {accept} auto", run, again.rate, step, None, None)
+        told = line(f"accept {accept} auto", run, again.rate, step, None, None)
+        yield f"{told}; {differences(oracle, plain.answers, run.answers)}"
 
 
 def line(name: str, run: Run, rate: float, step: float, tokens: float | None, answers: Answers | None) -> str:
@@ -231,7 +240,7 @@ def main(arguments: Sequence[str]) -> None:
     name, given = arguments[0], dict(each.split("=", 1) for each in arguments[1:])
     rows = [int(each) for each in given.get("rows", "1,4,16,32").split(",")]
     accepts = [float(each) for each in given.get("accept", "0.5,0.7,0.9,1.0").split(",")]
-    out, limit = int(given.get("out", 96)), float(given.get("seconds", 110))
+    out, limit = int(given.get("out", 96)), float(given.get("seconds", 50))
     if given.get("kernels"):
         from millstream.backend.device import use_device
 

@@ -86,6 +86,8 @@ class Calibration:
     engine in the same process is in it."""
     depth_cost: float = 0.0
     """By how much a prompt token costs more for each token before it, relative to the first; 0 if not measured."""
+    spans_steps: bool = False
+    """True if the backend computes a chunk over several steps while rows decode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +141,8 @@ class GenerationFacts:
     widest_pass: int = 0
     """The most tokens of a pass that verifies drafts, of all rows together: beyond, its numbers would differ from those
     of plain steps in their last bits. 0: any number."""
+    widest_step: int = 0
+    """The most rows that speculate, for the same reason. 0: any number."""
     context_reason: str = ""
     """If the context was cut: the model's own limit and why there is less, as a sentence for errors."""
     spec_prefill: SpecPrefillFacts | None = None

@@ -50,13 +50,14 @@ class Pretended(PointerKernels):
         window: int = 0,
         sinks: Any = None,
         softcap: float | None = None,
+        flat: bool = False,
     ) -> mx.array:
-        self.count("windowed prefill" if window else "prefill" if left is None else "padded prefill")
+        self.count("flat prefill" if flat else "windowed prefill" if window else "prefill" if left is None else "padded prefill")
         count, length = queries.shape[2], keys.shape[2]
         own = mx.arange(length - count, length)[:, None]
         mask = (mx.arange(length) <= own) & (mx.arange(length) > own - (window or length))
         if left is not None:
-            mask = mask & (mx.arange(length) >= left[:, None, None, None])
+            mask = mask & (mx.arange(length) >= (left[:, None] if flat else left[:, None, None, None]))
         if softcap is not None:
             return capped_attention(queries, keys, values, scale, mask, softcap, sinks)
         out: mx.array = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
@@ -118,7 +119,7 @@ def test_a_model_gets_every_fast_path(family: str, cuda: Pretended, tmp_path: Pa
         )
         answers = driver.run(*(Generate(number, prompt, 12) for number, prompt in enumerate(prompts())))
     assert [len(answer) for answer in answers] == [12] * 3
-    used = {"write_rows", "parted decode", "prefill", "matmul_add", "glu", "qkv_rope"}
+    used = {"join_rows", "parted decode", "prefill", "matmul_add", "glu", "qkv_rope"}
     assert used <= set(cuda.calls)
 
 
@@ -132,7 +133,7 @@ def test_full_attention_beside_a_sliding_window_gets_the_attention_kernels(cuda:
         assert "fused blocks: 4 of 4 (4 with attention and MLP)" in driver.facts.notes
         answers = driver.run(*(Generate(number, prompt, 12) for number, prompt in enumerate(prompts())))
     assert [len(answer) for answer in answers] == [12] * 3
-    assert {"write_rows", "parted decode", "prefill", "windowed prefill"} <= set(cuda.calls)
+    assert {"join_rows", "parted decode", "prefill", "windowed prefill"} <= set(cuda.calls)
 
 
 def test_a_quantised_cache_gets_the_same_kernels(cuda: Pretended, tmp_path: Path) -> None:
@@ -144,7 +145,7 @@ def test_a_quantised_cache_gets_the_same_kernels(cuda: Pretended, tmp_path: Path
         answers = driver.run(*(Generate(number, prompt, 12) for number, prompt in enumerate(prompts())))
     assert note.startswith("fast paths: fuse, slots, kernel, fused-matmul, group-prefill, calibration; not used: ")
     assert [len(answer) for answer in answers] == [12] * 3
-    assert {"write_rows", "parted decode", "prefill"} <= set(cuda.calls)
+    assert {"join_rows", "parted decode", "prefill"} <= set(cuda.calls)
 
 
 def test_capped_scores_get_the_attention_kernels(cuda: Pretended, tmp_path: Path) -> None:
@@ -153,7 +154,7 @@ def test_capped_scores_get_the_attention_kernels(cuda: Pretended, tmp_path: Path
     with engine(lambda: MlxGenerationBackend(settings)) as driver:
         answers = driver.run(*(Generate(number, prompt, 12) for number, prompt in enumerate(prompts())))
     assert [len(answer) for answer in answers] == [12] * 3
-    assert {"write_rows", "parted decode", "prefill"} <= set(cuda.calls)
+    assert {"join_rows", "parted decode", "prefill"} <= set(cuda.calls)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -7,7 +7,8 @@ import pytest
 
 from millstream.backend.device import current_device
 from millstream.backend.kernels.expert_matmul import Activation, ExpertWeights, Packing, expert_down, expert_glu
-from millstream.backend.kernels.expert_routing import Routed, Router, Routing, combine, new_counter, route
+from millstream.backend.kernels.expert_routing import Routed, Router, Routing, combine, new_counter, route, route_many
+from millstream.backend.kernels.expert_tiles import sort_choices, tiled_down, tiled_glu
 from millstream.backend.layers import expert_ops
 
 pytestmark = pytest.mark.skipif(
@@ -70,6 +71,35 @@ def test_experts(packing: Packing | None, rows: int, activation: Activation) -> 
         assert mx.array_equal(alone, hidden[7 * SLOTS : 8 * SLOTS]).item(), "a row's numbers depend on its neighbours"
 
 
+@pytest.mark.parametrize("packing", PACKINGS)
+@pytest.mark.parametrize("rows", [3, 70, 1500])
+@pytest.mark.parametrize("activation", [Activation("silu"), Activation("clipped")])
+def test_experts_of_many_rows(packing: Packing | None, rows: int, activation: Activation) -> None:
+    mx.random.seed(rows)
+    x, indices = mx.random.normal((rows, SIZE)).astype(mx.bfloat16), choices(rows)
+    (gate, gate32), (up, up32) = (random_weights(HIDDEN, SIZE, packing) for _ in range(2))
+    down, down32 = random_weights(SIZE, HIDDEN, packing)
+    by_expert = sort_choices(indices, EXPERTS)
+    flat: list[int] = indices.flatten().tolist()  # type: ignore[assignment]
+    wanted = [entry for expert in range(EXPERTS) for entry, each in enumerate(flat) if each == expert]
+    assert by_expert.order.tolist()[: len(wanted)] == wanted
+    assert by_expert.starts.tolist() == [sum(0 <= each < expert for each in flat) for expert in range(EXPERTS + 1)]
+    order = mx.array(wanted)
+    hidden = tiled_glu(x, by_expert, gate, up, activation)
+    expected = expert_ops.glu(x.astype(mx.float32), indices, gate32, up32, activation)
+    assert close(hidden[: len(wanted)], expected[order])
+    hidden32 = mx.zeros((len(flat), HIDDEN))
+    hidden32[order] = hidden[: len(wanted)].astype(mx.float32)
+    out = tiled_down(hidden, by_expert, down)
+    assert close(out[order], expert_ops.down(hidden32, indices, down32)[order])
+    if rows == 70:
+        few = sort_choices(indices[:9], EXPERTS)
+        alone = tiled_down(tiled_glu(x[:9], few, gate, up, activation), few, down)
+        chosen = indices[:9].reshape(-1, 1) >= 0
+        same = mx.where(chosen, alone == out[: 9 * SLOTS], True)
+        assert mx.all(same).item(), "a row's numbers depend on its neighbours"
+
+
 @pytest.mark.parametrize(
     ("routing", "corrected", "gated"),
     [
@@ -102,6 +132,9 @@ def test_routing(routing: Routing, corrected: bool, gated: bool, rows: int) -> N
         compared = same[:, None] & (got.indices >= 0)
         assert mx.where(compared, mx.abs(weights), 0).max().item() < 0.05 * routing.scale
         assert (got.shared is not None) is gated
+        many = route_many(got.x.reshape(rows, SIZE), router, routing)
+        assert mx.array_equal(many.weights, got.weights).item(), "steps and passes route alike"
+        assert mx.all((many.indices == got.indices) | (got.indices < 0)).item()
     assert router.count.sum().item() == 0, "the counters are set back"
 
 

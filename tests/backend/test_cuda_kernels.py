@@ -10,11 +10,11 @@ import pytest
 from millstream.backend.device import current_device
 from millstream.backend.generation.sampling.sampler import seeds
 from millstream.backend.kernels import sample
-from millstream.backend.kernels.decode_attention import slab_decode
+from millstream.backend.kernels.decode_attention import Packing, slab_decode
 from millstream.backend.kernels.prefill_attention import prefill_attention
 from millstream.backend.kernels.write_rows import addresses_of, move_rows, write_rows
 from millstream.types import Sampling
-from support.decode_cases import CASES, DecodeCase, DecodeRun
+from support.decode_cases import CASES, PACKED_8, DecodeCase, DecodeRun
 from support.sampling_grid import disagreements, grid, reference_tokens
 
 pytestmark = pytest.mark.skipif(
@@ -149,6 +149,28 @@ def test_decode(name: str, dtype: mx.Dtype) -> None:
 def test_decode_with_heads_of_several_sizes(size: int, share: int) -> None:
     mx.random.seed(1)
     check_decode(DecodeCase((37, 0, 900), mx.bfloat16, size=size, share=share, capacity=1024))
+
+
+@pytest.mark.parametrize("packing", [None, PACKED_8])
+@pytest.mark.parametrize(("size", "share", "window"), [(64, 4, 0), (128, 8, 0), (64, 2, 80)])
+def test_a_query_gets_the_same_bits_in_a_pass_of_several_tokens(
+    size: int, share: int, window: int, packing: Packing | None
+) -> None:
+    mx.random.seed(1)
+    capacity = 96 if window else 1024
+    case = DecodeCase((37, 0, 90, 254, 700), mx.bfloat16, size=size, share=share, count=5, packing=packing)
+    run = DecodeRun(replace(case, window=window, capacity=capacity, span=32 if window else 256), addresses_of)
+    together = run.run(slab_decode)
+    for index in range(case.count):
+        alone = slab_decode(
+            run.queries[:, :, index : index + 1],
+            (run.new[0][:, :, index : index + 1], run.new[1][:, :, index : index + 1]),
+            replace(run.work, lengths=run.work.lengths + index, count=1),
+            run.layer,
+            run.scale,
+            packing=packing,
+        )
+        assert mx.array_equal(alone, together[:, :, index : index + 1]).item(), f"token {index}"
 
 
 def check_decode(case: DecodeCase) -> None:

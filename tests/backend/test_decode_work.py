@@ -15,13 +15,15 @@ from support.pointer_kernels import PointerKernels
 
 @pytest.mark.parametrize("capacity", [1, 32, 256, 544, 768, 1056, 2048, 10240, 131072])
 @pytest.mark.parametrize("span", [128, 512])
-def test_parts_cover_a_slot_and_are_of_one_size(capacity: int, span: int) -> None:
+def test_parts_cover_a_slot_and_begin_at_the_same_columns_in_every_slot(capacity: int, span: int) -> None:
     parts = spans(capacity, span)
     assert [start for start, _ in parts] == [0, *(stop for _, stop in parts[:-1])]
     assert parts[-1][1] == capacity
-    assert len({stop - start for start, stop in parts[:-1]}) <= 1
-    assert all(stop - start <= max(2 * span, capacity / 2) for start, stop in parts)
-    assert len(parts) == 1 or capacity > span
+    assert {stop - start for start, stop in parts[:-1]} <= {span}
+    assert parts[-1][1] - parts[-1][0] <= span
+    longer = spans(2 * capacity + 32, span)
+    assert longer[: len(parts) - 1] == parts[:-1]
+    assert longer[len(parts) - 1][0] == parts[-1][0]
 
 
 @pytest.mark.skipif(current_device().kind != "cpu", reason="NumPy reads the memory of arrays: needs MLX's CPU device")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from typing import Any
 
@@ -16,10 +17,12 @@ from mlx_lm.models.switch_layers import SwitchGLU
 from millstream.backend.generation.layers.block_check import checked_frame
 from millstream.backend.generation.layers.block_frame import NotUnderstood
 from millstream.backend.generation.layers.expert_parts import expert_parts
-from millstream.backend.generation.layers.fused_experts import FusedExperts, fuse_expert_layer, fuse_experts
+from millstream.backend.generation.layers.fused_experts import FusedExperts, fuse_experts
 from millstream.backend.generation.layers.fused_parts import PlainPart
+from millstream.backend.generation.layers.patched_experts import fuse_expert_layer, fuse_mixture, restore_mixtures
 from millstream.backend.kernels.expert_matmul import ExpertWeights, Packing, fits
 from millstream.backend.kernels.expert_routing import Router, Routing, new_counter, route_fits
+from millstream.backend.layers import expert_ops
 from millstream.backend.layers.expert_ops import route
 from millstream.backend.layers.fused_matmul import BY_MLX
 from millstream.backend.layers.projections import fuse_projections
@@ -153,7 +156,7 @@ def test_the_routing_of_a_family_is_found(family: str, config: dict[str, Any], s
     fuse_projections(model)
     block = model.layers[1]
     fused, plain = halves(block)
-    routing = fused.routing
+    routing = fused.parts.routing
     assert (routing.score, routing.experts, routing.slots) == (score, 8, 3)
     if family in ("deepseek_v2", "deepseek_v3", "dots1"):
         kind = "max" if family == "deepseek_v2" else "best_two"
@@ -196,18 +199,68 @@ def test_packed_experts_and_a_packed_router_give_what_they_gave() -> None:
     assert switch.gate_proj.bits == 8, "experts stay packed"
 
 
+@pytest.mark.parametrize("family", ["qwen2_moe", "glm4_moe", "gpt_oss", "mixtral"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_mixture_computes_the_tokens_of_a_prompt_as_before(family: str, packed: bool) -> None:
+    config, _ = FUSED[family]
+    model = make(family, config)
+    fuse_projections(model)
+    block = model.layers[1]
+    module = block[checked_frame(block).mlp]
+    if packed:
+        nn.quantize(module, group_size=32, bits=8)
+    fused, _ = halves(block)
+    prompts = mx.random.normal((2, 45, SIZE), key=mx.random.key(8))
+    expected, kind = module(prompts), type(module)
+    fuse_mixture(module, fused.parts, expert_ops.BY_MLX, expert_ops.BY_MLX, mx.float32)
+    calls: list[int] = []
+    mixed = module._mixed
+    module._mixed = Spy(mixed, calls)
+    np.testing.assert_allclose(np.array(module(prompts)), np.array(expected), rtol=1e-3, atol=1e-3)
+    assert calls == [90], "all tokens go through at once"
+    half = prompts.astype(mx.bfloat16)
+    assert module(half).shape == half.shape and calls == [90], "rows of another type are the module's own business"
+    module._mixed = mixed
+    restore_mixtures(model)
+    assert type(module) is kind and not hasattr(module, "_mixed")
+
+
+class Spy:
+    def __init__(self, mixed: Any, calls: list[int]) -> None:
+        self._mixed, self._calls, self.takes = mixed, calls, mixed.takes
+
+    def __call__(self, x: mx.array) -> mx.array:
+        self._calls.append(x.size // x.shape[-1])
+        out: mx.array = self._mixed(x)
+        return out
+
+
+def test_a_mixture_that_would_differ_is_left_alone() -> None:
+    config, _ = FUSED["qwen3_moe"]
+    block = make("qwen3_moe", config).layers[1]
+    fused, _ = halves(block)
+    other = dataclasses.replace(fused.parts.routing, scale=1.5)
+    kind = type(block.mlp)
+    with pytest.raises(NotUnderstood, match="differs by"):
+        fuse_mixture(
+            block.mlp,
+            dataclasses.replace(fused.parts, routing=other),
+            expert_ops.BY_MLX,
+            expert_ops.BY_MLX,
+            mx.float32,
+        )
+    assert type(block.mlp) is kind
+
+
 @pytest.mark.parametrize("tokens", [3, 20, 45])
-def test_tokens_of_a_chunk_are_rows_of_packed_experts(tokens: int) -> None:
+def test_tokens_of_a_chunk_go_to_the_layer_of_experts(tokens: int) -> None:
     mlp = make("qwen2_moe", _EXPERTS).layers[0].mlp
     nn.quantize(mlp, group_size=32, bits=8)
     x = mx.random.normal((2, tokens, SIZE), key=mx.random.key(8))
     expected = mlp(x)
     assert fuse_expert_layer(mlp, BY_MLX, mx.float32)
-    fused = mlp.switch_mlp._fused
-    fused._max_rows, rows, run = 20, [], fused._run
-    fused._run = lambda x, *rest: rows.append(x.shape[0]) or run(x, *rest)
+    assert mlp.switch_mlp._fused.takes(x)
     np.testing.assert_allclose(np.array(mlp(x)), np.array(expected), rtol=1e-3, atol=1e-3)
-    assert sum(rows) == 2 * tokens and max(rows) <= 20, "the tokens go through in several launches"
 
 
 class Dimmed(qwen3_moe.Qwen3MoeSparseMoeBlock):  # type: ignore[misc]
@@ -228,13 +281,11 @@ def test_a_mixture_that_does_something_else_keeps_its_own_routing() -> None:
     expected = block.mlp(x)
     assert fuse_expert_layer(block.mlp, BY_MLX, mx.float32)
     assert isinstance(block.mlp.switch_mlp, SwitchGLU) and type(block.mlp.switch_mlp) is not SwitchGLU
-    calls: list[int] = []
-    run = block.mlp.switch_mlp._fused._run
-    block.mlp.switch_mlp._fused._run = lambda *arguments: calls.append(1) or run(*arguments)
     np.testing.assert_allclose(np.array(block.mlp(x)), np.array(expected), rtol=1e-4, atol=1e-4)
-    assert len(calls) == 1
     prompt = mx.random.normal((1, 40, SIZE))
-    assert block.mlp(prompt).shape == prompt.shape and len(calls) == 1, "a chunk goes to mlx-lm's own layer"
+    got = block.mlp(prompt)
+    block.mlp.switch_mlp.__class__ = SwitchGLU
+    np.testing.assert_allclose(np.array(got), np.array(block.mlp(prompt)), rtol=1e-4, atol=1e-4)
 
 
 def test_experts_with_another_activation_are_left_alone() -> None:

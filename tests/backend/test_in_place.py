@@ -81,7 +81,7 @@ def test_no_saved_prefix_is_overwritten(groups: int, rows: int, kernels: Pointer
         assert driver.run(*again) == expected, "warm"
     finally:
         driver.stop()
-    assert "write_rows" in kernels.calls and decodes(kernels)
+    assert "join_rows" in kernels.calls and decodes(kernels)
 
 
 @pytest.mark.parametrize("family", some(["lfm2", "gemma3_text", "falcon_h1", "gemma4_text"], ["gemma4_text", "lfm2"]))
@@ -106,7 +106,7 @@ def test_layers_of_several_kinds(
         assert driver.run(*again) == expected, "warm"
     finally:
         driver.stop()
-    assert {"write_rows", "move_rows"} <= set(kernels.calls) and decodes(kernels)
+    assert {"join_rows", "move_rows"} <= set(kernels.calls) and decodes(kernels)
 
 
 def test_a_saved_prefix_shares_no_memory_with_a_slab(kernels: PointerKernels) -> None:
@@ -138,7 +138,7 @@ def test_rows_outgrow_their_class(kernels: PointerKernels, tmp_path: Path) -> No
         with engine(make) as driver:
             answers.append(driver.run(*submits))
     assert answers[0] == answers[1]
-    assert {"write_rows", "move_rows"} <= set(kernels.calls) and decodes(kernels)
+    assert {"join_rows", "move_rows"} <= set(kernels.calls) and decodes(kernels)
 
 
 def test_long_rows_are_computed_in_parts(kernels: PointerKernels, tmp_path: Path) -> None:
@@ -155,13 +155,13 @@ def test_long_rows_are_computed_in_parts(kernels: PointerKernels, tmp_path: Path
     assert kernels.calls["parted decode"] > 0
 
 
-@pytest.mark.parametrize("lost", ["write_rows", "decode"])
+@pytest.mark.parametrize("lost", ["join_rows", "decode"])
 def test_a_write_that_is_lost_is_found_at_load(
     lost: str, kernels: PointerKernels, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """MLX gives a kernel a copy of an array that is not contiguous."""
-    if lost == "write_rows":
-        monkeypatch.setattr(kernel_slabs, "write_rows", lambda *_: mx.array([1]))
+    if lost == "join_rows":
+        monkeypatch.setattr(kernel_slabs, "join_rows", lambda *_: [mx.array([1])])
     else:
         monkeypatch.setattr(attention, "slab_decode", lambda queries, *_, **__: mx.zeros_like(queries))
     folder = write_model(tmp_path / "model", "llama")

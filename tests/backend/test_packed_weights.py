@@ -16,7 +16,7 @@ from mlx_lm.utils import load_model
 
 from millstream.backend.device import Device, current_device
 from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
-from millstream.backend.kernels import matmul_tilings, packed_tilings, small_matmul
+from millstream.backend.kernels import matmul_tilings, packed_tilings, small_matmul, unpack_weight
 from millstream.backend.kernels.weights import Packed
 from millstream.backend.layers import matmul_reference, packed_products
 from millstream.backend.layers.packed_linear import PackedEmbedding, PackedLinear, use_packed_products
@@ -74,26 +74,38 @@ def test_blocks_fit_the_device_and_cut_sums_in_the_same_way(
 ) -> None:
     monkeypatch.setattr(packed_tilings, "shared_limit", lambda: limit * 1024)
     plain = packed(64, 1152, mode, bits, group_size)
-    for weight, head in itertools.product((plain, small_matmul.prepare(plain)), (0, 64, 128)):
+    for weight, head in itertools.product((plain, small_matmul.prepare(plain)), (0, 64, 80, 128, 192, 256)):
         assert isinstance(weight, Packed)
-        if head and (bits, group_size) == (8, 128):
-            continue
-        cuts = set()
-        for width in (each for each in matmul_tilings.WIDTHS if each <= packed_tilings.MAX_WIDTH):
+        for width in {matmul_tilings.width_of(rows, head) for rows in (1, 32, 64)}:
             tiling = packed_tilings.choose(weight, width, head=head)
             assert tiling.shared_bytes(width) <= limit * 1024 and tiling.threads <= 256
             assert not head or tiling.lines == head
-            cuts.add(tiling.split * tiling.along)
-        if weight.tickets is not None or not head:
-            assert cuts == {matmul_tilings.SLICES}, "a row's numbers would depend on the width"
+            assert tiling.split == 1 or weight.tickets is not None
+            # The slices are the source's own if there are many rows: one block has all, a pair, or one of them.
+            assert tiling.split in (1, 4, 8) if tiling.many else tiling.split * tiling.along == matmul_tilings.SLICES
 
 
-def test_heads_for_which_there_is_too_little_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed_tilings, "shared_limit", lambda: 99 * 1024)
+@pytest.mark.parametrize("size", [32, 64, 96, 128, 192, 256])
+def test_tiles_are_whole_parts_of_heads(size: int) -> None:
+    weight = small_matmul.prepare(packed(512, 256))
+    assert isinstance(weight, Packed)
+    for width in matmul_tilings.WIDTHS:
+        assert size % packed_tilings.choose(weight, width, head=0, within=size).lines == 0
+
+
+def test_few_tiles_are_shared_by_more_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_tilings, "multiprocessors", lambda: 100)
+    for outputs, bands, split in ((128 * 90, 1, 1), (128 * 45, 2, 1), (128 * 45, 1, 4), (128 * 20, 1, 8), (128, 1, 8)):
+        weight = small_matmul.prepare(packed(outputs, 128))
+        assert isinstance(weight, Packed)
+        assert packed_tilings.choose(weight, 64, bands, head=0).split == split
+
+
+def test_heads_that_are_too_large_for_a_block() -> None:
     weight = small_matmul.prepare(packed(512, 256, bits=8))
     assert isinstance(weight, Packed)
-    with pytest.raises(ValueError, match="too little shared memory for heads of 256"):
-        packed_tilings.choose(weight, 8, head=256)
+    with pytest.raises(ValueError, match="too little room for heads of 512"):
+        packed_tilings.choose(weight, 8, head=512)
 
 
 @pytest.mark.parametrize("least", [1, 10**6], ids=["unpacked first", "by MLX"])
@@ -240,9 +252,25 @@ def test_the_kernels_multiply_with_every_format(mode: str, bits: int, group_size
 def test_rows_of_a_packed_weight_get_the_same_numbers_in_any_company() -> None:
     weight, x = small_matmul.prepare(packed(256, 1088)), random(64, 1, 1088)
     wanted = small_matmul.matmul(x, weight)[:5]
-    for rows in (5, 16, 32):
+    for rows in (5, 8, 16, 32, 33):
         assert mx.array_equal(small_matmul.matmul(x[:rows], weight)[:5], wanted).item()
     residual = random(64, 1, 256)
     expected = matmul_reference.matmul_add(x, weight, residual)
     got = small_matmul.matmul_add(x, weight, residual)
     assert mx.abs((got - expected).astype(mx.float32)).max().item() <= 0.05
+
+
+@on_cuda
+@pytest.mark.parametrize(("mode", "bits", "group_size"), FORMATS)
+def test_a_weight_is_unpacked_as_mlx_does(mode: str, bits: int, group_size: int) -> None:
+    weight = packed(98, 1152, mode, bits, group_size)
+    got = unpack_weight.unpack(weight, mx.bfloat16).astype(mx.float32)
+    expected = mx.dequantize(weight.packed, weight.scales, weight.biases, group_size, bits, mode).astype(mx.float32)
+    assert mx.abs(got - expected).max().item() <= 0.01 * mx.abs(expected).max().item()
+
+
+def test_a_weight_with_few_tiles_gets_counters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_tilings, "multiprocessors", lambda: 100)
+    weight = packed(128 * 20, 128)
+    assert [packed_tilings.counters(weight, rows) for rows in (1, 8, 9, 64, 65, 200, 300)] == [0, 0, 20, 20, 40, 80, 0]
+    assert packed_tilings.counters(small_matmul.prepare(weight), 64) == 0, "it has its own"  # type: ignore[arg-type]

@@ -140,7 +140,7 @@ def test_kernels_pack_in_place(bits: int, folders: Folders, monkeypatch: pytest.
     with engine(make(folder, kv_bits=bits, like_gpu=True, disabled=frozenset({"fused-matmul"}))) as driver:
         check(driver.run(*submits), mlx_lm_outputs(folder, bits, submits))
     assert kernels.calls["decode"] > 300
-    assert kernels.calls["write_rows"] > 0
+    assert kernels.calls["join_rows"] > 0
 
 
 def test_rows_outlast_their_columns(folders: Folders) -> None:

@@ -211,16 +211,24 @@ def test_walking_blocks_have_something_on_its_way(
     memory: int, shape: BlockShape, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever shared memory a GPU has, or they do not walk; and two of them share it if it is large."""
-    for module in (matmul_tilings, packed_tilings):
-        monkeypatch.setattr(module, "shared_limit", lambda: memory)
+    monkeypatch.setattr(matmul_tilings, "shared_limit", lambda: memory)
+    tiling = matmul_tilings.for_few_rows(shape)
+    shared = tiling.shared_bytes(8)
+    assert tiling.tiles == shape.tiles and shared <= memory
+    assert not tiling.walks or tiling.depth >= matmul_tilings.MIN_DEPTH
+    assert not tiling.walks or matmul_tilings.resident(shared) == (2 if memory > 99 * 1024 else 1)
+    assert memory < 227 * 1024 or tiling.walks == shape.walks
+
+
+@pytest.mark.parametrize("shape", matmul_tilings.SHAPES)
+def test_blocks_of_a_packed_weight_walk_or_are_as_many_as_tiles(
+    shape: BlockShape, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(matmul_tilings, "multiprocessors", lambda: 7)
     weight = Packed(*mx.quantize(mx.zeros((64, 128)), 64, 4), 4, 64)
-    tilings = (matmul_tilings.for_few_rows(shape), packed_tilings.choose(weight, 8, head=0, shape=shape))
-    for tiling in tilings:
-        shared = tiling.shared_bytes(8)
-        assert tiling.tiles == shape.tiles and shared <= memory
-        assert not tiling.walks or tiling.depth >= matmul_tilings.MIN_DEPTH
-        assert not tiling.walks or matmul_tilings.resident(shared) == (2 if memory > 99 * 1024 else 1)
-    assert memory < 227 * 1024 or all(tiling.walks == shape.walks for tiling in tilings)
+    tiling = packed_tilings.choose(weight, 8, head=0, shape=shape)
+    assert tiling.tiles == shape.tiles and tiling.blocks(5, 8) == 5
+    assert tiling.blocks(100, 8) == (14 if shape.walks else 100)
 
 
 @on_cuda

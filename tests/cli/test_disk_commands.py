@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
+from millstream.cli.show import as_text
 from millstream.cli import main
 from millstream.config import Settings
 from millstream.errors import ModelError
@@ -120,6 +121,17 @@ def test_show_says_what_is_missing(filled: Path, capsys: pytest.CaptureFixture[s
     assert "mill/tinny is not on this machine. Did you mean mill/tiny" in capsys.readouterr().err
     assert main(["show", "./nothing"]) == 1
     assert "no such folder or file: ./nothing" in capsys.readouterr().err
+
+
+def test_show_says_who_drafts_and_how_well() -> None:
+    drafts = [{"drafter": "grammar", "proposed": 0, "accepted": 0}, {"drafter": "mtp", "proposed": 40, "accepted": 30}]
+    card = {"drafters": ["grammar", "mtp"], "passes": 9, "gain": 1.4, "drafts": drafts}
+    line = as_text({"id": "mill", "speculation": card}).splitlines()[1]
+    assert line.split(maxsplit=1) == [
+        "Drafts",
+        "by grammar, mtp; mtp 30 of 40 right; steps that verify them give 1.4 times as many tokens per second",
+    ]
+    assert as_text({"id": "mill", "speculation": {**card, "drafts": []}}).endswith("by grammar, mtp")
 
 
 def test_show_a_served_model(capsys: pytest.CaptureFixture[str]) -> None:

@@ -73,6 +73,14 @@ def test_unknown_variables_get_one_warning_with_the_nearest_names() -> None:
     assert resolve(MILLSTREAM_API_KEY="key", **known).warnings == ()
 
 
+def test_reading_prompts_in_part_without_a_draft_model_gets_a_warning() -> None:
+    (warning,) = resolve("some-folder", "--no-config", "--spec-prefill", "0.3").warnings
+    assert "some-folder" in warning and "--draft" in warning
+    assert resolve("some-folder", "--no-config", "--spec-prefill", "0.3", "--draft", "small").warnings == ()
+    (warning,) = resolve("some-folder", "--no-config", "--spec-prefill", "0.3", "--draft", "none").warnings
+    assert "does nothing" in warning
+
+
 def test_the_command_reports_a_wrong_variable(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from millstream.backend.kernels import matmul_source, matmul_tilings, norm_add, small_matmul
+from millstream.backend.kernels import epilogues, matmul_source, matmul_tilings, norm_add, small_matmul
 from millstream.backend.kernels.matmul_tilings import Tiling
 from millstream.backend.kernels.small_matmul import Kind
 from millstream.backend.kernels.weights import Norm, Packed, Weight
@@ -80,4 +80,15 @@ def play_matmul_kernels(monkeypatch: pytest.MonkeyPatch, count: Callable[[str], 
         return matmul_reference.norm_add(*args, **more)
 
     monkeypatch.setattr(small_matmul, "run", run)
+
+    def gated(*args: Any) -> Any:
+        count("gated")
+        return matmul_reference.gated(*args)
+
+    def heads_of(*args: Any, **more: Any) -> Any:
+        count("heads")
+        return matmul_reference.heads_of(*args, **more)
+
     monkeypatch.setattr(norm_add, "norm_add", sum_of)
+    monkeypatch.setattr(epilogues, "gated", gated)
+    monkeypatch.setattr(epilogues, "heads_of", heads_of)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from millstream.engine.generation.plan import Plan, Prefill, RowOutput, StepResult
 from millstream.model_facts import Calibration, GenerationFacts
 
+CALIBRATED_ROWS = (1, 4, 16)
+
 
 @dataclass
 class PipelinedDevice:
@@ -26,19 +28,30 @@ class PipelinedDevice:
     token: float
     """Of the device, for each token of a pass."""
     weights: float
-    """Of the device, for a pass at least."""
+    """Of the device, for a pass, however few tokens it has."""
+    drop: float = 0.0
+    """Of the host, for rows that leave, however many."""
+    new_shape: float = 0.0
+    """Of the host, to launch a pass with a number of tokens that has not run yet: memory and graphs."""
+    spans: bool = True
+    """Whether passes may span steps. Those of a CPU do not."""
+    calibrated_rows: tuple[int, ...] = CALIBRATED_ROWS
+    """What a load has the time to measure of decode steps."""
+    mistaken: float = 1.0
+    """What it finds for them, relative to what they cost."""
     clock: float = 0.0
     _free_at: float = 0.0
     _tokens_at: float = 0.0
     _rows: tuple[int, ...] = ()
     _pending: list[tuple[float, float]] = field(default_factory=list)
+    _shapes: set[int] = field(default_factory=set)
 
     def facts(self, rows: int = 64) -> GenerationFacts:
         """As a load would report it."""
         lengths = [2**power for power in range(4, 13)]
         chunks = tuple((length, self.build + self.encode + self._computing(length)) for length in lengths)
-        steps = tuple((count, self._decoding(count)) for count in (1, 4, 16))
-        measured = Calibration(chunks, steps, save_seconds=0.00038, save_seconds_per_byte=2e-12)
+        steps = tuple((count, self.mistaken * self.decoding(count)) for count in self.calibrated_rows)
+        measured = Calibration(chunks, steps, save_seconds=0.00038, save_seconds_per_byte=2e-12, spans_steps=self.spans)
         return GenerationFacts(
             2**20,
             2048,
@@ -53,18 +66,22 @@ class PipelinedDevice:
     def run(self, plan: Plan) -> tuple[StepResult, float]:
         """Returns the result, and seconds of the host."""
         started = self.clock
+        if set(plan.drop) & set(self._rows):
+            self.clock += self.drop
         if set(plan.decode) - set(self._rows):
             self.clock += self.join
         read, self._rows, tokens_at = self._rows, plan.decode, self._tokens_at
         if plan.decode:
-            self._launch(self.launch, self._decoding(len(plan.decode)))
+            self._launch(self.launch, self.decoding(len(plan.decode)))
             self._tokens_at = self._free_at
-        may_span = bool(plan.decode) and not plan.complete_prefill
+        may_span = self.spans and bool(plan.decode) and not plan.complete_prefill
         assert not (plan.decode and plan.prefill and self._pending), "a chunk was planned while another spans steps"
         if plan.prefill:
             passes = _passes(plan.prefill)
             self.clock += self.build * len(passes)
-            work = self.encode * len(passes), sum(map(self._computing, passes))
+            unseen = set(passes) - self._shapes
+            self._shapes |= unseen
+            work = self.encode * len(passes) + self.new_shape * len(unseen), sum(map(self._computing, passes))
             parts = plan.prefill_parts or 4
             self._pending = [(work[0] / parts, work[1] / parts)] * parts if may_span else [work]
             if not may_span:
@@ -79,10 +96,12 @@ class PipelinedDevice:
         return StepResult(rows, prefilling=bool(self._pending and plan.decode)), self.clock - started
 
     def _launch(self, host: float, device: float) -> None:
+        """What is launched runs once the device is free; the host is busy with it until then at least in part."""
+        self._free_at = max(self._free_at, self.clock) + max(device, host)
         self.clock += host
-        self._free_at = max(self._free_at, self.clock) + device
 
-    def _decoding(self, rows: int) -> float:
+    def decoding(self, rows: int) -> float:
+        """Seconds of a decode step on the device."""
         (low, least), *others = self.steps
         for high, most in others:
             if rows <= high:
@@ -91,11 +110,11 @@ class PipelinedDevice:
         return least * rows / low
 
     def _computing(self, tokens: int) -> float:
-        return max(self.weights, tokens * self.token)
+        return self.weights + tokens * self.token
 
 
 def _passes(chunks: tuple[Prefill, ...]) -> list[int]:
-    """Tokens of each pass: whole prompts share one."""
+    """Tokens of each pass: whole prompts share one, padded to the longest."""
     whole = [chunk.end for chunk in chunks if not chunk.start and chunk.joins and chunk.end]
     if len(whole) < 2:
         return [chunk.end - chunk.start for chunk in chunks]

@@ -53,6 +53,21 @@ class PointerKernels:
                 target[slot, :, (column + token) % target.shape[2]] = source[index, :, skip + token]
         return mx.array([1])
 
+    def join_rows(
+        self, sources: Sequence[mx.array], places: Sequence[Sequence[int]], addresses: mx.array
+    ) -> list[mx.array]:
+        self.count("join_rows")
+        table = np.array(addresses).reshape(addresses.shape[0], -1)
+        found = [np.array(source) for source in sources]
+        mx.synchronize()
+        for number, source in enumerate(found):
+            heads, size = source.shape[1], source.shape[3]
+            for slab, slot, capacity, row, first, tokens, column, _ in places:
+                target = at(int(table[slab, number]), (slot + 1, heads, capacity, size), source.dtype)
+                for token in range(tokens):
+                    target[slot, :, (column + token) % capacity] = source[row, :, first + token]
+        return [mx.array([1])]
+
     def move_rows(self, moves: Sequence[Sequence[int]], addresses: mx.array, parts: Sequence[mx.array]) -> mx.array:
         self.count("move_rows")
         table = np.array(addresses).reshape(addresses.shape[0], -1)
@@ -171,6 +186,7 @@ def check_items(items: Any, rows: int, *, parted: bool) -> None:
 def play_pointer_kernels(monkeypatch: pytest.MonkeyPatch, kernels: PointerKernels) -> None:
     monkeypatch.setattr(kernel_slabs, "addresses_of", kernels.addresses_of)
     monkeypatch.setattr(kernel_slabs, "write_rows", kernels.write_rows)
+    monkeypatch.setattr(kernel_slabs, "join_rows", kernels.join_rows)
     monkeypatch.setattr(kernel_slabs, "move_rows", kernels.move_rows)
     monkeypatch.setattr(attention, "slab_decode", kernels.decode)
     monkeypatch.setattr(attention, "decode_fits", lambda *_: True)

@@ -92,8 +92,15 @@ class _Reader:
 def _text(choice: dict[str, Any]) -> str:
     delta = choice.get("delta")
     if isinstance(delta, dict):
-        return delta.get("content") or delta.get("reasoning") or delta.get("reasoning_content") or ""
+        text = delta.get("content") or delta.get("reasoning") or delta.get("reasoning_content")
+        return text or "".join(map(_called, delta.get("tool_calls") or ()))
     return choice.get("text") or ""
+
+
+def _called(call: dict[str, Any]) -> str:
+    """What a piece of a tool call adds to its function's name and arguments."""
+    function = call.get("function") or {}
+    return (function.get("name") or "") + (function.get("arguments") or "")
 
 
 async def stream(url: SplitResult, path: str, body: dict[str, object], sample: Sample | None = None) -> Sample:

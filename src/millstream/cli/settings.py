@@ -20,7 +20,7 @@ from millstream.cli.environment import (
     unknown_variables,
 )
 from millstream.cli.serve_options import OPTIONS
-from millstream.config import ModelSpec, Settings
+from millstream.config import NO_DRAFT, ModelSpec, Settings
 from millstream.errors import ModelError
 from millstream.logs import LogFormat
 from millstream.models.source import name_of
@@ -102,8 +102,21 @@ def resolve_config(arguments: argparse.Namespace, environment: Mapping[str, str]
         **fields,
     )
     reject_duplicates(_names(settings))
-    warning = unknown_variables(environment)
-    return ServeConfig(settings, values, origins, model_origins, file, (warning,) if warning else ())
+    warnings = (unknown_variables(environment), _spec_prefill_without_draft(settings))
+    return ServeConfig(settings, values, origins, model_origins, file, tuple(each for each in warnings if each))
+
+
+def _spec_prefill_without_draft(settings: Settings) -> str | None:
+    """A sentence, if prompts of a model are to be read in part and no draft model would read them as a whole."""
+    names = [
+        spec.name or name_of(spec.source)
+        for spec in settings.specs
+        if (settings.spec_prefill if spec.spec_prefill is None else spec.spec_prefill) < 1
+        and (spec.draft or settings.draft or NO_DRAFT) == NO_DRAFT
+    ]
+    if not names:
+        return None
+    return f"--spec-prefill does nothing for {', '.join(names)}: it needs a draft model. Name one with --draft MODEL"
 
 
 def _read_file(arguments: argparse.Namespace, environment: Mapping[str, str]) -> ConfigFile:

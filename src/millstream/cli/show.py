@@ -155,7 +155,7 @@ _LABELS = {
     "architecture": "Architecture", "parameters": "Parameters", "quantization": "Quantisation",
     "context_length": "Context", "file_bytes": "Size on disk", "capabilities": "Capabilities",
     "tool_format": "Tool calls", "reasoning_format": "Reasoning", "licence": "Licence",
-    "memory_bytes": "Memory in use", "aliases": "Aliases", "error": "Error",
+    "memory_bytes": "Memory in use", "speculation": "Drafts", "aliases": "Aliases", "error": "Error",
 }  # fmt: skip
 _SHOWN = {*_LABELS, "template", "memory", "notes", "format", "object", "created", "owned_by"}
 
@@ -167,7 +167,19 @@ def _value(key: str, value: Any) -> str:
         return f"{value:,} tokens"
     if key.endswith("_bytes"):
         return size_text(value)
+    if key == "speculation":
+        return _drafts(value)
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _drafts(speculation: Mapping[str, Any]) -> str:
+    """Who drafts, and what came of it."""
+    text = f"by {', '.join(speculation['drafters'])}"
+    drafts = [each for each in speculation["drafts"] if each["proposed"]]
+    if drafts:
+        right = ", ".join(f"{each['drafter']} {each['accepted']:,} of {each['proposed']:,} right" for each in drafts)
+        text += f"; {right}; steps that verify them give {speculation['gain']} times as many tokens per second"
+    return text
 
 
 def _count(value: int) -> str:

@@ -20,10 +20,12 @@ from millstream.backend.generation.caches.mixed_caches import MixedCaches
 from millstream.backend.generation.caches.quantized import KvQuantization, QuantizedSlabLayer, new_prompt_caches
 from millstream.backend.generation.caches.slabs import Parts
 from millstream.backend.generation.caches.slots import SlotCaches
+from millstream.backend.generation.caches.widths import flat_length
 from millstream.backend.generation.compiled_step import CompiledStep
 from millstream.backend.generation.forward_pass import ForwardPass
 from millstream.backend.generation.layout import Layout
 from millstream.backend.generation.mtp.drafter import MtpDrafter
+from millstream.backend.generation.prefill.flat import FlatPasses
 from millstream.backend.generation.prefill.prefiller import MixedPrefiller, PlainPrefiller, Prefiller, SinglePrefiller
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
 from millstream.backend.generation.prefix_store.cache_state import kv_parts, prefix_sizes
@@ -62,6 +64,7 @@ class Assembly:
         self._slabs: ClassCaches | MixedCaches | None = None
         """Where kernels may write in the batch that was made last: its caches, if they are slabs."""
         self._templates: dict[KvQuantization | None, list[Parts]] = {}
+        self._flat: dict[tuple[KvQuantization | None, bool], FlatPasses] = {}
         self._like: RowCaches = []
         """Caches of one row that hold a token, once they were needed."""
 
@@ -138,6 +141,13 @@ class Assembly:
             layer=SlabLayer if packing is None else functools.partial(QuantizedSlabLayer, packing),
         )
 
+    def warm_up_prompts(self, layout: Layout, most: int) -> None:
+        """Run flat passes of every length up to `most` tokens, if prompts share such passes."""
+        length = 0
+        while layout.flat_prompts and self.mtp is None and (length := flat_length(length + 1)) <= most:
+            parts, _ = self._flat_passes(layout).run([[0] * length])
+            mx.eval(parts)
+
     def _single_prefiller(self, store: PrefixStore) -> Prefiller:
         prefill_media = self._encoder.prefill if self._encoder is not None else None
         return SinglePrefiller(self.model, store, prefill_media=prefill_media, watch=self.mtp)
@@ -152,10 +162,19 @@ class Assembly:
             watch=self.mtp,
         )
 
+    def _flat_passes(self, layout: Layout) -> FlatPasses:
+        """Kept, since what they have traced is."""
+        key = (layout.packing, layout.compiled_step)
+        if key not in self._flat:
+            layers = len(new_row_caches(self.model))
+            self._flat[key] = FlatPasses(self.model, layers, layout.packing, compiled=layout.compiled_step)
+        return self._flat[key]
+
     def _prefiller(self, layout: Layout, store: PrefixStore) -> Prefiller:
         return PlainPrefiller(
             self.model,
             len(new_row_caches(self.model)),
+            flat=self._flat_passes(layout) if layout.flat_prompts and self.mtp is None else None,
             min_length_ratio=layout.group_fill,
             prefix_store=store,
             quantization=layout.packing,

@@ -60,6 +60,8 @@ from millstream.model_facts import GenerationFacts
 if TYPE_CHECKING:
     from millstream.backend.generation.media.encoder import Encoded, MediaEncoder
 
+MOST_WARM_TOKENS = 2048
+"""Prompts that share a pass have at most so many tokens together in the warm-up."""
 TEXT_ONLY = "this model takes text only"
 
 log = logging.getLogger(__name__)
@@ -191,6 +193,7 @@ class MlxGenerationBackend(MlxBackend):
             feature_bytes=settings.feature_bytes if self._encoder is not None else 0,
             drafters=self._speculating.drafts.names,
             widest_pass=layout.widest_pass,
+            widest_step=layout.widest_step,
         )
         self._warm_up(facts, warming_up)
         if self._model_drafter is not None and self._compiles_kernels:
@@ -326,7 +329,7 @@ class MlxGenerationBackend(MlxBackend):
         """Verify drafts, if there are some that pay. Else a plain step is due; if it was not worth it to read the one
         before for the drafts, that goes on."""
         speculating, rows = self._speculating, len(batch.ids)
-        if not batch.supports_length:
+        if not batch.supports_length or not self._exact(batch):
             return Decoding()
         if self._pending is not None and not batch.guided and not speculating.expects_drafts(wanted, odds, rows):
             return Decoding()
@@ -343,6 +346,11 @@ class MlxGenerationBackend(MlxBackend):
             decoding.verification, failed = batch.launch_drafts(drafts)
             decoding.failed += failed
         return decoding
+
+    def _exact(self, batch: Batch) -> bool:
+        """Whether passes give the numbers of plain steps: those are as wide as they were for rows that have left."""
+        assert self._layout is not None, "no model is loaded"
+        return not self._layout.widest_step or batch.size <= self._layout.widest_step
 
     def _finish(self, batch: Batch, decoding: Decoding) -> list[RowOutput]:
         """Wait for what a step reports: the plain step before it, and its own pass if that verifies drafts."""
@@ -482,6 +490,9 @@ class MlxGenerationBackend(MlxBackend):
             phases.done(name)
             progress.advance()
 
+        assert self._assembly is not None and self._layout is not None, "the model is loaded"
+        self._assembly.warm_up_prompts(self._layout, min(MOST_WARM_TOKENS, facts.context_length))
+        phases.done("prompts")
         run = functools.partial(
             warm_up,
             self,

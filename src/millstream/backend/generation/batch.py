@@ -93,11 +93,11 @@ class Batch:
         if not submits:
             return
         slots = self._caches.join(joining)
-        grown = self._caches.size - len(self._rows)
-        self._rows += [None] * grown
-        fresh = mx.zeros((grown,), dtype=mx.int32)
-        self._inputs = mx.concatenate([self._inputs, fresh])
-        self._positions = mx.concatenate([self._positions, fresh])
+        if grown := self._caches.size - len(self._rows):
+            self._rows += [None] * grown
+            fresh = mx.zeros((grown,), dtype=mx.int32)
+            self._inputs = mx.concatenate([self._inputs, fresh])
+            self._positions = mx.concatenate([self._positions, fresh])
         for slot, submit in zip(slots, submits, strict=True):
             self._rows[slot] = submit
             self._joined[submit.request_id] = self._launches
@@ -108,6 +108,7 @@ class Batch:
         chosen = mx.array(slots, dtype=mx.int32)
         self._inputs[chosen] = mx.array([submit.prompt[-1] for submit in submits], dtype=mx.int32)
         self._positions[chosen] = mx.array([submit.resumed for submit in submits], dtype=mx.int32)
+        self._launch_inputs()
         self._rows_changed()
 
     def drop(self, ids: set[int]) -> None:
@@ -121,6 +122,7 @@ class Batch:
         if sources != list(range(len(rows))):
             moved = mx.array(sources, dtype=mx.int32)
             self._inputs, self._positions = self._inputs[moved], self._positions[moved]
+            self._launch_inputs()
         self._penalties.filter([slot if slot in occupied else -1 for slot in sources])
         self._rows = [rows[slot] if slot >= 0 else None for slot in sources]
         for request_id in ids & self.ids:
@@ -281,6 +283,11 @@ class Batch:
         self._inputs = tokens
         mx.async_eval(tokens, self._positions, *(logprobs.arrays if logprobs else ()))  # type: ignore[no-untyped-call]
         return Launched(self._ids, tokens, logprobs)
+
+    def _launch_inputs(self) -> None:
+        """Not as part of the next step: MLX makes CUDA graphs of so many operations each, in their order, and a few more
+        at the beginning of a step would make every graph of it a new one, which takes milliseconds."""
+        mx.async_eval(self._inputs, self._positions)  # type: ignore[no-untyped-call]
 
     def _rows_changed(self) -> None:
         """Rebuild what depends on the rows: once per change, not per step."""

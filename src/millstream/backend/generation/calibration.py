@@ -26,8 +26,15 @@ SECONDS = 1.0
 CHUNK_SECONDS = 0.7 * SECONDS
 """Of these, the time for chunks and saves; the rest is for decode steps."""
 
+STEP_SECONDS = 0.3 * SECONDS
+"""What decode steps have in any case: how prompts are read beside rows depends on them."""
+
 LONG_RUN = SECONDS / 8
 """A chunk that takes so long is run once: whatever the first run pays for besides is little beside it."""
+
+SUSPICIOUS = 3.0
+"""A chunk that takes so many times as long as one of half its length was disturbed, or was the first of its shape. It
+is run again, however long it took."""
 
 REPEATS, SAVE_REPEATS = 2, 4
 """Runs of other chunks, and of saves. The fastest counts: whatever disturbs a run makes it slower."""
@@ -47,7 +54,7 @@ DEEP, DEEP_SECONDS, MIN_DEEP_CHUNK = 6, 0.4, 256
 
 ROWS = (1, 4, 16)
 ROW_TOKENS = 8
-WARM_STEPS, TIMED_STEPS = 2, 4
+WARM_STEPS, TIMED_STEPS = 3, 4
 """A backend may run a step ahead, so a step's own time shows only once its rows are running."""
 
 
@@ -77,6 +84,7 @@ class _Calibrator:
         self._started = now()
         self._numbers = itertools.count(1)
         self._workspace_bytes = 0
+        self._spans_steps = False
         self._saves: list[tuple[int, float]] = []
         """(bytes, seconds) of a short and a long save of the longest chunk so far."""
 
@@ -86,7 +94,7 @@ class _Calibrator:
         steps = self._steps()
         self._backend.reset()
         costs = _save_cost(self._saves)
-        return Calibration(tuple(chunks), tuple(steps), *costs, self._workspace_bytes, depth_cost)
+        return Calibration(tuple(chunks), tuple(steps), *costs, self._workspace_bytes, depth_cost, self._spans_steps)
 
     def _depth_cost(self, chunks: list[tuple[int, float]]) -> float:
         """Run several chunks of one prompt and compare the last with the first: attention reads all tokens before. Only
@@ -114,7 +122,7 @@ class _Calibrator:
         while stalled < 2 and length * 2 <= longest and self._in_bounds(2 * found[-1][1]):
             best = max(tokens / seconds for tokens, seconds in found)
             length *= 2
-            found.append((length, self._chunk(length)))
+            found.append((length, self._chunk(length, SUSPICIOUS * found[-1][1])))
             stalled = 0 if length / found[-1][1] > GROWTH * best else stalled + 1
         return found
 
@@ -123,8 +131,9 @@ class _Calibrator:
         needed = seconds * (1 if seconds >= LONG_RUN else REPEATS)
         return self._in_time(needed, CHUNK_SECONDS) and 4 * self._workspace_bytes <= self._available_bytes()
 
-    def _chunk(self, length: int) -> float:
-        """Seconds of a chunk; measures its workspace and the cost of saving it as well."""
+    def _chunk(self, length: int, suspicious: float = float("inf")) -> float:
+        """Seconds of a chunk; measures its workspace and the cost of saving it as well. A run that takes longer than
+        `suspicious` is repeated."""
         best = float("inf")
         peaks: list[int] = []
         for repeat in range(REPEATS):
@@ -134,7 +143,7 @@ class _Calibrator:
             # Keys and values of the chunk are active now, and are counted per token elsewhere.
             peaks.append(max(0, mx.get_peak_memory() - mx.get_active_memory()))
             best = min(best, seconds)
-            last = repeat == REPEATS - 1 or seconds >= LONG_RUN
+            last = repeat == REPEATS - 1 or LONG_RUN <= seconds <= suspicious
             if last:
                 self._save(request, length)
             self._backend.step(Plan(drop=(request.request_id,)))
@@ -168,23 +177,26 @@ class _Calibrator:
         found: list[tuple[int, float]] = []
         running: tuple[int, ...] = ()
         expected = 0.0
+        end = max(SECONDS, self._now() - self._started + STEP_SECONDS)
         for rows in ROWS:
-            if rows > self._facts.max_rows or (found and not self._in_time(expected, SECONDS)):
+            if rows > self._facts.max_rows or (found and not self._in_time(expected, end)):
                 break
             joining = [self._request(ROW_TOKENS + 1) for _ in range(rows - len(running))]
             chunks = tuple(Prefill(request, 0, len(request.prompt) - 1) for request in joining)
-            joined = self._timed(Plan(prefill=chunks, decode=running))
+            started = self._now()
+            self._spans_steps = self._backend.step(Plan(prefill=chunks, decode=running)).prefilling
+            joined = self._now() - started
             running += tuple(request.request_id for request in joining)
-            found.append((rows, self._step(running)))
+            found.append((rows, self._step(running, end)))
             expected = 4 * joined + 2 * (WARM_STEPS + 1) * found[-1][1]
         return found
 
-    def _step(self, running: tuple[int, ...]) -> float:
+    def _step(self, running: tuple[int, ...], end: float) -> float:
         """Mean seconds of a few steps. The fastest would not do: the work of one step may show in the next one."""
         for _ in range(WARM_STEPS):
             self._backend.step(Plan(decode=running))
         times = [self._timed(Plan(decode=running))]
-        while len(times) < TIMED_STEPS and self._in_time(times[-1], SECONDS):
+        while len(times) < TIMED_STEPS and self._in_time(times[-1], end):
             times.append(self._timed(Plan(decode=running)))
         return sum(times) / len(times)
 

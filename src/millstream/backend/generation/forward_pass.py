@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import mlx.core as mx
 
 from millstream.backend.generation.caches.traced_step import TracedStep
+from millstream.backend.kernels.matmul_tilings import WIDTHS
+from millstream.backend.kernels.matmul_tuning import as_step_of
 
 Forward = Callable[..., mx.array]
 
@@ -27,6 +30,7 @@ class ForwardPass:
 def forward_pass(model: Forward, tokens: mx.array, caches: Any, layers: Any, **named: mx.array) -> mx.array:
     if tokens.shape[1] == 1 or not isinstance(caches, TracedStep):
         return model(tokens, cache=layers, **named)
-    shape = caches.shape
-    logits = model(shape.flat(tokens)[:, None], cache=layers, **named)
+    shape, step = caches.shape, caches.size
+    with as_step_of(step) if step <= WIDTHS[-1] else nullcontext():
+        logits = model(shape.flat(tokens)[:, None], cache=layers, **named)
     return shape.by_row(logits, tokens.shape[0])

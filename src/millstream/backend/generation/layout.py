@@ -32,7 +32,8 @@ from millstream.backend.generation.layers.state_layers import adopt_state_layers
 from millstream.backend.generation.prefix_store.cache_state import leaf_caches
 from millstream.backend.generation.sampling.kernel_check import kernel_agrees
 from millstream.backend.generation.settings import GenerationSettings
-from millstream.backend.kernels.small_matmul import WIDTHS, supported_here
+from millstream.backend.kernels.matmul_tuning import exact_limits
+from millstream.backend.kernels.small_matmul import supported_here
 from millstream.backend.layers.cpu_attention import cpu_attention
 from millstream.backend.layers.cpu_linear import mkl_layer, mkl_layout_pays, use_mkl_layout
 from millstream.backend.layers.fused_matmul import BY_KERNELS, BY_MLX
@@ -88,6 +89,8 @@ class Layout:
     """Rows with at least so many tokens in the prefix cache read them there. 0: rows hold all of their tokens."""
     share_runs: int = 0
     """In how many pieces a row may do so: each is a call of attention, except with kernels."""
+    flat_prompts: bool = False
+    """Whole prompts share a pass without padding, one after the other."""
     padded_chunks: bool = False
     """True if chunks are padded to one of a few lengths."""
     sampling_kernel: bool = False
@@ -105,7 +108,12 @@ class Layout:
     @property
     def widest_pass(self) -> int:
         """See `GenerationFacts.widest_pass`: our matmuls give a row the same numbers at all of their widths."""
-        return WIDTHS[-1] if self.width is kernel_width else 0
+        return exact_limits()[1] if self.width is kernel_width else 0
+
+    @property
+    def widest_step(self) -> int:
+        """See `GenerationFacts.widest_step`: beyond, cuBLAS computes plain steps, and gives others in wider passes."""
+        return exact_limits()[0] if self.width is kernel_width else 0
 
     @property
     def fast_paths(self) -> str:
@@ -185,7 +193,7 @@ class LayoutChooser:
         if layout.caches == "merged":
             self._decline("group-prefill", "needs slots")
         self._look_at_packed_layers()
-        layout = self._compile_step(layout, trial)
+        layout = self._flatten_prompts(self._compile_step(layout, trial), trial)
         reasons = tuple((name, self._declined.get(name)) for name in FAST_PATHS)
         notes = () if self._fusion is None or not self._enabled("fused-matmul") else (self._fusion.note,)
         return dataclasses.replace(layout, reasons=reasons, notes=notes, no_drafts=self._no_drafts(layout, trial))
@@ -384,6 +392,20 @@ class LayoutChooser:
             self._decline("compiled-step", trouble)
             return layout
         return compiled
+
+    def _flatten_prompts(self, layout: Layout, trial: Trial) -> Layout:
+        """With whole prompts one after the other in a pass, if a trial of that gives the same answers as padding."""
+        wide = self._on_cuda or self._settings.like_gpu
+        if layout.caches != "classes" or layout.group_fill is None or self._takes_media or not wide:
+            return layout
+        flat = dataclasses.replace(layout, flat_prompts=True)
+        try:
+            limit = self._rounding_limit(trial, layout, together=True)
+            distance = trial.disagreement(flat, together=True)
+        except ERRORS as error:
+            log.info("This model pads prompts that share a pass: %s", error)
+            return layout
+        return flat if distance <= limit else layout
 
     def _quantised(self, trial: Trial) -> Layout:
         """A quantised KV cache: only over slots, and with attention that reads packed numbers."""

@@ -29,8 +29,8 @@ LONG = 1300
 """Tokens of a prompt so long that attention is computed in parts."""
 
 
-PASSES = ((1, LENGTHS_OF_PASSES[1:]), (2, (5, 17)), (3, (3,)), (4, (9,)), (5, (2,)), (7, (5,)))
-"""Rows, and lengths of passes, that take every width for up to 8 rows."""
+PASSES = ((1, LENGTHS_OF_PASSES[1:]), (2, (5, 17)), (3, (3,)), (4, (9,)), (5, (2,)), (7, (5,)), (16, (2, 3, 5, 9)))
+"""Rows, and lengths of passes, that take every width for up to 8 rows, and what is tried first with 9 to 16."""
 _CHUNKS = tuple(length for length in CHUNK_LENGTHS if length <= MAX_PADDED_CHUNK)
 """Calibration runs longer ones, if they are not too slow here."""
 RUNS = 4 + len(_CHUNKS)

@@ -22,10 +22,12 @@ from millstream.backend.kernels.compiled import cuda_kernel
 
 WARPS = 8
 """Of a block that has no tensor cores."""
-SHARED_BYTES = 99 * 1024
-"""Of a block, at most: every GPU from sm_80 on has so much."""
-SOME_BYTES = 66 * 1024
-"""Of a block, if that is enough."""
+REGISTERS = 65536
+"""Of a multiprocessor of every GPU so far."""
+SOME_REGISTERS = 56
+STAGE_BYTES = 32 * 1024
+"""Of a block, on their way. Several blocks are on a multiprocessor at a time, so this is enough; and the fewer bytes a
+block has, the more blocks there are."""
 _INPUTS = ("q", "new_k", "new_v", "items", "lengths", "addresses", "layer", "counters", "sinks")
 SPAN, SHORTEST_SPAN = 512, 128
 """Columns per part, about: see `spans`."""
@@ -67,11 +69,9 @@ def span_for(groups: int, token_bytes: int) -> int:
 
 
 def spans(capacity: int, span: int = SPAN) -> list[tuple[int, int]]:
-    """The columns of a slot, in parts for work items. They depend on the slot alone, so a row gets the same numbers
-    whatever else is in the batch."""
-    parts = max(1, round(capacity / span))
-    size = -(-capacity // (parts * 32)) * 32
-    return [(first, min(capacity, first + size)) for first in range(0, capacity, size)]
+    """The columns of a slot, in parts for work items. Where they begin depends on nothing but `span`, so a row gets the
+    same numbers whatever else is in the batch, and in whatever slot it is."""
+    return [(first, min(capacity, first + span)) for first in range(0, capacity, span)]
 
 
 _JOIN = """
@@ -178,7 +178,7 @@ def _launch(
     sinks = len(rest) == len(_INPUTS) - 1
     chunks, tokens = chunks_of(count, heads // groups)
     assert chunks <= MOST_CHUNKS, "more tokens per row than counters"
-    form = _form(queries.dtype, size, heads // groups * tokens, packing)
+    form = _form(queries.dtype, size, heads // groups * tokens, packing, count)
     (out, _) = _kernel(form)(
         inputs=[queries, *rest] if sinks else [queries, *rest, queries],
         output_shapes=[queries.shape, (chunks * items, groups, form.queries, size + 4) if parted else (1,)],
@@ -215,18 +215,28 @@ class _Form:
     depth: int
     """Tiles of a warp that are on their way, and the one that it works on."""
     shared_bytes: int
+    blocks: int
+    """At a time on a multiprocessor: so few registers does a thread get."""
+
+    @property
+    def header(self) -> str:
+        words = {"KIND": self.kind or "f16", "THREADS": str(self.warps * 32), "BLOCKS": str(self.blocks)}
+        return functools.reduce(lambda text, word: text.replace(word, words[word]), words, source.HEADER)
 
     @property
     def source(self) -> str:
         if self.kind is None:
-            return source.BEGIN + source.DENSE_WRITE + source.SCALAR_LOOP + source.END
-        write, loop = (
-            (source.PACKED_WRITE, source.PACKED_LOOP) if self.packed else (source.DENSE_WRITE, source.DENSE_LOOP)
-        )
-        return source.BEGIN + write + source.TILES + loop + source.STORE_TILES + source.END
+            middle = source.PLACE + source.DENSE_WRITE + source.SCALAR_LOOP
+        elif self.packed:
+            middle = source.PACKED_QUERY + source.PLACE + source.PACKED_WRITE + source.TILES + source.PACKED_LOOP
+            middle += source.STORE_TILES
+        else:
+            middle = source.DENSE_QUERY + source.PLACE + source.DENSE_WRITE + source.TILES + source.DENSE_LOOP
+            middle += source.STORE_TILES
+        return source.BEGIN + middle + source.END
 
 
-def _form(dtype: mx.Dtype, size: int, queries: int, packing: Packing | None) -> _Form:
+def _form(dtype: mx.Dtype, size: int, queries: int, packing: Packing | None, count: int = 1) -> _Form:
     """How many tiles are on their way, and with how many warps: about as many bytes for all shapes, and several blocks
     at a time on a multiprocessor, since a block also waits, at its begin and at its end. Of all this only the number of
     warps changes a result, and it depends on the shape alone."""
@@ -238,11 +248,14 @@ def _form(dtype: mx.Dtype, size: int, queries: int, packing: Packing | None) -> 
     else:
         tile = 16 * size * 4 if packing is None else 16 * (size * packing.bits // 4 + size // 64 * 16)
         warps = 4 if tile <= 8192 else 2
-        few = SOME_BYTES // (warps * tile)
-        depth = min(6, few if few >= 3 else SHARED_BYTES // (warps * tile))
-    sums = warps * queries * (size + 4) * 4
-    joined = queries * 8 + 16 + 16 * max(warps * 32, queries * size // 4)
-    return _Form(kind, packing is not None, queries, warps, depth, max(depth * warps * tile, sums, joined))
+        depth = max(1 if packing is None else 2, STAGE_BYTES // (warps * tile))
+    sums = warps * queries * (size + 6) * 4
+    fresh = 0 if packing is None else 2 * count * (size * packing.bits // 8 + size // 16)
+    shared_bytes = max(depth * warps * tile + fresh, sums)
+    # Of a thread: what it holds of the sums and the queries, and the rest.
+    registers = SOME_REGISTERS + -(-queries // 8) * size * 3 // 8
+    blocks = max(1, REGISTERS // (warps * 32 * registers))
+    return _Form(kind, packing is not None, queries, warps, depth, shared_bytes, blocks if kind is not None else 1)
 
 
 @functools.cache
@@ -252,7 +265,7 @@ def _kernel(form: _Form) -> Any:
         input_names=list(_INPUTS),
         output_names=["out", "sums"],
         source=form.source,
-        header=source.HEADER.replace("KIND", form.kind or "f16"),
+        header=form.header,
         shared_memory=form.shared_bytes,
     )
 

@@ -1,9 +1,10 @@
 """Expert layers of a mixture as CUDA kernels: a step's few rows through the experts that they chose.
 
 A launch has a block per tile of weight rows for every expert that could have been chosen. A block reads all choices,
-finds the n-th expert that somebody chose and its rows, or ends. It then works like `small_matmul`: its warps split K,
-and weights stream through shared memory; the rows are gathered by their numbers. How a sum is split depends on the
-weight alone, so a row gets the same numbers whatever else is in the batch.
+finds the n-th expert that somebody chose and its rows, or ends. With one row, or if nearly all experts are chosen, it
+knows its expert at once, and weights are on their way while it looks for rows. It then works like `small_matmul`: its
+warps split K, and weights stream through shared memory; the rows are gathered by their numbers. How a sum is split
+depends on the weight alone, so a row gets the same numbers whatever else is in the batch.
 
 Packed weights are unpacked in registers to what `mx.dequantize` would give.
 """
@@ -81,23 +82,30 @@ _FIND = """
   __shared__ unsigned chosen[MAX_EXPERTS / 32];
   __shared__ unsigned short list[MAX_ROWS];
   __shared__ int listed;
-  for (int i = tid; i < words; i += TH) chosen[i] = 0;
-  __syncthreads();
-  for (int i = tid; i < entries; i += TH) {
-    const unsigned each = indices[i];  // -1: none
-    if (each < (unsigned)w0_shape[0]) atomicOr(&chosen[each / 32], 1u << (each % 32));
-  }
-  __syncthreads();
-  int expert = -1, skip = blockIdx.y;
-  for (int i = 0; i < words; i++) {
-    unsigned bits = chosen[i];
-    const int count = __popc(bits);
-    if (skip < count) {
-      for (; skip > 0; skip--) bits &= bits - 1;
-      expert = i * 32 + __ffs(bits) - 1;
-      break;
+  int expert = -1;
+  if (indices_shape[0] == 1) {
+    expert = indices[blockIdx.y];  // a row's experts are all different
+  } else if (gridDim.y == w0_shape[0] && entries >= 4 * w0_shape[0]) {
+    expert = blockIdx.y;  // nearly all are chosen: the weight is fetched before that is certain
+  } else {
+    for (int i = tid; i < words; i += TH) chosen[i] = 0;
+    __syncthreads();
+    for (int i = tid; i < entries; i += TH) {
+      const unsigned each = indices[i];  // -1: none
+      if (each < (unsigned)w0_shape[0]) atomicOr(&chosen[each / 32], 1u << (each % 32));
     }
-    skip -= count;
+    __syncthreads();
+    int skip = blockIdx.y;
+    for (int i = 0; i < words; i++) {
+      unsigned bits = chosen[i];
+      const int count = __popc(bits);
+      if (skip < count) {
+        for (; skip > 0; skip--) bits &= bits - 1;
+        expert = i * 32 + __ffs(bits) - 1;
+        break;
+      }
+      skip -= count;
+    }
   }
   if (expert < 0) return;
 """
@@ -141,6 +149,10 @@ _MATMUL = """
   }
   __syncthreads();
   const int count = listed;
+  if (count == 0) {
+    mill_wait<0>();
+    return;
+  }
   SCALES
   for (int first = 0; first < count; first += COLS) {
     if (first > 0) {
@@ -338,14 +350,19 @@ GLU_TILING = Tiling(tiles=2, warps=4, depth=4)
 DOWN_TILING = Tiling(tiles=2, warps=4, depth=4)
 
 
+def activation_source(activation: Activation) -> str:
+    """CUDA that makes `result` of `gate` and `up`."""
+    text = _ACTIVATIONS[activation.kind]
+    return text.replace("LIMIT", f"{activation.limit!r}f").replace("ALPHA", f"{activation.alpha!r}f")
+
+
 def _source(packing: Packing | None, activation: Activation | None, biased: bool) -> str:
     pieces = _pieces(packing)
     if activation is None:
         epilogue = _DOWN_EPILOGUE.replace("BIAS", _DOWN_BIAS if biased else "")
     else:
-        act = _ACTIVATIONS[activation.kind]
-        act = act.replace("LIMIT", f"{activation.limit!r}f").replace("ALPHA", f"{activation.alpha!r}f")
-        epilogue = _GLU_EPILOGUE.replace("BIAS", _GLU_BIAS if biased else "").replace("ACTIVATION", act)
+        epilogue = _GLU_EPILOGUE.replace("BIAS", _GLU_BIAS if biased else "")
+        epilogue = epilogue.replace("ACTIVATION", activation_source(activation))
     text = _MATMUL
     for name in ("NEXT_SCALES", "FIRST_SCALES", "SCALES", "UNPACK", "ORDER"):
         text = text.replace(name, pieces[name])

@@ -56,21 +56,23 @@ __device__ __forceinline__ float mill_warp_max(float value) {
 }
 """
 
-# A warp's chunks of 32 numbers alternate with the other warps'. FLIGHT of them are loaded at once.
+# A warp's chunks of 32 numbers alternate with the other warps'. FLIGHT of them are loaded at once, the first ones
+# before the rows' norm is known: the router and the norm's weight come from memory, since a step reads more than caches
+# hold.
 _LOGITS = """
-  constexpr int FLIGHT = 4, LINE = 17;
+  constexpr int FLIGHT = 8, LINE = 17;
   const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, g = lane / 4, t = lane % 4;
   const int R = x_shape[0], K = router_shape[1], first = blockIdx.y * 8, e0 = blockIdx.x * 16, chunks = K / 32;
   const int outputs = router_shape[0];
   __shared__ float sums[WARPS * 8 * LINE];
   __shared__ bool last;
   const T* xr = x + (size_t)min(first + g, R - 1) * K + t * 8;
-  INVERSE
   float acc[4] = {};
   const T* one = router + (size_t)min(e0 + g, outputs - 1) * K + t * 8;
   const T* two = router + (size_t)min(e0 + g + 8, outputs - 1) * K + t * 8;
-  for (int c = warp; c < chunks; c += WARPS * FLIGHT) {
-    uint4 a[FLIGHT][2], b[FLIGHT];
+  uint4 a[FLIGHT][2], b[FLIGHT];
+  NORM_FLIGHT
+  auto load = [&](int c) {
     #pragma unroll
     for (int f = 0; f < FLIGHT; f++) {
       const int k = (c + f * WARPS) * 32;
@@ -78,7 +80,13 @@ _LOGITS = """
       a[f][0] = *reinterpret_cast<const uint4*>(one + k);
       a[f][1] = *reinterpret_cast<const uint4*>(two + k);
       b[f] = *reinterpret_cast<const uint4*>(xr + k);
+      NORM_LOAD
     }
+  };
+  load(warp);
+  INVERSE
+  for (int c = warp; c < chunks; c += WARPS * FLIGHT) {
+    if (c > warp) load(c);
     #pragma unroll
     for (int f = 0; f < FLIGHT; f++) {
       const int k = (c + f * WARPS) * 32;
@@ -116,6 +124,63 @@ _LOGITS = """
   if (r >= R) return;
   const float* logit = logits + (size_t)r * outputs;
 """
+# Of many rows a block takes eight, with all experts: nothing is counted, so launches of a layer may run at once. Sums
+# are made in the same order.
+_MANY_LOGITS = """
+  constexpr int FLIGHT = 2, LINE = 17, NEEDED = (OUTPUTS + 15) / 16, MOST = OUTPUTS > 384 ? 2 : 4;
+  constexpr int TILES = NEEDED < MOST ? NEEDED : MOST;  // so that all fits into 48 KiB
+  const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, g = lane / 4, t = lane % 4;
+  const int R = x_shape[0], K = router_shape[1], first = blockIdx.x * 8, chunks = K / 32;
+  __shared__ float sums[TILES * WARPS * 8 * LINE], logits[8 * OUTPUTS];
+  const T* xr = x + (size_t)min(first + g, R - 1) * K + t * 8;
+  for (int e0 = 0; e0 < OUTPUTS; e0 += 16 * TILES) {
+    float acc[TILES][4] = {};
+    for (int c = warp; c < chunks; c += WARPS * FLIGHT) {
+      uint4 a[FLIGHT][TILES][2], b[FLIGHT];
+      #pragma unroll
+      for (int f = 0; f < FLIGHT; f++) {
+        const int k = (c + f * WARPS) * 32;
+        if (k >= K) break;
+        b[f] = *reinterpret_cast<const uint4*>(xr + k);
+        #pragma unroll
+        for (int i = 0; i < TILES * 2; i++) {
+          const int e = min(e0 + i * 8 + g, OUTPUTS - 1);
+          a[f][i / 2][i % 2] = *reinterpret_cast<const uint4*>(router + (size_t)e * K + t * 8 + k);
+        }
+      }
+      #pragma unroll
+      for (int f = 0; f < FLIGHT; f++) {
+        if ((c + f * WARPS) * 32 >= K) break;
+        #pragma unroll
+        for (int i = 0; i < TILES; i++) {
+          const uint4 *u = a[f][i];
+          mill_mma(acc[i], u[0].x, u[1].x, u[0].y, u[1].y, b[f].x, b[f].y);
+          mill_mma(acc[i], u[0].z, u[1].z, u[0].w, u[1].w, b[f].z, b[f].w);
+        }
+      }
+    }
+    #pragma unroll
+    for (int i = 0; i < TILES; i++)
+      #pragma unroll
+      for (int c = 0; c < 4; c++) sums[((i * WARPS + warp) * 8 + t * 2 + c % 2) * LINE + g + c / 2 * 8] = acc[i][c];
+    __syncthreads();
+    for (int i = tid; i < TILES * 128; i += WARPS * 32) {
+      const int tile = i / 128, col = i / 16 % 8, row = i % 16, e = e0 + tile * 16 + row;
+      float total = 0.f;
+      #pragma unroll
+      for (int v = 0; v < WARPS; v++) total += sums[((tile * WARPS + v) * 8 + col) * LINE + row];
+      total = float(T(total));
+      if (e < OUTPUTS) {
+        ROUTER_BIAS
+        logits[col * OUTPUTS + e] = total;
+      }
+    }
+    __syncthreads();
+  }
+  const int r = first + warp;
+  if (r >= R) return;
+  const float* logit = logits + warp * OUTPUTS;
+"""
 _INVERSE = """
   __shared__ float inverse[8];
   if (first + warp < R) {
@@ -135,8 +200,7 @@ _INVERSE = """
 """
 _NORMED = """
       {
-        const uint4 wide = *reinterpret_cast<const uint4*>(norm + k + t * 8);
-        const T* scales = reinterpret_cast<const T*>(&wide);
+        const T* scales = reinterpret_cast<const T*>(&wide[f]);
         T* each = reinterpret_cast<T*>(&b[f]);
         #pragma unroll
         for (int j = 0; j < 8; j++) each[j] = T(float(T(float(each[j]) * inv)) * float(scales[j]));
@@ -144,6 +208,7 @@ _NORMED = """
           *reinterpret_cast<uint4*>(normed + (size_t)(first + g) * K + k + t * 8) = b[f];
       }
 """
+_NORM_LOAD = "wide[f] = *reinterpret_cast<const uint4*>(norm + k + t * 8);"
 _ROUTER_BIAS = "if (e0 + row < E) total = float(T(total + float(bias[e0 + row])));"
 
 _CHOOSE = """
@@ -153,7 +218,7 @@ _CHOOSE = """
   float top = LOW;
   #pragma unroll
   for (int v = 0; v < V; v++) {
-    score[v] = v * 32 + lane < E ? __ldcg(logit + v * 32 + lane) : LOW;
+    score[v] = v * 32 + lane < E ? READ(logit + v * 32 + lane) : LOW;
     top = fmaxf(top, score[v]);
   }
   SCORE
@@ -253,7 +318,7 @@ _SOFTMAX_CHOSEN = """
 """
 _NORMALISED = "weight /= mill_warp_sum(lane < TOP ? weight : 0.f) + EPSILON;"
 _SHARED_GATE = """
-  if (lane == 0) shared_weight[r] = 1.f / (1.f + expf(-__ldcg(logit + E)));
+  if (lane == 0) shared_weight[r] = 1.f / (1.f + expf(-READ(logit + E)));
 """
 
 _COMBINE = """
@@ -293,7 +358,13 @@ _ADD = """
 def _route_source(routing: Routing, eps: float | None, biased: bool, corrected: bool, gated: bool, live: bool) -> str:
     logits = _LOGITS.replace("INVERSE", "" if eps is None else _INVERSE.replace("EPS", f"{eps!r}f"), 1)
     logits = logits.replace("NORMED", "" if eps is None else _NORMED)
+    logits = logits.replace("NORM_FLIGHT", "" if eps is None else "uint4 wide[FLIGHT];")
+    logits = logits.replace("NORM_LOAD", "" if eps is None else _NORM_LOAD)
     logits = logits.replace("ROUTER_BIAS", _ROUTER_BIAS if biased else "")
+    return (logits + _choose_source(routing, corrected, gated, live, "__ldcg")).replace("WARPS", str(WARPS))
+
+
+def _choose_source(routing: Routing, corrected: bool, gated: bool, live: bool, read: str) -> str:
     grouped = ""
     if routing.groups > 1:
         grouped = _GROUPED.replace("GROUP_SCORE", "best + second" if routing.group_score == "best_two" else "best")
@@ -304,7 +375,12 @@ def _route_source(routing: Routing, eps: float | None, biased: bool, corrected: 
     choose = _CHOOSE.replace("SHARED_GATE", _SHARED_GATE if gated else "").replace("WEIGHTS", weights)
     choose = choose.replace("GROUPED", grouped).replace("CORRECTION", _CORRECTION if corrected else "")
     choose = choose.replace("SCALE", f"{routing.scale!r}f").replace("LIVE", "live[r] >= 0" if live else "true")
-    return (logits + choose.replace("SCORE", _SCORES[routing.score])).replace("WARPS", str(WARPS))
+    return choose.replace("SCORE", _SCORES[routing.score]).replace("READ", read)
+
+
+def _route_many_source(routing: Routing, biased: bool, corrected: bool, gated: bool) -> str:
+    logits = _MANY_LOGITS.replace("ROUTER_BIAS", _ROUTER_BIAS.replace("e0 + row", "e") if biased else "")
+    return (logits + _choose_source(routing, corrected, gated, False, "*")).replace("WARPS", str(WARPS))
 
 
 @functools.cache
@@ -409,6 +485,34 @@ def route(
         template=[("T", x.dtype), ("E", routing.experts), ("TOP", routing.slots)],
     )
     return Routed(x if norm is None else out[3], out[0], out[1], out[-1] if gated else None)
+
+
+@functools.cache
+def _route_many_kernel(routing: Routing, biased: bool, corrected: bool, gated: bool, dtype: mx.Dtype) -> Any:
+    return cuda_kernel(
+        name="millstream_route_many",
+        input_names=["x", "router"] + ["bias"] * biased + ["correction"] * corrected,
+        output_names=["indices", "weights"] + ["shared_weight"] * gated,
+        source=_route_many_source(routing, biased, corrected, gated),
+        header=ptx.mma(dtype == mx.float16) + _HEADER,
+    )
+
+
+def route_many(x: mx.array, router: Router, routing: Routing) -> Routed:
+    """Choose experts for x of (rows, size), as many rows as there are."""
+    rows, outputs = x.shape[0], router.weight.shape[0]
+    gated = outputs > routing.experts
+    kernel = _route_many_kernel(routing, router.bias is not None, router.correction is not None, gated, x.dtype)
+    arrays = (x, router.weight, router.bias, router.correction)
+    out: list[mx.array] = kernel(
+        inputs=[array for array in arrays if array is not None],
+        output_shapes=[(rows, routing.slots), (rows, routing.slots)] + [(rows,)] * gated,
+        output_dtypes=[mx.int32, mx.float32] + [mx.float32] * gated,
+        grid=((rows + ROWS - 1) // ROWS * WARPS * 32, 1, 1),
+        threadgroup=(WARPS * 32, 1, 1),
+        template=[("T", x.dtype), ("E", routing.experts), ("TOP", routing.slots), ("OUTPUTS", outputs)],
+    )
+    return Routed(x, out[0], out[1], out[2] if gated else None)
 
 
 @functools.cache

@@ -22,6 +22,9 @@ __device__ __forceinline__ void mill_stream(void* to, const void* from) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;"
     :: "r"((unsigned)__cvta_generic_to_shared(to)), "l"(from) : "memory");
 }
+__device__ __forceinline__ void mill_warm(const void* from) {
+  asm volatile("prefetch.global.L2 [%0];" :: "l"(from));
+}
 __device__ __forceinline__ unsigned mill_times(unsigned one, unsigned two) {
   __nv_bfloat162 a, b;
   memcpy(&a, &one, 4);
@@ -73,6 +76,34 @@ SETUP = """
 #endif
   const int first = band * ROWS, rows = min(ROWS, R - first);
   extern __shared__ uint4 ring[];
+"""
+
+# Small arrays are not in the cache: the weights of a whole model went through it since they were read last. A product
+# that has one step of them on its way waits for each, so they are all sent for at once. Comes after the lines.
+WARM = """
+#if NORM
+  for (int i = threadIdx.x * 64; i < norm_shape[0]; i += TH * 64) mill_warm(norm + i);
+#endif
+#if HEAD_NORM
+  if (threadIdx.x * 64 < D) {
+    mill_warm(q_norm + threadIdx.x * 64);
+    mill_warm(k_norm + threadIdx.x * 64);
+  }
+#endif
+#if ROPE
+  if (threadIdx.x * 32 < periods_shape[0]) mill_warm(periods + threadIdx.x * 32);
+  if (threadIdx.x == 0) {
+    mill_warm(offset + first);
+    mill_warm(offset + first + rows - 1);
+  }
+#endif
+#if BIAS && !WALKS
+  for (int l = threadIdx.x; l < BN; l += TH) mill_warm(bias + line(l));
+#endif
+#if defined(FACTOR) && !WALKS
+  for (int row = threadIdx.x; row < rows; row += TH)
+    for (int l = 0; l < BN; l += 32) mill_warm(r + (size_t)(first + row) * N + line(l));
+#endif
 """
 
 LINES = """

@@ -5,12 +5,17 @@ from __future__ import annotations
 import dataclasses
 import functools
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import mlx.core as mx
 
+from millstream.backend.kernels import warpgroup_source
+from millstream.backend.kernels.multiprocessors import multiprocessors
+
 WIDTHS = (8, 32, 64)
 """Numbers of rows that kernels are compiled for. More rows are bands of the last one."""
+MOST_ROWS = 4 * WIDTHS[-1]
+"""Of such bands: a weight has counters for no more."""
 STEP_WIDTHS = (1, *WIDTHS)
 """Numbers of rows that a decode step has. One row alone takes the kernels of the first width, and gets the same
 numbers, but seven rows less are read from the cache by every block."""
@@ -42,6 +47,10 @@ USUAL = BlockShape(2, walks=False)
 SHAPES = (USUAL, BlockShape(1, walks=False), BlockShape(2, walks=True), BlockShape(1, walks=True))
 
 
+Body = Literal["warps", "walking", "warpgroups", "many rows"]
+"""How a kernel multiplies: see `small_matmul.Kind.source`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Tiling:
     """A block's warps: `beside` each other, with `tiles` of 16 rows of the weight each, times `along` K. `split` blocks
@@ -56,6 +65,8 @@ class Tiling:
     group: int = GROUP
     walks: bool = False
     """Blocks take one tile after the other: see `walking_source`."""
+    warpgroups: bool = False
+    """Four warps multiply together, from shared memory: see `warpgroup_source`. Then `along` is 1."""
 
     @property
     def lines(self) -> int:
@@ -78,13 +89,37 @@ class Tiling:
             ("STAGED", self.staged),
         ]
 
+    @property
+    def partial_sums(self) -> int:
+        """How many sums of each number are handed over by the blocks that share a tile."""
+        return self.split if self.warpgroups else self.split * self.along // self.group
+
     def stage_bytes(self, width: int) -> int:
+        if self.warpgroups:
+            return (self.lines + width) * 128
         return self.threads * self.tiles * 64 + (self.along * width * 128 if self.staged else 0)
 
     def shared_bytes(self, width: int) -> int:
         """For the chunks, where the sums of the warps lie later; behind them if the next tile's are on their way."""
         chunks, sums = self.depth * self.stage_bytes(width), self.along * width * (self.lines + 1) * 4
+        if self.warpgroups:
+            return max(chunks, sums) + warpgroup_source.PIECE
         return chunks + sums if self.walks else max(chunks, sums)
+
+    def partial_floats(self, width: int) -> int:
+        """Of all blocks that share a tile."""
+        return self.partial_sums * width * (self.lines + 1)
+
+    @property
+    def body(self) -> Body:
+        """Which source multiplies."""
+        return "warpgroups" if self.warpgroups else "walking" if self.walks else "warps"
+
+    def blocks(self, tiles: int, width: int) -> int:
+        """How many blocks are launched for so many tiles."""
+        if not self.walks:
+            return tiles * self.split
+        return min(tiles, resident(self.shared_bytes(width)) * multiprocessors())
 
 
 def width_of(rows: int, head: int = 0) -> int:
@@ -102,6 +137,47 @@ def head_shape(size: int) -> tuple[int, int] | None:
 def most_shared(outputs: int) -> int:
     """How many counters a weight needs at most: for tiles of 32 rows and four bands."""
     return -(-outputs // 32) * 4
+
+
+GROUP_LINES = 64
+"""Rows of the weight that four warps multiply together."""
+MOST_PARTS = 8
+"""Blocks that share a tile, at most."""
+PER_MULTIPROCESSOR = 1.9
+"""Blocks that a multiprocessor should have of a weight, at least: one waits for numbers while the other adds up."""
+
+
+@functools.cache
+def has_warpgroups() -> bool:
+    """True for sm_90: the instructions are of that architecture alone."""
+    info = mx.device_info()
+    return int(info.get("compute_capability_major", 0)) == 9
+
+
+def parts_of(outputs: int) -> int:
+    """How many blocks share a tile, by the outputs of a weight alone: so a row's numbers depend on nothing else."""
+    tiles, parts = -(-outputs // GROUP_LINES), 1
+    while parts < MOST_PARTS and tiles * parts < PER_MULTIPROCESSOR * multiprocessors():
+        parts *= 2
+    return parts
+
+
+def head_in_warpgroups(size: int) -> bool:
+    """True if a head of this size can be a tile of warp groups, or be cut into such tiles."""
+    return size in (GROUP_LINES, 2 * GROUP_LINES, 4 * GROUP_LINES)
+
+
+def in_warpgroups(width: int, outputs: int, head: int = 0, within: int = 0) -> Tiling:
+    """The tiling for a weight whose numbers multiply in warp groups; with `head`, tiles are heads of that size, and
+    parts of heads with `within`."""
+    parts, lines = parts_of(outputs), head or GROUP_LINES
+    most = head or within or 4 * GROUP_LINES
+    # Every block reads all rows: with twice the lines, half as often. There must be enough blocks still.
+    while width == WIDTHS[-1] and lines < most and outputs * parts >= 2 * lines * multiprocessors():
+        lines *= 2
+    tiling = Tiling(lines // 16, 1, 1, parts, group=1, warpgroups=True)
+    room = (shared_limit() + RESERVED) // 2 - RESERVED - warpgroup_source.PIECE
+    return dataclasses.replace(tiling, depth=min(8, max(MIN_DEPTH, room // tiling.stage_bytes(width))))
 
 
 @functools.cache

@@ -1,12 +1,22 @@
 """What was measured at load: for which weights and widths MLX's own operations are faster than our kernel, and which
-shape of blocks is fastest for few rows."""
+shape of blocks is fastest for few rows.
+
+Our kernels give a row the same numbers at every width, cuBLAS does not. So a pass that verifies drafts takes the choices
+of the plain step whose answer it must give, however much wider it is (`as_step_of`).
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Literal
 
-from millstream.backend.kernels.matmul_tilings import USUAL, BlockShape, width_of
+import mlx.core as mx
+
+from millstream.backend.kernels.matmul_tilings import MOST_ROWS, USUAL, WIDTHS, BlockShape, width_of
 from millstream.backend.kernels.weights import Packed, PackedForm, Weight
 
 Role = Literal["matmul", "matmul_add", "glu", "qkv_rope"]
@@ -17,7 +27,10 @@ Key = tuple[Role, int, int, int]
 Size = tuple[PackedForm | None, int, int]
 """How a weight is packed, its outputs and its inputs."""
 
+_step: ContextVar[int | None] = ContextVar("rows of the plain step that a pass stands for", default=None)
 _by_mlx: dict[Key, bool] = {}
+_unsteady: set[Key] = set()
+"""Where MLX's operations were chosen, and give a row other numbers in wider passes."""
 _shapes: dict[Size, BlockShape] = {}
 
 
@@ -26,14 +39,61 @@ def known(key: Key) -> bool:
     return key in _by_mlx
 
 
-def decide(key: Key, by_mlx: bool) -> None:
-    """Functions that are compiled later follow it."""
+def decide(key: Key, by_mlx: bool, *, steady: bool = True) -> None:
+    """Functions that are compiled later follow it. `steady`: MLX's operations give a row the same numbers in passes of
+    up to the last width."""
     _by_mlx[key] = by_mlx
+    if by_mlx and not steady:
+        _unsteady.add(key)
+
+
+def exact_limits() -> tuple[int, int]:
+    """How many rows a plain step may have, and how many tokens a pass that stands for it, so that both give a row the
+    same numbers."""
+    chosen = {key for key, by_mlx in _by_mlx.items() if by_mlx}
+    # Beyond the last width nothing is known of MLX's operations.
+    changing = {key[-1] for key in chosen if key in _unsteady or key[-1] == WIDTHS[-1]}
+    rows = 0
+    for width in WIDTHS:
+        if width in changing:
+            break
+        rows = width
+    return rows, WIDTHS[-1] if any(key[-1] <= rows for key in chosen) else MOST_ROWS
 
 
 def by_mlx(role: Role, outputs: int, inputs: int, rows: int) -> bool:
-    """True if MLX's operations were faster for so many rows."""
-    return _by_mlx.get((role, outputs, inputs, width_of(rows)), False)
+    """True if MLX's operations were faster for so many rows, or for those of the step that a pass stands for."""
+    return _by_mlx.get((role, outputs, inputs, width_of(_step.get() or rows)), False)
+
+
+@contextmanager
+def as_step_of(rows: int) -> Iterator[None]:
+    """What is traced or called in here, several tokens per row, computes each by what a plain step of so many rows
+    takes."""
+    before = _step.set(rows)
+    try:
+        yield
+    finally:
+        _step.reset(before)
+
+
+def stands_for() -> int | None:
+    """The rows of the plain step that a pass stands for; None in such a step itself."""
+    return _step.get()
+
+
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`mx.compile`, for functions in which these choices are made: each step that a pass stands for has its own."""
+    by_step: dict[int | None, Callable[..., Any]] = {}
+
+    @functools.wraps(function)
+    def call(*args: Any, **named: Any) -> Any:
+        step = _step.get()
+        if step not in by_step:
+            by_step[step] = mx.compile(functools.partial(function))
+        return by_step[step](*args, **named)
+
+    return call
 
 
 def size_of(weight: Weight) -> Size:

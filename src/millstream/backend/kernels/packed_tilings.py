@@ -9,27 +9,34 @@ import mlx.core as mx
 
 from millstream.backend.kernels.matmul_tilings import (
     GROUP,
-    MAX_SHARED,
-    MIN_DEPTH,
     SLICES,
     USUAL,
     WARPS,
     WIDTHS,
     BlockShape,
+    Body,
     Tiling,
     shared_limit,
-    walking_depth,
+    width_of,
 )
+from millstream.backend.kernels.multiprocessors import multiprocessors
 from millstream.backend.kernels.unpack_cuda import MODES
 from millstream.backend.kernels.weights import Packed, PackedForm
 
 BITS = {"affine": (2, 3, 4, 5, 6, 8), "mxfp4": (4,), "nvfp4": (4,), "mxfp8": (8,)}
 FOUR_BITS = PackedForm(4, 64, "affine", biased=True)
-MAX_WIDTH = 32
-"""Rows of x per block; more rows are more blocks, beside each other. Sums of 64 rows and four tiles need more registers
-than there are, and such kernels take long to compile."""
-TILES = (4, 2, 1)
-FEW_ROWS = 16
+TILES = 2
+"""Of 16 rows of the weight, per warp, if there are many rows of x: more would need too many registers."""
+BESIDE = 4
+"""Warps of a block with many rows of x, if its tiles are not heads."""
+ROUND = 3
+"""Units of x that a block with many rows keeps in shared memory: one that it multiplies, and two on their way."""
+SPLITS = (1, 4, 8)
+"""How many blocks may share a tile."""
+FILLED = 0.9
+"""The part of all multiprocessors that is enough to have one block each."""
+MAX_THREADS = 256
+"""Of a block, so that each may have all registers that it asks for."""
 GROUP_SIZES = {"affine": (32, 64, 128), "mxfp4": (32,), "nvfp4": (16,), "mxfp8": (32,)}
 
 
@@ -48,23 +55,20 @@ def fits(weight: Packed) -> bool:
     )
 
 
-def unit_of(form: PackedForm) -> int:
-    """The numbers of a row that a slice of K has at least: whole groups, and scales of at least four bytes."""
-    return 256 if form.group_size == 128 else 128
+UNIT = 128
+"""Numbers of a row of the weight that a warp reads at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackedTiling(Tiling):
-    """A block's warps, for a weight of this form and so many inputs: `per` units are fetched at a time."""
+    """A block's warps, for a weight of this form and so many inputs. With `many` rows of x they go through K together,
+    else each has a slice of it."""
 
     form: PackedForm = FOUR_BITS
     inputs: int = 4096
-    per: int = 1
-
-    @property
-    def aligned(self) -> bool:
-        """True if each row has whole units, so that its scales begin at whole units too."""
-        return self.inputs % unit_of(self.form) == 0
+    many: bool = False
+    crowded: bool = False
+    """As many blocks as tiles, instead of as many as the GPU runs at once."""
 
     @property
     def constants(self) -> list[tuple[str, int | bool]]:
@@ -75,62 +79,76 @@ class PackedTiling(Tiling):
             ("KW", self.along),
             ("S", self.split),
             ("Q", self.group),
-            ("DEPTH", self.depth),
             ("BITS", form.bits),
             ("GS", form.group_size),
             ("MODE", MODES[form.mode]),
-            ("UNIT", unit_of(form)),
-            ("PER", self.per),
-            ("ALIGNED", self.aligned),
+            ("ALIGNED", self.inputs % UNIT == 0),
         ]
 
-    def stage_bytes(self, width: int) -> int:
-        form, numbers = self.form, unit_of(self.form) * self.per
-        size, arrays = (2, 2) if form.mode == "affine" else (1, 1)
-        scales = numbers // form.group_size * size + (0 if self.aligned else 4)
-        padded = numbers * form.bits // 8 + (32 if form.bits == 8 else 16)
-        return self.threads // 32 * 16 * self.tiles * (padded + arrays * scales)
+    def area(self, width: int) -> int:
+        """Bytes for x, where all sums lie in the end."""
+        return -(-max(ROUND * UNIT * width * 2, width * (self.lines + 1) * 4) // 16) * 16
+
+    def shared_bytes(self, width: int) -> int:
+        if not self.many:
+            return self.along * width * (self.lines + 1) * 4
+        return self.area(width) + (self.lines * width * 4 if self.split == 1 else 0)
+
+    def partial_floats(self, width: int) -> int:
+        if not self.many:
+            return Tiling.partial_floats(self, width)
+        return self.split * (width * self.lines + -(-width // 8 // self.beside) * self.threads)
+
+    @property
+    def body(self) -> Body:
+        return "many rows" if self.many else "walking" if self.walks else "warps"
+
+    def blocks(self, tiles: int, width: int) -> int:
+        return tiles * self.split if self.crowded else Tiling.blocks(self, tiles, width)
 
 
-def choose(weight: Packed, width: int, *, head: int, shape: BlockShape = USUAL) -> PackedTiling:
-    """A tiling for a weight; with `head` its tiles are heads of that size. Wide steps have more tiles per warp, if the
-    shared memory suffices: each number of x that a warp reads is multiplied with all of them. `shape`: for the first
-    width, without heads."""
-    tiles: tuple[int, ...] = TILES if head or width > FEW_ROWS else TILES[1:]
-    if not head and width == WIDTHS[0]:
-        if shape.walks and (walking := _walking(weight, shape.tiles)) is not None:
-            return walking
-        tiles = tiles[tiles.index(shape.tiles) :]
-    tilings = [_tiling(weight, width, head, each) for each in tiles]
-    found = next((tiling for tiling in tilings if tiling is not None), None)
-    if found is None:
-        raise ValueError(f"a block has too little shared memory for heads of {head} numbers, packed as {weight.form}")
-    return found
+def choose(
+    weight: Packed, width: int, bands: int = 1, *, head: int, within: int = 0, shape: BlockShape = USUAL
+) -> PackedTiling:
+    """A tiling for a weight. With `head` its tiles are heads of that size, with `within` they are parts of them.
+    `shape`: for the first width, without heads."""
+    few = width == WIDTHS[0]
+    form, inputs, counted = weight.form, weight.inputs, weight.tickets is not None
+    if few and not head:
+        return PackedTiling(1, shape.tiles, SLICES, form=form, inputs=inputs, walks=True, crowded=not shape.walks)
+    beside, tiles = _whole_head(head) if head else (_beside(within), TILES)
+    if few and counted and beside * GROUP <= WARPS:
+        along = max(GROUP, WARPS // beside // GROUP * GROUP)
+        tiling = PackedTiling(beside, tiles, along, SLICES // along, form=form, inputs=inputs)
+    else:
+        tiling = PackedTiling(beside, tiles, 1, form=form, inputs=inputs, many=True)
+        blocks = -(-weight.outputs // tiling.lines) * bands
+        tiling = dataclasses.replace(tiling, split=_split(blocks) if counted else 1)
+    if tiling.threads > MAX_THREADS or tiling.shared_bytes(width) > shared_limit():
+        raise ValueError(f"a block has too little room for heads of {head} numbers, packed as {form}")
+    return tiling
 
 
-def _walking(weight: Packed, tiles: int) -> PackedTiling | None:
-    """For blocks that walk; None if they would have too little memory."""
-    tiling = PackedTiling(1, tiles, SLICES, walks=True, form=weight.form, inputs=weight.inputs)
-    depth = walking_depth(tiling)
-    return dataclasses.replace(tiling, depth=depth) if depth >= MIN_DEPTH else None
+def counters(weight: Packed, rows: int) -> int:
+    """How many counters blocks need that share tiles, if the weight is so small that they should; else 0."""
+    width = width_of(rows)
+    if width == WIDTHS[0] or weight.tickets is not None:
+        return 0
+    tiles = -(-weight.outputs // (16 * TILES * BESIDE)) * -(-rows // width)
+    return tiles if _split(tiles) > 1 else 0
 
 
-def _tiling(weight: Packed, width: int, head: int, tiles: int) -> PackedTiling | None:
-    """The tiling with so many tiles per warp; None if it is not possible here."""
-    beside, rest = divmod(head, 16 * tiles) if head else (1, 0)
-    if rest or beside > 4:
-        return None
-    along = max(GROUP, WARPS // beside // GROUP * GROUP)
-    while True:
-        split = SLICES // along if weight.tickets is not None else 1
-        tiling = PackedTiling(beside, tiles, along, split, form=weight.form, inputs=weight.inputs)
-        tiling = with_depth(tiling, width)
-        if tiling.shared_bytes(width) <= shared_limit():
-            return tiling
-        if weight.tickets is None or along == GROUP or not head:
-            return None
-        along //= 2
+def _beside(within: int) -> int:
+    """Warps beside each other whose tiles are a part of so many rows of the weight."""
+    return next(beside for beside in range(BESIDE, 0, -1) if within % (16 * TILES * beside) == 0)
 
 
-def with_depth(tiling: PackedTiling, width: int) -> PackedTiling:
-    return dataclasses.replace(tiling, depth=min(4, max(2, MAX_SHARED // tiling.stage_bytes(width))))
+def _split(blocks: int) -> int:
+    """How many blocks share a tile: about as many as it takes for each multiprocessor to have one."""
+    return next((split for split in SPLITS if blocks * split >= FILLED * multiprocessors()), SPLITS[-1])
+
+
+def _whole_head(size: int) -> tuple[int, int]:
+    """Warps beside each other and tiles per warp that are one head."""
+    tiles = TILES if size % (16 * TILES) == 0 else 1
+    return size // (16 * tiles), tiles

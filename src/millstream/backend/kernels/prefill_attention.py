@@ -58,7 +58,8 @@ __device__ __forceinline__ void mill_read_turned(unsigned* b, unsigned from) {
 }
 """
 
-# S = Q K' and O = P V on tensor cores, KEYS keys at a time, with a running softmax. `left[row]`: a row's first key.
+# S = Q K' and O = P V on tensor cores, KEYS keys at a time, with a running softmax. `left[row]`: a row's first key;
+# if FLAT, `left[q]` is the first key of query q of a single row.
 # With WINDOW, a query sees the last so many keys up to its own, and tiles that none of a block sees are not read.
 _SOURCE = r"""
   constexpr int PITCH = D + 8, PITCH_V = DV + 8, QUERIES = 64 * M, KSTEPS = D / 16, OTILES = DV / 8;
@@ -75,9 +76,15 @@ _SOURCE = r"""
   const unsigned short* queries = (const unsigned short*)q + row * q_strides[0] + head * q_strides[1];
   const int key_stride = k_strides[2], value_stride = v_strides[2];
   const int before = length - count;
-  const int low = left_ndim == 1 ? ((const int*)left)[row] : 0;
+  const int* bounds = (const int*)left;
+  const int low = FLAT ? bounds[begin] : left_ndim == 1 ? bounds[row] : 0;
   const int beyond = min(length, before + begin + QUERIES);
   const int mine = begin + warp * 16 * M + lane / 4;
+  // The first key of each of this thread's queries, and of the warp's last one: they never decrease.
+  int lows[M][2];
+  #pragma unroll
+  for (int i = 0; i < 2 * M; i++) lows[i / 2][i % 2] = FLAT ? bounds[min(mine + i * 8, count - 1)] : low;
+  const int last_low = FLAT ? bounds[min(begin + (warp + 1) * 16 * M - 1, count - 1)] : low;
 
   unsigned qf[M][KSTEPS][4];
   #pragma unroll
@@ -168,7 +175,7 @@ _SOURCE = r"""
             score[m][n][c] = cap - 2.f * cap / (mill_power(2.f * LOG2E / cap * score[m][n][c]) + 1.f);
     }
     const int own = before + begin + warp * 16 * M;  // of this warp's first query
-    if (from < low || from + KEYS > own + 1 || (WINDOW && from <= own + 16 * M - 1 - WINDOW)) {
+    if (from < last_low || from + KEYS > own + 1 || (WINDOW && from <= own + 16 * M - 1 - WINDOW)) {
       #pragma unroll
       for (int m = 0; m < M; m++) {
         #pragma unroll
@@ -177,7 +184,7 @@ _SOURCE = r"""
           for (int c = 0; c < 4; c++) {
             const int key = from + n * 8 + (lane % 4) * 2 + c % 2;
             const int at = before + mine + m * 16 + (c / 2) * 8;
-            if (key < low || key > at || (WINDOW && key <= at - WINDOW)) score[m][n][c] = -1e30f;
+            if (key < lows[m][c / 2] || key > at || (WINDOW && key <= at - WINDOW)) score[m][n][c] = -1e30f;
           }
         }
       }
@@ -315,9 +322,12 @@ def prefill_attention(
     window: int = 0,
     sinks: mx.array | None = None,
     softcap: float | None = None,
+    flat: bool = False,
 ) -> mx.array:
     """Causal attention of the last `queries.shape[2]` positions over all keys, from `left[row]` on where it is given,
     or over the last `window` of them. `sinks` and `softcap`: as for `slab_decode`.
+
+    `flat`: `left` has the first key of each query of a single row, in an order that does not decrease.
 
     Keys and values may be slices of longer buffers.
     """
@@ -349,6 +359,7 @@ def prefill_attention(
             ("KEYS", keys_at_once),
             ("WINDOW", window),
             ("SINKS", sinks is not None),
+            ("FLAT", flat),
             ("CAP", float_bits(softcap or 0.0)),
             ("SCALE", float_bits(scale)),
         ],

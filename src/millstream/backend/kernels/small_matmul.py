@@ -22,11 +22,11 @@ from millstream.backend.kernels import (
     packed_source,
     packed_tilings,
     walking_source,
+    warpgroup_source,
 )
 from millstream.backend.kernels.compiled import cuda_kernel
-from millstream.backend.kernels.matmul_tilings import STEP_WIDTHS, WIDTHS, Tiling
+from millstream.backend.kernels.matmul_tilings import STEP_WIDTHS, WIDTHS, Body, Tiling
 from millstream.backend.kernels.matmul_tuning import Role
-from millstream.backend.kernels.multiprocessors import multiprocessors
 from millstream.backend.kernels.unpack_cuda import unpack_source
 from millstream.backend.kernels.weights import Dense, Norm, Packed, Weight, as_weight
 
@@ -56,23 +56,37 @@ class Kind:
     lines: str = matmul_source.LINES
     """Which rows of the weight a tile has."""
 
-    def source(self, split: bool, walks: bool) -> str:
+    def source(self, split: bool, body: Body) -> str:
         given = dict(self.constants)
         flags = {"NORM": "0", "BIAS": "0", "HEAD_NORM": "0", "ROPE": "0"} | given
+        walks = body == "walking"
         flags["WALKS"] = str(int(walks))
         packed = "scales" in self.inputs
         if packed:
-            flags["ALL_SCALES"] = "(i < WIDE ? scales : zeros)" if "zeros" in self.inputs else "scales"
+            affine = "zeros" in self.inputs
+            flags |= {"ZEROS": "zeros" if affine else "scales"}
+            flags |= {"RAW_SCALE": "unsigned short" if affine else "unsigned char"}
         parts = [f"#define {name} {value}\n" for name, value in flags.items()]
-        parts += [matmul_source.SETUP, self.lines]
-        if walks:
-            parts += [walking_source.PACKED_START if packed else walking_source.DENSE_START, walking_source.LOOP]
-            parts += [walking_source.PACKED_PRODUCT if packed else walking_source.DENSE_PRODUCT]
-            parts += [matmul_source.SUM_WARPS, matmul_source.WHOLE, matmul_source.ROUND, self.epilogue]
-            return "".join([*parts, walking_source.END])
-        parts += [packed_source.PRODUCT if packed else matmul_source.PRODUCT]
-        parts += [matmul_source.SUM_WARPS, matmul_source.SHARED if split else matmul_source.WHOLE]
-        return "".join([*parts, matmul_source.ROUND, self.epilogue])
+        parts += [matmul_source.SETUP, self.lines, matmul_source.WARM]
+        end = matmul_source.SHARED if split else matmul_source.WHOLE
+        if packed:
+            parts += self._packed(split, body)
+        elif body == "walking":
+            parts += [walking_source.DENSE_START, walking_source.LOOP, walking_source.DENSE_PRODUCT]
+            parts += [matmul_source.SUM_WARPS, end]
+        elif body == "warpgroups":
+            parts += [warpgroup_source.PRODUCT, warpgroup_source.SHARED if split else warpgroup_source.WHOLE]
+        else:
+            parts += [matmul_source.PRODUCT, matmul_source.SUM_WARPS, end]
+        return "".join([*parts, matmul_source.ROUND, self.epilogue, walking_source.END if walks else ""])
+
+    def _packed(self, split: bool, body: Body) -> list[str]:
+        if body == "many rows":
+            end = packed_source.MANY_SHARED if split else packed_source.MANY_WHOLE
+            return [packed_source.UNITS, packed_source.MANY_PRODUCT, end]
+        loop = walking_source.LOOP if body == "walking" else ""
+        parts = [packed_source.UNITS, packed_source.FEW_START, loop, packed_source.FEW_PRODUCT]
+        return [*parts, matmul_source.SUM_WARPS, matmul_source.SHARED if split else matmul_source.WHOLE]
 
 
 @dataclass(slots=True)
@@ -91,14 +105,16 @@ class _Call:
 
 
 @functools.cache
-def _kernel(kind: Kind, dtype: mx.Dtype, shared: int, split: bool, walks: bool) -> Any:
+def _kernel(kind: Kind, dtype: mx.Dtype, shared: int, split: bool, body: Body) -> Any:
     packed = packed_source.HEADER + unpack_source(dtype) if "scales" in kind.inputs else ""
+    half = dtype == mx.float16
+    more = warpgroup_source.header(half, WIDTHS) if body == "warpgroups" else packed
     return cuda_kernel(
         name=f"millstream_{'packed_' if packed else ''}{kind.name}",
         input_names=[*kind.inputs, *(["tickets"] if split else [])],
         output_names=[*kind.outputs, *(["partial"] if split else [])],
-        source=kind.source(split, walks),
-        header=matmul_source.header(dtype == mx.float16) + packed,
+        source=kind.source(split, body),
+        header=matmul_source.header(half) + more,
         shared_memory=shared,
     )
 
@@ -121,19 +137,14 @@ def run(
     if split:
         assert weight.tickets is not None and weight.tickets.shape[0] >= tiles * bands, "the weight was prepared"
         inputs.append(weight.tickets)
-        groups = tiling.split * tiling.along // tiling.group
-        shapes.append((tiles * bands * groups * width * (tiling.lines + 1),))
+        shapes.append((tiles * bands * tiling.partial_floats(width),))
         dtypes.append(mx.float32)
-    shared = tiling.shared_bytes(width)
-    blocks = tiles * bands * tiling.split
-    if tiling.walks:
-        assert bands == 1, "a walking block has one band"
-        blocks = min(blocks, matmul_tilings.resident(shared) * multiprocessors())
-    made: list[mx.array] = _kernel(kind, x.dtype, shared, split, tiling.walks)(
+    assert bands == 1 or not tiling.walks, "a walking block has one band"
+    made: list[mx.array] = _kernel(kind, x.dtype, tiling.shared_bytes(width), split, tiling.body)(
         inputs=inputs,
         output_shapes=shapes,
         output_dtypes=dtypes,
-        grid=(blocks * tiling.threads, 1, 1),
+        grid=(tiling.blocks(tiles * bands, width) * tiling.threads, 1, 1),
         threadgroup=(tiling.threads, 1, 1),
         template=[("T", x.dtype), ("ROWS", width), *tiling.constants, *heads],
     )
@@ -169,6 +180,17 @@ def prepare(weight: Weight | mx.array) -> Weight:
     return dataclasses.replace(weight, tickets=tickets)
 
 
+def in_warpgroups(weight: Weight, head: int = 0) -> bool:
+    """True if a weight's numbers multiply in warp groups: at every width then, so that a row always gets the same."""
+    if (
+        not isinstance(weight, Dense)
+        or not matmul_tilings.has_warpgroups()
+        or (head and not matmul_tilings.head_in_warpgroups(head))
+    ):
+        return False
+    return weight.tickets is not None or matmul_tilings.parts_of(weight.outputs) == 1
+
+
 def _call(x: mx.array, weight: Weight, bias: mx.array | None, norm: Norm | None) -> _Call:
     """The inputs that every kernel may have."""
     call = _Call()
@@ -200,13 +222,19 @@ def _run(
     heads: tuple[tuple[str, int], ...] = (),
     head: int = 0,
     lines: str = matmul_source.LINES,
+    within: int = 0,
 ) -> list[mx.array]:
+    """`head`: a tile is a head of this size. `within`: tiles are parts of heads of this size."""
     kind = Kind(name, tuple(call.inputs), epilogue, outputs, tuple(sorted(call.constants.items())), lines)
     width = matmul_tilings.width_of(call.inputs["x"].shape[0], head)
     shape = matmul_tuning.block_shape(weight)
-    if isinstance(weight, Packed):
-        width = min(width, packed_tilings.MAX_WIDTH)
-        tiling: Tiling = packed_tilings.choose(weight, width, head=head, shape=shape)
+    tiling: Tiling
+    if in_warpgroups(weight, head or within):
+        width = matmul_tilings.width_of(call.inputs["x"].shape[0])
+        tiling = matmul_tilings.in_warpgroups(width, weight.outputs, head, within)
+    elif isinstance(weight, Packed):
+        bands = -(-call.inputs["x"].shape[0] // width)
+        tiling = packed_tilings.choose(weight, width, bands, head=head, within=within, shape=shape)
     else:
         tiling = matmul_tilings.choose(width, head=head, shared=weight.tickets is not None, shape=shape)
     return run(kind, tiling, width, weight, list(call.inputs.values()), shapes, heads)
@@ -290,10 +318,9 @@ def qkv_rope(
     counts = (("H", heads), ("KV", groups), ("D", size))
     outputs = ("q", "keys", "values")
     turned = size if periods is None else 2 * periods.shape[0]
-    whole_tiles = size % (32 if isinstance(weight, Dense) else 16 * packed_tilings.TILES[0]) == 0
-    if q_norm is None and turned == size and whole_tiles:
+    if q_norm is None and turned == size and size % 32 == 0:
         epilogue, lines = matmul_source.QKV_PAIRS, matmul_source.PAIRED_LINES
-        made = _run("qkv_rope", call, weight, epilogue, shapes, outputs, counts, lines=lines)
+        made = _run("qkv_rope", call, weight, epilogue, shapes, outputs, counts, lines=lines, within=size)
     else:
         made = _run("qkv_rope", call, weight, matmul_source.QKV, shapes, outputs, counts, size)
     return made[0], made[1], made[2]

@@ -42,35 +42,42 @@ constexpr unsigned MILL_FP8 = MILL_BF16 ? 0x7B807B80u : 0x5C005C00u;    // 2^120
 __device__ __forceinline__ unsigned mill_e4m3(unsigned v) {
   return mill_mul2((v & 0x80008000u) | ((v & 0x7F007F00u) >> (MILL_BF16 ? 4 : 1)), MILL_FP8);
 }
-// The scale or bias at an address, twice.
-template <int MODE> __device__ __forceinline__ unsigned mill_scale(const char* at) {
+// A scale or bias, twice, from its bits.
+template <int MODE> __device__ __forceinline__ unsigned mill_scale_of(unsigned v) {
   if constexpr (MODE == 0) {
-    const unsigned v = *reinterpret_cast<const unsigned short*>(at);
     return v | v << 16;
   } else if constexpr (MODE == 2) {
-    const unsigned v = *reinterpret_cast<const unsigned char*>(at);
     return mill_e4m3(v << 8 | v << 24);
   } else {
-    const unsigned e = *reinterpret_cast<const unsigned char*>(at);
-    if constexpr (MILL_BF16) return e << 7 | e << 23;
-    const __half h = __float2half(__uint_as_float(e << 23));
-    const unsigned v = *reinterpret_cast<const unsigned short*>(&h);
-    return v | v << 16;
+    if constexpr (MILL_BF16) return v << 7 | v << 23;
+    const __half h = __float2half(__uint_as_float(v << 23));
+    const unsigned both = *reinterpret_cast<const unsigned short*>(&h);
+    return both | both << 16;
   }
+}
+// The scale or bias at an address, twice.
+template <int MODE> __device__ __forceinline__ unsigned mill_scale(const char* at) {
+  if constexpr (MODE == 0) return mill_scale_of<MODE>(*reinterpret_cast<const unsigned short*>(at));
+  return mill_scale_of<MODE>(*reinterpret_cast<const unsigned char*>(at));
 }
 template <int BITS> __device__ __forceinline__ uint4 mill_as_packed(uint4 x) {
   if constexpr (BITS != 4) return x;
   return make_uint4(__byte_perm(x.x, x.z, 0x5410), __byte_perm(x.x, x.z, 0x7632),
                     __byte_perm(x.y, x.w, 0x5410), __byte_perm(x.y, x.w, 0x7632));
 }
-// Eight numbers from BITS bytes.
-template <int BITS, int MODE>
-__device__ __forceinline__ void mill_unpack(const char* at, unsigned scale, unsigned bias, unsigned* out) {
+// The other way round.
+template <int BITS> __device__ __forceinline__ uint4 mill_in_order(uint4 x) {
+  if constexpr (BITS != 4) return x;
+  return make_uint4(__byte_perm(x.x, x.y, 0x5410), __byte_perm(x.z, x.w, 0x5410),
+                    __byte_perm(x.x, x.y, 0x7632), __byte_perm(x.z, x.w, 0x7632));
+}
+// Eight numbers from the lowest 8 * BITS bits of two words.
+template <int BITS, int MODE> __device__ __forceinline__ void mill_unpack_bits(
+    unsigned low, unsigned high, unsigned scale, unsigned bias, unsigned* out) {
   if constexpr (BITS == 4) {
-    const unsigned v = *reinterpret_cast<const unsigned*>(at);
     #pragma unroll
     for (int i = 0; i < 4; i++) {
-      const unsigned p = v >> 4 * i;
+      const unsigned p = low >> 4 * i;
       if constexpr (MODE == 0) {
         out[i] = mill_fma2(mill_add2(mill_pick(p, 0x000F000Fu, MILL_ONES), MILL_MINUS), scale, bias);
       } else {
@@ -80,10 +87,9 @@ __device__ __forceinline__ void mill_unpack(const char* at, unsigned scale, unsi
       }
     }
   } else if constexpr (BITS == 8) {
-    const uint2 v = *reinterpret_cast<const uint2*>(at);
     #pragma unroll
     for (int i = 0; i < 4; i++) {
-      const unsigned two = i < 2 ? v.x : v.y;
+      const unsigned two = i < 2 ? low : high;
       if constexpr (MODE == 0 && MILL_BF16) {
         const unsigned p = __byte_perm(two, 0, i % 2 ? 0x4342 : 0x4140);
         // 128 more than the lower seven bits; less 128 unless the eighth is set.
@@ -97,9 +103,7 @@ __device__ __forceinline__ void mill_unpack(const char* at, unsigned scale, unsi
       }
     }
   } else {
-    unsigned long long v = 0;
-    #pragma unroll
-    for (int i = 0; i < BITS; i++) v |= (unsigned long long)*reinterpret_cast<const unsigned char*>(at + i) << 8 * i;
+    const unsigned long long v = (unsigned long long)high << 32 | low;
     constexpr unsigned MASK = (1u << BITS) - 1;
     #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -107,6 +111,33 @@ __device__ __forceinline__ void mill_unpack(const char* at, unsigned scale, unsi
       out[i] = mill_fma2(mill_add2(one | two << 16 | MILL_ONES, MILL_MINUS), scale, bias);
     }
   }
+}
+// Eight numbers from BITS bytes.
+template <int BITS, int MODE>
+__device__ __forceinline__ void mill_unpack(const char* at, unsigned scale, unsigned bias, unsigned* out) {
+  if constexpr (BITS == 4) {
+    mill_unpack_bits<BITS, MODE>(*reinterpret_cast<const unsigned*>(at), 0u, scale, bias, out);
+  } else if constexpr (BITS == 8) {
+    const uint2 v = *reinterpret_cast<const uint2*>(at);
+    mill_unpack_bits<BITS, MODE>(v.x, v.y, scale, bias, out);
+  } else {
+    unsigned long long v = 0;
+    #pragma unroll
+    for (int i = 0; i < BITS; i++) v |= (unsigned long long)*reinterpret_cast<const unsigned char*>(at + i) << 8 * i;
+    mill_unpack_bits<BITS, MODE>((unsigned)v, (unsigned)(v >> 32), scale, bias, out);
+  }
+}
+// The eight numbers after `block` times eight of the 32 in BITS words.
+template <int BITS, int MODE> __device__ __forceinline__ void mill_unpack_words(
+    const unsigned* words, int block, unsigned scale, unsigned bias, unsigned* out) {
+  const int word = BITS * block / 4, over = BITS * block % 4 * 8;
+  unsigned low = words[word], high = word + 1 < BITS ? words[word + 1] : 0u;
+  if (over) {
+    const unsigned then = word + 2 < BITS ? words[word + 2] : 0u;
+    low = low >> over | high << (32 - over);
+    high = high >> over | then << (32 - over);
+  }
+  mill_unpack_bits<BITS, MODE>(low, high, scale, bias, out);
 }
 """
 

@@ -18,6 +18,11 @@ THREADS = 256
 PLACE = 4
 """Integers of a row that is written: its slot, the first column of `rows` to take, how many, and their first column in
 the slot."""
+SOURCES = 32
+"""Arrays that one launch of `join_rows` reads. With their strides they are most of the 4 KiB that a launch may pass."""
+JOIN = 8
+"""Integers of a row that joins: slab, slot and capacity of its target, its row in the sources, the first column there,
+how many, their first column in the slot, and nothing."""
 ADDRESSES = 12
 """Arrays whose addresses one launch finds: two layers of a quantised KV cache. So one kernel is compiled for all."""
 MOVE = 8
@@ -63,6 +68,57 @@ _MOVE = """
   for (size_t i = wide * 16 + threadIdx.x; i < bytes; i += blockDim.x) to[i] = from[i];
   if (blockIdx.x + blockIdx.y + threadIdx.x == 0) out[0] = 1;
 """
+
+
+# A block copies some tokens of one head of one array and row. `kinds` has, for each source, its number among the
+# addresses of a slab and the size of a token.
+_JOIN = """
+  const int head = blockIdx.y % HEADS, source = blockIdx.y / HEADS;
+  const T* from = 0;
+  long long by_row = 0, by_head = 0, by_token = 0, by_element = 0;
+  switch (source) {
+CASES
+  }
+  const int* place = places + (size_t)blockIdx.z * 8;
+  const int size = kinds[2 * source + 1], capacity = place[2], length = place[5], column = place[6];
+  const size_t parts = (size_t)addresses_shape[1] * addresses_shape[2];
+  T* to = (T*)(size_t)((const long long*)addresses)[place[0] * parts + kinds[2 * source]];
+  to += ((size_t)place[1] * HEADS + head) * capacity * size;
+  from += place[3] * by_row + head * by_head + place[4] * by_token;
+  constexpr int V = 16 / sizeof(T);
+  const int first = blockIdx.x * blockDim.x + threadIdx.x, stride = gridDim.x * blockDim.x;
+  if (size % V == 0 && by_element == 1 && by_token % V == 0 && (size_t)from % 16 == 0 && (size_t)to % 16 == 0) {
+    const int wide = size / V;
+    for (int i = first; i < length * wide; i += stride) {
+      const int token = i / wide, at = i % wide * V;
+      const int target = token + column < capacity ? token + column : token + column - capacity;
+      *(uint4*)(to + (size_t)target * size + at) = *(const uint4*)(from + token * by_token + at);
+    }
+  } else {
+    for (int i = first; i < length * size; i += stride) {
+      const int token = i / size, at = i % size;
+      const int target = token + column < capacity ? token + column : token + column - capacity;
+      to[(size_t)target * size + at] = from[token * by_token + at * by_element];
+    }
+  }
+  if (blockIdx.x + blockIdx.y + blockIdx.z + threadIdx.x == 0) out[0] = 1;
+"""
+_CASE = (
+    "    case {n}: from = a{n}; by_row = a{n}_strides[0]; by_head = a{n}_strides[1]; "
+    "by_token = a{n}_strides[2]; by_element = a{n}_strides[3]; break;"
+)
+
+
+@functools.cache
+def _join_kernel() -> Any:
+    cases = "\n".join(_CASE.format(n=number) for number in range(SOURCES))
+    return cuda_kernel(
+        name="millstream_join_rows",
+        input_names=[*(f"a{number}" for number in range(SOURCES)), "places", "kinds", "addresses"],
+        output_names=["out"],
+        source=_JOIN.replace("CASES", cases),
+        ensure_row_contiguous=False,
+    )
 
 
 @functools.cache
@@ -132,6 +188,36 @@ def move_rows(moves: Sequence[Sequence[int]], addresses: mx.array, parts: Sequen
     )
     result: mx.array = out
     return result
+
+
+def join_rows(sources: Sequence[mx.array], places: Sequence[Sequence[int]], addresses: mx.array) -> list[mx.array]:
+    """Write tokens of rows to slots of slabs, in all layers: see `JOIN`. `sources`: (rows, heads, columns, size) for
+    each part of each layer, in the order of a slab's addresses. A row that reaches the end of its slot goes on at the
+    slot's beginning. The results must be evaluated before anything else reads the slabs.
+
+    Sources are inputs, so MLX computes them first and keeps them as long as it takes."""
+    alike: dict[tuple[mx.Dtype, int], list[int]] = {}
+    for number, source in enumerate(sources):
+        alike.setdefault((source.dtype, source.shape[1]), []).append(number)
+    targets = mx.array([list(place) for place in places], dtype=mx.int32)
+    longest = max(place[5] for place in places)
+    written = []
+    for (dtype, heads), numbers in alike.items():
+        for first in range(0, len(numbers), SOURCES):
+            some = numbers[first : first + SOURCES]
+            widest = max(sources[number].shape[3] for number in some)
+            blocks = max(1, min(64, -(-longest * widest * dtype.size // (16 * THREADS))))
+            kinds = mx.array([[number, sources[number].shape[3]] for number in some], dtype=mx.int32)
+            inputs = [sources[number] for number in itertools.islice(itertools.cycle(some), SOURCES)]
+            written += _join_kernel()(
+                inputs=[*inputs, targets, kinds, addresses],
+                output_shapes=[(1,)],
+                output_dtypes=[mx.int32],
+                grid=(blocks * THREADS, heads * len(some), len(places)),
+                threadgroup=(THREADS, 1, 1),
+                template=[("T", dtype), ("HEADS", heads)],
+            )
+    return written
 
 
 def addresses_of(arrays: Sequence[mx.array]) -> mx.array:

@@ -1,4 +1,4 @@
-"""Mixtures of experts for few rows: CUDA kernels and their MLX reference, behind one interface."""
+"""Mixtures of experts: CUDA kernels and their MLX reference, behind one interface."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
-from millstream.backend.kernels import expert_matmul, expert_routing
+from millstream.backend.kernels import expert_matmul, expert_routing, expert_tiles
 from millstream.backend.kernels.expert_matmul import Activation, ExpertWeights, Packing
 from millstream.backend.kernels.expert_routing import Routed, Router, Routing
+from millstream.backend.kernels.small_matmul import WIDTHS
 
 Norm = tuple[mx.array, float]
 """The weight and epsilon of an RMS norm."""
@@ -29,8 +30,11 @@ class ExpertOps:
     glu: Callable[[mx.array, mx.array, ExpertWeights, ExpertWeights, Activation], mx.array]
     down: Callable[[mx.array, mx.array, ExpertWeights], mx.array]
     combine: Callable[[mx.array, Routed, mx.array | None, mx.array | None], mx.array]
+    route_many: Callable[[mx.array, Router, Routing], Routed]
+    """As `route`, for as many rows as a prefill pass has; several launches of a layer may run at once."""
+    many: Callable[[mx.array, mx.array, ExpertWeights, ExpertWeights, ExpertWeights, Activation], mx.array]
+    """`glu` and `down` for as many rows as a prefill pass has."""
     compile: Callable[[Any], Any]
-    max_rows: int
 
 
 def route(
@@ -120,6 +124,40 @@ def _product(x: mx.array, indices: mx.array, weights: ExpertWeights) -> mx.array
     return out.reshape(indices.size, -1).astype(dtype)
 
 
+def many(
+    x: mx.array,
+    indices: mx.array,
+    gate: ExpertWeights,
+    up: ExpertWeights,
+    last: ExpertWeights,
+    activation: Activation,
+) -> mx.array:
+    """See `many_by_kernels`."""
+    return down(glu(x, indices, gate, up, activation), indices, last)
+
+
+def many_by_kernels(
+    x: mx.array,
+    indices: mx.array,
+    gate: ExpertWeights,
+    up: ExpertWeights,
+    last: ExpertWeights,
+    activation: Activation,
+) -> mx.array:
+    """What each row's experts compute: (rows x slots, size) from x of (rows, size). More rows than a decode step's go
+    through tiles of each expert's rows, and through the kernels of a step in parts if the weights are packed."""
+    rows = x.shape[0]
+    if rows > WIDTHS[-1] and all(expert_tiles.fits(weights, x.dtype) for weights in (gate, up, last)):
+        choices = expert_tiles.sort_choices(indices, gate.experts)
+        return expert_tiles.tiled_down(expert_tiles.tiled_glu(x, choices, gate, up, activation), choices, last)
+    out = []
+    for first in range(0, rows, expert_matmul.MAX_ROWS):
+        part = slice(first, first + expert_matmul.MAX_ROWS)
+        h = expert_matmul.expert_glu(x[part], indices[part], gate, up, activation)
+        out.append(expert_matmul.expert_down(h, indices[part], last))
+    return out[0] if len(out) == 1 else mx.concatenate(out)
+
+
 def combine(y: mx.array, routed: Routed, shared: mx.array | None = None, residual: mx.array | None = None) -> mx.array:
     """See `expert_routing.combine`."""
     weights = mx.where(routed.indices < 0, 0.0, routed.weights)
@@ -158,8 +196,9 @@ BY_MLX = ExpertOps(
     glu=glu,
     down=down,
     combine=combine,
+    route_many=route,
+    many=many,
     compile=lambda function: function,
-    max_rows=expert_matmul.MAX_ROWS,
 )
 BY_KERNELS = ExpertOps(
     fits=expert_matmul.fits,
@@ -168,6 +207,7 @@ BY_KERNELS = ExpertOps(
     glu=expert_matmul.expert_glu,
     down=expert_matmul.expert_down,
     combine=expert_routing.combine,
+    route_many=expert_routing.route_many,
+    many=many_by_kernels,
     compile=mx.compile,
-    max_rows=expert_matmul.MAX_ROWS,
 )

@@ -9,13 +9,14 @@ from typing import Any
 
 import mlx.core as mx
 
-from millstream.backend.kernels import matmul_tuning, norm_add, small_matmul
+from millstream.backend.kernels import epilogues, matmul_tuning, norm_add, small_matmul
 from millstream.backend.kernels.matmul_tuning import Role
 from millstream.backend.kernels.weights import Dense, Form, Norm, Packed, Weight, as_weight
 from millstream.backend.layers import matmul_choice, matmul_reference
 from millstream.backend.layers.matmul_reference import Activation, join_heads, rope, split_heads
 
 __all__ = [
+    "BY_CUBLAS",
     "BY_KERNELS",
     "BY_MLX",
     "BY_MLX_COMPILED",
@@ -70,7 +71,7 @@ def _prepare(weight: Weight | mx.array, role: Role | None = None) -> Weight:
     if role is not None:
         matmul_choice.tune_shape(weight, matmul_choice.shape_seconds)
     if role is not None and isinstance(weight, Dense):
-        matmul_choice.tune(role, weight, matmul_choice.seconds)
+        matmul_choice.tune(role, weight, matmul_choice.seconds, matmul_choice.steady)
     return weight
 
 
@@ -86,6 +87,33 @@ def _faster(role: Role) -> Callable[..., Any]:
     return call
 
 
+def _glu(
+    x: mx.array,
+    weight: Weight | mx.array,
+    *,
+    activation: Activation = "silu",
+    bias: mx.array | None = None,
+    norm: Norm | None = None,
+) -> mx.array:
+    joined = matmul_reference.product(x, weight, bias, norm)
+    return (epilogues if epilogues.fits_glu(joined) else matmul_reference).gated(joined, activation)
+
+
+def _qkv_rope(
+    x: mx.array,
+    weight: Weight | mx.array,
+    offset: mx.array,
+    periods: mx.array | None,
+    *shape: int,
+    bias: mx.array | None = None,
+    norm: Norm | None = None,
+    **more: Any,
+) -> tuple[mx.array, mx.array, mx.array]:
+    joined = matmul_reference.product(x, weight, bias, norm)
+    fits = epilogues.fits_heads(shape[-1], periods, joined.dtype)
+    return (epilogues if fits else matmul_reference).heads_of(joined, offset, periods, *shape, **more)
+
+
 BY_MLX = FusedMatmuls(
     fits=lambda weight: True,
     fits_heads=lambda size: True,
@@ -98,6 +126,8 @@ BY_MLX = FusedMatmuls(
     compile=lambda function: function,
 )
 BY_MLX_COMPILED = dataclasses.replace(BY_MLX, compile=mx.compile)
+BY_CUBLAS = dataclasses.replace(BY_MLX_COMPILED, glu=_glu, qkv_rope=_qkv_rope)
+"""For more rows than the kernels take: products by MLX, and what stands after them by our kernels."""
 BY_KERNELS = FusedMatmuls(
     fits=small_matmul.fits,
     fits_heads=small_matmul.fits_heads,
@@ -107,5 +137,5 @@ BY_KERNELS = FusedMatmuls(
     glu=_faster("glu"),
     qkv_rope=_faster("qkv_rope"),
     norm_add=_norm_add,
-    compile=mx.compile,
+    compile=matmul_tuning.compiled,
 )

@@ -8,6 +8,7 @@ host, and a kernel costs it least.
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import time
 from collections.abc import Callable
@@ -31,6 +32,8 @@ COPIES_BYTES = 192 << 20
 """Of different weights in a chain, at least: more than a cache holds."""
 GAIN = 0.10
 """How much less time MLX's operations must take: a row's numbers then depend on the width of its batch."""
+CHANGING_GAIN = 0.25
+"""The same for fewer rows than the last width, if a wider pass gives a row other numbers: such rows do not speculate."""
 
 SHAPED_BYTES = 4 << 20
 """Of a weight whose shape of blocks is worth choosing: the host takes longer for a launch than smaller ones do."""
@@ -39,11 +42,13 @@ SHAPE_GAIN = 0.03
 RUNS = 6
 
 Measure = Callable[[Key, Dense, bool], float]
+Steady = Callable[[Key, Dense], bool]
 MeasureShape = Callable[[Weight, BlockShape], float]
 
 
-def tune(role: Role, weight: Dense, measure: Measure) -> None:
-    """Choose for all weights of this role and size, for all widths, unless that is done."""
+def tune(role: Role, weight: Dense, measure: Measure, steady: Steady) -> None:
+    """Choose for all weights of this role and size, for all widths, unless that is done. `steady`: whether MLX's
+    operations give a row the same numbers in wider passes, which verify its drafts. One row, and few, must speculate."""
     if weight.weight.nbytes < MIN_BYTES or role == "qkv_rope":
         return
     keys: list[Key] = [(role, weight.outputs, weight.inputs, width) for width in WIDTHS]
@@ -52,13 +57,18 @@ def tune(role: Role, weight: Dense, measure: Measure) -> None:
         rehearse(lambda: [measure(key, weight, False) for key in unknown])
     for key in unknown:
         ours, mlx = measure(key, weight, False), measure(key, weight, True)
-        matmul_tuning.decide(key, mlx < (1 - GAIN) * ours)
+        faster, same = mlx < (1 - GAIN) * ours, True
+        if faster and key[-1] < WIDTHS[-1] and not (same := steady(key, weight)):
+            faster = key[-1] > WIDTHS[0] and mlx < (1 - CHANGING_GAIN) * ours
+        matmul_tuning.decide(key, faster, steady=same)
         log.debug("%s of %dx%d, %d rows: %.3f ms by our kernel, %.3f by MLX", *key, 1e3 * ours, 1e3 * mlx)
 
 
 def tune_shape(weight: Weight, measure: MeasureShape) -> None:
     """Choose the shape of blocks for few rows, for all weights of this size, unless that is done."""
     size = matmul_tuning.size_of(weight)
+    if small_matmul.in_warpgroups(weight):
+        return
     if sum(array.nbytes for array in weight.arrays) < SHAPED_BYTES or matmul_tuning.shape_known(size):
         return
     try:
@@ -117,18 +127,40 @@ def seconds(key: Key, weight: Dense, by_mlx: bool) -> float:
     rest = [mx.zeros((width, 1, weight.outputs), dtype=x.dtype), mx.ones((inputs,), dtype=x.dtype)]
     mx.eval(x, weights, rest)
     functions: Any = matmul_reference if by_mlx else small_matmul
+    # Each launch has its own counters: they may overlap here.
+    forms = [small_matmul.prepare(weights[number % len(weights)]) for number in range(LAUNCHES)]
+    mx.eval([form.arrays for form in forms])
     chain = mx.compile(functools.partial(_chain, functions, role))
-    return _shortest(lambda: chain(x, weights, rest), 4)
+    return _shortest(lambda: chain(x, [form.arrays for form in forms], rest), 4)
 
 
-def _chain(functions: Any, role: Role, x: mx.array, weights: list[mx.array], rest: list[mx.array]) -> list[mx.array]:
-    out = []
-    for number in range(LAUNCHES):
-        weight = Dense(weights[number % len(weights)])
-        if role == "matmul_add":
-            out.append(functions.matmul_add(x, weight, rest[0]))
-        elif role == "glu":
-            out.append(functions.glu(x, weight, norm=Norm(rest[1], 1e-5)))
-        else:
-            out.append(functions.matmul(x, weight))
+def steady(key: Key, weight: Dense) -> bool:
+    """Whether MLX's operations give rows bitwise the same numbers at this width, with fewer rows and in wider passes."""
+    role, outputs, inputs, width = key
+    x, rest = (
+        mx.random.normal((WIDTHS[-1], 1, size), key=mx.random.key(size)).astype(weight.weight.dtype)
+        for size in (inputs, outputs)
+    )
+    arrays = [rest, mx.ones((inputs,), dtype=x.dtype)]
+    rows = [*([1] if width == WIDTHS[0] else []), *(each for each in WIDTHS if each >= width)]
+    made = [_role(matmul_reference, role, x[:count], weight, [arrays[0][:count], arrays[1]]) for count in rows]
+    mx.eval(made)
+    return all(mx.array_equal(each[: one.shape[0]], one).item() for one, each in itertools.pairwise(made))
+
+
+def _chain(
+    functions: Any, role: Role, x: mx.array, weights: list[tuple[mx.array, ...]], rest: list[mx.array]
+) -> list[mx.array]:
+    return [_role(functions, role, x, Dense(*arrays), rest) for arrays in weights]
+
+
+def _role(functions: Any, role: Role, x: mx.array, weight: Dense, rest: list[mx.array]) -> mx.array:
+    """`rest`: a residual and a norm's weight."""
+    out: mx.array
+    if role == "matmul_add":
+        out = functions.matmul_add(x, weight, rest[0])
+    elif role == "glu":
+        out = functions.glu(x, weight, norm=Norm(rest[1], 1e-5))
+    else:
+        out = functions.matmul(x, weight)
     return out

@@ -63,7 +63,11 @@ def glu(
     norm: Norm | None = None,
 ) -> mx.array:
     """activation(gate) * up, where the first half of the weight's rows gives the gate."""
-    gate, up = mx.split(product(x, weight, bias, norm), 2, axis=-1)
+    return gated(product(x, weight, bias, norm), activation)
+
+
+def gated(joined: mx.array, activation: Activation) -> mx.array:
+    gate, up = mx.split(joined, 2, axis=-1)
     return ACTIVATIONS[activation](gate, up)
 
 
@@ -98,7 +102,24 @@ def qkv_rope(
     """Queries, keys and values of (rows, heads or groups, length, size); norms of single heads and then RoPE are
     applied to the first two. `periods` are those of the rotated pairs, twice as many numbers of a head; None for no
     RoPE. `factor` is what the rotated numbers are multiplied by (YaRN)."""
-    queries, keys, values = split_heads(product(x, weight, bias, norm), heads, groups, size)
+    joined = product(x, weight, bias, norm)
+    return heads_of(joined, offset, periods, heads, groups, size, q_norm=q_norm, k_norm=k_norm, factor=factor)
+
+
+def heads_of(
+    joined: mx.array,
+    offset: mx.array,
+    periods: mx.array | None,
+    heads: int,
+    groups: int,
+    size: int,
+    *,
+    q_norm: Norm | None = None,
+    k_norm: Norm | None = None,
+    factor: float = 1.0,
+) -> tuple[mx.array, mx.array, mx.array]:
+    """A joined projection as `qkv_rope` gives it."""
+    queries, keys, values = split_heads(joined, heads, groups, size)
     if q_norm is not None:
         queries = mx.fast.rms_norm(queries, q_norm.weight, q_norm.eps)
     if k_norm is not None:

@@ -12,6 +12,8 @@ import math
 from collections.abc import Sequence
 
 from millstream.engine.generation.decode_cost import DecodeCost
+from millstream.engine.generation.pass_cost import PassCost
+from millstream.engine.generation.short_prompts import ShortPrompts
 
 SHARE = 0.5
 """The share of the rows' own step time that a gentle chunk may add on average; single steps take longer."""
@@ -56,9 +58,11 @@ class ChunkSizer:
         token_seconds: float | None = None,
         gentle_token_seconds: float | None = None,
         steps: Sequence[tuple[int, float]] = (),
+        passes: Sequence[tuple[int, float]] = (),
     ) -> None:
         """`token_seconds`, `steps`: what a prompt token and decode steps of some rows were measured to cost at load;
-        `gentle_token_seconds`: the token in a chunk of `most`, where fixed costs count for more."""
+        `gentle_token_seconds`: the token in a chunk of `most`, where fixed costs count for more. `passes`: what chunks
+        cost, (tokens, seconds), on a device that can spread them over steps."""
         if not 1 <= least <= most <= (longest or most):
             raise ValueError("a chunk has at least one token, and `least`, `most` and `longest` are in ascending order")
         if not max_gap > 0:
@@ -72,6 +76,9 @@ class ChunkSizer:
         """Rows of the step that is planned."""
         self._decode = DecodeCost(steps)
         """Of steps that only decode."""
+        self.passes = PassCost(passes)
+        """Of whole short prompts."""
+        self._short = ShortPrompts(self._decode, self.passes, max_gap=max_gap, most_tokens=self._longest)
         self._decode_guess: float | None = None
         """The same, from steps that also prefill: until one was seen that does not."""
         self._fixed: float | None = None
@@ -140,6 +147,15 @@ class ChunkSizer:
         """True if decode steps are so long that the longest gap bounds what is beside them, or nothing is known yet."""
         decode, token = self._costs()
         return not token or decode <= 0 or STRETCH * decode >= self.max_gap
+
+    def decode(self, rows: int) -> float | None:
+        """Seconds of a step of so many rows that only decodes."""
+        return self._decode.seconds(rows)
+
+    @property
+    def short_prompts(self) -> ShortPrompts | None:
+        """How short prompts share passes, where that is known; None: as `at_once` and `in_parts` allow."""
+        return self._short if self.passes.known and self._decode.known and not self.is_slow else None
 
     @property
     def gathering(self) -> float:

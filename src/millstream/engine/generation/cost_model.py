@@ -60,6 +60,8 @@ class Tuning:
     """The same in a chunk of `gentle_chunk`, where fixed costs count for more."""
     steps: tuple[tuple[int, float], ...] = ()
     """What decode steps cost: (rows, seconds)."""
+    passes: tuple[tuple[int, float], ...] = ()
+    """What chunks cost, (tokens, seconds), if the device can spread them over steps."""
     depth_cost: float = 0.0
     """By how much a prompt token costs more for each token before it, relative to the first."""
 
@@ -88,6 +90,7 @@ def tune(facts: GenerationFacts) -> Tuning:
             (seconds / tokens for tokens, seconds in measured.chunks if tokens >= gentle), token_seconds(measured)
         ),
         steps=measured.steps,
+        passes=measured.chunks if measured.spans_steps else (),
         depth_cost=measured.depth_cost,
     )
 

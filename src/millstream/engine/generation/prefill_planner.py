@@ -15,6 +15,7 @@ from itertools import takewhile
 from millstream.engine.generation.chunk_sizer import ChunkSizer
 from millstream.engine.generation.plan import EncodeMedia, Plan, Prefill, StepResult
 from millstream.engine.generation.request import Request, State
+from millstream.engine.generation.short_prompts import FEW, ShortPrompts
 from millstream.engine.prefix_cache.cache import PrefixCache
 from millstream.engine.prefix_cache.index import Hit
 
@@ -23,9 +24,6 @@ PATIENCE = 16
 
 OVERTAKING = 1 / 3
 """Tokens of short prompts that may overtake, per token of the others: a quarter of all."""
-
-FEW = 4
-"""Short prompts that are so many times fewer than the rows do not wait for others: many streams do not start so."""
 
 Admit = Callable[[Request], Hit | None]
 """Gives a waiting request a row and returns its cached prefix; None if there is no room for it."""
@@ -40,6 +38,9 @@ class PlannedPrefill:
     encode: tuple[EncodeMedia, ...] = ()
     complete: bool = False
     parts: int | None = None
+
+
+NOTHING = PlannedPrefill()
 
 
 class PrefillPlanner:
@@ -73,22 +74,30 @@ class PrefillPlanner:
         """Seconds of all steps. A request's patience counts from the clock at its arrival."""
 
     def plan(
-        self, prefilling: Sequence[Request], waiting: Iterable[Request], admit: Admit, *, rows: int
+        self,
+        prefilling: Sequence[Request],
+        waiting: Iterable[Request],
+        admit: Admit,
+        *,
+        rows: int,
+        joining: bool = False,
     ) -> PlannedPrefill:
         """The prefill of the next step. `waiting`: requests that may get a row, oldest first; `admit` adds them to
-        `prefilling`. `rows`: how many decode in this step."""
+        `prefilling`. `rows`: how many decode in this step. `joining`: some of them for the first time."""
         self._sizer.rows = max(1, rows)
         if not rows:
             return PlannedPrefill(self._chunks_alone(prefilling, waiting, admit), self._encode(prefilling, alone=True))
-        if self._chunk_pending:
-            return PlannedPrefill()
-        chunks, complete = self._chunks_beside_rows(prefilling, waiting, admit)
+        waiting = list(waiting)
+        if self._chunk_pending or not (prefilling or waiting):
+            return NOTHING
+        chunks, complete, parts = self._chunks_beside_rows(prefilling, waiting, admit, joining)
         encode = self._encode(prefilling, alone=False) if complete or not chunks else ()
         if complete or encode or not chunks:
             return PlannedPrefill(chunks, encode, complete or bool(encode))
-        tokens = sum(self._cost(chunk.start, chunk.end) for chunk in chunks)
-        short = all(chunk.joins for chunk in chunks)
-        return PlannedPrefill(chunks, parts=self._sizer.parts(tokens, short=short))
+        if parts is None:
+            tokens = sum(self._cost(chunk.start, chunk.end) for chunk in chunks)
+            parts = self._sizer.parts(tokens, short=all(chunk.joins for chunk in chunks))
+        return PlannedPrefill(chunks, parts=parts)
 
     def _chunks_alone(self, prefilling: Iterable[Request], waiting: Iterable[Request], admit: Admit) -> list[Prefill]:
         queue = [*_unfinished(prefilling), *waiting]
@@ -101,17 +110,44 @@ class PrefillPlanner:
         return chunks
 
     def _chunks_beside_rows(
-        self, prefilling: Iterable[Request], waiting: Iterable[Request], admit: Admit
-    ) -> tuple[list[Prefill], bool]:
-        """Chunks, and whether the step must complete them."""
+        self, prefilling: Iterable[Request], waiting: Iterable[Request], admit: Admit, joining: bool
+    ) -> tuple[list[Prefill], bool, int | None]:
+        """Chunks, whether the step must complete them, or else in how many steps they should be computed."""
         started = _unfinished(prefilling)
         queue = [*started, *waiting]
         if any(request.submit.media and request.next_media is not None for request in (*started, *queue[:1])):
             # Encoding takes its part of the step as well.
             chunks = [*self._fill(queue, admit, self._beside_media, beside_rows=True)]
             self._book(chunks)
-            return chunks, True
+            return chunks, True, None
         pace = self._needed_pace(queue)
+        if (passes := self._sizer.short_prompts) is None:
+            return *self._unmeasured(queue, pace, admit), None
+        overtaking = self._overtaking(queue, passes.tokens(self._sizer.rows))
+        short = overtaking or list(takewhile(self._is_short, queue))
+        lengths = [self._left(request) for request in short]
+        if short and not overtaking and self._gathers(passes, short):
+            return [], False, None
+        chosen = passes.choose(lengths, self._sizer.rows, pace)
+        if joining and (chosen.parts or not chosen.count):
+            return [], False, None  # what joins costs the host as much as building a pass: not in one step
+        if not chosen.count:
+            return self._oldest(queue, pace, admit), False, None
+        sharing = short[: chosen.count]
+        chunks = [*self._fill(sharing, admit, sum(max(1, length) for length in lengths[: chosen.count]))]
+        self._book(chunks, overtaking)
+        return chunks, not chosen.parts, chosen.parts or None
+
+    def _oldest(self, queue: Sequence[Request], pace: float, admit: Admit) -> list[Prefill]:
+        """A chunk of the oldest prompts, as long as that pace needs and the gap allows."""
+        weight = 1 + self._depth_cost * (queue[0].prefilled if queue else 0)
+        chunk = self._sizer.chunk_for(pace, weight, self._depth_cost)
+        chunks = [*self._fill(queue, admit, chunk, beside_rows=True)]
+        self._book(chunks)
+        return chunks
+
+    def _unmeasured(self, queue: Sequence[Request], pace: float, admit: Admit) -> tuple[list[Prefill], bool]:
+        """Chunks, and whether the step must complete them: where costs are not known well, or steps are long."""
         short = list(takewhile(self._is_short, queue))
         complete = self._sizer.is_slow or len(short) >= self._sizer.rows
         if not complete and self._should_gather(short):
@@ -127,13 +163,16 @@ class PrefillPlanner:
             complete = complete or late
         chunks = [*self._fill(short, admit, budget, beside_rows=True)]
         if not chunks:
-            complete = False
-            depth = queue[0].prefilled if queue else 0
-            weight = 1 + self._depth_cost * depth
-            chunk = self._sizer.chunk_for(pace, weight, self._depth_cost)
-            chunks = [*self._fill(queue, admit, chunk, beside_rows=True)]
+            return self._oldest(queue, pace, admit), False
         self._book(chunks, overtaking)
         return chunks, complete
+
+    def _gathers(self, passes: ShortPrompts, short: Sequence[Request]) -> bool:
+        """Whether these prompts, the oldest ones, should wait for others that share their pass."""
+        if short[0].state is not State.WAITING:
+            return False
+        waited, since_last = (self.clock - each.arrived for each in (short[0], short[-1]))
+        return passes.gathers(len(short), self._sizer.rows, waited, since_last)
 
     def _should_gather(self, short: Sequence[Request]) -> bool:
         """Whether these prompts, the oldest ones, should wait for others that share their pass. A pass has a fixed cost
@@ -157,11 +196,23 @@ class PrefillPlanner:
         tokens = sum(self._chunk_cost(chunk) for chunk in plan.prefill)
         if plan.encode or result.length > 1:
             self._sizer.skip_steps()
+        self._observe_pass(plan, result, seconds)
         self._sizer.observe(rows=len(plan.decode), prompt_tokens=tokens, seconds=seconds, prefilling=result.prefilling)
+
+    def _observe_pass(self, plan: Plan, result: StepResult, seconds: float) -> None:
+        """Of short prompts that shared one beside rows."""
+        passes, rows = self._sizer.passes, len(plan.decode)
+        whole = all(chunk.joins and not chunk.spans for chunk in plan.prefill)
+        if not rows or not whole or plan.encode or result.length > 1 or (decode := self._sizer.decode(rows)) is None:
+            passes.forget()
+            return
+        tokens = sum(max(1, chunk.tokens) for chunk in plan.prefill)
+        passes.observe(tokens=tokens, seconds=seconds, decode=decode, prefilling=result.prefilling)
 
     def reset(self) -> None:
         """A step has failed: the backend has dropped all prompts."""
         self._chunk_pending = False
+        self._sizer.passes.forget()
 
     @property
     def _at_once(self) -> int:

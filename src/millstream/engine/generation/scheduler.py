@@ -80,6 +80,8 @@ class GenerationScheduler:
         self._prefilling: list[Request] = []
         """Those prefilling or completing."""
         self._running: dict[int, Request] = {}
+        self._joined: list[Request] = []
+        """Those that have joined the running ones since the last plan."""
         self._drop: list[int] = []
         self._restore: list[RestorePrefix] = []
         self._exporting = False
@@ -183,12 +185,16 @@ class GenerationScheduler:
         decode = tuple(self._running)
         free_rows = max(0, self._max_rows - len(self._prefilling) - len(self._running))
         waiting = islice(self._waiting, free_rows)
+        joining = [request for request in self._joined if request.state is State.RUNNING]
+        self._joined.clear()
+        self._changes = bool(joining)
         # All chunks before any save: a prompt must not match what another chunk of this very plan will save.
-        planned = self._planner.plan(self._prefilling, waiting, self._admit, rows=len(self._running))
+        planned = self._planner.plan(
+            self._prefilling, waiting, self._admit, rows=len(self._running), joining=self._changes
+        )
         prefill = tuple(map(self._with_save, planned.chunks))
-        self._changes = any(not request.in_batch for request in self._running.values())
         drafts, choice = self._drafts()
-        for request in self._running.values():
+        for request in joining:
             request.in_batch = True
         orders = self._cache.orders()
         return Plan(
@@ -231,10 +237,10 @@ class GenerationScheduler:
         self._exporting = result.exporting
         self._cache.unsaved(result.unsaved)
         self._cache.exported(result.exported)
+        find, accept = self._running.get, self._accept
         for row in result.rows:
-            running = self._running.get(row.request_id)
-            if running is not None:
-                self._accept(running, row, events)
+            if (running := find(row.request_id)) is not None:
+                accept(running, row, events)
         for failure in result.failed:
             if (failing := self._requests.get(failure.request_id)) is not None:
                 # Its chunks of this step may not have run.
@@ -390,6 +396,7 @@ class GenerationScheduler:
             request.move(State.RUNNING)
             self._prefilling.remove(request)
             self._running[request.request_id] = request
+            self._joined.append(request)
             request.shared = request.skipped
             self._cache.joined(request.prefix)
         return [self._finish(request, FinishReason.LENGTH) for request in joining if not request.submit.max_tokens]
@@ -402,10 +409,18 @@ class GenerationScheduler:
     def _accept(self, request: Request, row: RowOutput, events: list[Event]) -> None:
         """Cut a row's output at the first stop token or at the limit. A stop token before `min_tokens` has probability
         0; if rounding lets one through, it ends nothing."""
-        submit = request.submit
+        submit, tokens = request.submit, row.tokens
+        if len(tokens) == 1 and not row.proposed and tokens[0] not in submit.stop_tokens:
+            # What nearly every row of every step is: there may be hundreds between two steps.
+            request.generated = generated = request.generated + 1
+            request.tokens += tokens
+            events.append(Tokens(submit.request_id, tokens, row.logprobs))
+            if generated >= submit.max_tokens:
+                events.append(self._finish(request, FinishReason.LENGTH))
+            return
         count = used = 0
         reason: FinishReason | None = None
-        for token in row.tokens:
+        for token in tokens:
             used += 1
             request.generated += 1
             if token in submit.stop_tokens and request.generated > submit.min_tokens:
@@ -415,15 +430,15 @@ class GenerationScheduler:
             if request.generated >= submit.max_tokens:
                 reason = FinishReason.LENGTH
                 break
-        request.tokens += row.tokens
+        request.tokens += tokens
         drafted: tuple[int, ...] = ()
         if row.proposed:
             # Accepted tokens are the last but one and those before it; some may come after the end.
-            drafted = (row.proposed, max(0, row.accepted - max(0, len(row.tokens) - 1 - used)))
+            drafted = (row.proposed, max(0, row.accepted - max(0, len(tokens) - 1 - used)))
             request.accepted += drafted[1]
             request.rejected += drafted[0] - drafted[1]
         if count:
-            events.append(Tokens(submit.request_id, row.tokens[:count], row.logprobs[:count], *drafted))
+            events.append(Tokens(submit.request_id, tokens[:count], row.logprobs[:count], *drafted))
         if reason is not None:
             events.append(self._finish(request, reason))
 

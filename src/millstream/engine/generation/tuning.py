@@ -95,6 +95,7 @@ def make_scheduler(settings: SchedulerSettings, facts: GenerationFacts) -> Gener
         token_seconds=tuning.token_seconds,
         gentle_token_seconds=tuning.gentle_token_seconds,
         steps=tuning.steps,
+        passes=tuning.passes,
     )
     share = prefix_cache_share(facts, settings.memory, settings.prefix_cache_bytes)
     return GenerationScheduler(
@@ -105,9 +106,15 @@ def make_scheduler(settings: SchedulerSettings, facts: GenerationFacts) -> Gener
         prefix_cache=_prefix_cache(facts, tuning, share, settings.disk),
         whole_media=facts.whole_media,
         depth_cost=tuning.depth_cost,
-        speculation=SpeculationDepth(facts.drafters, widest=facts.widest_pass) if facts.drafters else None,
+        speculation=_speculation(facts),
         spec_prefill=facts.spec_prefill,
     )
+
+
+def _speculation(facts: GenerationFacts) -> SpeculationDepth | None:
+    if not facts.drafters:
+        return None
+    return SpeculationDepth(facts.drafters, widest=facts.widest_pass, most_rows=facts.widest_step)
 
 
 def _prefix_cache(facts: GenerationFacts, tuning: Tuning, budget: int, disk: DiskTierConfig | None) -> PrefixCache:

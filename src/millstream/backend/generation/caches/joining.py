@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache, RotatingKVCache
 
 from millstream.backend.generation.caches.slabs import Parts, SharedTokens
 from millstream.backend.generation.prefix_store.cache_state import kv_parts
+
+
+class Source(NamedTuple):
+    """Where a row's tokens are in the arrays of `JoiningRows`."""
+
+    row: int
+    stop: int
+    """The column after its last token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +36,9 @@ class JoiningRows:
     """Of each row; none at all if empty."""
     skipped: int = 0
     """Tokens of a single row that were never read: it has no columns for them."""
+    flat: tuple[tuple[int, int], ...] = ()
+    """If all rows stand one after the other in a single row of the arrays: the first column of each, and its tokens.
+    There is no padding then."""
 
     @property
     def columns(self) -> int:
@@ -39,21 +50,31 @@ class JoiningRows:
 
     @property
     def count(self) -> int:
-        return len(self.left_padding)
+        return len(self.flat or self.left_padding)
 
     @property
     def lengths(self) -> tuple[int, ...]:
         """Tokens of each row, read or skipped."""
+        if self.flat:
+            return tuple(tokens for _, tokens in self.flat)
         return tuple(self.stop(index) - padding + self.skipped for index, padding in enumerate(self.left_padding))
 
+    def source(self, index: int) -> Source:
+        """Where a row's tokens are."""
+        if self.flat:
+            return Source(0, sum(self.flat[index]))
+        return Source(index, self.stop(index))
+
     def stop(self, index: int) -> int:
-        """The column after a row's last token."""
+        """The column after a row's last token, in a row of its own."""
         return self.columns - (self.right_padding[index] if self.right_padding else 0)
 
     def take(self, indices: Sequence[int]) -> JoiningRows:
         """Some of the rows."""
         if list(indices) == list(range(self.count)):
             return self
+        if self.flat:
+            return replace(self, flat=tuple(self.flat[index] for index in indices))
         chosen = _chosen(indices)
         return replace(
             self,

@@ -13,10 +13,10 @@ import mlx.core as mx
 from millstream.backend.generation.caches.joining import JoiningRows
 from millstream.backend.generation.caches.pass_shape import PassShape
 from millstream.backend.generation.caches.slab_reads import SlabStep
-from millstream.backend.generation.caches.slabs import Move, RowCache
+from millstream.backend.generation.caches.slabs import Move, RowCache, Slab
 from millstream.backend.generation.caches.traced_step import Ref
 from millstream.backend.kernels.decode_attention import MOST_CHUNKS, DecodeWork, span_for, spans
-from millstream.backend.kernels.write_rows import addresses_of, move_rows, write_rows
+from millstream.backend.kernels.write_rows import addresses_of, join_rows, move_rows, write_rows
 
 ROUND_ITEMS, ROUND_SLABS = 64, 16
 """Work items and addresses are padded to multiples: every new number of them costs the host a trace."""
@@ -45,13 +45,26 @@ class Addresses:
             self._known[key] = (arrays, addresses_of(arrays))
         return self._numbers.setdefault(key, len(self._numbers))
 
+    def slab(self, slab: Slab) -> int:
+        """The number of a slab, whose parts are views of few buffers."""
+        key = id(slab.buffers[0])
+        if key not in self._known:
+            mx.async_eval(slab.buffers)  # type: ignore[no-untyped-call]
+            buffers = mx.array([buffer for buffer, _ in slab.where], dtype=mx.int32)
+            places = mx.array([place for _, place in slab.where], dtype=mx.int64)
+            self._known[key] = (slab.buffers, addresses_of(slab.buffers)[buffers] + places)
+        return self._numbers.setdefault(key, len(self._numbers))
+
     def forget(self) -> None:
-        """Start to number again; what is not asked for until `table` is dropped."""
+        """Start to number again."""
         self._numbers = {}
+
+    def drop_others(self) -> None:
+        """Hold nothing but what has a number."""
+        self._known = {key: self._known[key] for key in self._numbers}
 
     def table(self) -> mx.array:
         """(slabs, layers, parts)."""
-        self._known = {key: self._known[key] for key in self._numbers}
         rows = [self._known[key][1] for key in self._numbers]
         rows += [rows[0]] * (-len(rows) % ROUND_SLABS) if rows else []
         return mx.stack(rows).reshape(len(rows), self._layers, -1)
@@ -111,7 +124,10 @@ class KernelStep(SlabStep):
         self._items = mx.array(items, dtype=mx.int32)
         groups = max((part.shape[1] for row in rows if row is not None for part in row.place.arrays), default=0)
         self._counters = mx.zeros((size * groups * MOST_CHUNKS if self._parted else 1,), dtype=mx.int32)
+        self.addresses.drop_others()
         self._table = self.addresses.table() if groups else self._table
+        # Not as part of the step: CUDA graphs of other operations are made anew, which takes milliseconds.
+        mx.async_eval(self._counters, self._table)  # type: ignore[no-untyped-call]
 
     def _items_of(self, number: int, row: RowCache) -> list[tuple[int, ...]]:
         """The first nine integers of each."""
@@ -123,7 +139,7 @@ class KernelStep(SlabStep):
             slab, capacity, start = self.addresses.number(arrays), arrays[0].shape[2], piece.start
             for first, beyond in spans(piece.tokens, span):
                 items.append((number, slab, 0, capacity, start + first, start + beyond, 0, 0, 0))
-        slab, capacity = self.addresses.number(row.place.arrays), row.place.capacity
+        slab, capacity = self.addresses.slab(row.place), row.place.capacity
         for first, beyond in spans(capacity, span):
             items.append((number, slab, row.slot, capacity, first, beyond, row.origin, 1, self.window))
         return items
@@ -138,22 +154,15 @@ class KernelWriter:
         self._addresses = addresses
 
     def join(self, rows: Sequence[RowCache], joining: JoiningRows) -> None:
-        by_slab: dict[int, list[int]] = {}
+        self._addresses.forget()
+        places = []
         for index, row in enumerate(rows):
             if row.kept:
-                by_slab.setdefault(id(row.place), []).append(index)
-        written = []
-        for chosen in by_slab.values():
-            slab = rows[chosen[0]].place
-            places = [
-                (row.slot, joining.stop(index) - row.kept, row.kept, (row.own - row.kept) % slab.capacity)
-                for index, row in ((index, rows[index]) for index in chosen)
-            ]
-            targets = mx.array(places, dtype=mx.int32)
-            for parts, new in zip(slab.layers, joining.take(chosen).layers, strict=True):
-                for part, source in zip(parts, new, strict=True):
-                    written.append(write_rows(part, source, targets))
-        _evaluate(written)
+                slab, source = row.place, joining.source(index)
+                columns = (source.stop - row.kept, row.kept, (row.own - row.kept) % slab.capacity)
+                places.append((self._addresses.slab(slab), row.slot, slab.capacity, source.row, *columns, 0))
+        if places:
+            _evaluate(join_rows(joining.arrays, places, self._addresses.table()))
 
     def move(self, moves: Sequence[Move]) -> None:
         moves = [move for move in moves if move.tokens]
@@ -165,8 +174,8 @@ class KernelWriter:
         self._addresses.forget()
         orders = [
             (
-                *(self._addresses.number(move.source.arrays), move.source_slot, move.source.capacity),
-                *(self._addresses.number(move.target.arrays), move.target_slot, move.target.capacity),
+                *(self._addresses.slab(move.source), move.source_slot, move.source.capacity),
+                *(self._addresses.slab(move.target), move.target_slot, move.target.capacity),
                 *(move.tokens, 0),
             )
             for move in moves

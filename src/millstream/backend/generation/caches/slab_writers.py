@@ -15,11 +15,12 @@ class MlxWriter:
 
     def join(self, rows: Sequence[RowCache], joining: JoiningRows) -> None:
         for index, row in enumerate(rows):
-            at = joining.stop(index) - row.kept
+            source_row, stop = joining.source(index)
+            at = stop - row.kept
             for first, end in row.runs():
                 for parts, new in zip(row.place.layers, joining.layers, strict=True):
                     for part, source in zip(parts, new, strict=True):
-                        tokens = source[index : index + 1, :, at : at + end - first]
+                        tokens = source[source_row : source_row + 1, :, at : at + end - first]
                         part[row.slot : row.slot + 1, :, first:end] = tokens
                 at += end - first
 

@@ -8,6 +8,7 @@ follows the tokens.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -22,20 +23,48 @@ SLAB_TOKENS = 16384
 """The most tokens of a slab with several slots. Longer rows have a slab of their own."""
 
 
+MOST_ELEMENTS = 2**31 - 1
+"""Of an array that many layers share: MLX counts larger ones in other kernels, which nobody has tried."""
+
+
 class Slab:
-    """Buffers for some rows of one class: per layer and part, (slots, heads, capacity, size)."""
+    """Memory for some rows of one class: per layer and part, (slots, heads, capacity, size)."""
 
-    __slots__ = ("capacity", "layers", "nbytes", "rows")
+    __slots__ = ("buffers", "capacity", "layers", "nbytes", "rows", "where")
 
-    def __init__(self, capacity: int, slots: int, templates: Sequence[Parts]) -> None:
-        """`templates`: arrays whose heads, size and type the buffers get."""
+    def __init__(self, capacity: int, slots: int, templates: Sequence[Parts], *, together: bool = False) -> None:
+        """`templates`: arrays whose heads, size and type the parts get. `together`: parts that are alike are views of
+        one array, which a GPU allocates and clears at once; only if nothing but kernels writes to them."""
         self.capacity = capacity
         self.rows: list[RowCache | None] = [None] * slots
-        self.layers = [
-            [mx.zeros((slots, like.shape[1], capacity, like.shape[3]), dtype=like.dtype) for like in parts]
-            for parts in templates
-        ]
-        self.nbytes = sum(part.nbytes for part in self.arrays)
+        self.buffers: list[mx.array] = []
+        """What is allocated."""
+        self.where: list[tuple[int, int]] = []
+        """For each part of each layer: its buffer, and its place in it in bytes."""
+        shapes = [((slots, like.shape[1], capacity, like.shape[3]), like.dtype) for parts in templates for like in parts]
+        counts: dict[tuple[tuple[int, ...], mx.Dtype], int] = {}
+        for kind in shapes:
+            counts[kind] = counts.get(kind, 0) + 1
+        numbers: dict[tuple[tuple[int, ...], mx.Dtype], int] = {}
+        taken: dict[int, int] = {}
+        views: list[mx.array] = []
+        for kind in shapes:
+            shape, dtype = kind
+            if not together or counts[kind] * math.prod(shape) > MOST_ELEMENTS:
+                self.buffers.append(mx.zeros(shape, dtype=dtype))
+                self.where.append((len(self.buffers) - 1, 0))
+                views.append(self.buffers[-1])
+                continue
+            if kind not in numbers:
+                numbers[kind] = len(self.buffers)
+                self.buffers.append(mx.zeros((counts[kind], *shape), dtype=dtype))
+            buffer = numbers[kind]
+            at = taken[buffer] = taken.get(buffer, -1) + 1
+            self.where.append((buffer, at * math.prod(shape) * dtype.size))
+            views.append(mx.squeeze(self.buffers[buffer][at : at + 1], axis=0))  # `[at]` would be a copy
+        found = iter(views)
+        self.layers = [[next(found) for _ in parts] for parts in templates]
+        self.nbytes = sum(buffer.nbytes for buffer in self.buffers)
 
     @property
     def used(self) -> int:
@@ -179,6 +208,9 @@ class SlabPool:
         for capacity in capacities:
             self._shrink(capacity)
 
+    def _new(self, capacity: int, slots: int) -> Slab:
+        return Slab(capacity, slots, self._templates, together=not self._merge)
+
     def _vacant(self, capacity: int) -> list[tuple[Slab, int]]:
         """Vacant slots, in the fullest slab first, and there from the first on."""
         slabs = sorted(self._classes.get(capacity, []), key=lambda slab: slab.vacant)
@@ -203,7 +235,7 @@ class SlabPool:
         missing = joining + sum(slab.used for slab in merged) - sum(slab.vacant for slab in staying)
         slots = missing + self._spare(capacity, rows)
         while missing > 0:
-            slabs.append(Slab(capacity, min(slots, most), self._templates))
+            slabs.append(self._new(capacity, min(slots, most)))
             missing, slots = missing - most, slots - most
         self._empty(capacity, merged)
 
@@ -218,7 +250,7 @@ class SlabPool:
                 return
             sparsest = max(slabs, key=lambda slab: slab.vacant)
             if vacant - sparsest.vacant < sparsest.used:
-                slabs.append(Slab(capacity, sparsest.used - (vacant - sparsest.vacant), self._templates))
+                slabs.append(self._new(capacity, sparsest.used - (vacant - sparsest.vacant)))
             self._empty(capacity, [sparsest])
 
     def _empty(self, capacity: int, emptied: Sequence[Slab]) -> None:

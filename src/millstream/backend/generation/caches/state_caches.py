@@ -74,6 +74,7 @@ class StateCaches(TracedStep):
                 rows = [_rows(states[index][entry], count, like) for count, states in joining]
                 new = rows[0] if len(rows) == 1 else mx.concatenate(rows)
                 layer.cache[entry] = _written(layer.cache[entry], numbers, new)
+        self._launch()
 
     def rearrange(self, order: list[int]) -> None:
         """Number the rows by `order`: the previous number of each."""
@@ -83,11 +84,17 @@ class StateCaches(TracedStep):
         chosen = mx.array([max(0, number) for number in order], dtype=mx.int32)
         for layer in self.layers:
             layer.cache = [array[chosen] if order else None for array in layer.cache]
+        if order:
+            self._launch()
 
     def row(self, index: int) -> list[ArraysCache]:
         """The states of one row, per layer."""
         found: list[ArraysCache] = [layer.extract(index) for layer in self.layers]
         return found
+
+    def _launch(self) -> None:
+        """Not as part of the next step, which stays the same operations: see `Batch`."""
+        mx.async_eval([layer.cache for layer in self.layers])  # type: ignore[no-untyped-call]
 
     def _resize(self, size: int) -> None:
         grown, self._size = size - self._size, size

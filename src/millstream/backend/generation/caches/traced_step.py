@@ -46,6 +46,11 @@ class TracedStep:
     """Of the step that `begin_step` has prepared."""
     _begun: Sequence[mx.array] = ()
 
+    @property
+    def size(self) -> int:
+        """Rows of a plain step, including vacant ones."""
+        raise NotImplementedError
+
     def step_key(self) -> Hashable | None:
         """All that a step depends on besides its arrays and their shapes; None if it cannot be traced."""
         raise NotImplementedError

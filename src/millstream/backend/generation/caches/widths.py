@@ -32,11 +32,22 @@ def cublas_width(slots: int) -> int:
 
 
 def kernel_width(slots: int) -> int:
-    """Rows per forward pass for our own matmuls: a width that they are compiled for."""
-    return next((width for width in STEP_WIDTHS if slots <= width), slots) if slots else 0
+    """Rows per forward pass for our own matmuls: a width that they are compiled for, or whole bands of the last one."""
+    if slots > STEP_WIDTHS[-1]:
+        return -(-slots // STEP_WIDTHS[-1]) * STEP_WIDTHS[-1]
+    return next(width for width in STEP_WIDTHS if slots <= width) if slots else 0
 
 
 def padded_chunk_length(tokens: int) -> int:
     """The length that a chunk is padded to. On CUDA the first chunk of a length costs the host 9 ms more than the
     second (H200), and up to 512 tokens the device computes padding almost for free."""
     return next(length for length in CHUNK_LENGTHS if tokens <= length) if tokens <= MAX_PADDED_CHUNK else tokens
+
+
+def flat_length(tokens: int) -> int:
+    """The length of a flat pass for so many tokens: there are few, since each is traced once, and beyond 1,024 tokens
+    an eighth of them is padding at most."""
+    if tokens <= 64:
+        return 64
+    step = max(128, 1 << ((tokens - 1).bit_length() - 4))
+    return -(-tokens // step) * step

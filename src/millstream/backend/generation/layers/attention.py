@@ -13,6 +13,7 @@ from mlx_lm.models import base
 from mlx_lm.models.cache import KVCache, QuantizedKVCache
 
 from millstream.backend.generation.caches.class_caches import SlabLayer
+from millstream.backend.generation.caches.flat_caches import FlatCache
 from millstream.backend.generation.caches.kernel_slabs import KernelStep
 from millstream.backend.generation.caches.own_attention import OwnAttention
 from millstream.backend.generation.caches.prompt_caches import PaddedCache, PaddedPackedCache
@@ -43,6 +44,9 @@ def kernel_attention(
     """Replaces mlx-lm's function of the same signature, with our CUDA kernels where they fit."""
     if isinstance(cache, OwnAttention):
         return cache.attend(kernel_attention, queries, keys, values, scale, mask, sinks=sinks, softcap=softcap)
+    if isinstance(cache, FlatCache) and prefill_fits(queries, keys, values):
+        flat = functools.partial(prefill_attention, scale=scale, left=cache.prompts.firsts, flat=True)
+        return cache.attend(flat, queries, keys, values, sinks=sinks, softcap=softcap)
     if isinstance(cache, SlabLayer) and isinstance(step := cache.caches.step, KernelStep):
         new = cache.take_new(keys, values, mask)
         packing = cache.packing
@@ -54,6 +58,8 @@ def kernel_attention(
         return (attention if cache.packing is None else packed)(
             queries, keys, values, cache, scale, mask, sinks, softcap
         )
+    if isinstance(cache, FlatCache):
+        return attention(queries, keys, values, cache, scale, mask, sinks, softcap)
     if not isinstance(keys, mx.array):
         unpacked = functools.partial(mx.dequantize, group_size=cache.group_size, bits=cache.bits)
         keys, values = unpacked(*keys), unpacked(*values)

@@ -33,9 +33,11 @@ from millstream.backend.generation.layers.block_parts import (
     projects_heads,
     rope_module,
 )
-from millstream.backend.generation.layers.fused_experts import FusedExperts, fuse_expert_layer, fuse_experts
+from millstream.backend.generation.layers.fused_experts import FusedExperts, fuse_experts, ops_for
 from millstream.backend.generation.layers.fused_modules import FusedModule
 from millstream.backend.generation.layers.fused_parts import FusedAttention, FusedConv, FusedGlu, PlainPart
+from millstream.backend.generation.layers.patched_experts import fuse_expert_layer, fuse_mixture
+from millstream.backend.layers import expert_ops
 from millstream.backend.layers.fused_matmul import BY_KERNELS, BY_MLX, FusedMatmuls
 
 NewCache = Callable[[], Any]
@@ -206,6 +208,10 @@ class BlockSearch:
             why.append(f"{frame.mlp} {error}")
             return plain, plain, "a layer of experts" if fuse_expert_layer(module, self._matmuls, dtype) else ""
         fuse_expert_layer(module, self._matmuls, dtype)
+        try:
+            fuse_mixture(module, fused.parts, ops_for(self._matmuls), expert_ops.BY_MLX, dtype)
+        except NotUnderstood as error:
+            why.append(f"{frame.mlp}, for many tokens, {error}")
         return fused, plain, "experts"
 
     def _glu(

@@ -43,6 +43,8 @@ class ExpertParts:
     routing: Routing
     shared: GluParts | None = None
     """An expert that all rows go through."""
+    shared_module: Any = None
+    """The same, as its module."""
 
 
 def expert_layer(module: Any) -> Any:
@@ -65,13 +67,13 @@ def expert_parts(module: Any, dtype: mx.Dtype) -> Iterator[ExpertParts]:
     if switch is None:
         raise NotUnderstood("has no layer of experts that is known")
     gate, up, down, activation = switch_parts(switch)
-    shared, shared_gate = _shared(module)
+    shared, shared_module, shared_gate = _shared(module)
     router, holder = _router(module, switch, gate.experts, gate.inputs, dtype)
     if shared_gate is not None:
         router = dataclasses.replace(router, weight=mx.concatenate([router.weight, _dense(shared_gate, dtype)]))
     mx.eval([array for array in (router.weight, router.bias, router.correction) if array is not None])
     for routing in routings(module, holder, gate.experts):
-        yield ExpertParts(gate, up, down, activation, router, routing, shared)
+        yield ExpertParts(gate, up, down, activation, router, routing, shared, shared_module)
 
 
 def routings(module: Any, holder: Any, experts: int) -> Iterator[Routing]:
@@ -115,14 +117,14 @@ def _activation(module: Any) -> Activation:
     raise NotUnderstood(f"has another activation ({type(module).__name__})")
 
 
-def _shared(module: Any) -> tuple[GluParts | None, Any]:
-    """The expert that all rows go through, and its gate."""
+def _shared(module: Any) -> tuple[GluParts | None, Any, Any]:
+    """The expert that all rows go through, as parts and as a module, and its gate."""
     shared = next((module[name] for name in SHARED if isinstance(module.get(name), nn.Module)), None)
     gate = next((module[name] for name in SHARED_GATE if isinstance(module.get(name), nn.Module)), None)
     parts = None if shared is None else glu_parts(shared)
     if shared is not None and parts is None:
         raise NotUnderstood(f"has a shared expert of another kind ({type(shared).__name__})")
-    return parts, gate
+    return parts, shared, gate
 
 
 def _router(module: Any, switch: Any, experts: int, size: int, dtype: mx.Dtype) -> tuple[Router, Any]:

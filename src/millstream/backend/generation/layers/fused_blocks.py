@@ -23,8 +23,11 @@ from millstream.backend.generation.caches.batch_caches import new_row_caches
 from millstream.backend.generation.caches.widths import CHUNK_LENGTHS
 from millstream.backend.generation.layers.block_frame import NotUnderstood
 from millstream.backend.generation.layers.block_search import BlockSearch, FusedBlock
+from millstream.backend.generation.layers.patched_experts import restore_mixtures
+from millstream.backend.kernels.matmul_tilings import MOST_ROWS
+from millstream.backend.kernels.matmul_tuning import stands_for
 from millstream.backend.kernels.small_matmul import STEP_WIDTHS
-from millstream.backend.layers.fused_matmul import BY_KERNELS, BY_MLX_COMPILED, FusedMatmuls
+from millstream.backend.layers.fused_matmul import BY_CUBLAS, BY_KERNELS, FusedMatmuls
 from millstream.backend.layers.packed_linear import use_packed_products
 from millstream.backend.layers.projections import joined_layers
 
@@ -62,7 +65,7 @@ def fuse_blocks(model: Any, matmuls: FusedMatmuls, attend: Callable[..., mx.arra
     """Have the model's blocks and linear layers compute few rows by `matmuls`. `attend` is the attention that the
     layers call. Weights must be evaluated."""
     layers, caches = list(model.layers), new_row_caches(model)
-    search = BlockSearch(matmuls, BY_MLX_COMPILED if matmuls is BY_KERNELS else matmuls, attend)
+    search = BlockSearch(matmuls, BY_CUBLAS if matmuls is BY_KERNELS else matmuls, attend)
     forms: Counter[str] = Counter()
     refused, attending = None, 0
     for index, block in enumerate(layers):
@@ -89,6 +92,7 @@ def unfuse_blocks(model: Any) -> int:
     for block in fused:
         block.__class__ = type(block).__bases__[0]
         del block._fused
+    restore_mixtures(model)
     return len(fused)
 
 
@@ -114,8 +118,11 @@ def _fuse_linears(model: Any, matmuls: FusedMatmuls) -> int:
 
 
 def _is_decode(x: mx.array, dtype: mx.Dtype) -> bool:
-    """True if the kernels can take x: one token per row, a width that they are compiled for, the weight's type."""
-    return x.ndim == 3 and x.shape[1] == 1 and x.shape[0] in STEP_WIDTHS and x.dtype == dtype
+    """True if the kernels can take x: one token per row, a width that they are compiled for, the weight's type. A pass
+    that stands for a step of such a width may be wider."""
+    if x.ndim != 3 or x.shape[1] != 1 or x.dtype != dtype:
+        return False
+    return x.shape[0] in STEP_WIDTHS or (stands_for() is not None and x.shape[0] <= MOST_ROWS)
 
 
 def _is_chunk(x: mx.array, cache: Any, dtype: mx.Dtype) -> bool:
@@ -124,7 +131,7 @@ def _is_chunk(x: mx.array, cache: Any, dtype: mx.Dtype) -> bool:
     return usual and type(cache) in (KVCache, QuantizedKVCache, RotatingKVCache)
 
 
-_small_matmul = mx.compile(BY_KERNELS.matmul)
+_small_matmul = BY_KERNELS.compile(BY_KERNELS.matmul)
 
 
 class SmallMatmulLinear(nn.Linear):  # type: ignore[misc]

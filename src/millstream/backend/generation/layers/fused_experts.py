@@ -1,7 +1,4 @@
-"""Mixtures of experts in a fused block: norm, router, experts, shared expert and residual in a few launches.
-
-Where the routing of a module is not understood, its layer of experts alone uses the kernels.
-"""
+"""Mixtures of experts in a fused block: norm, router, experts, shared expert and residual in a few launches."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ import mlx.core as mx
 
 from millstream.backend.generation.layers.block_check import check_rows, random_rows
 from millstream.backend.generation.layers.block_frame import Frame, NotUnderstood
-from millstream.backend.generation.layers.expert_parts import ExpertParts, expert_layer, expert_parts, switch_parts
+from millstream.backend.generation.layers.expert_parts import ExpertParts, expert_parts
 from millstream.backend.generation.layers.fused_parts import Arrays, prepared
 from millstream.backend.kernels.expert_matmul import Activation, ExpertWeights, Packing
 from millstream.backend.kernels.expert_routing import Router, Routing
@@ -110,7 +107,7 @@ class FusedExperts:
             optional[f"{name}_bias"] = weights.bias
         self._arrays |= {name: array for name, array in optional.items() if array is not None}
         self._run = _compiled(static)
-        self.routing = parts.routing
+        self.parts = parts
 
     def run(self, x: mx.array, live: mx.array | None = None) -> mx.array:
         """Rows where `live` is negative may get any numbers, and need no expert."""
@@ -140,97 +137,3 @@ def fuse_experts(
         check_rows(plain, fused.run, few, UNSURE)
         return fused
     raise trouble or NotUnderstood("has a router that is not understood")
-
-
-def fuse_expert_layer(module: Any, matmuls: FusedMatmuls, dtype: mx.Dtype) -> bool:
-    """Have only the layer of experts in a module compute few rows by the kernels, and all tokens if it is packed.
-    Returns whether they take it."""
-    switch = expert_layer(module)
-    if switch is None:
-        return False
-    ops = ops_for(matmuls)
-    try:
-        gate, up, down, activation = switch_parts(switch)
-    except NotUnderstood:
-        return False
-    if not all(ops.fits(weights, dtype) for weights in (gate, up, down)):
-        return False
-    fused = _FusedLayer(ops, gate, up, down, activation, dtype)
-    kind: Any = type(switch)
-    x = random_rows(gate.inputs, dtype)
-    indices = mx.random.randint(0, gate.experts, (*x.shape[:2], 2), key=mx.random.key(13))
-    try:
-        check_rows(
-            lambda each: kind.__call__(switch, each, indices)[:, :, 0],
-            lambda each: fused(each, indices)[:, :, 0],
-            x,
-            0.0,
-        )
-    except NotUnderstood:
-        return False
-    switch._fused = fused
-    switch.__class__ = _layer_class(kind)
-    return True
-
-
-@dataclass(frozen=True, slots=True)
-class _Layer:
-    """What is static about a layer of experts."""
-
-    ops: ExpertOps
-    packings: tuple[Packing | None, Packing | None]
-    activation: Activation
-
-    def run(self, x: mx.array, indices: mx.array, arrays: Arrays) -> mx.array:
-        gate, up, down = (
-            ExpertWeights(arrays[name], self.packings[name == "down"], arrays.get(f"{name}_bias"))
-            for name in ("gate", "up", "down")
-        )
-        indices = indices.astype(mx.int32)
-        return self.ops.down(self.ops.glu(x, indices, gate, up, self.activation), indices, down)
-
-
-@functools.cache
-def _compiled_layer(static: _Layer) -> Callable[..., mx.array]:
-    return static.ops.compile(static.run)  # type: ignore[no-any-return]
-
-
-class _FusedLayer:
-    def __init__(
-        self,
-        ops: ExpertOps,
-        gate: ExpertWeights,
-        up: ExpertWeights,
-        down: ExpertWeights,
-        activation: Activation,
-        dtype: mx.Dtype,
-    ) -> None:
-        self._run = _compiled_layer(_Layer(ops, (gate.packing, down.packing), activation))
-        self._max_rows, self._dtype, self._packed = ops.max_rows, dtype, gate.packing is not None
-        self._arrays: Arrays = {}
-        for name, weights in (("gate", gate), ("up", up), ("down", down)):
-            self._arrays[name] = weights.arrays
-            self._arrays |= {} if weights.bias is None else {f"{name}_bias": weights.bias}
-
-    def takes(self, x: mx.array) -> bool:
-        """True for the rows of a decode step, one token each. Also for chunks if the experts are packed: MLX's CUDA
-        build would read an expert again for each of its tokens."""
-        few = x.shape[0] <= self._max_rows and x.size == x.shape[0] * x.shape[-1]
-        return x.dtype == self._dtype and (few or self._packed)
-
-    def __call__(self, x: mx.array, indices: mx.array) -> mx.array:
-        tokens, slots = x.reshape(-1, x.shape[-1]), indices.reshape(-1, indices.shape[-1])
-        rows = [slice(first, first + self._max_rows) for first in range(0, tokens.shape[0], self._max_rows)]
-        out = [self._run(tokens[each], slots[each], self._arrays) for each in rows]
-        return (out[0] if len(out) == 1 else mx.concatenate(out)).reshape(*indices.shape, -1)
-
-
-@functools.cache
-def _layer_class(kind: Any) -> type:
-    """A layer of experts that computes few rows by the kernels."""
-
-    def call(self: Any, x: mx.array, indices: mx.array) -> mx.array:
-        out: mx.array = self._fused(x, indices) if self._fused.takes(x) else kind.__call__(self, x, indices)
-        return out
-
-    return type(kind.__name__, (kind,), {"__call__": call})

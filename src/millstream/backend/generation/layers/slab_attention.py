@@ -6,12 +6,14 @@ and the parts of a row are joined by their maximum and their sum of weights.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
 
 from millstream.backend.generation.caches.class_caches import SlabLayer
+from millstream.backend.generation.caches.flat_caches import FlatCache
 from millstream.backend.generation.caches.own_attention import OwnAttention
 from millstream.backend.generation.caches.slab_reads import SlabStep
 from millstream.backend.layers.capped_attention import cap_scores, capped_attention
@@ -39,6 +41,9 @@ def slab_attention(plain: Attention) -> Attention:
     ) -> mx.array:
         if isinstance(cache, OwnAttention):
             return cache.attend(attention, queries, keys, values, scale, mask, sinks=sinks, softcap=softcap)
+        if isinstance(cache, FlatCache):
+            flat = functools.partial(attend_plainly, plain, cache=None, scale=scale, mask=cache.prompts.mask)
+            return cache.attend(flat, queries, keys, values, sinks=sinks, softcap=softcap)
         if not isinstance(cache, SlabLayer):
             return attend_plainly(plain, queries, keys, values, cache, scale, mask, sinks, softcap)
         shape = cache.caches.shape

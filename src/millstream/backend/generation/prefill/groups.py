@@ -18,6 +18,7 @@ from millstream.backend.generation.caches.prompt_caches import (
     end_right_padding,
 )
 from millstream.backend.generation.caches.quantized import KvQuantization
+from millstream.backend.generation.prefill.flat import FlatPasses
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
 from millstream.backend.generation.prefix_store.cache_state import is_sliceable, kv_parts, leaf_caches
 from millstream.backend.generation.prefix_store.serialize import Layers
@@ -87,6 +88,22 @@ class LeftPaddedGroup(Group):
         start = self.rows.left_padding[index] + order.first * order.block
         stop = start + len(order.handles) * order.block
         layers = [tuple(part[index : index + 1, :, start:stop] for part in parts) for parts in self.rows.layers]
+        return store.save(order.handles, layers, order.export_id)
+
+
+class FlatGroup(Group):
+    """For full attention, where passes can be flat: tokens stand one after the other."""
+
+    rows: JoiningRows
+
+    def __init__(self, passes: FlatPasses, submits: Sequence[Generate]) -> None:
+        parts, self._places = passes.run([submit.prompt[:-1] for submit in submits])
+        super().__init__(submits, JoiningRows(parts, (), flat=self._places))
+
+    def _save(self, index: int, order: SavePrefix, store: PrefixStore) -> list[mx.array]:
+        start = self._places[index][0] + order.first * order.block
+        stop = start + len(order.handles) * order.block
+        layers = [tuple(part[:, :, start:stop] for part in parts) for parts in self.rows.layers]
         return store.save(order.handles, layers, order.export_id)
 
 

@@ -21,7 +21,8 @@ from millstream.backend.generation.caches.quantized import KvQuantization, new_p
 from millstream.backend.generation.caches.slabs import SharedTokens
 from millstream.backend.generation.caches.widths import MAX_PADDED_CHUNK, padded_chunk_length
 from millstream.backend.generation.mtp.passes import PromptWatch
-from millstream.backend.generation.prefill.groups import Group, LeftPaddedGroup, RightPaddedGroup
+from millstream.backend.generation.prefill.flat import FlatPasses
+from millstream.backend.generation.prefill.groups import FlatGroup, Group, LeftPaddedGroup, RightPaddedGroup
 from millstream.backend.generation.prefill.logprobs import prefill_with_logprobs, wants_logprobs
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
 from millstream.backend.generation.prefix_store.cache_state import leaf_caches
@@ -182,6 +183,10 @@ class BatchPrefiller:
         self.grouped = 0
         """How many prompts have shared a pass."""
 
+    def _shares(self, group: Sequence[Prefill]) -> bool:
+        """Whether these prompts run as a group."""
+        return len(group) > 1
+
     def _new_group(self, submits: Sequence[Generate]) -> Group:
         raise NotImplementedError
 
@@ -193,7 +198,7 @@ class BatchPrefiller:
         complete = [chunk for chunk in chunks if not chunk.start and chunk.joins and chunk.end and _can_share(chunk)]
         groups: list[list[Prefill]] = []
         if self._min_length_ratio is not None:
-            groups = [group for group in group_by_length(complete, self._min_length_ratio) if len(group) > 1]
+            groups = [group for group in group_by_length(complete, self._min_length_ratio) if self._shares(group)]
         grouped = {id(chunk) for group in groups for chunk in group}
         passes = self._single.prefill([chunk for chunk in chunks if id(chunk) not in grouped])
         for chunks_of_group in groups:
@@ -267,14 +272,23 @@ class PlainPrefiller(BatchPrefiller):
         prefill_media: PrefillMedia | None = None,
         pad_chunks: bool = False,
         watch: PromptWatch | None = None,
+        flat: FlatPasses | None = None,
     ) -> None:
+        """`flat`: runs whole prompts of any lengths, in the place of padded groups."""
         single = SinglePrefiller(model, prefix_store, quantization, prefill_media, pad_chunks, watch)
-        super().__init__(single, prefix_store, min_length_ratio, watch)
+        super().__init__(single, prefix_store, min_length_ratio if flat is None else 0.0, watch)
         self._model = model
         self._layer_count = layer_count
         self._quantization = quantization
+        self._flat = flat
+
+    def _shares(self, group: Sequence[Prefill]) -> bool:
+        # A short prompt alone has no cache to fill then, which is larger than its tokens.
+        return len(group) > 1 or (self._flat is not None and _length(group[0]) <= MAX_PADDED_CHUNK)
 
     def _new_group(self, submits: Sequence[Generate]) -> Group:
+        if self._flat is not None:
+            return FlatGroup(self._flat, submits)
         return LeftPaddedGroup(self._model, self._layer_count, submits, self._quantization)
 
     def _joining(self, submit: Generate, caches: RowCaches, shared: tuple[SharedTokens, ...]) -> JoiningRows:

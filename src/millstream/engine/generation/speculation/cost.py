@@ -11,6 +11,9 @@ REMEMBERED = 9
 SLOPE = 0.05
 """What every further token of a pass is taken to cost, relative to a plain step, before any longer one was seen: an
 optimist's guess, so that one is tried."""
+SLOW = 1.3
+"""The first pass of a kind that takes so many times as long as its tokens one by one is not believed: it has compiled
+kernels or traced a graph. The second is."""
 
 
 class StepCosts:
@@ -22,16 +25,24 @@ class StepCosts:
         """By bucket of rows, then by length."""
         self._medians: dict[int, dict[int, float]] = {}
         """Of these. Asked far more often than they change."""
+        self._slow: set[tuple[int, int]] = set()
+        """Bucket and length of passes that were not believed."""
         self.longest = 1
         """The longest pass that was seen, with any number of rows."""
 
-    def observe(self, rows: int, length: int, seconds: float) -> None:
-        """A pass without prefill took so long."""
+    def observe(self, rows: int, length: int, seconds: float) -> bool:
+        """A pass without prefill took so long. Returns whether that counts."""
         bucket = _bucket(rows)
+        if length > 1 and not self.knows(rows, length) and (bucket, length) not in self._slow:
+            plain = self.plain(rows)
+            if plain is not None and seconds > SLOW * length * plain:
+                self._slow.add((bucket, length))
+                return False
         seen = self._seen.setdefault(bucket, {}).setdefault(length, deque(maxlen=REMEMBERED))
         seen.append(seconds)
         self._medians.setdefault(bucket, {})[length] = statistics.median(seen)
         self.longest = max(self.longest, length)
+        return True
 
     def knows(self, rows: int, length: int) -> bool:
         return length in self._medians.get(_bucket(rows), ())

@@ -47,6 +47,8 @@ CHOOSING_SECONDS = 30e-6
 """What a choice takes in Python, about."""
 ASKING = 0.01
 """The share of time that comparing drafts in plain steps may take."""
+UNSEEN = 2
+"""How many lengths beyond the longest that was seen may be tried."""
 LONG_ROWS = 4
 """The longest passes are for so few rows."""
 
@@ -73,9 +75,11 @@ class SpeculationDepth:
         *,
         most: int = LENGTHS[-1] - 1,
         widest: int = 0,
+        most_rows: int = 0,
     ) -> None:
-        """`most`: tokens of a draft. `widest`: tokens of a pass, of all rows together; 0: any number."""
-        self._widest = widest
+        """`most`: tokens of a draft. `widest`: tokens of a pass, of all rows together; 0: any number. `most_rows`: that
+        speculate; 0: any number."""
+        self._widest, self._most_rows = widest, most_rows
         self._drafters = tuple(drafters)
         self._costly = any(name in COSTLY for name in drafters)
         self._applying: dict[tuple[bool, bool], tuple[str, ...]] = {}
@@ -110,7 +114,9 @@ class SpeculationDepth:
     def choose(self, rows: Mapping[int, Collection[str]], batch: int) -> Choice:
         """`rows`: requests that may speculate, and the drafters that may have something for each; `batch`: how many
         rows the step has."""
-        if not rows or not self._drafters or (plain := self._costs.plain(batch)) is None:
+        if not rows or not self._drafters or 0 < self._most_rows < batch:
+            return PLAIN
+        if (plain := self._costs.plain(batch)) is None:
             return PLAIN  # without the cost of a plain step nothing can be compared
         if self._standing:
             self._standing -= 1
@@ -187,9 +193,10 @@ class SpeculationDepth:
         plain = self._costs.plain(rows)
         if plain and length > 1:
             seconds = min(seconds, OUTLIER * length * plain)
-        self._costs.observe(rows, length, seconds)
+        counts = self._costs.observe(rows, length, seconds)
         if length > 1 and plain:
-            self._credit = min(MOST_CREDIT, self._credit + tokens - seconds / plain)
+            # What is only for the first of its kind comes once, and says nothing of the others.
+            self._credit = min(MOST_CREDIT, self._credit + tokens - (seconds / plain if counts else length))
             self._gain += 0.05 * (tokens * plain / seconds - self._gain)
 
     def forget(self, request_id: int) -> None:
@@ -213,10 +220,11 @@ class SpeculationDepth:
 
     def _lengths(self, batch: int) -> list[tuple[int, float]]:
         """The passes that there may be, and what they cost relative to a plain step. Of those that are longer than any
-        that was seen, one: what it costs tells about the others."""
+        that was seen, two: what they cost tells about the others. Where the second token costs a whole step and further
+        ones nothing, the shorter of them would never look as if it paid."""
         most = 1 + (self._most if batch <= LONG_ROWS else LENGTHS[-2] - 1)
-        next_longer = next((length for length in LENGTHS if length > self._costs.longest), most)
-        lengths = [length for length in LENGTHS[1:] if length <= min(most, next_longer)]
+        longer = [length for length in LENGTHS[1:] if length > self._costs.longest]
+        lengths = [length for length in LENGTHS[1:] if length <= most and length not in longer[UNSEEN:]]
         if self._widest:
             lengths = [length for length in lengths if batch * length <= self._widest]
         return self._costs.relative(batch, lengths)

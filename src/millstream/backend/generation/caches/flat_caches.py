@@ -1,0 +1,85 @@
+"""Caches of a flat pass: whole prompts one after the other, each token a row of its own, as in a pass that verifies drafts.
+
+Linear layers, experts and rotary embeddings are those of a wide decode step; only attention knows which tokens belong
+together. Nothing is padded but the end of the pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+
+from millstream.backend.generation.caches.slabs import Parts
+
+
+class FlatPrompts:
+    """Shared by the layers of a pass, (tokens,) each: the position of every token in its prompt, and the flat row of its
+    prompt's first token. Rows that pad the pass see themselves alone."""
+
+    def __init__(self, positions: mx.array, firsts: mx.array) -> None:
+        self.positions = positions
+        self.firsts = firsts
+        self._mask: mx.array | None = None
+
+    @property
+    def mask(self) -> mx.array:
+        """True for what a token sees, (tokens, tokens): for attention that has to be told."""
+        if self._mask is None:
+            every = mx.arange(self.firsts.shape[0])
+            self._mask = (every <= every[:, None]) & (every >= self.firsts[:, None])
+        return self._mask
+
+
+class FlatCache:
+    """One layer of a flat pass, with the interface that mlx-lm's attention layers expect of a cache."""
+
+    def __init__(self, prompts: FlatPrompts) -> None:
+        self.prompts = prompts
+        self.offset = prompts.positions
+        self._parts: Parts = ()
+
+    def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> None:
+        """No mask: attention knows what a token sees. Raises `ValueError` if a layer wants a window."""
+        if N != 1 or window_size is not None:
+            raise ValueError("its layers do not attend to all tokens before")
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        if self._parts:
+            raise ValueError("a flat cache takes one pass")
+        self._parts = (keys, values)
+        return keys, values
+
+    @property
+    def parts(self) -> Parts:
+        """What the pass has written, (1, heads, tokens, any) each."""
+        return tuple(side_by_side(part) for part in self._parts)
+
+    def attend(
+        self, attend: Callable[..., mx.array], queries: mx.array, keys: mx.array, values: mx.array, **named: Any
+    ) -> mx.array:
+        """Have `attend` compute what is one row of tokens to it."""
+        out = attend(*(side_by_side(each) for each in (queries, keys, values)), **named)
+        return out.swapaxes(0, 2)
+
+
+class FlatPackedCache(FlatCache):
+    """The same of a quantised KV cache: attention reads what was packed."""
+
+    def __init__(self, prompts: FlatPrompts, *, bits: int, group_size: int) -> None:
+        super().__init__(prompts)
+        self._packing = {"bits": bits, "group_size": group_size}
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        if self._parts:
+            raise ValueError("a flat cache takes one pass")
+        packed = [mx.quantize(each, **self._packing) for each in (keys, values)]
+        self._parts = tuple(part for parts in packed for part in parts)
+        keys, values = (mx.dequantize(*parts, **self._packing) for parts in packed)
+        return keys, values
+
+
+def side_by_side(heads: mx.array) -> mx.array:
+    """From (tokens, heads, 1, any) to (1, heads, tokens, any), without a copy."""
+    return heads.swapaxes(0, 2)

@@ -1,0 +1,60 @@
+"""Flat passes: whole prompts of any lengths in one forward pass that costs what their tokens cost.
+
+A padded pass has another shape for every number and length of prompts: Python builds its graph anew, and all of its
+arrays have sizes that the device has to allocate. A flat pass has one of a few lengths, so its graph is traced once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from millstream.backend.generation.caches.flat_caches import FlatCache, FlatPackedCache, FlatPrompts
+from millstream.backend.generation.caches.quantized import KvQuantization
+from millstream.backend.generation.caches.slab_reads import VACANT
+from millstream.backend.generation.caches.slabs import Parts
+from millstream.backend.generation.caches.widths import flat_length
+
+
+class FlatPasses:
+    """Owner only. Runs flat passes of one model. `compiled`: as a function that is traced once for each length; it has
+    the weights in it, so it lives no longer than the model."""
+
+    def __init__(self, model: Any, layers: int, packing: KvQuantization | None, *, compiled: bool) -> None:
+        self._model = model
+        self._layers = layers
+        self._packing = packing
+        self._run: Callable[..., list[Parts]] = mx.compile(self._pass) if compiled else self._pass
+
+    def run(self, prompts: Sequence[Sequence[int]]) -> tuple[list[Parts], tuple[tuple[int, int], ...]]:
+        """Run these tokens. Returns the parts of each layer, (1, heads, columns, any), and where each prompt is in them:
+        its first column and its length."""
+        tokens: list[int] = []
+        positions: list[int] = []
+        firsts: list[int] = []
+        places = []
+        for prompt in prompts:
+            places.append((len(tokens), len(prompt)))
+            firsts += [len(tokens)] * len(prompt)
+            positions += range(len(prompt))
+            tokens += prompt
+        used, length = len(tokens), flat_length(len(tokens))
+        tokens += [0] * (length - used)
+        positions += [VACANT] * (length - used)
+        firsts += range(used, length)
+        numbers = mx.array([tokens, positions, firsts], dtype=mx.int32)
+        return self._run(numbers), tuple(places)
+
+    def _pass(self, numbers: mx.array) -> list[Parts]:
+        tokens, positions, firsts = (mx.squeeze(each, axis=0) for each in mx.split(numbers, 3))
+        shared = FlatPrompts(positions, firsts)
+        caches = [self._cache(shared) for _ in range(self._layers)]
+        self._model(tokens[:, None], cache=caches)
+        return [cache.parts for cache in caches]
+
+    def _cache(self, shared: FlatPrompts) -> FlatCache:
+        if self._packing is None:
+            return FlatCache(shared)
+        return FlatPackedCache(shared, bits=self._packing.bits, group_size=self._packing.group_size)
