@@ -166,7 +166,9 @@ class TextGenerator:
         return [
             (submit, parsing)
             for (parsing, prompt_tokens), prompt in zip(planned, prompts, strict=True)
-            for submit in self._submits(model, request, PreparedPrompt(prompt_tokens, prompt.media), parsing, prediction)
+            for submit in self._submits(
+                model, request, PreparedPrompt(prompt_tokens, prompt.media), parsing, prediction
+            )
         ]
 
     def _submits(
