@@ -52,7 +52,15 @@ class Pretended(PointerKernels):
         softcap: float | None = None,
         flat: bool = False,
     ) -> mx.array:
-        self.count("flat prefill" if flat else "windowed prefill" if window else "prefill" if left is None else "padded prefill")
+        self.count(
+            "flat prefill"
+            if flat
+            else "windowed prefill"
+            if window
+            else "prefill"
+            if left is None
+            else "padded prefill"
+        )
         count, length = queries.shape[2], keys.shape[2]
         own = mx.arange(length - count, length)[:, None]
         mask = (mx.arange(length) <= own) & (mx.arange(length) > own - (window or length))

@@ -105,9 +105,7 @@ def test_where_mlx_gives_the_same_numbers_passes_may_be_as_wide_as_was_tried() -
 
 
 @pytest.mark.parametrize("role", ["matmul", "matmul_add", "glu"])
-def test_steady_numbers_are_told_from_changing_ones(
-    role: fused_matmul.Role, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_steady_numbers_are_told_from_changing_ones(role: fused_matmul.Role, monkeypatch: pytest.MonkeyPatch) -> None:
     weight = Dense(mx.random.normal((64, 128), key=mx.random.key(1)))
     product, asked = matmul_reference.product, []
 
