@@ -1,0 +1,164 @@
+"""Runs the source of a few-row matmul on the CPU: g++ compiles it, behind functions that do what its PTX does.
+
+A copy to shared memory happens when it is waited for, as late as it may. A product of a group of warps reads its tiles
+as the device does: in pieces of 1,024 bytes whose chunks are exchanged. Shared memory begins as NaNs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from millstream.backend.kernels import matmul_source, warpgroup_source
+from millstream.backend.kernels.matmul_tilings import WIDTHS, Tiling
+from millstream.backend.kernels.small_matmul import Kind
+from millstream.backend.kernels.weights import Weight
+from support.cuda_on_host import compile_for_host
+
+_SHIM = r"""
+#include <cstdint>
+struct alignas(16) uint4 { unsigned x, y, z, w; };
+struct alignas(16) float4 { float x, y, z, w; };
+static uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+static float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+static float __uint_as_float(unsigned bits) { float value; memcpy(&value, &bits, 4); return value; }
+struct Bf16 {
+  uint16_t bits;
+  Bf16() = default;
+  explicit Bf16(float value) {
+    unsigned all;
+    memcpy(&all, &value, 4);
+    bits = (all + 0x7fff + (all >> 16 & 1)) >> 16;
+  }
+  operator float() const { return __uint_as_float((unsigned)bits << 16); }
+};
+struct __nv_bfloat162 { Bf16 x, y; };
+static __nv_bfloat162 __hmul2(__nv_bfloat162 a, __nv_bfloat162 b) { return {Bf16(a.x * b.x), Bf16(a.y * b.y)}; }
+static float rsqrtf(float value) { return 1.f / std::sqrt(value); }
+template <typename V> static void __stcg(V* to, V value) { *to = value; }
+template <typename V> static V __ldcg(const V* from) { return *from; }
+static void __threadfence() {}
+static unsigned atomicAdd(unsigned* to, unsigned more) { const unsigned old = *to; *to += more; return old; }
+
+struct Copy { void* to; const void* from; int bytes; };
+static std::vector<std::vector<Copy>> groups[THREADS];
+static std::vector<Copy> open_group[THREADS];
+static void mill_fetch_row(void* to, const void* from, int bytes) {
+  open_group[threadIdx.x].push_back({to, from, bytes});
+}
+static void mill_stream(void* to, const void* from) { mill_fetch_row(to, from, 16); }
+static void mill_commit() {
+  groups[threadIdx.x].push_back(open_group[threadIdx.x]);
+  open_group[threadIdx.x].clear();
+}
+template <int N> static void mill_wait() {
+  auto& mine = groups[threadIdx.x];
+  for (; mine.size() > N; mine.erase(mine.begin()))
+    for (const Copy& copy : mine[0]) {
+      memset(copy.to, 0, 16);
+      memcpy(copy.to, copy.from, copy.bytes);
+    }
+}
+static void mill_warm(const void*) {}
+static void mill_expose() {}
+static void mill_begin_products() {}
+static void mill_end_products() {}
+template <int N> static void mill_hold(float*) {}
+static unsigned long long mill_tile(const void* at) { return (unsigned long long)at; }
+static float number(unsigned long long tile, int line, int k) {
+  unsigned long long at = tile + line / 8 * 1024 + line % 8 * 128 + k * 2;
+  at ^= (at >> 7 & 7) << 4;
+  Bf16 value;
+  memcpy(&value, (const void*)at, 2);
+  return value;
+}
+template <int N> static void mill_products(float* sums, unsigned long long lines, unsigned long long rows) {
+  const int warp = threadIdx.x / 32 % 4, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+  for (int i = 0; i < N / 2; i++) {
+    float sum = 0.f;
+    for (int k = 0; k < 16; k++)
+      sum += number(lines, warp * 16 + g + i % 4 / 2 * 8, k) * number(rows, i / 4 * 8 + t * 2 + i % 2, k);
+    sums[i] += sum;
+  }
+}
+alignas(1024) static char shared_memory[SHARED_BYTES];
+"""
+
+
+def _without_ptx(source: str) -> str:
+    """The functions of a header that have no PTX in them."""
+    return "".join(part for part in re.split(r"(?=__device__|template <)", source) if "asm" not in part)
+
+
+def run_on_host(
+    kind: Kind,
+    tiling: Tiling,
+    width: int,
+    weight: Weight,
+    inputs: Sequence[mx.array],
+    shapes: Sequence[tuple[int, ...]],
+    heads: tuple[tuple[str, int], ...] = (),
+) -> list[mx.array]:
+    """What `small_matmul.run` gives, for bfloat16 and warp groups."""
+    assert tiling.warpgroups and width in WIDTHS
+    split = tiling.split > 1
+    tiles, bands = -(-weight.outputs // tiling.lines), -(-inputs[0].shape[0] // width)
+    named = dict(zip(kind.inputs, inputs, strict=True))
+    made = dict(zip(kind.outputs, shapes, strict=True))
+    given = {name: _numbers(array) for name, array in named.items()}
+    outs = {name: np.full(shape, 0x7FFF, dtype=np.uint16) for name, shape in made.items()}
+    if split:
+        given["tickets"] = np.zeros(tiles * bands, dtype=np.uint32)
+        outs["partial"] = np.zeros(tiles * bands * tiling.partial_sums * width * (tiling.lines + 1), dtype=np.float32)
+    library = _library(kind, tiling, width, heads, {name: array.shape for name, array in named.items()}, given, outs)
+    arrays = [*given.values(), *outs.values()]
+    library.run(*(array.ctypes.data_as(ctypes.c_void_p) for array in arrays), tiles * bands * tiling.split)
+    assert not split or not given["tickets"].any(), "the next launch counts from zero"
+    return [mx.array(outs[name]).view(mx.bfloat16) for name in kind.outputs]
+
+
+def _numbers(array: mx.array) -> Any:
+    return np.ascontiguousarray(np.array(array.view(mx.uint16) if array.dtype == mx.bfloat16 else array))
+
+
+def _library(
+    kind: Kind,
+    tiling: Tiling,
+    width: int,
+    heads: tuple[tuple[str, int], ...],
+    shapes: dict[str, tuple[int, ...]],
+    given: dict[str, Any],
+    outs: dict[str, Any],
+) -> Any:
+    types = {"uint16": "Bf16", "int32": "int", "float32": "float", "uint32": "unsigned"}
+    names = {name: f"{'const ' * (name in given)}{types[str(each.dtype)]}*" for name, each in (given | outs).items()}
+    constants = [("ROWS", width), *tiling.constants, *heads]
+    program = [
+        _SHIM.replace("SHARED_BYTES", str(tiling.shared_bytes(width))),
+        "using T = Bf16;\n",
+        *(f"constexpr int {name} = {int(value)};\n" for name, value in constants),
+        *(f"static {kind} {name};\n" for name, kind in names.items()),
+        *(f"static const int {name}_shape[] = {{{', '.join(map(str, each))}}};\n" for name, each in shapes.items()),
+        _without_ptx(matmul_source.HEADER),
+        "static void kernel() {\n",
+        kind.source(tiling.split > 1, tiling.walks, True).replace(
+            "extern __shared__ uint4 ring[];", "uint4* ring = reinterpret_cast<uint4*>(shared_memory);"
+        ),
+        "}\n",
+        f'extern "C" void run({", ".join(f"{kind} {name}_given" for name, kind in names.items())}, int blocks) {{\n',
+        *(f"  {name} = {name}_given;\n" for name in names),
+        "  for (int block = 0; block < blocks; block++) {\n",
+        "    memset(shared_memory, 0xff, sizeof(shared_memory));\n    run_block(block, kernel);\n  }\n}\n",
+    ]
+    folder = Path(tempfile.mkdtemp())
+    return compile_for_host("".join(program), folder, block_size=tiling.threads)
+
+
+assert warpgroup_source.PIECE == 1024, "tiles are read as pieces of this size"
