@@ -148,7 +148,7 @@ def _library(
         *(f"static const int {name}_shape[] = {{{', '.join(map(str, each))}}};\n" for name, each in shapes.items()),
         _without_ptx(matmul_source.HEADER),
         "static void kernel() {\n",
-        kind.source(tiling.split > 1, tiling.walks, True).replace(
+        kind.source(tiling.split > 1, tiling.body).replace(
             "extern __shared__ uint4 ring[];", "uint4* ring = reinterpret_cast<uint4*>(shared_memory);"
         ),
         "}\n",
