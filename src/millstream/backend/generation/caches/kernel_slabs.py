@@ -122,7 +122,7 @@ class KernelStep(SlabStep):
         self._parted = len(items) > size
         items += [NO_ITEM] * (-len(items) % ROUND_ITEMS) if self._parted else []
         self._items = mx.array(items, dtype=mx.int32)
-        groups = max((part.shape[1] for row in rows if row is not None for part in row.place.arrays), default=0)
+        groups = max((row.place.most_heads for row in rows if row is not None), default=0)
         self._counters = mx.zeros((size * groups * MOST_CHUNKS if self._parted else 1,), dtype=mx.int32)
         self.addresses.drop_others()
         self._table = self.addresses.table() if groups else self._table
