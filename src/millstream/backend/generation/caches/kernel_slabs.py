@@ -146,7 +146,7 @@ class KernelStep(SlabStep):
         self._parted = len(items) > size
         items += [NO_ITEM] * (-len(items) % ROUND_ITEMS) if self._parted else []
         self._items = mx.array(items, dtype=mx.int32)
-        groups = max((part.shape[1] for row in rows if row is not None for part in row.place.arrays), default=0)
+        groups = max((row.place.most_heads for row in rows if row is not None), default=0)
         counted = len(_padded([0] * size)) * groups * MOST_CHUNKS
         self._counters = mx.zeros((counted if self._parted else 1,), dtype=mx.int32)
         self.addresses.drop_others()
