@@ -86,8 +86,9 @@ class Calibration:
     engine in the same process is in it."""
     depth_cost: float = 0.0
     """By how much a prompt token costs more for each token before it, relative to the first; 0 if not measured."""
-    spans_steps: bool = False
-    """True if the backend computes a chunk over several steps while rows decode."""
+    passes: tuple[tuple[int, float], ...] = ()
+    """(tokens, seconds) of a pass over whole short prompts while no row decodes, fewest first; empty if the backend
+    does not compute a pass over several steps while rows decode."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,7 @@ def test_small_weights_keep_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not matmul_tuning._by_mlx and not matmul_tuning._shapes
 
 
-@pytest.mark.parametrize("role", ["matmul", "matmul_add", "glu"])
+@pytest.mark.parametrize("role", ["matmul", "matmul_add", "glu", "qkv_rope"])
 def test_whole_forms_are_measured(role: fused_matmul.Role, monkeypatch: pytest.MonkeyPatch) -> None:
     launched: list[str] = []
     play_matmul_kernels(monkeypatch, launched.append)
@@ -70,7 +70,7 @@ def test_whole_forms_are_measured(role: fused_matmul.Role, monkeypatch: pytest.M
     weight = Dense(mx.zeros((64, 64), dtype=mx.bfloat16))
     assert matmul_choice.seconds(key, weight, True) > 0 and not launched
     assert matmul_choice.seconds(key, weight, False) > 0
-    assert launched == [role] * matmul_choice.LAUNCHES
+    assert launched == ["matmul_add" if role == "qkv_rope" else role] * matmul_choice.LAUNCHES
     assert not matmul_tuning.known(key), "measuring decides nothing"
 
 

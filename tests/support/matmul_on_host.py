@@ -20,7 +20,8 @@ import numpy as np
 from millstream.backend.kernels import matmul_source, warpgroup_source
 from millstream.backend.kernels.matmul_tilings import WIDTHS, Tiling
 from millstream.backend.kernels.small_matmul import Kind
-from millstream.backend.kernels.weights import Weight
+from millstream.backend.kernels.unpack_cuda import unpack_source
+from millstream.backend.kernels.weights import Packed, Weight
 from support.cuda_on_host import compile_for_host
 
 _SHIM = r"""
@@ -92,10 +93,49 @@ template <int N> static void mill_products(float* sums, unsigned long long lines
 alignas(1024) static char shared_memory[SHARED_BYTES];
 """
 
+_PACKED_SHIM = r"""
+struct uint2 { unsigned x, y; };
+struct __half { uint16_t bits; };
+static __half __float2half(float) { return {}; }
+static __nv_bfloat162 __hfma2(__nv_bfloat162 a, __nv_bfloat162 b, __nv_bfloat162 c) {
+  return {Bf16(std::fma(a.x, b.x, c.x)), Bf16(std::fma(a.y, b.y, c.y))};
+}
+static __nv_bfloat162 __hadd2(__nv_bfloat162 a, __nv_bfloat162 b) { return {Bf16(a.x + b.x), Bf16(a.y + b.y)}; }
+static unsigned __byte_perm(unsigned low, unsigned high, unsigned which) {
+  const unsigned long long both = (unsigned long long)high << 32 | low;
+  unsigned made = 0;
+  for (int i = 0; i < 4; i++) made |= (unsigned)(both >> (which >> 4 * i & 7) * 8 & 0xff) << 8 * i;
+  return made;
+}
+template <typename V> static V __ldg(const V* from) { return *from; }
+static unsigned mill_pick(unsigned v, unsigned mask, unsigned bits) { return (v & mask) | bits; }
+static void mill_fetch_part(void* to, const void* from, int valid) { mill_fetch_row(to, from, valid); }
+template <int WORDS> static void mill_words(const char* from, unsigned* to) { memcpy(to, from, WORDS * 4); }
+static float half_of(unsigned pair, int which) { return __uint_as_float(which ? pair & 0xffff0000u : pair << 16); }
+// Sixteen numbers of sixteen lines times those of eight rows: a lane has a part of all, as the device deals them out.
+static void mill_mma(float* c, unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
+  static unsigned slots[2][THREADS][6];
+  static int turns[THREADS];
+  const int me = threadIdx.x, turn = turns[me] ^= 1, warp = me / 32 * 32, g = me % 32 / 4, t = me % 4;
+  const unsigned mine[6] = {a0, a1, a2, a3, b0, b1};
+  memcpy(slots[turn][me], mine, sizeof(mine));
+  __syncwarp();
+  for (int i = 0; i < 4; i++) {
+    float sum = 0.f;
+    for (int k = 0; k < 16; k++) {
+      const unsigned* line = slots[turn][warp + g * 4 + k % 8 / 2];
+      const unsigned* row = slots[turn][warp + (t * 2 + i % 2) * 4 + k % 8 / 2];
+      sum += half_of(line[i / 2 + k / 8 * 2], k % 2) * half_of(row[4 + k / 8], k % 2);
+    }
+    c[i] += sum;
+  }
+}
+"""
+
 
 def _without_ptx(source: str) -> str:
     """The functions of a header that have no PTX in them."""
-    return "".join(part for part in re.split(r"(?=__device__|template <)", source) if "asm" not in part)
+    return "".join(part for part in re.split(r"(?=__device__|template <|\nconstexpr )", source) if "asm" not in part)
 
 
 def run_on_host(
@@ -107,8 +147,8 @@ def run_on_host(
     shapes: Sequence[tuple[int, ...]],
     heads: tuple[tuple[str, int], ...] = (),
 ) -> list[mx.array]:
-    """What `small_matmul.run` gives, for bfloat16 and warp groups."""
-    assert tiling.warpgroups and width in WIDTHS
+    """What `small_matmul.run` gives, for bfloat16 and warp groups or packed weights."""
+    assert (tiling.warpgroups or isinstance(weight, Packed)) and width in WIDTHS
     split = tiling.split > 1
     tiles, bands = -(-weight.outputs // tiling.lines), -(-inputs[0].shape[0] // width)
     named = dict(zip(kind.inputs, inputs, strict=True))
@@ -117,10 +157,11 @@ def run_on_host(
     outs = {name: np.full(shape, 0x7FFF, dtype=np.uint16) for name, shape in made.items()}
     if split:
         given["tickets"] = np.zeros(tiles * bands, dtype=np.uint32)
-        outs["partial"] = np.zeros(tiles * bands * tiling.partial_sums * width * (tiling.lines + 1), dtype=np.float32)
+        outs["partial"] = np.zeros(tiles * bands * tiling.partial_floats(width), dtype=np.float32)
     library = _library(kind, tiling, width, heads, {name: array.shape for name, array in named.items()}, given, outs)
     arrays = [*given.values(), *outs.values()]
-    library.run(*(array.ctypes.data_as(ctypes.c_void_p) for array in arrays), tiles * bands * tiling.split)
+    blocks = tiling.blocks(tiles * bands, width)
+    library.run(*(array.ctypes.data_as(ctypes.c_void_p) for array in arrays), blocks)
     assert not split or not given["tickets"].any(), "the next launch counts from zero"
     return [mx.array(outs[name]).view(mx.bfloat16) for name in kind.outputs]
 
@@ -148,13 +189,15 @@ def _library(
         *(f"static {kind} {name};\n" for name, kind in names.items()),
         *(f"static const int {name}_shape[] = {{{', '.join(map(str, each))}}};\n" for name, each in shapes.items()),
         _without_ptx(matmul_source.HEADER),
-        "static void kernel() {\n",
+        _PACKED_SHIM + _without_ptx(unpack_source(mx.bfloat16)) if "scales" in given else "",
+        "static Index gridDim;\nstatic void kernel() {\n",
         kind.source(tiling.split > 1, tiling.body).replace(
             "extern __shared__ uint4 ring[];", "uint4* ring = reinterpret_cast<uint4*>(shared_memory);"
         ),
         "}\n",
         f'extern "C" void run({", ".join(f"{kind} {name}_given" for name, kind in names.items())}, int blocks) {{\n',
         *(f"  {name} = {name}_given;\n" for name in names),
+        "  gridDim.x = blocks;\n",
         "  for (int block = 0; block < blocks; block++) {\n",
         "    memset(shared_memory, 0xff, sizeof(shared_memory));\n    run_block(block, kernel);\n  }\n}\n",
     ]

@@ -46,7 +46,8 @@ def _products(width: int, half: bool) -> str:
 __device__ __forceinline__ void mill_products_{width}(float* sums, unsigned long long lines,
     unsigned long long rows) {{
   asm volatile("{{ .reg .pred p; setp.ne.b32 p, 1, 0; "
-    "wgmma.mma_async.sync.aligned.m64n{width}k16.f32.{kind}.{kind} {{{sums}}}, %{count}, %{count + 1}, p, 1, 1, 0, 0; }}"
+    "wgmma.mma_async.sync.aligned.m64n{width}k16.f32.{kind}.{kind} "
+    "{{{sums}}}, %{count}, %{count + 1}, p, 1, 1, 0, 0; }}"
     : {registers} : "l"(lines), "l"(rows));
 }}
 """

@@ -98,7 +98,8 @@ def _glu(
     norm: Norm | None = None,
 ) -> mx.array:
     joined = matmul_reference.product(x, weight, bias, norm)
-    return (epilogues if epilogues.fits_glu(joined) else matmul_reference).gated(joined, activation)
+    gated = epilogues.gated if epilogues.fits_glu(joined) else matmul_reference.gated
+    return gated(joined, activation)
 
 
 def _qkv_rope(
@@ -113,7 +114,8 @@ def _qkv_rope(
 ) -> tuple[mx.array, mx.array, mx.array]:
     joined = matmul_reference.product(x, weight, bias, norm)
     fits = epilogues.fits_heads(shape[-1], periods, joined.dtype)
-    return (epilogues if fits else matmul_reference).heads_of(joined, offset, periods, *shape, **more)
+    heads_of = epilogues.heads_of if fits else matmul_reference.heads_of
+    return heads_of(joined, offset, periods, *shape, **more)
 
 
 BY_MLX = FusedMatmuls(

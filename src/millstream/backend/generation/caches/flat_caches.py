@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
+from mlx_lm.models.cache import KVCache, RotatingKVCache
 
 from millstream.backend.generation.caches.slabs import Parts
 
@@ -21,29 +22,31 @@ class FlatPrompts:
     def __init__(self, positions: mx.array, firsts: mx.array) -> None:
         self.positions = positions
         self.firsts = firsts
-        self._mask: mx.array | None = None
+        self._masks: dict[int, mx.array] = {}
 
-    @property
-    def mask(self) -> mx.array:
+    def mask(self, window: int) -> mx.array:
         """True for what a token sees, (tokens, tokens): for attention that has to be told."""
-        if self._mask is None:
+        if window not in self._masks:
             every = mx.arange(self.firsts.shape[0])
-            self._mask = (every <= every[:, None]) & (every >= self.firsts[:, None])
-        return self._mask
+            seen = (every <= every[:, None]) & (every >= self.firsts[:, None])
+            self._masks[window] = seen & (every > every[:, None] - window) if window else seen
+        return self._masks[window]
 
 
 class FlatCache:
-    """One layer of a flat pass, with the interface that mlx-lm's attention layers expect of a cache."""
+    """One layer of a flat pass, with the interface that mlx-lm's attention layers expect of a cache. `window`: a token
+    attends to so many of the last ones, itself included; 0: to all."""
 
-    def __init__(self, prompts: FlatPrompts) -> None:
+    def __init__(self, prompts: FlatPrompts, window: int = 0) -> None:
         self.prompts = prompts
+        self.window = window
         self.offset = prompts.positions
         self._parts: Parts = ()
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> None:
-        """No mask: attention knows what a token sees. Raises `ValueError` if a layer wants a window."""
-        if N != 1 or window_size is not None:
-            raise ValueError("its layers do not attend to all tokens before")
+        """No mask: attention knows what a token sees. Raises `ValueError` if a layer wants another window."""
+        if N != 1 or (window_size or self.window) != self.window:
+            raise ValueError("its layers do not attend to all tokens of their cache")
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         if self._parts:
@@ -78,6 +81,11 @@ class FlatPackedCache(FlatCache):
         self._parts = tuple(part for parts in packed for part in parts)
         keys, values = (mx.dequantize(*parts, **self._packing) for parts in packed)
         return keys, values
+
+
+def fits_flat_pass(cache: Any) -> bool:
+    """True if a cache of one row has a form in a flat pass: full attention, or a plain window."""
+    return type(cache) is KVCache or (type(cache) is RotatingKVCache and not cache.keep)
 
 
 def side_by_side(heads: mx.array) -> mx.array:
