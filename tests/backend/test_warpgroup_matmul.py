@@ -56,7 +56,7 @@ def check(compute: Callable[..., object], arrays: list[mx.array], *rest: object,
     for one, other in zip(full, expected, strict=True):
         most = mx.abs(other).max().item()
         assert mx.abs(one.astype(mx.float32) - other).max().item() <= 0.012 * max(1.0, most)
-    for rows in (1, 5, 32):
+    for rows in (1, 5, 30):
         narrow = run(small_matmul, rows, mx.bfloat16)
         assert all(mx.array_equal(one, other[:rows]).item() for one, other in zip(narrow, full, strict=True)), rows
 

@@ -7,6 +7,7 @@ as the device does: in pieces of 1,024 bytes whose chunks are exchanged. Shared 
 from __future__ import annotations
 
 import ctypes
+import functools
 import re
 import tempfile
 from collections.abc import Sequence
@@ -200,8 +201,13 @@ def _library(
         "  for (int block = 0; block < blocks; block++) {\n",
         "    memset(shared_memory, 0xff, sizeof(shared_memory));\n    run_block(block, kernel);\n  }\n}\n",
     ]
-    folder = Path(tempfile.mkdtemp())
-    return compile_for_host("".join(program), folder, block_size=tiling.threads)
+    return _compiled("".join(program), tiling.threads)
+
+
+@functools.cache
+def _compiled(program: str, threads: int) -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        return compile_for_host(program, Path(folder), block_size=threads)
 
 
 assert warpgroup_source.PIECE == 1024, "tiles are read as pieces of this size"

@@ -15,7 +15,6 @@ from millstream.backend.generation.caches.pass_shape import PassShape
 from millstream.backend.generation.caches.slabs import Parts, RowCache, SharedTokens, Slab
 from millstream.backend.generation.caches.traced_step import Ref
 
-LEAST_NUMBERS = 4
 VACANT = -1
 """The position of a row that nobody reads: a mixture of experts leaves it out. A new row may be at 0."""
 
@@ -110,15 +109,6 @@ class SharedRead:
         return tuple(part[:, :, columns] for part in self.tokens.layers[layer])
 
 
-def _on_device(numbers: list[int]) -> mx.array:
-    """Not in less than 16 bytes: MLX keeps arrays of up to 8 in the host's memory, where every block of a kernel would
-    read them from."""
-    missing = LEAST_NUMBERS - len(numbers)
-    if missing <= 0:
-        return mx.array(numbers, dtype=mx.int32)
-    return mx.array(numbers + [0] * missing, dtype=mx.int32)[: len(numbers)]
-
-
 class SlabStep:
     """Owner only. `begin` prepares a step; after `changed` it looks at all rows again."""
 
@@ -151,7 +141,7 @@ class SlabStep:
             setattr(self, name, value)
         lengths = [VACANT if row is None else row.length for row in rows[: shape.rows]]
         lengths += [VACANT] * (shape.rows - len(lengths))
-        self.offset = _on_device(self._positions(lengths))
+        self.offset = self._sent(self._positions(lengths))
         for read in self.reads:
             read.begin(rows, shape.length)
 
@@ -162,6 +152,10 @@ class SlabStep:
         each = range(self.shape.length)
         flat = [VACANT if length == VACANT else length + token for length in lengths for token in each]
         return flat[: self.shape.width]
+
+    def _sent(self, positions: list[int]) -> mx.array:
+        """As an array."""
+        return mx.array(positions, dtype=mx.int32)
 
     def key(self) -> Hashable | None:
         """See `TracedStep.step_key`. MLX's slices and masks follow the longest row: such a step is traced for tests
