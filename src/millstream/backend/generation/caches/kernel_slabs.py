@@ -7,6 +7,7 @@ contiguous, and the host never reads one.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from typing import Any
 
 import mlx.core as mx
 
@@ -32,7 +33,7 @@ def _padded(numbers: list[int]) -> list[int]:
     return numbers + [0] * (FAR_FROM_HOST - len(numbers))
 
 
-def _far(numbers: Sequence[object]) -> mx.array:
+def _far(numbers: list[Any]) -> mx.array:
     """In memory of the device. Not as part of a step: see `_look`."""
     made = mx.array(numbers, dtype=mx.int32)
     far = made + 0
