@@ -52,7 +52,15 @@ class Pretended(PointerKernels):
         softcap: float | None = None,
         flat: bool = False,
     ) -> mx.array:
-        self.count("flat prefill" if flat else "windowed prefill" if window else "prefill" if left is None else "padded prefill")
+        self.count(
+            "flat prefill"
+            if flat
+            else "windowed prefill"
+            if window
+            else "prefill"
+            if left is None
+            else "padded prefill"
+        )
         count, length = queries.shape[2], keys.shape[2]
         own = mx.arange(length - count, length)[:, None]
         mask = (mx.arange(length) <= own) & (mx.arange(length) > own - (window or length))
@@ -119,7 +127,7 @@ def test_a_model_gets_every_fast_path(family: str, cuda: Pretended, tmp_path: Pa
         )
         answers = driver.run(*(Generate(number, prompt, 12) for number, prompt in enumerate(prompts())))
     assert [len(answer) for answer in answers] == [12] * 3
-    used = {"join_rows", "parted decode", "prefill", "matmul_add", "glu", "qkv_rope"}
+    used = {"join_rows", "parted decode", "prefill", "flat prefill", "matmul_add", "glu", "qkv_rope"}
     assert used <= set(cuda.calls)
 
 

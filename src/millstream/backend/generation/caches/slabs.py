@@ -42,7 +42,9 @@ class Slab:
         """What is allocated."""
         self.where: list[tuple[int, int]] = []
         """For each part of each layer: its buffer, and its place in it in bytes."""
-        shapes = [((slots, like.shape[1], capacity, like.shape[3]), like.dtype) for parts in templates for like in parts]
+        shapes = [
+            ((slots, like.shape[1], capacity, like.shape[3]), like.dtype) for parts in templates for like in parts
+        ]
         counts: dict[tuple[tuple[int, ...], mx.Dtype], int] = {}
         for kind in shapes:
             counts[kind] = counts.get(kind, 0) + 1
