@@ -4,7 +4,8 @@
     python bench/families.py --families random-tiny --levels 1,4 --output-tokens 16    (two CPU cores)
 
 For each family: tokens/s, first token and gaps at each number of streams, and the ratio to the peer in the same run.
-The peers of all families start at once, since an idle server does not disturb the others, but for the memory it holds.
+A server has the device to itself: the peer starts when ours has stopped. Even an idle one takes memory, and on an H200
+a third of the speed.
 """
 
 from __future__ import annotations
@@ -16,8 +17,6 @@ import json
 import sys
 import urllib.request
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 
 import servers
@@ -28,6 +27,7 @@ from models import find
 
 DEFAULT = ("random-1b", "llama-8b", "llama-8b@4", "qwen3-4b", "qwen3-moe", "gemma3-1b", "lfm2-1b")
 OURS, PEER = "millstream", "mlx-lm"
+PEER_LEVELS = (1, 32)
 HEADINGS = ("streams", "tokens/s", PEER, "ratio", "first p50, ms", "gap p50, ms", "gap p99, ms", "p99 / p50")
 
 Found = dict[str, dict[str, list[Figures]]]
@@ -37,38 +37,39 @@ Found = dict[str, dict[str, list[Figures]]]
 def main() -> int:
     arguments = parse()
     found: Found = {}
-    folders = {family: find(family) for family in {*arguments.families, *arguments.peer_families}}
-    with ExitStack() as stack:
-        peers = start_peers(stack, {family: folders[family] for family in arguments.peer_families})
-        for family in arguments.families:
-            found[family] = {}
-            try:
-                with servers.running(OURS, folders[family], tuple(arguments.ours.split())) as url:
-                    say(f"{family}: {paths(url)}")
-                    found[family][OURS] = run(url, "", arguments.levels, arguments)
-            except servers.NotStarted as error:
-                say(f"{family} did not start: {error}")
-            if family in peers:
-                found[family][PEER] = run(peers[family], str(folders[family]), arguments.peer_levels, arguments)
-            print(report(family, found[family]), flush=True)
+    folders = {family: find(family) for family in arguments.families}
+    for family in arguments.families:
+        found[family] = {}
+        levels_of = {OURS: arguments.levels, PEER: peer_levels(arguments, family)}
+        for server in (OURS, PEER):
+            if levels_of[server]:
+                try:
+                    found[family][server] = serve_and_run(server, family, folders[family], levels_of[server], arguments)
+                except servers.NotStarted as error:
+                    say(f"{server} with {family} is left out: {error}")
+        print(report(family, found[family]), flush=True)
     if arguments.out is not None:
         write(arguments.out, found)
     return 0 if all(OURS in servers_of for servers_of in found.values()) else 1
 
 
-def start_peers(stack: ExitStack, folders: dict[str, Path]) -> dict[str, str]:
-    """The URL of the peer for each family: all of them start at once."""
+def serve_and_run(
+    server: str, family: str, folder: Path, levels: tuple[int, ...], arguments: argparse.Namespace
+) -> list[Figures]:
+    """Start a server, measure it and stop it."""
+    ours = server == OURS
+    with servers.running(server, folder, tuple(arguments.ours.split()) if ours else ()) as url:
+        if ours:
+            say(f"{family}: {paths(url)}")
+        return run(url, "" if ours else str(folder), levels, arguments)
 
-    def start(family: str) -> str | None:
-        try:
-            return stack.enter_context(servers.running(PEER, folders[family]))
-        except servers.NotStarted as error:
-            say(f"{PEER} with {family} is left out: {error}")
-            return None
 
-    with ThreadPoolExecutor(max(1, len(folders))) as pool:
-        urls = dict(zip(folders, pool.map(start, folders), strict=True))
-    return {family: url for family, url in urls.items() if url is not None}
+def peer_levels(arguments: argparse.Namespace, family: str) -> tuple[int, ...]:
+    """Of a family: those that it was given by its name, or else those for all."""
+    if family not in arguments.peer_families:
+        return ()
+    by_family: dict[str, tuple[int, ...]] = arguments.peer_levels
+    return by_family.get(family, by_family[""])
 
 
 def run(url: str, model: str, levels: tuple[int, ...], arguments: argparse.Namespace) -> list[Figures]:
@@ -132,6 +133,12 @@ def numbers(text: str) -> tuple[int, ...]:
     return tuple(map(int, text.split(","))) if text else ()
 
 
+def named_numbers(text: str) -> tuple[str, tuple[int, ...]]:
+    """ "1,32" is for all families, "llama-8b=1" for one of them, "lfm2-1b=" for none of its levels."""
+    family, equals, levels = text.rpartition("=")
+    return family if equals else "", numbers(levels)
+
+
 def names(text: str) -> tuple[str, ...]:
     return tuple(filter(None, text.split(",")))
 
@@ -141,7 +148,14 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--families", type=names, default=DEFAULT, help="names of bench/models.py, or folders")
     parser.add_argument("--peer-families", type=names, default=None, help="those that the peer serves too; else all")
     parser.add_argument("--levels", type=numbers, default=(1, 32, 64), help="numbers of streams")
-    parser.add_argument("--peer-levels", type=numbers, default=(1, 32), help="the same for the peer; empty: no peer")
+    parser.add_argument(
+        "--peer-levels",
+        type=named_numbers,
+        nargs="+",
+        default=[],
+        metavar="[FAMILY=]LEVELS",
+        help="the same for the peer, for all families (1,32 by default) or for one; empty: no peer",
+    )
     parser.add_argument("--requests", type=int, default=2, help="requests per stream")
     parser.add_argument("--prompt-words", type=int, default=15)
     parser.add_argument("--output-tokens", type=int, default=128)
@@ -149,9 +163,8 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--ours", default="--isolation process", help="extra options for `millstream serve`")
     parser.add_argument("--out", type=Path, help="write figures.json and report.md to this folder")
     arguments = parser.parse_args(given)
-    if not arguments.peer_levels:
-        arguments.peer_families = ()
-    elif arguments.peer_families is None:
+    arguments.peer_levels = {"": PEER_LEVELS, **dict(arguments.peer_levels)}
+    if arguments.peer_families is None:
         arguments.peer_families = arguments.families
     return arguments
 

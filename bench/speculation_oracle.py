@@ -205,7 +205,7 @@ def measure(oracle: Oracle, rows: int, accepts: Sequence[float], out: int) -> It
     )
     known: dict[int, Answers] = {}
     for accept in sorted(accepts, reverse=True):
-        widest = oracle.facts.widest_pass or sys.maxsize
+        widest = oracle.facts.widest_pass(rows) or (0 if oracle.facts.exact_passes else sys.maxsize)
         for depth in (each for each in DEPTHS.get(accept, (2, 4)) if rows * (each + 1) <= widest):
             note = ""
             if depth not in known:

@@ -86,8 +86,9 @@ class Calibration:
     engine in the same process is in it."""
     depth_cost: float = 0.0
     """By how much a prompt token costs more for each token before it, relative to the first; 0 if not measured."""
-    spans_steps: bool = False
-    """True if the backend computes a chunk over several steps while rows decode."""
+    passes: tuple[tuple[int, float], ...] = ()
+    """(tokens, seconds) of a pass over whole short prompts while no row decodes, fewest first; empty if the backend
+    does not compute a pass over several steps while rows decode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,11 +139,16 @@ class GenerationFacts:
     drafters: tuple[str, ...] = ()
     """Who proposes drafts: `grammar`, `prediction`, `mtp`, `draft-model`, `prompt-lookup`. Empty: no speculation, and
     `notes` say why."""
-    widest_pass: int = 0
-    """The most tokens of a pass that verifies drafts, of all rows together: beyond, its numbers would differ from those
-    of plain steps in their last bits. 0: any number."""
-    widest_step: int = 0
-    """The most rows that speculate, for the same reason. 0: any number."""
+    exact_passes: tuple[tuple[int, int], ...] = ()
+    """(rows, tokens), in the order of rows: up to so many rows verify drafts in passes of up to so many tokens, of all
+    rows together. Wider ones would give other numbers than plain steps, in their last bits. Empty: any number."""
+
+    def widest_pass(self, rows: int) -> int | None:
+        """The most tokens of a pass of so many rows; None: any number."""
+        if not self.exact_passes:
+            return None
+        return next((tokens for most, tokens in self.exact_passes if rows <= most), 0)
+
     context_reason: str = ""
     """If the context was cut: the model's own limit and why there is less, as a sentence for errors."""
     spec_prefill: SpecPrefillFacts | None = None

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import Any, Literal
+from functools import cache
+from operator import attrgetter
+from typing import Any, Literal, TypeVar
 
 
 class FinishReason(StrEnum):
@@ -16,6 +19,28 @@ class FinishReason(StrEnum):
     TOOL_CALLS = "tool_calls"
 
 
+_Data = TypeVar("_Data")
+
+
+def pickled_by_value(kind: type[_Data]) -> type[_Data]:
+    """A decorator for dataclasses that cross to another process often: by its fields in order, an object costs a
+    fraction of what a dataclass with slots costs."""
+
+    def reduce(self: object) -> tuple[Any, ...]:
+        return type(self), _values_of(type(self))(self)
+
+    kind.__reduce__ = reduce  # type: ignore[assignment, method-assign]
+    return kind
+
+
+@cache
+def _values_of(kind: type[Any]) -> Callable[[object], tuple[Any, ...]]:
+    """Of this class, which may be derived from the one that was decorated."""
+    names = [field.name for field in fields(kind)]
+    return attrgetter(*names) if len(names) > 1 else lambda data: tuple(getattr(data, name) for name in names)
+
+
+@pickled_by_value
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """Sampling parameters of one row. The defaults are greedy, without truncation or penalties."""
@@ -82,6 +107,7 @@ class TokenLogprob:
     """How many tokens were at least as likely, including itself. Known for prompts only."""
 
 
+@pickled_by_value
 @dataclass(frozen=True, slots=True)
 class Usage:
     """The token counts of a request."""

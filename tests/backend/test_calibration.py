@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -116,6 +117,36 @@ def test_lengths_end_with_the_context_and_with_the_memory() -> None:
     assert found.chunks[-1][0] == 64
     assert [rows for rows, _ in found.steps] == [1]
     assert len(TimedBackend().calibrate(available_bytes=-1).chunks) == 1
+
+
+def test_a_chunk_that_was_disturbed_is_run_again() -> None:
+    """However long it took: what was believed of it would hold until the model is loaded again."""
+    slow = {1024: 0.26}
+    backend = TimedBackend(chunk=lambda tokens: slow.pop(tokens, 0.006 + 1e-6 * tokens))
+    found = dict(backend.calibrate().chunks)
+    assert found[1024] == pytest.approx(0.006 + 1e-6 * 1024)
+    assert found[4096] == pytest.approx(0.006 + 1e-6 * 4096)
+
+
+def test_decode_steps_are_measured_however_long_chunks_took() -> None:
+    backend = TimedBackend(chunk=lambda tokens: 0.002 + 2e-4 * tokens, step=lambda rows: 0.005, max_rows=16)
+    found = backend.calibrate()
+    assert dict(found.steps) == pytest.approx({1: 0.005, 4: 0.005, 16: 0.005})
+
+
+class SpanningBackend(TimedBackend):
+    """Computes chunks over several steps while rows decode. Prompts share a pass."""
+
+    def step(self, plan: Plan) -> StepResult:
+        return dataclasses.replace(super().step(plan), prefilling=bool(plan.decode and plan.prefill))
+
+
+def test_passes_over_short_prompts_are_measured_where_they_may_span_steps() -> None:
+    backend = SpanningBackend(chunk=lambda tokens: 0.001 + 1e-5 * tokens, max_rows=16)
+    found = backend.calibrate()
+    assert dict(found.passes) == pytest.approx({64 * prompts: prompts * 0.00164 for prompts in (1, 4, 16)})
+    assert not backend.rows and not backend.progress
+    assert TimedBackend().calibrate().passes == ()
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import mlx.core as mx
 import pytest
 
-from millstream.backend.kernels import matmul_tuning
-from millstream.backend.kernels.matmul_tilings import SHAPES, USUAL, WIDTHS, BlockShape
+from millstream.backend.kernels import matmul_tilings, matmul_tuning, small_matmul
+from millstream.backend.kernels.matmul_tilings import MOST_ROWS, SHAPES, USUAL, WIDTHS, BlockShape
 from millstream.backend.kernels.matmul_tuning import Key
-from millstream.backend.kernels.weights import Dense, Norm, Packed, Weight
-from millstream.backend.layers import fused_matmul, matmul_choice, matmul_reference
+from millstream.backend.kernels.weights import Dense, Packed, Weight
+from millstream.backend.layers import fused_matmul, matmul_choice
 from millstream.backend.layers.fused_matmul import BY_KERNELS
+from millstream.model_facts import GenerationFacts
 from support.matmul_kernels import play_matmul_kernels
 
 SIZE = 4096
@@ -20,11 +23,12 @@ SIZE = 4096
 def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matmul_tuning, "_by_mlx", {})
     monkeypatch.setattr(matmul_tuning, "_shapes", {})
-    monkeypatch.setattr(matmul_tuning, "_unsteady", set())
+    monkeypatch.setattr(matmul_tuning, "_warpgroups", {})
+    monkeypatch.setattr(matmul_tuning, "_steady_to", {})
 
 
-def steady(key: Key, weight: Dense) -> bool:
-    return True
+def steady(key: Key, weight: Dense) -> int:
+    return MOST_ROWS
 
 
 def large() -> Dense:
@@ -57,7 +61,7 @@ def test_small_weights_keep_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not matmul_tuning._by_mlx and not matmul_tuning._shapes
 
 
-@pytest.mark.parametrize("role", ["matmul", "matmul_add", "glu"])
+@pytest.mark.parametrize("role", ["matmul", "matmul_add", "glu", "qkv_rope"])
 def test_whole_forms_are_measured(role: fused_matmul.Role, monkeypatch: pytest.MonkeyPatch) -> None:
     launched: list[str] = []
     play_matmul_kernels(monkeypatch, launched.append)
@@ -66,7 +70,7 @@ def test_whole_forms_are_measured(role: fused_matmul.Role, monkeypatch: pytest.M
     weight = Dense(mx.zeros((64, 64), dtype=mx.bfloat16))
     assert matmul_choice.seconds(key, weight, True) > 0 and not launched
     assert matmul_choice.seconds(key, weight, False) > 0
-    assert launched == [role] * matmul_choice.LAUNCHES
+    assert launched == ["matmul_add" if role == "qkv_rope" else role] * matmul_choice.LAUNCHES
     assert not matmul_tuning.known(key), "measuring decides nothing"
 
 
@@ -80,50 +84,47 @@ def test_a_call_takes_what_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("width", "mlx", "used", "limits"),
-    [(8, 0.5, False, (64, 256)), (32, 0.8, False, (64, 256)), (32, 0.7, True, (8, 256)), (64, 0.85, True, (32, 256))],
+    ("width", "steady_to", "used", "limits"),
+    [
+        (8, 0, False, (256, 256, 256)),
+        (8, 64, False, (256, 256, 256)),
+        (8, 256, True, (256, 256, 256)),
+        (32, 32, True, (256, 32, 256)),
+        (32, 64, True, (256, 64, 256)),
+        (64, 192, True, (256, 256, 192)),
+    ],
 )
-def test_mlx_must_be_much_faster_if_its_numbers_depend_on_the_width(
-    width: int, mlx: float, used: bool, limits: tuple[int, int]
+def test_passes_are_as_wide_as_the_numbers_of_the_plain_step_stay_the_same(
+    width: int, steady_to: int, used: bool, limits: tuple[int, ...]
 ) -> None:
-    """Rows whose answer it computes do not speculate then, so few rows never get it."""
+    """Few rows must be able to speculate: they take nothing that limits it."""
 
     def measure(key: Key, weight: Dense, by_mlx: bool) -> float:
-        return mlx if by_mlx and key[-1] == width else 1.0
+        return 0.8 if by_mlx and key[-1] == width else 1.0
 
-    matmul_choice.tune("glu", large(), measure, lambda key, weight: False)
+    matmul_choice.tune("glu", large(), measure, lambda key, weight: steady_to)
     assert matmul_tuning.by_mlx("glu", SIZE, SIZE, width) == used
-    assert matmul_tuning.exact_limits() == limits
+    assert matmul_tuning.exact_passes() == tuple(zip(WIDTHS, limits, strict=True))
+    facts = GenerationFacts(99, 99, 4, 0, "none", "cpu", exact_passes=matmul_tuning.exact_passes())
+    assert [facts.widest_pass(rows) for rows in (1, 8, 9, 32, 33, 64, 65)] == [
+        *(limits[0],) * 2, *(limits[1],) * 2, *(limits[2],) * 2, 0
+    ]  # fmt: skip
 
 
-def test_where_mlx_gives_the_same_numbers_passes_may_be_as_wide_as_was_tried() -> None:
-    def measure(key: Key, weight: Dense, by_mlx: bool) -> float:
-        return 0.8 if by_mlx and key[-1] == 32 else 1.0
-
-    matmul_choice.tune("glu", large(), measure, steady)
-    assert matmul_tuning.exact_limits() == (64, 64)
-
-
+@pytest.mark.parametrize(("width", "changes_at", "found"), [(8, 999, 256), (8, 1, 0), (8, 32, 8), (32, 128, 64)])
 @pytest.mark.parametrize("role", ["matmul", "matmul_add", "glu"])
 def test_steady_numbers_are_told_from_changing_ones(
-    role: fused_matmul.Role, monkeypatch: pytest.MonkeyPatch
+    role: fused_matmul.Role, width: int, changes_at: int, found: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    weight = Dense(mx.random.normal((64, 128), key=mx.random.key(1)))
-    product, asked = matmul_reference.product, []
+    def made(functions: Any, role: str, x: mx.array, weight: Dense, rest: list[mx.array]) -> mx.array:
+        assert rest[0].shape[0] == x.shape[0]
+        out = mx.concatenate([x[row : row + 1] @ weight.weight.T for row in range(x.shape[0])])
+        changed = x.shape[0] == 1 if changes_at == 1 else x.shape[0] >= changes_at
+        return out * 1.001 if changed else out
 
-    def by_rows(x: mx.array, weight: Dense, bias: mx.array | None = None, norm: Norm | None = None) -> mx.array:
-        asked.append(x.shape[0])
-        return mx.concatenate([product(x[row : row + 1], weight, bias, norm) for row in range(x.shape[0])])
-
-    monkeypatch.setattr(matmul_reference, "product", by_rows)
-    monkeypatch.setattr(matmul_reference.mx, "addmm", lambda c, a, b: c + by_rows(a, Dense(b.T)))
-    assert matmul_choice.steady((role, 64, 128, 8), weight)
-    assert asked == [1, 8, 32, 64]
-    monkeypatch.setattr(
-        matmul_reference, "product", lambda x, *rest: by_rows(x, *rest) * (1.001 if x.shape[0] > 32 else 1.0)
-    )
-    monkeypatch.setattr(matmul_reference.mx, "addmm", lambda c, a, b: c + matmul_reference.product(a, Dense(b.T)))
-    assert not matmul_choice.steady((role, 64, 128, 32), weight)
+    monkeypatch.setattr(matmul_choice, "_role", made)
+    weight = Dense(mx.random.normal((8, 16), key=mx.random.key(1)))
+    assert matmul_choice.steady((role, 8, 16, width), weight) == found
 
 
 def test_a_pass_takes_the_choices_of_the_step_that_it_stands_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,3 +183,43 @@ def test_a_shape_that_does_not_compile_leaves_the_usual_one(caplog: pytest.LogCa
     matmul_choice.tune_shape(weight, measure)
     assert matmul_tuning.block_shape(weight) == USUAL
     assert "told to" in caplog.text
+
+
+@pytest.fixture
+def warpgroups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matmul_tilings, "has_warpgroups", lambda: True)
+    monkeypatch.setattr(matmul_tilings, "multiprocessors", lambda: 132)
+
+
+@pytest.mark.parametrize(("taken", "used"), [((0.9, 1.2, 0.5), True), ((1.3, 1.3, 0.5), False)])
+def test_warp_groups_are_used_at_all_widths_or_at_none(taken: tuple[float, ...], used: bool, warpgroups: None) -> None:
+    weight = small_matmul.prepare(large().weight)
+    assert isinstance(weight, Dense)
+    measured: list[bool] = []
+
+    def measure(key: Key, weight: Dense, by_mlx: bool) -> float:
+        measured.append(small_matmul.in_warpgroups(weight))
+        return taken[WIDTHS.index(key[-1])] if measured[-1] else 1.0
+
+    matmul_choice.tune_body("matmul_add", weight, measure)
+    assert {True, False} == set(measured)
+    assert small_matmul.in_warpgroups(weight) == used
+    measured.clear()
+    matmul_choice.tune_body("matmul_add", weight, measure)
+    assert not measured, "what is known is not measured again"
+
+
+def test_warp_groups_that_do_not_compile_are_not_used(warpgroups: None, caplog: pytest.LogCaptureFixture) -> None:
+    weight = small_matmul.prepare(large().weight)
+    assert isinstance(weight, Dense)
+
+    def measure(key: Key, weight: Dense, by_mlx: bool) -> float:
+        raise RuntimeError("told to")
+
+    matmul_choice.tune_body("glu", weight, measure)
+    assert not small_matmul.in_warpgroups(weight)
+    assert "told to" in caplog.text
+
+
+def test_without_warp_groups_nothing_is_measured() -> None:
+    matmul_choice.tune_body("glu", large(), lambda *_: pytest.fail("measured"))

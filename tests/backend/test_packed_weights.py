@@ -16,7 +16,7 @@ from mlx_lm.utils import load_model
 
 from millstream.backend.device import Device, current_device
 from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
-from millstream.backend.kernels import matmul_tilings, packed_tilings, small_matmul, unpack_weight
+from millstream.backend.kernels import matmul_tilings, matmul_tuning, packed_tilings, small_matmul, unpack_weight
 from millstream.backend.kernels.weights import Packed
 from millstream.backend.layers import matmul_reference, packed_products
 from millstream.backend.layers.packed_linear import PackedEmbedding, PackedLinear, use_packed_products
@@ -150,6 +150,33 @@ def test_it_is_measured_from_how_many_rows_on_weights_are_unpacked(monkeypatch: 
     found.clear()
     packed_products.measure_packed_products(model)
     assert list(found.values()) == [packed_products.KERNEL_ROWS + 1]
+
+
+def test_it_is_measured_up_to_how_many_rows_the_kernels_are_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, costs = packed(64, 256), {128: 1.0, 256: 1.9, 512: 3.9}
+    monkeypatch.setattr(packed_products, "_kernels_take", lambda dtype, weight: True)
+    monkeypatch.setattr(
+        packed_products,
+        "_seconds",
+        lambda by, x, weight: costs[x.shape[0]] if by is packed_products._by_kernel else 2.0,
+    )
+    assert packed_products._rows_for_kernels(weight) == 256
+    costs[128] = 2.1
+    assert packed_products._rows_for_kernels(weight) == packed_products.KERNEL_ROWS
+
+
+def test_rows_beyond_what_kernels_are_best_for_take_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = packed(64, 256)
+    monkeypatch.setattr(packed_products, "_kernels_take", lambda dtype, weight: True)
+    monkeypatch.setattr(packed_products, "_kernel_rows", {})
+    for name in ("_by_kernel", "_by_unpacking"):
+        monkeypatch.setattr(packed_products, name, lambda x, weight, name=name: mx.full((len(x), 64), len(name)))
+    by_kernel, by_unpacking = len("_by_kernel"), len("_by_unpacking")
+    for most in (None, 128):
+        if most is not None:
+            packed_products._kernel_rows[matmul_tuning.size_of(weight)] = most
+        for rows, expected in ((64, by_kernel), (65, by_kernel if most else by_unpacking), (129, by_unpacking)):
+            assert packed_products.product(random(1, rows, 256), weight)[0, 0, 0].item() == expected
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from typing import Any
 import httpx
 import pytest
 
-from millstream.cli.show import as_text
 from millstream.cli import main
+from millstream.cli.show import as_text
 from millstream.config import Settings
 from millstream.errors import ModelError
 from millstream.loading.files import FileSearch

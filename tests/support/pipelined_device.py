@@ -51,7 +51,8 @@ class PipelinedDevice:
         lengths = [2**power for power in range(4, 13)]
         chunks = tuple((length, self.build + self.encode + self._computing(length)) for length in lengths)
         steps = tuple((count, self.mistaken * self.decoding(count)) for count in self.calibrated_rows)
-        measured = Calibration(chunks, steps, save_seconds=0.00038, save_seconds_per_byte=2e-12, spans_steps=self.spans)
+        passes = chunks[2::2] if self.spans else ()
+        measured = Calibration(chunks, steps, save_seconds=0.00038, save_seconds_per_byte=2e-12, passes=passes)
         return GenerationFacts(
             2**20,
             2048,

@@ -107,7 +107,7 @@ class PointerKernels:
         for row, slab, slot, capacity, first, beyond, origin, live, window, *_ in items.tolist():
             if row < 0 or slab < 0:
                 continue
-            bases = table[slab, int(layer.item())].tolist()
+            bases = table[slab, int(layer[0].item())].tolist()
             views = []
             for parts in fresh:
                 shapes = [(slot + 1, groups, capacity, part.shape[-1]) for part in parts]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ipaddress
+from functools import lru_cache
 
 _LOCAL = "localhost"
 
 
+@lru_cache(256)  # a client sends the same name each time
 def is_loopback_address(text: str) -> bool:
     """True for 127.0.0.0/8 and ::1, also in IPv4-mapped form (::ffff:127.0.0.1)."""
     try:

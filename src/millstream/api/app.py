@@ -20,6 +20,7 @@ from millstream.api.background import BackgroundTasks
 from millstream.api.body import BodyLimit
 from millstream.api.cors import Cors
 from millstream.api.dialect import Dialect, Dialects
+from millstream.api.direct_routes import DirectRoutes
 from millstream.api.edge import Edge
 from millstream.api.hosts import KnownHosts
 from millstream.api.methods import Methods
@@ -117,6 +118,7 @@ def create_app(
         "upload_paths": [path for dialect in dialects for path in dialect.upload_paths],
     }
     has_secret = opens_session(services.realtime)
+    app.add_middleware(DirectRoutes, routes=routes)
     _add_middleware(
         app,
         table,

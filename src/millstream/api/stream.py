@@ -50,7 +50,8 @@ class Stream:
         self._form = form
         self._ping_seconds = ping_seconds
         self._quiet = True
-        self._pinger: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._pinging: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         await self._writer.start(
@@ -61,14 +62,16 @@ class Stream:
             ]
         )
         if self._form.ping:
-            self._pinger = asyncio.create_task(self._ping())
+            self._wait_quietly()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._pinger is not None:
-            self._pinger.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._pinging is not None:
+            self._pinging.cancel()
 
     async def write(self, chunks: bytes) -> None:
         self._quiet = False
@@ -83,9 +86,17 @@ class Stream:
     async def finish(self, chunks: bytes) -> None:
         await self._writer.body(chunks, more=False)
 
+    def _wait_quietly(self) -> None:
+        """A timer, and a task only to ping: most streams need none."""
+        self._timer = asyncio.get_running_loop().call_later(self._ping_seconds, self._ping_if_quiet)
+
+    def _ping_if_quiet(self) -> None:
+        if self._quiet:
+            self._pinging = asyncio.create_task(self._ping())
+            return
+        self._quiet = True
+        self._wait_quietly()
+
     async def _ping(self) -> None:
-        while True:
-            await asyncio.sleep(self._ping_seconds)
-            if self._quiet:
-                await self._writer.body(self._form.ping, more=True)
-            self._quiet = True
+        await self._writer.body(self._form.ping, more=True)
+        self._wait_quietly()

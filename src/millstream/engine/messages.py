@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from millstream.model_facts import LoadPhase, ModelFacts
+from millstream.types import pickled_by_value
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,7 @@ class RequestEvent(Event):
         return EVENT_BYTES
 
 
+@pickled_by_value
 @dataclass(frozen=True, slots=True)
 class Started(RequestEvent):
     """The request has left the queue: the step that now begins is the first that works on it."""

@@ -20,7 +20,18 @@ from itertools import chain
 from millstream.engine.child_environment import engine_environment
 from millstream.engine.heartbeat import Beat, Heartbeat, shared_file, shared_heartbeat
 from millstream.engine.link import Poller
-from millstream.engine.messages import Command, Event, Failed, Finished, Loaded, LoadFailed, Shutdown, Stopped, Submit
+from millstream.engine.messages import (
+    Command,
+    Event,
+    Failed,
+    Finished,
+    Loaded,
+    LoadFailed,
+    Output,
+    Shutdown,
+    Stopped,
+    Submit,
+)
 from millstream.engine.owner import Sink
 from millstream.engine.protocols import BackendFactory, SchedulerFactory
 from millstream.engine.wire import FrameReader, frame, socket_pair
@@ -176,9 +187,7 @@ class ProcessLink:
         if not steps:
             return True  # only a part of one has come
         events = steps[0] if len(steps) == 1 else list(chain.from_iterable(steps))
-        self._remove_ended(events)
-        self._stopped = any(isinstance(event, Stopped) for event in events)
-        self._loaded = self._loaded or any(isinstance(event, Loaded | LoadFailed) for event in events)
+        self._note(events)
         if self._stopped:  # then it is the last one
             events = [*events[:-1], *self._fail_in_flight(self._shutdown_reason or "the engine stopped"), events[-1]]
         sink(events)
@@ -198,11 +207,20 @@ class ProcessLink:
         self._outgoing.put(None)
         end.close()
 
-    def _remove_ended(self, events: list[Event]) -> None:
-        with self._lock:
-            self._in_flight.difference_update(
-                event.request_id for event in events if isinstance(event, Finished | Failed)
-            )
+    def _note(self, events: list[Event]) -> None:
+        ended = []
+        for event in events:
+            if isinstance(event, Output):
+                continue  # nearly all are
+            if isinstance(event, Finished | Failed):
+                ended.append(event.request_id)
+            elif isinstance(event, Loaded | LoadFailed):
+                self._loaded = True
+            elif isinstance(event, Stopped):
+                self._stopped = True
+        if ended:
+            with self._lock:
+                self._in_flight.difference_update(ended)
 
     def _fail_in_flight(self, reason: str) -> list[Event]:
         """Accept no more commands, and fail requests in flight."""

@@ -182,13 +182,13 @@ class EngineClient:
 
     def _sink(self) -> Callable[[Sequence[Event]], None]:
         def deliver(events: Sequence[Event]) -> None:
-            if self._is_running() and not self._steps:
-                self._receive(events)
-                return
             self._steps.append(events)  # before the check: who sees it scheduled is taken along
             if self._scheduled:
                 return
             self._scheduled = True
+            if self._is_running():
+                self._loop.call_soon(self._receive_steps)
+                return
             try:
                 self._loop.call_soon_threadsafe(self._receive_steps)
             except RuntimeError:

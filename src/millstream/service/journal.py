@@ -150,8 +150,11 @@ class RequestRecord:
 
     def seconds(self, phase: Phase) -> float:
         """How long a phase took, or takes until now; 0 if it was skipped."""
-        spans = [each for each in self.phases if each.phase is phase]
-        return sum((self.elapsed if each.end is None else each.end) - each.start for each in spans)
+        total = 0.0
+        for index, (each, start) in enumerate(self.spans):
+            if each is phase:
+                total += (self.spans[index + 1][1] if index + 1 < len(self.spans) else self.elapsed) - start
+        return total
 
     def found(self, model: str) -> None:
         """The model is loaded, and this is its name. Called again if the request starts over: its engine went away

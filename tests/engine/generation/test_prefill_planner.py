@@ -64,7 +64,7 @@ MEASURED = Calibration(
     steps=((1, Device.step + Device.row),),
     save_seconds=0.00038,
     save_seconds_per_byte=2e-12,
-    spans_steps=True,
+    passes=tuple((2**n, Device.build + 2**n * Device.token) for n in range(6, 13)),
 )
 
 H200 = GenerationFacts(

@@ -120,7 +120,7 @@ def test_on_a_gpu_whose_second_token_costs_half_a_step_the_best_depth_is_found(
         seen.add((rows.bit_length(), length))
         return 1.0 if length == 1 else two + more * (length - 2) + first * new
 
-    subject = Machine(SpeculationDepth(("known",), widest=256, most_rows=64), cost, lost_overlap=0.0)
+    subject = Machine(SpeculationDepth(("known",), widest=lambda rows: 256), cost, lost_overlap=0.0)
     for number in range(5):
         if number == 3:
             first = subject.seconds = subject.plain_seconds = 0.0
@@ -133,12 +133,12 @@ def test_on_a_gpu_whose_second_token_costs_half_a_step_the_best_depth_is_found(
 
 
 def test_rows_whose_plain_steps_are_wider_than_passes_are_exact_for_do_not_speculate() -> None:
-    subject = SpeculationDepth(("known",), most_rows=4)
     for rows in (4, 5):
+        subject = SpeculationDepth(("known",), widest=lambda rows: 64 if rows <= 4 else 0)
         for _ in range(5):
             subject.observe((), rows=rows, seconds=0.01)
-    assert subject.choose(dict.fromkeys(range(4), ("known",)), 4).guess
-    assert subject.choose(dict.fromkeys(range(5), ("known",)), 5) == PLAIN_CHOICE
+        choice = subject.choose(dict.fromkeys(range(rows), ("known",)), rows)
+        assert choice.guess if rows == 4 else choice == PLAIN_CHOICE
 
 
 def test_a_cost_that_was_measured_on_a_busy_machine_is_measured_again() -> None:
@@ -268,7 +268,7 @@ def test_comparing_drafts_takes_a_hundredth_of_the_time() -> None:
 
 
 def test_where_no_pass_may_be_long_nothing_is_compared() -> None:
-    subject = SpeculationDepth(("known",), widest=64)
+    subject = SpeculationDepth(("known",), widest=lambda rows: 64)
     rows: dict[int, tuple[str, ...]] = dict.fromkeys(range(40), ("known",))
     for _ in range(50):
         assert not subject.choose(rows, 40).guess

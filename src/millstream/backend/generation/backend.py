@@ -7,7 +7,7 @@ import functools
 import gc
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +52,7 @@ from millstream.engine.generation.cost_model import workspace_bytes
 from millstream.engine.generation.messages import Generate
 from millstream.engine.generation.plan import Plan, RowFailure, RowOutput, StepResult
 from millstream.engine.generation.speculation.choice import Odds
+from millstream.engine.generation.speculation.lengths import LENGTHS
 from millstream.engine.prefix_cache.orders import SavePrefix, SharePrefix
 from millstream.engine.protocols import Progress, ignore_progress
 from millstream.errors import ModelError
@@ -106,6 +107,8 @@ class MlxGenerationBackend(MlxBackend):
         self._prefiller: Prefiller | None = None
         self._pending: Launched | None = None
         self._weight_bytes = 0
+        self._widest_pass: Callable[[int], int | None] = lambda rows: None
+        """See `GenerationFacts.widest_pass`."""
         self._compiled_before = 0
         """Kernels that this process had compiled when the load began."""
         self._store = PrefixStore()
@@ -192,13 +195,13 @@ class MlxGenerationBackend(MlxBackend):
             device_memory=self._weight_bytes + max(0, free_bytes(self._device)),
             feature_bytes=settings.feature_bytes if self._encoder is not None else 0,
             drafters=self._speculating.drafts.names,
-            widest_pass=layout.widest_pass,
-            widest_step=layout.widest_step,
+            exact_passes=layout.exact_passes,
         )
         self._warm_up(facts, warming_up)
         if self._model_drafter is not None and self._compiles_kernels:
             self._model_drafter.warm_up()
         phases.done("warm-up")
+        self._widest_pass = facts.widest_pass
         facts = self._with_spec_prefill(self._calibrate(facts))
         phases.done("calibration")
         warming_up.advance()
@@ -329,7 +332,8 @@ class MlxGenerationBackend(MlxBackend):
         """Verify drafts, if there are some that pay. Else a plain step is due; if it was not worth it to read the one
         before for the drafts, that goes on."""
         speculating, rows = self._speculating, len(batch.ids)
-        if not batch.supports_length or not self._exact(batch):
+        wanted = self._exact(batch, wanted)
+        if not batch.supports_length or not wanted:
             return Decoding()
         if self._pending is not None and not batch.guided and not speculating.expects_drafts(wanted, odds, rows):
             return Decoding()
@@ -347,10 +351,14 @@ class MlxGenerationBackend(MlxBackend):
             decoding.failed += failed
         return decoding
 
-    def _exact(self, batch: Batch) -> bool:
-        """Whether passes give the numbers of plain steps: those are as wide as they were for rows that have left."""
-        assert self._layout is not None, "no model is loaded"
-        return not self._layout.widest_step or batch.size <= self._layout.widest_step
+    def _exact(self, batch: Batch, wanted: dict[int, int]) -> dict[int, int]:
+        """Drafts so short that their pass gives the numbers of plain steps, which are as wide as they were for rows
+        that have left. `wanted`: most tokens by request."""
+        most = self._widest_pass(batch.size)
+        if most is None:
+            return wanted
+        longest = max((length for length in LENGTHS if length * len(batch.ids) <= most), default=1)
+        return {row: min(tokens, longest - 1) for row, tokens in wanted.items()} if longest > 1 else {}
 
     def _finish(self, batch: Batch, decoding: Decoding) -> list[RowOutput]:
         """Wait for what a step reports: the plain step before it, and its own pass if that verifies drafts."""

@@ -7,6 +7,7 @@ It drives the backend with plans, as a scheduler does, so every layout and kind 
 from __future__ import annotations
 
 import itertools
+import statistics
 import time
 from collections.abc import Callable
 
@@ -52,9 +53,12 @@ SLOWEST_COPY = 1e-9
 DEEP, DEEP_SECONDS, MIN_DEEP_CHUNK = 6, 0.4, 256
 """Chunks of the prompt that tells how attention grows with depth, the time for it, and its shortest chunks."""
 
+PASS_PROMPTS, PASS_TOKENS, PASS_SECONDS = (1, 4, 16, 64), 64, 0.4 * SECONDS
+"""Prompts that share a pass, the tokens of each, and the time for such passes beyond the first."""
+
 ROWS = (1, 4, 16)
 ROW_TOKENS = 8
-WARM_STEPS, TIMED_STEPS = 3, 4
+WARM_STEPS, TIMED_STEPS = 3, 6
 """A backend may run a step ahead, so a step's own time shows only once its rows are running."""
 
 
@@ -85,6 +89,7 @@ class _Calibrator:
         self._numbers = itertools.count(1)
         self._workspace_bytes = 0
         self._spans_steps = False
+        """True if the backend computes a chunk over several steps while rows decode."""
         self._saves: list[tuple[int, float]] = []
         """(bytes, seconds) of a short and a long save of the longest chunk so far."""
 
@@ -92,9 +97,10 @@ class _Calibrator:
         chunks = self._chunks()
         depth_cost = self._depth_cost(chunks)
         steps = self._steps()
+        passes = self._passes(chunks) if self._spans_steps else []
         self._backend.reset()
         costs = _save_cost(self._saves)
-        return Calibration(tuple(chunks), tuple(steps), *costs, self._workspace_bytes, depth_cost, self._spans_steps)
+        return Calibration(tuple(chunks), tuple(steps), *costs, self._workspace_bytes, depth_cost, tuple(passes))
 
     def _depth_cost(self, chunks: list[tuple[int, float]]) -> float:
         """Run several chunks of one prompt and compare the last with the first: attention reads all tokens before. Only
@@ -189,16 +195,38 @@ class _Calibrator:
             running += tuple(request.request_id for request in joining)
             found.append((rows, self._step(running, end)))
             expected = 4 * joined + 2 * (WARM_STEPS + 1) * found[-1][1]
+        self._backend.step(Plan(drop=running))
         return found
 
+    def _passes(self, chunks: list[tuple[int, float]]) -> list[tuple[int, float]]:
+        """Let whole prompts share passes while there is time, none longer than the longest chunk; one in any case."""
+        found: list[tuple[int, float]] = []
+        longest = min(chunks[-1][0], PASS_TOKENS * self._facts.max_rows)
+        end = self._now() - self._started + PASS_SECONDS
+        for prompts in PASS_PROMPTS:
+            tokens = prompts * PASS_TOKENS
+            expected = REPEATS * next((seconds for length, seconds in chunks if length >= tokens), 0.0)
+            if found and (tokens > longest or not self._in_time(expected, end)):
+                break
+            found.append((tokens, min(self._pass(prompts) for _ in range(REPEATS))))
+        return found
+
+    def _pass(self, prompts: int) -> float:
+        requests = [self._request(PASS_TOKENS + 1) for _ in range(prompts)]
+        chunks = tuple(Prefill(request, 0, len(request.prompt) - 1) for request in requests)
+        seconds = self._timed(Plan(prefill=chunks))
+        self._backend.step(Plan(drop=tuple(request.request_id for request in requests)))
+        return seconds
+
     def _step(self, running: tuple[int, ...], end: float) -> float:
-        """Mean seconds of a few steps. The fastest would not do: the work of one step may show in the next one."""
+        """Median seconds of a few steps. The fastest would not do: the work of one step may show in the next one, and
+        the first may find its tokens there already."""
         for _ in range(WARM_STEPS):
             self._backend.step(Plan(decode=running))
         times = [self._timed(Plan(decode=running))]
         while len(times) < TIMED_STEPS and self._in_time(times[-1], end):
             times.append(self._timed(Plan(decode=running)))
-        return sum(times) / len(times)
+        return statistics.median(times)
 
     def _in_time(self, seconds: float, end: float) -> bool:
         """True if work of `seconds` ends in time, `end` seconds after the start."""

@@ -33,7 +33,7 @@ from millstream.backend.generation.layers.state_layers import adopt_state_layers
 from millstream.backend.generation.prefix_store.cache_state import leaf_caches
 from millstream.backend.generation.sampling.kernel_check import kernel_agrees
 from millstream.backend.generation.settings import GenerationSettings
-from millstream.backend.kernels.matmul_tuning import exact_limits
+from millstream.backend.kernels.matmul_tuning import exact_passes
 from millstream.backend.kernels.small_matmul import supported_here
 from millstream.backend.layers.cpu_attention import cpu_attention
 from millstream.backend.layers.cpu_linear import mkl_layer, mkl_layout_pays, use_mkl_layout
@@ -107,14 +107,10 @@ class Layout:
     """What else a user may want to know of the paths: which parts of the blocks are fused."""
 
     @property
-    def widest_pass(self) -> int:
-        """See `GenerationFacts.widest_pass`: our matmuls give a row the same numbers at all of their widths."""
-        return exact_limits()[1] if self.width is kernel_width else 0
-
-    @property
-    def widest_step(self) -> int:
-        """See `GenerationFacts.widest_step`: beyond, cuBLAS computes plain steps, and gives others in wider passes."""
-        return exact_limits()[0] if self.width is kernel_width else 0
+    def exact_passes(self) -> tuple[tuple[int, int], ...]:
+        """See `GenerationFacts.exact_passes`: our matmuls give a row the same numbers at all of their widths. Wider
+        plain steps are computed by cuBLAS."""
+        return exact_passes() if self.width is kernel_width else ()
 
     @property
     def fast_paths(self) -> str:

@@ -50,17 +50,6 @@ __device__ __forceinline__ float mill_power(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
   return r;
 }
-__device__ __forceinline__ int4 mill_four_now(const void* from) {
-  int4 r;
-  asm volatile("ld.volatile.global.v4.s32 {%0,%1,%2,%3}, [%4];"
-    : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w) : "l"(from));
-  return r;
-}
-__device__ __forceinline__ int mill_one_now(const int* from) {
-  int r;
-  asm volatile("ld.volatile.global.s32 %0, [%1];" : "=r"(r) : "l"(from));
-  return r;
-}
 __device__ __forceinline__ int4 mill_four(const void* from) {
   int4 r;
   asm volatile("ld.global.nc.v4.s32 {%0,%1,%2,%3}, [%4];" : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w) : "l"(from));
@@ -73,7 +62,6 @@ __device__ __forceinline__ unsigned mill_small(unsigned pair) {
 }
 """
 """MLX writes a kernel's head: `__global__` is the only place at which it can be told how many registers it may have.
-`mill_four_now`, `mill_one_now`: the compiler would put off a read until after the branches before its use.
 `mill_transpose`: of 8 x 8 halves, a pair of a row in each thread. `mill_power`: of two. `mill_small`: less 1,024
 each, which leaves an integer that was put into the low bits of 1,024."""
 
@@ -88,10 +76,11 @@ BEGIN = """
   // What a block waits for before its first key counts. So: first all of the item and the layer's number, together;
   // then all that these lead to; then keys and values.
   const int4* item = (const int4*)items + (size_t)blockIdx.x * 3;
-  const int4 one = mill_four_now(item), two = mill_four_now(item + 1), three = mill_four_now(item + 2);
-  const int layer_number = mill_one_now(layer);
+  const int4 one = mill_four(item), two = mill_four(item + 1), three = mill_four(item + 2);
+  const int layer_number = layer[0];
   const int row = one.x, slab = one.y, capacity = one.w, first = two.x, stop = two.y, live = two.w, window = three.x;
-  if (row < 0) return;
+  // Only the first can be: but who asks for all has read all, and the compiler puts no read off until after this.
+  if ((row | stop | three.z | layer_number) < 0) return;
   constexpr int SHARE = GQ / QC;
   const int chunk = QC < Q ? blockIdx.z : 0;
   // Where a query of this block stands among all queries; -1 if there is none.
@@ -113,7 +102,7 @@ BEGIN = """
   union { int4 words[PARTS / 2]; long long at[PARTS]; } where;
   #pragma unroll
   for (int i = 0; i < PARTS / 2; i++) where.words[i] = mill_four(base + i * 2);
-  const int length = mill_one_now(lengths + row);
+  const int length = lengths[row];
 """
 
 # Waits for the row's length: what does not need it stands before.

@@ -117,7 +117,8 @@ def heads_of(
     """A joined projection, (rows, length, all), as queries, keys and values, (rows, heads or groups, length, size):
     what `matmul_reference.qkv_rope` does after its product."""
     rows, length, _ = joined.shape
-    inputs, constants = {"joined": joined}, {}
+    inputs = {"joined": joined}
+    constants: dict[str, str] = {}
     if q_norm is not None and k_norm is not None:
         inputs |= {"q_norm": q_norm.weight, "k_norm": k_norm.weight}
         constants |= {"HEAD_NORM": "1", "Q_EPS": f"{q_norm.eps!r}f", "K_EPS": f"{k_norm.eps!r}f"}

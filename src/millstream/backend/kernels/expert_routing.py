@@ -133,15 +133,18 @@ _MANY_LOGITS = """
   const int R = x_shape[0], K = router_shape[1], first = blockIdx.x * 8, chunks = K / 32;
   __shared__ float sums[TILES * WARPS * 8 * LINE], logits[8 * OUTPUTS];
   const T* xr = x + (size_t)min(first + g, R - 1) * K + t * 8;
+  INVERSE
   for (int e0 = 0; e0 < OUTPUTS; e0 += 16 * TILES) {
     float acc[TILES][4] = {};
     for (int c = warp; c < chunks; c += WARPS * FLIGHT) {
       uint4 a[FLIGHT][TILES][2], b[FLIGHT];
+      NORM_FLIGHT
       #pragma unroll
       for (int f = 0; f < FLIGHT; f++) {
         const int k = (c + f * WARPS) * 32;
         if (k >= K) break;
         b[f] = *reinterpret_cast<const uint4*>(xr + k);
+        NORM_LOAD
         #pragma unroll
         for (int i = 0; i < TILES * 2; i++) {
           const int e = min(e0 + i * 8 + g, OUTPUTS - 1);
@@ -150,7 +153,9 @@ _MANY_LOGITS = """
       }
       #pragma unroll
       for (int f = 0; f < FLIGHT; f++) {
-        if ((c + f * WARPS) * 32 >= K) break;
+        const int k = (c + f * WARPS) * 32;
+        if (k >= K) break;
+        NORMED
         #pragma unroll
         for (int i = 0; i < TILES; i++) {
           const uint4 *u = a[f][i];
@@ -204,7 +209,7 @@ _NORMED = """
         T* each = reinterpret_cast<T*>(&b[f]);
         #pragma unroll
         for (int j = 0; j < 8; j++) each[j] = T(float(T(float(each[j]) * inv)) * float(scales[j]));
-        if (blockIdx.x == 0 && first + g < R)
+        if (WRITES && first + g < R)
           *reinterpret_cast<uint4*>(normed + (size_t)(first + g) * K + k + t * 8) = b[f];
       }
 """
@@ -355,12 +360,16 @@ _ADD = """
 """
 
 
+def _with_norm(source: str, eps: float | None, writes: str) -> str:
+    """`writes`: which blocks write the normed rows, and when."""
+    source = source.replace("INVERSE", "" if eps is None else _INVERSE.replace("EPS", f"{eps!r}f"), 1)
+    source = source.replace("NORMED", "" if eps is None else _NORMED.replace("WRITES", writes))
+    source = source.replace("NORM_FLIGHT", "" if eps is None else "uint4 wide[FLIGHT];")
+    return source.replace("NORM_LOAD", "" if eps is None else _NORM_LOAD)
+
+
 def _route_source(routing: Routing, eps: float | None, biased: bool, corrected: bool, gated: bool, live: bool) -> str:
-    logits = _LOGITS.replace("INVERSE", "" if eps is None else _INVERSE.replace("EPS", f"{eps!r}f"), 1)
-    logits = logits.replace("NORMED", "" if eps is None else _NORMED)
-    logits = logits.replace("NORM_FLIGHT", "" if eps is None else "uint4 wide[FLIGHT];")
-    logits = logits.replace("NORM_LOAD", "" if eps is None else _NORM_LOAD)
-    logits = logits.replace("ROUTER_BIAS", _ROUTER_BIAS if biased else "")
+    logits = _with_norm(_LOGITS, eps, "blockIdx.x == 0").replace("ROUTER_BIAS", _ROUTER_BIAS if biased else "")
     return (logits + _choose_source(routing, corrected, gated, live, "__ldcg")).replace("WARPS", str(WARPS))
 
 
@@ -378,28 +387,39 @@ def _choose_source(routing: Routing, corrected: bool, gated: bool, live: bool, r
     return choose.replace("SCORE", _SCORES[routing.score]).replace("READ", read)
 
 
-def _route_many_source(routing: Routing, biased: bool, corrected: bool, gated: bool) -> str:
-    logits = _MANY_LOGITS.replace("ROUTER_BIAS", _ROUTER_BIAS.replace("e0 + row", "e") if biased else "")
-    return (logits + _choose_source(routing, corrected, gated, False, "*")).replace("WARPS", str(WARPS))
+def _route_many_source(
+    routing: Routing, eps: float | None, biased: bool, corrected: bool, gated: bool, live: bool
+) -> str:
+    logits = _with_norm(_MANY_LOGITS, eps, "e0 == 0")
+    logits = logits.replace("ROUTER_BIAS", _ROUTER_BIAS.replace("e0 + row", "e") if biased else "")
+    return (logits + _choose_source(routing, corrected, gated, live, "*")).replace("WARPS", str(WARPS))
 
 
 @functools.cache
 def _route_kernel(
-    routing: Routing, eps: float | None, biased: bool, corrected: bool, gated: bool, live: bool, dtype: mx.Dtype
+    routing: Routing,
+    eps: float | None,
+    biased: bool,
+    corrected: bool,
+    gated: bool,
+    live: bool,
+    dtype: mx.Dtype,
+    many: bool = False,
 ) -> Any:
-    inputs = ["x", "router", "count"]
+    inputs = ["x", "router"] + ([] if many else ["count"])
     inputs += ["norm"] if eps is not None else []
     inputs += ["bias"] if biased else []
     inputs += ["correction"] if corrected else []
     inputs += ["live"] if live else []
-    outputs = ["indices", "weights", "logits"]
+    outputs = ["indices", "weights"] + ([] if many else ["logits"])
     outputs += ["normed"] if eps is not None else []
     outputs += ["shared_weight"] if gated else []
+    source = _route_many_source if many else _route_source
     return cuda_kernel(
-        name="millstream_route",
+        name="millstream_route_many" if many else "millstream_route",
         input_names=inputs,
         output_names=outputs,
-        source=_route_source(routing, eps, biased, corrected, gated, live),
+        source=source(routing, eps, biased, corrected, gated, live),
         header=ptx.mma(dtype == mx.float16) + _HEADER,
     )
 
@@ -487,32 +507,30 @@ def route(
     return Routed(x if norm is None else out[3], out[0], out[1], out[-1] if gated else None)
 
 
-@functools.cache
-def _route_many_kernel(routing: Routing, biased: bool, corrected: bool, gated: bool, dtype: mx.Dtype) -> Any:
-    return cuda_kernel(
-        name="millstream_route_many",
-        input_names=["x", "router"] + ["bias"] * biased + ["correction"] * corrected,
-        output_names=["indices", "weights"] + ["shared_weight"] * gated,
-        source=_route_many_source(routing, biased, corrected, gated),
-        header=ptx.mma(dtype == mx.float16) + _HEADER,
-    )
-
-
-def route_many(x: mx.array, router: Router, routing: Routing) -> Routed:
-    """Choose experts for x of (rows, size), as many rows as there are."""
+def route_many(
+    x: mx.array,
+    router: Router,
+    routing: Routing,
+    norm: tuple[mx.array, float] | None = None,
+    live: mx.array | None = None,
+) -> Routed:
+    """As `route`, for x of (rows, size): as many rows as there are, and several launches of a layer may run at once."""
     rows, outputs = x.shape[0], router.weight.shape[0]
     gated = outputs > routing.experts
-    kernel = _route_many_kernel(routing, router.bias is not None, router.correction is not None, gated, x.dtype)
-    arrays = (x, router.weight, router.bias, router.correction)
+    eps = None if norm is None else norm[1]
+    biased, corrected = router.bias is not None, router.correction is not None
+    kernel = _route_kernel(routing, eps, biased, corrected, gated, live is not None, x.dtype, many=True)
+    inputs = [x, router.weight] + ([] if norm is None else [norm[0]])
+    inputs += [array for array in (router.bias, router.correction, live) if array is not None]
     out: list[mx.array] = kernel(
-        inputs=[array for array in arrays if array is not None],
-        output_shapes=[(rows, routing.slots), (rows, routing.slots)] + [(rows,)] * gated,
-        output_dtypes=[mx.int32, mx.float32] + [mx.float32] * gated,
+        inputs=inputs,
+        output_shapes=[(rows, routing.slots)] * 2 + [x.shape] * (norm is not None) + [(rows,)] * gated,
+        output_dtypes=[mx.int32, mx.float32] + [x.dtype] * (norm is not None) + [mx.float32] * gated,
         grid=((rows + ROWS - 1) // ROWS * WARPS * 32, 1, 1),
         threadgroup=(WARPS * 32, 1, 1),
         template=[("T", x.dtype), ("E", routing.experts), ("TOP", routing.slots), ("OUTPUTS", outputs)],
     )
-    return Routed(x, out[0], out[1], out[2] if gated else None)
+    return Routed(x if norm is None else out[2], out[0], out[1], out[-1] if gated else None)
 
 
 @functools.cache

@@ -1,9 +1,9 @@
 """Expert layers of a mixture as CUDA kernels for many rows: the tokens of a prefill pass.
 
 `sort_choices` lists the choices of all rows by expert. A block of a product then takes up to 128 of an expert's rows
-and 128 rows of its weight, through shared memory and tensor cores. Tiles of one expert are equally long, and stand
-beside each other in the grid: the weight comes from memory once. A row's sum goes over its inputs in order, in one
-thread, so it is the same wherever the row stands.
+and 128 rows of its weight, through shared memory and tensor cores. Tiles of one expert are equally long. All blocks of
+some rows run at about the same time, and those of one expert do: what they share comes from memory once. A row's sum
+goes over its inputs in order, in one thread, so it is the same wherever the row stands.
 
 Packed weights arrive packed. Each thread unpacks what it fetched itself, to what `mx.dequantize` would give, into a
 second tile in shared memory, a step ahead of the tensor cores.
@@ -111,7 +111,7 @@ _FIND = """
         last += lane >= o ? other : 0;
       }
       last += before;
-      const int part = (int)blockIdx.x - (last - tiles);
+      const int part = (int)blockIdx.y - (last - tiles);
       const bool mine = part >= 0 && part < tiles;
       if (mine) {
         const int each = ((count + tiles - 1) / tiles + 15) / 16 * 16;
@@ -134,7 +134,7 @@ _PRODUCT = """
   constexpr int OWN = GLU ? ROWS / 2 : ROWS, TILE = ROWS * 128;
   extern __shared__ uint4 ring[];
   const unsigned shared = (unsigned)__cvta_generic_to_shared(ring);
-  const int piece = tid % 8, line = tid / 8, n0 = blockIdx.y * OWN;
+  const int piece = tid % 8, line = tid / 8, n0 = blockIdx.x * OWN;
   const unsigned put = shared + line * 128 + ((piece ^ line % 8) << 4);
   unsigned xs[4];
   #pragma unroll
@@ -440,7 +440,7 @@ def _run(
         inputs=arrays,
         output_shapes=[(entries, first.outputs)],
         output_dtypes=[x.dtype],
-        grid=(tiles * THREADS, (first.outputs + own - 1) // own, 1),
+        grid=((first.outputs + own - 1) // own * THREADS, tiles, 1),
         threadgroup=(THREADS, 1, 1),
         template=template,
     )[0]

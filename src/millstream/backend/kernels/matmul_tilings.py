@@ -141,8 +141,8 @@ def most_shared(outputs: int) -> int:
 
 GROUP_LINES = 64
 """Rows of the weight that four warps multiply together."""
-MOST_PARTS = 8
-"""Blocks that share a tile, at most."""
+MOST_PARTS = 4
+"""Blocks that share a tile, at most: what they hand over is read by one of them."""
 PER_MULTIPROCESSOR = 1.9
 """Blocks that a multiprocessor should have of a weight, at least: one waits for numbers while the other adds up."""
 
@@ -171,12 +171,13 @@ def in_warpgroups(width: int, outputs: int, head: int = 0, within: int = 0) -> T
     """The tiling for a weight whose numbers multiply in warp groups; with `head`, tiles are heads of that size, and
     parts of heads with `within`."""
     parts, lines = parts_of(outputs), head or GROUP_LINES
-    most = head or within or 4 * GROUP_LINES
     # Every block reads all rows: with twice the lines, half as often. There must be enough blocks still.
-    while width == WIDTHS[-1] and lines < most and outputs * parts >= 2 * lines * multiprocessors():
-        lines *= 2
+    if not head and (not within or within % (2 * lines) == 0):
+        lines *= 1 + (outputs * parts >= PER_MULTIPROCESSOR * lines * multiprocessors())
     tiling = Tiling(lines // 16, 1, 1, parts, group=1, warpgroups=True)
-    room = (shared_limit() + RESERVED) // 2 - RESERVED - warpgroup_source.PIECE
+    alone = -(-outputs // lines) * parts <= multiprocessors()
+    room = shared_limit() if alone else (shared_limit() + RESERVED) // 2 - RESERVED
+    room -= warpgroup_source.PIECE
     return dataclasses.replace(tiling, depth=min(8, max(MIN_DEPTH, room // tiling.stage_bytes(width))))
 
 

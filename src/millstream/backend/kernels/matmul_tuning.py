@@ -1,8 +1,8 @@
 """What was measured at load: for which weights and widths MLX's own operations are faster than our kernel, and which
 shape of blocks is fastest for few rows.
 
-Our kernels give a row the same numbers at every width, cuBLAS does not. So a pass that verifies drafts takes the choices
-of the plain step whose answer it must give, however much wider it is (`as_step_of`).
+Our kernels give a row the same numbers at every width, cuBLAS does not always. So a pass that verifies drafts takes the
+choices of the plain step whose answer it must give, however much wider it is (`as_step_of`).
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ Size = tuple[PackedForm | None, int, int]
 
 _step: ContextVar[int | None] = ContextVar("rows of the plain step that a pass stands for", default=None)
 _by_mlx: dict[Key, bool] = {}
-_unsteady: set[Key] = set()
-"""Where MLX's operations were chosen, and give a row other numbers in wider passes."""
+_steady_to: dict[Key, int] = {}
+"""Where MLX's operations were chosen: up to how many rows they give a row the same numbers."""
 _shapes: dict[Size, BlockShape] = {}
+_warpgroups: dict[Size, bool] = {}
 
 
 def known(key: Key) -> bool:
@@ -39,31 +40,30 @@ def known(key: Key) -> bool:
     return key in _by_mlx
 
 
-def decide(key: Key, by_mlx: bool, *, steady: bool = True) -> None:
-    """Functions that are compiled later follow it. `steady`: MLX's operations give a row the same numbers in passes of
-    up to the last width."""
+def decide(key: Key, by_mlx: bool, *, steady_to: int = MOST_ROWS) -> None:
+    """Functions that are compiled later follow it. `steady_to`: up to how many rows MLX's operations give a row the
+    same numbers as at this width."""
     _by_mlx[key] = by_mlx
-    if by_mlx and not steady:
-        _unsteady.add(key)
+    _steady_to[key] = steady_to if by_mlx else MOST_ROWS
 
 
-def exact_limits() -> tuple[int, int]:
-    """How many rows a plain step may have, and how many tokens a pass that stands for it, so that both give a row the
-    same numbers."""
-    chosen = {key for key, by_mlx in _by_mlx.items() if by_mlx}
-    # Beyond the last width nothing is known of MLX's operations.
-    changing = {key[-1] for key in chosen if key in _unsteady or key[-1] == WIDTHS[-1]}
-    rows = 0
-    for width in WIDTHS:
-        if width in changing:
-            break
-        rows = width
-    return rows, WIDTHS[-1] if any(key[-1] <= rows for key in chosen) else MOST_ROWS
+def exact_passes() -> tuple[tuple[int, int], ...]:
+    """(rows, tokens): passes of up to so many tokens give a row the numbers of a plain step of up to so many rows, for
+    each width of plain steps."""
+    return tuple(
+        (width, min([MOST_ROWS, *(steady for key, steady in _steady_to.items() if key[-1] == width)]))
+        for width in WIDTHS
+    )
+
+
+def choice_width(rows: int) -> int:
+    """The width whose choices so many rows take: that of the step that a pass stands for."""
+    return width_of(_step.get() or rows)
 
 
 def by_mlx(role: Role, outputs: int, inputs: int, rows: int) -> bool:
     """True if MLX's operations were faster for so many rows, or for those of the step that a pass stands for."""
-    return _by_mlx.get((role, outputs, inputs, width_of(_step.get() or rows)), False)
+    return _by_mlx.get((role, outputs, inputs, choice_width(rows)), False)
 
 
 @contextmanager
@@ -94,6 +94,23 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
         return by_step[step](*args, **named)
 
     return call
+
+
+def decide_body(size: Size, warpgroups: bool | None) -> None:
+    """Whether weights of a size multiply in warp groups, where there are any. None: it is open again. Functions that
+    are compiled later follow it."""
+    if warpgroups is None:
+        _warpgroups.pop(size, None)
+    else:
+        _warpgroups[size] = warpgroups
+
+
+def body_known(size: Size) -> bool:
+    return size in _warpgroups
+
+
+def takes_warpgroups(weight: Weight) -> bool:
+    return _warpgroups.get(size_of(weight), True)
 
 
 def size_of(weight: Weight) -> Size:

@@ -50,22 +50,27 @@ UNITS = """
   const char* packed = reinterpret_cast<const char*>(w);
   struct Unit { unsigned words[BITS], scale[PER], zero[PER]; };
   using Raw = RAW_SCALE;
-  int lines[MT][2];
+  const char* from_row[MT][2];
+  int from_scale[MT][2];
   auto aim = [&](int at) {
     #pragma unroll
     for (int m = 0; m < MT; m++)
       #pragma unroll
-      for (int h = 0; h < 2; h++) lines[m][h] = line_of(at, (nw * MT + m) * 16 + h * 8 + g);
+      for (int h = 0; h < 2; h++) {
+        const int row = line_of(at, (nw * MT + m) * 16 + h * 8 + g);
+        from_row[m][h] = packed + (size_t)row * row_bytes + t * 4 * BITS;
+        from_scale[m][h] = row * row_scales + t * 32 / GS;
+      }
   };
   auto load = [&](int unit, Unit (*to)[2]) {
-    int k = unit * UNIT + t * 32;
-    if (!ALIGNED && k >= K) k = 0;
+    int k = unit * UNIT;
+    if (!ALIGNED && k + t * 32 >= K) k = -t * 32;
     #pragma unroll
     for (int m = 0; m < MT; m++)
       #pragma unroll
       for (int h = 0; h < 2; h++) {
-        mill_words<BITS>(packed + (size_t)lines[m][h] * row_bytes + k / 8 * BITS, to[m][h].words);
-        const size_t at = (size_t)lines[m][h] * row_scales + k / GS;
+        mill_words<BITS>(from_row[m][h] + k / 8 * BITS, to[m][h].words);
+        const int at = from_scale[m][h] + k / GS;
         #pragma unroll
         for (int s = 0; s < PER; s++) {
           to[m][h].scale[s] = __ldg(reinterpret_cast<const Raw*>(scales) + at + s);

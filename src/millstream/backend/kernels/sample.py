@@ -50,19 +50,20 @@ __device__ __forceinline__ float block_scan(float value, float* starts) {
 
 template <typename T> struct alignas(16) Pack { T v[16 / sizeof(T)]; };
 
-// Calls f(place, value) for all from `first` to `beyond`, in steps of `stride`; in order for each thread. Four packs
-// are read at once: a block that waits for each by itself takes ten times as long.
-template <typename T, typename F>
+// Calls f(place, value) for all from `first` to `beyond`, in steps of `stride`; in order for each thread. AHEAD packs
+// are read at once: the first pass, the only one for a best token, would take ten times as long if it waited for each.
+// The others have no registers left for it: a block has 1,024 threads.
+template <int AHEAD = 1, typename T, typename F>
 __device__ __forceinline__ void over(const T* row, int first, int beyond, int stride, bool packed, F f) {
   constexpr int N = 16 / sizeof(T);
   if (packed) {
     int i = first;
-    for (; i + 3 * stride < beyond; i += 4 * stride) {
-      Pack<T> packs[4];
+    for (; AHEAD > 1 && i + (AHEAD - 1) * stride < beyond; i += AHEAD * stride) {
+      Pack<T> packs[AHEAD];
 #pragma unroll
-      for (int p = 0; p < 4; p++) packs[p] = *reinterpret_cast<const Pack<T>*>(row + i + p * stride);
+      for (int p = 0; p < AHEAD; p++) packs[p] = *reinterpret_cast<const Pack<T>*>(row + i + p * stride);
 #pragma unroll
-      for (int p = 0; p < 4; p++)
+      for (int p = 0; p < AHEAD; p++)
 #pragma unroll
         for (int j = 0; j < N; j++) f(i + p * stride + j, float(packs[p].v[j]));
     }
@@ -114,7 +115,7 @@ _SOURCE = """
   if (me == 0) next_positions[line] = positions[line] + 1;
   float best = -INFINITY;
   int place = count;
-  over(row, begin, count, stride, packed, [&](int i, float x) {
+  over<4>(row, begin, count, stride, packed, [&](int i, float x) {
     if (x > best) { best = x; place = i; }
   });
   for (int o = 16; o > 0; o >>= 1) {

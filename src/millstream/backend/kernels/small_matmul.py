@@ -185,6 +185,7 @@ def in_warpgroups(weight: Weight, head: int = 0) -> bool:
     if (
         not isinstance(weight, Dense)
         or not matmul_tilings.has_warpgroups()
+        or not matmul_tuning.takes_warpgroups(weight)
         or (head and not matmul_tilings.head_in_warpgroups(head))
     ):
         return False

@@ -46,7 +46,8 @@ def _products(width: int, half: bool) -> str:
 __device__ __forceinline__ void mill_products_{width}(float* sums, unsigned long long lines,
     unsigned long long rows) {{
   asm volatile("{{ .reg .pred p; setp.ne.b32 p, 1, 0; "
-    "wgmma.mma_async.sync.aligned.m64n{width}k16.f32.{kind}.{kind} {{{sums}}}, %{count}, %{count + 1}, p, 1, 1, 0, 0; }}"
+    "wgmma.mma_async.sync.aligned.m64n{width}k16.f32.{kind}.{kind} "
+    "{{{sums}}}, %{count}, %{count + 1}, p, 1, 1, 0, 0; }}"
     : {registers} : "l"(lines), "l"(rows));
 }}
 """
@@ -187,22 +188,22 @@ SHARED = """
     if (come != S - 1) return;
     if (threadIdx.x == 0) *ticket = 0u;
     __threadfence();
+    // Nothing is stored before all is read: it comes from far, so all of it should be on its way at once.
+    float4 sums[NT];
+    #pragma unroll
+    for (int j = 0; j < S; j++) {
+      const float4* from = reinterpret_cast<const float4*>(all + j * PART) + threadIdx.x;
+      #pragma unroll
+      for (int n = 0; n < NT; n++)
+        if (n * 8 < rows) {
+          const float4 more = __ldcg(from + n * TH);
+          sums[n] = j == 0 ? more : make_float4(sums[n].x + more.x, sums[n].y + more.y, sums[n].z + more.z,
+              sums[n].w + more.w);
+        }
+    }
     #pragma unroll
     for (int n = 0; n < NT; n++)
-      if (n * 8 < rows) {
-        float4 sums[S];
-        #pragma unroll
-        for (int j = 0; j < S; j++)
-          sums[j] = __ldcg(reinterpret_cast<const float4*>(all + j * PART) + n * TH + threadIdx.x);
-        #pragma unroll
-        for (int j = 1; j < S; j++) {
-          sums[0].x += sums[j].x;
-          sums[0].y += sums[j].y;
-          sums[0].z += sums[j].z;
-          sums[0].w += sums[j].w;
-        }
-        keep(n, sums[0]);
-      }
+      if (n * 8 < rows) keep(n, sums[n]);
 #if NORM
     for (int row = threadIdx.x; row < rows; row += TH) {
       float sum = __ldcg(all + ROWS * BN + row);

@@ -30,7 +30,7 @@ class ExpertOps:
     glu: Callable[[mx.array, mx.array, ExpertWeights, ExpertWeights, Activation], mx.array]
     down: Callable[[mx.array, mx.array, ExpertWeights], mx.array]
     combine: Callable[[mx.array, Routed, mx.array | None, mx.array | None], mx.array]
-    route_many: Callable[[mx.array, Router, Routing], Routed]
+    route_many: Callable[[mx.array, Router, Routing, Norm | None, mx.array | None], Routed]
     """As `route`, for as many rows as a prefill pass has; several launches of a layer may run at once."""
     many: Callable[[mx.array, mx.array, ExpertWeights, ExpertWeights, ExpertWeights, Activation], mx.array]
     """`glu` and `down` for as many rows as a prefill pass has."""
@@ -151,8 +151,9 @@ def many_by_kernels(
         choices = expert_tiles.sort_choices(indices, gate.experts)
         return expert_tiles.tiled_down(expert_tiles.tiled_glu(x, choices, gate, up, activation), choices, last)
     out = []
-    for first in range(0, rows, expert_matmul.MAX_ROWS):
-        part = slice(first, first + expert_matmul.MAX_ROWS)
+    most = min(expert_matmul.MAX_ROWS, expert_matmul.MAX_CHOICES // indices.shape[1])
+    for first in range(0, rows, most):
+        part = slice(first, first + most)
         h = expert_matmul.expert_glu(x[part], indices[part], gate, up, activation)
         out.append(expert_matmul.expert_down(h, indices[part], last))
     return out[0] if len(out) == 1 else mx.concatenate(out)

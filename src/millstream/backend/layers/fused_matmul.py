@@ -68,6 +68,8 @@ def _norm_add(x: mx.array, norm: Norm, residual: mx.array, *, after: Norm | None
 
 def _prepare(weight: Weight | mx.array, role: Role | None = None) -> Weight:
     weight = small_matmul.prepare(weight)
+    if role is not None and isinstance(weight, Dense):
+        matmul_choice.tune_body(role, weight, matmul_choice.seconds)
     if role is not None:
         matmul_choice.tune_shape(weight, matmul_choice.shape_seconds)
     if role is not None and isinstance(weight, Dense):
@@ -96,7 +98,8 @@ def _glu(
     norm: Norm | None = None,
 ) -> mx.array:
     joined = matmul_reference.product(x, weight, bias, norm)
-    return (epilogues if epilogues.fits_glu(joined) else matmul_reference).gated(joined, activation)
+    gated = epilogues.gated if epilogues.fits_glu(joined) else matmul_reference.gated
+    return gated(joined, activation)
 
 
 def _qkv_rope(
@@ -111,7 +114,8 @@ def _qkv_rope(
 ) -> tuple[mx.array, mx.array, mx.array]:
     joined = matmul_reference.product(x, weight, bias, norm)
     fits = epilogues.fits_heads(shape[-1], periods, joined.dtype)
-    return (epilogues if fits else matmul_reference).heads_of(joined, offset, periods, *shape, **more)
+    heads_of = epilogues.heads_of if fits else matmul_reference.heads_of
+    return heads_of(joined, offset, periods, *shape, **more)
 
 
 BY_MLX = FusedMatmuls(

@@ -18,22 +18,20 @@ import mlx.core as mx
 
 from millstream.backend.kernels import matmul_tuning, small_matmul
 from millstream.backend.kernels.compiled import rehearse
-from millstream.backend.kernels.matmul_tilings import SHAPES, USUAL, WIDTHS, BlockShape
+from millstream.backend.kernels.matmul_tilings import MOST_ROWS, SHAPES, USUAL, WIDTHS, BlockShape
 from millstream.backend.kernels.matmul_tuning import Key, Role
 from millstream.backend.kernels.weights import Dense, Norm, Packed, Weight
 from millstream.backend.layers import matmul_reference
 
 log = logging.getLogger(__name__)
 
-MIN_BYTES = 24 << 20
+MIN_BYTES = 16 << 20
 """Of a weight that is worth measuring: its reading takes longer than the host needs for a launch."""
 LAUNCHES = 12
 COPIES_BYTES = 192 << 20
 """Of different weights in a chain, at least: more than a cache holds."""
 GAIN = 0.10
 """How much less time MLX's operations must take: a row's numbers then depend on the width of its batch."""
-CHANGING_GAIN = 0.25
-"""The same for fewer rows than the last width, if a wider pass gives a row other numbers: such rows do not speculate."""
 
 SHAPED_BYTES = 4 << 20
 """Of a weight whose shape of blocks is worth choosing: the host takes longer for a launch than smaller ones do."""
@@ -42,13 +40,14 @@ SHAPE_GAIN = 0.03
 RUNS = 6
 
 Measure = Callable[[Key, Dense, bool], float]
-Steady = Callable[[Key, Dense], bool]
+Steady = Callable[[Key, Dense], int]
 MeasureShape = Callable[[Weight, BlockShape], float]
 
 
 def tune(role: Role, weight: Dense, measure: Measure, steady: Steady) -> None:
-    """Choose for all weights of this role and size, for all widths, unless that is done. `steady`: whether MLX's
-    operations give a row the same numbers in wider passes, which verify its drafts. One row, and few, must speculate."""
+    """Choose for all weights of this role and size, for all widths, unless that is done. `steady`: up to how many rows
+    MLX's operations give a row the same numbers. Passes that verify drafts are no wider, so few rows, for which drafts
+    pay most, take them only if that is as many as our kernel takes."""
     if weight.weight.nbytes < MIN_BYTES or role == "qkv_rope":
         return
     keys: list[Key] = [(role, weight.outputs, weight.inputs, width) for width in WIDTHS]
@@ -57,11 +56,37 @@ def tune(role: Role, weight: Dense, measure: Measure, steady: Steady) -> None:
         rehearse(lambda: [measure(key, weight, False) for key in unknown])
     for key in unknown:
         ours, mlx = measure(key, weight, False), measure(key, weight, True)
-        faster, same = mlx < (1 - GAIN) * ours, True
-        if faster and key[-1] < WIDTHS[-1] and not (same := steady(key, weight)):
-            faster = key[-1] > WIDTHS[0] and mlx < (1 - CHANGING_GAIN) * ours
-        matmul_tuning.decide(key, faster, steady=same)
+        faster = mlx < (1 - GAIN) * ours
+        steady_to = steady(key, weight) if faster else MOST_ROWS
+        faster = faster and (key[-1] > WIDTHS[0] or steady_to == MOST_ROWS)
+        matmul_tuning.decide(key, faster, steady_to=steady_to)
         log.debug("%s of %dx%d, %d rows: %.3f ms by our kernel, %.3f by MLX", *key, 1e3 * ours, 1e3 * mlx)
+
+
+def tune_body(role: Role, weight: Dense, measure: Measure) -> None:
+    """Choose whether weights of this size multiply in warp groups, where there are any, unless that is done: at all
+    widths or at none, as both give a row other numbers."""
+    size = matmul_tuning.size_of(weight)
+    if not small_matmul.in_warpgroups(weight) or weight.weight.nbytes < SHAPED_BYTES or matmul_tuning.body_known(size):
+        return
+    keys: list[Key] = [(role, weight.outputs, weight.inputs, width) for width in WIDTHS]
+
+    def take(warpgroups: bool) -> list[float]:
+        matmul_tuning.decide_body(size, warpgroups)
+        return [measure(key, weight, False) for key in keys]
+
+    try:
+        rehearse(lambda: [take(body) for body in (True, False)])
+        taken = {body: take(body) for body in (True, False)}
+    except RuntimeError as error:  # one of them cannot be compiled or launched
+        log.warning("products of %dx%d are not computed in warp groups: %s", *size[1:], error)
+        matmul_tuning.decide_body(size, False)
+        return
+    # One row counts as much as many: what is lost is compared, not what is taken.
+    shares = [groups / warps for groups, warps in zip(taken[True], taken[False], strict=True)]
+    matmul_tuning.decide_body(size, sum(shares) <= len(shares))
+    times = ", ".join(f"{1e3 * each:.3f}" for body in (True, False) for each in taken[body])
+    log.debug("%s of %dx%d, %s rows in warp groups, then by warps: %s ms", role, *size[1:], WIDTHS, times)
 
 
 def tune_shape(weight: Weight, measure: MeasureShape) -> None:
@@ -134,31 +159,46 @@ def seconds(key: Key, weight: Dense, by_mlx: bool) -> float:
     return _shortest(lambda: chain(x, [form.arrays for form in forms], rest), 4)
 
 
-def steady(key: Key, weight: Dense) -> bool:
-    """Whether MLX's operations give rows bitwise the same numbers at this width, with fewer rows and in wider passes."""
+def steady(key: Key, weight: Dense) -> int:
+    """Up to how many rows MLX's operations give rows bitwise the same numbers as at this width; 0 if one row alone, which
+    takes the choice of the first width, gets others."""
     role, outputs, inputs, width = key
     x, rest = (
-        mx.random.normal((WIDTHS[-1], 1, size), key=mx.random.key(size)).astype(weight.weight.dtype)
+        mx.random.normal((MOST_ROWS, 1, size), key=mx.random.key(size)).astype(weight.weight.dtype)
         for size in (inputs, outputs)
     )
-    arrays = [rest, mx.ones((inputs,), dtype=x.dtype)]
-    rows = [*([1] if width == WIDTHS[0] else []), *(each for each in WIDTHS if each >= width)]
-    made = [_role(matmul_reference, role, x[:count], weight, [arrays[0][:count], arrays[1]]) for count in rows]
-    mx.eval(made)
-    return all(mx.array_equal(each[: one.shape[0]], one).item() for one, each in itertools.pairwise(made))
+    norm = mx.ones((inputs,), dtype=x.dtype)
+
+    def made(rows: int) -> mx.array:
+        return _role(matmul_reference, role, x[:rows], weight, [rest[:rows], norm])
+
+    wanted = made(width)
+    if width == WIDTHS[0] and not mx.array_equal(made(1), wanted[:1]).item():
+        return 0
+    wider = [*(each for each in WIDTHS if each > width), *range(2 * WIDTHS[-1], MOST_ROWS + 1, WIDTHS[-1])]
+    same = itertools.takewhile(lambda rows: mx.array_equal(made(rows)[:width], wanted).item(), wider)
+    return max(same, default=width)
 
 
 def _chain(
     functions: Any, role: Role, x: mx.array, weights: list[tuple[mx.array, ...]], rest: list[mx.array]
 ) -> list[mx.array]:
-    return [_role(functions, role, x, Dense(*arrays), rest) for arrays in weights]
+    if role in ("matmul", "glu"):
+        return [_role(functions, role, x, Dense(*arrays), rest) for arrays in weights]
+    # Each launch waits for the one before, as in a step: what blocks hand over to each other is not hidden.
+    out, norm = rest
+    for arrays in weights:
+        out = _role(functions, role, x, Dense(*arrays), [out, norm])
+    return [out]
 
 
 def _role(functions: Any, role: Role, x: mx.array, weight: Dense, rest: list[mx.array]) -> mx.array:
-    """`rest`: a residual and a norm's weight."""
+    """`rest`: a residual and a norm's weight. Heads cost what a residual does, about."""
     out: mx.array
     if role == "matmul_add":
         out = functions.matmul_add(x, weight, rest[0])
+    elif role == "qkv_rope":
+        out = functions.matmul_add(x, weight, rest[0], norm=Norm(rest[1], 1e-5))
     elif role == "glu":
         out = functions.glu(x, weight, norm=Norm(rest[1], 1e-5))
     else:

@@ -18,13 +18,17 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from millstream.backend.kernels import packed_tilings, small_matmul, unpack_weight
+from millstream.backend.kernels.compiled import rehearse
+from millstream.backend.kernels.matmul_tuning import Size, size_of
 from millstream.backend.kernels.weights import Packed, PackedForm
 from millstream.backend.layers.projections import joined_layers
 
-KERNEL_ROWS = 256
-"""Our kernels take 64 rows at once, and unpack the weight again for the next 64."""
+KERNEL_ROWS = 64
+"""That our kernels take at once. They unpack the weight again for the next ones."""
+MORE_KERNEL_ROWS = (128, 256, 512)
+"""For how many our kernels may still be the fastest way: it is measured."""
 MEASURED_ROWS = (512, 2048)
-RUNS = 3
+RUNS, TOGETHER = 3, 3
 TRIED_ROWS = (5, 64)
 TOLERANCE = 0.02
 """How far products may be from those of the unpacked weight, relative to the largest."""
@@ -35,13 +39,16 @@ _unpacked_from: dict[PackedForm, int] = {}
 """Rows from which on it is faster to unpack first. It is a property of the device, so engines may share it."""
 
 
+_kernel_rows: dict[Size, int] = {}
+"""Up to how many rows our kernels are the fastest way, by the size of the weight."""
+
+
 def product(x: mx.array, weight: Packed) -> mx.array:
     """x @ weight.T"""
     rows = x.size // x.shape[-1]
-    if rows <= KERNEL_ROWS and _kernels_take(x.dtype, weight):
-        flat = x.reshape(rows, 1, x.shape[-1])
-        return _by_kernel(weight.form)(flat, *weight.arrays).reshape(*x.shape[:-1], weight.outputs)
     by = _by_unpacking if rows >= _unpacked_from.get(weight.form, 1) else _by_mlx
+    if _kernels_take(x.dtype, weight) and rows <= _kernel_rows.get(size_of(weight), KERNEL_ROWS):
+        by = _by_kernel
     return by(x.reshape(rows, x.shape[-1]), weight).reshape(*x.shape[:-1], weight.outputs)
 
 
@@ -56,8 +63,13 @@ def _on_supported_gpu() -> bool:
     return mx.default_device() != mx.Device(mx.DeviceType.cpu, 0) and small_matmul.supported_here()
 
 
+def _by_kernel(x: mx.array, weight: Packed) -> mx.array:
+    out: mx.array = _kernel_of(weight.form)(x.reshape(-1, 1, weight.inputs), *weight.arrays)
+    return out
+
+
 @functools.cache
-def _by_kernel(form: PackedForm) -> Callable[..., mx.array]:
+def _kernel_of(form: PackedForm) -> Callable[..., mx.array]:
     """Compiled, so that a kernel's source is not assembled at every call."""
 
     def matmul(x: mx.array, *arrays: mx.array) -> mx.array:
@@ -149,22 +161,44 @@ def packed_weight(layer: Any) -> Packed:
 
 
 def measure_packed_products(model: Any) -> None:
-    """Find out, for each form of its weights, from how many rows on they are unpacked first: with the largest one that
-    is no table of tokens, since that is used for few rows alone."""
+    """Find out, for each size of its weights, up to how many rows our kernels are the fastest way; for each form, with
+    the largest one, from how many rows on they are unpacked first. Tables of tokens are used for few rows alone."""
+    weights = [packed_weight(layer) for layer in packed_layers(model) if isinstance(layer, nn.QuantizedLinear)]
+    sizes = {size_of(weight): weight for weight in weights if size_of(weight) not in _kernel_rows}
+    rehearse(lambda: [_by_kernel(_inputs(rows, each), each) for each in sizes.values() for rows in MORE_KERNEL_ROWS])
+    for size, weight in sizes.items():
+        _kernel_rows[size] = _rows_for_kernels(weight)
     largest: dict[PackedForm, Packed] = {}
-    for layer in packed_layers(model):
-        weight = packed_weight(layer)
-        if isinstance(layer, nn.QuantizedLinear) and weight.form not in _unpacked_from:
+    for weight in weights:
+        if weight.form not in _unpacked_from:
             largest[weight.form] = max(largest.get(weight.form, weight), weight, key=lambda each: each.packed.size)
     for form, weight in largest.items():
         _unpacked_from[form] = _rows_worth_unpacking(weight)
 
 
+def _inputs(rows: int, weight: Packed) -> mx.array:
+    dtype = weight.scales.dtype if weight.mode == "affine" else mx.bfloat16
+    return mx.zeros((rows, weight.inputs), dtype=dtype)
+
+
+def _rows_for_kernels(weight: Packed) -> int:
+    most = KERNEL_ROWS
+    for rows in MORE_KERNEL_ROWS:
+        x = _inputs(rows, weight)
+        if not _kernels_take(x.dtype, weight):
+            break
+        by_kernel, by_unpacking = (1e3 * _seconds(by, x, weight) for by in (_by_kernel, _by_unpacking))
+        log.debug("%s, %d rows: kernel %.2f ms, unpacked first %.2f ms", weight.form, rows, by_kernel, by_unpacking)
+        if by_kernel > by_unpacking:
+            break
+        most = rows
+    return most
+
+
 def _rows_worth_unpacking(weight: Packed) -> int:
     least = KERNEL_ROWS + 1
-    dtype = weight.scales.dtype if weight.mode == "affine" else mx.bfloat16
     for rows in MEASURED_ROWS:
-        x = mx.zeros((rows, weight.inputs), dtype=dtype)
+        x = _inputs(rows, weight)
         by_mlx, by_unpacking = (1e3 * _seconds(by, x, weight) for by in (_by_mlx, _by_unpacking))
         log.debug("%s, %d rows: packed %.2f ms, unpacked first %.2f ms", weight.form, rows, by_mlx, by_unpacking)
         if by_unpacking <= by_mlx:
@@ -174,10 +208,11 @@ def _rows_worth_unpacking(weight: Packed) -> int:
 
 
 def _seconds(by: Callable[[mx.array, Packed], mx.array], x: mx.array, weight: Packed) -> float:
+    """Of one product, in a few together: a single one would be all waiting."""
     mx.eval(by(x, weight))
     took = []
     for _ in range(RUNS):
         started = time.perf_counter()
-        mx.eval(by(x, weight))
+        mx.eval([by(x, weight) for _ in range(TOGETHER)])
         took.append(time.perf_counter() - started)
-    return min(took)
+    return min(took) / TOGETHER

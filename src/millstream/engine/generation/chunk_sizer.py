@@ -61,8 +61,8 @@ class ChunkSizer:
         passes: Sequence[tuple[int, float]] = (),
     ) -> None:
         """`token_seconds`, `steps`: what a prompt token and decode steps of some rows were measured to cost at load;
-        `gentle_token_seconds`: the token in a chunk of `most`, where fixed costs count for more. `passes`: what chunks
-        cost, (tokens, seconds), on a device that can spread them over steps."""
+        `gentle_token_seconds`: the token in a chunk of `most`, where fixed costs count for more. `passes`: what passes
+        over short prompts cost, (tokens, seconds), on a device that can spread them over steps."""
         if not 1 <= least <= most <= (longest or most):
             raise ValueError("a chunk has at least one token, and `least`, `most` and `longest` are in ascending order")
         if not max_gap > 0:

@@ -61,7 +61,7 @@ class Tuning:
     steps: tuple[tuple[int, float], ...] = ()
     """What decode steps cost: (rows, seconds)."""
     passes: tuple[tuple[int, float], ...] = ()
-    """What chunks cost, (tokens, seconds), if the device can spread them over steps."""
+    """What passes over short prompts cost, (tokens, seconds), if the device can spread them over steps."""
     depth_cost: float = 0.0
     """By how much a prompt token costs more for each token before it, relative to the first."""
 
@@ -90,7 +90,7 @@ def tune(facts: GenerationFacts) -> Tuning:
             (seconds / tokens for tokens, seconds in measured.chunks if tokens >= gentle), token_seconds(measured)
         ),
         steps=measured.steps,
-        passes=measured.chunks if measured.spans_steps else (),
+        passes=measured.passes,
         depth_cost=measured.depth_cost,
     )
 
@@ -155,11 +155,12 @@ def describe(facts: GenerationFacts) -> list[str]:
     chunks = ", ".join(f"{tokens}: {1e3 * seconds:.1f} ms" for tokens, seconds in measured.chunks)
     best = 1 / token_seconds(measured)
     steps = ", ".join(f"{rows}: {1e3 * seconds:.1f} ms" for rows, seconds in measured.steps)
+    passes = ", ".join(f"{tokens}: {1e3 * seconds:.1f} ms" for tokens, seconds in measured.passes)
     per_gib = 1e3 * measured.save_seconds_per_byte * 2**30
     return [
         f"chunks by tokens: {chunks}; at best {best:.0f} tokens/s, {1e3 * fixed_seconds(measured):.1f} ms fixed; "
         f"after 10,000 tokens {1 + 10_000 * measured.depth_cost:.1f} times as much per token",
-        f"decode steps by rows: {steps}",
+        f"decode steps by rows: {steps}" + (f"; passes over short prompts by tokens: {passes}" if passes else ""),
         f"saving a prefix: {1e3 * measured.save_seconds:.2f} ms and {per_gib:.1f} ms per GiB; "
         f"workspace {measured.workspace_bytes / 2**20:.0f} MiB",
         chosen,

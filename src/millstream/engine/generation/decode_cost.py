@@ -1,7 +1,7 @@
 """What a decode step costs, by its rows. Pure: it is told how long steps took.
 
-The shape of the curve comes from the calibration; what is followed at run time is by how much steps differ from it, for
-rows in powers of two. So the cost is known for a number of rows that has not run yet: when streams start together, every
+The shape of the curve comes from the calibration. What is followed at run time is by how much steps differ from it, for
+rows in powers of two. So the cost is known for a number of rows that has not run yet: when streams start together, each
 step has more of them.
 """
 
@@ -27,8 +27,9 @@ class DecodeCost:
         """By the same: how many steps, and the last one."""
         self._default: float | None = None
         if steps:
-            most = 0.0
-            self._steps = [(rows, most := max(most, seconds)) for rows, seconds in steps]
+            # More rows never cost less: what seems so was disturbed when it was measured.
+            costs = [seconds for _, seconds in steps]
+            self._steps = [(rows, min(costs[index:])) for index, (rows, _) in enumerate(steps)]
             self._default = 1.0
 
     @property

@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from millstream.engine.messages import EVENT_BYTES, Command, Finished, Output, Submit
-from millstream.types import FinishReason, Grammar, Media, Sampling, TokenLogprob, Usage
+from millstream.types import FinishReason, Grammar, Media, Sampling, TokenLogprob, Usage, pickled_by_value
 
 LOGPROB_BYTES, OPTION_BYTES = 160, 120
 """The memory of one token's log-probability in Python, and of each alternative at its position."""
 
 
+@pickled_by_value
 @dataclass(frozen=True, slots=True)
 class Generate(Submit):
     """Generate up to `max_tokens` tokens after `prompt`."""
@@ -93,6 +94,7 @@ class PromptLogprobs(Output):
         return _logprob_bytes(self.logprobs)
 
 
+@pickled_by_value
 @dataclass(frozen=True, slots=True)
 class Generated(Finished):
     """A row has ended."""

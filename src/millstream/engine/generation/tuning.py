@@ -114,7 +114,7 @@ def make_scheduler(settings: SchedulerSettings, facts: GenerationFacts) -> Gener
 def _speculation(facts: GenerationFacts) -> SpeculationDepth | None:
     if not facts.drafters:
         return None
-    return SpeculationDepth(facts.drafters, widest=facts.widest_pass, most_rows=facts.widest_step)
+    return SpeculationDepth(facts.drafters, widest=facts.widest_pass)
 
 
 def _prefix_cache(facts: GenerationFacts, tuning: Tuning, budget: int, disk: DiskTierConfig | None) -> PrefixCache:

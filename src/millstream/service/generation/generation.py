@@ -110,7 +110,8 @@ class TextGeneration:
     def cancel(self, outcome: str = "cancelled") -> None:
         """Safe at any time and more than once: the engine ignores the ids of requests that have ended."""
         self._engine.cancel(list(self._choices))
-        self._timer.ended(outcome, self.usage)
+        if not self._timer.has_ended:
+            self._timer.ended(outcome, self.usage)
         self._inbox.close()
         self._on_end()
 

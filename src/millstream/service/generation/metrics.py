@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prometheus_client import Counter, Histogram
+from prometheus_client import Counter
 
 from millstream.service.histogram import PlainHistogram
 from millstream.service.metrics import SECONDS, Metrics
@@ -27,33 +27,29 @@ class GenerationMetrics:
             [*label, "outcome"],
             registry=registry,
         )
-        self.prepare = Histogram(
+        self.prepare = PlainHistogram(
             "millstream_prepare_seconds",
             "Time to render and tokenise prompts, media included",
-            label,
-            registry=registry,
             buckets=SECONDS,
+            registry=registry,
         )
-        self.queue = Histogram(
+        self.queue = PlainHistogram(
             "millstream_queue_seconds",
             "Time from the submission to the first step that works on the request",
-            label,
-            registry=registry,
             buckets=SECONDS,
+            registry=registry,
         )
-        self.prefill = Histogram(
+        self.prefill = PlainHistogram(
             "millstream_prefill_seconds",
             "Time from the first step of a request to its first token",
-            label,
-            registry=registry,
             buckets=SECONDS,
+            registry=registry,
         )
-        self.first_token = Histogram(
+        self.first_token = PlainHistogram(
             "millstream_time_to_first_token_seconds",
             "Time from the request to its first output",
-            label,
-            registry=registry,
             buckets=SECONDS,
+            registry=registry,
         )
         self.gap = PlainHistogram(
             "millstream_delta_gap_seconds",
@@ -61,3 +57,23 @@ class GenerationMetrics:
             buckets=_GAP_BUCKETS,
             registry=registry,
         )
+        self._models: dict[str, ModelMetrics] = {}
+
+    def of(self, model: str) -> ModelMetrics:
+        """Those of one model: to look each of them up for each request takes longer than to count."""
+        if model not in self._models:
+            self._models[model] = ModelMetrics(self, model)
+        return self._models[model]
+
+
+class ModelMetrics:
+    """What is counted of each request to one model."""
+
+    def __init__(self, metrics: GenerationMetrics, model: str) -> None:
+        self.prompt_tokens = metrics.prompt_tokens.labels(model)
+        self.cached_tokens = metrics.cached_tokens.labels(model)
+        self.generated_tokens = metrics.generated_tokens.labels(model)
+        self.hit, self.miss = metrics.hits.labels(model, "hit"), metrics.hits.labels(model, "miss")
+        self.prepare, self.queue = metrics.prepare.labels(model), metrics.queue.labels(model)
+        self.prefill, self.first_token = metrics.prefill.labels(model), metrics.first_token.labels(model)
+        self.duration = metrics.common.duration.labels(model)

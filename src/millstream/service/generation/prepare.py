@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from functools import partial
 
 from millstream.errors import BadRequest, ContextOverflow
 from millstream.media.port import PreparedMedia
@@ -114,8 +113,10 @@ async def _prepare(
         raise BadRequest("prompt_logprobs is not supported for prompts with media", param="prompt_logprobs")
     media = await files.prepare(prompt.media, model.kinds, model.preprocessor) if prompt.media else ()
     inline = not request.tools and not _is_longer(INLINE_CHARACTERS, prompt.messages, prompt.template_kwargs)
-    work = partial(_template_job, model, prompt, request)
-    job, escaped = work() if inline else await loop.run_in_executor(pool, work)
+    if inline:
+        job, escaped = _template_job(model, prompt, request)
+    else:
+        job, escaped = await loop.run_in_executor(pool, _long_template_job, model, prompt, request)
     assert model.template is not None
     text = await model.template.render(job)
     if inline and len(text) <= INLINE_TEXT and not media:
@@ -123,8 +124,8 @@ async def _prepare(
     return await loop.run_in_executor(pool, _encode_chat, model, text, media, escaped, limit)
 
 
-def _template_job(model: GenerationModel, prompt: ChatPrompt, request: GenerationRequest) -> tuple[bytes, bool]:
-    """Returns the job for the template's process, and whether control tokens in the messages were escaped."""
+def _long_template_job(model: GenerationModel, prompt: ChatPrompt, request: GenerationRequest) -> tuple[bytes, bool]:
+    """The same as `_template_job` for a conversation that may be too long."""
     limit = max(MIN_CHARACTER_LIMIT, CHARACTERS_PER_TOKEN * model.facts.context_length)
     if _is_longer(limit, prompt.messages, prompt.template_kwargs):
         raise ContextOverflow(
@@ -132,6 +133,11 @@ def _template_job(model: GenerationModel, prompt: ChatPrompt, request: Generatio
             f"has more than {limit} characters. Shorten it.{_context_reason(model)}",
             limit=model.facts.context_length,
         )
+    return _template_job(model, prompt, request)
+
+
+def _template_job(model: GenerationModel, prompt: ChatPrompt, request: GenerationRequest) -> tuple[bytes, bool]:
+    """Returns the job for the template's process, and whether control tokens in the messages were escaped."""
     assert model.template is not None
     abilities = model.template.abilities
     template = template_input(model.chat_format, prompt, request.tools, request.thinking, model.control, abilities)

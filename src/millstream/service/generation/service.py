@@ -100,14 +100,11 @@ class TextGenerator:
         self, model: GenerationModel, request: GenerationRequest, media: RequestMedia, timer: RequestTimer
     ) -> Generation:
         prompts = await prepare(self._pool, media, model, request)
-        request = replace(request, grammar=await prepare_grammar(self._grammar_checks, model, request))
+        if request.grammar is not None:
+            request = replace(request, grammar=await prepare_grammar(self._grammar_checks, model, request))
         prompt_tokens = sum(len(prompt.tokens) for prompt in prompts)
         prediction = await prepare_prediction(self._pool, model, request)
-        in_part = request.tools is None if request.spec_prefill is None else request.spec_prefill
-        planned = [
-            (replace(submit, prediction=prediction, speculate=request.speculate, spec_prefill=in_part), parsing)
-            for submit, parsing in await self._plan(model, request, prompts)
-        ]
+        planned = await self._plan(model, request, prompts, prediction)
         submits = [submit for submit, _ in planned]
         first = request.prompts[0]
         continues = not isinstance(first, ChatPrompt) or first.continue_final
@@ -149,7 +146,11 @@ class TextGenerator:
         return await asyncio.get_running_loop().run_in_executor(self._pool, create)
 
     async def _plan(
-        self, model: GenerationModel, request: GenerationRequest, prompts: Sequence[PreparedPrompt]
+        self,
+        model: GenerationModel,
+        request: GenerationRequest,
+        prompts: Sequence[PreparedPrompt],
+        prediction: tuple[int, ...],
     ) -> list[tuple[Generate, OutputParsing]]:
         """Returns each choice's engine request and how its output is parsed. Tool grammars are built on the pool."""
         tokens = [prompt.tokens for prompt in prompts]
@@ -165,30 +166,42 @@ class TextGenerator:
         return [
             (submit, parsing)
             for (parsing, prompt_tokens), prompt in zip(planned, prompts, strict=True)
-            for submit in self._submits(model, request, replace(prompt, tokens=prompt_tokens), parsing)
+            for submit in self._submits(
+                model, request, PreparedPrompt(prompt_tokens, prompt.media), parsing, prediction
+            )
         ]
 
     def _submits(
-        self, model: GenerationModel, request: GenerationRequest, prompt: PreparedPrompt, parsing: OutputParsing
+        self,
+        model: GenerationModel,
+        request: GenerationRequest,
+        prompt: PreparedPrompt,
+        parsing: OutputParsing,
+        prediction: tuple[int, ...],
     ) -> list[Generate]:
         """Returns one engine request per choice. The choices of one prompt differ by their seed."""
         max_tokens = model.facts.context_length - len(prompt.tokens)
         if request.max_tokens is not None:
             max_tokens = min(request.max_tokens, max_tokens)
         seed = request.sampling.seed if request.seeded else secrets.randbits(32)
+        stop_tokens = _stop_tokens(model, request, parsing)
+        in_part = request.tools is None if request.spec_prefill is None else request.spec_prefill
         return [
             Generate(
                 request_id=next(self._ids),
                 prompt=prompt.tokens,
                 max_tokens=max_tokens,
                 sampling=replace(request.sampling, seed=(seed + number) & 0xFFFFFFFFFFFFFFFF),
-                stop_tokens=_stop_tokens(model, request, parsing),
+                stop_tokens=stop_tokens,
                 min_tokens=request.min_tokens if parsing.grammar is None else 0,
                 logprobs=(request.logprobs or 0) if request.best_of else request.logprobs,
                 grammar=parsing.grammar,
                 prompt_logprobs=prompt_logprobs(request),
                 contents=prompt.contents,
                 media=prompt.media,
+                spec_prefill=in_part,
+                prediction=prediction,
+                speculate=request.speculate,
             )
             for number in range(request.best_of or request.n)
         ]
@@ -207,4 +220,6 @@ def with_defaults(request: GenerationRequest, spec: ModelSpec) -> GenerationRequ
     """Fills in the model's configured defaults for fields that the client left unset."""
     defaults = {name: value for name, value in spec.sampling if name in request.unset}
     max_tokens = spec.max_tokens if request.max_tokens is None else request.max_tokens
+    if not defaults and max_tokens == request.max_tokens:
+        return request
     return replace(request, sampling=replace(request.sampling, **defaults), max_tokens=max_tokens)  # type: ignore[arg-type]

@@ -59,7 +59,7 @@ class RequestTimer:
         self._metrics = shared.metrics
         self._last = 0.0
         self._prompt_tokens = 0
-        self._has_generated = self._has_ended = False
+        self._has_generated = self.has_ended = False
         self._answer = Answer() if shared.log_content else None
 
     def found(self, model: str) -> None:
@@ -73,7 +73,7 @@ class RequestTimer:
         record = self.record
         self._prompt_tokens = record.prompt_tokens = prompt_tokens
         record.media = media
-        self._metrics.prepare.labels(record.model).observe(record.elapsed - record.load_seconds)
+        self._metrics.of(record.model).prepare.observe(record.elapsed - record.load_seconds)
         record.enter(Phase.QUEUE)
 
     def started(self, event: Started) -> None:
@@ -101,7 +101,7 @@ class RequestTimer:
         now = record.elapsed
         if record.first_output is None:
             record.first_output = now
-            self._metrics.first_token.labels(record.model).observe(now)
+            self._metrics.of(record.model).first_token.observe(now)
             self._activity.first_token.add(now)
         else:
             gap = now - self._last
@@ -123,9 +123,9 @@ class RequestTimer:
         self, outcome: str, usage: Usage, finish_reason: str | None = None, error: MillstreamError | None = None
     ) -> None:
         """`outcome`: its label in metrics."""
-        if self._has_ended:
+        if self.has_ended:
             return
-        self._has_ended = True
+        self.has_ended = True
         if outcome == "finished" and not self._has_generated:
             self._prefilled()
         word = _OUTCOMES.get(outcome, "cancelled")
@@ -142,15 +142,16 @@ class RequestTimer:
         self._activity.cached_tokens += self.record.cached_tokens or 0
 
     def _observe(self, outcome: str, usage: Usage) -> None:
-        metrics, model = self._metrics, self.record.model
-        metrics.common.requests.labels(model, outcome).inc()
-        metrics.prompt_tokens.labels(model).inc(usage.prompt_tokens)
-        metrics.cached_tokens.labels(model).inc(usage.cached_tokens)
-        metrics.hits.labels(model, "hit" if usage.cached_tokens else "miss").inc()
-        metrics.generated_tokens.labels(model).inc(usage.completion_tokens)
-        metrics.common.duration.labels(model).observe(self.record.elapsed)
+        metrics, model = self._metrics.of(self.record.model), self.record.model
+        self._metrics.common.requests.labels(model, outcome).inc()
+        metrics.prompt_tokens.inc(usage.prompt_tokens)
+        metrics.cached_tokens.inc(usage.cached_tokens)
+        (metrics.hit if usage.cached_tokens else metrics.miss).inc()
+        metrics.generated_tokens.inc(usage.completion_tokens)
+        metrics.duration.observe(self.record.elapsed)
         for span in self.record.phases:
+            seconds = (self.record.elapsed if span.end is None else span.end) - span.start
             if span.phase is Phase.QUEUE:
-                metrics.queue.labels(model).observe(self.record.seconds(Phase.QUEUE))
+                metrics.queue.observe(seconds)
             elif span.phase is Phase.PREFILL and self.record.first_output is not None:
-                metrics.prefill.labels(model).observe(self.record.seconds(Phase.PREFILL))
+                metrics.prefill.observe(seconds)

@@ -12,7 +12,7 @@ import mlx.core as mx
 
 from millstream.backend.generation.caches.joining import JoiningRows
 from millstream.backend.generation.caches.pass_shape import PassShape
-from millstream.backend.generation.caches.slab_reads import SlabStep
+from millstream.backend.generation.caches.slab_reads import VACANT, SlabStep
 from millstream.backend.generation.caches.slabs import Move, RowCache, Slab
 from millstream.backend.generation.caches.traced_step import Ref
 from millstream.backend.kernels.decode_attention import MOST_CHUNKS, DecodeWork, span_for, spans
@@ -21,7 +21,15 @@ from millstream.backend.kernels.write_rows import addresses_of, join_rows, move_
 ROUND_ITEMS, ROUND_SLABS = 64, 16
 """Work items and addresses are padded to multiples: every new number of them costs the host a trace."""
 
+FAR_FROM_HOST = 4
+"""Integers of an array, at least, that every block of a kernel reads: MLX keeps arrays of up to 8 bytes, and those made
+by the host, in the host's memory. Over the bus a read takes longer than all the rest of a short row's attention."""
+
 NO_ITEM = (-1, *[0] * 11)
+
+
+def _padded(numbers: list[int]) -> list[int]:
+    return numbers + [0] * (FAR_FROM_HOST - len(numbers))
 
 
 def _no_tokens(number: int, item: int) -> tuple[int, ...]:
@@ -78,11 +86,15 @@ class KernelStep(SlabStep):
     def __init__(self, layers: int, window: int = 0) -> None:
         super().__init__(window)
         self.addresses = Addresses(layers)
-        self.layer_numbers = [mx.array([index], dtype=mx.int32) for index in range(layers)]
+        self.layer_numbers = [mx.arange(index, index + FAR_FROM_HOST, dtype=mx.int32) for index in range(layers)]
+        """The first integer of each."""
         mx.eval(self.layer_numbers)
         self.rows: Sequence[RowCache | None] = ()
         """The rows of this step."""
         self._parted = False
+        self._expected: list[int] = []
+        """Positions, if the next step has the same rows."""
+        self._counted = self._increments = mx.zeros((0,), dtype=mx.int32)
         self._items = self._counters = self._table = self._lengths = mx.zeros((0,), dtype=mx.int32)
 
     @property
@@ -107,8 +119,20 @@ class KernelStep(SlabStep):
 
     def _positions(self, lengths: list[int]) -> list[int]:
         if self.shape.length > 1:
-            self._lengths = mx.array(lengths, dtype=mx.int32)
+            self._lengths = mx.array(_padded(lengths), dtype=mx.int32)
         return super()._positions(lengths)
+
+    def _sent(self, positions: list[int]) -> mx.array:
+        """What the device has of the last step, and one more: so the host sends positions only when rows change. The
+        sum is there in any case: a step with other operations would be another CUDA graph."""
+        if positions != self._expected:
+            one = [int(position != VACANT) for position in positions]
+            self._increments = mx.array(_padded(one), dtype=mx.int32)
+            before = [position - more for position, more in zip(positions, one, strict=True)]
+            self._counted = mx.array(_padded(before), dtype=mx.int32)
+        self._counted = self._counted + self._increments
+        self._expected = [position if position == VACANT else position + 1 for position in positions]
+        return self._counted if len(positions) == self._counted.size else self._counted[: len(positions)]
 
     def _look(self, rows: Sequence[RowCache | None], size: int) -> None:
         self.addresses.forget()
@@ -123,7 +147,8 @@ class KernelStep(SlabStep):
         items += [NO_ITEM] * (-len(items) % ROUND_ITEMS) if self._parted else []
         self._items = mx.array(items, dtype=mx.int32)
         groups = max((row.place.most_heads for row in rows if row is not None), default=0)
-        self._counters = mx.zeros((size * groups * MOST_CHUNKS if self._parted else 1,), dtype=mx.int32)
+        counted = len(_padded([0] * size)) * groups * MOST_CHUNKS
+        self._counters = mx.zeros((counted if self._parted else 1,), dtype=mx.int32)
         self.addresses.drop_others()
         self._table = self.addresses.table() if groups else self._table
         # Not as part of the step: CUDA graphs of other operations are made anew, which takes milliseconds.

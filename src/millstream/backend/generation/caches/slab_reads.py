@@ -141,7 +141,7 @@ class SlabStep:
             setattr(self, name, value)
         lengths = [VACANT if row is None else row.length for row in rows[: shape.rows]]
         lengths += [VACANT] * (shape.rows - len(lengths))
-        self.offset = mx.array(self._positions(lengths), dtype=mx.int32)
+        self.offset = self._sent(self._positions(lengths))
         for read in self.reads:
             read.begin(rows, shape.length)
 
@@ -152,6 +152,10 @@ class SlabStep:
         each = range(self.shape.length)
         flat = [VACANT if length == VACANT else length + token for length in lengths for token in each]
         return flat[: self.shape.width]
+
+    def _sent(self, positions: list[int]) -> mx.array:
+        """As an array."""
+        return mx.array(positions, dtype=mx.int32)
 
     def key(self) -> Hashable | None:
         """See `TracedStep.step_key`. MLX's slices and masks follow the longest row: such a step is traced for tests

@@ -16,8 +16,10 @@ from millstream.backend.generation.layers.block_check import (
     check_half,
     check_module,
     check_rope,
+    check_rows,
     checked_frame,
     half_difference,
+    random_rows,
     uncompiled,
 )
 from millstream.backend.generation.layers.block_frame import Frame, NotUnderstood, hidden_size
@@ -33,17 +35,17 @@ from millstream.backend.generation.layers.block_parts import (
     projects_heads,
     rope_module,
 )
-from millstream.backend.generation.layers.fused_experts import FusedExperts, fuse_experts, ops_for
+from millstream.backend.generation.layers.fused_experts import MANY_ROWS, UNSURE, FusedExperts, fuse_experts, ops_for
 from millstream.backend.generation.layers.fused_modules import FusedModule
 from millstream.backend.generation.layers.fused_parts import FusedAttention, FusedConv, FusedGlu, PlainPart
-from millstream.backend.generation.layers.patched_experts import fuse_expert_layer, fuse_mixture
+from millstream.backend.generation.layers.patched_experts import ChunkExperts, fuse_expert_layer, fuse_mixture
 from millstream.backend.layers import expert_ops
 from millstream.backend.layers.fused_matmul import BY_KERNELS, BY_MLX, FusedMatmuls
 
 NewCache = Callable[[], Any]
 Mixer = FusedAttention | FusedConv | FusedModule | PlainPart
 ChunkMixer = FusedAttention | PlainPart
-Mlp = FusedGlu | FusedExperts | FusedModule | PlainPart
+Mlp = FusedGlu | FusedExperts | ChunkExperts | FusedModule | PlainPart
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,7 +78,10 @@ class FusedBlock:
 
     def chunk(self, x: mx.array, mask: Any, cache: Any, offset: mx.array) -> mx.array:
         h = self.chunk_mixer.run(x, mask, cache, offset)
-        h = h if self.chunk_mlp is None else self.chunk_mlp.run(h)
+        if isinstance(self.chunk_mlp, ChunkExperts):
+            h = self.chunk_mlp.run(h, live_rows(cache, h.size // h.shape[-1]))
+        elif self.chunk_mlp is not None:
+            h = self.chunk_mlp.run(h)
         return h if self.scale is None else h * self.scale
 
 
@@ -208,11 +213,16 @@ class BlockSearch:
             why.append(f"{frame.mlp} {error}")
             return plain, plain, "a layer of experts" if fuse_expert_layer(module, self._matmuls, dtype) else ""
         fuse_expert_layer(module, self._matmuls, dtype)
+        chunk: ChunkExperts | None = None
+        own = PlainPart(frame, frame.before_mlp, frame.after_mlp, module.__call__)
         try:
-            fuse_mixture(module, fused.parts, ops_for(self._matmuls), expert_ops.BY_MLX, dtype)
+            mixture = fuse_mixture(module, fused.parts, ops_for(self._matmuls), expert_ops.BY_MLX, dtype)
+            if (chunk := mixture.with_frame(frame)) is not None:
+                check_rows(own.run, chunk.run, random_rows(size, dtype, MANY_ROWS), UNSURE)
         except NotUnderstood as error:
+            chunk = None
             why.append(f"{frame.mlp}, for many tokens, {error}")
-        return fused, plain, "experts"
+        return fused, plain if chunk is None else chunk, "experts"
 
     def _glu(
         self, module: Any, parts: GluParts, frame: Frame, plain: PlainPart, size: int, dtype: mx.Dtype

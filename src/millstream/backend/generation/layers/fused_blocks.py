@@ -156,6 +156,15 @@ class SmallMatmulEmbedding(nn.Embedding):  # type: ignore[misc]
 SMALL_MATMULS: dict[type, type] = {nn.Linear: SmallMatmulLinear, nn.Embedding: SmallMatmulEmbedding}
 
 
+@functools.lru_cache(maxsize=4)
+def _start(offset: int) -> mx.array:
+    """The position of a chunk, for all layers: one of several numbers, since MLX keeps arrays of up to 8 bytes in the
+    host's memory, from where every block of a kernel would read it over the bus."""
+    start = mx.full((4,), offset, dtype=mx.int32)[:1]
+    mx.async_eval(start)  # type: ignore[no-untyped-call]
+    return start
+
+
 @functools.cache
 def _fused_class(kind: Any) -> type:
     """A subclass of `kind` that is fused for decode steps and for prefill chunks."""
@@ -169,7 +178,7 @@ def _fused_class(kind: Any) -> type:
             if fused.attends and x.shape[1] == 1:
                 return fused.chunk(x, mask, cache, cache.offset)
         elif _is_chunk(x, cache, fused.dtype):
-            return fused.chunk(x, mask, cache, mx.array([cache.offset], dtype=mx.int32))
+            return fused.chunk(x, mask, cache, _start(cache.offset))
         out: mx.array = kind.__call__(self, x, mask, cache)
         return out
 

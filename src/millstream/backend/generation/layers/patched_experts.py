@@ -6,6 +6,7 @@ the kernels, in decode steps too.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import Any
 import mlx.core as mx
 
 from millstream.backend.generation.layers.block_check import check_rows, random_rows
-from millstream.backend.generation.layers.block_frame import NotUnderstood
+from millstream.backend.generation.layers.block_frame import Frame, NotUnderstood
 from millstream.backend.generation.layers.expert_parts import ExpertParts, expert_layer, switch_parts
 from millstream.backend.generation.layers.fused_experts import FEW_ROWS, MANY_ROWS, UNSURE, ops_for
 from millstream.backend.generation.layers.fused_parts import Arrays
@@ -37,6 +38,8 @@ class _Static:
     activation: Activation
     routing: Routing | None = None
     routed_by: ExpertOps | None = None
+    eps: float | None = None
+    """Of the norm before it, if that is part of it; then the residual is too."""
 
     def chosen(self, x: mx.array, indices: mx.array, arrays: Arrays) -> mx.array:
         """What the experts of `indices`, (rows, slots), compute of x, (rows, size)."""
@@ -46,12 +49,15 @@ class _Static:
         )
         return self.ops.many(x, indices.astype(mx.int32), gate, up, down, self.activation)
 
-    def mixed(self, x: mx.array, shared: mx.array | None, arrays: Arrays) -> mx.array:
-        """The mixture's output for x, (rows, size). `shared`: what the shared expert computes."""
+    def mixed(self, x: mx.array, shared: mx.array | None, live: mx.array | None, arrays: Arrays) -> mx.array:
+        """The mixture's output for x, (rows, size). `shared`: what the shared expert computes. Rows where `live` is
+        negative need no expert."""
         assert self.routing is not None and self.routed_by is not None
         router = Router(arrays["router"], arrays["count"], arrays.get("bias"), arrays.get("correction"))
-        routed = self.routed_by.route_many(x, router, self.routing)
-        return self.ops.combine(self.chosen(x, routed.indices, arrays), routed, shared, None)
+        norm = None if self.eps is None else (arrays["norm"], self.eps)
+        routed = self.routed_by.route_many(x, router, self.routing, norm, live)
+        y = self.chosen(routed.x, routed.indices, arrays)
+        return self.ops.combine(y, routed, shared, None if norm is None else x)
 
 
 @functools.lru_cache(maxsize=SHAPES)
@@ -90,10 +96,30 @@ class FusedMixture:
     def __call__(self, x: mx.array) -> mx.array:
         tokens = x.reshape(-1, x.shape[-1])
         shared = None if self._shared is None else self._shared(x).reshape(tokens.shape)
-        return _compiled(self._static, tokens.shape[0])(tokens, shared, self._arrays).reshape(x.shape)
+        return _compiled(self._static, tokens.shape[0])(tokens, shared, None, self._arrays).reshape(x.shape)
+
+    def with_frame(self, frame: Frame) -> ChunkExperts | None:
+        """The same with the norm before it and the residual; None if the block has more than that around it."""
+        before = frame.before_mlp
+        simple = frame.after_mlp is None and frame.factor == 1.0 and self._shared is None
+        if before is None or before.weight is None or not simple:
+            return None
+        return ChunkExperts(dataclasses.replace(self._static, eps=before.eps), {**self._arrays, "norm": before.weight})
 
 
-def fuse_mixture(module: Any, parts: ExpertParts, ops: ExpertOps, by_mlx: ExpertOps, dtype: mx.Dtype) -> None:
+class ChunkExperts:
+    """The second half of a block for the tokens of prompts: norm, mixture of experts, residual."""
+
+    def __init__(self, static: _Static, arrays: Arrays) -> None:
+        self._static, self._arrays = static, arrays
+
+    def run(self, x: mx.array, live: mx.array | None = None) -> mx.array:
+        """Rows where `live` is negative may get any numbers, and need no expert."""
+        tokens = x.reshape(-1, x.shape[-1])
+        return _compiled(self._static, tokens.shape[0])(tokens, None, live, self._arrays).reshape(x.shape)
+
+
+def fuse_mixture(module: Any, parts: ExpertParts, ops: ExpertOps, by_mlx: ExpertOps, dtype: mx.Dtype) -> FusedMixture:
     """Have the module itself compute by the kernels. Raises `NotUnderstood` if that differs from what it computes."""
     fused = FusedMixture(parts, ops, by_mlx, dtype)
     for rows in (FEW_ROWS, MANY_ROWS):
@@ -102,6 +128,7 @@ def fuse_mixture(module: Any, parts: ExpertParts, ops: ExpertOps, by_mlx: Expert
     kind: Any = type(module)
     module._mixed = fused
     module.__class__ = _mixture_class(kind)
+    return fused
 
 
 def restore_mixtures(model: Any) -> None:

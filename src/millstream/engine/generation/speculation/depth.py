@@ -10,7 +10,7 @@ So where speculation loses, it costs about a hundredth, however long the texts a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from millstream.engine.generation.messages import Generate
@@ -74,12 +74,11 @@ class SpeculationDepth:
         costs: StepCosts | None = None,
         *,
         most: int = LENGTHS[-1] - 1,
-        widest: int = 0,
-        most_rows: int = 0,
+        widest: Callable[[int], int | None] = lambda rows: None,
     ) -> None:
-        """`most`: tokens of a draft. `widest`: tokens of a pass, of all rows together; 0: any number. `most_rows`: that
-        speculate; 0: any number."""
-        self._widest, self._most_rows = widest, most_rows
+        """`most`: tokens of a draft. `widest`: tokens of a pass of some rows, of all of them together; None: any
+        number."""
+        self._widest = widest
         self._drafters = tuple(drafters)
         self._costly = any(name in COSTLY for name in drafters)
         self._applying: dict[tuple[bool, bool], tuple[str, ...]] = {}
@@ -114,9 +113,7 @@ class SpeculationDepth:
     def choose(self, rows: Mapping[int, Collection[str]], batch: int) -> Choice:
         """`rows`: requests that may speculate, and the drafters that may have something for each; `batch`: how many
         rows the step has."""
-        if not rows or not self._drafters or 0 < self._most_rows < batch:
-            return PLAIN
-        if (plain := self._costs.plain(batch)) is None:
+        if not rows or not self._drafters or (plain := self._costs.plain(batch)) is None:
             return PLAIN  # without the cost of a plain step nothing can be compared
         if self._standing:
             self._standing -= 1
@@ -225,9 +222,11 @@ class SpeculationDepth:
         most = 1 + (self._most if batch <= LONG_ROWS else LENGTHS[-2] - 1)
         longer = [length for length in LENGTHS[1:] if length > self._costs.longest]
         lengths = [length for length in LENGTHS[1:] if length <= most and length not in longer[UNSEEN:]]
-        if self._widest:
-            lengths = [length for length in lengths if batch * length <= self._widest]
-        return self._costs.relative(batch, lengths)
+        return self._costs.relative(batch, [length for length in lengths if not self._too_wide(batch, length)])
+
+    def _too_wide(self, batch: int, length: int) -> bool:
+        widest = self._widest(batch)
+        return widest is not None and batch * length > widest
 
     def _doubted(self, costs: list[tuple[int, float]]) -> list[tuple[int, float]]:
         """What passes would cost if their costs were measured while something else used the machine: the shortest is
