@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -37,6 +38,8 @@ from millstream.model_facts import PrefixSizes
 if TYPE_CHECKING:
     from millstream.backend.generation.media.encoder import MediaEncoder
 
+WARM_SECONDS = 1.0
+"""How long flat passes are warmed up."""
 LOST_WRITES = (
     "This build of MLX hands our kernels copies of the arrays that they write to, so answers would be wrong. "
     "Start with --disable kernel, and please report it."
@@ -143,11 +146,12 @@ class Assembly:
         )
 
     def warm_up_prompts(self, layout: Layout, most: int) -> None:
-        """Run flat passes of every length up to `most` tokens, if prompts share such passes."""
+        """Run flat passes of every length up to `most` tokens, if prompts share such passes; for large models only the
+        first ones, since what a pass of a new length costs more is little beside the pass itself."""
         if (passes := self._flat_passes(layout)) is None:
             return
-        length = 0
-        while (length := flat_length(length + 1)) <= most:
+        started, length = time.monotonic(), 0
+        while (length := flat_length(length + 1)) <= most and time.monotonic() - started < WARM_SECONDS:
             parts, _ = passes.run([[0] * length])
             mx.eval(parts)
 

@@ -309,8 +309,8 @@ class Batch:
         return Launched(self._ids, tokens, logprobs)
 
     def _launch_inputs(self) -> None:
-        """Not as part of the next step: MLX makes CUDA graphs of so many operations each, in their order, and a few more
-        at the beginning of a step would make every graph of it a new one, which takes milliseconds."""
+        """Not as part of the next step: MLX makes CUDA graphs of so many operations each, in their order. A few more at
+        the beginning of a step would make every graph of it a new one, which takes milliseconds."""
         mx.async_eval(self._inputs, self._positions)  # type: ignore[no-untyped-call]
 
     def _rows_changed(self) -> None:

@@ -201,14 +201,22 @@ def join_rows(sources: Sequence[mx.array], places: Sequence[Sequence[int]], addr
         alike.setdefault((source.dtype, source.shape[1]), []).append(number)
     # Few numbers of rows: every other one is traced.
     missing = (1 << (len(places) - 1).bit_length()) - len(places)
-    targets = mx.array([*(list(place) for place in places), *[[0] * JOIN] * missing], dtype=mx.int32)
+    # On the device: what comes from a list is in the host's memory, where all blocks would read it.
+    targets = mx.array([*(list(place) for place in places), *[[0] * JOIN] * missing], dtype=mx.int32) + 0
     written = []
     for numbers in alike.values():
         for first in range(0, len(numbers), SOURCES):
             some = numbers[first : first + SOURCES]
-            kinds = mx.array([[number, sources[number].shape[3]] for number in some], dtype=mx.int32)
+            kinds = _kinds(tuple((number, sources[number].shape[3]) for number in some))
             written.append(_join(kinds, targets, addresses, [sources[number] for number in some]))
     return written
+
+
+@functools.lru_cache(maxsize=64)
+def _kinds(kinds: tuple[tuple[int, int], ...]) -> mx.array:
+    found = mx.array([list(kind) for kind in kinds], dtype=mx.int32) + 0
+    mx.eval(found)
+    return found
 
 
 def _launch_join(kinds: mx.array, places: mx.array, addresses: mx.array, sources: list[mx.array]) -> mx.array:

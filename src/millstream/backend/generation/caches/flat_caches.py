@@ -1,7 +1,7 @@
-"""Caches of a flat pass: whole prompts one after the other, each token a row of its own, as in a pass that verifies drafts.
+"""Caches of a flat pass: whole prompts one after the other, each token a row of its own.
 
-Linear layers, experts and rotary embeddings are those of a wide decode step; only attention knows which tokens belong
-together. Nothing is padded but the end of the pass.
+As in a pass that verifies drafts, linear layers, experts and rotary embeddings are those of a wide decode step; only
+attention knows which tokens belong together. Nothing is padded but the end of the pass.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from millstream.backend.generation.caches.slabs import Parts
 
 
 class FlatPrompts:
-    """Shared by the layers of a pass, (tokens,) each: the position of every token in its prompt, and the flat row of its
-    prompt's first token. Rows that pad the pass see themselves alone."""
+    """Shared by the layers of a pass, (tokens,) each: the position of every token in its prompt, and the flat row of
+    its prompt's first token. Rows that pad the pass see themselves alone."""
 
     def __init__(self, positions: mx.array, firsts: mx.array) -> None:
         self.positions = positions
@@ -72,14 +72,14 @@ class FlatPackedCache(FlatCache):
 
     def __init__(self, prompts: FlatPrompts, *, bits: int, group_size: int) -> None:
         super().__init__(prompts)
-        self._packing = {"bits": bits, "group_size": group_size}
+        self._bits, self._group_size = bits, group_size
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         if self._parts:
             raise ValueError("a flat cache takes one pass")
-        packed = [mx.quantize(each, **self._packing) for each in (keys, values)]
+        packed = [mx.quantize(each, group_size=self._group_size, bits=self._bits) for each in (keys, values)]
         self._parts = tuple(part for parts in packed for part in parts)
-        keys, values = (mx.dequantize(*parts, **self._packing) for parts in packed)
+        keys, values = (mx.dequantize(*parts, group_size=self._group_size, bits=self._bits) for parts in packed)
         return keys, values
 
 

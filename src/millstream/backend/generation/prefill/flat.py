@@ -32,8 +32,8 @@ class FlatPasses:
         self._run: Callable[..., list[Parts]] = mx.compile(self._pass) if compiled else self._pass
 
     def run(self, prompts: Sequence[Sequence[int]]) -> tuple[list[Parts], tuple[tuple[int, int], ...]]:
-        """Run these tokens. Returns the parts of each layer, (1, heads, columns, any), and where each prompt is in them:
-        its first column and its length."""
+        """Run these tokens. Returns the parts of each layer, (1, heads, columns, any), and where each prompt is in
+        them: its first column and its length."""
         tokens: list[int] = []
         positions: list[int] = []
         firsts: list[int] = []
@@ -51,7 +51,8 @@ class FlatPasses:
         return self._run(numbers), tuple(places)
 
     def _pass(self, numbers: mx.array) -> list[Parts]:
-        tokens, positions, firsts = (mx.squeeze(each, axis=0) for each in mx.split(numbers, 3))
+        # What comes from a list is in the host's memory: without a copy every kernel would read it from there.
+        tokens, positions, firsts = (mx.squeeze(each, axis=0) for each in mx.split(numbers + 0, 3))
         shared = FlatPrompts(positions, firsts)
         caches = [self._cache(shared, window) for window in self.windows]
         self._model(tokens[:, None], cache=caches)
