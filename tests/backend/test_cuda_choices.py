@@ -127,7 +127,7 @@ def test_a_model_gets_every_fast_path(family: str, cuda: Pretended, tmp_path: Pa
         )
         answers = driver.run(*(Generate(number, prompt, 12) for number, prompt in enumerate(prompts())))
     assert [len(answer) for answer in answers] == [12] * 3
-    used = {"join_rows", "parted decode", "prefill", "matmul_add", "glu", "qkv_rope"}
+    used = {"join_rows", "parted decode", "prefill", "flat prefill", "matmul_add", "glu", "qkv_rope"}
     assert used <= set(cuda.calls)
 
 

@@ -8,11 +8,12 @@ import mlx.core as mx
 import pytest
 
 from millstream.backend.device import current_device
+from millstream.backend.generation.caches.flat_caches import FlatPrompts, side_by_side
 from millstream.backend.generation.sampling.sampler import seeds
 from millstream.backend.kernels import sample
 from millstream.backend.kernels.decode_attention import Packing, slab_decode
 from millstream.backend.kernels.prefill_attention import prefill_attention
-from millstream.backend.kernels.write_rows import addresses_of, move_rows, write_rows
+from millstream.backend.kernels.write_rows import addresses_of, join_rows, move_rows, write_rows
 from millstream.types import Sampling
 from support.decode_cases import CASES, PACKED_8, DecodeCase, DecodeRun
 from support.sampling_grid import disagreements, grid, reference_tokens
@@ -132,6 +133,42 @@ def test_rows_are_moved_in_all_layers(size: int) -> None:
     table = mx.stack([addresses_of(source), addresses_of(target)]).reshape(2, 3, 2)
     mx.eval(move_rows([(0, 1, 40, 1, 2, 60, 33, 0), (0, 0, 40, 1, 0, 60, 5, 0)], table, source))
     assert all(mx.array_equal(one, other).item() for one, other in zip(target, expected, strict=True))
+
+
+@pytest.mark.parametrize(("dtype", "size"), [(mx.bfloat16, 64), (mx.float32, 96), (mx.uint32, 16), (mx.bfloat16, 1)])
+def test_rows_of_all_layers_join_at_once(dtype: mx.Dtype, size: int) -> None:
+    """More arrays than a launch takes, slices of longer ones, two slabs, and a ring that wraps."""
+    mx.random.seed(1)
+    parts, heads, capacity = 34, 3, 40
+    slabs = [[mx.zeros((3, heads, capacity, size), dtype=dtype) for _ in range(parts)] for _ in range(2)]
+    sources = [(mx.random.normal((2, heads, 50, size)) * 100).astype(dtype)[:, :, :37] for _ in range(parts)]
+    mx.eval(slabs, sources)
+    table = mx.stack([addresses_of(slab) for slab in slabs]).reshape(2, parts // 2, 2)
+    places = [(0, 2, capacity, 1, 3, 30, 0, 0), (1, 1, capacity, 0, 0, 37, 20, 0), (1, 0, capacity, 1, 5, 1, 39, 0)]
+    mx.eval(join_rows(sources, places, table))
+    for number, source in enumerate(sources):
+        expected = [mx.zeros((3, heads, capacity, size), dtype=dtype) for _ in slabs]
+        for slab, slot, _, row, first, count, column, _ in places:
+            columns = (mx.arange(count) + column) % capacity
+            expected[slab][slot, :, columns] = source[row, :, first : first + count]
+        assert all(mx.array_equal(slabs[slab][number], expected[slab]).item() for slab in range(2))
+
+
+@pytest.mark.parametrize("window", [0, 50])
+@pytest.mark.parametrize(("dtype", "size"), [(mx.bfloat16, 64), (mx.float16, 128), (mx.bfloat16, 256)])
+def test_attention_of_prompts_one_after_the_other(dtype: mx.Dtype, size: int, window: int) -> None:
+    mx.random.seed(1)
+    lengths, total, heads, groups = (80, 1, 130, 61), 384, 4, 2
+    firsts = [sum(lengths[:number]) for number, length in enumerate(lengths) for _ in range(length)]
+    prompts = FlatPrompts(mx.zeros((total,)), mx.array([*firsts, *range(len(firsts), total)], dtype=mx.int32))
+    shapes = [(total, count, 1, size) for count in (heads, groups, groups)]
+    queries, keys, values = (mx.random.normal(shape).astype(dtype) for shape in shapes)
+    mask = prompts.mask(window)
+    flat = [side_by_side(each) for each in (queries, keys, values)]
+    out = prefill_attention(*flat, 0.1, prompts.firsts, window=window, flat=True)
+    plain = [each.astype(mx.float32) for each in flat]
+    expected = mx.fast.scaled_dot_product_attention(*plain, scale=0.1, mask=mask)
+    assert mx.abs(out.astype(mx.float32) - expected).max().item() < 0.02
 
 
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16, mx.float32])

@@ -19,7 +19,12 @@ from millstream.backend.generation.layers.block_frame import NotUnderstood
 from millstream.backend.generation.layers.expert_parts import expert_parts
 from millstream.backend.generation.layers.fused_experts import FusedExperts, fuse_experts
 from millstream.backend.generation.layers.fused_parts import PlainPart
-from millstream.backend.generation.layers.patched_experts import fuse_expert_layer, fuse_mixture, restore_mixtures
+from millstream.backend.generation.layers.patched_experts import (
+    FusedMixture,
+    fuse_expert_layer,
+    fuse_mixture,
+    restore_mixtures,
+)
 from millstream.backend.kernels.expert_matmul import ExpertWeights, Packing, fits
 from millstream.backend.kernels.expert_routing import Router, Routing, new_counter, route_fits
 from millstream.backend.layers import expert_ops
@@ -223,6 +228,28 @@ def test_a_mixture_computes_the_tokens_of_a_prompt_as_before(family: str, packed
     module._mixed = mixed
     restore_mixtures(model)
     assert type(module) is kind and not hasattr(module, "_mixed")
+
+
+@pytest.mark.parametrize(("family", "whole"), [("qwen3_moe", True), ("gpt_oss", True), ("glm4_moe", False)])
+def test_norm_and_residual_are_part_of_a_pass(family: str, whole: bool) -> None:
+    config, _ = FUSED[family]
+    model = make(family, config)
+    fuse_projections(model)
+    block = model.layers[1]
+    fused, plain = halves(block)
+    mixture = FusedMixture(fused.parts, expert_ops.BY_MLX, expert_ops.BY_MLX, mx.float32)
+    chunk = mixture.with_frame(checked_frame(block))
+    assert (chunk is not None) is whole, "a shared expert reads normed rows"
+    if chunk is None:
+        return
+    prompts = mx.random.normal((2, 30, SIZE), key=mx.random.key(9))
+    np.testing.assert_allclose(np.array(chunk.run(prompts)), np.array(plain.run(prompts)), rtol=1e-3, atol=1e-3)
+    x = rows_of(70)
+    live = mx.array([row % 9 - 1 for row in range(70)], dtype=mx.int32)
+    seen = np.array(live) >= 0
+    expected, got = np.array(plain.run(x)), np.array(chunk.run(x, live))
+    np.testing.assert_allclose(got[seen], expected[seen], rtol=1e-3, atol=1e-3)
+    np.testing.assert_array_equal(got[~seen], np.array(x)[~seen], "a row that nobody reads has no expert")
 
 
 class Spy:

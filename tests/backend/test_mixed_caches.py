@@ -216,18 +216,18 @@ def test_prompts_that_share_a_pass_equal_single_requests(
     """Sixty short prompts come at once. The windows of the families are shorter than some of them, and rings wrap."""
     folder = write_rare(tmp_path / family, family, **RARELY[family]) if family in RARELY else tiny_model(family)
     passes: list[int] = []
-    begin = groups.RightPaddedGroup.__init__
+    begin = groups.Group.__init__
 
-    def count(group: Any, model: Any, submits: Any, padded_length: Any) -> None:
+    def count(group: Any, submits: Any, rows: Any) -> None:
         passes.append(len(submits))
-        begin(group, model, submits, padded_length)
+        begin(group, submits, rows)
 
     draw = random.Random(family)
     wanted = [
         (prompt(seed, draw.randint(2, 24)), draw.choice([2, 6, 70 if seed % 20 == 0 else 9])) for seed in range(60)
     ]
     expected = reference(folder, wanted)
-    monkeypatch.setattr(groups.RightPaddedGroup, "__init__", count)
+    monkeypatch.setattr(groups.Group, "__init__", count)
     settings = GenerationSettings("folder", folder, max_rows=32, like_gpu=like_gpu)
     with engine(lambda: MlxGenerationBackend(settings), prefill_tokens=400) as driver:
         passes.clear()

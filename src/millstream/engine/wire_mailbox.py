@@ -41,7 +41,10 @@ class WireMailbox(Mailbox):
 
     def close(self, reason: str) -> list[Command]:
         self._receive()
-        return super().close(reason)
+        left = super().close(reason)  # from now on nobody posts, so nobody wakes
+        self._waker.close()
+        self._woken.close()
+        return left
 
     def _posted(self) -> None:
         if self._waits:

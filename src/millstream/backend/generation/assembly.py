@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -16,6 +17,7 @@ from millstream.backend.generation.caches.batch_caches import (
     new_row_caches,
 )
 from millstream.backend.generation.caches.class_caches import ClassCaches, SlabLayer
+from millstream.backend.generation.caches.joining import leaf_window
 from millstream.backend.generation.caches.mixed_caches import MixedCaches
 from millstream.backend.generation.caches.quantized import KvQuantization, QuantizedSlabLayer, new_prompt_caches
 from millstream.backend.generation.caches.slabs import Parts
@@ -36,6 +38,8 @@ from millstream.model_facts import PrefixSizes
 if TYPE_CHECKING:
     from millstream.backend.generation.media.encoder import MediaEncoder
 
+WARM_SECONDS = 1.0
+"""How long flat passes are warmed up."""
 LOST_WRITES = (
     "This build of MLX hands our kernels copies of the arrays that they write to, so answers would be wrong. "
     "Start with --disable kernel, and please report it."
@@ -142,10 +146,13 @@ class Assembly:
         )
 
     def warm_up_prompts(self, layout: Layout, most: int) -> None:
-        """Run flat passes of every length up to `most` tokens, if prompts share such passes."""
-        length = 0
-        while layout.flat_prompts and self.mtp is None and (length := flat_length(length + 1)) <= most:
-            parts, _ = self._flat_passes(layout).run([[0] * length])
+        """Run flat passes of every length up to `most` tokens, if prompts share such passes; for large models only the
+        first ones, since what a pass of a new length costs more is little beside the pass itself."""
+        if (passes := self._flat_passes(layout)) is None:
+            return
+        started, length = time.monotonic(), 0
+        while (length := flat_length(length + 1)) <= most and time.monotonic() - started < WARM_SECONDS:
+            parts, _ = passes.run([[0] * length])
             mx.eval(parts)
 
     def _single_prefiller(self, store: PrefixStore) -> Prefiller:
@@ -155,6 +162,7 @@ class Assembly:
     def _mixed_prefiller(self, layout: Layout, store: PrefixStore) -> Prefiller:
         return MixedPrefiller(
             self.model,
+            flat=self._flat_passes(layout),
             min_length_ratio=layout.group_fill,
             prefix_store=store,
             prefill_media=self._encoder.prefill if self._encoder is not None else None,
@@ -162,19 +170,21 @@ class Assembly:
             watch=self.mtp,
         )
 
-    def _flat_passes(self, layout: Layout) -> FlatPasses:
-        """Kept, since what they have traced is."""
+    def _flat_passes(self, layout: Layout) -> FlatPasses | None:
+        """Kept, since what they have traced is. None if prompts do not share such passes."""
+        if not layout.flat_prompts or self.mtp is not None:
+            return None
         key = (layout.packing, layout.compiled_step)
         if key not in self._flat:
-            layers = len(new_row_caches(self.model))
-            self._flat[key] = FlatPasses(self.model, layers, layout.packing, compiled=layout.compiled_step)
+            windows = [leaf_window(cache) for cache in new_row_caches(self.model)]
+            self._flat[key] = FlatPasses(self.model, windows, layout.packing, compiled=layout.compiled_step)
         return self._flat[key]
 
     def _prefiller(self, layout: Layout, store: PrefixStore) -> Prefiller:
         return PlainPrefiller(
             self.model,
             len(new_row_caches(self.model)),
-            flat=self._flat_passes(layout) if layout.flat_prompts and self.mtp is None else None,
+            flat=self._flat_passes(layout),
             min_length_ratio=layout.group_fill,
             prefix_store=store,
             quantization=layout.packing,

@@ -85,6 +85,8 @@ class Batch:
         self._launches = 0
         self._joined: dict[int, int] = {}
         """How many steps had been launched when a row joined, less the tokens that it gained beyond one per step."""
+        self._next: dict[int, int] = {}
+        """The next input of rows, where it has been read."""
         self._pass_sampling: dict[int, PassSampling] = {}
         """By the length of a pass, for the rows as they are."""
 
@@ -101,6 +103,7 @@ class Batch:
         for slot, submit in zip(slots, submits, strict=True):
             self._rows[slot] = submit
             self._joined[submit.request_id] = self._launches
+            self._next[submit.request_id] = submit.prompt[-1]
             self._guides.add(submit)
             if wants_penalties(submit.sampling):
                 prompt = submit.prompt[: len(submit.prompt) - submit.resumed]
@@ -127,6 +130,7 @@ class Batch:
         self._rows = [rows[slot] if slot >= 0 else None for slot in sources]
         for request_id in ids & self.ids:
             del self._joined[request_id]
+            self._next.pop(request_id, None)
         self._rows_changed()
 
     def save(self, order: SavePrefix, store: PrefixStore) -> list[mx.array] | None:
@@ -209,6 +213,7 @@ class Batch:
     def catch_up(self, rows: Sequence[RowOutput]) -> list[RowFailure]:
         """Advance the grammars by the tokens of the last step, before drafts are made. Returns the rows that cannot
         follow their grammar."""
+        self._next.update((row.request_id, row.tokens[-1]) for row in rows)
         return self._guides.catch_up(rows)
 
     def verify(self, drafts: Mapping[int, Sequence[int]]) -> list[RowOutput]:
@@ -229,9 +234,9 @@ class Batch:
         length = drafted.length
         if length not in self._pass_sampling:
             self._pass_sampling[length] = PassSampling(self._rows, length, self._vocab_size, kernel=self._kernel)
+        inputs, positions = self._pass_inputs(drafted), self._counted_positions()
         self._launches += 1
         self._caches.begin_step(length)
-        inputs = mx.concatenate([self._inputs[:, None], drafted.array], axis=1)
         logits = None
         if self._compiled is not None:
             logits = self._compiled.run(inputs, self._caches, self._shifts)
@@ -240,10 +245,27 @@ class Batch:
         if self._watch is not None:
             self._watch.ran(self._ids, length)
         tokens, logprobs = self._pass_sampling[length](
-            logits, drafted.array, self._positions, self._penalties, followed.mask(indices, length)
+            logits, inputs[:, 1:], positions, self._penalties, followed.mask(indices, length)
         )
         mx.async_eval(tokens, *(logprobs.arrays if logprobs else ()))  # type: ignore[no-untyped-call]
         return Verification(self._ids, drafted, tokens, logprobs, self._commit), failed
+
+    def _pass_inputs(self, drafted: DraftedTokens) -> mx.array:
+        """The tokens of a pass. From what was read, if all of it was: then every pass is the same operations, which MLX
+        has as CUDA graphs, and nothing is computed before it."""
+        if not self.ids <= self._next.keys():
+            drafts = mx.array(drafted.padded, dtype=mx.int32)
+            return mx.concatenate([self._inputs[:, None], drafts], axis=1)
+        following = [0 if row is None else self._next[row.request_id] for row in self._rows]
+        tokens = [[first, *draft] for first, draft in zip(following, drafted.padded, strict=True)]
+        return mx.array(tokens, dtype=mx.int32)
+
+    def _counted_positions(self) -> mx.array:
+        """How many output tokens each row has in its steps so far, as plain steps count on the device."""
+        counts = [
+            0 if row is None else row.resumed + self._launches - self._joined[row.request_id] for row in self._rows
+        ]
+        return mx.array(counts, dtype=mx.int32)
 
     def _known(self, draft: Sequence[int]) -> tuple[int, ...]:
         """The tokens of a draft before the first that the model does not have: a tokenizer may have more."""
@@ -258,8 +280,9 @@ class Batch:
             self._watch.kept(counts)
         for row in rows:
             self._joined[row.request_id] -= len(row.tokens) - 1
+            self._next[row.request_id] = row.tokens[-1]
         self._inputs = mx.array([tokens[-1] for tokens in gained], dtype=mx.int32)
-        self._positions = self._positions + mx.array(counts, dtype=mx.int32)
+        self._positions = self._counted_positions()
         self._penalties.count_tokens(gained)
         return self._guides.catch_up(rows)
 
@@ -281,12 +304,13 @@ class Batch:
         self._penalties.count(tokens)
         logprobs = self._probe(logits, tokens) if self._probe else None
         self._inputs = tokens
+        self._next.clear()
         mx.async_eval(tokens, self._positions, *(logprobs.arrays if logprobs else ()))  # type: ignore[no-untyped-call]
         return Launched(self._ids, tokens, logprobs)
 
     def _launch_inputs(self) -> None:
-        """Not as part of the next step: MLX makes CUDA graphs of so many operations each, in their order, and a few more
-        at the beginning of a step would make every graph of it a new one, which takes milliseconds."""
+        """Not as part of the next step: MLX makes CUDA graphs of so many operations each, in their order. A few more at
+        the beginning of a step would make every graph of it a new one, which takes milliseconds."""
         mx.async_eval(self._inputs, self._positions)  # type: ignore[no-untyped-call]
 
     def _rows_changed(self) -> None:

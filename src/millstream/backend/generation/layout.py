@@ -18,6 +18,7 @@ from mlx_lm.models.base import scaled_dot_product_attention
 
 from millstream.backend.device import Device
 from millstream.backend.generation.caches.batch_caches import RowCaches, new_row_caches, unbatchable
+from millstream.backend.generation.caches.flat_caches import fits_flat_pass
 from millstream.backend.generation.caches.mixed_caches import mixed_misfit
 from millstream.backend.generation.caches.quantized import KvQuantization, choose_quantization, unsupported
 from millstream.backend.generation.caches.slots import fits_slots
@@ -392,7 +393,8 @@ class LayoutChooser:
     def _flatten_prompts(self, layout: Layout, trial: Trial) -> Layout:
         """With whole prompts one after the other in a pass, if a trial of that gives the same answers as padding."""
         wide = self._on_cuda or self._settings.like_gpu
-        if layout.caches != "classes" or layout.group_fill is None or self._takes_media or not wide:
+        fits = layout.caches in ("classes", "mixed") and all(map(fits_flat_pass, new_row_caches(self._model)))
+        if not fits or layout.group_fill is None or self._takes_media or not wide:
             return layout
         flat = dataclasses.replace(layout, flat_prompts=True)
         try:

@@ -38,7 +38,8 @@ class DraftedTokens:
         for request_id, draft in drafts.items():
             self.of_row[indices[request_id]] = tuple(draft)
         width = self.length - 1
-        self.array = mx.array([[*draft, *[0] * (width - len(draft))] for draft in self.of_row], dtype=mx.int32)
+        self.padded = [[*draft, *[0] * (width - len(draft))] for draft in self.of_row]
+        """All as long as the longest may be."""
 
     def accepted(self, row: int, chosen: Sequence[int]) -> int:
         """How many tokens of a row's draft the target chose as well."""

@@ -199,25 +199,45 @@ def join_rows(sources: Sequence[mx.array], places: Sequence[Sequence[int]], addr
     alike: dict[tuple[mx.Dtype, int], list[int]] = {}
     for number, source in enumerate(sources):
         alike.setdefault((source.dtype, source.shape[1]), []).append(number)
-    targets = mx.array([list(place) for place in places], dtype=mx.int32)
-    longest = max(place[5] for place in places)
+    # Few numbers of rows: every other one is traced.
+    missing = (1 << (len(places) - 1).bit_length()) - len(places)
+    # On the device: what comes from a list is in the host's memory, where all blocks would read it.
+    targets = mx.array([*(list(place) for place in places), *[[0] * JOIN] * missing], dtype=mx.int32) + 0
     written = []
-    for (dtype, heads), numbers in alike.items():
+    for numbers in alike.values():
         for first in range(0, len(numbers), SOURCES):
             some = numbers[first : first + SOURCES]
-            widest = max(sources[number].shape[3] for number in some)
-            blocks = max(1, min(64, -(-longest * widest * dtype.size // (16 * THREADS))))
-            kinds = mx.array([[number, sources[number].shape[3]] for number in some], dtype=mx.int32)
-            inputs = [sources[number] for number in itertools.islice(itertools.cycle(some), SOURCES)]
-            written += _join_kernel()(
-                inputs=[*inputs, targets, kinds, addresses],
-                output_shapes=[(1,)],
-                output_dtypes=[mx.int32],
-                grid=(blocks * THREADS, heads * len(some), len(places)),
-                threadgroup=(THREADS, 1, 1),
-                template=[("T", dtype), ("HEADS", heads)],
-            )
+            kinds = _kinds(tuple((number, sources[number].shape[3]) for number in some))
+            written.append(_join(kinds, targets, addresses, [sources[number] for number in some]))
     return written
+
+
+@functools.lru_cache(maxsize=64)
+def _kinds(kinds: tuple[tuple[int, int], ...]) -> mx.array:
+    found = mx.array([list(kind) for kind in kinds], dtype=mx.int32) + 0
+    mx.eval(found)
+    return found
+
+
+def _launch_join(kinds: mx.array, places: mx.array, addresses: mx.array, sources: list[mx.array]) -> mx.array:
+    dtype, heads = sources[0].dtype, sources[0].shape[1]
+    rows = max(places.shape[0], sources[0].shape[0])
+    tokens = max(source.shape[0] * source.shape[2] * source.shape[3] for source in sources) * dtype.size // rows
+    blocks = max(1, min(64, -(-tokens // (16 * THREADS))))
+    (out,) = _join_kernel()(
+        inputs=[*itertools.islice(itertools.cycle(sources), SOURCES), places, kinds, addresses],
+        output_shapes=[(1,)],
+        output_dtypes=[mx.int32],
+        grid=(blocks * THREADS, heads * len(sources), places.shape[0]),
+        threadgroup=(THREADS, 1, 1),
+        template=[("T", dtype), ("HEADS", heads)],
+    )
+    result: mx.array = out
+    return result
+
+
+_join = mx.compile(_launch_join)
+"""One launch. MLX assembles the source of a kernel with so many inputs for longer than it launches it."""
 
 
 def addresses_of(arrays: Sequence[mx.array]) -> mx.array:

@@ -1,7 +1,7 @@
-"""Caches of a flat pass: whole prompts one after the other, each token a row of its own, as in a pass that verifies drafts.
+"""Caches of a flat pass: whole prompts one after the other, each token a row of its own.
 
-Linear layers, experts and rotary embeddings are those of a wide decode step; only attention knows which tokens belong
-together. Nothing is padded but the end of the pass.
+As in a pass that verifies drafts, linear layers, experts and rotary embeddings are those of a wide decode step; only
+attention knows which tokens belong together. Nothing is padded but the end of the pass.
 """
 
 from __future__ import annotations
@@ -10,40 +10,43 @@ from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
+from mlx_lm.models.cache import KVCache, RotatingKVCache
 
 from millstream.backend.generation.caches.slabs import Parts
 
 
 class FlatPrompts:
-    """Shared by the layers of a pass, (tokens,) each: the position of every token in its prompt, and the flat row of its
-    prompt's first token. Rows that pad the pass see themselves alone."""
+    """Shared by the layers of a pass, (tokens,) each: the position of every token in its prompt, and the flat row of
+    its prompt's first token. Rows that pad the pass see themselves alone."""
 
     def __init__(self, positions: mx.array, firsts: mx.array) -> None:
         self.positions = positions
         self.firsts = firsts
-        self._mask: mx.array | None = None
+        self._masks: dict[int, mx.array] = {}
 
-    @property
-    def mask(self) -> mx.array:
+    def mask(self, window: int) -> mx.array:
         """True for what a token sees, (tokens, tokens): for attention that has to be told."""
-        if self._mask is None:
+        if window not in self._masks:
             every = mx.arange(self.firsts.shape[0])
-            self._mask = (every <= every[:, None]) & (every >= self.firsts[:, None])
-        return self._mask
+            seen = (every <= every[:, None]) & (every >= self.firsts[:, None])
+            self._masks[window] = seen & (every > every[:, None] - window) if window else seen
+        return self._masks[window]
 
 
 class FlatCache:
-    """One layer of a flat pass, with the interface that mlx-lm's attention layers expect of a cache."""
+    """One layer of a flat pass, with the interface that mlx-lm's attention layers expect of a cache. `window`: a token
+    attends to so many of the last ones, itself included; 0: to all."""
 
-    def __init__(self, prompts: FlatPrompts) -> None:
+    def __init__(self, prompts: FlatPrompts, window: int = 0) -> None:
         self.prompts = prompts
+        self.window = window
         self.offset = prompts.positions
         self._parts: Parts = ()
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> None:
-        """No mask: attention knows what a token sees. Raises `ValueError` if a layer wants a window."""
-        if N != 1 or window_size is not None:
-            raise ValueError("its layers do not attend to all tokens before")
+        """No mask: attention knows what a token sees. Raises `ValueError` if a layer wants another window."""
+        if N != 1 or (window_size or self.window) != self.window:
+            raise ValueError("its layers do not attend to all tokens of their cache")
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         if self._parts:
@@ -69,15 +72,20 @@ class FlatPackedCache(FlatCache):
 
     def __init__(self, prompts: FlatPrompts, *, bits: int, group_size: int) -> None:
         super().__init__(prompts)
-        self._packing = {"bits": bits, "group_size": group_size}
+        self._bits, self._group_size = bits, group_size
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         if self._parts:
             raise ValueError("a flat cache takes one pass")
-        packed = [mx.quantize(each, **self._packing) for each in (keys, values)]
+        packed = [mx.quantize(each, group_size=self._group_size, bits=self._bits) for each in (keys, values)]
         self._parts = tuple(part for parts in packed for part in parts)
-        keys, values = (mx.dequantize(*parts, **self._packing) for parts in packed)
+        keys, values = (mx.dequantize(*parts, group_size=self._group_size, bits=self._bits) for parts in packed)
         return keys, values
+
+
+def fits_flat_pass(cache: Any) -> bool:
+    """True if a cache of one row has a form in a flat pass: full attention, or a plain window."""
+    return type(cache) is KVCache or (type(cache) is RotatingKVCache and not cache.keep)
 
 
 def side_by_side(heads: mx.array) -> mx.array:

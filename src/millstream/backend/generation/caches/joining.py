@@ -128,15 +128,21 @@ class MixedRows:
 
 
 def mixed_rows(leaves: Sequence[Any], right_padding: Sequence[int] = (0,)) -> MixedRows:
-    """Rows that were prefilled together into caches like those of one row. Their tokens begin in the first column."""
+    """Rows that were prefilled together into caches like those of one row; there may be more behind them, which nobody
+    wants. Their tokens begin in the first column."""
     found: dict[int, list[Any]] = {}
     for leaf in leaves:
         if not isinstance(leaf, ArraysCache):
             found.setdefault(leaf_window(leaf), []).append(leaf)
     padding = tuple(right_padding)
     attending = {window: _joining_rows(window, same, padding) for window, same in found.items()}
-    states = [leaf.cache for leaf in leaves if isinstance(leaf, ArraysCache)]
+    states = [_first_rows(leaf.cache, len(padding)) for leaf in leaves if isinstance(leaf, ArraysCache)]
     return MixedRows(attending, states, len(padding))
+
+
+def _first_rows(states: Sequence[mx.array | None], count: int) -> list[mx.array | None]:
+    """Without the rows that pad a pass."""
+    return [array if array is None or array.shape[0] == count else array[:count] for array in states]
 
 
 def _joining_rows(window: int, leaves: Sequence[Any], padding: tuple[int, ...]) -> JoiningRows:

@@ -7,6 +7,7 @@ contiguous, and the host never reads one.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from typing import Any
 
 import mlx.core as mx
 
@@ -30,6 +31,14 @@ NO_ITEM = (-1, *[0] * 11)
 
 def _padded(numbers: list[int]) -> list[int]:
     return numbers + [0] * (FAR_FROM_HOST - len(numbers))
+
+
+def _far(numbers: list[Any]) -> mx.array:
+    """In memory of the device. Not as part of a step: see `_look`."""
+    made = mx.array(numbers, dtype=mx.int32)
+    far = made + 0
+    mx.async_eval(far)  # type: ignore[no-untyped-call]  # while `made` is held, so that its memory is not taken
+    return far
 
 
 def _no_tokens(number: int, item: int) -> tuple[int, ...]:
@@ -94,7 +103,7 @@ class KernelStep(SlabStep):
         self._parted = False
         self._expected: list[int] = []
         """Positions, if the next step has the same rows."""
-        self._counted = self._increments = mx.zeros((0,), dtype=mx.int32)
+        self._before = self._counted = self._increments = mx.zeros((0,), dtype=mx.int32)
         self._items = self._counters = self._table = self._lengths = mx.zeros((0,), dtype=mx.int32)
 
     @property
@@ -127,10 +136,11 @@ class KernelStep(SlabStep):
         sum is there in any case: a step with other operations would be another CUDA graph."""
         if positions != self._expected:
             one = [int(position != VACANT) for position in positions]
-            self._increments = mx.array(_padded(one), dtype=mx.int32)
+            self._increments = _far(_padded(one))
             before = [position - more for position, more in zip(positions, one, strict=True)]
             self._counted = mx.array(_padded(before), dtype=mx.int32)
-        self._counted = self._counted + self._increments
+        # What is held is not overwritten: the sum gets memory of the device.
+        self._before, self._counted = self._counted, self._counted + self._increments
         self._expected = [position if position == VACANT else position + 1 for position in positions]
         return self._counted if len(positions) == self._counted.size else self._counted[: len(positions)]
 
@@ -145,8 +155,8 @@ class KernelStep(SlabStep):
             items += [(*item, first, len(found), columns) for item in found] or [_no_tokens(number, first)]
         self._parted = len(items) > size
         items += [NO_ITEM] * (-len(items) % ROUND_ITEMS) if self._parted else []
-        self._items = mx.array(items, dtype=mx.int32)
-        groups = max((part.shape[1] for row in rows if row is not None for part in row.place.arrays), default=0)
+        self._items = _far(items)
+        groups = max((row.place.most_heads for row in rows if row is not None), default=0)
         counted = len(_padded([0] * size)) * groups * MOST_CHUNKS
         self._counters = mx.zeros((counted if self._parted else 1,), dtype=mx.int32)
         self.addresses.drop_others()

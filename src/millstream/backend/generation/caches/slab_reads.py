@@ -15,7 +15,6 @@ from millstream.backend.generation.caches.pass_shape import PassShape
 from millstream.backend.generation.caches.slabs import Parts, RowCache, SharedTokens, Slab
 from millstream.backend.generation.caches.traced_step import Ref
 
-LEAST_NUMBERS = 4
 VACANT = -1
 """The position of a row that nobody reads: a mixture of experts leaves it out. A new row may be at 0."""
 

@@ -30,13 +30,14 @@ MOST_ELEMENTS = 2**31 - 1
 class Slab:
     """Memory for some rows of one class: per layer and part, (slots, heads, capacity, size)."""
 
-    __slots__ = ("buffers", "capacity", "layers", "nbytes", "rows", "where")
+    __slots__ = ("buffers", "capacity", "layers", "most_heads", "nbytes", "rows", "where")
 
     def __init__(self, capacity: int, slots: int, templates: Sequence[Parts], *, together: bool = False) -> None:
         """`templates`: arrays whose heads, size and type the parts get. `together`: parts that are alike are views of
         one array, which a GPU allocates and clears at once; only if nothing but kernels writes to them."""
         self.capacity = capacity
         self.rows: list[RowCache | None] = [None] * slots
+        self.most_heads = max((like.shape[1] for parts in templates for like in parts), default=0)
         self.buffers: list[mx.array] = []
         """What is allocated."""
         self.where: list[tuple[int, int]] = []

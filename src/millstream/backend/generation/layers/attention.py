@@ -45,7 +45,9 @@ def kernel_attention(
     if isinstance(cache, OwnAttention):
         return cache.attend(kernel_attention, queries, keys, values, scale, mask, sinks=sinks, softcap=softcap)
     if isinstance(cache, FlatCache) and prefill_fits(queries, keys, values):
-        flat = functools.partial(prefill_attention, scale=scale, left=cache.prompts.firsts, flat=True)
+        flat = functools.partial(
+            prefill_attention, scale=scale, left=cache.prompts.firsts, window=cache.window, flat=True
+        )
         return cache.attend(flat, queries, keys, values, sinks=sinks, softcap=softcap)
     if isinstance(cache, SlabLayer) and isinstance(step := cache.caches.step, KernelStep):
         new = cache.take_new(keys, values, mask)

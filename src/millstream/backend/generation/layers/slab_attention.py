@@ -42,7 +42,9 @@ def slab_attention(plain: Attention) -> Attention:
         if isinstance(cache, OwnAttention):
             return cache.attend(attention, queries, keys, values, scale, mask, sinks=sinks, softcap=softcap)
         if isinstance(cache, FlatCache):
-            flat = functools.partial(attend_plainly, plain, cache=None, scale=scale, mask=cache.prompts.mask)
+            flat = functools.partial(
+                attend_plainly, plain, cache=None, scale=scale, mask=cache.prompts.mask(cache.window)
+            )
             return cache.attend(flat, queries, keys, values, sinks=sinks, softcap=softcap)
         if not isinstance(cache, SlabLayer):
             return attend_plainly(plain, queries, keys, values, cache, scale, mask, sinks, softcap)

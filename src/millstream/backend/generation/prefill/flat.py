@@ -19,18 +19,21 @@ from millstream.backend.generation.caches.widths import flat_length
 
 
 class FlatPasses:
-    """Owner only. Runs flat passes of one model. `compiled`: as a function that is traced once for each length; it has
-    the weights in it, so it lives no longer than the model."""
+    """Owner only. Runs flat passes of one model. `windows`: how many tokens each layer attends to, 0 for all.
+    `compiled`: as a function that is traced once for each length; it has the weights in it, so it lives no longer than
+    the model."""
 
-    def __init__(self, model: Any, layers: int, packing: KvQuantization | None, *, compiled: bool) -> None:
+    def __init__(
+        self, model: Any, windows: Sequence[int], packing: KvQuantization | None = None, *, compiled: bool
+    ) -> None:
         self._model = model
-        self._layers = layers
+        self.windows = tuple(windows)
         self._packing = packing
         self._run: Callable[..., list[Parts]] = mx.compile(self._pass) if compiled else self._pass
 
     def run(self, prompts: Sequence[Sequence[int]]) -> tuple[list[Parts], tuple[tuple[int, int], ...]]:
-        """Run these tokens. Returns the parts of each layer, (1, heads, columns, any), and where each prompt is in them:
-        its first column and its length."""
+        """Run these tokens. Returns the parts of each layer, (1, heads, columns, any), and where each prompt is in
+        them: its first column and its length."""
         tokens: list[int] = []
         positions: list[int] = []
         firsts: list[int] = []
@@ -48,13 +51,14 @@ class FlatPasses:
         return self._run(numbers), tuple(places)
 
     def _pass(self, numbers: mx.array) -> list[Parts]:
-        tokens, positions, firsts = (mx.squeeze(each, axis=0) for each in mx.split(numbers, 3))
+        # What comes from a list is in the host's memory: without a copy every kernel would read it from there.
+        tokens, positions, firsts = (mx.squeeze(each, axis=0) for each in mx.split(numbers + 0, 3))
         shared = FlatPrompts(positions, firsts)
-        caches = [self._cache(shared) for _ in range(self._layers)]
+        caches = [self._cache(shared, window) for window in self.windows]
         self._model(tokens[:, None], cache=caches)
         return [cache.parts for cache in caches]
 
-    def _cache(self, shared: FlatPrompts) -> FlatCache:
+    def _cache(self, shared: FlatPrompts, window: int) -> FlatCache:
         if self._packing is None:
-            return FlatCache(shared)
+            return FlatCache(shared, window)
         return FlatPackedCache(shared, bits=self._packing.bits, group_size=self._packing.group_size)

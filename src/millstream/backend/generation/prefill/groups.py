@@ -107,21 +107,62 @@ class FlatGroup(Group):
         return store.save(order.handles, layers, order.export_id)
 
 
+class FlatMixedGroup(Group):
+    """The same for layers with sliding windows."""
+
+    rows: MixedRows
+
+    def __init__(self, passes: FlatPasses, submits: Sequence[Generate]) -> None:
+        self._parts, self._places = passes.run([submit.prompt[:-1] for submit in submits])
+        self._windows = passes.windows
+        attending = {window: JoiningRows(self._layers(window), (), flat=self._places) for window in set(passes.windows)}
+        super().__init__(submits, MixedRows(attending, [], len(self._places)))
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        return [part for parts in self._parts for part in parts]
+
+    def _layers(self, window: int) -> Layers:
+        return [parts for parts, each in zip(self._parts, self._windows, strict=True) if each == window]
+
+    def _save(self, index: int, order: SavePrefix, store: PrefixStore) -> list[mx.array] | None:
+        first, length = self._places[index]
+        if order.checkpoint is not None and order.tokens != length:
+            return None
+
+        def tokens(start: int, stop: int) -> Layers:
+            return [tuple(part[:, :, first + start : first + stop] for part in parts) for parts in self._layers(0)]
+
+        windows = [(parts, window) for parts, window in zip(self._parts, self._windows, strict=True) if window]
+        others = []
+        for parts, window in windows:
+            columns = slice(first + max(0, length - window), first + length)
+            others.append(_window_row(window, [part[:, :, columns] for part in parts], length))
+        return store.save_tokens(order, tokens, others)
+
+
 class RightPaddedGroup(Group):
     """For layers of several kinds, into caches like those of one row: tokens begin in the first column, so that a
     causal mask is all that attention needs, and states are told where their row ends."""
 
     rows: MixedRows
 
-    def __init__(self, model: Any, submits: Sequence[Generate], padded_length: Callable[[int], int]) -> None:
-        """`padded_length`: the length of a pass for some tokens."""
+    def __init__(
+        self,
+        model: Any,
+        submits: Sequence[Generate],
+        padded_length: Callable[[int], int],
+        padded_rows: Callable[[int], int] = int,
+    ) -> None:
+        """`padded_length`: the length of a pass for some tokens. `padded_rows`: its rows for some prompts."""
         self._lengths = [len(submit.prompt) - 1 for submit in submits]
         # A pass of one token is a decode step to many caches.
         columns = max(2, padded_length(max(self._lengths)))
+        vacant = padded_rows(len(submits)) - len(submits)
         self._caches = new_row_caches(model)
-        begin_right_padding(self._caches, self._lengths, columns)
+        begin_right_padding(self._caches, [*self._lengths, *[columns] * vacant], columns)
         padded = [[*submit.prompt[:-1], *[0] * (columns - len(submit.prompt) + 1)] for submit in submits]
-        model(mx.array(padded, dtype=mx.int32), cache=self._caches)
+        model(mx.array([*padded, *[[0] * columns] * vacant], dtype=mx.int32), cache=self._caches)
         end_right_padding(self._caches)
         self._leaves = leaf_caches(self._caches)
         padding = [columns - length for length in self._lengths]
@@ -151,10 +192,15 @@ class RightPaddedGroup(Group):
             return leaf.extract(index)
         length, window = self._lengths[index], leaf_window(leaf)
         columns = slice(max(0, length - window), length)
-        row = RotatingKVCache(window)
-        row.keys, row.values = (part[index : index + 1, :, columns] for part in (leaf.keys, leaf.values))
-        row.offset, row._idx = length, row.keys.shape[2]
-        return row
+        return _window_row(window, [part[index : index + 1, :, columns] for part in (leaf.keys, leaf.values)], length)
+
+
+def _window_row(window: int, parts: Sequence[mx.array], length: int) -> RotatingKVCache:
+    """The last tokens of a row of so many, as mlx-lm's cache of one row."""
+    row = RotatingKVCache(window)
+    row.keys, row.values = parts
+    row.offset, row._idx = length, row.keys.shape[2]
+    return row
 
 
 def _padded_cache(shared: Padding, packing: KvQuantization | None) -> Any:

@@ -19,10 +19,16 @@ from millstream.backend.generation.caches.prompt_caches import (
 )
 from millstream.backend.generation.caches.quantized import KvQuantization, new_prompt_caches
 from millstream.backend.generation.caches.slabs import SharedTokens
-from millstream.backend.generation.caches.widths import MAX_PADDED_CHUNK, padded_chunk_length
+from millstream.backend.generation.caches.widths import MAX_PADDED_CHUNK, padded_chunk_length, padded_group
 from millstream.backend.generation.mtp.passes import PromptWatch
 from millstream.backend.generation.prefill.flat import FlatPasses
-from millstream.backend.generation.prefill.groups import FlatGroup, Group, LeftPaddedGroup, RightPaddedGroup
+from millstream.backend.generation.prefill.groups import (
+    FlatGroup,
+    FlatMixedGroup,
+    Group,
+    LeftPaddedGroup,
+    RightPaddedGroup,
+)
 from millstream.backend.generation.prefill.logprobs import prefill_with_logprobs, wants_logprobs
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
 from millstream.backend.generation.prefix_store.cache_state import leaf_caches
@@ -172,20 +178,23 @@ class BatchPrefiller:
         prefix_store: PrefixStore,
         min_length_ratio: float | None,
         watch: PromptWatch | None = None,
+        flat: FlatPasses | None = None,
     ) -> None:
         """`min_length_ratio`: of the shortest prompt in a group to the longest one. None: no groups. `watch`: reads
-        hidden states of prompts."""
+        hidden states of prompts. `flat`: runs whole prompts of any lengths, in the place of padded groups."""
         self._watch = watch
         self._prefix_store = prefix_store
-        self._min_length_ratio = min_length_ratio
+        self._min_length_ratio = min_length_ratio if flat is None else 0.0
+        self._flat = flat
         self._single = single
         self._groups: list[Group] = []
         self.grouped = 0
         """How many prompts have shared a pass."""
 
     def _shares(self, group: Sequence[Prefill]) -> bool:
-        """Whether these prompts run as a group."""
-        return len(group) > 1
+        """Whether these prompts run as a group. A short one alone has no cache to fill then, which is larger than its
+        tokens."""
+        return len(group) > 1 or (self._flat is not None and _length(group[0]) <= MAX_PADDED_CHUNK)
 
     def _new_group(self, submits: Sequence[Generate]) -> Group:
         raise NotImplementedError
@@ -274,17 +283,11 @@ class PlainPrefiller(BatchPrefiller):
         watch: PromptWatch | None = None,
         flat: FlatPasses | None = None,
     ) -> None:
-        """`flat`: runs whole prompts of any lengths, in the place of padded groups."""
         single = SinglePrefiller(model, prefix_store, quantization, prefill_media, pad_chunks, watch)
-        super().__init__(single, prefix_store, min_length_ratio if flat is None else 0.0, watch)
+        super().__init__(single, prefix_store, min_length_ratio, watch, flat)
         self._model = model
         self._layer_count = layer_count
         self._quantization = quantization
-        self._flat = flat
-
-    def _shares(self, group: Sequence[Prefill]) -> bool:
-        # A short prompt alone has no cache to fill then, which is larger than its tokens.
-        return len(group) > 1 or (self._flat is not None and _length(group[0]) <= MAX_PADDED_CHUNK)
 
     def _new_group(self, submits: Sequence[Generate]) -> Group:
         if self._flat is not None:
@@ -308,14 +311,19 @@ class MixedPrefiller(BatchPrefiller):
         prefill_media: PrefillMedia | None = None,
         pad_chunks: bool = False,
         watch: PromptWatch | None = None,
+        flat: FlatPasses | None = None,
     ) -> None:
         single = SinglePrefiller(model, prefix_store, prefill_media=prefill_media, pad_chunks=pad_chunks, watch=watch)
-        super().__init__(single, prefix_store, min_length_ratio, watch)
+        super().__init__(single, prefix_store, min_length_ratio, watch, flat)
         self._model = model
         self._pad_chunks = pad_chunks
 
     def _new_group(self, submits: Sequence[Generate]) -> Group:
-        return RightPaddedGroup(self._model, submits, padded_chunk_length if self._pad_chunks else int)
+        if self._flat is not None:
+            return FlatMixedGroup(self._flat, submits)
+        if self._pad_chunks:
+            return RightPaddedGroup(self._model, submits, padded_chunk_length, padded_group)
+        return RightPaddedGroup(self._model, submits, int)
 
     def _joining(self, submit: Generate, caches: RowCaches, shared: tuple[SharedTokens, ...]) -> MixedRows:
         return mixed_rows(leaf_caches(caches))
