@@ -27,7 +27,8 @@ log = logging.getLogger(__name__)
 
 MIN_BYTES = 16 << 20
 """Of a weight that is worth measuring: its reading takes longer than the host needs for a launch."""
-LAUNCHES = 12
+LAUNCHES = 40
+"""Of a chain: so many that what an evaluation costs by itself does not count."""
 COPIES_BYTES = 192 << 20
 """Of different weights in a chain, at least: more than a cache holds."""
 GAIN = 0.10
