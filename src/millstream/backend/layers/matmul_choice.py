@@ -161,8 +161,8 @@ def seconds(key: Key, weight: Dense, by_mlx: bool) -> float:
 
 
 def steady(key: Key, weight: Dense) -> int:
-    """Up to how many rows MLX's operations give rows bitwise the same numbers as at this width; 0 if one row alone, which
-    takes the choice of the first width, gets others."""
+    """Up to how many rows MLX's operations give rows bitwise the same numbers as at this width; 0 if one row alone,
+    which takes the choice of the first width, gets others."""
     role, outputs, inputs, width = key
     x, rest = (
         mx.random.normal((MOST_ROWS, 1, size), key=mx.random.key(size)).astype(weight.weight.dtype)
