@@ -29,7 +29,7 @@ def pickled_by_value(kind: type[_Data]) -> type[_Data]:
     def reduce(self: object) -> tuple[Any, ...]:
         return type(self), _values_of(type(self))(self)
 
-    kind.__reduce__ = reduce  # type: ignore[assignment, method-assign]
+    kind.__reduce__ = reduce  # type: ignore[method-assign]
     return kind
 
 

@@ -14,9 +14,11 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from millstream.bench.client import _text
 from millstream.bench.load import Load, request_body, run
 from millstream.bench.processes import processes_for, run_split
 from millstream.bench.report import figures, percentile
@@ -149,3 +151,19 @@ def test_the_benchmark_of_the_servers_own_cost_runs() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert ["errors 0" in line for line in done.stdout.splitlines()[:2]] == [True, True], done.stdout
+
+
+@pytest.mark.parametrize(
+    ("choice", "text"),
+    [
+        ({"delta": {"content": "mill"}}, "mill"),
+        ({"delta": {"reasoning": "why"}}, "why"),
+        ({"delta": {"tool_calls": [{"index": 0, "function": {"name": "grind", "arguments": ""}}]}}, "grind"),
+        ({"delta": {"tool_calls": [{"index": 0, "function": {"arguments": "{}"}}, {"index": 1}]}}, "{}"),
+        ({"delta": {}}, ""),
+        ({"text": "plain"}, "plain"),
+    ],
+)
+def test_text_of_every_kind_is_received(choice: dict[str, Any], text: str) -> None:
+    """Also that of a request whose whole answer is a tool call."""
+    assert _text(choice) == text

@@ -1,9 +1,10 @@
 """Expert layers of a mixture as CUDA kernels: a step's few rows through the experts that they chose.
 
-A block reads all choices and walks over tiles of weight rows of the experts that somebody chose. It works like
-`small_matmul`: its warps split K, and weights stream through shared memory, those of the next tile while one is added
-up; the rows are gathered by their numbers. How a sum is split depends on the weight alone, so a row gets the same
-numbers whatever else is in the batch.
+A launch has a block per tile of weight rows for every expert that could have been chosen. A block reads all choices,
+finds the n-th expert that somebody chose and its rows, or ends. With one row, or if nearly all experts are chosen, it
+knows its expert at once, and weights are on their way while it looks for rows. It then works like `small_matmul`: its
+warps split K, and weights stream through shared memory; the rows are gathered by their numbers. How a sum is split
+depends on the weight alone, so a row gets the same numbers whatever else is in the batch.
 
 Packed weights are unpacked in registers to what `mx.dequantize` would give.
 """
@@ -20,16 +21,10 @@ import mlx.core as mx
 
 from millstream.backend.kernels import ptx
 from millstream.backend.kernels.compiled import cuda_kernel
-from millstream.backend.kernels.matmul_tilings import RESERVED, shared_limit
-from millstream.backend.kernels.multiprocessors import multiprocessors
 from millstream.backend.kernels.unpack_cuda import MODES, unpack_source
 
 MAX_ROWS = 512
-"""Rows that a launch may have."""
-MAX_CHOICES = 4096
-"""Experts that all rows of a launch may choose together: blocks have the list in shared memory."""
-BLOCKS, PACKED_BLOCKS = 4, 3
-"""Of a launch, for each multiprocessor: as many as its registers hold. More would wait for those to end."""
+"""Rows that a launch may have: each may choose an expert once, and blocks hold the list in shared memory."""
 MAX_EXPERTS = 1024
 CROWDED = 12
 """With more rows per expert than this, on average, a pass takes twice as many of them."""
@@ -76,151 +71,126 @@ __device__ __forceinline__ void mill_fetch_some(void* to, const void* from, int 
 
 _DTYPES = (mx.bfloat16, mx.float16)
 
-# All choices by expert: `active` has the experts that somebody chose, and `begins` where their choices are in `list`.
+# A chunk is 64 bytes of each weight row: per thread SUB times eight numbers, 1 dense, 2 of 8 bits, 4 of 4 bits. Tile m
+# of a block is rows r0 + m * 16; with a gate, the second half of the tiles are the same rows of the other weight.
 _FIND = """
   constexpr int CH = 32 * SUB, PER = 8 * SUB, TH = W * 32, LINE = 16 * MT + 1, COLS = NT * 8;
   constexpr int OWN = GLU ? MT / 2 : MT;
   const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, g = lane / 4, t = lane % 4;
-  const int N = w0_shape[1], K = w0_shape[2] * NUMBERS, tiles = N / (16 * OWN);
-  const int slots = indices_shape[1], entries = indices_shape[0] * slots;
-  __shared__ int cursor[EXPERTS];
-  __shared__ unsigned short active[EXPERTS], begins[EXPERTS + 1], list[MAX_CHOICES];
-  __shared__ int actives;
-  if (indices_shape[0] == 1) {  // a row's experts are all different
-    for (int i = tid; i <= slots; i += TH) {
-      if (i < slots) active[i] = indices[i];
-      begins[i] = i;
-      list[i] = i;
-    }
-    if (tid == 0) actives = indices[0] < 0 ? 0 : slots;
+  const int N = w0_shape[1], K = w0_shape[2] * NUMBERS, r0 = blockIdx.x * 16 * OWN;
+  const int slots = indices_shape[1], entries = indices_shape[0] * slots, words = (w0_shape[0] + 31) / 32;
+  __shared__ unsigned chosen[MAX_EXPERTS / 32];
+  __shared__ unsigned short list[MAX_ROWS];
+  __shared__ int listed;
+  int expert = -1;
+  if (indices_shape[0] == 1) {
+    expert = indices[blockIdx.y];  // a row's experts are all different
+  } else if (gridDim.y == w0_shape[0] && entries >= 4 * w0_shape[0]) {
+    expert = blockIdx.y;  // nearly all are chosen: the weight is fetched before that is certain
   } else {
-    for (int i = tid; i < EXPERTS; i += TH) cursor[i] = 0;
+    for (int i = tid; i < words; i += TH) chosen[i] = 0;
     __syncthreads();
     for (int i = tid; i < entries; i += TH) {
       const unsigned each = indices[i];  // -1: none
-      if (each < EXPERTS) atomicAdd(&cursor[each], 1);
+      if (each < (unsigned)w0_shape[0]) atomicOr(&chosen[each / 32], 1u << (each % 32));
     }
     __syncthreads();
-    if (warp == 0) {
-      int place = 0, sum = 0;
-      for (int base = 0; base < EXPERTS; base += 32) {
-        const int e = base + lane, count = e < EXPERTS ? cursor[e] : 0;
-        const unsigned some = __ballot_sync(0xffffffffu, count > 0);
-        int last = count;
-        for (int o = 1; o < 32; o *= 2) {
-          const int other = __shfl_up_sync(0xffffffffu, last, o);
-          last += lane >= o ? other : 0;
-        }
-        if (count > 0) {
-          const int at = place + __popc(some & ((1u << lane) - 1));
-          active[at] = e;
-          begins[at] = cursor[e] = sum + last - count;
-        }
-        place += __popc(some);
-        sum += __shfl_sync(0xffffffffu, last, 31);
+    int skip = blockIdx.y;
+    for (int i = 0; i < words; i++) {
+      unsigned bits = chosen[i];
+      const int count = __popc(bits);
+      if (skip < count) {
+        for (; skip > 0; skip--) bits &= bits - 1;
+        expert = i * 32 + __ffs(bits) - 1;
+        break;
       }
-      if (lane == 0) {
-        begins[place] = sum;
-        actives = place;
-      }
-    }
-    __syncthreads();
-    for (int i = tid; i < entries; i += TH) {
-      const unsigned each = indices[i];
-      if (each < EXPERTS) list[atomicAdd(&cursor[each], 1)] = i;
+      skip -= count;
     }
   }
-  __syncthreads();
+  if (expert < 0) return;
 """
 
-# A chunk is 64 bytes of each weight row: per thread SUB times eight numbers, 1 dense, 2 of 8 bits, 4 of 4 bits. Tile m
-# of an item is rows r0 + m * 16; with a gate, the second half of the tiles are the same rows of the other weight.
-# A block walks over items, a tile of an expert each. Chunks of the next item are fetched while this one is added up.
 _MATMUL = """
   extern __shared__ uint4 ring[];
-  float* sums = reinterpret_cast<float*>(ring + DEPTH * MT * 2 * TH);
   const size_t line = (size_t)K * 64 / CH;  // bytes of a weight row
-  const int chunks = (K + CH - 1) / CH, turns = (chunks + W - 1) / W, items = actives * tiles;
-  // What is fetched next: chunk `ahead_turn` of this warp, of an item that is read `ahead_left` times more.
-  int ahead_item = blockIdx.x, ahead_turn = 0, ahead_left = 0, ahead_stage = 0;
-  size_t ahead_at = 0;
-  auto aim = [&]() {
-    if (ahead_item >= items) return;
-    const int k = ahead_item / tiles;
-    ahead_at = ((size_t)active[k] * N + ahead_item % tiles * 16 * OWN + g) * line + t * 16;
-    ahead_left = (begins[k + 1] - begins[k] + COLS - 1) / COLS;
-  };
+  const int chunks = (K + CH - 1) / CH, mine = (chunks - warp + W - 1) / W;
+  const unsigned char* wp[MT];
+  #pragma unroll
+  for (int m = 0; m < MT; m++) {
+    const unsigned char* base = reinterpret_cast<const unsigned char*>(m < OWN ? w0 : OTHER(w1, w0));
+    wp[m] = base + ((size_t)expert * N + r0 + m % OWN * 16 + g) * line + t * 16;
+  }
   // Each thread fetches what it uses itself; what lies beyond the row becomes zeros.
-  auto fetch = [&]() {
-    if (ahead_item < items) {
-      const int c = warp + ahead_turn * W;
-      if (c < chunks) {
-        const int bytes = c * CH + t * PER < K ? 16 : 0;
-        #pragma unroll
-        for (int m = 0; m < MT; m++) {
-          const unsigned char* base = reinterpret_cast<const unsigned char*>(m < OWN ? w0 : OTHER(w1, w0));
-          const unsigned char* from = base + ahead_at + m % OWN * 16 * line + (size_t)c * 64;
-          uint4* to = ring + ((ahead_stage * MT + m) * 2) * TH + tid;
-          mill_fetch_some(to, from, bytes);
-          mill_fetch_some(to + TH, from + 8 * line, bytes);
-        }
-      }
-      if (++ahead_turn == turns) {
-        ahead_turn = 0;
-        if (--ahead_left == 0) {
-          ahead_item += gridDim.x;
-          aim();
-        }
+  auto fetch = [&](int i) {
+    const int c = warp + i * W;
+    if (i < mine) {
+      const int bytes = c * CH + t * PER < K ? 16 : 0;
+      #pragma unroll
+      for (int m = 0; m < MT; m++) {
+        uint4* to = ring + ((i % DEPTH * MT + m) * 2) * TH + tid;
+        mill_fetch_some(to, wp[m] + (size_t)c * 64, bytes);
+        mill_fetch_some(to + TH, wp[m] + 8 * line + (size_t)c * 64, bytes);
       }
     }
-    if (++ahead_stage == DEPTH) ahead_stage = 0;
     mill_commit();
   };
-  aim();
   #pragma unroll
-  for (int i = 0; i < DEPTH - 1; i++) fetch();
-  int stage = 0;
-  #pragma unroll 1
-  for (int item = blockIdx.x; item < items; item += gridDim.x) {
-  const int expert = active[item / tiles], r0 = item % tiles * 16 * OWN;
-  const unsigned short* chose = list + begins[item / tiles];
-  const int count = begins[item / tiles + 1] - begins[item / tiles];
+  for (int i = 0; i < DEPTH - 1; i++) fetch(i);
+  // Which (row, slot) pairs chose this expert: found while the weights are on their way.
+  if (warp == 0) {
+    int count = 0;
+    for (int i = lane; i - lane < entries; i += 32) {
+      const bool hit = i < entries && indices[i] == expert;
+      const unsigned hits = __ballot_sync(0xffffffffu, hit);
+      if (hit) list[count + __popc(hits & ((1u << lane) - 1))] = i;
+      count += __popc(hits);
+    }
+    if (lane == 0) listed = count;
+  }
+  __syncthreads();
+  const int count = listed;
+  if (count == 0) {
+    mill_wait<0>();
+    return;
+  }
   SCALES
-  #pragma unroll 1
   for (int first = 0; first < count; first += COLS) {
-    const int columns = min(NT, (count - first + 7) / 8);
+    if (first > 0) {
+      __syncthreads();
+      #pragma unroll
+      for (int i = 0; i < DEPTH - 1; i++) fetch(i);
+    }
+    const int tiles = min(NT, (count - first + 7) / 8);
     const T* xp[NT];
     #pragma unroll
     for (int n = 0; n < NT; n++) {
-      const int at = first + n * 8 + g, entry = chose[at < count ? at : 0];
+      const int at = first + n * 8 + g, entry = list[at < count ? at : 0];
       xp[n] = x + (size_t)(GLU ? entry / slots : entry) * K + t * PER;
     }
     float acc[MT][NT][4] = {};
     uint4 b[NT], next[NT];
     auto read = [&](int i, int s) {
       const int k = (warp + i * W) * CH;
-      const bool in = k + t * PER < K;
+      const bool in = i < mine && k + t * PER < K;
       #pragma unroll
       for (int n = 0; n < NT; n++) {
         next[n] = make_uint4(0, 0, 0, 0);
-        if (in && n < columns) next[n] = *reinterpret_cast<const uint4*>(xp[n] + k + s * 8);
+        if (in && n < tiles) next[n] = *reinterpret_cast<const uint4*>(xp[n] + k + s * 8);
       }
     };
     read(0, 0);
     FIRST_SCALES
     #pragma unroll 1
-    for (int i = 0; i < turns; i++) {
+    for (int i = 0; i < mine; i++) {
       uint4 a[MT][2];
       mill_wait<DEPTH - 2>();
       #pragma unroll
       for (int m = 0; m < MT; m++) {
-        const uint4* at = ring + ((stage * MT + m) * 2) * TH + tid;
+        const uint4* at = ring + ((i % DEPTH * MT + m) * 2) * TH + tid;
         a[m][0] = at[0];
         a[m][1] = at[TH];
       }
-      if (++stage == DEPTH) stage = 0;
-      fetch();
-      if (warp + i * W >= chunks) break;  // in its last turn a warp may have none
+      fetch(i + DEPTH - 1);
       NEXT_SCALES
       #pragma unroll
       for (int s = 0; s < SUB; s++) {
@@ -236,7 +206,7 @@ _MATMUL = """
           }
         #pragma unroll
         for (int n = 0; n < NT; n++) {
-          if (n >= columns) break;
+          if (n >= tiles) break;
           ORDER
           #pragma unroll
           for (int m = 0; m < MT; m++) {
@@ -246,8 +216,9 @@ _MATMUL = """
         }
       }
     }
-    // The warps' sums: a line a column, one float more against bank conflicts.
+    // The warps' sums: a line a column, one float more against bank conflicts. They lie where the weight lay.
     __syncthreads();
+    float* sums = reinterpret_cast<float*>(ring);
     #pragma unroll
     for (int m = 0; m < MT; m++)
       #pragma unroll
@@ -258,7 +229,7 @@ _MATMUL = """
     __syncthreads();
     const int live = min(COLS, count - first);
     for (int i = tid; i < live * 16 * OWN; i += TH) {
-      const int col = i / (16 * OWN), r = i % (16 * OWN), entry = chose[first + col];
+      const int col = i / (16 * OWN), r = i % (16 * OWN), entry = list[first + col];
       auto sum = [&](int at) {
         float total = 0.f;
         #pragma unroll
@@ -268,7 +239,6 @@ _MATMUL = """
       EPILOGUE
       out[(size_t)entry * N + r0 + r] = T(result);
     }
-  }
   }
 """
 
@@ -286,7 +256,7 @@ _SCALES = """
   unsigned scale[MT][2], bias[MT][2] = {};
   auto scales = [&](int i) {
     const int k = (warp + i * W) * CH + t * PER;
-    const bool in = k < K;
+    const bool in = i < mine && k < K;
     #pragma unroll
     for (int m = 0; m < MT; m++)
       #pragma unroll
@@ -371,9 +341,9 @@ class Tiling:
     columns: int = 2
 
     def shared_bytes(self) -> int:
-        """For the ring buffer of the weight, and for the sums of the warps."""
+        """For the ring buffer of the weight, which later holds the sums of the warps."""
         ring = self.depth * self.tiles * 2 * self.warps * 32 * 16
-        return ring + self.warps * self.columns * 8 * (16 * self.tiles + 1) * 4
+        return max(ring, self.warps * self.columns * 8 * (16 * self.tiles + 1) * 4)
 
 
 GLU_TILING = Tiling(tiles=2, warps=4, depth=4)
@@ -398,7 +368,8 @@ def _source(packing: Packing | None, activation: Activation | None, biased: bool
         text = text.replace(name, pieces[name])
     text = text.replace("EPILOGUE", epilogue)
     other = "#define OTHER(one, two) one\n" if activation is not None else "#define OTHER(one, two) two\n"
-    return other + _FIND.replace("MAX_CHOICES", str(MAX_CHOICES)) + text
+    find = _FIND.replace("MAX_ROWS", str(MAX_ROWS)).replace("MAX_EXPERTS", str(MAX_EXPERTS))
+    return other + find + text
 
 
 @functools.cache
@@ -455,13 +426,6 @@ def expert_down(h: mx.array, indices: mx.array, down: ExpertWeights, tiling: Til
     return _run("expert_down", h, indices, (down,), None, tiling)
 
 
-def _resident(tiling: Tiling, weights: ExpertWeights) -> int:
-    """How many blocks a multiprocessor runs at once."""
-    lists = 2 * MAX_CHOICES + 8 * weights.experts
-    held = (shared_limit() + RESERVED) // (tiling.shared_bytes() + lists + RESERVED)
-    return max(1, min(BLOCKS if weights.packing is None else PACKED_BLOCKS, held))
-
-
 def _run(
     name: str,
     x: mx.array,
@@ -473,8 +437,6 @@ def _run(
     first = weights[0]
     packing, biased = first.packing, first.bias is not None
     rows, slots = indices.shape
-    if rows * slots > MAX_CHOICES:
-        raise ValueError(f"{rows} rows with {slots} experts each are more than a launch takes")
     if rows * slots > CROWDED * first.experts:
         # How many rows a pass has changes no number.
         tiling = dataclasses.replace(tiling, columns=2 * tiling.columns)
@@ -486,12 +448,10 @@ def _run(
         if weight.bias is not None:
             names.append(f"c{index}")
             arrays.append(weight.bias)
-    items = first.outputs // (16 * tiling.tiles // len(weights)) * min(first.experts, rows * slots)
-    blocks = min(items, _resident(tiling, first) * multiprocessors())
+    own = tiling.tiles // len(weights)
     kernel = _kernel(name, tuple(names), packing, activation, biased, x.dtype, tiling.shared_bytes())
     template: list[tuple[str, Any]] = [
         ("T", x.dtype),
-        ("EXPERTS", first.experts),
         ("NUMBERS", 1 if packing is None else 32 // packing.bits),
         ("SUB", 1 if packing is None else 16 // packing.bits),
         ("GLU", activation is not None),
@@ -506,7 +466,7 @@ def _run(
         inputs=arrays,
         output_shapes=[(rows * slots, first.outputs)],
         output_dtypes=[x.dtype],
-        grid=(blocks * tiling.warps * 32, 1, 1),
+        grid=(first.outputs // (16 * own) * tiling.warps * 32, min(first.experts, rows * slots), 1),
         threadgroup=(tiling.warps * 32, 1, 1),
         template=template,
     )[0]

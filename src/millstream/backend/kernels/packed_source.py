@@ -365,7 +365,7 @@ MANY_SHARED = """
     auto part_of = [&](int s, int p) {
       return __ldcg(reinterpret_cast<const float4*>(all + s * SIZE) + p * TH + threadIdx.x);
     };
-    #pragma unroll 4
+    #pragma unroll 32 / S
     for (int p = 0; p < PARTS; p++) {
       float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
       #pragma unroll

@@ -151,9 +151,8 @@ def many_by_kernels(
         choices = expert_tiles.sort_choices(indices, gate.experts)
         return expert_tiles.tiled_down(expert_tiles.tiled_glu(x, choices, gate, up, activation), choices, last)
     out = []
-    most = min(expert_matmul.MAX_ROWS, expert_matmul.MAX_CHOICES // indices.shape[1])
-    for first in range(0, rows, most):
-        part = slice(first, first + most)
+    for first in range(0, rows, expert_matmul.MAX_ROWS):
+        part = slice(first, first + expert_matmul.MAX_ROWS)
         h = expert_matmul.expert_glu(x[part], indices[part], gate, up, activation)
         out.append(expert_matmul.expert_down(h, indices[part], last))
     return out[0] if len(out) == 1 else mx.concatenate(out)
