@@ -27,7 +27,8 @@ log = logging.getLogger(__name__)
 
 MIN_BYTES = 16 << 20
 """Of a weight that is worth measuring: its reading takes longer than the host needs for a launch."""
-LAUNCHES = 12
+LAUNCHES = 40
+"""Of a chain: so many that what an evaluation costs by itself does not count."""
 COPIES_BYTES = 192 << 20
 """Of different weights in a chain, at least: more than a cache holds."""
 GAIN = 0.10
@@ -160,8 +161,8 @@ def seconds(key: Key, weight: Dense, by_mlx: bool) -> float:
 
 
 def steady(key: Key, weight: Dense) -> int:
-    """Up to how many rows MLX's operations give rows bitwise the same numbers as at this width; 0 if one row alone, which
-    takes the choice of the first width, gets others."""
+    """Up to how many rows MLX's operations give rows bitwise the same numbers as at this width; 0 if one row alone,
+    which takes the choice of the first width, gets others."""
     role, outputs, inputs, width = key
     x, rest = (
         mx.random.normal((MOST_ROWS, 1, size), key=mx.random.key(size)).astype(weight.weight.dtype)

@@ -42,6 +42,9 @@ class Sampler:
         self._random = _RandomSampler([rows[index] for index in random_rows]) if random_rows else None
         self._settings = sample_kernel.settings_of(rows) if kernel else None
         self._seeds = seeds(rows)
+        if self._settings is not None:
+            # What the device has computed lies in its own memory. From the host's, every block reads over the bus.
+            self._settings, self._seeds = self._settings * 1.0, self._seeds + mx.array(0, dtype=mx.uint32)
         self._random_rows = None if len(random_rows) == len(rows) else mx.array(random_rows, dtype=mx.int32)
 
     def step(self, logits: mx.array, positions: mx.array) -> tuple[mx.array, mx.array]:
