@@ -26,7 +26,7 @@ def pickled_by_value(kind: type[_Data]) -> type[_Data]:
     """A decorator for dataclasses that cross to another process often: by its fields in order, an object costs a
     fraction of what a dataclass with slots costs."""
 
-    def reduce(self: object) -> tuple[Any, ...]:
+    def reduce(self: Any) -> tuple[Any, ...]:
         return type(self), _values_of(type(self))(self)
 
     kind.__reduce__ = reduce  # type: ignore[method-assign]
