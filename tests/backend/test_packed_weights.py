@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 from pathlib import Path
@@ -16,7 +17,14 @@ from mlx_lm.utils import load_model
 
 from millstream.backend.device import Device, current_device
 from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
-from millstream.backend.kernels import matmul_tilings, matmul_tuning, packed_tilings, small_matmul, unpack_weight
+from millstream.backend.kernels import (
+    matmul_tilings,
+    matmul_tuning,
+    packed_bands,
+    packed_tilings,
+    small_matmul,
+    unpack_weight,
+)
 from millstream.backend.kernels.weights import Packed
 from millstream.backend.layers import matmul_reference, packed_products
 from millstream.backend.layers.packed_linear import PackedEmbedding, PackedLinear, use_packed_products
@@ -278,9 +286,10 @@ def test_the_kernels_multiply_with_every_format(mode: str, bits: int, group_size
 @on_cuda
 def test_rows_of_a_packed_weight_get_the_same_numbers_in_any_company() -> None:
     weight, x = small_matmul.prepare(packed(256, 1088)), random(64, 1, 1088)
-    wanted = small_matmul.matmul(x, weight)[:5]
-    for rows in (5, 8, 16, 32, 33):
-        assert mx.array_equal(small_matmul.matmul(x[:rows], weight)[:5], wanted).item()
+    for step, widths in ((5, (5, 8, 16, 32, 33, 64)), (20, (20, 32, 33, 64))):
+        with matmul_tuning.as_step_of(step):
+            found = [small_matmul.matmul(x[:rows], weight)[:5] for rows in widths]
+        assert all(mx.array_equal(each, found[0]).item() for each in found), step
     residual = random(64, 1, 256)
     expected = matmul_reference.matmul_add(x, weight, residual)
     got = small_matmul.matmul_add(x, weight, residual)
@@ -296,8 +305,21 @@ def test_a_weight_is_unpacked_as_mlx_does(mode: str, bits: int, group_size: int)
     assert mx.abs(got - expected).max().item() <= 0.01 * mx.abs(expected).max().item()
 
 
-def test_a_weight_with_few_tiles_gets_counters(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed_tilings, "multiprocessors", lambda: 100)
-    weight = packed(128 * 20, 128)
-    assert [packed_tilings.counters(weight, rows) for rows in (1, 8, 9, 64, 65, 200, 300)] == [0, 0, 20, 20, 40, 80, 0]
-    assert packed_tilings.counters(small_matmul.prepare(weight), 64) == 0, "it has its own"  # type: ignore[arg-type]
+@pytest.mark.parametrize(("mode", "bits", "group_size"), FORMATS)
+def test_bands_fit_the_device_and_cut_sums_in_the_same_way(mode: str, bits: int, group_size: int) -> None:
+    weight = small_matmul.prepare(packed(64, 1152, mode, bits, group_size))
+    assert isinstance(weight, Packed)
+    for head, within in ((0, 0), (0, 64), (0, 96), (64, 0), (128, 0)):
+        tiling = packed_bands.in_bands(weight, packed_bands.MAX_WIDTH, head=head, within=within)
+        assert tiling is not None and tiling.threads <= 256 and tiling.split * tiling.along == matmul_tilings.SLICES
+        assert tiling.lines == head if head else within % tiling.lines == 0
+        assert tiling.shared_bytes(packed_bands.MAX_WIDTH) <= matmul_tilings.MAX_SHARED
+
+
+def test_a_pass_takes_the_body_of_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, taken = packed(64, 256), []
+    monkeypatch.setattr(small_matmul, "run", lambda kind, tiling, *rest: taken.append(tiling.body) or [mx.zeros(1)])
+    for step, rows in ((None, 1), (None, 8), (None, 9), (None, 64), (8, 9), (8, 64), (9, 64)):
+        with contextlib.nullcontext() if step is None else matmul_tuning.as_step_of(step):
+            small_matmul.matmul(random(rows, 1, 256), weight)
+    assert taken == ["walking", "walking", "bands", "bands", "many rows", "many rows", "bands"]

@@ -17,7 +17,6 @@ from millstream.backend.kernels.matmul_tilings import (
     Body,
     Tiling,
     shared_limit,
-    width_of,
 )
 from millstream.backend.kernels.multiprocessors import multiprocessors
 from millstream.backend.kernels.unpack_cuda import MODES
@@ -127,15 +126,6 @@ def choose(
     if tiling.threads > MAX_THREADS or tiling.shared_bytes(width) > shared_limit():
         raise ValueError(f"a block has too little room for heads of {head} numbers, packed as {form}")
     return tiling
-
-
-def counters(weight: Packed, rows: int) -> int:
-    """How many counters blocks need that share tiles, if the weight is so small that they should; else 0."""
-    width = width_of(rows)
-    if width == WIDTHS[0] or weight.tickets is not None:
-        return 0
-    tiles = -(-weight.outputs // (16 * TILES * BESIDE)) * -(-rows // width)
-    return tiles if _split(tiles) > 1 else 0
 
 
 def _beside(within: int) -> int:

@@ -19,6 +19,7 @@ from millstream.backend.kernels import (
     matmul_source,
     matmul_tilings,
     matmul_tuning,
+    packed_bands,
     packed_source,
     packed_tilings,
     walking_source,
@@ -66,6 +67,7 @@ class Kind:
             affine = "zeros" in self.inputs
             flags |= {"ZEROS": "zeros" if affine else "scales"}
             flags |= {"RAW_SCALE": "unsigned short" if affine else "unsigned char"}
+            flags |= {"ALL_SCALES": "(i < WIDE ? scales : zeros)" if affine else "scales"}
         parts = [f"#define {name} {value}\n" for name, value in flags.items()]
         parts += [matmul_source.SETUP, self.lines, matmul_source.WARM]
         end = matmul_source.SHARED if split else matmul_source.WHOLE
@@ -81,6 +83,9 @@ class Kind:
         return "".join([*parts, matmul_source.ROUND, self.epilogue, walking_source.END if walks else ""])
 
     def _packed(self, split: bool, body: Body) -> list[str]:
+        if body == "bands":
+            end = matmul_source.SHARED if split else matmul_source.WHOLE
+            return [packed_bands.PRODUCT, matmul_source.SUM_WARPS, end]
         if body == "many rows":
             end = packed_source.MANY_SHARED if split else packed_source.MANY_WHOLE
             return [packed_source.UNITS, packed_source.MANY_PRODUCT, end]
@@ -106,7 +111,7 @@ class _Call:
 
 @functools.cache
 def _kernel(kind: Kind, dtype: mx.Dtype, shared: int, split: bool, body: Body) -> Any:
-    packed = packed_source.HEADER + unpack_source(dtype) if "scales" in kind.inputs else ""
+    packed = packed_source.HEADER + packed_bands.HEADER + unpack_source(dtype) if "scales" in kind.inputs else ""
     half = dtype == mx.float16
     more = warpgroup_source.header(half, WIDTHS) if body == "warpgroups" else packed
     return cuda_kernel(
@@ -234,8 +239,14 @@ def _run(
         width = matmul_tilings.width_of(call.inputs["x"].shape[0])
         tiling = matmul_tilings.in_warpgroups(width, weight.outputs, head, within)
     elif isinstance(weight, Packed):
-        bands = -(-call.inputs["x"].shape[0] // width)
-        tiling = packed_tilings.choose(weight, width, bands, head=head, within=within, shape=shape)
+        rows = call.inputs["x"].shape[0]
+        banded = None
+        if matmul_tuning.choice_width(rows) > WIDTHS[0]:
+            banded = packed_bands.in_bands(weight, packed_bands.MAX_WIDTH, head=head, within=within)
+        if banded is not None:
+            width, tiling = packed_bands.MAX_WIDTH, banded
+        else:
+            tiling = packed_tilings.choose(weight, width, -(-rows // width), head=head, within=within, shape=shape)
     else:
         tiling = matmul_tilings.choose(width, head=head, shared=weight.tickets is not None, shape=shape)
     return run(kind, tiling, width, weight, list(call.inputs.values()), shapes, heads)

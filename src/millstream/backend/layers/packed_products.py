@@ -19,12 +19,12 @@ import mlx.nn as nn
 
 from millstream.backend.kernels import packed_tilings, small_matmul, unpack_weight
 from millstream.backend.kernels.compiled import rehearse
-from millstream.backend.kernels.matmul_tuning import Size, size_of
+from millstream.backend.kernels.matmul_tuning import Size, compiled, size_of
 from millstream.backend.kernels.weights import Packed, PackedForm
 from millstream.backend.layers.projections import joined_layers
 
 KERNEL_ROWS = 64
-"""That our kernels take at once. They unpack the weight again for the next ones."""
+"""Of a decode step. Our kernels unpack the weight again for every 32."""
 MORE_KERNEL_ROWS = (128, 256, 512)
 """For how many our kernels may still be the fastest way: it is measured."""
 MEASURED_ROWS = (512, 2048)
@@ -73,13 +73,9 @@ def _kernel_of(form: PackedForm) -> Callable[..., mx.array]:
     """Compiled, so that a kernel's source is not assembled at every call."""
 
     def matmul(x: mx.array, *arrays: mx.array) -> mx.array:
-        weight = form.of(arrays)
-        if (needed := packed_tilings.counters(weight, x.shape[0])) and needed * 4 <= x.nbytes:
-            # New ones for each launch: those of several prompts may run at the same time.
-            weight = dataclasses.replace(weight, tickets=x.reshape(-1).view(mx.uint32)[:needed] & 0)
-        return small_matmul.matmul(x, weight)
+        return small_matmul.matmul(x, form.of(arrays))
 
-    return mx.compile(matmul)
+    return compiled(matmul)
 
 
 def kernels_agree(weight: Packed) -> bool:

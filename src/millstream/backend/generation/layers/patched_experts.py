@@ -119,9 +119,7 @@ class ChunkExperts:
         return _compiled(self._static, tokens.shape[0])(tokens, None, live, self._arrays).reshape(x.shape)
 
 
-def fuse_mixture(
-    module: Any, parts: ExpertParts, ops: ExpertOps, by_mlx: ExpertOps, dtype: mx.Dtype
-) -> FusedMixture:
+def fuse_mixture(module: Any, parts: ExpertParts, ops: ExpertOps, by_mlx: ExpertOps, dtype: mx.Dtype) -> FusedMixture:
     """Have the module itself compute by the kernels. Raises `NotUnderstood` if that differs from what it computes."""
     fused = FusedMixture(parts, ops, by_mlx, dtype)
     for rows in (FEW_ROWS, MANY_ROWS):
