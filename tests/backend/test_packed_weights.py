@@ -309,10 +309,10 @@ def test_a_weight_is_unpacked_as_mlx_does(mode: str, bits: int, group_size: int)
 def test_bands_fit_the_device_and_cut_sums_in_the_same_way(mode: str, bits: int, group_size: int) -> None:
     weight = small_matmul.prepare(packed(64, 1152, mode, bits, group_size))
     assert isinstance(weight, Packed)
-    for head, within in ((0, 0), (0, 64), (0, 96), (64, 0), (128, 0)):
-        tiling = packed_bands.in_bands(weight, packed_bands.MAX_WIDTH, head=head, within=within)
+    for head, part in ((0, 0), (0, 64), (0, 96), (64, 0), (128, 0)):
+        tiling = packed_bands.in_bands(weight, packed_bands.MAX_WIDTH, head=head, within=part)
         assert tiling is not None and tiling.threads <= 256 and tiling.split * tiling.along == matmul_tilings.SLICES
-        assert tiling.lines == head if head else within % tiling.lines == 0
+        assert tiling.lines == head if head else part % tiling.lines == 0
         assert tiling.shared_bytes(packed_bands.MAX_WIDTH) <= matmul_tilings.MAX_SHARED
 
 
