@@ -43,7 +43,7 @@ def norm_of(size: int) -> Norm:
 
 
 def check(run: Callable[[object, int], mx.array], widths: tuple[int, ...] = (1, 20)) -> None:
-    """As MLX within rounding, and bitwise the same numbers for a row in a step and in wider passes that stand for it."""
+    """As MLX within rounding, and bitwise the same numbers for a row in a step and in passes that stand for it."""
     expected = run(matmul_reference, ROWS).astype(mx.float32)
     with matmul_tuning.as_step_of(8):
         wide = run(small_matmul, ROWS)
