@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from functools import cache
 from operator import attrgetter
 from typing import Any, Literal, TypeVar
 
@@ -20,24 +19,22 @@ class FinishReason(StrEnum):
 
 
 _Data = TypeVar("_Data")
+_VALUES: dict[type[Any], Callable[[object], tuple[Any, ...]]] = {}
+"""All fields of an object of this class, in order."""
 
 
 def pickled_by_value(kind: type[_Data]) -> type[_Data]:
-    """A decorator for dataclasses that cross to another process often: by its fields in order, an object costs a
-    fraction of what a dataclass with slots costs."""
+    """A decorator for dataclasses of two fields and more that cross to another process often: by its fields in order,
+    an object costs a fraction of what a dataclass with slots costs."""
 
-    def reduce(self: Any) -> tuple[Any, ...]:
-        return type(self), _values_of(type(self))(self)
+    def reduce(self: object) -> tuple[Any, ...]:
+        own = type(self)  # which may be derived from `kind`
+        if own not in _VALUES:
+            _VALUES[own] = attrgetter(*(field.name for field in fields(own)))  # type: ignore[arg-type]
+        return own, _VALUES[own](self)
 
     kind.__reduce__ = reduce  # type: ignore[method-assign]
     return kind
-
-
-@cache
-def _values_of(kind: type[Any]) -> Callable[[object], tuple[Any, ...]]:
-    """Of this class, which may be derived from the one that was decorated."""
-    names = [field.name for field in fields(kind)]
-    return attrgetter(*names) if len(names) > 1 else lambda data: tuple(getattr(data, name) for name in names)
 
 
 @pickled_by_value
