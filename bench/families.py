@@ -47,6 +47,8 @@ def main() -> int:
                     found[family][server] = serve_and_run(server, family, folders[family], levels_of[server], arguments)
                 except servers.NotStarted as error:
                     say(f"{server} with {family} is left out: {error}")
+            if server == OURS and levels_of[PEER]:
+                say(report(family, found[family]))  # a slow peer may be stopped: these figures are not lost then
         print(report(family, found[family]), flush=True)
     if arguments.out is not None:
         write(arguments.out, found)

@@ -66,7 +66,8 @@ def takes_part(name: str, row: str, peer_rows: Sequence[str]) -> bool:
 def serving(name: str, folder: Path, arguments: argparse.Namespace) -> Iterator[Target | None]:
     """Start a server. Yields None for a peer that does not start."""
     ours = name in (OURS, BEFORE)
-    extra = tuple(arguments.ours.split()) if ours else ()
+    options = {OURS: arguments.ours, BEFORE: arguments.before_options}
+    extra = tuple(options.get(name, "").split())
     source = arguments.before if name == BEFORE else None
     say(f"starting {name}")
     with ExitStack() as stack:
@@ -158,6 +159,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rows", type=lambda text: text.split(","), default=list(ROWS))
     parser.add_argument("--peer-rows", type=lambda text: text.split(","), default=["short", "queue", "beside"])
     parser.add_argument("--ours", default="", help="extra options for `millstream serve`")
+    parser.add_argument("--before-options", default="", help="the same for the older build, which may not know all")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="write figures.json and report.md to this folder")
     sizes = parser.add_argument_group("sizes (default: see bench/long_rows.py)")

@@ -176,7 +176,10 @@ def rules(url: str) -> list[str]:
 
 
 def result(url: str, query: str) -> list[float]:
-    answer = httpx.get(f"{url}/api/v1/query", params={"query": query}, timeout=WAIT).json()
+    reply = httpx.get(f"{url}/api/v1/query", params={"query": query}, timeout=WAIT)
+    if reply.status_code == 503:
+        raise httpx.ConnectError("Prometheus listens before it is ready")
+    answer = reply.json()
     assert answer["status"] == "success", (query, answer)
     return [float(series["value"][1]) for series in answer["data"]["result"]]
 

@@ -239,6 +239,6 @@ class BlockSearch:
             agree(min(found.values()), mx.float32)
         chosen = dataclasses.replace(parts, activation=self._activations[key])
         decode, chunk = (FusedGlu(chosen, frame, by) for by in (self._matmuls, self._chunk_matmuls))
-        for form in (decode, chunk):
-            check_half(plain.run, form.run, size, dtype)
+        for number, form in enumerate((decode, chunk)):
+            check_half(plain.run, form.run, size, dtype, number)
         return decode, chunk
