@@ -26,6 +26,7 @@ from support.cuda_on_host import compile_for_host
 
 _SHIM = r"""
 #include <cstdint>
+struct alignas(8) uint2 { unsigned x, y; };
 struct alignas(16) uint4 { unsigned x, y, z, w; };
 struct alignas(16) float4 { float x, y, z, w; };
 static uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
@@ -94,7 +95,6 @@ alignas(1024) static char shared_memory[SHARED_BYTES];
 """
 
 _PACKED_SHIM = r"""
-struct uint2 { unsigned x, y; };
 struct __half { uint16_t bits; };
 static __half __float2half(float) { return {}; }
 static __nv_bfloat162 __hfma2(__nv_bfloat162 a, __nv_bfloat162 b, __nv_bfloat162 c) {

@@ -41,6 +41,19 @@ __device__ __forceinline__ uint4 mill_scaled(uint4 row, uint4 scale) {
   return make_uint4(mill_times(row.x, scale.x), mill_times(row.y, scale.y), mill_times(row.z, scale.z),
       mill_times(row.w, scale.w));
 }
+// COUNT neighbours at once.
+template <int COUNT, typename T> __device__ __forceinline__ void mill_put(T* to, const T* made) {
+  if constexpr (COUNT == 8) {
+    uint4 words;
+    memcpy(&words, made, 16);
+    *reinterpret_cast<uint4*>(to) = words;
+  } else if constexpr (COUNT == 4) {
+    uint2 words;
+    memcpy(&words, made, 8);
+    *reinterpret_cast<uint2*>(to) = words;
+  } else
+    *to = *made;
+}
 __device__ __forceinline__ float mill_total(float sum) { return sum; }
 __device__ __forceinline__ float mill_total(const float* sums) { return sums[0] + sums[1]; }
 __device__ __forceinline__ void mill_squares(uint4 row, float* sums) {
@@ -324,29 +337,84 @@ ROUND = """
   };
 """
 
+# Of more rows than a few, a thread takes eight neighbouring numbers of a row, 16 bytes, where the lines of the output
+# allow it: one by one, with every load waited for, the last steps of 64 rows take longer than their product.
 STORE = """
-  #pragma unroll 2
-  for (int i = threadIdx.x; i < rows * BN; i += TH) {
-    const int row = i / BN, col = i % BN, n = tile * BN + col;
-    if (n < N) out[(size_t)(first + row) * N + n] = T(sum(row, col));
+  if (ROWS > 8 && N % 8 == 0) {
+    #pragma unroll 2
+    for (int i = threadIdx.x; i < rows * (BN / 8); i += TH) {
+      const int row = i / (BN / 8), col = i % (BN / 8) * 8, n = tile * BN + col;
+      if (n < N) {
+        T made[8];
+        #pragma unroll
+        for (int k = 0; k < 8; k++) made[k] = T(sum(row, col + k));
+        mill_put<8>(out + (size_t)(first + row) * N + n, made);
+      }
+    }
+  } else {
+    #pragma unroll 2
+    for (int i = threadIdx.x; i < rows * BN; i += TH) {
+      const int row = i / BN, col = i % BN, n = tile * BN + col;
+      if (n < N) out[(size_t)(first + row) * N + n] = T(sum(row, col));
+    }
   }
 """
 
 ADD = """
-  #pragma unroll 2
-  for (int i = threadIdx.x; i < rows * BN; i += TH) {
-    const int row = i / BN, col = i % BN, n = tile * BN + col;
-    const size_t at = (size_t)(first + row) * N + n;
-    if (n < N) out[at] = T(float(T(sum(row, col) * FACTOR)) + float(r[at]));
+  if (ROWS > 8 && N % 8 == 0) {
+    constexpr int LOADS = ROWS * BN / 8 / TH < 1 ? 1 : ROWS * BN / 8 / TH > 4 ? 4 : ROWS * BN / 8 / TH;
+    #pragma unroll 1
+    for (int from = threadIdx.x; from < rows * (BN / 8); from += LOADS * TH) {
+      uint4 given[LOADS];
+      #pragma unroll
+      for (int j = 0; j < LOADS; j++) {
+        const int i = from + j * TH, row = i / (BN / 8), n = tile * BN + i % (BN / 8) * 8;
+        if (row < rows && n < N) given[j] = *reinterpret_cast<const uint4*>(r + (size_t)(first + row) * N + n);
+      }
+      #pragma unroll
+      for (int j = 0; j < LOADS; j++) {
+        const int i = from + j * TH, row = i / (BN / 8), col = i % (BN / 8) * 8, n = tile * BN + col;
+        if (row < rows && n < N) {
+          T made[8];
+          memcpy(made, &given[j], 16);
+          #pragma unroll
+          for (int k = 0; k < 8; k++) made[k] = T(float(T(sum(row, col + k) * FACTOR)) + float(made[k]));
+          mill_put<8>(out + (size_t)(first + row) * N + n, made);
+        }
+      }
+    }
+  } else {
+    #pragma unroll 2
+    for (int i = threadIdx.x; i < rows * BN; i += TH) {
+      const int row = i / BN, col = i % BN, n = tile * BN + col;
+      const size_t at = (size_t)(first + row) * N + n;
+      if (n < N) out[at] = T(float(T(sum(row, col) * FACTOR)) + float(r[at]));
+    }
   }
 """
 
 GLU = """
-  #pragma unroll 1
-  for (int i = threadIdx.x; i < rows * HALF; i += TH) {
-    const int row = i / HALF, col = i % HALF, n = tile * HALF + col;
-    const float gate = sum(row, col), up = sum(row, col + HALF);
-    if (n < N / 2) out[(size_t)(first + row) * (N / 2) + n] = T(ACTIVATED);
+  if (ROWS > 8 && N % 16 == 0 && HALF % 8 == 0) {
+    #pragma unroll 1
+    for (int i = threadIdx.x; i < rows * (HALF / 8); i += TH) {
+      const int row = i / (HALF / 8), col = i % (HALF / 8) * 8, n = tile * HALF + col;
+      if (n < N / 2) {
+        T made[8];
+        #pragma unroll
+        for (int k = 0; k < 8; k++) {
+          const float gate = sum(row, col + k), up = sum(row, col + k + HALF);
+          made[k] = T(ACTIVATED);
+        }
+        mill_put<8>(out + (size_t)(first + row) * (N / 2) + n, made);
+      }
+    }
+  } else {
+    #pragma unroll 1
+    for (int i = threadIdx.x; i < rows * HALF; i += TH) {
+      const int row = i / HALF, col = i % HALF, n = tile * HALF + col;
+      const float gate = sum(row, col), up = sum(row, col + HALF);
+      if (n < N / 2) out[(size_t)(first + row) * (N / 2) + n] = T(ACTIVATED);
+    }
   }
 """
 
@@ -400,28 +468,39 @@ QKV = """
   }
 """
 
-# The same for tiles of `PAIRED_LINES`, without norms of heads, if all of a head is turned.
+# The same for tiles of `PAIRED_LINES`, without norms of heads, if all of a head is turned. A thread takes EACH
+# neighbouring numbers of both halves, so that their sines are computed beside each other.
 QKV_PAIRS = """
   const int head = tile / PAIRS, begin_at = tile % PAIRS * PART;
+  constexpr int EACH = ROWS > 8 && PART % 4 == 0 ? 4 : 1;
   #pragma unroll 1
-  for (int i = threadIdx.x; i < rows * PART; i += TH) {
-    const int row = i / PART, col = i % PART, d = begin_at + col;
+  for (int i = threadIdx.x; i < rows * (PART / EACH); i += TH) {
+    const int row = i / (PART / EACH), col = i % (PART / EACH) * EACH, d = begin_at + col;
     const size_t at = first + row;
-    float one = sum(row, col), two = sum(row, col + PART);
+    T low[EACH], high[EACH];
 #if ROPE
-    if (head < H + KV) {
-      float sine, cosine;
-      sincosf(float(offset[at]) * (1.f / periods[d]), &sine, &cosine);
-      one = TURNED(one);
-      two = TURNED(two);
-      const float turned = one * cosine - two * sine;
-      two = one * sine + two * cosine;
-      one = turned;
-    }
+    const float position = float(offset[at]);
 #endif
+    #pragma unroll
+    for (int k = 0; k < EACH; k++) {
+      float one = sum(row, col + k), two = sum(row, col + k + PART);
+#if ROPE
+      if (head < H + KV) {
+        float sine, cosine;
+        sincosf(position * (1.f / periods[d + k]), &sine, &cosine);
+        one = TURNED(one);
+        two = TURNED(two);
+        const float turned = one * cosine - two * sine;
+        two = one * sine + two * cosine;
+        one = turned;
+      }
+#endif
+      low[k] = T(one);
+      high[k] = T(two);
+    }
     T* to = head < H ? q + (at * H + head) * D
         : head < H + KV ? keys + (at * KV + head - H) * D : values + (at * KV + head - H - KV) * D;
-    to[d] = T(one);
-    to[d + D / 2] = T(two);
+    mill_put<EACH>(to + d, low);
+    mill_put<EACH>(to + d + D / 2, high);
   }
 """
