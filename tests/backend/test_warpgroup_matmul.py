@@ -15,6 +15,7 @@ from support.cuda_on_host import missing_compiler
 from support.matmul_on_host import run_on_host
 
 ROWS = WIDTHS[-1]
+MANY = (100, 130)
 K = 320
 
 on_host = pytest.mark.skipif(missing_compiler() is not None, reason=str(missing_compiler()))
@@ -44,7 +45,7 @@ def wide(norm: Norm | None) -> Norm | None:
 def check(compute: Callable[..., object], arrays: list[mx.array], *rest: object, **named: object) -> None:
     """The same as MLX within rounding, and bitwise the same numbers for a row at every width."""
 
-    def run(functions: object, rows: int, kind: mx.Dtype) -> list[mx.array]:
+    def run(functions: object, rows: int, kind: mx.Dtype, arrays: list[mx.array] = arrays) -> list[mx.array]:
         x, weight, *others = (array.astype(kind) if array.dtype == mx.bfloat16 else array for array in arrays)
         weight = small_matmul.prepare(weight) if kind == mx.bfloat16 else weight
         given = {name: wide(norm) if kind == mx.float32 else norm for name, norm in named.items()}  # type: ignore[arg-type]
@@ -56,6 +57,11 @@ def check(compute: Callable[..., object], arrays: list[mx.array], *rest: object,
     for one, other in zip(full, expected, strict=True):
         most = mx.abs(other).max().item()
         assert mx.abs(one.astype(mx.float32) - other).max().item() <= 0.012 * max(1.0, most)
+    for rows in MANY:  # in one go, not in bands
+        given = [array if array is arrays[1] else mx.concatenate([array] * 3)[:rows] for array in arrays]
+        expected = run(matmul_reference, rows, mx.float32, given)
+        for one, other in zip(run(small_matmul, rows, mx.bfloat16, given), expected, strict=True):
+            assert mx.abs(one.astype(mx.float32) - other).max().item() <= 0.012 * max(1.0, mx.abs(other).max().item())
     for rows in (1, 5, 30):
         narrow = run(small_matmul, rows, mx.bfloat16)
         assert all(mx.array_equal(one, other[:rows]).item() for one, other in zip(narrow, full, strict=True)), rows

@@ -18,7 +18,7 @@ import mlx.core as mx
 import numpy as np
 
 from millstream.backend.kernels import matmul_source, warpgroup_source
-from millstream.backend.kernels.matmul_tilings import WIDTHS, Tiling
+from millstream.backend.kernels.matmul_tilings import MANY_WIDTHS, WIDTHS, Tiling
 from millstream.backend.kernels.small_matmul import Kind
 from millstream.backend.kernels.unpack_cuda import unpack_source
 from millstream.backend.kernels.weights import Packed, Weight
@@ -148,7 +148,8 @@ def run_on_host(
     heads: tuple[tuple[str, int], ...] = (),
 ) -> list[mx.array]:
     """What `small_matmul.run` gives, for bfloat16 and warp groups or packed weights."""
-    assert (tiling.warpgroups or isinstance(weight, Packed)) and width in WIDTHS
+    assert width in WIDTHS or (tiling.warpgroups and width in MANY_WIDTHS)
+    assert tiling.warpgroups or isinstance(weight, Packed)
     split = tiling.split > 1
     tiles, bands = -(-weight.outputs // tiling.lines), -(-inputs[0].shape[0] // width)
     named = dict(zip(kind.inputs, inputs, strict=True))

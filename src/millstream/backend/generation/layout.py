@@ -33,7 +33,7 @@ from millstream.backend.generation.layers.state_layers import adopt_state_layers
 from millstream.backend.generation.prefix_store.cache_state import leaf_caches
 from millstream.backend.generation.sampling.kernel_check import kernel_agrees
 from millstream.backend.generation.settings import GenerationSettings
-from millstream.backend.kernels.matmul_tuning import exact_passes
+from millstream.backend.kernels.matmul_tuning import exact_passes, expect_rows
 from millstream.backend.kernels.small_matmul import supported_here
 from millstream.backend.layers.cpu_attention import cpu_attention
 from millstream.backend.layers.cpu_linear import mkl_layer, mkl_layout_pays, use_mkl_layout
@@ -355,6 +355,7 @@ class LayoutChooser:
         if not self._enabled("fused-matmul"):
             return None
         if self._on_cuda:
+            expect_rows(self._settings.max_rows)
             measure_packed_products(self._model)
         fusion = fuse_blocks(self._model, BY_KERNELS if self._on_cuda else BY_MLX, attend)
         if not fusion:

@@ -9,6 +9,7 @@ import mlx.core as mx
 from millstream.backend.generation.batch import Batch
 from millstream.backend.generation.caches.widths import CHUNK_LENGTHS, MAX_PADDED_CHUNK
 from millstream.backend.generation.prefill.prefiller import Prefiller
+from millstream.backend.kernels.matmul_tilings import MANY_WIDTHS
 from millstream.engine.generation.messages import Generate
 from millstream.engine.generation.plan import GenerationBackend, Prefill
 from millstream.engine.generation.scheduler import GenerationScheduler
@@ -83,7 +84,10 @@ def warm_up(
     for length in _CHUNKS:
         run(f"chunk of {length}", MAX_PADDED_CHUNK, [submit(0, length, 2)])
     run("long prompt", MAX_PADDED_CHUNK, [submit(0, 130, 40), submit(1, 120, 40), submit(2, LONG, 4)])
-    # All rows at once: the widest forward pass has kernels of its own.
+    # All rows at once, and every width of many rows: such forward passes have kernels of their own.
+    for rows in (width for width in MANY_WIDTHS if width < max_rows):
+        scheduler = GenerationScheduler(max_rows=max_rows, prefill_tokens=MAX_PADDED_CHUNK)
+        _run(backend, scheduler, [submit(number, 2, 3) for number in range(rows)])
     run("all rows", MAX_PADDED_CHUNK, [submit(number, 2, 3) for number in range(max_rows)])
     backend.reset()
     passes()

@@ -16,6 +16,8 @@ WIDTHS = (8, 32, 64)
 """Numbers of rows that kernels are compiled for. More rows are bands of the last one."""
 MOST_ROWS = 4 * WIDTHS[-1]
 """Of such bands: a weight has counters for no more."""
+MANY_WIDTHS = (128, MOST_ROWS)
+"""Further numbers of rows, for decode steps of many rows: warp groups take all of them at once."""
 STEP_WIDTHS = (1, *WIDTHS)
 """Numbers of rows that a decode step has. One row alone takes the kernels of the first width, and gets the same
 numbers, but seven rows less are read from the cache by every block."""
@@ -162,6 +164,16 @@ def parts_of(outputs: int) -> int:
     return parts
 
 
+def many_width(rows: int) -> int:
+    """The width of the kernel in warp groups for the rows of a decode step of more than `WIDTHS[-1]` rows."""
+    return next(width for width in MANY_WIDTHS if rows <= width)
+
+
+def head_takes_many(size: int) -> bool:
+    """True if heads of this size can be tiles for many rows: with larger ones, the sums need too many registers."""
+    return size in (GROUP_LINES, 2 * GROUP_LINES)
+
+
 def head_in_warpgroups(size: int) -> bool:
     """True if a head of this size can be a tile of warp groups, or be cut into such tiles."""
     return size in (GROUP_LINES, 2 * GROUP_LINES, 4 * GROUP_LINES)
@@ -171,9 +183,11 @@ def in_warpgroups(width: int, outputs: int, head: int = 0, within: int = 0) -> T
     """The tiling for a weight whose numbers multiply in warp groups; with `head`, tiles are heads of that size, and
     parts of heads with `within`."""
     parts, lines = parts_of(outputs), head or GROUP_LINES
-    # Every block reads all rows: with twice the lines, half as often. There must be enough blocks still.
+    # Every block reads all rows: with twice the lines, half as often. There must be enough blocks still, unless rows
+    # are so many that reading them takes longer than the weight.
     if not head and (not within or within % (2 * lines) == 0):
-        lines *= 1 + (outputs * parts >= PER_MULTIPROCESSOR * lines * multiprocessors())
+        enough = outputs * parts >= PER_MULTIPROCESSOR * lines * multiprocessors()
+        lines *= 1 + (enough or width > WIDTHS[-1])
     tiling = Tiling(lines // 16, 1, 1, parts, group=1, warpgroups=True)
     alone = -(-outputs // lines) * parts <= multiprocessors()
     room = shared_limit() if alone else (shared_limit() + RESERVED) // 2 - RESERVED

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import mlx.core as mx
 
-from millstream.backend.kernels.matmul_tilings import MOST_ROWS, USUAL, WIDTHS, BlockShape, width_of
+from millstream.backend.kernels.matmul_tilings import MANY_WIDTHS, MOST_ROWS, USUAL, WIDTHS, BlockShape, many_width, width_of
 from millstream.backend.kernels.weights import Packed, PackedForm, Weight
 
 Role = Literal["matmul", "matmul_add", "glu", "qkv_rope"]
@@ -33,6 +33,8 @@ _steady_to: dict[Key, int] = {}
 """Where MLX's operations were chosen: up to how many rows they give a row the same numbers."""
 _shapes: dict[Size, BlockShape] = {}
 _warpgroups: dict[Size, bool] = {}
+_expected: list[int] = []
+"""The most rows that each load so far asked for."""
 
 
 def known(key: Key) -> bool:
@@ -64,6 +66,27 @@ def choice_width(rows: int) -> int:
 def by_mlx(role: Role, outputs: int, inputs: int, rows: int) -> bool:
     """True if MLX's operations were faster for so many rows, or for those of the step that a pass stands for."""
     return _by_mlx.get((role, outputs, inputs, choice_width(rows)), False)
+
+
+def expect_rows(rows: int) -> None:
+    """A model will be loaded whose decode steps have up to so many rows: only those widths are worth measuring."""
+    _expected.append(rows)
+
+
+def many_widths() -> tuple[int, ...]:
+    """The widths beyond the usual ones that a decode step may have."""
+    narrower = (WIDTHS[-1], *MANY_WIDTHS)
+    return tuple(width for width, below in zip(MANY_WIDTHS, narrower, strict=False) if max(_expected, default=0) > below)
+
+
+def is_many(rows: int) -> bool:
+    """True for a decode step of more rows than the usual widths have, and not more than the kernels take."""
+    return WIDTHS[-1] < rows <= MOST_ROWS and _step.get() is None
+
+
+def many_by_kernel(role: Role, outputs: int, inputs: int, rows: int) -> bool:
+    """True if our kernel was found to be right and faster for a step of so many rows."""
+    return is_many(rows) and not _by_mlx.get((role, outputs, inputs, many_width(rows)), True)
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from millstream.backend.kernels import (
     warpgroup_source,
 )
 from millstream.backend.kernels.compiled import cuda_kernel
-from millstream.backend.kernels.matmul_tilings import STEP_WIDTHS, WIDTHS, Body, Tiling
+from millstream.backend.kernels.matmul_tilings import MANY_WIDTHS, STEP_WIDTHS, WIDTHS, Body, Tiling
 from millstream.backend.kernels.matmul_tuning import Role
 from millstream.backend.kernels.unpack_cuda import unpack_source
 from millstream.backend.kernels.weights import Dense, Norm, Packed, Weight, as_weight
@@ -113,7 +113,7 @@ class _Call:
 def _kernel(kind: Kind, dtype: mx.Dtype, shared: int, split: bool, body: Body) -> Any:
     packed = packed_source.HEADER + packed_bands.HEADER + unpack_source(dtype) if "scales" in kind.inputs else ""
     half = dtype == mx.float16
-    more = warpgroup_source.header(half, WIDTHS) if body == "warpgroups" else packed
+    more = warpgroup_source.header(half, (*WIDTHS, *MANY_WIDTHS)) if body == "warpgroups" else packed
     return cuda_kernel(
         name=f"millstream_{'packed_' if packed else ''}{kind.name}",
         input_names=[*kind.inputs, *(["tickets"] if split else [])],
@@ -187,12 +187,19 @@ def prepare(weight: Weight | mx.array) -> Weight:
 
 def in_warpgroups(weight: Weight, head: int = 0) -> bool:
     """True if a weight's numbers multiply in warp groups: at every width then, so that a row always gets the same."""
-    if (
-        not isinstance(weight, Dense)
-        or not matmul_tilings.has_warpgroups()
-        or not matmul_tuning.takes_warpgroups(weight)
-        or (head and not matmul_tilings.head_in_warpgroups(head))
-    ):
+    return _can_group(weight, head) and isinstance(weight, Dense) and matmul_tuning.takes_warpgroups(weight)
+
+
+def takes_many(weight: Weight, head: int = 0) -> bool:
+    """True if the kernels take a decode step of more than `WIDTHS[-1]` rows at once. They do so in warp groups,
+    whatever fewer rows take: in a step of so many a row gets other numbers anyway."""
+    return _can_group(weight, head) and (not head or matmul_tilings.head_takes_many(head))
+
+
+def _can_group(weight: Weight, head: int) -> bool:
+    if not isinstance(weight, Dense) or not matmul_tilings.has_warpgroups():
+        return False
+    if head and not matmul_tilings.head_in_warpgroups(head):
         return False
     return weight.tickets is not None or matmul_tilings.parts_of(weight.outputs) == 1
 
@@ -232,14 +239,17 @@ def _run(
 ) -> list[mx.array]:
     """`head`: a tile is a head of this size. `within`: tiles are parts of heads of this size."""
     kind = Kind(name, tuple(call.inputs), epilogue, outputs, tuple(sorted(call.constants.items())), lines)
-    width = matmul_tilings.width_of(call.inputs["x"].shape[0], head)
+    rows = call.inputs["x"].shape[0]
+    width = matmul_tilings.width_of(rows, head)
     shape = matmul_tuning.block_shape(weight)
     tiling: Tiling
-    if in_warpgroups(weight, head or within):
-        width = matmul_tilings.width_of(call.inputs["x"].shape[0])
+    if matmul_tuning.is_many(rows) and takes_many(weight, head or within):
+        width = matmul_tilings.many_width(rows)
+        tiling = matmul_tilings.in_warpgroups(width, weight.outputs, head, within)
+    elif in_warpgroups(weight, head or within):
+        width = matmul_tilings.width_of(rows)
         tiling = matmul_tilings.in_warpgroups(width, weight.outputs, head, within)
     elif isinstance(weight, Packed):
-        rows = call.inputs["x"].shape[0]
         banded = None
         if matmul_tuning.choice_width(rows) > WIDTHS[0]:
             banded = packed_bands.in_bands(weight, packed_bands.MAX_WIDTH, head=head, within=within)

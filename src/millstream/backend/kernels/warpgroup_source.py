@@ -73,12 +73,13 @@ PRODUCT = """
   const int begin = int((long long)STEPS * part / S), count = int((long long)STEPS * (part + 1) / S) - begin;
   char* stages = reinterpret_cast<char*>(((size_t)ring + 1023) & ~(size_t)1023);
   const int chunk = threadIdx.x % 8, mine = threadIdx.x / 8, place = mine * 128 + (chunk ^ mine % 8) * 16;
-  const T *wp[OWN], *xp[OWN_X];
+  const T* wp[OWN];
+  unsigned xp[OWN_X];  // in chunks
   #pragma unroll
   for (int i = 0; i < OWN; i++) wp[i] = w + (size_t)line(i * SWEEP + mine) * K + begin * 64 + chunk * 8;
   #pragma unroll
   for (int i = 0; i < OWN_X; i++)
-    xp[i] = x + (size_t)min(first + i * SWEEP + mine, R - 1) * K + begin * 64 + chunk * 8;
+    xp[i] = (unsigned)min(first + i * SWEEP + mine, R - 1) * (K / 8) + begin * 8 + chunk;
   auto fetch = [&](int step) {
     if (step < count) {
       char* to = stages + step % DEPTH * STAGE + place;
@@ -87,7 +88,7 @@ PRODUCT = """
       #pragma unroll
       for (int i = 0; i < OWN_X; i++)
         if (ROWS % SWEEP == 0 || i * SWEEP + mine < ROWS)
-          mill_fetch_row(to + (BN + i * SWEEP) * 128, xp[i] + step * 64, i * SWEEP + mine < rows ? 16 : 0);
+          mill_fetch_row(to + (BN + i * SWEEP) * 128, x + (size_t)(xp[i] + step * 8) * 8, i * SWEEP + mine < rows ? 16 : 0);
     }
     mill_commit();
   };
@@ -188,22 +189,26 @@ SHARED = """
     if (come != S - 1) return;
     if (threadIdx.x == 0) *ticket = 0u;
     __threadfence();
-    // Nothing is stored before all is read: it comes from far, so all of it should be on its way at once.
-    float4 sums[NT];
-    #pragma unroll
-    for (int j = 0; j < S; j++) {
-      const float4* from = reinterpret_cast<const float4*>(all + j * PART) + threadIdx.x;
+    // It comes from far, so what the registers hold should be on its way at once: nothing is stored before it is read.
+    constexpr int AT_ONCE = NT < 8 ? NT : 8;
+    #pragma unroll 1
+    for (int begun = 0; begun < NT && begun * 8 < rows; begun += AT_ONCE) {
+      float4 sums[AT_ONCE];
       #pragma unroll
-      for (int n = 0; n < NT; n++)
-        if (n * 8 < rows) {
-          const float4 more = __ldcg(from + n * TH);
-          sums[n] = j == 0 ? more : make_float4(sums[n].x + more.x, sums[n].y + more.y, sums[n].z + more.z,
-              sums[n].w + more.w);
-        }
+      for (int j = 0; j < S; j++) {
+        const float4* from = reinterpret_cast<const float4*>(all + j * PART) + begun * TH + threadIdx.x;
+        #pragma unroll
+        for (int n = 0; n < AT_ONCE; n++)
+          if ((begun + n) * 8 < rows) {
+            const float4 more = __ldcg(from + n * TH);
+            sums[n] = j == 0 ? more : make_float4(sums[n].x + more.x, sums[n].y + more.y, sums[n].z + more.z,
+                sums[n].w + more.w);
+          }
+      }
+      #pragma unroll
+      for (int n = 0; n < AT_ONCE; n++)
+        if ((begun + n) * 8 < rows) keep(begun + n, sums[n]);
     }
-    #pragma unroll
-    for (int n = 0; n < NT; n++)
-      if (n * 8 < rows) keep(n, sums[n]);
 #if NORM
     for (int row = threadIdx.x; row < rows; row += TH) {
       float sum = __ldcg(all + ROWS * BN + row);

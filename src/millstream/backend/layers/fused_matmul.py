@@ -74,19 +74,8 @@ def _prepare(weight: Weight | mx.array, role: Role | None = None) -> Weight:
         matmul_choice.tune_shape(weight, matmul_choice.shape_seconds)
     if role is not None and isinstance(weight, Dense):
         matmul_choice.tune(role, weight, matmul_choice.seconds, matmul_choice.steady)
+        matmul_choice.tune_many(role, weight, matmul_choice.seconds, matmul_choice.agrees)
     return weight
-
-
-def _faster(role: Role) -> Callable[..., Any]:
-    """Our kernel, or MLX's operations where they were found to be faster."""
-    ours, theirs = getattr(small_matmul, role), getattr(matmul_reference, role)
-
-    def call(x: mx.array, weight: Weight | mx.array, *args: Any, **more: Any) -> Any:
-        weight = as_weight(weight)
-        slower = isinstance(weight, Dense) and matmul_tuning.by_mlx(role, weight.outputs, weight.inputs, x.shape[0])
-        return (theirs if slower else ours)(x, weight, *args, **more)
-
-    return call
 
 
 def _glu(
@@ -116,6 +105,23 @@ def _qkv_rope(
     fits = epilogues.fits_heads(shape[-1], periods, joined.dtype)
     heads_of = epilogues.heads_of if fits else matmul_reference.heads_of
     return heads_of(joined, offset, periods, *shape, **more)
+
+
+def _faster(role: Role) -> Callable[..., Any]:
+    """Our kernel, or MLX's operations where they were found to be faster."""
+    ours, theirs, for_many = (getattr(each, role) for each in (small_matmul, matmul_reference, BY_CUBLAS))
+
+    def call(x: mx.array, weight: Weight | mx.array, *args: Any, **more: Any) -> Any:
+        weight, rows = as_weight(weight), x.shape[0]
+        if matmul_tuning.is_many(rows):
+            head = args[-1] if role == "qkv_rope" else 0
+            takes = small_matmul.takes_many(weight, head)
+            faster = takes and matmul_tuning.many_by_kernel(role, weight.outputs, weight.inputs, rows)
+            return (ours if faster else for_many)(x, weight, *args, **more)
+        slower = isinstance(weight, Dense) and matmul_tuning.by_mlx(role, weight.outputs, weight.inputs, rows)
+        return (theirs if slower else ours)(x, weight, *args, **more)
+
+    return call
 
 
 BY_MLX = FusedMatmuls(

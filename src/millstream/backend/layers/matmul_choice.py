@@ -39,9 +39,12 @@ SHAPED_BYTES = 4 << 20
 SHAPE_GAIN = 0.03
 """How much less time another shape must take than the usual one. No number depends on it."""
 RUNS = 6
+TOLERANCE = 0.02
+"""How far the numbers of two products may be apart, relative to their size: bfloat16 rounds to a 256th."""
 
 Measure = Callable[[Key, Dense, bool], float]
 Steady = Callable[[Key, Dense], int]
+Agrees = Callable[[Key, Dense], bool]
 MeasureShape = Callable[[Weight, BlockShape], float]
 
 
@@ -61,6 +64,28 @@ def tune(role: Role, weight: Dense, measure: Measure, steady: Steady) -> None:
         steady_to = steady(key, weight) if faster else MOST_ROWS
         faster = faster and (key[-1] > WIDTHS[0] or steady_to == MOST_ROWS)
         matmul_tuning.decide(key, faster, steady_to=steady_to)
+        log.debug("%s of %dx%d, %d rows: %.3f ms by our kernel, %.3f by MLX", *key, 1e3 * ours, 1e3 * mlx)
+
+
+def tune_many(role: Role, weight: Dense, measure: Measure, agrees: Agrees) -> None:
+    """Choose for decode steps of many rows, unless that is done: our kernels are taken where they are faster, once
+    their numbers were seen to be right."""
+    if weight.weight.nbytes < SHAPED_BYTES or not small_matmul.takes_many(weight):
+        return
+    for key in [(role, weight.outputs, weight.inputs, width) for width in matmul_tuning.many_widths()]:
+        if matmul_tuning.known(key):
+            continue
+        try:
+            rehearse(lambda key=key: measure(key, weight, False))  # type: ignore[misc]
+            right = agrees(key, weight)
+            ours, mlx = measure(key, weight, False), measure(key, weight, True)
+        except RuntimeError as error:  # it cannot be compiled or launched
+            log.warning("products of %dx%d are computed by MLX for %d rows: %s", *key[1:], error)
+            matmul_tuning.decide(key, True)
+            continue
+        if not right:
+            log.warning("products of %dx%d are computed by MLX for %d rows: our kernel's numbers differ", *key[1:])
+        matmul_tuning.decide(key, not right or mlx < ours)
         log.debug("%s of %dx%d, %d rows: %.3f ms by our kernel, %.3f by MLX", *key, 1e3 * ours, 1e3 * mlx)
 
 
@@ -179,6 +204,23 @@ def steady(key: Key, weight: Dense) -> int:
     wider = [*(each for each in WIDTHS if each > width), *range(2 * WIDTHS[-1], MOST_ROWS + 1, WIDTHS[-1])]
     same = itertools.takewhile(lambda rows: mx.array_equal(made(rows)[:width], wanted).item(), wider)
     return max(same, default=width)
+
+
+def agrees(key: Key, weight: Dense) -> bool:
+    """Whether our kernel gives MLX's numbers, but for rounding."""
+    role, outputs, inputs, width = key
+    x, rest = (
+        mx.random.normal((width, 1, size), key=mx.random.key(size)).astype(weight.weight.dtype)
+        for size in (inputs, outputs)
+    )
+    norm = mx.ones((inputs,), dtype=x.dtype)
+    prepared = small_matmul.prepare(weight)
+    assert isinstance(prepared, Dense), "as it was"
+    ours, mlx = (
+        _role(functions, role, x, prepared, [rest, norm]).astype(mx.float32)
+        for functions in (small_matmul, matmul_reference)
+    )
+    return mx.linalg.norm(ours - mlx).item() <= TOLERANCE * mx.linalg.norm(mlx).item()
 
 
 def _chain(

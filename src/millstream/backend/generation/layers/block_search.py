@@ -68,6 +68,11 @@ class FusedBlock:
         """True if all of its attention is fused."""
         return isinstance(self.mixer, FusedAttention)
 
+    @property
+    def takes_many(self) -> bool:
+        """True if all of it is matmuls that know what is fastest for a step of many rows, and attention."""
+        return self.attends and isinstance(self.mlp, FusedGlu)
+
     def decode(self, x: mx.array, mask: Any, cache: Any) -> mx.array:
         h = self.mixer.run(x, mask, cache)
         if isinstance(self.mlp, FusedExperts):

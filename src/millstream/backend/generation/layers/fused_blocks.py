@@ -25,7 +25,7 @@ from millstream.backend.generation.layers.block_frame import NotUnderstood
 from millstream.backend.generation.layers.block_search import BlockSearch, FusedBlock
 from millstream.backend.generation.layers.patched_experts import restore_mixtures
 from millstream.backend.kernels.matmul_tilings import MOST_ROWS
-from millstream.backend.kernels.matmul_tuning import stands_for
+from millstream.backend.kernels.matmul_tuning import is_many, stands_for
 from millstream.backend.kernels.small_matmul import STEP_WIDTHS
 from millstream.backend.layers.fused_matmul import BY_CUBLAS, BY_KERNELS, FusedMatmuls
 from millstream.backend.layers.packed_linear import use_packed_products
@@ -117,11 +117,13 @@ def _fuse_linears(model: Any, matmuls: FusedMatmuls) -> int:
     return linears
 
 
-def _is_decode(x: mx.array, dtype: mx.Dtype) -> bool:
+def _is_decode(x: mx.array, dtype: mx.Dtype, *, many: bool = True) -> bool:
     """True if the kernels can take x: one token per row, a width that they are compiled for, the weight's type. A pass
-    that stands for a step of such a width may be wider."""
+    that stands for a step of such a width may be wider. `many`: so may a step."""
     if x.ndim != 3 or x.shape[1] != 1 or x.dtype != dtype:
         return False
+    if many and is_many(x.shape[0]):
+        return True
     return x.shape[0] in STEP_WIDTHS or (stands_for() is not None and x.shape[0] <= MOST_ROWS)
 
 
@@ -173,7 +175,7 @@ def _fused_class(kind: Any) -> type:
         fused: FusedBlock = self._fused
         # A batch tells where each of its rows is.
         if not fused.attends or isinstance(getattr(cache, "offset", None), mx.array):
-            if _is_decode(x, fused.dtype):
+            if _is_decode(x, fused.dtype, many=fused.takes_many):
                 return fused.decode(x, mask, cache)
             if fused.attends and x.shape[1] == 1:
                 return fused.chunk(x, mask, cache, cache.offset)
