@@ -16,7 +16,15 @@ from typing import Any, Literal
 
 import mlx.core as mx
 
-from millstream.backend.kernels.matmul_tilings import MANY_WIDTHS, MOST_ROWS, USUAL, WIDTHS, BlockShape, many_width, width_of
+from millstream.backend.kernels.matmul_tilings import (
+    MANY_WIDTHS,
+    MOST_ROWS,
+    USUAL,
+    WIDTHS,
+    BlockShape,
+    many_width,
+    width_of,
+)
 from millstream.backend.kernels.weights import Packed, PackedForm, Weight
 
 Role = Literal["matmul", "matmul_add", "glu", "qkv_rope"]
@@ -76,7 +84,9 @@ def expect_rows(rows: int) -> None:
 def many_widths() -> tuple[int, ...]:
     """The widths beyond the usual ones that a decode step may have."""
     narrower = (WIDTHS[-1], *MANY_WIDTHS)
-    return tuple(width for width, below in zip(MANY_WIDTHS, narrower, strict=False) if max(_expected, default=0) > below)
+    return tuple(
+        width for width, below in zip(MANY_WIDTHS, narrower, strict=False) if max(_expected, default=0) > below
+    )
 
 
 def is_many(rows: int) -> bool:

@@ -220,7 +220,7 @@ def agrees(key: Key, weight: Dense) -> bool:
         _role(functions, role, x, prepared, [rest, norm]).astype(mx.float32)
         for functions in (small_matmul, matmul_reference)
     )
-    return mx.linalg.norm(ours - mlx).item() <= TOLERANCE * mx.linalg.norm(mlx).item()
+    return bool((mx.linalg.norm(ours - mlx) <= TOLERANCE * mx.linalg.norm(mlx)).item())
 
 
 def _chain(
