@@ -127,8 +127,8 @@ class Batch:
         chosen = mx.array(slots, dtype=mx.int32)
         self._inputs[chosen] = mx.array([submit.prompt[-1] for submit in submits], dtype=mx.int32)
         self._positions[chosen] = mx.array([submit.resumed for submit in submits], dtype=mx.int32)
-        self._launch_inputs()
         self._rows_changed()
+        self._launch_inputs()
 
     def drop(self, ids: set[int]) -> None:
         if not ids & self.ids:
@@ -141,13 +141,13 @@ class Batch:
         if sources != list(range(len(rows))):
             moved = mx.array(sources, dtype=mx.int32)
             self._inputs, self._positions = self._inputs[moved], self._positions[moved]
-            self._launch_inputs()
         self._penalties.filter([slot if slot in occupied else -1 for slot in sources])
         self._rows = [rows[slot] if slot >= 0 else None for slot in sources]
         for request_id in ids & self.ids:
             del self._joined[request_id]
             self._next.pop(request_id, None)
         self._rows_changed()
+        self._launch_inputs()
 
     def save(self, order: SavePrefix, store: PrefixStore) -> list[mx.array] | None:
         """Save a prefix of a row to `store`. Returns the arrays to evaluate; None if the row is not at the token that
@@ -330,7 +330,7 @@ class Batch:
     def _launch_inputs(self) -> None:
         """Not as part of the next step: MLX makes CUDA graphs of so many operations each, in their order. A few more at
         the beginning of a step would make every graph of it a new one, which takes milliseconds."""
-        mx.async_eval(self._inputs, self._positions)  # type: ignore[no-untyped-call]
+        mx.async_eval(self._inputs, self._positions, *self._sampler.arrays)  # type: ignore[no-untyped-call]
 
     def _rows_changed(self) -> None:
         """Rebuild what depends on the rows: once per change, not per step."""

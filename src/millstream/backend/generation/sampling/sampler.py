@@ -49,6 +49,11 @@ class Sampler:
         self._random_rows = None if len(random_rows) == len(rows) else mx.array(random_rows, dtype=mx.int32)
 
     @property
+    def arrays(self) -> list[mx.array]:
+        """What the kernel reads in every step."""
+        return [] if self._settings is None else [self._settings, self._seeds]
+
+    @property
     def by_kernel(self) -> bool:
         return self._settings is not None
 
