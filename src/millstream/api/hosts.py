@@ -4,7 +4,7 @@ sends its own name."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -33,12 +33,12 @@ class KnownHosts:
         self._app = app
         self._names = None if names is None else frozenset(names)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] in ("http", "websocket"):
             self._check(scope)
         elif scope["type"] != "lifespan":
             raise HostNotAllowed("This server speaks HTTP and WebSocket only.")
-        await self._app(scope, receive, send)
+        return self._app(scope, receive, send)
 
     def _check(self, scope: Scope) -> None:
         sent = [value for name, value in scope["headers"] if name == b"host"]
