@@ -9,7 +9,7 @@ from anyio import to_thread
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from millstream.api.disconnect import WhileConnected
+from millstream.api.disconnect import DEPARTURE, WhileConnected
 from millstream.api.errors import JSON_TYPE
 from millstream.api.stream import DIRECT_WRITER, STREAM_ERROR, Stream, StreamFormat
 from millstream.api.writer import Writer
@@ -34,7 +34,7 @@ class ComputedResponse(Response, ABC):
         return await to_thread.run_sync(render)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with WhileConnected(receive):
+        async with WhileConnected(receive, scope.get(DEPARTURE)):
             body = await self.compute()
         async with Writer(send, self._write_timeout) as writer:
             await writer.start(Response(body, media_type=self.content_type).raw_headers)
@@ -81,7 +81,7 @@ class ChunkedResponse(Response, ABC):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with Writer(send, self._write_timeout) as writer:
-            async with WhileConnected(receive):
+            async with WhileConnected(receive, scope.get(DEPARTURE)):
                 try:
                     await self.begin()
                     scope[STREAM_ERROR] = self.failure
