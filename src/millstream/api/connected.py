@@ -58,6 +58,10 @@ class ChunkedResponse(Response, ABC):
     async def begin(self) -> None:
         """Prepares the stream."""
 
+    def opening(self) -> bytes:
+        """The first chunk, if there is one at once."""
+        return b""
+
     def attach(self, stream: Stream) -> None:
         """Is called before the first chunk, for responses that write to the stream by themselves while `chunks` has
         nothing."""
@@ -89,6 +93,8 @@ class ChunkedResponse(Response, ABC):
                     stream = Stream(writer, self.stream_format, ping_seconds=self._ping_seconds, direct=direct)
                     async with stream:
                         self.attach(stream)
+                        if opening := self.opening():
+                            await stream.write(opening)
                         async for chunk in self.chunks():
                             await stream.write(chunk)
                     ending = self.ending()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
+from typing import Self
 
 from millstream.engine.generation.messages import Generated, PromptLogprobs, Tokens
 from millstream.engine.messages import Failed, RequestEvent
@@ -47,9 +48,10 @@ class TextGeneration:
 
     @property
     def usage(self) -> Usage:
-        choices = set(self._choices.values())
-        completion_tokens = sum(choice.completion_tokens for choice in choices)
-        reasoning_tokens = sum(choice.reasoning_tokens for choice in choices)
+        completion_tokens = reasoning_tokens = 0
+        for choice in dict.fromkeys(self._choices.values()):  # one may have had several requests
+            completion_tokens += choice.completion_tokens
+            reasoning_tokens += choice.reasoning_tokens
         cached_tokens = min(self._cached_tokens, self._prompt_tokens)
         accepted = min(self._accepted, completion_tokens)  # what follows a stop string is not part of the answer
         rejected = self._proposed - self._accepted
@@ -69,19 +71,36 @@ class TextGeneration:
         reasons = (choice.finish_reason for choice in self._choices.values())
         return ", ".join(dict.fromkeys(reason for reason in reasons if reason is not None))
 
-    async def __aiter__(self) -> AsyncIterator[Sequence[Delta]]:
+    def __aiter__(self) -> Self:
+        """Not an async generator: the event loop would register each, to close it. Who iterates cancels in any case."""
+        return self
+
+    async def __anext__(self) -> Sequence[Delta]:
         try:
-            while any(choice.finish_reason is None for choice in self._choices.values()):
-                deltas = [delta for event in await self._inbox.take() for delta in self._apply(event)]
+            while self._goes_on():
+                deltas: list[Delta] = []
+                for event in await self._inbox.take():
+                    deltas += self._apply(event)
                 if deltas:
                     self._timer.delivered(deltas)
-                    yield deltas
-            self._timer.ended("finished", self.usage, self._finish_reason)
+                    return deltas
+            if not self._timer.has_ended:
+                self._timer.ended("finished", self.usage, self._finish_reason)
         except MillstreamError as error:
             self._timer.ended("failed", self.usage, error=error)
-            raise
-        finally:
             self.cancel()
+            raise
+        except BaseException:
+            self.cancel()
+            raise
+        self.cancel()
+        raise StopAsyncIteration
+
+    def _goes_on(self) -> bool:
+        for choice in self._choices.values():  # noqa: SIM110 - `any` costs more than the loop
+            if choice.finish_reason is None:
+                return True
+        return False
 
     def deliver_to(self, sink: DeltaSink) -> None:
         self._sink = sink

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
 
 from millstream.engine.messages import Started
 from millstream.errors import EngineBusy, MillstreamError
@@ -29,29 +30,18 @@ class RequestTimers:
         self.metrics = metrics
         self.activities = activities
 
-    @contextmanager
-    def open(self, request: GenerationRequest) -> Iterator[RequestTimer]:
-        """The timer of a request. What the block raises ends the request; if it raises nothing, the request goes
-        on."""
+    def open(self, request: GenerationRequest) -> RequestTimer:
+        """The timer of a request, to be entered while it is prepared and submitted."""
         operation = "chat" if isinstance(request.prompts[0], ChatPrompt) else "text_completion"
         timer = RequestTimer(self, self.journal.open(request.model, operation))
         if self.log_content:
             log_prompts(timer.record.request_id, request.prompts)
-        try:
-            yield timer
-        except MillstreamError as error:
-            timer.refused(error)
-            raise
-        except Exception:
-            timer.refused(MillstreamError("The server failed on this request."))
-            raise
-        except BaseException:  # the client left
-            self.journal.end(timer.record, "cancelled", finish_reason="cancelled")
-            raise
+        return timer
 
 
 class RequestTimer:
-    """Times one request. Only the first call of `ended` counts."""
+    """Times one request. Only the first call of `ended` counts. What its block raises ends the request; if it raises
+    nothing, the request goes on."""
 
     def __init__(self, shared: RequestTimers, record: RequestRecord) -> None:
         self.record = record
@@ -61,6 +51,21 @@ class RequestTimer:
         self._prompt_tokens = 0
         self._has_generated = self.has_ended = False
         self._answer = Answer() if shared.log_content else None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            return
+        if isinstance(error, MillstreamError):
+            self.refused(error)
+        elif isinstance(error, Exception):
+            self.refused(MillstreamError("The server failed on this request."))
+        else:  # the client left
+            self._shared.journal.end(self.record, "cancelled", finish_reason="cancelled")
 
     def found(self, model: str) -> None:
         """The model is loaded."""
