@@ -33,7 +33,7 @@ def current_request() -> RequestContext | None:
     return _CURRENT.get()
 
 
-class in_request:  # noqa: N801 - used as a function, as in `contextlib`
+class in_request:
     """In the block, and in tasks that it starts, `current_request` is this one."""
 
     __slots__ = ("_context", "_token")

@@ -42,8 +42,8 @@ POOL_THREADS = 4
 NETWORK_THREADS = 16
 """Concurrent media downloads, and concurrent DNS lookups."""
 COLLECT_AFTER = (20_000, 10, 10)
-"""Thresholds of the garbage collector. A request has hundreds of objects, so that with Python's own, of 700, hundreds of
-requests at once are scanned again and again: a tenth of all CPU time."""
+"""Thresholds of the garbage collector. A request has hundreds of objects: with Python's own thresholds, hundreds of
+requests at once are scanned again and again, for a tenth of all CPU time."""
 STOPPING = "the server is shutting down"
 
 

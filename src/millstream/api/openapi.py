@@ -106,7 +106,7 @@ class DocumentedApp(FastAPI):
         await self.middleware_stack(scope, receive, send)
 
     def build_middleware_stack(self) -> ASGIApp:
-        """Without the layers around our own: `Edge` handles every error, and uvicorn what the layers around it raise."""
+        """Without the layers around our own: `Edge` handles every error, and uvicorn those of the layers around it."""
         outermost = self.user_middleware[0].cls
         stack = super().build_middleware_stack()
         while type(stack) is not outermost:

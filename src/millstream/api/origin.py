@@ -89,10 +89,10 @@ class KnownOrigins:
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         # A browser asks no preflight for a WebSocket, so this check is the only one.
-        if scope["type"] == "websocket" or (scope["type"] == "http" and scope["method"] != "OPTIONS"):
-            if any(name == b"origin" for name, _ in scope["headers"]):
-                headers = dict(scope["headers"])
-                self._check(headers[b"origin"].decode("latin-1"), headers.get(b"host", b"").decode("latin-1"))
+        checked = scope["type"] == "websocket" or (scope["type"] == "http" and scope["method"] != "OPTIONS")
+        if checked and any(name == b"origin" for name, _ in scope["headers"]):
+            headers = dict(scope["headers"])
+            self._check(headers[b"origin"].decode("latin-1"), headers.get(b"host", b"").decode("latin-1"))
         return self._app(scope, receive, send)
 
     def _check(self, origin: str, host: str) -> None:

@@ -27,8 +27,8 @@ def new_request_id() -> str:
 
 
 class RequestIds:
-    """Takes the id from `x-request-id` if the client sent a sane one, and makes one otherwise. The outermost middleware:
-    it also makes the `Reply`."""
+    """Takes the id from `x-request-id` if the client sent a sane one, and makes one otherwise. As the outermost
+    middleware it also makes the `Reply`."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

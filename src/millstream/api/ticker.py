@@ -1,4 +1,4 @@
-"""One timer for many responses: a timer of its own costs a response more than a chunk does, and nearly none runs out."""
+"""One timer for many responses: a timer of its own costs a response more than a chunk, and nearly none runs out."""
 
 from __future__ import annotations
 

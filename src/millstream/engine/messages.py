@@ -12,14 +12,16 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from millstream.model_facts import LoadPhase, ModelFacts
-from millstream.types import pickled_by_value
+from millstream.types import pickled_by_value, quickly_made
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class Command:
     """What an engine is asked to do. A kind's own commands reach its scheduler (`Scheduler.handle`)."""
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class Submit(Command):
     """Start a request. If the mailbox accepts it, exactly one `Finished` or `Failed` follows."""
@@ -27,6 +29,7 @@ class Submit(Command):
     request_id: int
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class Cancel(Command):
     """Drop a request before the next step. Unknown or ended ids are ignored: the race is normal."""
@@ -46,11 +49,13 @@ class Wake(Command):
     """Sent by the engine's own threads: a background task or a disk read has completed."""
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class Event:
     """What an engine reports."""
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class RequestEvent(Event):
     """News of one request."""
@@ -67,6 +72,7 @@ class RequestEvent(Event):
 
 
 @pickled_by_value
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class Started(RequestEvent):
     """The request has left the queue: the step that now begins is the first that works on it."""
@@ -75,11 +81,13 @@ class Started(RequestEvent):
     """Tokens of its prompt that are not computed, because a cache has them. For kinds that have prompts."""
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class Output(RequestEvent):
     """A partial result of a request that goes on."""
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class Finished(RequestEvent):
     """The request is complete."""

@@ -128,25 +128,25 @@ def _fields(
             f"min_tokens ({request.min_tokens}) is more than the token limit ({max_tokens}).", param="min_tokens"
         )
     given = request.model_fields_set | ({"repetition_penalty"} if request.repetition is not None else set())
-    return dict(
-        model=request.model,
-        prompts=prompts,
-        sampling=request.sampling(),
-        seeded=request.seed is not None,
-        n=request.n,
-        max_tokens=max_tokens,
-        stop=request.stop,
-        stop_token_ids=request.stop_token_ids,
-        ignore_eos=request.ignore_eos,
-        min_tokens=request.min_tokens,
-        logprobs=logprobs,
-        grammar=_grammar(request),
-        prompt_logprobs=request.prompt_logprobs,
-        unset=SAMPLING_FIELDS - given,
-        prediction=request.prediction,
-        speculate=request.speculation,
-        spec_prefill=request.spec_prefill,
-    )
+    return {
+        "model": request.model,
+        "prompts": prompts,
+        "sampling": request.sampling(),
+        "seeded": request.seed is not None,
+        "n": request.n,
+        "max_tokens": max_tokens,
+        "stop": request.stop,
+        "stop_token_ids": request.stop_token_ids,
+        "ignore_eos": request.ignore_eos,
+        "min_tokens": request.min_tokens,
+        "logprobs": logprobs,
+        "grammar": _grammar(request),
+        "prompt_logprobs": request.prompt_logprobs,
+        "unset": SAMPLING_FIELDS - given,
+        "prediction": request.prediction,
+        "speculate": request.speculation,
+        "spec_prefill": request.spec_prefill,
+    }
 
 
 def _grammar(request: TextRequest) -> Grammar | None:

@@ -6,13 +6,14 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from millstream.engine.messages import EVENT_BYTES, Command, Finished, Output, Submit
-from millstream.types import FinishReason, Grammar, Media, Sampling, TokenLogprob, Usage, pickled_by_value
+from millstream.types import FinishReason, Grammar, Media, Sampling, TokenLogprob, Usage, pickled_by_value, quickly_made
 
 LOGPROB_BYTES, OPTION_BYTES = 160, 120
 """The memory of one token's log-probability in Python, and of each alternative at its position."""
 
 
 @pickled_by_value
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class Generate(Submit):
     """Generate up to `max_tokens` tokens after `prompt`."""
@@ -58,6 +59,7 @@ def _logprob_bytes(logprobs: tuple[TokenLogprob, ...]) -> int:
     return EVENT_BYTES + (len(logprobs) * (LOGPROB_BYTES + OPTION_BYTES * len(logprobs[-1].top)) if logprobs else 0)
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class Tokens(Output):
     """New tokens of a row."""
@@ -95,6 +97,7 @@ class PromptLogprobs(Output):
 
 
 @pickled_by_value
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class Generated(Finished):
     """A row has ended."""

@@ -18,7 +18,7 @@ from millstream.text.templates.template import END_OF_PROMPT, Message
 from millstream.text.templates.tool_prompt import with_calls_as_text, with_tool_prompt
 from millstream.text.tool_formats.format import ToolFormat
 from millstream.text.tool_formats.registry import FALLBACK
-from millstream.types import ChatPrompt, Thinking, ToolUse
+from millstream.types import ChatPrompt, Thinking, ToolUse, quickly_made
 
 EFFORT_BUDGETS = {"none": 0, "minimal": 256, "low": 1024, "medium": 4096}
 """Reasoning tokens per effort, for templates without a `reasoning_effort`. Higher efforts have no limit."""
@@ -47,6 +47,7 @@ def reasoning_budget(chat_format: ChatFormat, thinking: Thinking) -> int | None:
     return EFFORT_BUDGETS.get(thinking.effort)
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class TemplateInput:
     """The input of a chat template.
