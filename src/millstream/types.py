@@ -38,9 +38,9 @@ def pickled_by_value(kind: type[_Data]) -> type[_Data]:
 
 
 def quickly_made(kind: type[_Data]) -> type[_Data]:
-    """A decorator for frozen dataclasses with slots of which there are several per token or many per request: frozen for
-    the type checker alone. The `__init__` that dataclasses write for them gets around `__setattr__`, which takes ten
-    times as long as an assignment."""
+    """A decorator for frozen dataclasses with slots of which there are some per token or many per request: frozen for
+    the type checker alone. The `__init__` that dataclasses write for them gets around `__setattr__`: it takes ten times
+    as long as one that assigns."""
     values: dict[str, Any] = {"MISSING": MISSING}
     arguments, lines = [], []
     for each in fields(kind):  # type: ignore[arg-type]

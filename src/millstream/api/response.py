@@ -65,12 +65,12 @@ class _StreamSink:
     def __init__(self, stream: Stream, renderer: Renderer) -> None:
         assert stream.direct is not None
         self.ready = stream.direct.ready
-        self._stream = stream
-        self._renderer = renderer
+        self._write = stream.write_now
+        self._render = renderer.chunks
 
     def deliver(self, deltas: Sequence[Delta]) -> None:
-        if chunks := self._renderer.chunks(deltas):
-            self._stream.write_now(chunks)
+        if chunks := self._render(deltas):
+            self._write(chunks)
 
 
 class _Chunks:

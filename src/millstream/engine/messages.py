@@ -8,8 +8,9 @@ No array is ever in a message, so the same messages cross a thread or a process.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from millstream.model_facts import LoadPhase, ModelFacts
 from millstream.types import pickled_by_value, quickly_made
@@ -85,6 +86,30 @@ class Started(RequestEvent):
 @dataclass(frozen=True, slots=True)
 class Output(RequestEvent):
     """A partial result of a request that goes on."""
+
+
+@quickly_made
+@dataclass(frozen=True, slots=True)
+class Outputs(Event):
+    """One small result for each of many requests, in columns: an object for each costs more than the result. A kind
+    derives its own."""
+
+    request_ids: tuple[int, ...]
+    values: tuple[Any, ...]
+
+    def output(self, request_id: int, values: Sequence[Any]) -> Output:
+        """Results of one request, in order, as an event of its own."""
+        raise NotImplementedError
+
+
+def expanded(events: Iterable[Event]) -> Iterator[Event]:
+    """The events with those in columns as one for each request: for those who need not be quick."""
+    for event in events:
+        if isinstance(event, Outputs):
+            for request_id, value in zip(event.request_ids, event.values, strict=True):
+                yield event.output(request_id, (value,))
+        else:
+            yield event
 
 
 @quickly_made

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from millstream.engine.messages import EVENT_BYTES, Command, Finished, Output, Submit
+from millstream.engine.messages import EVENT_BYTES, Command, Finished, Output, Outputs, Submit
 from millstream.types import FinishReason, Grammar, Media, Sampling, TokenLogprob, Usage, pickled_by_value, quickly_made
 
 LOGPROB_BYTES, OPTION_BYTES = 160, 120
@@ -81,6 +82,16 @@ class Tokens(Output):
         if self.proposed:
             return Tokens, (self.request_id, self.tokens, self.logprobs, self.proposed, self.accepted)
         return Tokens, (self.request_id, self.tokens, *((self.logprobs,) if self.logprobs else ()))
+
+
+@pickled_by_value
+@quickly_made
+@dataclass(frozen=True, slots=True)
+class StepTokens(Outputs):
+    """One token of each row that has nothing else to tell: the same as a `Tokens` for each."""
+
+    def output(self, request_id: int, values: Sequence[int]) -> Tokens:
+        return Tokens(request_id, tuple(values))
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,6 +105,29 @@ class TextGeneration:
     def deliver_to(self, sink: DeltaSink) -> None:
         self._sink = sink
         self._inbox.deliver = self._deliver
+        if len(self._choices) == 1:
+            (self._only,) = self._choices.values()
+            self._inbox.deliver_one = self._deliver_one
+
+    def _deliver_one(self, request_id: int, token: int) -> bool:
+        """The same as `_deliver` for a token of the only choice."""
+        sink, choice = self._sink, self._only
+        if choice.echoes or not sink.ready():
+            return False
+        if choice.submit.request_id != request_id:
+            return True
+        self._timer.generated(1)
+        if choice.plain:
+            text = choice.push_plain(token)
+            deltas = [Delta(choice.index, text)] if text else []
+        else:
+            deltas = self._ended(choice, choice.push((token,), ()))
+            if choice.finish_reason is not None:
+                self._inbox.wake()
+        if deltas:
+            self._timer.delivered(deltas)
+            sink.deliver(deltas)
+        return True
 
     def _deliver(self, events: list[RequestEvent]) -> list[RequestEvent]:
         """Gives tokens to the sink. The iteration gets the rest: ends, and what may be large."""
@@ -164,7 +187,10 @@ class TextGeneration:
         self._timer.generated(len(event.tokens))
         self._proposed += event.proposed
         self._accepted += event.accepted
-        deltas = choice.push(event.tokens, event.logprobs)
+        return self._ended(choice, choice.push(event.tokens, event.logprobs))
+
+    def _ended(self, choice: Choice, deltas: list[Delta]) -> list[Delta]:
+        """After tokens that may have ended the choice, or its reasoning."""
         if choice.finish_reason is not None:
             self._engine.cancel([choice.request_id])
         elif choice.over_reasoning_budget:

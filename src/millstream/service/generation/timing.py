@@ -50,6 +50,7 @@ class RequestTimer:
         self._last = 0.0
         self._prompt_tokens = 0
         self._has_generated = self.has_ended = False
+        self._first_output = True
         self._answer = Answer() if shared.log_content else None
 
     def __enter__(self) -> Self:
@@ -102,11 +103,11 @@ class RequestTimer:
         """Output goes to the client now."""
         if self._answer is not None:
             self._answer.add(deltas)
-        record = self.record
-        now = record.elapsed
-        if record.first_output is None:
-            record.first_output = now
-            self._metrics.of(record.model).first_token.observe(now)
+        now = self.record.elapsed
+        if self._first_output:
+            self._first_output = False
+            self.record.first_output = now
+            self._metrics.of(self.record.model).first_token.observe(now)
             self._activity.first_token.add(now)
         else:
             gap = now - self._last
