@@ -80,6 +80,20 @@ class Sampling:
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
 
+    def with_seed(self, seed: int) -> Sampling:
+        """The same as `replace`, which takes ten times as long."""
+        return Sampling(
+            self.temperature,
+            self.top_p,
+            self.top_k,
+            self.min_p,
+            seed,
+            self.repetition_penalty,
+            self.presence_penalty,
+            self.frequency_penalty,
+            self.logit_bias,
+        )
+
 
 SAMPLING_FIELDS = frozenset(field.name for field in fields(Sampling))
 

@@ -44,8 +44,10 @@ class ComputedResponse(Response, ABC):
 class ChunkedResponse(Response, ABC):
     """A streamed response. Nothing is sent before `begin` returns, so its errors are plain HTTP errors."""
 
+    background = None
+
     def __init__(self, *, ping_seconds: float, write_timeout: float) -> None:
-        super().__init__()
+        # Not `Response.__init__`, which renders a body and headers that nobody sends.
         self._ping_seconds = ping_seconds
         self._write_timeout = write_timeout
 

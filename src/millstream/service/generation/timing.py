@@ -148,16 +148,18 @@ class RequestTimer:
         self._activity.cached_tokens += self.record.cached_tokens or 0
 
     def _observe(self, outcome: str, usage: Usage) -> None:
-        metrics, model = self._metrics.of(self.record.model), self.record.model
-        self._metrics.common.requests.labels(model, outcome).inc()
+        record = self.record
+        metrics, elapsed = self._metrics.of(record.model), record.elapsed
+        metrics.ended(outcome).inc()
         metrics.prompt_tokens.inc(usage.prompt_tokens)
         metrics.cached_tokens.inc(usage.cached_tokens)
         (metrics.hit if usage.cached_tokens else metrics.miss).inc()
         metrics.generated_tokens.inc(usage.completion_tokens)
-        metrics.duration.observe(self.record.elapsed)
-        for span in self.record.phases:
-            seconds = (self.record.elapsed if span.end is None else span.end) - span.start
-            if span.phase is Phase.QUEUE:
-                metrics.queue.observe(seconds)
-            elif span.phase is Phase.PREFILL and self.record.first_output is not None:
-                metrics.prefill.observe(seconds)
+        metrics.duration.observe(elapsed)
+        end = elapsed
+        for phase, start in reversed(record.spans):  # each ends where the next begins
+            if phase is Phase.QUEUE:
+                metrics.queue.observe(end - start)
+            elif phase is Phase.PREFILL and record.first_output is not None:
+                metrics.prefill.observe(end - start)
+            end = start

@@ -127,6 +127,8 @@ def _variants(
 ) -> list[Sequence[Message]]:
     """Returns the messages as the template takes them, and for an unusual conversation also in a form that needs no
     more than user and assistant messages in turn."""
+    if is_regular(messages) and not any("tool_call_id" in message for message in messages):
+        return [fit(messages, abilities)]  # without calls and results, so what follows would change nothing
     parsed = _named_results([_with_argument_objects(message, chat_format) for message in messages])
     syntax = tool_format_of(chat_format).syntax
     as_text = [with_calls_as_text(message, syntax) for message in parsed]
