@@ -163,10 +163,14 @@ def _is_longer(limit: int, *values: object) -> bool:
     stack: list[object] = list(values)
     while stack and left >= 0:
         value = stack.pop()
-        left -= len(value) if isinstance(value, str) else 1
+        if isinstance(value, str):
+            left -= len(value)
+            continue
+        left -= 1
         if isinstance(value, dict):
-            stack += [*value.keys(), *value.values()]
-        elif isinstance(value, list | tuple):
+            stack += value.keys()
+            stack += value.values()
+        elif isinstance(value, (list, tuple)):
             stack += value
     return left < 0
 
