@@ -20,6 +20,7 @@ from millstream.backend.environment import avoid_cudnn_attention, load_blas
 from millstream.engine.generation.messages import Generate, Tokens
 from millstream.engine.generation.plan import RowOutput
 from millstream.engine.generation.scheduler import GenerationScheduler
+from millstream.engine.messages import expanded
 from millstream.models.source import ModelSource
 from millstream.text.grammars.grammar import GrammarCompiler, compiler_of
 from millstream.types import Grammar, Sampling
@@ -66,7 +67,7 @@ def run(backend: MlxGenerationBackend, grammar: Grammar | None, rows: int, count
     started, steps = 0.0, 0
     while not scheduler.idle:
         plan = scheduler.plan()
-        for event in scheduler.advance(plan, backend.step(plan)):
+        for event in expanded(scheduler.advance(plan, backend.step(plan))):
             if isinstance(event, Tokens):
                 tokens[event.request_id] += event.tokens
         steps += bool(started)

@@ -22,7 +22,7 @@ from millstream.backend.generation.backend import MlxGenerationBackend
 from millstream.backend.generation.settings import GenerationSettings
 from millstream.engine.generation.messages import Generate, Tokens
 from millstream.engine.generation.tuning import SchedulerSettings, make_scheduler
-from millstream.engine.messages import Finished
+from millstream.engine.messages import Finished, expanded
 from support.mtp_models import mtp_config, published_names, sentences, train, write_folder
 
 DEPTHS = (0, 1, 2, 4, None)
@@ -55,7 +55,7 @@ class Subject:
                 plan = replace(plan, drafts=tuple(each for each in drafts if each[1] > 0), guess=(), odds=None)
             step = time.perf_counter()
             result = self.backend.step(plan)
-            for event in scheduler.advance(plan, result, time.perf_counter() - step):
+            for event in expanded(scheduler.advance(plan, result, time.perf_counter() - step)):
                 if isinstance(event, Tokens):
                     found[event.request_id] += event.tokens
                 ended += isinstance(event, Finished)

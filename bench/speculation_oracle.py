@@ -31,7 +31,7 @@ from millstream.engine.generation.messages import Generate, Tokens
 from millstream.engine.generation.plan import Plan
 from millstream.engine.generation.scheduler import GenerationScheduler
 from millstream.engine.generation.tuning import SchedulerSettings, make_scheduler
-from millstream.engine.messages import Finished
+from millstream.engine.messages import Finished, expanded
 from models import find
 
 DEPTHS: dict[float, tuple[int, ...]] = {0.5: (1,), 0.7: (1, 2, 4), 0.9: (2, 4, 8), 1.0: (4, 8)}
@@ -134,7 +134,7 @@ class Oracle:
             result = self.backend.step(plan)
             events = scheduler.advance(plan, result, time.perf_counter() - began)
             seconds = time.perf_counter() - began
-            for event in events:
+            for event in expanded(events):
                 if isinstance(event, Tokens):
                     found[event.request_id].extend(event.tokens)
                 ended += isinstance(event, Finished)

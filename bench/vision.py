@@ -29,7 +29,7 @@ from millstream.engine.generation.plan import EncodeMedia, GenerationBackend
 from millstream.engine.generation.scheduler import GenerationScheduler
 from millstream.engine.generation.tuning import SchedulerSettings, make_scheduler
 from millstream.engine.link import ThreadLink
-from millstream.engine.messages import Event, Finished, Loaded, LoadFailed, Shutdown, Stopped
+from millstream.engine.messages import Event, Finished, Loaded, LoadFailed, Shutdown, Stopped, expanded
 from millstream.model_facts import GenerationFacts
 from millstream.types import Media, Tensor
 
@@ -138,7 +138,7 @@ class Engine:
     def wait(self, condition: Any) -> None:
         while not condition():
             now, events = self._events.get(timeout=600)
-            for event in events:
+            for event in expanded(events):
                 match event:
                     case Tokens():
                         self.times.setdefault(event.request_id, []).append(now)

@@ -6,8 +6,7 @@ starts inherit it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
@@ -34,10 +33,17 @@ def current_request() -> RequestContext | None:
     return _CURRENT.get()
 
 
-@contextmanager
-def in_request(context: RequestContext) -> Iterator[RequestContext]:
-    token = _CURRENT.set(context)
-    try:
-        yield context
-    finally:
-        _CURRENT.reset(token)
+class in_request:
+    """In the block, and in tasks that it starts, `current_request` is this one."""
+
+    __slots__ = ("_context", "_token")
+
+    def __init__(self, context: RequestContext) -> None:
+        self._context = context
+
+    def __enter__(self) -> RequestContext:
+        self._token = _CURRENT.set(self._context)
+        return self._context
+
+    def __exit__(self, *_: object) -> None:
+        _CURRENT.reset(self._token)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from enum import StrEnum
 from operator import attrgetter
 from typing import Any, Literal, TypeVar
@@ -37,7 +37,35 @@ def pickled_by_value(kind: type[_Data]) -> type[_Data]:
     return kind
 
 
+def quickly_made(kind: type[_Data]) -> type[_Data]:
+    """A decorator for frozen dataclasses with slots of which there are some per token or many per request: frozen for
+    the type checker alone. The `__init__` that dataclasses write for them gets around `__setattr__`: it takes ten times
+    as long as one that assigns."""
+    values: dict[str, Any] = {"MISSING": MISSING}
+    arguments, lines = [], []
+    for each in fields(kind):  # type: ignore[arg-type]
+        assert each.init and not each.kw_only, "written for fields that are plain arguments"
+        name, value = each.name, each.name
+        if each.default_factory is not MISSING:
+            values[f"make_{name}"] = each.default_factory
+            arguments.append(f"{name}=MISSING")
+            value = f"make_{name}() if {name} is MISSING else {name}"
+        elif each.default is not MISSING:
+            values[f"default_{name}"] = each.default
+            arguments.append(f"{name}=default_{name}")
+        else:
+            arguments.append(name)
+        lines.append(f"    self.{name} = {value}")
+    exec("\n".join([f"def __init__(self, {', '.join(arguments)}):", *(lines or ["    pass"])]), values)
+    values["__init__"].__qualname__ = f"{kind.__qualname__}.__init__"
+    kind.__init__ = values["__init__"]  # type: ignore[misc]
+    kind.__setattr__ = object.__setattr__  # type: ignore[method-assign, assignment]
+    kind.__delattr__ = object.__delattr__  # type: ignore[method-assign, assignment]
+    return kind
+
+
 @pickled_by_value
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """Sampling parameters of one row. The defaults are greedy, without truncation or penalties."""
@@ -51,6 +79,20 @@ class Sampling:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
+
+    def with_seed(self, seed: int) -> Sampling:
+        """The same as `replace`, which takes ten times as long."""
+        return Sampling(
+            self.temperature,
+            self.top_p,
+            self.top_k,
+            self.min_p,
+            seed,
+            self.repetition_penalty,
+            self.presence_penalty,
+            self.frequency_penalty,
+            self.logit_bias,
+        )
 
 
 SAMPLING_FIELDS = frozenset(field.name for field in fields(Sampling))
@@ -93,6 +135,7 @@ class Media:
     """The inputs of the model by name: `pixel_values`, `image_grid_thw`, ..."""
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
     """The log-probability of a chosen token, and those of the most likely tokens at its position (best first)."""
@@ -105,6 +148,7 @@ class TokenLogprob:
 
 
 @pickled_by_value
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class Usage:
     """The token counts of a request."""
@@ -134,6 +178,7 @@ class MediaPart:
     """The path of its field in the request, for errors."""
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
     """A conversation, to be rendered by the model's chat template."""
@@ -153,6 +198,7 @@ class ChatPrompt:
         return tuple(media for part in parts if isinstance(media := part.get("media"), MediaPart))
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
     text: str
@@ -194,6 +240,7 @@ class ToolUse:
         return {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in self.tools}
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class Thinking:
     """How much a model should reason before it answers."""
@@ -204,6 +251,7 @@ class Thinking:
     """Reasoning tokens, after which reasoning is closed by force. None: as `effort` implies."""
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """A request of any dialect: one model, one or more prompts, and `n` choices for each."""
@@ -272,6 +320,7 @@ class CallDelta:
     """The call turned out to be invalid: its earlier parts do not count, and its text is in the content."""
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class Delta:
     """A part of the choice with number `index` (prompt * n + choice). The last part has a finish reason.

@@ -12,7 +12,7 @@ from millstream.backend.generation.backend import GenerationSettings, MlxGenerat
 from millstream.engine.generation.chunk_sizer import ChunkSizer
 from millstream.engine.generation.messages import Generate, Generated, Tokens
 from millstream.engine.generation.scheduler import GenerationScheduler
-from millstream.engine.messages import Event
+from millstream.engine.messages import Event, expanded
 from millstream.engine.prefix_cache.blocks import BlockPrefixCache
 from millstream.engine.prefix_cache.cache import PrefixCache
 from millstream.engine.prefix_cache.checkpoints import CheckpointPrefixCache
@@ -39,7 +39,7 @@ class Engine:
         result = self.backend.step(plan)
         assert not result.unsaved
         self.prefilling = result.prefilling
-        self.events += self.scheduler.advance(plan, result)
+        self.events += expanded(self.scheduler.advance(plan, result))
 
     def tokens(self, number: int) -> list[int]:
         return [

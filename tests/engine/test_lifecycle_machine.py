@@ -11,7 +11,7 @@ from millstream.engine.generation.chunk_sizer import ChunkSizer
 from millstream.engine.generation.messages import Generate, Tokens
 from millstream.engine.generation.scheduler import GenerationScheduler
 from millstream.engine.link import ThreadLink
-from millstream.engine.messages import Cancel, Event, Failed, Finished, Shutdown
+from millstream.engine.messages import Cancel, Event, Failed, Finished, Shutdown, expanded
 from millstream.errors import EngineGone
 from support.engines import Driver
 from support.fake import FakeBackend, Gate, answer
@@ -33,7 +33,7 @@ class Record:
         self.cancelled: set[int] = set()
 
     def add(self, events: list[Event]) -> None:
-        for event in events:
+        for event in expanded(events):
             match event:
                 case Tokens():
                     assert event.request_id not in self.ended, "tokens after the end"

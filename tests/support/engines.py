@@ -24,6 +24,7 @@ from millstream.engine.messages import (
     Shutdown,
     Stopped,
     Submit,
+    expanded,
 )
 from millstream.engine.process_link import ProcessLink
 from millstream.engine.protocols import BackendFactory, SchedulerFactory
@@ -83,7 +84,7 @@ class Driver:
         while not condition():
             assert time.monotonic() < deadline, "timed out"
             try:
-                for event in self.batches.get(timeout=TIMEOUT if nudge is None else 0.02):
+                for event in expanded(self.batches.get(timeout=TIMEOUT if nudge is None else 0.02)):
                     self._collect(event)
             except queue.Empty:
                 if nudge is not None:

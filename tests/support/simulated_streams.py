@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from millstream.engine.generation.messages import Generate, Tokens
 from millstream.engine.generation.plan import Plan
 from millstream.engine.generation.tuning import SchedulerSettings, make_scheduler
-from millstream.engine.messages import Finished
+from millstream.engine.messages import Finished, expanded
 from support.pipelined_device import PipelinedDevice
 
 PROMPT = (60, 100)
@@ -101,7 +101,7 @@ def play(
         result, seconds = device.run(plan)
         found.plans.append(plan)
         found.times.append(seconds)
-        for event in scheduler.advance(plan, result, seconds):
+        for event in expanded(scheduler.advance(plan, result, seconds)):
             number = getattr(event, "request_id", -1)
             if isinstance(event, Tokens):
                 found.tokens += len(event.tokens)

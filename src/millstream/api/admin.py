@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -21,13 +21,13 @@ class LocalAdmin:
         self._app = app
         self._paths = tuple(paths)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] == "http" and self._is_admin(scope) and not _is_local(scope):
             raise AdminNotAllowed(
                 "Loading, unloading and clearing caches needs an API key, or a client on the server's own machine. "
                 "Start the server with --api-key to allow it from elsewhere."
             )
-        await self._app(scope, receive, send)
+        return self._app(scope, receive, send)
 
     def _is_admin(self, scope: Scope) -> bool:
         return scope["method"] not in _READING and any(path.fullmatch(scope["path"]) for path in self._paths)

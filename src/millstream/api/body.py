@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import orjson
 from anyio import to_thread
 from pydantic import BaseModel, ValidationError
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from millstream.api.json_bounds import check_counts
@@ -106,14 +106,35 @@ async def read_body(request: Request, parse: Callable[[dict[str, object]], T]) -
     """Parses the body as a JSON object and returns the result of `parse`. A large body is parsed on a thread, few at a
     time. The content type is ignored: people forget it, and JSON is all that we accept."""
     # Not `request.body()`, which keeps the body in memory until the response has ended.
-    return await parse_json(b"".join([chunk async for chunk in request.stream()]), parse)
+    message = await request.receive()
+    raw = _body(message)
+    if message.get("more_body", False):
+        chunks = [raw]
+        while message.get("more_body", False):
+            message = await request.receive()
+            chunks.append(_body(message))
+        raw = b"".join(chunks)
+    if len(raw) <= SMALL:
+        return parse(_small_object(raw, "request body"))
+    return await parse_json(raw, parse)
+
+
+def _body(message: Message) -> bytes:
+    if message["type"] == "http.disconnect":
+        raise ClientDisconnect
+    body: bytes = message.get("body", b"")
+    return body
 
 
 async def parse_json(raw: bytes, parse: Callable[[dict[str, object]], T], what: str = "request body") -> T:
     """Like `read_body`, for an object that came in another way. `what` names it in errors."""
     if len(raw) <= SMALL:
-        return parse(_object(raw, raw.count(b"[") + raw.count(b"{"), what))
+        return parse(_small_object(raw, what))
     return await to_thread.run_sync(lambda: parse(_large_object(raw, what)))
+
+
+def _small_object(raw: bytes, what: str) -> dict[str, object]:
+    return _object(raw, raw.count(b"[") + raw.count(b"{"), what)
 
 
 def _large_object(raw: bytes, what: str) -> dict[str, object]:

@@ -9,7 +9,7 @@ from anyio import to_thread
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from millstream.api.disconnect import WhileConnected
+from millstream.api.disconnect import DEPARTURE, WhileConnected
 from millstream.api.errors import JSON_TYPE
 from millstream.api.stream import DIRECT_WRITER, STREAM_ERROR, Stream, StreamFormat
 from millstream.api.writer import Writer
@@ -34,7 +34,7 @@ class ComputedResponse(Response, ABC):
         return await to_thread.run_sync(render)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with WhileConnected(receive):
+        async with WhileConnected(receive, scope.get(DEPARTURE)):
             body = await self.compute()
         async with Writer(send, self._write_timeout) as writer:
             await writer.start(Response(body, media_type=self.content_type).raw_headers)
@@ -44,8 +44,10 @@ class ComputedResponse(Response, ABC):
 class ChunkedResponse(Response, ABC):
     """A streamed response. Nothing is sent before `begin` returns, so its errors are plain HTTP errors."""
 
+    background = None
+
     def __init__(self, *, ping_seconds: float, write_timeout: float) -> None:
-        super().__init__()
+        # Not `Response.__init__`, which renders a body and headers that nobody sends.
         self._ping_seconds = ping_seconds
         self._write_timeout = write_timeout
 
@@ -57,6 +59,10 @@ class ChunkedResponse(Response, ABC):
     @abstractmethod
     async def begin(self) -> None:
         """Prepares the stream."""
+
+    def opening(self) -> bytes:
+        """The first chunk, if there is one at once."""
+        return b""
 
     def attach(self, stream: Stream) -> None:
         """Is called before the first chunk, for responses that write to the stream by themselves while `chunks` has
@@ -81,7 +87,7 @@ class ChunkedResponse(Response, ABC):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with Writer(send, self._write_timeout) as writer:
-            async with WhileConnected(receive):
+            async with WhileConnected(receive, scope.get(DEPARTURE)):
                 try:
                     await self.begin()
                     scope[STREAM_ERROR] = self.failure
@@ -89,6 +95,8 @@ class ChunkedResponse(Response, ABC):
                     stream = Stream(writer, self.stream_format, ping_seconds=self._ping_seconds, direct=direct)
                     async with stream:
                         self.attach(stream)
+                        if opening := self.opening():
+                            await stream.write(opening)
                         async for chunk in self.chunks():
                             await stream.write(chunk)
                     ending = self.ending()

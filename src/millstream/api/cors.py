@@ -6,12 +6,15 @@ person who wrote the page learns the reason: it holds no secret.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
+
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from millstream.api.methods import METHODS
 from millstream.api.origin import OriginPolicy
+from millstream.api.reply import REPLY
 
 EXPOSED = "retry-after, www-authenticate, x-request-id, request-id"
 MAX_AGE = "600"
@@ -27,27 +30,24 @@ class Cors:
         self._app = app
         self._policy = policy
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = Headers(scope=scope) if scope["type"] == "http" else Headers()
-        origin = headers.get("origin")
-        if scope["type"] != "http" or (origin is None and self._policy.any):
-            await self._app(scope, receive, send)
-            return
-        allowed = origin is not None and self._policy.allows(origin, headers.get("host", ""))
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        if scope["type"] != "http":
+            return self._app(scope, receive, send)
+        if all(name != b"origin" for name, _ in scope["headers"]):  # not a browser
+            if not self._policy.any:
+                scope[REPLY].change_head(_vary)
+            return self._app(scope, receive, send)
+        headers = Headers(scope=scope)
+        origin = headers["origin"]
+        allowed = self._policy.allows(origin, headers.get("host", ""))
         # To an origin that is refused, every response is a refusal.
         readable = origin if allowed or self._policy.refuses else None
         if readable is not None and scope["method"] == "OPTIONS" and _ASKED_METHOD in headers:
-            await self._preflight(readable, headers, allowed=allowed)(scope, receive, send)
-            return
+            return self._preflight(readable, headers, allowed=allowed)(scope, receive, send)
         # A request for the methods of a path is not refused.
         shown = None if scope["method"] == "OPTIONS" and not allowed else readable
-
-        async def send_readable(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                self._add(MutableHeaders(scope=message), shown)
-            await send(message)
-
-        await self._app(scope, receive, send_readable)
+        scope[REPLY].change_head(lambda message: self._add(MutableHeaders(scope=message), shown))
+        return self._app(scope, receive, send)
 
     def _preflight(self, origin: str, asked: Headers, *, allowed: bool) -> Response:
         response = Response(status_code=200)
@@ -68,3 +68,11 @@ class Cors:
             headers["access-control-expose-headers"] = EXPOSED
         if not self._policy.any:
             headers.add_vary_header("Origin")
+
+
+def _vary(message: Message) -> None:
+    """The same for a client that is no browser, which is nearly every one."""
+    if any(name.lower() == b"vary" for name, _ in message["headers"]):
+        MutableHeaders(scope=message).add_vary_header("Origin")
+    else:
+        message["headers"].append((b"vary", b"Origin"))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from fastapi import APIRouter
@@ -19,6 +20,9 @@ from starlette.types import Scope
 from millstream.api.error_docs import ErrorDocs
 from millstream.api.errors import ErrorFormat
 from millstream.api.response import Responder
+
+KNOWN_PATHS = 256
+"""Paths whose dialect is remembered. There are fewer, but clients may ask for any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,8 @@ class Dialects:
         self.default = dialects[0]
         self.all = tuple(dialects)
 
+        self._with_path = lru_cache(KNOWN_PATHS)(self._find_path)
+
     def of(self, scope: Scope) -> Dialect:
         """Returns the dialect of a request. A path counts before a header."""
         named = self._with_path(scope["path"])
@@ -77,7 +83,7 @@ class Dialects:
         shared = [router for dialect in self.all for router in dialect.shared_routes(responder)]
         return [*shared, *(router for dialect in self.all for router in dialect.routes(responder))]
 
-    def _with_path(self, path: str) -> Dialect | None:
+    def _find_path(self, path: str) -> Dialect | None:
         return next((dialect for dialect in self.all if dialect.has_path(path)), None)
 
     def _with_header(self, scope: Scope) -> Dialect | None:

@@ -11,6 +11,7 @@ from starlette.websockets import WebSocketDisconnect
 from millstream.api.dialect import Dialects
 from millstream.api.disconnect import ClientLeft
 from millstream.api.errors import PARAM_LENGTH, REQUEST_ID, ErrorFormat, printable, shortened
+from millstream.api.reply import REPLY, Reply
 from millstream.api.request_log import log_error
 from millstream.api.stream import STREAM_ERROR
 from millstream.errors import MillstreamError
@@ -40,7 +41,7 @@ class Edge:
                 await self._converse(scope, receive, Handshake(send))
         elif scope["type"] == "http":
             with in_request(self._context(scope)) as context:
-                await self._respond(scope, receive, Reply(send), context)
+                await self._respond(scope, receive, send, context)
         else:
             await self._app(scope, receive, send)
 
@@ -53,18 +54,18 @@ class Edge:
             trace={name.decode(): value.decode("latin-1")[:_TRACE_LENGTH] for name, value in trace},
         )
 
-    async def _respond(self, scope: Scope, receive: Receive, reply: Reply, context: RequestContext) -> None:
+    async def _respond(self, scope: Scope, receive: Receive, send: Send, context: RequestContext) -> None:
         try:
-            await self._app(scope, receive, reply.send)
+            await self._app(scope, receive, send)
         except (ClientLeft, ClientDisconnect):
             log.debug("%s: the client disconnected", _shown(scope))
         except MillstreamError as error:
             if context.reported != id(error):
                 log_error(scope["method"], error)
-            await self._send_error(error, reply, scope, receive)
+            await self._send_error(error, scope, receive, send)
         except Exception as error:  # the edge: any failure gets a response, and a trace in the log
             log.error("%s failed", _shown(scope), exc_info=error)
-            await self._send_error(MillstreamError("The server failed on this request."), reply, scope, receive)
+            await self._send_error(MillstreamError("The server failed on this request."), scope, receive, send)
 
     async def _converse(self, scope: Scope, receive: Receive, handshake: Handshake) -> None:
         """Before a WebSocket is accepted, an error is an HTTP response. After that, it ends the connection."""
@@ -80,18 +81,19 @@ class Edge:
             failed = MillstreamError("The server failed on this connection.")
             await handshake.refuse(failed, self._dialects.of(scope).errors, scope)
 
-    async def _send_error(self, error: MillstreamError, reply: Reply, scope: Scope, receive: Receive) -> None:
+    async def _send_error(self, error: MillstreamError, scope: Scope, receive: Receive, send: Send) -> None:
         error.request_id = scope.get(REQUEST_ID)
+        reply: Reply = scope[REPLY]
         if not reply.started:
             response = self._dialects.of(scope).errors.response(error)
             if any(name == b"expect" for name, _ in scope["headers"]):
                 # The client may or may not send the body now, so the connection cannot be reused.
                 response.headers["connection"] = "close"
-            await response(scope, receive, reply.send)
+            await response(scope, receive, send)
         elif STREAM_ERROR in scope and not reply.ended:
             last = scope[STREAM_ERROR](error)
             if last is not None:
-                await reply.send({"type": "http.response.body", "body": last, "more_body": False})
+                await send({"type": "http.response.body", "body": last, "more_body": False})
         # Any other response that broke off stays incomplete: the server then closes the connection.
 
 
@@ -122,21 +124,3 @@ class Handshake:
             await self.send({"type": "websocket.http.response.body", "body": body})
         elif self._state == "open":
             await self.send({"type": "websocket.close", "code": WS_FAILED, "reason": error.message[:WS_REASON]})
-
-
-class Reply:
-    """Wraps `send` and records how far the response has come."""
-
-    __slots__ = ("_send", "ended", "started")
-
-    def __init__(self, send: Send) -> None:
-        self._send = send
-        self.started = False
-        self.ended = False
-
-    async def send(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self.started = True
-        elif not message.get("more_body", False):
-            self.ended = True
-        await self._send(message)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Match
@@ -33,12 +33,10 @@ class Methods:
         self._app = app
         self._routes = routes
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] != "http" or scope["method"] not in ("HEAD", "OPTIONS"):
-            await self._app(scope, receive, send)
-            return
+            return self._app(scope, receive, send)
         methods = allowed_methods(self._routes, scope)
         if scope["method"] == "OPTIONS" and methods:
-            await Response(status_code=204, headers={"allow": ", ".join(methods)})(scope, receive, send)
-        else:
-            await self._app({**scope, "method": "GET"} if "GET" in methods else scope, receive, send)
+            return Response(status_code=204, headers={"allow": ", ".join(methods)})(scope, receive, send)
+        return self._app({**scope, "method": "GET"} if "GET" in methods else scope, receive, send)

@@ -18,6 +18,7 @@ from pydantic.json_schema import JsonSchemaMode, models_json_schema
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from millstream.api.auth import OPEN_PATH
 from millstream.api.dialect import Dialects
@@ -93,6 +94,24 @@ class DocumentedApp(FastAPI):
         if self.openapi_schema is None:
             self.openapi_schema = self._joined(super().openapi())
         return self.openapi_schema
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """FastAPI asks OpenTelemetry for its own instruments here, at every request. Ours listen to the journal."""
+        if scope["type"] == "lifespan":
+            await super().__call__(scope, receive, send)
+            return
+        if self.middleware_stack is None:
+            self.middleware_stack = self.build_middleware_stack()
+        scope["app"] = self
+        await self.middleware_stack(scope, receive, send)
+
+    def build_middleware_stack(self) -> ASGIApp:
+        """Without the layers around our own: `Edge` handles every error, and uvicorn those of the layers around it."""
+        outermost = self.user_middleware[0].cls
+        stack = super().build_middleware_stack()
+        while type(stack) is not outermost:
+            stack = stack.app  # type: ignore[attr-defined]
+        return stack
 
     def setup(self) -> None:
         """Adds our route for the document first, so it takes precedence: FastAPI's own renders it for each request."""

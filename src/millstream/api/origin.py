@@ -12,7 +12,7 @@ A browser adds an `Origin` header that the page cannot change, so the decision i
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -87,13 +87,13 @@ class KnownOrigins:
         self._policy = policy
         self._logged: set[str] = set()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         # A browser asks no preflight for a WebSocket, so this check is the only one.
-        if scope["type"] == "websocket" or (scope["type"] == "http" and scope["method"] != "OPTIONS"):
+        checked = scope["type"] == "websocket" or (scope["type"] == "http" and scope["method"] != "OPTIONS")
+        if checked and any(name == b"origin" for name, _ in scope["headers"]):
             headers = dict(scope["headers"])
-            if b"origin" in headers:
-                self._check(headers[b"origin"].decode("latin-1"), headers.get(b"host", b"").decode("latin-1"))
-        await self._app(scope, receive, send)
+            self._check(headers[b"origin"].decode("latin-1"), headers.get(b"host", b"").decode("latin-1"))
+        return self._app(scope, receive, send)
 
     def _check(self, origin: str, host: str) -> None:
         if self._policy.allows(origin, host):

@@ -6,6 +6,8 @@ This happens before anything looks at the path, so API keys, admin routes and di
 from __future__ import annotations
 
 import re
+from collections.abc import Awaitable
+from functools import lru_cache
 from urllib.parse import quote, unquote
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -17,6 +19,7 @@ WITHOUT_VERSION = re.compile(
 _SLASHES = re.compile(rb"//+")
 
 
+@lru_cache(256)
 def normal_path(raw: bytes) -> bytes:
     """Returns the path that is meant. A percent-encoded slash is part of a name, and stays."""
     path = _SLASHES.sub(b"/", raw)
@@ -31,9 +34,9 @@ class NormalPaths:
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] in ("http", "websocket"):
             raw = scope.get("raw_path") or quote(scope["path"]).encode("ascii")
             if (path := normal_path(raw)) != raw:
                 scope = {**scope, "raw_path": path, "path": unquote(path.decode("latin-1"))}
-        await self._app(scope, receive, send)
+        return self._app(scope, receive, send)

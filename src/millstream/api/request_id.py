@@ -5,14 +5,15 @@ from __future__ import annotations
 import itertools
 import re
 import secrets
+from collections.abc import Awaitable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from millstream.api.errors import REQUEST_ID
+from millstream.api.reply import REPLY, Reply
 
 HEADERS = (b"x-request-id", b"request-id")
 """OpenAI's name and Anthropic's."""
-_STARTS = ("http.response.start", "websocket.http.response.start", "websocket.accept")
 _SANE = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
@@ -26,25 +27,25 @@ def new_request_id() -> str:
 
 
 class RequestIds:
-    """Takes the id from `x-request-id` if the client sent a sane one, and makes one otherwise."""
+    """Takes the id from `x-request-id` if the client sent a sane one, and makes one otherwise. As the outermost
+    middleware it also makes the `Reply`."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] not in ("http", "websocket"):
-            await self._app(scope, receive, send)
-            return
+            return self._app(scope, receive, send)
         request_id = _sent_id(scope) or new_request_id()
         value = request_id.encode("ascii")
 
-        async def send_with_id(message: Message) -> None:
-            if message["type"] in _STARTS:
-                others = [(name, field) for name, field in message.get("headers", ()) if name.lower() not in HEADERS]
-                message = {**message, "headers": [*others, *((name, value) for name in HEADERS)]}
-            await send(message)
+        def add_id(message: Message) -> None:
+            others = [field for field in message["headers"] if field[0].lower() not in HEADERS]
+            message["headers"] = [*others, (HEADERS[0], value), (HEADERS[1], value)]
 
-        await self._app({**scope, REQUEST_ID: request_id}, receive, send_with_id)
+        reply = Reply(send)
+        reply.change_head(add_id)
+        return self._app({**scope, REQUEST_ID: request_id, REPLY: reply}, receive, reply.send)
 
 
 def _sent_id(scope: Scope) -> str | None:

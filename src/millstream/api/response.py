@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 from anyio import to_thread
 from starlette.responses import Response
@@ -64,12 +65,31 @@ class _StreamSink:
     def __init__(self, stream: Stream, renderer: Renderer) -> None:
         assert stream.direct is not None
         self.ready = stream.direct.ready
-        self._stream = stream
-        self._renderer = renderer
+        self._write = stream.write_now
+        self._render = renderer.chunks
 
     def deliver(self, deltas: Sequence[Delta]) -> None:
-        if chunks := self._renderer.chunks(deltas):
-            self._stream.write_now(chunks)
+        if chunks := self._render(deltas):
+            self._write(chunks)
+
+
+class _Chunks:
+    """What of a generation was not delivered to the sink. Not an async generator: the event loop registers each of
+    these, to close it."""
+
+    def __init__(self, generation: Generation, renderer: Renderer) -> None:
+        self._batches = generation.__aiter__()
+        self._renderer = renderer
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        render = self._renderer.chunks
+        while True:
+            batch = await self._batches.__anext__()
+            if chunks := await to_thread.run_sync(render, batch) if _is_large(batch) else render(batch):
+                return chunks
 
 
 class StreamedResponse(ChunkedResponse):
@@ -102,15 +122,13 @@ class StreamedResponse(ChunkedResponse):
         if stream.direct is not None:
             self._generation.deliver_to(_StreamSink(stream, self._renderer))
 
-    async def chunks(self) -> AsyncIterator[bytes]:
-        generation, renderer = self._generation, self._renderer
-        assert generation is not None
-        if opening := renderer.opening(generation.usage):
-            yield opening
-        async for batch in generation:
-            large = _is_large(batch)
-            if chunks := await to_thread.run_sync(renderer.chunks, batch) if large else renderer.chunks(batch):
-                yield chunks
+    def opening(self) -> bytes:
+        assert self._generation is not None
+        return self._renderer.opening(self._generation.usage)
+
+    def chunks(self) -> AsyncIterator[bytes]:
+        assert self._generation is not None
+        return _Chunks(self._generation, self._renderer)
 
     def ending(self) -> bytes:
         assert self._generation is not None
@@ -126,7 +144,10 @@ class StreamedResponse(ChunkedResponse):
 
 def _is_large(deltas: Sequence[Delta]) -> bool:
     """True if a thread should render them: log-probabilities of a long prompt or completion."""
-    return sum(len(delta.logprobs) + len(delta.prompt) for delta in deltas) > MANY_LOGPROBS
+    count = 0
+    for delta in deltas:
+        count += len(delta.logprobs) + len(delta.prompt)
+    return count > MANY_LOGPROBS
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
+from millstream.api.ticker import Ticker, ticker
 from millstream.api.writer import Writer
 
+CHECKS = 4
+"""How often it is checked in the seconds of a ping whether one is due."""
 STREAM_ERROR = "millstream.stream_error"
 """Key of the ASGI scope. A response that has begun to stream puts a function there that renders an error as the last
 bytes of its stream, and the edge calls it. It may return None: then the stream stays incomplete."""
@@ -49,8 +52,9 @@ class Stream:
         self._writer = writer
         self._form = form
         self._ping_seconds = ping_seconds
-        self._quiet = True
-        self._timer: asyncio.TimerHandle | None = None
+        self._quiet = 0
+        """Checks since the last write."""
+        self._ticker: Ticker | None = None
         self._pinging: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -62,41 +66,34 @@ class Stream:
             ]
         )
         if self._form.ping:
-            self._wait_quietly()
+            self._ticker = ticker(self._ping_seconds / CHECKS)
+            self._ticker.add(self._check)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        if self._ticker is not None:
+            self._ticker.remove(self._check)
         if self._pinging is not None:
             self._pinging.cancel()
 
     async def write(self, chunks: bytes) -> None:
-        self._quiet = False
+        self._quiet = 0
         await self._writer.body(chunks, more=True)
 
     def write_now(self, chunks: bytes) -> None:
         """Only while `direct` is ready."""
         assert self.direct is not None
-        self._quiet = False
+        self._quiet = 0
         self.direct.write(chunks)
 
     async def finish(self, chunks: bytes) -> None:
         await self._writer.body(chunks, more=False)
 
-    def _wait_quietly(self) -> None:
-        """A timer, and a task only to ping: most streams need none."""
-        self._timer = asyncio.get_running_loop().call_later(self._ping_seconds, self._ping_if_quiet)
-
-    def _ping_if_quiet(self) -> None:
-        if self._quiet:
-            self._pinging = asyncio.create_task(self._ping())
-            return
-        self._quiet = True
-        self._wait_quietly()
-
-    async def _ping(self) -> None:
-        await self._writer.body(self._form.ping, more=True)
-        self._wait_quietly()
+    def _check(self) -> None:
+        """A task only to ping: most streams need none. The first check may come at once, so one more is counted."""
+        self._quiet += 1
+        if self._quiet > CHECKS and (self._pinging is None or self._pinging.done()):
+            self._quiet = 1  # this check is due when the ping is sent
+            self._pinging = asyncio.create_task(self._writer.body(self._form.ping, more=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
@@ -11,6 +12,7 @@ from typing import Self
 from starlette.types import Message, Send
 
 from millstream.api.disconnect import ClientLeft
+from millstream.api.ticker import Ticker, ticker
 
 log = logging.getLogger(__name__)
 
@@ -29,39 +31,39 @@ class Writer:
     """Wraps `send`. Within `async with`, a write that makes no progress for `seconds` cancels the block and raises
     `ClientStalled`. 0 seconds disables this.
 
-    One timer checks periodically: a timer per write would cost time on every token.
+    Writes are checked periodically: a timer per write would cost time on every token.
     """
 
     def __init__(self, send: Send, seconds: float) -> None:
         self._send = send
         self._seconds = seconds
-        self._deadline = asyncio.timeout(None)
+        self.stalled = False
         self._pending = 0
         self._done = 0
         self._progress = (0, 0.0)
         """The number of writes that were done at the last check, and when it last changed."""
-        self._timer: asyncio.TimerHandle | None = None
-
-    @property
-    def stalled(self) -> bool:
-        return self._deadline.expired()
+        self._ticker: Ticker | None = None
 
     async def __aenter__(self) -> Self:
-        await self._deadline.__aenter__()
         if self._seconds:
-            self._check()
+            task = asyncio.current_task()
+            assert task is not None
+            self._task = task
+            self._cancelling = task.cancelling()
+            self._progress = (0, time.monotonic())
+            self._ticker = ticker(self._seconds / CHECKS)
+            self._ticker.add(self._check)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        try:
-            await self._deadline.__aexit__(kind, error, trace)
-        except TimeoutError as timeout:
+        if self._ticker is not None:
+            self._ticker.remove(self._check)
+        # As in asyncio.timeout: undo our own cancellation, and raise only if there is no other one.
+        if self.stalled and self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
             log.info("a client read nothing for %g s (--write-timeout): its request is cancelled", self._seconds)
-            raise ClientStalled from timeout
+            raise ClientStalled from error
 
     async def start(self, headers: Sequence[tuple[bytes, bytes]]) -> None:
         await self._write({"type": "http.response.start", "status": 200, "headers": headers})
@@ -80,12 +82,10 @@ class Writer:
         self._done += 1
 
     def _check(self) -> None:
-        loop = asyncio.get_running_loop()
-        now = loop.time()
+        now = time.monotonic()
         done, since = self._progress
         if not self._pending or self._done != done:
             self._progress = (self._done, now)
-        elif now - since >= self._seconds:
-            self._deadline.reschedule(now)
-            return
-        self._timer = loop.call_later(self._seconds / CHECKS, self._check)
+        elif now - since >= self._seconds and not self.stalled:
+            self.stalled = True
+            self._task.cancel()

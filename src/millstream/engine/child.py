@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import select
@@ -18,6 +19,8 @@ from millstream.engine.wire import frame, read_first
 from millstream.engine.wire_mailbox import WireMailbox
 from millstream.logs import configure_logs
 
+COLLECT_AFTER = (20_000, 10, 10)
+"""Thresholds of the garbage collector: with Python's own it would run in most steps of many rows."""
 ORPHAN_SECONDS = 10.0
 """How long an engine without a parent may take to complete its step and free its model."""
 
@@ -39,6 +42,7 @@ def main(descriptor: int, heartbeat: int) -> None:
         except OSError:
             logging.getLogger(__name__).debug("the parent is gone")
 
+    gc.set_threshold(*COLLECT_AFTER)
     OwnerLoop(WireMailbox(end), backend, scheduler, emit, shared_heartbeat(heartbeat)).run()
 
 

@@ -8,18 +8,21 @@ No array is ever in a message, so the same messages cross a thread or a process.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from millstream.model_facts import LoadPhase, ModelFacts
-from millstream.types import pickled_by_value
+from millstream.types import pickled_by_value, quickly_made
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class Command:
     """What an engine is asked to do. A kind's own commands reach its scheduler (`Scheduler.handle`)."""
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class Submit(Command):
     """Start a request. If the mailbox accepts it, exactly one `Finished` or `Failed` follows."""
@@ -27,6 +30,7 @@ class Submit(Command):
     request_id: int
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class Cancel(Command):
     """Drop a request before the next step. Unknown or ended ids are ignored: the race is normal."""
@@ -46,11 +50,13 @@ class Wake(Command):
     """Sent by the engine's own threads: a background task or a disk read has completed."""
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class Event:
     """What an engine reports."""
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class RequestEvent(Event):
     """News of one request."""
@@ -67,6 +73,7 @@ class RequestEvent(Event):
 
 
 @pickled_by_value
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class Started(RequestEvent):
     """The request has left the queue: the step that now begins is the first that works on it."""
@@ -75,11 +82,37 @@ class Started(RequestEvent):
     """Tokens of its prompt that are not computed, because a cache has them. For kinds that have prompts."""
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class Output(RequestEvent):
     """A partial result of a request that goes on."""
 
 
+@quickly_made
+@dataclass(frozen=True, slots=True)
+class Outputs(Event):
+    """One small result for each of many requests, in columns: an object for each costs more than the result. A kind
+    derives its own."""
+
+    request_ids: tuple[int, ...]
+    values: tuple[Any, ...]
+
+    def output(self, request_id: int, values: Sequence[Any]) -> Output:
+        """Results of one request, in order, as an event of its own."""
+        raise NotImplementedError
+
+
+def expanded(events: Iterable[Event]) -> Iterator[Event]:
+    """The events with those in columns as one for each request: for those who need not be quick."""
+    for event in events:
+        if isinstance(event, Outputs):
+            for request_id, value in zip(event.request_ids, event.values, strict=True):
+                yield event.output(request_id, (value,))
+        else:
+            yield event
+
+
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class Finished(RequestEvent):
     """The request is complete."""

@@ -28,6 +28,7 @@ from millstream.engine.messages import (
     Loaded,
     LoadFailed,
     Output,
+    Outputs,
     Shutdown,
     Stopped,
     Submit,
@@ -210,7 +211,7 @@ class ProcessLink:
     def _note(self, events: list[Event]) -> None:
         ended = []
         for event in events:
-            if isinstance(event, Output):
+            if isinstance(event, Output | Outputs):
                 continue  # nearly all are
             if isinstance(event, Finished | Failed):
                 ended.append(event.request_id)

@@ -66,7 +66,9 @@ class Activities:
 
     def of(self, model: str) -> Activity:
         """The same object each time, so that a request asks once."""
-        return self._models.setdefault(model, Activity())
+        if (found := self._models.get(model)) is None:
+            found = self._models[model] = Activity()
+        return found
 
     def take(self) -> dict[str, Activity]:
         """Ends an interval."""

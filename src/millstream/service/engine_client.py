@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from millstream.engine.link import Link
 from millstream.engine.messages import (
@@ -19,6 +20,8 @@ from millstream.engine.messages import (
     Loading,
     Measured,
     Output,
+    Outputs,
+    RequestEvent,
     Shutdown,
     Speculated,
     Started,
@@ -218,8 +221,13 @@ class EngineClient:
         was_busy = self.busy
         inboxes = self._inboxes
         added: list[Inbox] = []
-        for event in events:
+        for event in _by_request(events):
             match event:
+                case Outputs():
+                    for request_id, value in zip(event.request_ids, event.values, strict=True):
+                        inbox = inboxes[request_id]
+                        if not inbox.give(request_id, value) and inbox.add(event.output(request_id, (value,))):
+                            added.append(inbox)
                 case Output():
                     inbox = inboxes[event.request_id]
                     if inbox.add(event):
@@ -277,6 +285,33 @@ class EngineClient:
             self._inboxes.pop(submit.request_id, None)
         if not self._inboxes:
             self._idle.set()
+
+
+def _by_request(events: Sequence[Event]) -> Sequence[Event]:
+    """The same events, but if they have results of several steps in columns, those of a request as one event: a loop
+    that has fallen behind catches up by writing less often."""
+    columns = 0
+    for event in events:
+        columns += isinstance(event, Outputs)
+    if columns < 2:
+        return events
+    joined: list[Event] = []
+    values: dict[int, list[Any]] = {}
+    last: Outputs | None = None
+    for event in events:
+        if isinstance(event, Outputs):
+            last = event
+            for request_id, value in zip(event.request_ids, event.values, strict=True):
+                if request_id in values:
+                    values[request_id].append(value)
+                else:
+                    values[request_id] = [value]
+        else:
+            if last is not None and isinstance(event, RequestEvent) and event.request_id in values:
+                joined.append(last.output(event.request_id, values.pop(event.request_id)))
+            joined.append(event)
+    assert last is not None
+    return [*joined, *(last.output(request_id, found) for request_id, found in values.items())]
 
 
 def _retrieve_error(loaded: asyncio.Future[ModelFacts]) -> None:

@@ -42,7 +42,9 @@ class PlainHistogram:
 
     def labels(self, model: str) -> Observations:
         """The same object each time, so that a request asks once."""
-        return self._models.setdefault(model, Observations(self._bounds))
+        if (found := self._models.get(model)) is None:
+            found = self._models[model] = Observations(self._bounds)
+        return found
 
     def collect(self) -> Iterator[Metric]:
         family = HistogramMetricFamily(self._name, self._documentation, labels=["model"])

@@ -6,9 +6,8 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Generic, TypeVar
 
 from millstream.config import ModelSpec
 from millstream.errors import EngineGone, ModelError, NotFound, WrongModelKind
@@ -21,6 +20,35 @@ from millstream.service.watchdog import Watchdog
 log = logging.getLogger(__name__)
 
 ModelT = TypeVar("ModelT", bound=ReadyModel)
+
+
+class ModelUse(Generic[ModelT]):
+    """What `ModelHub.use` gives. A class, since every request passes here, and a generator costs several times as
+    much."""
+
+    __slots__ = ("_kind", "_managed")
+
+    def __init__(self, managed: ManagedModel, kind: type[ModelT]) -> None:
+        self._managed = managed
+        self._kind = kind
+
+    async def __aenter__(self) -> ModelT:
+        managed, kind = self._managed, self._kind
+        managed.begin_lease()
+        try:
+            model = await managed.ready()
+            if not isinstance(model, kind):
+                raise WrongModelKind(
+                    f"{managed.name!r} is a model for {model.kind}; this request needs one for {kind.kind}.",
+                    param="model",
+                )
+        except BaseException:
+            managed.end_lease()
+            raise
+        return model
+
+    async def __aexit__(self, *_: object) -> None:
+        self._managed.end_lease()
 
 
 class ModelHub:
@@ -108,21 +136,12 @@ class ModelHub:
         """The models that are being loaded, and how far they are."""
         return [(each.name, each.progress) for each in self._models.values() if each.state is ModelState.LOADING]
 
-    @asynccontextmanager
-    async def use(self, name: str, kind: type[ModelT]) -> AsyncIterator[ModelT]:
-        """Yields the model, which is loaded if needed and is not unloaded inside the block: a request is posted there
-        or fails. Raises `WrongModelKind` for a model of another kind."""
+    def use(self, name: str, kind: type[ModelT]) -> ModelUse[ModelT]:
+        """Gives, in `async with`, the model, which is loaded if needed and is not unloaded inside the block: a request
+        is posted there or fails. Raises `WrongModelKind` for a model of another kind."""
         if self._closing is not None:
             raise EngineGone(self._closing, retry_after=None)
-        managed = self._find(name) if name else self._first_of(kind)
-        with managed.lease():
-            model = await managed.ready()
-            if not isinstance(model, kind):
-                raise WrongModelKind(
-                    f"{managed.name!r} is a model for {model.kind}; this request needs one for {kind.kind}.",
-                    param="model",
-                )
-            yield model
+        return ModelUse(self._find(name) if name else self._first_of(kind), kind)
 
     async def load(self, name: str) -> ModelCard:
         """Load a model, also one that has failed. Returns once it is loaded."""

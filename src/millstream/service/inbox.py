@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from millstream.engine.messages import RequestEvent, Started
 from millstream.errors import OutputUnread
@@ -15,6 +16,9 @@ MAX_BATCH = 32
 
 Deliver = Callable[[list[RequestEvent]], list[RequestEvent]]
 """Handles events at once, and returns those that the reader must take."""
+
+DeliverOne = Callable[[int, Any], bool]
+"""Handles a small result of a request to the engine at once. Returns False if it cannot now."""
 
 Merge = Callable[[Sequence[RequestEvent]], list[RequestEvent]]
 """Merges queued events, where one costs the reader less than many."""
@@ -44,6 +48,8 @@ class Inbox:
         self.deliver: Deliver | None = None
         """Gets the events of a step while the reader waits for them: to wake a task for each token costs more than to
         handle the token. What it raises is raised in the reader."""
+        self.deliver_one: DeliverOne | None = None
+        """The same for one small result: see `give`."""
         self._on_overflow: Callable[[], None] = lambda: None
         self.on_started: Callable[[Started], None] = _ignore
         """Called at once, whether or not the reader keeps up: it only notes the time."""
@@ -69,6 +75,21 @@ class Inbox:
             self._close_batch()
         first, self._added = not self._added, True
         return first
+
+    def give(self, request_id: int, value: Any) -> bool:
+        """Deliver a small result at once. Returns False if it must be added as an event: the reader is busy, or what
+        came before is not delivered."""
+        arrived, deliver = self._arrived, self.deliver_one
+        if deliver is None or arrived is None or self._events or self._batches or self._error or arrived.done():
+            return False
+        try:
+            taken = deliver(request_id, value)
+        except Exception as error:  # noqa: BLE001 - raised in the reader, as in `flush`
+            self._error = error
+            taken = self._woken = True
+        if self._woken:
+            arrived.set_result(None)
+        return taken
 
     def flush(self) -> None:
         """Deliver what was added, or wake the reader. A reader that is busy will take it by itself."""

@@ -136,12 +136,19 @@ class ManagedModel:
     @contextmanager
     def lease(self) -> Iterator[None]:
         """While the lease lasts, the model counts as in use, even without a request."""
-        self._leases += 1
+        self.begin_lease()
         try:
             yield
         finally:
-            self._leases -= 1
-            self.became_idle()
+            self.end_lease()
+
+    def begin_lease(self) -> None:
+        """See `lease`. Each needs one `end_lease`."""
+        self._leases += 1
+
+    def end_lease(self) -> None:
+        self._leases -= 1
+        self.became_idle()
 
     async def ready(self) -> ReadyModel:
         """Returns the model; loads it if needed. Raises the error of the load, `LoadCancelled` if the load is

@@ -13,7 +13,7 @@ from millstream.engine.generation.kv_budget import MERGED_SHARE, MERGED_TOKENS, 
 from millstream.engine.generation.messages import Generate, Generated, PromptLogprobs, Tokens
 from millstream.engine.generation.plan import ChunkLogprobs, Plan, RowOutput, StepResult
 from millstream.engine.generation.scheduler import GenerationScheduler
-from millstream.engine.messages import Event
+from millstream.engine.messages import Event, expanded
 from millstream.engine.prefix_cache.blocks import BlockPrefixCache
 from millstream.engine.prefix_cache.index import PrefixIndex
 from millstream.types import FinishReason, Media, TokenLogprob, Usage
@@ -88,7 +88,7 @@ def run(
             preemptions += check_order(plan, before, ended, submitted - ended - before)
         result = backend.step(plan)
         assert usable is None or backend.peak <= usable, f"step {step}"
-        for event in subject.advance(plan, result):
+        for event in expanded(subject.advance(plan, result)):
             seen.add(event)
         step += 1
         assert step < 20_000, "some requests do not end"
@@ -168,7 +168,7 @@ def advance(subject: GenerationScheduler, steps: int) -> list[Event]:
     events: list[Event] = []
     for _ in range(steps):
         plan = subject.plan()
-        events += subject.advance(plan, StepResult(tuple(RowOutput(number, (7,)) for number in plan.decode)))
+        events += expanded(subject.advance(plan, StepResult(tuple(RowOutput(number, (7,)) for number in plan.decode))))
     return events
 
 
@@ -248,7 +248,7 @@ def test_prompt_logprobs_are_sent_once(chunks: int) -> None:
         if step == chunks:
             subject.preempt(1)
         plan = subject.plan()
-        for event in subject.advance(plan, backend.step(plan)):
+        for event in expanded(subject.advance(plan, backend.step(plan))):
             seen.add(event)
     assert seen.prompt_logprobs == {1: [2, 3, 4, 5]}
     assert len(seen.tokens[1]) == 2 and seen.ends[1].usage == Usage(5, 2)

@@ -16,6 +16,7 @@ from millstream.engine.generation.plan import Plan, RowOutput, StepResult
 from millstream.engine.generation.prefill_planner import PATIENCE
 from millstream.engine.generation.scheduler import GenerationScheduler
 from millstream.engine.generation.tuning import SchedulerSettings, make_scheduler
+from millstream.engine.messages import expanded
 from millstream.engine.prefix_cache.blocks import BlockPrefixCache
 from millstream.engine.prefix_cache.checkpoints import CheckpointPrefixCache
 from millstream.engine.prefix_cache.index import PrefixIndex
@@ -107,7 +108,7 @@ class Simulation:
             self.gaps.append(seconds)
         self.plans.append(plan)
         self.read += [(chunk.request.request_id, chunk.end - chunk.start) for chunk in plan.prefill]
-        for event in self.scheduler.advance(plan, result, seconds):
+        for event in expanded(self.scheduler.advance(plan, result, seconds)):
             if isinstance(event, Tokens):
                 self.answered.setdefault(event.request_id, self.clock)
 

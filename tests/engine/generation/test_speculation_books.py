@@ -16,7 +16,7 @@ from millstream.engine.generation.scheduler import GenerationScheduler
 from millstream.engine.generation.speculation.choice import Odds, Outcome
 from millstream.engine.generation.speculation.depth import Choice, SpeculationDepth
 from millstream.engine.generation.speculation.lengths import LENGTHS
-from millstream.engine.messages import Event
+from millstream.engine.messages import Event, expanded
 from millstream.engine.prefix_cache.cache import NullPrefixCache
 from millstream.engine.prefix_cache.prompt import CachedPrompt
 from millstream.types import FinishReason, Grammar, Usage
@@ -115,7 +115,7 @@ def test_any_outcome_of_verification_leaves_the_books_right(
         running = set(subject._running)
         for row in result.rows:
             proposed[row.request_id] += row.proposed * (row.request_id in running)
-        for event in subject.advance(plan, result):
+        for event in expanded(subject.advance(plan, result)):
             record(event, given_tokens, ends)
         in_rows = sum(len(backend_row_tokens(subject, request_id)) for request_id in subject._running)
         assert subject.kv_tokens() == in_rows + sum(request.prefilled for request in subject._prefilling)

@@ -14,7 +14,7 @@ from millstream.api.anthropic.requests import count_request, messages_request
 from millstream.api.anthropic.response_schema import AnthropicHello, AnthropicMessage, AnthropicTokenCount
 from millstream.api.anthropic.schema import CountRequest, MessagesRequest
 from millstream.api.body import read_body
-from millstream.api.disconnect import WhileConnected
+from millstream.api.disconnect import DEPARTURE, WhileConnected
 from millstream.api.error_docs import ANY_REQUEST
 from millstream.api.errors import json_response
 from millstream.api.hosted_tools import HostedTools
@@ -54,7 +54,7 @@ def routes(responder: Responder) -> APIRouter:
     @router.post("/v1/messages/count_tokens", summary="Count the tokens of a conversation", openapi_extra=_COUNT)
     async def count_tokens(request: Request) -> Response:
         parsed = await read_body(request, partial(count_request, seal=seal))
-        async with WhileConnected(request.receive):
+        async with WhileConnected(request.receive, request.scope.get(DEPARTURE)):
             count = await generation.count_tokens(parsed)
         return json_response({"input_tokens": count})
 

@@ -29,6 +29,9 @@ class Phase(Enum):
     LEAVING = "leaving"
     """Refused: the client has a moment to read the error."""
 
+    __hash__ = object.__hash__
+    """That of enums is a Python function, and phases are keys."""
+
 
 class Connection(Protocol):
     def check_timeouts(self) -> None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from millstream.api.disconnect import DEPARTURE
 from millstream.api.errors import ErrorFormat
 from millstream.api.http1.connections import Connections, Phase
-from millstream.api.http1.direct import CycleWriter
+from millstream.api.http1.direct import CycleDeparture, CycleWriter
 from millstream.api.http1.limits import SLICE, HttpLimits
 from millstream.api.http1.meter import Meter, Stage
 from millstream.api.http1.refusal import refusal
@@ -261,7 +262,9 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
-        cycle.scope[DIRECT_WRITER] = CycleWriter(cycle)  # type: ignore[literal-required]
+        scope = cast("dict[str, Any]", cycle.scope)
+        scope[DIRECT_WRITER] = CycleWriter(cycle)
+        scope[DEPARTURE] = CycleDeparture(cycle)
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
@@ -329,4 +332,6 @@ def _report_disconnect(cycles: Sequence[RequestResponseCycle]) -> None:
     for cycle in cycles:
         if not cycle.response_complete:
             cycle.disconnected = True
+            if (departure := cast("dict[str, Any]", cycle.scope).get(DEPARTURE)) is not None:
+                departure.left()
         cycle.message_event.set()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import random
 import time
-import uuid
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
@@ -72,7 +72,7 @@ class Frame:
 
     def __init__(self, prefix: str, model: str, *, include_usage: bool) -> None:
         self._fields = {
-            "id": prefix + uuid.uuid4().hex,
+            "id": f"{prefix}{random.getrandbits(128):032x}",
             "created": int(time.time()),
             "model": model,
             "system_fingerprint": FINGERPRINT,

@@ -12,7 +12,7 @@ from typing import Any
 
 from millstream.api.openai.part_sources import image_source, text_file, url_of
 from millstream.errors import BadRequest, UnsupportedParameter
-from millstream.types import MediaPart
+from millstream.types import MediaPart, quickly_made
 
 Content = str | list[dict[str, object]]
 Part = Mapping[str, Any]
@@ -28,6 +28,7 @@ _UNSUPPORTED = {
 }
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class ParsedContent:
     """The content of a message, and the reasoning that was among its parts."""

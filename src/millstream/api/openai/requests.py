@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from millstream.api.body import validated
 from millstream.api.openai.params import IGNORED, IGNORED_STREAM_OPTIONS, UNSUPPORTED
@@ -60,11 +60,11 @@ def chat_generation(request: ChatRequest) -> GenerationRequest:
     options = request.reasoning_options()
     kwargs = template_flags(options) | request.chat_template_kwargs
     prompt = ChatPrompt(request.messages, kwargs, request.continue_final_message)
-    generation = _generation(request, (prompt,), _limit(request), request.top_logprobs if request.logprobs else None)
+    fields = _fields(request, (prompt,), _limit(request), request.top_logprobs if request.logprobs else None)
     tools = _tools(request)
     if request.min_tokens and tools is not None and tools.choice == "required":
         raise BadRequest("min_tokens cannot be combined with a required tool call.", param="min_tokens")
-    return replace(generation, tools=tools, thinking=thinking_of(options))
+    return GenerationRequest(**fields, tools=tools, thinking=thinking_of(options))
 
 
 def _tools(request: ChatRequest) -> ToolUse | None:
@@ -102,8 +102,8 @@ def completion_generation(request: CompletionRequest) -> GenerationRequest:
         raise BadRequest(f"best_of ({best_of}) must be at least n ({request.n}).", param="best_of")
     if best_of is not None and request.stream:
         raise BadRequest("best_of cannot be streamed: the best completions are known only at the end.", param="best_of")
-    generation = _generation(request, _prompts(request), limit, request.logprobs)
-    return replace(generation, echo=request.echo, best_of=best_of)
+    fields = _fields(request, _prompts(request), limit, request.logprobs)
+    return GenerationRequest(**fields, echo=request.echo, best_of=best_of)
 
 
 def _prompts(request: CompletionRequest) -> tuple[Prompt, ...]:
@@ -117,9 +117,10 @@ def _prompts(request: CompletionRequest) -> tuple[Prompt, ...]:
     return tuple(replace(prompt, suffix=request.suffix) for prompt in prompts)
 
 
-def _generation(
+def _fields(
     request: TextRequest, prompts: tuple[Prompt, ...], max_tokens: int | None, logprobs: int | None
-) -> GenerationRequest:
+) -> dict[str, Any]:
+    """What chats and completions have in common, as fields of a `GenerationRequest`."""
     if request.prompt_logprobs is not None and request.stream:
         raise BadRequest("prompt_logprobs cannot be combined with stream.", param="prompt_logprobs")
     if max_tokens is not None and request.min_tokens > max_tokens:
@@ -127,25 +128,25 @@ def _generation(
             f"min_tokens ({request.min_tokens}) is more than the token limit ({max_tokens}).", param="min_tokens"
         )
     given = request.model_fields_set | ({"repetition_penalty"} if request.repetition is not None else set())
-    return GenerationRequest(
-        model=request.model,
-        prompts=prompts,
-        sampling=request.sampling(),
-        seeded=request.seed is not None,
-        n=request.n,
-        max_tokens=max_tokens,
-        stop=request.stop,
-        stop_token_ids=request.stop_token_ids,
-        ignore_eos=request.ignore_eos,
-        min_tokens=request.min_tokens,
-        logprobs=logprobs,
-        grammar=_grammar(request),
-        prompt_logprobs=request.prompt_logprobs,
-        unset=SAMPLING_FIELDS - given,
-        prediction=request.prediction,
-        speculate=request.speculation,
-        spec_prefill=request.spec_prefill,
-    )
+    return {
+        "model": request.model,
+        "prompts": prompts,
+        "sampling": request.sampling(),
+        "seeded": request.seed is not None,
+        "n": request.n,
+        "max_tokens": max_tokens,
+        "stop": request.stop,
+        "stop_token_ids": request.stop_token_ids,
+        "ignore_eos": request.ignore_eos,
+        "min_tokens": request.min_tokens,
+        "logprobs": logprobs,
+        "grammar": _grammar(request),
+        "prompt_logprobs": request.prompt_logprobs,
+        "unset": SAMPLING_FIELDS - given,
+        "prediction": request.prediction,
+        "speculate": request.speculation,
+        "spec_prefill": request.spec_prefill,
+    }
 
 
 def _grammar(request: TextRequest) -> Grammar | None:

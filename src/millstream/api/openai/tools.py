@@ -10,13 +10,14 @@ from typing import Any, Literal
 from millstream.api.functions import Tools, check_names, function_tool
 from millstream.api.openai.custom_tools import custom_tool, parse_format
 from millstream.errors import BadRequest, UnsupportedParameter
-from millstream.types import Grammar, ToolUse
+from millstream.types import Grammar, ToolUse, quickly_made
 
 CHOICES = ("none", "auto", "required", "any")
 """`any` is Mistral's word for `required`."""
 Mode = Literal["auto", "none", "required"]
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class ToolSet:
     """The tools of a request."""
@@ -31,6 +32,7 @@ class ToolSet:
         return [tool["function"]["name"] for tool in self.tools]
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class Choice:
     """What `tool_choice` asks for."""

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from millstream.engine.messages import EVENT_BYTES, Command, Finished, Output, Submit
-from millstream.types import FinishReason, Grammar, Media, Sampling, TokenLogprob, Usage, pickled_by_value
+from millstream.engine.messages import EVENT_BYTES, Command, Finished, Output, Outputs, Submit
+from millstream.types import FinishReason, Grammar, Media, Sampling, TokenLogprob, Usage, pickled_by_value, quickly_made
 
 LOGPROB_BYTES, OPTION_BYTES = 160, 120
 """The memory of one token's log-probability in Python, and of each alternative at its position."""
 
 
 @pickled_by_value
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class Generate(Submit):
     """Generate up to `max_tokens` tokens after `prompt`."""
@@ -58,6 +60,7 @@ def _logprob_bytes(logprobs: tuple[TokenLogprob, ...]) -> int:
     return EVENT_BYTES + (len(logprobs) * (LOGPROB_BYTES + OPTION_BYTES * len(logprobs[-1].top)) if logprobs else 0)
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class Tokens(Output):
     """New tokens of a row."""
@@ -81,6 +84,16 @@ class Tokens(Output):
         return Tokens, (self.request_id, self.tokens, *((self.logprobs,) if self.logprobs else ()))
 
 
+@pickled_by_value
+@quickly_made
+@dataclass(frozen=True, slots=True)
+class StepTokens(Outputs):
+    """One token of each row that has nothing else to tell: the same as a `Tokens` for each."""
+
+    def output(self, request_id: int, values: Sequence[int]) -> Tokens:
+        return Tokens(request_id, tuple(values))
+
+
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs(Output):
     """Log-probabilities of the next tokens of a prompt, for a request that asked for them."""
@@ -95,6 +108,7 @@ class PromptLogprobs(Output):
 
 
 @pickled_by_value
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class Generated(Finished):
     """A row has ended."""

@@ -11,7 +11,7 @@ from millstream.engine.generation.speculation.choice import Odds, Outcome
 from millstream.engine.prefix_cache.orders import ExportedPrefix, RestorePrefix, SavePrefix, SharePrefix
 from millstream.engine.protocols import Backend
 from millstream.model_facts import GenerationFacts
-from millstream.types import TokenLogprob
+from millstream.types import TokenLogprob, quickly_made
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,7 @@ class EncodeMedia:
     tokens: int
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class Plan:
     """One step: restore, save and drop first, then decode every row in the batch, then prefill and encode.
@@ -95,6 +96,7 @@ class Plan:
         return f"{len(self.decode)} rows, {len(self.prefill)} prompts"
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class RowOutput:
     """Tokens that a row produced since its last report. A backend may run one step behind."""
@@ -128,6 +130,7 @@ class ChunkLogprobs:
     logprobs: tuple[TokenLogprob, ...]
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """What a step produced."""

@@ -14,7 +14,14 @@ from itertools import islice
 
 from millstream.engine.generation.chunk_sizer import ChunkSizer
 from millstream.engine.generation.kv_budget import AHEAD, HORIZON, PROMPT_PER_STEP, SURE_TOKENS, KvBudget
-from millstream.engine.generation.messages import ClearPrefixCache, Generate, Generated, PromptLogprobs, Tokens
+from millstream.engine.generation.messages import (
+    ClearPrefixCache,
+    Generate,
+    Generated,
+    PromptLogprobs,
+    StepTokens,
+    Tokens,
+)
 from millstream.engine.generation.plan import Plan, Prefill, RowOutput, StepResult
 from millstream.engine.generation.prefill_planner import PrefillPlanner
 from millstream.engine.generation.request import Request, State
@@ -27,6 +34,9 @@ from millstream.engine.prefix_cache.index import Hit
 from millstream.engine.prefix_cache.orders import RestorePrefix
 from millstream.model_facts import SpecPrefillFacts
 from millstream.types import FinishReason
+
+COLUMNS_FROM = 4
+"""Rows whose tokens are one event."""
 
 
 class GenerationScheduler:
@@ -237,10 +247,7 @@ class GenerationScheduler:
         self._exporting = result.exporting
         self._cache.unsaved(result.unsaved)
         self._cache.exported(result.exported)
-        find, accept = self._running.get, self._accept
-        for row in result.rows:
-            if (running := find(row.request_id)) is not None:
-                accept(running, row, events)
+        events += self._accept_rows(result)
         for failure in result.failed:
             if (failing := self._requests.get(failure.request_id)) is not None:
                 # Its chunks of this step may not have run.
@@ -406,18 +413,38 @@ class GenerationScheduler:
         unsent = ((chunk, self._requests[chunk.request_id].unsent(chunk.logprobs)) for chunk in result.prompt_logprobs)
         return [PromptLogprobs(chunk.request_id, logprobs) for chunk, logprobs in unsent if logprobs]
 
+    def _accept_rows(self, result: StepResult) -> list[Event]:
+        """The events of all rows. What nearly every row of every step has is one token that ends nothing, and there
+        may be hundreds between two steps."""
+        request_ids: list[int] = []
+        values: list[int] = []
+        events: list[Event] = []
+        find = self._running.get
+        for row in result.rows:
+            request_id, tokens = row.request_id, row.tokens
+            if (request := find(request_id)) is None:
+                continue
+            submit = request.submit
+            if len(tokens) == 1 and not row.proposed and not row.logprobs and tokens[0] not in submit.stop_tokens:
+                token = tokens[0]
+                request.tokens.append(token)
+                request.generated = generated = request.generated + 1
+                request_ids.append(request_id)
+                values.append(token)
+                if generated >= submit.max_tokens:
+                    events.append(self._finish(request, FinishReason.LENGTH))
+            else:
+                self._accept(request, row, events)
+        if len(request_ids) >= COLUMNS_FROM:
+            events.insert(0, StepTokens(tuple(request_ids), tuple(values)))
+        else:
+            events[:0] = [Tokens(request_id, (token,)) for request_id, token in zip(request_ids, values, strict=True)]
+        return events
+
     def _accept(self, request: Request, row: RowOutput, events: list[Event]) -> None:
         """Cut a row's output at the first stop token or at the limit. A stop token before `min_tokens` has probability
         0; if rounding lets one through, it ends nothing."""
         submit, tokens = request.submit, row.tokens
-        if len(tokens) == 1 and not row.proposed and tokens[0] not in submit.stop_tokens:
-            # What nearly every row of every step is: there may be hundreds between two steps.
-            request.generated = generated = request.generated + 1
-            request.tokens += tokens
-            events.append(Tokens(submit.request_id, tokens, row.logprobs))
-            if generated >= submit.max_tokens:
-                events.append(self._finish(request, FinishReason.LENGTH))
-            return
         count = used = 0
         reason: FinishReason | None = None
         for token in tokens:

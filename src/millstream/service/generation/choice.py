@@ -49,6 +49,8 @@ class Choice:
         self._parsing = parsing
         self._detokenizer = tokenizer.detokenizer(continues=continues, shown=parsing.shown)
         self._parser = parsing.parser()
+        self.plain = self._parser.plain
+        """True if all output is content, and no text ends it."""
         self._min_tokens = submit.min_tokens
         self._parser.look_for_stops = not self._min_tokens
         self._per_token = parsing.chat_format is not None and parsing.chat_format.reasoning is not None
@@ -93,7 +95,7 @@ class Choice:
         """Returns no delta if there is nothing to emit yet, or if the choice has already ended."""
         if self.finish_reason is not None or self.over_reasoning_budget:
             return []
-        if self._parser.plain and not logprobs and self._prompt_echo is None:
+        if self.plain and not logprobs and self._prompt_echo is None:
             self.completion_tokens += len(tokens)
             text = self._detokenizer.push(tokens)
             return [Delta(self.index, text)] if text else []
@@ -103,6 +105,12 @@ class Choice:
             self._count(len(tokens))
             parts = self._parser.push(self._detokenizer.push(tokens))
         return self._deltas(parts)
+
+    def push_plain(self, token: int) -> str:
+        """The text of a token of a choice that is `plain` and has not ended. Log-probabilities and echoes need
+        `push`."""
+        self.completion_tokens += 1
+        return self._detokenizer.push((token,))
 
     def _push_each(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob]) -> list[Part]:
         """Parses token by token: this tells the text position of each log-probability, which tokens are reasoning, and

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
+from typing import Self
 
 from millstream.engine.generation.messages import Generated, PromptLogprobs, Tokens
 from millstream.engine.messages import Failed, RequestEvent
@@ -47,9 +48,10 @@ class TextGeneration:
 
     @property
     def usage(self) -> Usage:
-        choices = set(self._choices.values())
-        completion_tokens = sum(choice.completion_tokens for choice in choices)
-        reasoning_tokens = sum(choice.reasoning_tokens for choice in choices)
+        completion_tokens = reasoning_tokens = 0
+        for choice in dict.fromkeys(self._choices.values()):  # one may have had several requests
+            completion_tokens += choice.completion_tokens
+            reasoning_tokens += choice.reasoning_tokens
         cached_tokens = min(self._cached_tokens, self._prompt_tokens)
         accepted = min(self._accepted, completion_tokens)  # what follows a stop string is not part of the answer
         rejected = self._proposed - self._accepted
@@ -69,23 +71,63 @@ class TextGeneration:
         reasons = (choice.finish_reason for choice in self._choices.values())
         return ", ".join(dict.fromkeys(reason for reason in reasons if reason is not None))
 
-    async def __aiter__(self) -> AsyncIterator[Sequence[Delta]]:
+    def __aiter__(self) -> Self:
+        """Not an async generator: the event loop would register each, to close it. Who iterates cancels in any case."""
+        return self
+
+    async def __anext__(self) -> Sequence[Delta]:
         try:
-            while any(choice.finish_reason is None for choice in self._choices.values()):
-                deltas = [delta for event in await self._inbox.take() for delta in self._apply(event)]
+            while self._goes_on():
+                deltas: list[Delta] = []
+                for event in await self._inbox.take():
+                    deltas += self._apply(event)
                 if deltas:
                     self._timer.delivered(deltas)
-                    yield deltas
-            self._timer.ended("finished", self.usage, self._finish_reason)
+                    return deltas
+            if not self._timer.has_ended:
+                self._timer.ended("finished", self.usage, self._finish_reason)
         except MillstreamError as error:
             self._timer.ended("failed", self.usage, error=error)
-            raise
-        finally:
             self.cancel()
+            raise
+        except BaseException:
+            self.cancel()
+            raise
+        self.cancel()
+        raise StopAsyncIteration
+
+    def _goes_on(self) -> bool:
+        for choice in self._choices.values():  # noqa: SIM110 - `any` costs more than the loop
+            if choice.finish_reason is None:
+                return True
+        return False
 
     def deliver_to(self, sink: DeltaSink) -> None:
         self._sink = sink
         self._inbox.deliver = self._deliver
+        if len(self._choices) == 1:
+            (self._only,) = self._choices.values()
+            self._inbox.deliver_one = self._deliver_one
+
+    def _deliver_one(self, request_id: int, token: int) -> bool:
+        """The same as `_deliver` for a token of the only choice."""
+        sink, choice = self._sink, self._only
+        if choice.echoes or not sink.ready():
+            return False
+        if choice.submit.request_id != request_id:
+            return True
+        self._timer.generated(1)
+        if choice.plain:
+            text = choice.push_plain(token)
+            deltas = [Delta(choice.index, text)] if text else []
+        else:
+            deltas = self._ended(choice, choice.push((token,), ()))
+            if choice.finish_reason is not None:
+                self._inbox.wake()
+        if deltas:
+            self._timer.delivered(deltas)
+            sink.deliver(deltas)
+        return True
 
     def _deliver(self, events: list[RequestEvent]) -> list[RequestEvent]:
         """Gives tokens to the sink. The iteration gets the rest: ends, and what may be large."""
@@ -145,7 +187,10 @@ class TextGeneration:
         self._timer.generated(len(event.tokens))
         self._proposed += event.proposed
         self._accepted += event.accepted
-        deltas = choice.push(event.tokens, event.logprobs)
+        return self._ended(choice, choice.push(event.tokens, event.logprobs))
+
+    def _ended(self, choice: Choice, deltas: list[Delta]) -> list[Delta]:
+        """After tokens that may have ended the choice, or its reasoning."""
         if choice.finish_reason is not None:
             self._engine.cancel([choice.request_id])
         elif choice.over_reasoning_budget:

@@ -11,6 +11,8 @@ from millstream.engine.messages import RequestEvent
 
 def merge_tokens(events: Sequence[RequestEvent]) -> list[RequestEvent]:
     """Returns the events with each run of `Tokens` of a request merged into one."""
+    if sum([type(event) is Tokens for event in events]) < 2:
+        return list(events)
     merged: list[RequestEvent] = []
     runs: dict[int, list[Tokens]] = {}
     starts: list[tuple[int, list[Tokens]]] = []

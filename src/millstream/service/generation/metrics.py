@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from prometheus_client import Counter
 
 from millstream.service.histogram import PlainHistogram
@@ -77,3 +79,5 @@ class ModelMetrics:
         self.prepare, self.queue = metrics.prepare.labels(model), metrics.queue.labels(model)
         self.prefill, self.first_token = metrics.prefill.labels(model), metrics.first_token.labels(model)
         self.duration = metrics.common.duration.labels(model)
+        self.ended = lru_cache(32)(lambda outcome: metrics.common.requests.labels(model, outcome))
+        """The counter of requests with an outcome, of which there are few."""

@@ -18,12 +18,13 @@ from millstream.text.output.parser import OutputParser
 from millstream.text.templates.conversation import has_native_tools, reasoning_budget, tool_format_of
 from millstream.text.tokenizer import Tokenizer
 from millstream.text.tool_formats.format import Schemas
-from millstream.types import ChatPrompt, GenerationRequest, Grammar, ToolUse
+from millstream.types import ChatPrompt, GenerationRequest, Grammar, ToolUse, quickly_made
 
 _LAST_TOKENS = 16
 """Enough tokens from the end of a prompt to tell whether it opens a reasoning block."""
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class OutputParsing:
     """How output is parsed. By default all text is content."""

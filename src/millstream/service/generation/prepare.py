@@ -15,7 +15,16 @@ from millstream.service.generation.model import GenerationModel
 from millstream.service.generation.template_host import render_job
 from millstream.service.media.files import RequestMedia
 from millstream.text.templates.conversation import template_input
-from millstream.types import ChatPrompt, GenerationRequest, Grammar, Media, Prompt, TextPrompt, TokenPrompt
+from millstream.types import (
+    ChatPrompt,
+    GenerationRequest,
+    Grammar,
+    Media,
+    Prompt,
+    TextPrompt,
+    TokenPrompt,
+    quickly_made,
+)
 
 MIN_CHARACTER_LIMIT = 4 * 2**20
 CHARACTERS_PER_TOKEN = 64
@@ -30,6 +39,7 @@ INLINE_TEXT = 4_096
 switch also waits for the interpreter lock."""
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class PreparedPrompt:
     """The tokens and media of a prompt, ready for an engine."""
@@ -153,10 +163,14 @@ def _is_longer(limit: int, *values: object) -> bool:
     stack: list[object] = list(values)
     while stack and left >= 0:
         value = stack.pop()
-        left -= len(value) if isinstance(value, str) else 1
+        if isinstance(value, str):
+            left -= len(value)
+            continue
+        left -= 1
         if isinstance(value, dict):
-            stack += [*value.keys(), *value.values()]
-        elif isinstance(value, list | tuple):
+            stack += value.keys()
+            stack += value.values()
+        elif isinstance(value, (list, tuple)):
             stack += value
     return left < 0
 

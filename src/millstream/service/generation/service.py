@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import secrets
+import random
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
@@ -183,7 +183,7 @@ class TextGenerator:
         max_tokens = model.facts.context_length - len(prompt.tokens)
         if request.max_tokens is not None:
             max_tokens = min(request.max_tokens, max_tokens)
-        seed = request.sampling.seed if request.seeded else secrets.randbits(32)
+        seed = request.sampling.seed if request.seeded else random.getrandbits(32)
         stop_tokens = _stop_tokens(model, request, parsing)
         in_part = request.tools is None if request.spec_prefill is None else request.spec_prefill
         return [
@@ -191,7 +191,7 @@ class TextGenerator:
                 request_id=next(self._ids),
                 prompt=prompt.tokens,
                 max_tokens=max_tokens,
-                sampling=replace(request.sampling, seed=(seed + number) & 0xFFFFFFFFFFFFFFFF),
+                sampling=request.sampling.with_seed((seed + number) & 0xFFFFFFFFFFFFFFFF),
                 stop_tokens=stop_tokens,
                 min_tokens=request.min_tokens if parsing.grammar is None else 0,
                 logprobs=(request.logprobs or 0) if request.best_of else request.logprobs,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
 
 from millstream.engine.messages import Started
 from millstream.errors import EngineBusy, MillstreamError
@@ -29,29 +30,18 @@ class RequestTimers:
         self.metrics = metrics
         self.activities = activities
 
-    @contextmanager
-    def open(self, request: GenerationRequest) -> Iterator[RequestTimer]:
-        """The timer of a request. What the block raises ends the request; if it raises nothing, the request goes
-        on."""
+    def open(self, request: GenerationRequest) -> RequestTimer:
+        """The timer of a request, to be entered while it is prepared and submitted."""
         operation = "chat" if isinstance(request.prompts[0], ChatPrompt) else "text_completion"
         timer = RequestTimer(self, self.journal.open(request.model, operation))
         if self.log_content:
             log_prompts(timer.record.request_id, request.prompts)
-        try:
-            yield timer
-        except MillstreamError as error:
-            timer.refused(error)
-            raise
-        except Exception:
-            timer.refused(MillstreamError("The server failed on this request."))
-            raise
-        except BaseException:  # the client left
-            self.journal.end(timer.record, "cancelled", finish_reason="cancelled")
-            raise
+        return timer
 
 
 class RequestTimer:
-    """Times one request. Only the first call of `ended` counts."""
+    """Times one request. Only the first call of `ended` counts. What its block raises ends the request; if it raises
+    nothing, the request goes on."""
 
     def __init__(self, shared: RequestTimers, record: RequestRecord) -> None:
         self.record = record
@@ -60,7 +50,23 @@ class RequestTimer:
         self._last = 0.0
         self._prompt_tokens = 0
         self._has_generated = self.has_ended = False
+        self._first_output = True
         self._answer = Answer() if shared.log_content else None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            return
+        if isinstance(error, MillstreamError):
+            self.refused(error)
+        elif isinstance(error, Exception):
+            self.refused(MillstreamError("The server failed on this request."))
+        else:  # the client left
+            self._shared.journal.end(self.record, "cancelled", finish_reason="cancelled")
 
     def found(self, model: str) -> None:
         """The model is loaded."""
@@ -97,11 +103,11 @@ class RequestTimer:
         """Output goes to the client now."""
         if self._answer is not None:
             self._answer.add(deltas)
-        record = self.record
-        now = record.elapsed
-        if record.first_output is None:
-            record.first_output = now
-            self._metrics.of(record.model).first_token.observe(now)
+        now = self.record.elapsed
+        if self._first_output:
+            self._first_output = False
+            self.record.first_output = now
+            self._metrics.of(self.record.model).first_token.observe(now)
             self._activity.first_token.add(now)
         else:
             gap = now - self._last
@@ -142,16 +148,18 @@ class RequestTimer:
         self._activity.cached_tokens += self.record.cached_tokens or 0
 
     def _observe(self, outcome: str, usage: Usage) -> None:
-        metrics, model = self._metrics.of(self.record.model), self.record.model
-        self._metrics.common.requests.labels(model, outcome).inc()
+        record = self.record
+        metrics, elapsed = self._metrics.of(record.model), record.elapsed
+        metrics.ended(outcome).inc()
         metrics.prompt_tokens.inc(usage.prompt_tokens)
         metrics.cached_tokens.inc(usage.cached_tokens)
         (metrics.hit if usage.cached_tokens else metrics.miss).inc()
         metrics.generated_tokens.inc(usage.completion_tokens)
-        metrics.duration.observe(self.record.elapsed)
-        for span in self.record.phases:
-            seconds = (self.record.elapsed if span.end is None else span.end) - span.start
-            if span.phase is Phase.QUEUE:
-                metrics.queue.observe(seconds)
-            elif span.phase is Phase.PREFILL and self.record.first_output is not None:
-                metrics.prefill.observe(seconds)
+        metrics.duration.observe(elapsed)
+        end = elapsed
+        for phase, start in reversed(record.spans):  # each ends where the next begins
+            if phase is Phase.QUEUE:
+                metrics.queue.observe(end - start)
+            elif phase is Phase.PREFILL and record.first_output is not None:
+                metrics.prefill.observe(end - start)
+            end = start

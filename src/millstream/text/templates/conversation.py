@@ -18,7 +18,7 @@ from millstream.text.templates.template import END_OF_PROMPT, Message
 from millstream.text.templates.tool_prompt import with_calls_as_text, with_tool_prompt
 from millstream.text.tool_formats.format import ToolFormat
 from millstream.text.tool_formats.registry import FALLBACK
-from millstream.types import ChatPrompt, Thinking, ToolUse
+from millstream.types import ChatPrompt, Thinking, ToolUse, quickly_made
 
 EFFORT_BUDGETS = {"none": 0, "minimal": 256, "low": 1024, "medium": 4096}
 """Reasoning tokens per effort, for templates without a `reasoning_effort`. Higher efforts have no limit."""
@@ -47,6 +47,7 @@ def reasoning_budget(chat_format: ChatFormat, thinking: Thinking) -> int | None:
     return EFFORT_BUDGETS.get(thinking.effort)
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class TemplateInput:
     """The input of a chat template.
@@ -126,6 +127,8 @@ def _variants(
 ) -> list[Sequence[Message]]:
     """Returns the messages as the template takes them, and for an unusual conversation also in a form that needs no
     more than user and assistant messages in turn."""
+    if is_regular(messages) and not any("tool_call_id" in message for message in messages):
+        return [fit(messages, abilities)]  # without calls and results, so what follows would change nothing
     parsed = _named_results([_with_argument_objects(message, chat_format) for message in messages])
     syntax = tool_format_of(chat_format).syntax
     as_text = [with_calls_as_text(message, syntax) for message in parsed]
