@@ -152,6 +152,9 @@ class StepResult:
     """Tokens per row of the decode pass; 1: a plain step."""
     pass_seconds: float = 0.0
     """Of a longer pass: what it and its drafts took, without the wait for the step before."""
+    waited: bool = False
+    """True if the step before was read first, to draft after it. Such a step takes another time than a plain one, even
+    if no draft was verified."""
     asking_seconds: float = 0.0
     """What comparing drafts with plain steps took of this step."""
     guessed: tuple[Outcome, ...] = ()

@@ -12,43 +12,43 @@ class Drafts:
     """Owner only. Each row gets its draft from the first drafter that has one."""
 
     def __init__(self, drafters: Sequence[Drafter] = ()) -> None:
-        self._drafters = tuple(drafters)
+        self.drafters = tuple(drafters)
         self._speculating: set[int] = set()
         self.sources: dict[int, str] = {}
         """Of the latest proposal: request id to the name of the drafter."""
 
     def __bool__(self) -> bool:
-        return bool(self._drafters)
+        return bool(self.drafters)
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(drafter.name for drafter in self._drafters))
+        return tuple(dict.fromkeys(drafter.name for drafter in self.drafters))
 
     @property
     def always(self) -> bool:
         """True if one of them runs forward passes: it nearly always has a draft, and only a trial tells what it is
         worth."""
-        return any(not drafter.cheap for drafter in self._drafters)
+        return any(not drafter.cheap for drafter in self.drafters)
 
     def join(self, submit: Generate) -> None:
         """A row joins the batch. One that must not speculate is not followed."""
         if not submit.speculate:
             return
         self._speculating.add(submit.request_id)
-        for drafter in self._drafters:
+        for drafter in self.drafters:
             drafter.join(submit)
 
     def drop(self, ids: set[int]) -> None:
         gone = ids & self._speculating
         self._speculating -= gone
         if gone:
-            for drafter in self._drafters:
+            for drafter in self.drafters:
                 drafter.drop(gone)
 
     def commit(self, request_id: int, tokens: Sequence[int]) -> None:
         """Tokens that a row has gained, in order."""
         if tokens and request_id in self._speculating:
-            for drafter in self._drafters:
+            for drafter in self.drafters:
                 drafter.commit(request_id, tokens)
 
     def propose(self, wanted: Mapping[int, int], *, cheap: bool = False) -> dict[int, tuple[int, ...]]:
@@ -56,7 +56,7 @@ class Drafts:
         missing = {row: most for row, most in wanted.items() if most > 0 and row in self._speculating}
         found: dict[int, tuple[int, ...]] = {}
         self.sources = {}
-        for drafter in self._drafters:
+        for drafter in self.drafters:
             if not missing:
                 break
             if cheap and not drafter.cheap:

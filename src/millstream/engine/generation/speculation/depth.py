@@ -17,7 +17,7 @@ from millstream.engine.generation.messages import Generate
 from millstream.engine.generation.speculation.acceptance import Acceptance
 from millstream.engine.generation.speculation.choice import PAYS, Odds, Outcome, best_if_drafted
 from millstream.engine.generation.speculation.cost import SLOPE, StepCosts
-from millstream.engine.generation.speculation.lengths import LENGTHS
+from millstream.engine.generation.speculation.lengths import LENGTHS, longest_pass
 from millstream.engine.messages import Speculated
 
 COSTLY = frozenset({"mtp", "draft-model"})
@@ -49,8 +49,6 @@ ASKING = 0.01
 """The share of time that comparing drafts in plain steps may take."""
 UNSEEN = 2
 """How many lengths beyond the longest that was seen may be tried."""
-LONG_ROWS = 4
-"""The longest passes are for so few rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +217,7 @@ class SpeculationDepth:
         """The passes that there may be, and what they cost relative to a plain step. Of those that are longer than any
         that was seen, two: what they cost tells about the others. Where the second token costs a whole step and further
         ones nothing, the shorter of them would never look as if it paid."""
-        most = 1 + (self._most if batch <= LONG_ROWS else LENGTHS[-2] - 1)
+        most = min(1 + self._most, longest_pass(batch))
         longer = [length for length in LENGTHS[1:] if length > self._costs.longest]
         lengths = [length for length in LENGTHS[1:] if length <= most and length not in longer[UNSEEN:]]
         return self._costs.relative(batch, [length for length in lengths if not self._too_wide(batch, length)])
