@@ -89,6 +89,8 @@ class Calibration:
     passes: tuple[tuple[int, float], ...] = ()
     """(tokens, seconds) of a pass over whole short prompts while no row decodes, fewest first; empty if the backend
     does not compute a pass over several steps while rows decode."""
+    verifying: tuple[tuple[int, int, float], ...] = ()
+    """(rows, tokens per row, seconds) of passes that verify drafts; empty if nothing drafts, or there was no time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -166,10 +166,10 @@ def check_nothing_stays(kept: Kept) -> None:
     assert scheduler.idle and scheduler.kv_tokens() == 0
     assert backend._batch is not None and not backend._batch.ids and not backend._batch.guided
     assert backend._speculating.rows == 0
-    for drafter in backend._speculating.drafts._drafters:
+    for drafter in backend._speculating.drafts.drafters:
         tables = [table for name, table in vars(drafter).items() if isinstance(table, dict | set | list)]
         assert not any(tables), f"{drafter.name} remembers rows: {tables}"
-    assert any(isinstance(drafter, GrammarDrafter) for drafter in backend._speculating.drafts._drafters)
+    assert any(isinstance(drafter, GrammarDrafter) for drafter in backend._speculating.drafts.drafters)
 
 
 def test_a_thousand_requests_cancelled_in_the_middle(folder: Path) -> None:

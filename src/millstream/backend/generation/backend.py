@@ -18,6 +18,7 @@ from millstream.backend.device import available_bytes, free_bytes
 from millstream.backend.generation.assembly import Assembly
 from millstream.backend.generation.batch import Batch, Launched
 from millstream.backend.generation.calibration import MIN_WEIGHT_BYTES, calibrate
+from millstream.backend.generation.drafters.any_tokens import AnyTokens
 from millstream.backend.generation.drafters.draft_model import DraftModel, load_draft_model
 from millstream.backend.generation.drafters.drafter import Drafter
 from millstream.backend.generation.drafters.drafts import Drafts
@@ -80,8 +81,8 @@ class Decoding:
     """Of the step before, if it had to be read for this one: a draft and a grammar need its tokens."""
     failed: list[RowFailure] = field(default_factory=list)
     """Rows that cannot follow their grammar."""
-    names: Mapping[int, str] = field(default_factory=dict)
-    """Whose draft each row has."""
+    sources: Mapping[int, str] = field(default_factory=dict)
+    """Where each row's draft comes from."""
     started: float = 0.0
     """When drafting began."""
 
@@ -259,6 +260,7 @@ class MlxGenerationBackend(MlxBackend):
             failed=(*decoding.failed, *(RowFailure(*each) for each in rejected.items())),
             length=1 if verification is None else verification.length,
             pass_seconds=0.0 if verification is None else time.monotonic() - decoding.started,
+            waited=decoding.started > 0,
             asking_seconds=self._speculating.take_seconds(),
             guessed=self._speculating.compared(),
             prompt_logprobs=tuple(prefiller.take_logprobs()),
@@ -346,7 +348,7 @@ class MlxGenerationBackend(MlxBackend):
         if self._model_drafter is not None:
             decoding.started += self._model_drafter.read_seconds
         if drafts:
-            decoding.names = dict(speculating.names)
+            decoding.sources = dict(speculating.sources)
             decoding.verification, failed = batch.launch_drafts(drafts)
             decoding.failed += failed
         return decoding
@@ -370,7 +372,7 @@ class MlxGenerationBackend(MlxBackend):
         self._speculating.gained(verified)
         decoding.failed += failed
         before = {row.request_id: row for row in rows}
-        return [joined(before.get(row.request_id), row, decoding.names.get(row.request_id, "")) for row in verified]
+        return [joined(before.get(row.request_id), row, decoding.sources.get(row.request_id, "")) for row in verified]
 
     def _take_drafters(self, vocab_size: int) -> list[str]:
         """Make the drafters of the model. Returns notes: why it has none."""
@@ -554,7 +556,11 @@ class MlxGenerationBackend(MlxBackend):
         if "calibration" in self._settings.disabled or self._weight_bytes < MIN_WEIGHT_BYTES:
             return facts
         started = time.monotonic()
+        speculating = self._speculating
+        if facts.drafters:
+            self._speculating = Speculating(Drafts((AnyTokens(), *speculating.drafts.drafters)))
         measured = calibrate(self, facts, available_bytes=lambda: available_bytes(self._device))
+        self._speculating = speculating
         log.debug("Calibrated in %.1f s", time.monotonic() - started)
         facts = dataclasses.replace(facts, calibration=measured)
         return dataclasses.replace(facts, workspace_bytes=workspace_bytes(facts))

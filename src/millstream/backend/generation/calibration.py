@@ -15,6 +15,8 @@ import mlx.core as mx
 
 from millstream.engine.generation.messages import Generate
 from millstream.engine.generation.plan import GenerationBackend, Plan, Prefill
+from millstream.engine.generation.speculation.cost import SLOW
+from millstream.engine.generation.speculation.lengths import longest_pass
 from millstream.engine.prefix_cache.orders import SavePrefix
 from millstream.model_facts import Calibration, GenerationFacts
 
@@ -56,6 +58,13 @@ DEEP, DEEP_SECONDS, MIN_DEEP_CHUNK = 6, 0.4, 256
 PASS_PROMPTS, PASS_TOKENS, PASS_SECONDS = (1, 4, 16, 64), 64, 0.4 * SECONDS
 """Prompts that share a pass, the tokens of each, and the time for such passes beyond the first."""
 
+VERIFYING_SECONDS = 0.4 * SECONDS
+"""The time for passes that verify drafts, where something drafts."""
+VERIFYING_LENGTHS = (17, 5, 2, 9, 3)
+"""In the order in which they are measured: what is between two is read off a line."""
+LONG_PASS = VERIFYING_SECONDS / 8
+"""A pass that takes so long is run once."""
+
 ROWS = (1, 4, 16)
 ROW_TOKENS = 8
 WARM_STEPS, TIMED_STEPS = 3, 6
@@ -88,6 +97,9 @@ class _Calibrator:
         self._started = now()
         self._numbers = itertools.count(1)
         self._workspace_bytes = 0
+        self._verifying: list[tuple[int, int, float]] = []
+        """(rows, length, seconds) of passes that verify drafts."""
+        self._verifying_seconds = 0.0
         self._spans_steps = False
         """True if the backend computes a chunk over several steps while rows decode."""
         self._saves: list[tuple[int, float]] = []
@@ -96,11 +108,19 @@ class _Calibrator:
     def run(self) -> Calibration:
         chunks = self._chunks()
         depth_cost = self._depth_cost(chunks)
-        steps = self._steps()
+        steps = self._steps(chunks)
         passes = self._passes(chunks) if self._spans_steps else []
         self._backend.reset()
         costs = _save_cost(self._saves)
-        return Calibration(tuple(chunks), tuple(steps), *costs, self._workspace_bytes, depth_cost, tuple(passes))
+        return Calibration(
+            tuple(chunks),
+            tuple(steps),
+            *costs,
+            self._workspace_bytes,
+            depth_cost,
+            tuple(passes),
+            tuple(sorted(self._verifying)),
+        )
 
     def _depth_cost(self, chunks: list[tuple[int, float]]) -> float:
         """Run several chunks of one prompt and compare the last with the first: attention reads all tokens before. Only
@@ -178,8 +198,9 @@ class _Calibrator:
             self._backend.step(Plan(evict=order.all_handles))
         return min(times)
 
-    def _steps(self) -> list[tuple[int, float]]:
-        """Let rows join and time their steps, while there is time; one row in any case."""
+    def _steps(self, chunks: list[tuple[int, float]]) -> list[tuple[int, float]]:
+        """Let rows join and time their steps, while there is time; one row in any case. Then the same rows verify
+        drafts."""
         found: list[tuple[int, float]] = []
         running: tuple[int, ...] = ()
         expected = 0.0
@@ -188,15 +209,49 @@ class _Calibrator:
             if rows > self._facts.max_rows or (found and not self._in_time(expected, end)):
                 break
             joining = [self._request(ROW_TOKENS + 1) for _ in range(rows - len(running))]
-            chunks = tuple(Prefill(request, 0, len(request.prompt) - 1) for request in joining)
+            prompts = tuple(Prefill(request, 0, len(request.prompt) - 1) for request in joining)
             started = self._now()
-            self._spans_steps = self._backend.step(Plan(prefill=chunks, decode=running)).prefilling
+            self._spans_steps = self._backend.step(Plan(prefill=prompts, decode=running)).prefilling
             joined = self._now() - started
             running += tuple(request.request_id for request in joining)
             found.append((rows, self._step(running, end)))
             expected = 4 * joined + 2 * (WARM_STEPS + 1) * found[-1][1]
+            end += self._verify(running, found[-1][1], chunks)
         self._backend.step(Plan(drop=running))
         return found
+
+    def _verify(self, running: tuple[int, ...], step: float, chunks: list[tuple[int, float]]) -> float:
+        """Passes of several tokens per row, while there is time. Returns how long it took in all."""
+        if not self._facts.drafters:
+            return 0.0
+        started, rows = self._now(), len(running)
+        widest = self._facts.widest_pass(rows)
+        for length in VERIFYING_LENGTHS:
+            tokens = rows * length
+            fits = length <= longest_pass(rows) and (widest is None or tokens <= widest)
+            if fits and self._has_time(_expected(tokens, [(rows, step), *chunks])):
+                self._verify_length(running, length, suspicious=SLOW * length * step)
+        return self._now() - started
+
+    def _verify_length(self, running: tuple[int, ...], length: int, *, suspicious: float) -> None:
+        """The faster of two passes, since the first of a kind may trace a graph. One that takes long is not repeated
+        unless it takes longer than `suspicious`; one that still does is not believed."""
+        plan = Plan(decode=running, drafts=tuple((row, length - 1) for row in running))
+        best = float("inf")
+        for _ in range(REPEATS):
+            result = self._backend.step(plan)
+            if result.length != length:
+                return
+            seconds = result.pass_seconds
+            self._verifying_seconds += seconds
+            best = min(best, seconds)
+            if LONG_PASS <= seconds <= suspicious or not self._has_time(min(seconds, suspicious)):
+                break
+        if best <= suspicious:
+            self._verifying.append((len(running), length, best))
+
+    def _has_time(self, seconds: float) -> bool:
+        return self._verifying_seconds + seconds <= VERIFYING_SECONDS
 
     def _passes(self, chunks: list[tuple[int, float]]) -> list[tuple[int, float]]:
         """Let whole prompts share passes while there is time, none longer than the longest chunk; one in any case."""
@@ -241,6 +296,17 @@ class _Calibrator:
         started = self._now()
         self._backend.step(plan)
         return max(self._now() - started, 1e-9)
+
+
+def _expected(tokens: int, known: list[tuple[int, float]]) -> float:
+    """What a pass of so many tokens takes, about: on the line between two that are known, and beyond the last one in
+    proportion."""
+    known = sorted(known)
+    for (few, short), (many, long) in itertools.pairwise(known):
+        if few <= tokens <= many:
+            return short + (long - short) * (tokens - few) / max(1, many - few)
+    (nearest, seconds) = known[-1] if tokens > known[-1][0] else known[0]
+    return seconds * max(1.0, tokens / nearest)
 
 
 def _save_cost(saves: list[tuple[int, float]]) -> tuple[float, float]:

@@ -156,8 +156,9 @@ def describe(facts: GenerationFacts) -> list[str]:
     best = 1 / token_seconds(measured)
     steps = ", ".join(f"{rows}: {1e3 * seconds:.1f} ms" for rows, seconds in measured.steps)
     passes = ", ".join(f"{tokens}: {1e3 * seconds:.1f} ms" for tokens, seconds in measured.passes)
+    verifying = ", ".join(f"{rows} x {length}: {1e3 * seconds:.1f} ms" for rows, length, seconds in measured.verifying)
     per_gib = 1e3 * measured.save_seconds_per_byte * 2**30
-    return [
+    lines = [
         f"chunks by tokens: {chunks}; at best {best:.0f} tokens/s, {1e3 * fixed_seconds(measured):.1f} ms fixed; "
         f"after 10,000 tokens {1 + 10_000 * measured.depth_cost:.1f} times as much per token",
         f"decode steps by rows: {steps}" + (f"; passes over short prompts by tokens: {passes}" if passes else ""),
@@ -165,6 +166,7 @@ def describe(facts: GenerationFacts) -> list[str]:
         f"workspace {measured.workspace_bytes / 2**20:.0f} MiB",
         chosen,
     ]
+    return lines + ([f"verifying drafts by rows x tokens: {verifying}"] if verifying else [])
 
 
 def _length_at(measured: Calibration, share: float) -> int:

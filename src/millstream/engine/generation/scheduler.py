@@ -339,10 +339,10 @@ class GenerationScheduler:
         took: float | None = None
         if self._verified:
             took = result.pass_seconds
-        elif not plan.drafts and len(result.rows) == len(plan.decode):  # else it waited for less, or for more
+        elif not result.waited and len(result.rows) == len(plan.decode):  # else it waited for less, or for more
             took = seconds
         self._speculation.observe(
-            [Outcome(row.request_id, row.drafter, row.proposed, row.accepted) for row in drafted],
+            [Outcome(row.request_id, row.source, row.proposed, row.accepted) for row in drafted],
             guessed=result.guessed,
             length=result.length,
             rows=len(plan.decode),

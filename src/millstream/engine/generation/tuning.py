@@ -14,6 +14,7 @@ from millstream.engine.generation.chunk_sizer import MAX_GAP, ChunkSizer
 from millstream.engine.generation.cost_model import Tuning, tune
 from millstream.engine.generation.kv_budget import KvBudget, tokens_for_row
 from millstream.engine.generation.scheduler import GenerationScheduler
+from millstream.engine.generation.speculation.cost import StepCosts
 from millstream.engine.generation.speculation.depth import SpeculationDepth
 from millstream.engine.prefix_cache.blocks import BlockPrefixCache
 from millstream.engine.prefix_cache.cache import NullPrefixCache, PrefixCache
@@ -114,7 +115,10 @@ def make_scheduler(settings: SchedulerSettings, facts: GenerationFacts) -> Gener
 def _speculation(facts: GenerationFacts) -> SpeculationDepth | None:
     if not facts.drafters:
         return None
-    return SpeculationDepth(facts.drafters, widest=facts.widest_pass)
+    costs = StepCosts()
+    if (measured := facts.calibration) is not None:
+        costs = StepCosts(steps=measured.steps, verifying=measured.verifying)
+    return SpeculationDepth(facts.drafters, costs, widest=facts.widest_pass)
 
 
 def _prefix_cache(facts: GenerationFacts, tuning: Tuning, budget: int, disk: DiskTierConfig | None) -> PrefixCache:
