@@ -74,6 +74,13 @@ template <int N>
 __device__ __forceinline__ void mill_held_products(float* sums, const unsigned* lines, unsigned long long rows) {{
   {choice}
 }}
+// A value that is computed once, and kept.
+template <typename V> __device__ __forceinline__ void mill_keep(V& value) {{
+  if constexpr (sizeof(V) == 8) asm volatile("" : "+l"(value)); else asm volatile("" : "+r"(value));
+}}
+__device__ __forceinline__ unsigned long long mill_further(unsigned long long tile, int bytes) {{
+  return tile + bytes / 16;
+}}
 __device__ __forceinline__ void mill_commit_products() {{
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }}
@@ -94,7 +101,7 @@ PRODUCT = """
   constexpr int SWEEP = TH / 8, OWN_X = (ROWS + SWEEP - 1) / SWEEP, CHUNKS = 2 * OWN_X, EACH_TIME = (CHUNKS + 3) / 4;
   const int K = w_shape[1] * 32 / BITS, COUNT = (K + UNIT - 1) / UNIT;
   const int begin = int((long long)COUNT * part / S), count = int((long long)COUNT * (part + 1) / S) - begin;
-  char* stages = reinterpret_cast<char*>(((size_t)ring + 1023) & ~(size_t)1023);
+  char* stages = reinterpret_cast<char*>(ring) + (-(unsigned)__cvta_generic_to_shared(ring) & 1023u);
   const char* from_row[2];
   int from_scale[2];
   #pragma unroll
@@ -102,20 +109,27 @@ PRODUCT = """
     const int row = line(warp * 16 + h * 8 + g);
     from_row[h] = reinterpret_cast<const char*>(w) + (size_t)row * (K / 8 * BITS) + t * 4 * BITS;
     from_scale[h] = row * (K / GS) + t * 32 / GS;
+    mill_keep(from_row[h]);
+    mill_keep(from_scale[h]);
   }
   auto first_of = [&](int step) {
     const int k = (begin + step) * UNIT;
     return !ALIGNED && k + t * 32 >= K ? -t * 32 : k;
   };
   const int chunk = threadIdx.x % 8, mine = threadIdx.x / 8, low = chunk % 2, turned = mine % 8;
-  const int place = mine * 128 + (chunk ^ turned) * 16, column = chunk / 2 * 32 + low * 8;
+  const int column = chunk / 2 * 32 + low * 8;
+  int place = mine * 128 + (chunk ^ turned) * 16, target = mine * 128 + chunk / 2 * 4 + (low * 4 ^ turned) * 16;
+  mill_keep(place);
+  mill_keep(target);
   unsigned xp[OWN_X];  // in chunks
   #pragma unroll
-  for (int i = 0; i < OWN_X; i++) xp[i] = (unsigned)min(first + i * SWEEP + mine, R - 1) * (K / 8);
+  for (int i = 0; i < OWN_X; i++) {
+    xp[i] = (unsigned)min(first + i * SWEEP + mine, R - 1) * (K / 8) + (begin * UNIT + column) / 8;
+    mill_keep(xp[i]);
+  }
   auto has_line = [&](int i) { return ROWS % SWEEP == 0 || i * SWEEP + mine < ROWS; };
-  auto bring = [&](int step) {
+  auto bring = [&](int step, char* to) {
     if (step < count) {
-      char* to = stages + step % DEPTH * STAGE;
       const int at = first_of(step) / 8 * BITS;
       #pragma unroll
       for (int p = 0; p < 2 * PIECES; p++)
@@ -128,7 +142,8 @@ PRODUCT = """
         #pragma unroll
         for (int i = 0; i < OWN_X; i++)
           if (has_line(i))
-            mill_fetch_row(to + (half * ROWS + i * SWEEP) * 128 + place, x + (size_t)(xp[i] + (inside ? k : 0) / 8) * 8,
+            mill_fetch_row(to + place + (half * ROWS + i * SWEEP) * 128,
+                x + (size_t)(xp[i] + (inside ? step * 16 + half * 2 : 0)) * 8,
                 inside && i * SWEEP + mine < rows ? 16 : 0);
       }
     }
@@ -158,14 +173,13 @@ PRODUCT = """
   };
 #endif
   // One of four parts of this thread's chunks of x, after they have come.
-  auto turn = [&](int step, int time) {
-    char* stage = stages + step % DEPTH * STAGE;
+  auto turn = [&](char* stage, int time) {
     uint4 numbers[EACH_TIME];
     #pragma unroll
     for (int e = 0; e < EACH_TIME; e++) {
       const int c = time * EACH_TIME + e, i = c / 2, half = c % 2;
       if (c < CHUNKS && has_line(i)) {
-        numbers[e] = *reinterpret_cast<const uint4*>(stage + (half * ROWS + i * SWEEP) * 128 + place);
+        numbers[e] = *reinterpret_cast<const uint4*>(stage + place + (half * ROWS + i * SWEEP) * 128);
 #if NORM
         mill_squares(numbers[e], squares[i]);
         numbers[e] = mill_scaled(numbers[e], by[half]);
@@ -178,10 +192,10 @@ PRODUCT = """
     for (int e = 0; e < EACH_TIME; e++) {
       const int c = time * EACH_TIME + e, i = c / 2, half = c % 2;
       if (c < CHUNKS && has_line(i)) {
-        char* to = stage + (half * ROWS + i * SWEEP + mine) * 128 + chunk / 2 * 4;
         const unsigned words[4] = {numbers[e].x, numbers[e].y, numbers[e].z, numbers[e].w};
         #pragma unroll
-        for (int j = 0; j < 4; j++) *reinterpret_cast<unsigned*>(to + ((low * 4 + j) ^ turned) * 16) = words[j];
+        for (int j = 0; j < 4; j++)
+          *reinterpret_cast<unsigned*>(stage + (target ^ j * 16) + (half * ROWS + i * SWEEP) * 128) = words[j];
       }
     }
   };
@@ -189,7 +203,7 @@ PRODUCT = """
   read_scales(0, held[0]);
   read_scales(1, held[1]);
   #pragma unroll
-  for (int c = 0; c < DEPTH - 1; c++) bring(c);
+  for (int c = 0; c < DEPTH - 1; c++) bring(c, stages + c * STAGE);
 #if NORM
   read_norm(0);
   read_norm(1);
@@ -197,18 +211,20 @@ PRODUCT = """
   mill_wait<DEPTH - 2>();
   if (count > 0) {
     #pragma unroll
-    for (int time = 0; time < 4; time++) turn(0, time);
+    for (int time = 0; time < 4; time++) turn(stages, time);
   }
   mill_expose();
   __syncthreads();
   float acc[NT * 4] = {};
+  char *stage = stages, *before = stages + (DEPTH - 1) * STAGE;
   auto multiply = [&](int step, Scales& own) {
+    char* const after = stage == stages + (DEPTH - 1) * STAGE ? stages : stage + STAGE;
     mill_wait<DEPTH - 3>();
-    bring(step + DEPTH - 1);
+    bring(step + DEPTH - 1, before);
 #if NORM
     read_norm(step + 2);
 #endif
-    const char* stage = stages + step % DEPTH * STAGE;
+    const unsigned long long tile = mill_tile(stage);
     unsigned words[2][BITS], scale[2][PER], zero[2][PER] = {};
     #pragma unroll
     for (int p = 0; p < 2 * PIECES; p++)
@@ -229,19 +245,21 @@ PRODUCT = """
         mill_unpack_words<BITS, MODE>(words[h], block, scale[h][block * PER / 4], zero[h][block * PER / 4], pairs[h]);
       #pragma unroll
       for (int p = 0; p < 8; p++) lines[block % 2][p / 4][p % 4] = pairs[p % 2][p / 2];
-      const char* at = stage + block / 2 * ROWS * 128 + block % 2 * 64;
       mill_hold<NT * 4>(acc);
       mill_begin_products();
       #pragma unroll
       for (int half = 0; half < 2; half++)
-        mill_held_products<ROWS>(acc, lines[block % 2][half], mill_tile(at + half * 32));
+        mill_held_products<ROWS>(acc, lines[block % 2][half], 
+            mill_further(tile, block / 2 * ROWS * 128 + block % 2 * 64 + half * 32));
       mill_commit_products();
-      if (step + 1 < count) turn(step + 1, block);
+      if (step + 1 < count) turn(after, block);
     }
     mill_wait_products<0>();
     mill_hold<NT * 4>(acc);
     mill_expose();
     __syncthreads();
+    before = stage;
+    stage = after;
   };
   #pragma unroll 1
   for (int step = 0; step < count; step += 2) {
