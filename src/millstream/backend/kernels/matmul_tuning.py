@@ -16,7 +16,15 @@ from typing import Any, Literal
 
 import mlx.core as mx
 
-from millstream.backend.kernels.matmul_tilings import MANY_WIDTHS, MOST_ROWS, USUAL, WIDTHS, BlockShape, many_width, width_of
+from millstream.backend.kernels.matmul_tilings import (
+    MANY_WIDTHS,
+    MOST_ROWS,
+    USUAL,
+    WIDTHS,
+    BlockShape,
+    many_width,
+    width_of,
+)
 from millstream.backend.kernels.weights import Packed, PackedForm, Weight
 
 Role = Literal["matmul", "matmul_add", "glu", "qkv_rope"]
@@ -77,7 +85,9 @@ def expect_rows(rows: int) -> None:
 def many_widths() -> tuple[int, ...]:
     """The widths beyond the usual ones that a decode step may have."""
     narrower = (WIDTHS[-1], *MANY_WIDTHS)
-    return tuple(width for width, below in zip(MANY_WIDTHS, narrower, strict=False) if max(_expected, default=0) > below)
+    return tuple(
+        width for width, below in zip(MANY_WIDTHS, narrower, strict=False) if max(_expected, default=0) > below
+    )
 
 
 def is_many(rows: int) -> bool:
@@ -151,7 +161,7 @@ def groups_known(size: Size, width: int) -> bool:
 
 
 def in_groups(weight: Packed, rows: int) -> bool:
-    """True if so many rows, or those of the step that a pass stands for, were decided to multiply in groups of warps."""
+    """True if it was decided so for as many rows, or for those of the step that a pass stands for."""
     return _groups.get((size_of(weight), choice_width(rows)), False)
 
 

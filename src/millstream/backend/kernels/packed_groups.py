@@ -249,7 +249,7 @@ PRODUCT = """
       mill_begin_products();
       #pragma unroll
       for (int half = 0; half < 2; half++)
-        mill_held_products<ROWS>(acc, lines[block % 2][half], 
+        mill_held_products<ROWS>(acc, lines[block % 2][half],
             mill_further(tile, block / 2 * ROWS * 128 + block % 2 * 64 + half * 32));
       mill_commit_products();
       if (step + 1 < count) turn(after, block);
