@@ -157,6 +157,7 @@ def test_which_weights_groups_take(monkeypatch: pytest.MonkeyPatch) -> None:
         packed_groups.takes(weight, 128) and not packed_groups.takes(weight, 96) and packed_groups.takes(weight, 0, 64)
     )
     assert not packed_groups.takes(weight, 256) and not packed_groups.takes(weight, 0, 96)
+    assert bodies(weight, [(None, 257)], monkeypatch) == ["bands"], "there are no counters for so many"
     monkeypatch.setattr(matmul_tilings, "has_warpgroups", lambda: False)
     assert not packed_groups.takes(weight) and bodies(weight, [(None, 64)], monkeypatch) == ["bands"]
 

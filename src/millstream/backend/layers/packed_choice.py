@@ -1,7 +1,7 @@
 """Measures at load whether steps of more than a few rows multiply with a packed weight in bands or in groups of warps.
 
-Both are kernels of ours: see `packed_bands` and `packed_groups`. They give a row other numbers, so a pass takes what its
-step takes. Each width of steps has its own choice.
+Both are kernels of ours: see `packed_bands` and `packed_groups`. They give a row other numbers, so a pass takes what
+its step takes. Each width of steps has its own choice.
 """
 
 from __future__ import annotations
