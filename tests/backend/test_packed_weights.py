@@ -185,6 +185,8 @@ def test_rows_beyond_what_kernels_are_best_for_take_another_way(monkeypatch: pyt
             packed_products._kernel_rows[matmul_tuning.size_of(weight)] = most
         for rows, expected in ((64, by_kernel), (65, by_kernel if most else by_unpacking), (129, by_unpacking)):
             assert packed_products.product(random(1, rows, 256), weight)[0, 0, 0].item() == expected
+    with matmul_tuning.as_step_of(8):  # a pass has the numbers of the step that it stands for
+        assert packed_products.product(random(1, 129, 256), weight)[0, 0, 0].item() == by_kernel
 
 
 @pytest.fixture

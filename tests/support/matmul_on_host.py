@@ -17,7 +17,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from millstream.backend.kernels import matmul_source, warpgroup_source
+from millstream.backend.kernels import matmul_source, packed_groups, warpgroup_source
 from millstream.backend.kernels.matmul_tilings import MANY_WIDTHS, WIDTHS, Tiling
 from millstream.backend.kernels.small_matmul import Kind
 from millstream.backend.kernels.unpack_cuda import unpack_source
@@ -50,11 +50,14 @@ template <typename V> static V __ldcg(const V* from) { return *from; }
 static void __threadfence() {}
 static unsigned atomicAdd(unsigned* to, unsigned more) { const unsigned old = *to; *to += more; return old; }
 
-struct Copy { void* to; const void* from; int bytes; };
+struct Copy { void* to; const void* from; int bytes, size; };
 static std::vector<std::vector<Copy>> groups[THREADS];
 static std::vector<Copy> open_group[THREADS];
 static void mill_fetch_row(void* to, const void* from, int bytes) {
-  open_group[threadIdx.x].push_back({to, from, bytes});
+  open_group[threadIdx.x].push_back({to, from, bytes, 16});
+}
+template <int SIZE> static void mill_fetch_piece(void* to, const void* from, int valid) {
+  open_group[threadIdx.x].push_back({to, from, valid, SIZE});
 }
 static void mill_stream(void* to, const void* from) { mill_fetch_row(to, from, 16); }
 static void mill_commit() {
@@ -65,7 +68,7 @@ template <int N> static void mill_wait() {
   auto& mine = groups[threadIdx.x];
   for (; mine.size() > N; mine.erase(mine.begin()))
     for (const Copy& copy : mine[0]) {
-      memset(copy.to, 0, 16);
+      memset(copy.to, 0, copy.size);
       memcpy(copy.to, copy.from, copy.bytes);
     }
 }
@@ -111,6 +114,9 @@ template <typename V> static V __ldg(const V* from) { return *from; }
 static unsigned mill_pick(unsigned v, unsigned mask, unsigned bits) { return (v & mask) | bits; }
 static void mill_fetch_part(void* to, const void* from, int valid) { mill_fetch_row(to, from, valid); }
 template <int WORDS> static void mill_words(const char* from, unsigned* to) { memcpy(to, from, WORDS * 4); }
+template <typename V> static void mill_keep(V&) {}
+static size_t __cvta_generic_to_shared(const void* at) { return (size_t)at; }
+static unsigned long long mill_further(unsigned long long tile, int bytes) { return tile + bytes; }
 static float half_of(unsigned pair, int which) { return __uint_as_float(which ? pair & 0xffff0000u : pair << 16); }
 // Sixteen numbers of sixteen lines times those of eight rows: a lane has a part of all, as the device deals them out.
 static void mill_mma(float* c, unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
@@ -129,6 +135,37 @@ static void mill_mma(float* c, unsigned a0, unsigned a1, unsigned a2, unsigned a
     }
     c[i] += sum;
   }
+}
+// A group of warps multiplies with lines in registers as late as it may, too: when it is waited for.
+struct Held { float* sums; const unsigned* lines; unsigned long long rows; int width; };
+static std::vector<std::vector<Held>> begun[THREADS];
+static std::vector<Held> open_products[THREADS];
+template <int N> static void mill_held_products(float* sums, const unsigned* lines, unsigned long long rows) {
+  open_products[threadIdx.x].push_back({sums, lines, rows, N});
+}
+static void mill_commit_products() {
+  begun[threadIdx.x].push_back(open_products[threadIdx.x]);
+  open_products[threadIdx.x].clear();
+}
+static void multiply_held(const Held& one) {
+  static unsigned slots[2][THREADS][4];
+  static int turns[THREADS];
+  const int me = threadIdx.x, turn = turns[me] ^= 1, warp = me / 32 * 32, g = me % 32 / 4, t = me % 4;
+  memcpy(slots[turn][me], one.lines, 16);
+  __syncwarp();
+  for (int i = 0; i < one.width / 2; i++) {
+    float sum = 0.f;
+    for (int k = 0; k < 16; k++) {
+      const unsigned* line = slots[turn][warp + g * 4 + k % 8 / 2];
+      sum += half_of(line[i % 4 / 2 + k / 8 * 2], k % 2) * number(one.rows, i / 4 * 8 + t * 2 + i % 2, k);
+    }
+    one.sums[i] += sum;
+  }
+}
+template <int N> static void mill_wait_products() {
+  auto& mine = begun[threadIdx.x];
+  for (; mine.size() > N; mine.erase(mine.begin()))
+    for (const Held& one : mine[0]) multiply_held(one);
 }
 """
 
@@ -180,7 +217,7 @@ def _library(
     given: dict[str, Any],
     outs: dict[str, Any],
 ) -> Any:
-    types = {"uint16": "Bf16", "int32": "int", "float32": "float", "uint32": "unsigned"}
+    types = {"uint8": "unsigned char", "uint16": "Bf16", "int32": "int", "float32": "float", "uint32": "unsigned"}
     names = {name: f"{'const ' * (name in given)}{types[str(each.dtype)]}*" for name, each in (given | outs).items()}
     constants = [("ROWS", width), *tiling.constants, *heads]
     program = [
@@ -190,7 +227,7 @@ def _library(
         *(f"static {kind} {name};\n" for name, kind in names.items()),
         *(f"static const int {name}_shape[] = {{{', '.join(map(str, each))}}};\n" for name, each in shapes.items()),
         _without_ptx(matmul_source.HEADER),
-        _PACKED_SHIM + _without_ptx(unpack_source(mx.bfloat16)) if "scales" in given else "",
+        _PACKED_SHIM + _without_ptx(unpack_source(mx.bfloat16) + packed_groups.TAKE) if "scales" in given else "",
         "static Index gridDim;\nstatic void kernel() {\n",
         kind.source(tiling.split > 1, tiling.body).replace(
             "extern __shared__ uint4 ring[];", "uint4* ring = reinterpret_cast<uint4*>(shared_memory);"

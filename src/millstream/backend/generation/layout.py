@@ -356,8 +356,9 @@ class LayoutChooser:
             return None
         if self._on_cuda:
             expect_rows(self._settings.max_rows)
-            measure_packed_products(self._model)
         fusion = fuse_blocks(self._model, BY_KERNELS if self._on_cuda else BY_MLX, attend)
+        if self._on_cuda:  # after the kernels were chosen that it compares with
+            measure_packed_products(self._model)
         if not fusion:
             self._decline("fused-matmul", fusion.refused or "no layers that fit")
             return None

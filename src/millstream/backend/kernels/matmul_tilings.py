@@ -49,7 +49,7 @@ USUAL = BlockShape(2, walks=False)
 SHAPES = (USUAL, BlockShape(1, walks=False), BlockShape(2, walks=True), BlockShape(1, walks=True))
 
 
-Body = Literal["warps", "walking", "warpgroups", "many rows", "bands"]
+Body = Literal["warps", "walking", "warpgroups", "many rows", "bands", "groups"]
 """How a kernel multiplies: see `small_matmul.Kind.source`."""
 
 

@@ -41,6 +41,7 @@ _steady_to: dict[Key, int] = {}
 """Where MLX's operations were chosen: up to how many rows they give a row the same numbers."""
 _shapes: dict[Size, BlockShape] = {}
 _warpgroups: dict[Size, bool] = {}
+_groups: dict[tuple[Size, int], bool] = {}
 _expected: list[int] = []
 """The most rows that each load so far asked for."""
 
@@ -144,6 +145,24 @@ def body_known(size: Size) -> bool:
 
 def takes_warpgroups(weight: Weight) -> bool:
     return _warpgroups.get(size_of(weight), True)
+
+
+def decide_groups(size: Size, width: int, groups: bool | None) -> None:
+    """Whether steps of this width multiply with packed weights of a size in groups of warps (`packed_groups`). None: it
+    is open again. Functions that are compiled later follow it."""
+    if groups is None:
+        _groups.pop((size, width), None)
+    else:
+        _groups[size, width] = groups
+
+
+def groups_known(size: Size, width: int) -> bool:
+    return (size, width) in _groups
+
+
+def in_groups(weight: Packed, rows: int) -> bool:
+    """True if it was decided so for as many rows, or for those of the step that a pass stands for."""
+    return _groups.get((size_of(weight), choice_width(rows)), False)
 
 
 def size_of(weight: Weight) -> Size:

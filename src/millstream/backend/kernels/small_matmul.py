@@ -20,6 +20,7 @@ from millstream.backend.kernels import (
     matmul_tilings,
     matmul_tuning,
     packed_bands,
+    packed_groups,
     packed_source,
     packed_tilings,
     walking_source,
@@ -77,7 +78,7 @@ class Kind:
             parts += [walking_source.DENSE_START, walking_source.LOOP, walking_source.DENSE_PRODUCT]
             parts += [matmul_source.SUM_WARPS, end]
         elif body == "warpgroups":
-            parts += [warpgroup_source.PRODUCT, warpgroup_source.SHARED if split else warpgroup_source.WHOLE]
+            parts += [warpgroup_source.PRODUCT, *_group_sums(split)]
         else:
             parts += [matmul_source.PRODUCT, matmul_source.SUM_WARPS, end]
         return "".join([*parts, matmul_source.ROUND, self.epilogue, walking_source.END if walks else ""])
@@ -86,12 +87,18 @@ class Kind:
         if body == "bands":
             end = matmul_source.SHARED if split else matmul_source.WHOLE
             return [packed_bands.PRODUCT, matmul_source.SUM_WARPS, end]
+        if body == "groups":
+            return [packed_groups.PRODUCT, *_group_sums(split)]
         if body == "many rows":
             end = packed_source.MANY_SHARED if split else packed_source.MANY_WHOLE
             return [packed_source.UNITS, packed_source.MANY_PRODUCT, end]
         loop = walking_source.LOOP if body == "walking" else ""
         parts = [packed_source.UNITS, packed_source.FEW_START, loop, packed_source.FEW_PRODUCT]
         return [*parts, matmul_source.SUM_WARPS, matmul_source.SHARED if split else matmul_source.WHOLE]
+
+
+def _group_sums(split: bool) -> list[str]:
+    return [warpgroup_source.SUMS, warpgroup_source.SHARED if split else warpgroup_source.WHOLE]
 
 
 @dataclass(slots=True)
@@ -114,6 +121,8 @@ def _kernel(kind: Kind, dtype: mx.Dtype, shared: int, split: bool, body: Body) -
     packed = packed_source.HEADER + packed_bands.HEADER + unpack_source(dtype) if "scales" in kind.inputs else ""
     half = dtype == mx.float16
     more = warpgroup_source.header(half, (*WIDTHS, *MANY_WIDTHS)) if body == "warpgroups" else packed
+    if body == "groups":
+        more += warpgroup_source.header(half, ()) + packed_groups.header(half)
     return cuda_kernel(
         name=f"millstream_{'packed_' if packed else ''}{kind.name}",
         input_names=[*kind.inputs, *(["tickets"] if split else [])],
@@ -204,6 +213,12 @@ def _can_group(weight: Weight, head: int) -> bool:
     return weight.tickets is not None or matmul_tilings.parts_of(weight.outputs) == 1
 
 
+def _in_groups(weight: Packed, rows: int, head: int, within: int) -> bool:
+    """There are counters for steps and what stands for them; wider passes may take another body."""
+    countable = rows <= matmul_tilings.MOST_ROWS or matmul_tilings.parts_of(weight.outputs) == 1
+    return countable and matmul_tuning.in_groups(weight, rows) and packed_groups.takes(weight, head, within)
+
+
 def _call(x: mx.array, weight: Weight, bias: mx.array | None, norm: Norm | None) -> _Call:
     """The inputs that every kernel may have."""
     call = _Call()
@@ -249,6 +264,9 @@ def _run(
     elif in_warpgroups(weight, head or within):
         width = matmul_tilings.width_of(rows)
         tiling = matmul_tilings.in_warpgroups(width, weight.outputs, head, within)
+    elif isinstance(weight, Packed) and _in_groups(weight, rows, head, within):
+        width = packed_groups.width_of(rows)
+        tiling = packed_groups.in_groups(weight, width, head=head, within=within)
     elif isinstance(weight, Packed):
         banded = None
         if matmul_tuning.choice_width(rows) > WIDTHS[0]:

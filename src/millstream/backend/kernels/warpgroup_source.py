@@ -129,6 +129,10 @@ PRODUCT = """
     mill_end_products();
     mill_hold<NT * 4>(acc);
   }
+"""
+
+# Where the sums of all threads go, and those of squares.
+SUMS = """
   mill_wait<0>();
   __syncthreads();
   float* totals = reinterpret_cast<float*>(stages);

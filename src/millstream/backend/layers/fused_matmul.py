@@ -12,7 +12,7 @@ import mlx.core as mx
 from millstream.backend.kernels import epilogues, matmul_tuning, norm_add, small_matmul
 from millstream.backend.kernels.matmul_tuning import Role
 from millstream.backend.kernels.weights import Dense, Form, Norm, Packed, Weight, as_weight
-from millstream.backend.layers import matmul_choice, matmul_reference
+from millstream.backend.layers import matmul_choice, matmul_reference, packed_choice
 from millstream.backend.layers.matmul_reference import Activation, join_heads, rope, split_heads
 
 __all__ = [
@@ -72,6 +72,8 @@ def _prepare(weight: Weight | mx.array, role: Role | None = None) -> Weight:
         matmul_choice.tune_body(role, weight, matmul_choice.seconds)
     if role is not None:
         matmul_choice.tune_shape(weight, matmul_choice.shape_seconds)
+    if role is not None and isinstance(weight, Packed):
+        packed_choice.tune_groups(role, weight, matmul_choice.seconds, packed_choice.agrees)
     if role is not None and isinstance(weight, Dense):
         matmul_choice.tune(role, weight, matmul_choice.seconds, matmul_choice.steady)
         matmul_choice.tune_many(role, weight, matmul_choice.seconds, matmul_choice.agrees)

@@ -7,6 +7,7 @@ host, and a kernel costs it least.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import logging
@@ -20,7 +21,7 @@ from millstream.backend.kernels import matmul_tuning, small_matmul
 from millstream.backend.kernels.compiled import rehearse
 from millstream.backend.kernels.matmul_tilings import MOST_ROWS, SHAPES, USUAL, WIDTHS, BlockShape
 from millstream.backend.kernels.matmul_tuning import Key, Role
-from millstream.backend.kernels.weights import Dense, Norm, Packed, Weight
+from millstream.backend.kernels.weights import Dense, Form, Norm, Weight
 from millstream.backend.layers import matmul_reference
 
 log = logging.getLogger(__name__)
@@ -42,9 +43,9 @@ RUNS = 6
 TOLERANCE = 0.02
 """How far the numbers of two products may be apart, relative to their size: bfloat16 rounds to a 256th."""
 
-Measure = Callable[[Key, Dense, bool], float]
+Measure = Callable[[Key, Any, bool], float]
 Steady = Callable[[Key, Dense], int]
-Agrees = Callable[[Key, Dense], bool]
+Agrees = Callable[[Key, Any], bool]
 MeasureShape = Callable[[Weight, BlockShape], float]
 
 
@@ -143,9 +144,7 @@ def shape_seconds(weight: Weight, shape: BlockShape) -> float:
     size, arrays, form = matmul_tuning.size_of(weight), weight.arrays, weight.form
     copies = max(1, min(LAUNCHES, COPIES_BYTES // sum(array.nbytes for array in arrays)))
     weights = [arrays, *(tuple(array * 1 for array in arrays) for _ in range(copies - 1))]
-    dtype = weight.scales.dtype if isinstance(weight, Packed) and weight.mode == "affine" else mx.bfloat16
-    dtype = weight.weight.dtype if isinstance(weight, Dense) else dtype
-    x, out = (mx.zeros((1, 1, count), dtype=dtype) for count in (weight.inputs, weight.outputs))
+    x, out = (mx.zeros((1, 1, count), dtype=dtype_of(weight)) for count in (weight.inputs, weight.outputs))
     mx.eval(x, out, weights)
 
     def chain(x: mx.array, out: mx.array, weights: list[tuple[mx.array, ...]]) -> mx.array:
@@ -170,20 +169,22 @@ def _shortest(run: Callable[[], Any], times: int) -> float:
     return min(taken)
 
 
-def seconds(key: Key, weight: Dense, by_mlx: bool) -> float:
+def seconds(key: Key, weight: Weight, by_mlx: bool) -> float:
     """The shortest of a few chains of launches."""
     role, _, inputs, width = key
-    x = mx.zeros((width, 1, inputs), dtype=weight.weight.dtype)
-    copies = max(1, min(LAUNCHES, COPIES_BYTES // weight.weight.nbytes))
-    weights = [weight.weight, *(weight.weight * 1 for _ in range(copies - 1))]
+    bare = dataclasses.replace(weight, tickets=None)
+    arrays, form = bare.arrays, bare.form
+    x = mx.zeros((width, 1, inputs), dtype=dtype_of(weight))
+    copies = max(1, min(LAUNCHES, COPIES_BYTES // sum(array.nbytes for array in arrays)))
+    weights = [arrays, *(tuple(array * 1 for array in arrays) for _ in range(copies - 1))]
     rest = [mx.zeros((width, 1, weight.outputs), dtype=x.dtype), mx.ones((inputs,), dtype=x.dtype)]
     mx.eval(x, weights, rest)
     functions: Any = matmul_reference if by_mlx else small_matmul
     # Each launch has its own counters: they may overlap here.
-    forms = [small_matmul.prepare(weights[number % len(weights)]) for number in range(LAUNCHES)]
-    mx.eval([form.arrays for form in forms])
-    chain = mx.compile(functools.partial(_chain, functions, role))
-    return _shortest(lambda: chain(x, [form.arrays for form in forms], rest), 4)
+    prepared = [small_matmul.prepare(form.of(weights[number % len(weights)])) for number in range(LAUNCHES)]
+    mx.eval([each.arrays for each in prepared])
+    chain = mx.compile(functools.partial(_chain, functions, role, prepared[0].form))
+    return _shortest(lambda: chain(x, [each.arrays for each in prepared], rest), 4)
 
 
 def steady(key: Key, weight: Dense) -> int:
@@ -207,36 +208,40 @@ def steady(key: Key, weight: Dense) -> int:
     return max(same, default=width)
 
 
-def agrees(key: Key, weight: Dense) -> bool:
-    """Whether our kernel gives MLX's numbers, but for rounding."""
+def agrees(key: Key, weight: Weight, unpacked: Dense | None = None) -> bool:
+    """Whether our kernel gives MLX's numbers, but for rounding. `unpacked`: what MLX multiplies with instead."""
     role, outputs, inputs, width = key
     x, rest = (
-        mx.random.normal((width, 1, size), key=mx.random.key(size)).astype(weight.weight.dtype)
+        mx.random.normal((width, 1, size), key=mx.random.key(size)).astype(dtype_of(weight))
         for size in (inputs, outputs)
     )
     norm = mx.ones((inputs,), dtype=x.dtype)
     prepared = small_matmul.prepare(weight)
-    assert isinstance(prepared, Dense), "as it was"
-    ours, mlx = (
-        _role(functions, role, x, prepared, [rest, norm]).astype(mx.float32)
-        for functions in (small_matmul, matmul_reference)
-    )
+    ours = _role(small_matmul, role, x, prepared, [rest, norm]).astype(mx.float32)
+    mlx = _role(matmul_reference, role, x, unpacked or weight, [rest, norm]).astype(mx.float32)
     return bool((mx.linalg.norm(ours - mlx) <= TOLERANCE * mx.linalg.norm(mlx)).item())
 
 
+def dtype_of(weight: Weight) -> mx.Dtype:
+    """The type of what a weight is multiplied with."""
+    if isinstance(weight, Dense):
+        return weight.weight.dtype
+    return weight.scales.dtype if weight.mode == "affine" else mx.bfloat16
+
+
 def _chain(
-    functions: Any, role: Role, x: mx.array, weights: list[tuple[mx.array, ...]], rest: list[mx.array]
+    functions: Any, role: Role, form: Form, x: mx.array, weights: list[tuple[mx.array, ...]], rest: list[mx.array]
 ) -> list[mx.array]:
     if role in ("matmul", "glu"):
-        return [_role(functions, role, x, Dense(*arrays), rest) for arrays in weights]
+        return [_role(functions, role, x, form.of(arrays), rest) for arrays in weights]
     # Each launch waits for the one before, as in a step: what blocks hand over to each other is not hidden.
     out, norm = rest
     for arrays in weights:
-        out = _role(functions, role, x, Dense(*arrays), [out, norm])
+        out = _role(functions, role, x, form.of(arrays), [out, norm])
     return [out]
 
 
-def _role(functions: Any, role: Role, x: mx.array, weight: Dense, rest: list[mx.array]) -> mx.array:
+def _role(functions: Any, role: Role, x: mx.array, weight: Weight, rest: list[mx.array]) -> mx.array:
     """`rest`: a residual and a norm's weight. Heads cost what a residual does, about."""
     out: mx.array
     if role == "matmul_add":

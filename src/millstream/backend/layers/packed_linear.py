@@ -8,7 +8,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from millstream.backend.kernels import packed_tilings
-from millstream.backend.layers.matmul_choice import shape_seconds, tune_shape
+from millstream.backend.layers import matmul_choice, packed_choice
 from millstream.backend.layers.packed_products import packed_weight, product
 
 
@@ -33,5 +33,7 @@ def use_packed_products(layers: list[Any]) -> int:
         if type(layer) in _KINDS and packed_tilings.fits(packed_weight(layer)):
             layer.__class__ = _KINDS[type(layer)]
             changed += 1
-            tune_shape(packed_weight(layer), shape_seconds)
+            weight = packed_weight(layer)
+            matmul_choice.tune_shape(weight, matmul_choice.shape_seconds)
+            packed_choice.tune_groups("matmul", weight, matmul_choice.seconds, packed_choice.agrees)
     return changed

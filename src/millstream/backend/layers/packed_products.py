@@ -19,12 +19,13 @@ import mlx.nn as nn
 
 from millstream.backend.kernels import packed_tilings, small_matmul, unpack_weight
 from millstream.backend.kernels.compiled import rehearse
-from millstream.backend.kernels.matmul_tuning import Size, compiled, size_of
+from millstream.backend.kernels.matmul_tilings import MOST_ROWS
+from millstream.backend.kernels.matmul_tuning import Size, compiled, size_of, stands_for
 from millstream.backend.kernels.weights import Packed, PackedForm
 from millstream.backend.layers.projections import joined_layers
 
 KERNEL_ROWS = 64
-"""Of a decode step. Our kernels unpack the weight again for every 32."""
+"""Of a decode step. Our kernels unpack the weight again for every 32 or 64."""
 MORE_KERNEL_ROWS = (128, 256, 512)
 """For how many our kernels may still be the fastest way: it is measured."""
 MEASURED_ROWS = (512, 2048)
@@ -47,7 +48,9 @@ def product(x: mx.array, weight: Packed) -> mx.array:
     """x @ weight.T"""
     rows = x.size // x.shape[-1]
     by = _by_unpacking if rows >= _unpacked_from.get(weight.form, 1) else _by_mlx
-    if _kernels_take(x.dtype, weight) and rows <= _kernel_rows.get(size_of(weight), KERNEL_ROWS):
+    # What stands for a step takes what that step takes, however wide it is.
+    most = _kernel_rows.get(size_of(weight), KERNEL_ROWS) if stands_for() is None else MOST_ROWS
+    if _kernels_take(x.dtype, weight) and rows <= most:
         by = _by_kernel
     return by(x.reshape(rows, x.shape[-1]), weight).reshape(*x.shape[:-1], weight.outputs)
 
