@@ -436,13 +436,13 @@ QKV = """
   float rates[TURNS];
   #pragma unroll
   for (int i = 0; i < TURNS; i++) rates[i] = lane + i * 32 < half ? 1.f / periods[lane + i * 32] : 0.f;
-  int next = warp < rows ? offset[first + warp] : 0;
+  int ahead = warp < rows ? offset[first + warp] : 0;
 #endif
   #pragma unroll 1
   for (int row = warp; row < rows; row += NW * KW) {
 #if ROPE
-    const float position = float(next);
-    if (row + NW * KW < rows) next = offset[first + row + NW * KW];
+    const float position = float(ahead);
+    if (row + NW * KW < rows) ahead = offset[first + row + NW * KW];
 #endif
     float* head = totals + row * LINE;
     float square = 0.f;

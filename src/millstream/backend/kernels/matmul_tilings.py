@@ -148,6 +148,9 @@ MOST_PARTS = 4
 PER_MULTIPROCESSOR = 1.9
 """Blocks that a multiprocessor should have of a weight, at least: one waits for numbers while the other adds up."""
 
+ENOUGH = 0.7
+"""Blocks that a multiprocessor should have for many rows, at least."""
+
 
 @functools.cache
 def has_warpgroups() -> bool:
@@ -183,14 +186,29 @@ def in_warpgroups(width: int, outputs: int, head: int = 0, within: int = 0) -> T
     """The tiling for a weight whose numbers multiply in warp groups; with `head`, tiles are heads of that size, and
     parts of heads with `within`."""
     parts, lines = parts_of(outputs), head or GROUP_LINES
-    # Every block reads all rows: with twice the lines, half as often. There must be enough blocks still, unless rows
-    # are so many that reading them takes longer than the weight.
+    # Every block reads all rows: with twice the lines, half as often. There must be enough blocks still.
     if not head and (not within or within % (2 * lines) == 0):
-        enough = outputs * parts >= PER_MULTIPROCESSOR * lines * multiprocessors()
-        lines *= 1 + (enough or width > WIDTHS[-1])
+        lines *= 1 + (outputs * parts >= PER_MULTIPROCESSOR * lines * multiprocessors())
+    return _grouped(width, lines, parts, -(-outputs // lines) * parts)
+
+
+def for_many(rows: int, outputs: int, head: int = 0, within: int = 0) -> tuple[int, Tiling]:
+    """The width and the tiling for a decode step of many rows. Parts of many rows are long in adding up: blocks share
+    the rows before they share a tile, as long as there are about as many as the GPU runs at once."""
+    enough, lines = ENOUGH * multiprocessors(), head or GROUP_LINES
+    if not head and (not within or within % (2 * lines) == 0):
+        lines *= 1 + (-(-outputs // (2 * lines)) >= enough)
+    tiles, widths = -(-outputs // lines), (many_width(rows), *reversed((WIDTHS[-1], *MANY_WIDTHS[:-1])))
+    choices = [(parts, width) for parts in (1, 2) for width in widths if width <= widths[0]]
+    blocks = {choice: tiles * -(-rows // choice[1]) * choice[0] for choice in choices}
+    parts, width = next((choice for choice in choices if blocks[choice] >= enough), choices[-1])
+    return width, _grouped(width, lines, parts, blocks[parts, width])
+
+
+def _grouped(width: int, lines: int, parts: int, blocks: int) -> Tiling:
+    """A tiling in warp groups, as deep as the shared memory allows for so many blocks."""
     tiling = Tiling(lines // 16, 1, 1, parts, group=1, warpgroups=True)
-    alone = -(-outputs // lines) * parts <= multiprocessors()
-    room = shared_limit() if alone else (shared_limit() + RESERVED) // 2 - RESERVED
+    room = shared_limit() if blocks <= multiprocessors() else (shared_limit() + RESERVED) // 2 - RESERVED
     room -= warpgroup_source.PIECE
     return dataclasses.replace(tiling, depth=min(8, max(MIN_DEPTH, room // tiling.stage_bytes(width))))
 

@@ -259,8 +259,7 @@ def _run(
     shape = matmul_tuning.block_shape(weight)
     tiling: Tiling
     if matmul_tuning.is_many(rows) and takes_many(weight, head or within):
-        width = matmul_tilings.many_width(rows)
-        tiling = matmul_tilings.in_warpgroups(width, weight.outputs, head, within)
+        width, tiling = matmul_tilings.for_many(rows, weight.outputs, head, within)
     elif in_warpgroups(weight, head or within):
         width = matmul_tilings.width_of(rows)
         tiling = matmul_tilings.in_warpgroups(width, weight.outputs, head, within)

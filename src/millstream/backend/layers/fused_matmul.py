@@ -76,7 +76,7 @@ def _prepare(weight: Weight | mx.array, role: Role | None = None) -> Weight:
         packed_choice.tune_groups(role, weight, matmul_choice.seconds, packed_choice.agrees)
     if role is not None and isinstance(weight, Dense):
         matmul_choice.tune(role, weight, matmul_choice.seconds, matmul_choice.steady)
-        matmul_choice.tune_many(role, weight, matmul_choice.seconds, matmul_choice.agrees)
+        matmul_choice.tune_many(role, weight, matmul_choice.burden, matmul_choice.agrees)
     return weight
 
 

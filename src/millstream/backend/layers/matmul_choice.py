@@ -40,6 +40,8 @@ SHAPED_BYTES = 4 << 20
 SHAPE_GAIN = 0.03
 """How much less time another shape must take than the usual one. No number depends on it."""
 RUNS = 6
+HOST_SHARE = 0.5
+"""How much a second of the host counts against one until a chain ends."""
 TOLERANCE = 0.02
 """How far the numbers of two products may be apart, relative to their size: bfloat16 rounds to a 256th."""
 
@@ -69,8 +71,8 @@ def tune(role: Role, weight: Dense, measure: Measure, steady: Steady) -> None:
 
 
 def tune_many(role: Role, weight: Dense, measure: Measure, agrees: Agrees) -> None:
-    """Choose for decode steps of many rows, unless that is done: our kernels are taken where they are faster, once
-    their numbers were seen to be right."""
+    """Choose for decode steps of many rows, unless that is done: our kernels are taken where they burden a step less,
+    once their numbers were seen to be right."""
     if weight.weight.nbytes < SHAPED_BYTES or not small_matmul.takes_many(weight):
         return
     keys: list[Key] = [(role, weight.outputs, weight.inputs, width) for width in matmul_tuning.many_widths()]
@@ -160,16 +162,26 @@ def shape_seconds(weight: Weight, shape: BlockShape) -> float:
         matmul_tuning.decide_shape(size, None)
 
 
-def _shortest(run: Callable[[], Any], times: int) -> float:
+def _shortest(run: Callable[[], Any], times: int, host_share: float = 0.0) -> float:
+    """`host_share`: how much of the host's time counts besides."""
     taken = []
     for _ in range(times):
         start = time.perf_counter()
-        mx.eval(run())
-        taken.append(time.perf_counter() - start)
+        out = run()
+        mx.async_eval(out)  # type: ignore[no-untyped-call]
+        launched = time.perf_counter()
+        mx.eval(out)
+        taken.append(time.perf_counter() - start + host_share * (launched - start))
     return min(taken)
 
 
-def seconds(key: Key, weight: Weight, by_mlx: bool) -> float:
+def burden(key: Key, weight: Weight, by_mlx: bool) -> float:
+    """What a step of many rows has of it: its host may be what it waits for, whatever a chain of one operation waits
+    for."""
+    return seconds(key, weight, by_mlx, host_share=HOST_SHARE)
+
+
+def seconds(key: Key, weight: Weight, by_mlx: bool, *, host_share: float = 0.0) -> float:
     """The shortest of a few chains of launches."""
     role, _, inputs, width = key
     bare = dataclasses.replace(weight, tickets=None)
@@ -184,7 +196,7 @@ def seconds(key: Key, weight: Weight, by_mlx: bool) -> float:
     prepared = [small_matmul.prepare(form.of(weights[number % len(weights)])) for number in range(LAUNCHES)]
     mx.eval([each.arrays for each in prepared])
     chain = mx.compile(functools.partial(_chain, functions, role, prepared[0].form))
-    return _shortest(lambda: chain(x, [each.arrays for each in prepared], rest), 4)
+    return _shortest(lambda: chain(x, [each.arrays for each in prepared], rest), 4, host_share)
 
 
 def steady(key: Key, weight: Dense) -> int:
