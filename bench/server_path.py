@@ -127,9 +127,11 @@ def measure(title: str, target: Any, arguments: tuple[Any, ...], streams: int, o
         raise SystemExit(f"{title}: {result.errors} errors, first: {result.first_error}")
     tokens = (load.output_tokens - short.output_tokens) * streams
     own, engine = ((more - less) / tokens * 1e6 for less, more in zip(*costs, strict=True))
-    request = costs[0][0] / streams * 1e3 - own * short.output_tokens / 1e3
+    per_token = zip(costs[0], (own, engine), strict=True)
+    request, started = (cost / streams * 1e3 - each * short.output_tokens / 1e3 for cost, each in per_token)
     print(f"{title}, {streams} streams: {result.tokens_per_second:,.0f} tokens/s, ", end="")
-    print(f"CPU per token {own:.1f} us (children {engine:.1f}), per request {request:.1f} ms, ", end="")
+    print(f"CPU per token {own:.1f} us (children {engine:.1f}), ", end="")
+    print(f"per request {request:.2f} ms (children {started:.2f}), ", end="")
     print(f"gap p50 {milliseconds(result.gap_p50)}, p99 {milliseconds(result.gap_p99)}, ", end="")
     print(f"/health p99 {milliseconds(result.health_p99)}, errors {result.errors}", flush=True)
     return own

@@ -58,9 +58,9 @@ def quickly_made(kind: type[_Data]) -> type[_Data]:
         lines.append(f"    self.{name} = {value}")
     exec("\n".join([f"def __init__(self, {', '.join(arguments)}):", *(lines or ["    pass"])]), values)
     values["__init__"].__qualname__ = f"{kind.__qualname__}.__init__"
-    kind.__init__ = values["__init__"]  # type: ignore[misc]
-    kind.__setattr__ = object.__setattr__  # type: ignore[method-assign, assignment]
-    kind.__delattr__ = object.__delattr__  # type: ignore[method-assign, assignment]
+    kind.__init__ = values["__init__"]  # type: ignore[method-assign]
+    kind.__setattr__ = object.__setattr__  # type: ignore[method-assign]
+    kind.__delattr__ = object.__delattr__  # type: ignore[method-assign]
     return kind
 
 

@@ -30,8 +30,8 @@ def line(request, serve, service):
         connection.close()
 
 
-def ask(line, *, stream, route="chat/completions"):
-    body = json.dumps({"messages": [{"role": "user", "content": "hi"}], "stream": stream}).encode()
+def ask(line, *, stream, route="chat/completions", content="hi"):
+    body = json.dumps({"messages": [{"role": "user", "content": content}], "stream": stream}).encode()
     head = f"POST /v1/{route} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
     line.sendall(head.encode() + body)
 
@@ -43,6 +43,17 @@ def test_during_prefill(line, service, stream):
     ask(line, stream=stream)
     generation = service.generation()
     assert generation.waiting.wait(WAIT) and not generation.cancelled.is_set()
+    line.close()
+    assert generation.cancelled.wait(WAIT) and generation.left_early
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_after_a_large_body(line, service, stream):
+    """The server pauses reading while such a body waits for the application."""
+    service.steps, service.ends = [], False
+    ask(line, stream=stream, content="x" * 400_000)
+    generation = service.generation()
+    assert generation.waiting.wait(WAIT)
     line.close()
     assert generation.cancelled.wait(WAIT) and generation.left_early
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import tempfile
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
-from millstream.engine.generation.messages import Generate, Generated, Tokens
+from millstream.engine.generation.messages import Generate, Generated, StepTokens, Tokens
 from millstream.engine.messages import Cancel, Command, Event, Failed
 from millstream.errors import StepFailed
 from millstream.service.activity import Activities
@@ -275,6 +276,107 @@ def test_a_failure_is_raised_in_the_reader() -> None:
         stage.emit(events)
         with pytest.raises(StepFailed, match="broken"):
             await reader
+
+    play(scene())
+
+
+def step(**texts: str) -> StepTokens:
+    """A step in columns: one token, which is a byte, of each of the requests `r1`, `r2`, ..."""
+    return StepTokens(
+        tuple(int(name[1:]) for name in texts), tuple(tokenizer().encode(text)[0] for text in texts.values())
+    )
+
+
+def test_a_step_in_columns_is_delivered_at_once() -> None:
+    async def scene() -> None:
+        stage = Stage()
+        first, first_sink = stage.generation(1)
+        second, second_sink = stage.generation(2, OutputParsing(stop=("STOP",)))
+        readers = [asyncio.create_task(texts(each)) for each in (first, second)]
+        await settle()
+        for one, two in ("ax", "by"):
+            stage.emit([step(r1=one, r2=two)])
+            await settle()
+        assert (first_sink.texts, second_sink.texts) == (["a", "b"], ["x", "y"])
+        stage.emit([step(r1="c", r2="z"), end(1, 3), end(2, 3)])
+        assert ["".join(await reader) for reader in readers] == ["", ""]
+        assert ("".join(first_sink.texts), "".join(second_sink.texts)) == ("abc", "xyz")
+        assert (first.usage.completion_tokens, second.usage.completion_tokens) == (3, 3)
+
+    play(scene())
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_several_steps_in_columns_come_together(apart: bool) -> None:
+    """Also those of one frame, and with the ends of requests between them."""
+
+    async def scene() -> None:
+        stage = Stage()
+        first, first_sink = stage.generation(1)
+        second, second_sink = stage.generation(2)
+        readers = [asyncio.create_task(texts(each)) for each in (first, second)]
+        await settle()
+        steps: list[list[Event]] = [[step(r1="a", r2="A")], [step(r1="b", r2="B"), end(1, 2)], [step(r2="C")]]
+        for events in steps if apart else [list(itertools.chain(*steps))]:
+            stage.emit(events)
+        assert "".join(await readers[0]) == ""
+        assert (first_sink.texts, second_sink.texts) == (["ab"], ["ABC"])
+        stage.emit([end(2, 3)])
+        await readers[1]
+
+    play(scene())
+
+
+def test_a_step_in_columns_waits_for_a_sink_that_is_not_ready() -> None:
+    async def scene() -> None:
+        stage = Stage()
+        generation, sink = stage.generation(1)
+        reader = asyncio.create_task(texts(generation))
+        await settle()
+        sink.is_ready = False
+        stage.emit([step(r1="a")])
+        await settle()
+        sink.is_ready = True
+        stage.emit([step(r1="b")])
+        await settle()
+        stage.emit([step(r1="c"), end(1, 3)])
+        assert "".join(await reader) == "a"
+        assert sink.texts == ["b", "c"]
+
+    play(scene())
+
+
+def test_a_stop_string_within_columns_ends_the_iteration() -> None:
+    async def scene() -> None:
+        stage = Stage()
+        generation, sink = stage.generation(1, OutputParsing(stop=("ST",)))
+        reader = asyncio.create_task(texts(generation))
+        await settle()
+        for text in "aST":
+            stage.emit([step(r1=text)])
+            await settle()
+        assert "".join(await reader) == ""
+        assert "".join(sink.texts) == "a"
+        assert Cancel(1) in stage.link.commands
+
+    play(scene())
+
+
+def test_what_a_sink_raises_on_columns_ends_its_own_request() -> None:
+    async def scene() -> None:
+        stage = Stage()
+        broken, broken_sink = stage.generation(1)
+        other, other_sink = stage.generation(2)
+        readers = [asyncio.create_task(texts(each)) for each in (broken, other)]
+        await settle()
+        broken_sink.error = ValueError("cannot render")
+        stage.emit([step(r1="a", r2="b")])
+        with pytest.raises(ValueError, match="cannot render"):
+            await readers[0]
+        assert Cancel(1) in stage.link.commands
+        stage.emit([step(r1="c", r2="d"), Generated(1, FinishReason.CANCELLED, Usage(1, 2, 0)), end(2, 2)])
+        await readers[1]
+        assert other_sink.texts == ["b", "d"]
 
     play(scene())
 

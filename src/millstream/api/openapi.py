@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import orjson
 from fastapi import FastAPI
@@ -107,11 +107,11 @@ class DocumentedApp(FastAPI):
 
     def build_middleware_stack(self) -> ASGIApp:
         """Without the layers around our own: `Edge` handles every error, and uvicorn those of the layers around it."""
-        outermost = self.user_middleware[0].cls
-        stack = super().build_middleware_stack()
+        outermost: Any = self.user_middleware[0].cls
+        stack: Any = super().build_middleware_stack()
         while type(stack) is not outermost:
-            stack = stack.app  # type: ignore[attr-defined]
-        return stack
+            stack = stack.app
+        return cast("ASGIApp", stack)
 
     def setup(self) -> None:
         """Adds our route for the document first, so it takes precedence: FastAPI's own renders it for each request."""
