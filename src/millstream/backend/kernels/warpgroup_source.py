@@ -88,7 +88,8 @@ PRODUCT = """
       #pragma unroll
       for (int i = 0; i < OWN_X; i++)
         if (ROWS % SWEEP == 0 || i * SWEEP + mine < ROWS)
-          mill_fetch_row(to + (BN + i * SWEEP) * 128, x + (size_t)(xp[i] + step * 8) * 8, i * SWEEP + mine < rows ? 16 : 0);
+          mill_fetch_row(to + (BN + i * SWEEP) * 128, x + (size_t)(xp[i] + step * 8) * 8,
+              i * SWEEP + mine < rows ? 16 : 0);
     }
     mill_commit();
   };

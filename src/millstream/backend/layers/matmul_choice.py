@@ -218,7 +218,7 @@ def agrees(key: Key, weight: Weight, unpacked: Dense | None = None) -> bool:
     prepared = small_matmul.prepare(weight)
     ours = _role(small_matmul, role, x, prepared, [rest, norm]).astype(mx.float32)
     mlx = _role(matmul_reference, role, x, unpacked or weight, [rest, norm]).astype(mx.float32)
-    return mx.linalg.norm(ours - mlx).item() <= TOLERANCE * mx.linalg.norm(mlx).item()
+    return bool((mx.linalg.norm(ours - mlx) <= TOLERANCE * mx.linalg.norm(mlx)).item())
 
 
 def dtype_of(weight: Weight) -> mx.Dtype:
