@@ -222,7 +222,8 @@ def test_groups_that_do_not_compile_are_not_taken(caplog: pytest.LogCaptureFixtu
     assert "told to" in caplog.text
 
 
-def test_a_weight_with_counters_decides() -> None:
+def test_a_weight_with_counters_decides(large_gpu: Callable[[int], None]) -> None:
+    large_gpu(132)
     bare = dataclasses.replace(packed(1024, 2048), tickets=None)
     matmul_tuning._groups.clear()
     packed_choice.tune_groups("matmul", bare, lambda *_: pytest.fail("measured"), lambda *_: True)
