@@ -72,7 +72,7 @@ class Pretended(PointerKernels):
         return out
 
     def sample(
-        self, logits: mx.array, settings: mx.array, seeds: mx.array, positions: mx.array
+        self, logits: mx.array, settings: mx.array, seeds: mx.array, positions: mx.array, letter: object = None
     ) -> tuple[mx.array, mx.array]:
         self.count("sample")
         rows = [

@@ -8,7 +8,7 @@ import mlx.core as mx
 import pytest
 
 from millstream.backend.kernels import matmul_tilings, matmul_tuning, small_matmul
-from millstream.backend.kernels.matmul_tilings import MOST_ROWS, SHAPES, USUAL, WIDTHS, BlockShape
+from millstream.backend.kernels.matmul_tilings import MANY_WIDTHS, MOST_ROWS, SHAPES, USUAL, WIDTHS, BlockShape
 from millstream.backend.kernels.matmul_tuning import Key
 from millstream.backend.kernels.weights import Dense, Packed, Weight
 from millstream.backend.layers import fused_matmul, matmul_choice
@@ -25,6 +25,7 @@ def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matmul_tuning, "_shapes", {})
     monkeypatch.setattr(matmul_tuning, "_warpgroups", {})
     monkeypatch.setattr(matmul_tuning, "_steady_to", {})
+    monkeypatch.setattr(matmul_tuning, "_expected", [])
 
 
 def steady(key: Key, weight: Dense) -> int:
@@ -223,3 +224,78 @@ def test_warp_groups_that_do_not_compile_are_not_used(warpgroups: None, caplog: 
 
 def test_without_warp_groups_nothing_is_measured() -> None:
     matmul_choice.tune_body("glu", large(), lambda *_: pytest.fail("measured"))
+
+
+@pytest.fixture
+def grouping(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU whose warps multiply in groups."""
+    monkeypatch.setattr(matmul_tilings, "has_warpgroups", lambda: True)
+    monkeypatch.setattr(matmul_tilings, "multiprocessors", lambda: 132)
+
+
+@pytest.mark.parametrize(
+    ("rows", "widths"), [(64, ()), (65, MANY_WIDTHS[:1]), (128, MANY_WIDTHS[:1]), (129, MANY_WIDTHS)]
+)
+@pytest.mark.usefixtures("grouping")
+def test_many_rows_are_measured_where_a_step_may_have_them(rows: int, widths: tuple[int, ...]) -> None:
+    measured: list[int] = []
+
+    def measure(key: Key, weight: Dense, by_mlx: bool) -> float:
+        measured.append(key[-1])
+        return 1.0
+
+    weight = small_matmul.prepare(large())
+    assert isinstance(weight, Dense)
+    matmul_choice.tune_many("glu", weight, measure, lambda key, weight: True)
+    matmul_tuning.expect_rows(rows)
+    matmul_choice.tune_many("glu", weight, measure, lambda key, weight: True)
+    assert set(measured) == set(widths)
+    measured.clear()
+    matmul_choice.tune_many("glu", weight, measure, lambda key, weight: True)
+    assert not measured, "what is known is not measured again"
+    assert matmul_tuning.many_by_kernel("glu", SIZE, SIZE, 100) == bool(widths)
+    assert not matmul_tuning.many_by_kernel("qkv_rope", SIZE, SIZE, 100), "what was not measured is MLX's"
+
+
+@pytest.mark.parametrize("trouble", ["slower", "wrong", "broken"])
+@pytest.mark.usefixtures("grouping")
+def test_mlx_computes_many_rows_where_the_kernel_is_no_good(trouble: str) -> None:
+    def measure(key: Key, weight: Dense, by_mlx: bool) -> float:
+        if trouble == "broken" and not by_mlx:
+            raise RuntimeError("cannot be launched")
+        return 0.9 if by_mlx and trouble == "slower" else 1.0
+
+    matmul_tuning.expect_rows(MOST_ROWS)
+    weight = small_matmul.prepare(large())
+    assert isinstance(weight, Dense)
+    matmul_choice.tune_many("glu", weight, measure, lambda key, weight: trouble != "wrong")
+    assert not any(matmul_tuning.many_by_kernel("glu", SIZE, SIZE, rows) for rows in (65, 128, 129, MOST_ROWS))
+
+
+def test_a_kernel_agrees_if_its_numbers_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    play_matmul_kernels(monkeypatch, lambda name: None)
+    weight = Dense((mx.random.normal((64, 64)) * 0.1).astype(mx.bfloat16))
+    assert matmul_choice.agrees(("glu", 64, 64, 128), weight)
+    right = small_matmul.glu
+    monkeypatch.setattr(small_matmul, "glu", lambda *given, **named: right(*given, **named) * 1.05)
+    assert not matmul_choice.agrees(("glu", 64, 64, 128), weight)
+    monkeypatch.setattr(small_matmul, "glu", lambda *given, **named: right(*given, **named) * float("nan"))
+    assert not matmul_choice.agrees(("glu", 64, 64, 128), weight)
+
+
+@pytest.mark.usefixtures("grouping")
+def test_a_step_of_many_rows_takes_what_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: list[str] = []
+    play_matmul_kernels(monkeypatch, launched.append)
+    weight = small_matmul.prepare(mx.ones((64, 64), dtype=mx.bfloat16))
+    x = mx.ones((100, 1, 64), dtype=mx.bfloat16)
+    BY_KERNELS.matmul(x, weight)
+    assert not launched, "nothing was measured"
+    matmul_tuning.decide(("matmul", 64, 64, MANY_WIDTHS[0]), False)
+    BY_KERNELS.matmul(x, weight)
+    assert launched == ["matmul"]
+    BY_KERNELS.matmul(x, Dense(weight.arrays[0]))
+    assert launched == ["matmul"], "blocks that share a tile need counters"
+    with matmul_tuning.as_step_of(4):
+        BY_KERNELS.matmul(x, weight)
+    assert launched == ["matmul"] * 2, "a pass stands for a step of few rows"

@@ -24,14 +24,16 @@ using T = float;
 static const float *logits, *settings;
 static const unsigned* seeds;
 static const int* positions;
+static const long* told;
 static int *out, *next_positions, logits_shape[2];
 HEADER
 static void kernel() {
 SOURCE
 }
 extern "C" void run(
-    const float* x, const float* s, const unsigned* k, const int* p, int* tokens, int* next, int rows, int count) {
-  logits = x, settings = s, seeds = k, positions = p, out = tokens, next_positions = next;
+    const float* x, const float* s, const unsigned* k, const int* p, int* tokens, int* next, const long* to, int rows,
+    int count) {
+  logits = x, settings = s, seeds = k, positions = p, out = tokens, next_positions = next, told = to;
   logits_shape[0] = rows, logits_shape[1] = count;
   for (int row = 0; row < rows; row++) run_block(row, kernel);
 }
@@ -41,15 +43,17 @@ extern "C" void run(
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory: pytest.TempPathFactory) -> Kernel:
     """Draws a token per row, as `sample.sample` does on a GPU."""
-    program = PROGRAM.replace("HEADER", sample.HEADER).replace("SOURCE", sample.source())
+    program = PROGRAM.replace("HEADER", sample.HEADER).replace("SOURCE", sample.source(told=True))
     library = compile_for_host(program, tmp_path_factory.mktemp("kernel"), block_size=sample.THREADS)
 
     def draw(rows: list[Sampling], logits: mx.array, positions: mx.array) -> list[int]:
         given = (logits, sample.settings_of(rows), seeds(rows), positions.astype(mx.int32))
         inputs = [np.ascontiguousarray(np.array(each)) for each in given]
-        tokens, following = (np.full(len(rows), -1, dtype=np.int32) for _ in range(2))
-        pointers = [array.ctypes.data_as(ctypes.c_void_p) for array in (*inputs, tokens, following)]
+        tokens, following, told = (np.full(len(rows), -1, dtype=np.int32) for _ in range(3))
+        address = np.array([told.ctypes.data], dtype=np.int64)
+        pointers = [array.ctypes.data_as(ctypes.c_void_p) for array in (*inputs, tokens, following, address)]
         library.run(*pointers, *logits.shape)
+        assert told.tolist() == tokens.tolist(), "the host is told the same"
         assert following.tolist() == (positions + 1).tolist()
         found: list[int] = tokens.tolist()
         return found

@@ -15,21 +15,21 @@ from millstream.backend.kernels import sample
 Drawn = tuple[mx.array, mx.array]
 
 
-def right(logits: mx.array, settings: mx.array, seeds: mx.array, positions: mx.array) -> Drawn:
+def right(logits: mx.array, settings: mx.array, seeds: mx.array, positions: mx.array, letter: object = None) -> Drawn:
     assert logits.dtype == mx.bfloat16
     return Sampler(ROWS)(logits, positions), positions + 1
 
 
-def one_wrong(logits: mx.array, settings: mx.array, seeds: mx.array, positions: mx.array) -> Drawn:
+def one_wrong(logits: mx.array, settings: mx.array, seeds: mx.array, positions: mx.array, letter: object) -> Drawn:
     tokens, following = right(logits, settings, seeds, positions)
     return mx.where(positions == 3, tokens + 1, tokens), following
 
 
-def stays(logits: mx.array, settings: mx.array, seeds: mx.array, positions: mx.array) -> Drawn:
+def stays(logits: mx.array, settings: mx.array, seeds: mx.array, positions: mx.array, letter: object) -> Drawn:
     return right(logits, settings, seeds, positions)[0], positions
 
 
-def broken(*arguments: mx.array) -> Drawn:
+def broken(*arguments: object) -> Drawn:
     raise RuntimeError("does not compile")
 
 

@@ -19,6 +19,7 @@ from millstream.backend.generation.sampling.minimum import MinimumLengths
 from millstream.backend.generation.sampling.penalties import Penalties, wants_penalties
 from millstream.backend.generation.sampling.sampler import Sampler
 from millstream.backend.generation.verification import VACANT, DraftedTokens, PassSampling, Verification
+from millstream.backend.kernels.outbox import Letter, outbox
 from millstream.engine.generation.messages import Generate
 from millstream.engine.generation.plan import RowFailure, RowOutput
 from millstream.engine.generation.speculation.lengths import LENGTHS
@@ -32,20 +33,35 @@ Shift = Callable[[Generate], int]
 class Launched:
     """A decode step that the device is computing."""
 
-    def __init__(self, ids: tuple[int | None, ...], tokens: mx.array, logprobs: PendingLogprobs | None) -> None:
+    def __init__(
+        self,
+        ids: tuple[int | None, ...],
+        tokens: mx.array,
+        logprobs: PendingLogprobs | None,
+        letter: Letter | None = None,
+    ) -> None:
+        """`letter`: where the tokens are for the host, once they are computed."""
         self._ids = ids
         self._tokens = tokens
         self._logprobs = logprobs
+        self._letter = letter
 
     def read(self, ids: set[int]) -> list[RowOutput]:
         """Wait for the step. Returns its tokens for the rows among `ids`."""
-        tokens: list[int] = self._tokens.tolist()  # type: ignore[assignment]
+        tokens = self._read_tokens()
         logprobs = {} if self._logprobs is None else self._logprobs.read(tokens)
         return [
             RowOutput(request_id, (token,), (logprobs[index],) if index in logprobs else ())
             for index, (request_id, token) in enumerate(zip(self._ids, tokens, strict=True))
             if request_id is not None and request_id in ids
         ]
+
+    def _read_tokens(self) -> list[int]:
+        if self._letter is None:
+            tokens: list[int] = self._tokens.tolist()  # type: ignore[assignment]
+            return tokens
+        mx.eval(self._tokens)
+        return self._letter.read(self._tokens.shape[0])
 
 
 class Batch:
@@ -111,8 +127,8 @@ class Batch:
         chosen = mx.array(slots, dtype=mx.int32)
         self._inputs[chosen] = mx.array([submit.prompt[-1] for submit in submits], dtype=mx.int32)
         self._positions[chosen] = mx.array([submit.resumed for submit in submits], dtype=mx.int32)
-        self._launch_inputs()
         self._rows_changed()
+        self._launch_inputs()
 
     def drop(self, ids: set[int]) -> None:
         if not ids & self.ids:
@@ -125,13 +141,13 @@ class Batch:
         if sources != list(range(len(rows))):
             moved = mx.array(sources, dtype=mx.int32)
             self._inputs, self._positions = self._inputs[moved], self._positions[moved]
-            self._launch_inputs()
         self._penalties.filter([slot if slot in occupied else -1 for slot in sources])
         self._rows = [rows[slot] if slot >= 0 else None for slot in sources]
         for request_id in ids & self.ids:
             del self._joined[request_id]
             self._next.pop(request_id, None)
         self._rows_changed()
+        self._launch_inputs()
 
     def save(self, order: SavePrefix, store: PrefixStore) -> list[mx.array] | None:
         """Save a prefix of a row to `store`. Returns the arrays to evaluate; None if the row is not at the token that
@@ -295,8 +311,11 @@ class Batch:
     def launch(self, logits: mx.array, mask: TokenMask | None = None) -> Launched:
         """The second half: sample. Returns without waiting; the tokens feed the next step on the device."""
         penalised = self._minimum(self._penalties.apply(logits), self._positions)
+        letter = None
         if mask is None:
-            tokens, self._positions = self._sampler.step(penalised, self._positions)
+            box = outbox() if self._sampler.by_kernel else None
+            letter = None if box is None else box.take(len(self._rows))
+            tokens, self._positions = self._sampler.step(penalised, self._positions, letter)
         else:
             masked = mask.apply(penalised)
             drawn, self._positions = self._sampler.step(masked, self._positions)
@@ -306,12 +325,12 @@ class Batch:
         self._inputs = tokens
         self._next.clear()
         mx.async_eval(tokens, self._positions, *(logprobs.arrays if logprobs else ()))  # type: ignore[no-untyped-call]
-        return Launched(self._ids, tokens, logprobs)
+        return Launched(self._ids, tokens, logprobs, letter)
 
     def _launch_inputs(self) -> None:
         """Not as part of the next step: MLX makes CUDA graphs of so many operations each, in their order. A few more at
         the beginning of a step would make every graph of it a new one, which takes milliseconds."""
-        mx.async_eval(self._inputs, self._positions)  # type: ignore[no-untyped-call]
+        mx.async_eval(self._inputs, self._positions, *self._sampler.arrays)  # type: ignore[no-untyped-call]
 
     def _rows_changed(self) -> None:
         """Rebuild what depends on the rows: once per change, not per step."""

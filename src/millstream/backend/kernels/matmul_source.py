@@ -429,8 +429,21 @@ ACTIVATED = {
 # A tile is a head. A warp has all of a row's head: first its norm, then RoPE of its first numbers.
 QKV = """
   static_assert(BN == D, "a tile is a head");
+#if ROPE
+  // What a lane needs for every row, and of the next row, comes from far.
+  const int half = tile < H + KV ? periods_shape[0] : 0;
+  constexpr int TURNS = (D / 2 + 31) / 32;
+  float rates[TURNS];
+  #pragma unroll
+  for (int i = 0; i < TURNS; i++) rates[i] = lane + i * 32 < half ? 1.f / periods[lane + i * 32] : 0.f;
+  int next = warp < rows ? offset[first + warp] : 0;
+#endif
   #pragma unroll 1
   for (int row = warp; row < rows; row += NW * KW) {
+#if ROPE
+    const float position = float(next);
+    if (row + NW * KW < rows) next = offset[first + row + NW * KW];
+#endif
     float* head = totals + row * LINE;
     float square = 0.f;
     for (int d = lane; d < D; d += 32) {
@@ -452,12 +465,13 @@ QKV = """
     T* to = tile < H ? q + (at * H + tile) * D
         : tile < H + KV ? keys + (at * KV + tile - H) * D : values + (at * KV + tile - H - KV) * D;
 #if ROPE
-    const int half = tile < H + KV ? periods_shape[0] : 0;
-    #pragma unroll 1
-    for (int d = lane; d < half; d += 32) {
+    #pragma unroll
+    for (int i = 0; i < TURNS; i++) {
+      const int d = lane + i * 32;
+      if (d >= half) break;
       const float one = TURNED(head[d]), two = TURNED(head[d + half]);
       float sine, cosine;
-      sincosf(float(offset[at]) * (1.f / periods[d]), &sine, &cosine);
+      sincosf(position * rates[i], &sine, &cosine);
       to[d] = T(one * cosine - two * sine);
       to[d + half] = T(one * sine + two * cosine);
     }

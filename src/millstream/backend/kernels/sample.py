@@ -14,6 +14,7 @@ from typing import Any
 import mlx.core as mx
 
 from millstream.backend.kernels.compiled import cuda_kernel
+from millstream.backend.kernels.outbox import Letter
 from millstream.types import Sampling
 
 THREADS = 1024
@@ -113,6 +114,12 @@ _SOURCE = """
   const float temperature = settings[line * 4], top_p = settings[line * 4 + 1];
   const float min_p = settings[line * 4 + 2], top_k = settings[line * 4 + 3];
   if (me == 0) next_positions[line] = positions[line] + 1;
+  auto tell = [&](int token) {
+    out[line] = token;
+#if TOLD
+    reinterpret_cast<int*>(told[0])[line] = token;
+#endif
+  };
   float best = -INFINITY;
   int place = count;
   over<4>(row, begin, count, stride, packed, [&](int i, float x) {
@@ -134,7 +141,7 @@ _SOURCE = """
   }
   if (place >= count) place = 0;  // no number in the row is above minus infinity
   if (temperature <= 0.f) {
-    if (me == 0) out[line] = place;
+    if (me == 0) tell(place);
     return;
   }
   const float scale = 1.f / temperature;
@@ -237,7 +244,7 @@ _SOURCE = """
   const float beyond_me = block_scan(mine, starts);
   const float target = uniform_of(seeds[line], positions[line]) * starts[1023];
   const float before = beyond_me - mine;
-  if (me == 0) out[line] = place;  // if rounding leaves nobody, the best token stands
+  if (me == 0) tell(place);  // if rounding leaves nobody, the best token stands
   __syncthreads();
   if (mine > 0.f && target >= before && target < beyond_me) {
     float sum = before;
@@ -250,23 +257,24 @@ _SOURCE = """
         if (sum > target) break;
       }
     }
-    out[line] = chosen;
+    tell(chosen);
   }
 """
 
 
-def source() -> str:
-    """The body of the kernel. A test compiles it for the CPU and compares it with the reference sampler."""
-    return _SOURCE.replace("DEEPEST", f"{DEEPEST}f").replace("LISTED", str(LISTED))
+def source(told: bool = False) -> str:
+    """The body of the kernel. A test compiles it for the CPU and compares it with the reference sampler. `told`: it
+    writes tokens to an address besides."""
+    return f"#define TOLD {int(told)}\n" + _SOURCE.replace("DEEPEST", f"{DEEPEST}f").replace("LISTED", str(LISTED))
 
 
 @functools.cache
-def _kernel() -> Any:
+def _kernel(told: bool) -> Any:
     return cuda_kernel(
         name="millstream_sample",
-        input_names=["logits", "settings", "seeds", "positions"],
+        input_names=["logits", "settings", "seeds", "positions", *(["told"] if told else [])],
         output_names=["out", "next_positions"],
-        source=source(),
+        source=source(told),
         header=HEADER,
     )
 
@@ -276,12 +284,14 @@ def settings_of(rows: Sequence[Sampling]) -> mx.array:
     return mx.array([[row.temperature, row.top_p, row.min_p, float(row.top_k)] for row in rows], dtype=mx.float32)
 
 
-def sample(logits: mx.array, settings: mx.array, seeds: mx.array, positions: mx.array) -> tuple[mx.array, mx.array]:
+def sample(
+    logits: mx.array, settings: mx.array, seeds: mx.array, positions: mx.array, letter: Letter | None = None
+) -> tuple[mx.array, mx.array]:
     """One token per row, and the positions of the next step. `settings` come from `settings_of`; `seeds` (rows,) are
-    uint32, `positions` (rows,) int32."""
+    uint32, `positions` (rows,) int32. `letter`: where the tokens are written for the host besides."""
     rows = logits.shape[0]
-    tokens, following = _kernel()(
-        inputs=[logits, settings, seeds, positions],
+    tokens, following = _kernel(letter is not None)(
+        inputs=[logits, settings, seeds, positions, *([] if letter is None else [letter.address])],
         output_shapes=[(rows,), (rows,)],
         output_dtypes=[mx.int32, mx.int32],
         grid=(rows * THREADS, 1, 1),

@@ -73,11 +73,12 @@ def tune_many(role: Role, weight: Dense, measure: Measure, agrees: Agrees) -> No
     their numbers were seen to be right."""
     if weight.weight.nbytes < SHAPED_BYTES or not small_matmul.takes_many(weight):
         return
-    for key in [(role, weight.outputs, weight.inputs, width) for width in matmul_tuning.many_widths()]:
-        if matmul_tuning.known(key):
-            continue
+    keys: list[Key] = [(role, weight.outputs, weight.inputs, width) for width in matmul_tuning.many_widths()]
+    unknown = [key for key in keys if not matmul_tuning.known(key)]
+    if unknown:
+        rehearse(lambda: [measure(key, weight, False) for key in unknown])
+    for key in unknown:
         try:
-            rehearse(lambda key=key: measure(key, weight, False))  # type: ignore[misc]
             right = agrees(key, weight)
             ours, mlx = measure(key, weight, False), measure(key, weight, True)
         except RuntimeError as error:  # it cannot be compiled or launched

@@ -33,14 +33,6 @@ def _padded(numbers: list[int]) -> list[int]:
     return numbers + [0] * (FAR_FROM_HOST - len(numbers))
 
 
-def _far(numbers: list[Any]) -> mx.array:
-    """In memory of the device. Not as part of a step: see `_look`."""
-    made = mx.array(numbers, dtype=mx.int32)
-    far = made + 0
-    mx.async_eval(far)  # type: ignore[no-untyped-call]  # while `made` is held, so that its memory is not taken
-    return far
-
-
 def _no_tokens(number: int, item: int) -> tuple[int, ...]:
     return (number, -1, 0, 0, 0, 0, 0, 0, 0, item, 1, 0)
 
@@ -53,6 +45,8 @@ class Addresses:
         self._known: dict[int, tuple[Sequence[mx.array], mx.array]] = {}
         """By the first array, which is held: so no other gets its number."""
         self._numbers: dict[int, int] = {}
+        self._tables: dict[tuple[int, ...], mx.array] = {}
+        """By what has a number: a join and the step after it mostly have the same."""
 
     def number(self, arrays: Sequence[mx.array]) -> int:
         """The number in `table` of some arrays: the parts of all layers."""
@@ -79,12 +73,16 @@ class Addresses:
     def drop_others(self) -> None:
         """Hold nothing but what has a number."""
         self._known = {key: self._known[key] for key in self._numbers}
+        self._tables = {keys: table for keys, table in self._tables.items() if self._known.keys() >= set(keys)}
 
     def table(self) -> mx.array:
         """(slabs, layers, parts)."""
-        rows = [self._known[key][1] for key in self._numbers]
-        rows += [rows[0]] * (-len(rows) % ROUND_SLABS) if rows else []
-        return mx.stack(rows).reshape(len(rows), self._layers, -1)
+        keys = tuple(self._numbers)
+        if keys not in self._tables:
+            rows = [self._known[key][1] for key in keys]
+            rows += [rows[0]] * (-len(rows) % ROUND_SLABS) if rows else []
+            self._tables[keys] = mx.stack(rows).reshape(len(rows), self._layers, -1)
+        return self._tables[keys]
 
 
 class KernelStep(SlabStep):
@@ -103,6 +101,8 @@ class KernelStep(SlabStep):
         self._parted = False
         self._expected: list[int] = []
         """Positions, if the next step has the same rows."""
+        self._due: list[mx.array] = []
+        """What is sent to the device before the next step."""
         self._before = self._counted = self._increments = mx.zeros((0,), dtype=mx.int32)
         self._items = self._counters = self._table = self._lengths = mx.zeros((0,), dtype=mx.int32)
 
@@ -125,6 +125,18 @@ class KernelStep(SlabStep):
     def begin(self, rows: Sequence[RowCache | None], shape: PassShape) -> None:
         self.rows = rows
         super().begin(rows, shape)
+        if self._due:
+            # All at once, and not as part of the step: CUDA graphs of other operations are made anew, which takes
+            # milliseconds.
+            mx.async_eval(self._due)  # type: ignore[no-untyped-call]
+            self._due = []
+
+    def _far(self, numbers: list[Any]) -> mx.array:
+        """In memory of the device, once it is sent."""
+        made = mx.array(numbers, dtype=mx.int32)
+        far = made + 0
+        self._due += [made, far]  # both are held until then, so that none gets the memory of the other
+        return far
 
     def _positions(self, lengths: list[int]) -> list[int]:
         if self.shape.length > 1:
@@ -136,7 +148,7 @@ class KernelStep(SlabStep):
         sum is there in any case: a step with other operations would be another CUDA graph."""
         if positions != self._expected:
             one = [int(position != VACANT) for position in positions]
-            self._increments = _far(_padded(one))
+            self._increments = self._far(_padded(one))
             before = [position - more for position, more in zip(positions, one, strict=True)]
             self._counted = mx.array(_padded(before), dtype=mx.int32)
         # What is held is not overwritten: the sum gets memory of the device.
@@ -155,14 +167,13 @@ class KernelStep(SlabStep):
             items += [(*item, first, len(found), columns) for item in found] or [_no_tokens(number, first)]
         self._parted = len(items) > size
         items += [NO_ITEM] * (-len(items) % ROUND_ITEMS) if self._parted else []
-        self._items = _far(items)
+        self._items = self._far(items)
         groups = max((row.place.most_heads for row in rows if row is not None), default=0)
         counted = len(_padded([0] * size)) * groups * MOST_CHUNKS
         self._counters = mx.zeros((counted if self._parted else 1,), dtype=mx.int32)
         self.addresses.drop_others()
         self._table = self.addresses.table() if groups else self._table
-        # Not as part of the step: CUDA graphs of other operations are made anew, which takes milliseconds.
-        mx.async_eval(self._counters, self._table)  # type: ignore[no-untyped-call]
+        self._due += [self._counters, self._table]
 
     def _items_of(self, number: int, row: RowCache) -> list[tuple[int, ...]]:
         """The first nine integers of each."""

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from millstream.backend.kernels import sample as sample_kernel
+from millstream.backend.kernels.outbox import Letter
 from millstream.types import Sampling
 
 # Scales u in [0, 1), so that u * total stays below the total after rounding.
@@ -47,14 +48,23 @@ class Sampler:
             self._settings, self._seeds = self._settings * 1.0, self._seeds + mx.array(0, dtype=mx.uint32)
         self._random_rows = None if len(random_rows) == len(rows) else mx.array(random_rows, dtype=mx.int32)
 
-    def step(self, logits: mx.array, positions: mx.array) -> tuple[mx.array, mx.array]:
+    @property
+    def arrays(self) -> list[mx.array]:
+        """What the kernel reads in every step."""
+        return [] if self._settings is None else [self._settings, self._seeds]
+
+    @property
+    def by_kernel(self) -> bool:
+        return self._settings is not None
+
+    def step(self, logits: mx.array, positions: mx.array, letter: Letter | None = None) -> tuple[mx.array, mx.array]:
         """The tokens, and the positions of the next step. `logits` (rows, vocabulary) after penalties; `positions`
-        (rows,) counts each row's output tokens."""
+        (rows,) counts each row's output tokens. `letter`: if sampled by the kernel, where it tells the host."""
         if self._settings is None or not logits.shape[0]:
             return self(logits, positions), positions + 1
         if self._bias is not None:
             logits = self._bias(logits.astype(mx.float32))
-        return sample_kernel.sample(logits, self._settings, self._seeds, positions)
+        return sample_kernel.sample(logits, self._settings, self._seeds, positions, letter)
 
     def __call__(self, logits: mx.array, positions: mx.array) -> mx.array:
         """The tokens by MLX's operations: the reference for the kernel."""
