@@ -28,7 +28,8 @@ def large_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """A GPU of sm_90 with as many multiprocessors as it is told."""
 
     def pretend(multiprocessors: int) -> None:
-        monkeypatch.setattr(matmul_tilings, "multiprocessors", lambda: multiprocessors)
+        for module in (matmul_tilings, packed_groups):
+            monkeypatch.setattr(module, "multiprocessors", lambda: multiprocessors)
 
     monkeypatch.setattr(matmul_tilings, "has_warpgroups", lambda: True)
     monkeypatch.setattr(matmul_tilings, "shared_limit", lambda: 227 * 1024)
@@ -152,14 +153,14 @@ def test_a_pass_takes_what_its_step_takes(monkeypatch: pytest.MonkeyPatch) -> No
 def test_which_weights_groups_take(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = packed(64, 256)
     bare = dataclasses.replace(weight, tickets=None)
-    assert packed_groups.takes(weight) and not packed_groups.takes(bare), "blocks that share a tile need counters"
-    assert (
-        packed_groups.takes(weight, 128) and not packed_groups.takes(weight, 96) and packed_groups.takes(weight, 0, 64)
-    )
-    assert not packed_groups.takes(weight, 256) and not packed_groups.takes(weight, 0, 96)
+    assert packed_groups.in_groups(weight, 32).split > 1
+    assert packed_groups.in_groups(bare, 32).split == 1, "blocks that share a tile need counters"
+    assert packed_groups.takes(128) and packed_groups.takes(0, 64)
+    assert not any(packed_groups.takes(*sizes) for sizes in ((96,), (256,), (0, 96)))
     assert bodies(weight, [(None, 257)], monkeypatch) == ["bands"], "there are no counters for so many"
+    assert bodies(bare, [(None, 257)], monkeypatch) == ["groups"]
     monkeypatch.setattr(matmul_tilings, "has_warpgroups", lambda: False)
-    assert not packed_groups.takes(weight) and bodies(weight, [(None, 64)], monkeypatch) == ["bands"]
+    assert not packed_groups.takes() and bodies(weight, [(None, 64)], monkeypatch) == ["bands"]
 
 
 @pytest.mark.parametrize("outputs", [512, 3072, 6144, 28672, 128256])
@@ -170,7 +171,7 @@ def test_blocks_fit_the_device_and_split_a_sum_alike(
 ) -> None:
     large_gpu(132)
     packed = mx.zeros((outputs, bits), dtype=mx.uint32)
-    weight = Packed(packed, packed, packed, bits, 32)
+    weight = Packed(packed, packed, packed, bits, 32, tickets=packed)
     tilings = {width: packed_groups.in_groups(weight, width, head=head, within=within) for width in WIDTHS[1:]}
     assert len({tiling.split for tiling in tilings.values()}) == 1
     for width, tiling in tilings.items():
@@ -219,6 +220,20 @@ def test_groups_that_do_not_compile_are_not_taken(caplog: pytest.LogCaptureFixtu
     packed_choice.tune_groups("matmul", weight, measure, lambda *_: True)
     assert not matmul_tuning.in_groups(weight, 32) and not matmul_tuning.in_groups(weight, 64)
     assert "told to" in caplog.text
+
+
+def test_a_weight_with_counters_decides(large_gpu: Callable[[int], None]) -> None:
+    large_gpu(132)
+    bare = dataclasses.replace(packed(1024, 2048), tickets=None)
+    matmul_tuning._groups.clear()
+    packed_choice.tune_groups("matmul", bare, lambda *_: pytest.fail("measured"), lambda *_: True)
+
+
+@on_host
+def test_a_weight_without_counters() -> None:
+    mx.random.seed(8)
+    weight, x = dataclasses.replace(packed(136, 640), tickets=None), random(ROWS, 1, 640)
+    check(weight, lambda functions, given, rows: functions.matmul(x[:rows], given))
 
 
 def test_numbers_are_compared_with_the_unpacked_weight(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from millstream.backend.kernels import (
     unpack_weight,
 )
 from millstream.backend.kernels.weights import Packed
-from millstream.backend.layers import matmul_reference, packed_products
+from millstream.backend.layers import matmul_reference, packed_choice, packed_products
 from millstream.backend.layers.packed_linear import PackedEmbedding, PackedLinear, use_packed_products
 from millstream.backend.weights.loading import unpack_weights
 from millstream.backend.weights.unpacking import kernels_take, quantised_layers, within
@@ -296,6 +296,23 @@ def test_rows_of_a_packed_weight_get_the_same_numbers_in_any_company() -> None:
     expected = matmul_reference.matmul_add(x, weight, residual)
     got = small_matmul.matmul_add(x, weight, residual)
     assert mx.abs((got - expected).astype(mx.float32)).max().item() <= 0.05
+
+
+@on_cuda
+@pytest.mark.parametrize(("mode", "bits", "group_size"), FORMATS)
+def test_groups_of_warps_give_the_numbers_of_the_unpacked_weight(
+    mode: str, bits: int, group_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not matmul_tilings.has_warpgroups():
+        pytest.skip("multiplies in groups of warps: needs sm_90")
+    monkeypatch.setattr(matmul_tuning, "_groups", {})
+    weight, x = small_matmul.prepare(packed(322, 1152, mode, bits, group_size)), random(64, 1, 1152)
+    assert isinstance(weight, Packed)
+    for width in (32, 64):
+        matmul_tuning.decide_groups(matmul_tuning.size_of(weight), width, True)
+        assert packed_choice.agrees(("matmul", 322, 1152, width), weight)
+    full = small_matmul.matmul(x, weight)
+    assert all(mx.array_equal(small_matmul.matmul(x[:rows], weight), full[:rows]).item() for rows in (9, 32, 33))
 
 
 @on_cuda

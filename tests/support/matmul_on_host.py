@@ -72,6 +72,7 @@ template <int N> static void mill_wait() {
       memcpy(copy.to, copy.from, copy.bytes);
     }
 }
+static size_t __cvta_generic_to_shared(const void* at) { return (size_t)at; }
 static void mill_warm(const void*) {}
 static void mill_expose() {}
 static void mill_begin_products() {}
@@ -115,7 +116,6 @@ static unsigned mill_pick(unsigned v, unsigned mask, unsigned bits) { return (v 
 static void mill_fetch_part(void* to, const void* from, int valid) { mill_fetch_row(to, from, valid); }
 template <int WORDS> static void mill_words(const char* from, unsigned* to) { memcpy(to, from, WORDS * 4); }
 template <typename V> static void mill_keep(V&) {}
-static size_t __cvta_generic_to_shared(const void* at) { return (size_t)at; }
 static unsigned long long mill_further(unsigned long long tile, int bytes) { return tile + bytes; }
 static float half_of(unsigned pair, int which) { return __uint_as_float(which ? pair & 0xffff0000u : pair << 16); }
 // Sixteen numbers of sixteen lines times those of eight rows: a lane has a part of all, as the device deals them out.

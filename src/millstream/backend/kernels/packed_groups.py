@@ -14,7 +14,8 @@ import dataclasses
 from dataclasses import dataclass
 
 from millstream.backend.kernels import matmul_tilings, warpgroup_source
-from millstream.backend.kernels.matmul_tilings import GROUP_LINES, RESERVED, WIDTHS, Body, Tiling
+from millstream.backend.kernels.matmul_tilings import GROUP_LINES, PER_MULTIPROCESSOR, RESERVED, WIDTHS, Body, Tiling
+from millstream.backend.kernels.multiprocessors import multiprocessors
 from millstream.backend.kernels.packed_tilings import FOUR_BITS, UNIT
 from millstream.backend.kernels.unpack_cuda import MODES
 from millstream.backend.kernels.weights import Packed, PackedForm
@@ -300,15 +301,15 @@ class GroupTiling(Tiling):
         return width * UNIT * 2 + self.threads * self.form.bits * 8
 
 
-def takes(weight: Packed, head: int = 0, within: int = 0) -> bool:
-    """True if this body can take the weight here. Blocks that share a tile need its counters."""
-    if not matmul_tilings.has_warpgroups():
-        return False
-    if head and head not in (GROUP_LINES, 2 * GROUP_LINES):
-        return False
-    if within % GROUP_LINES:
-        return False
-    return weight.tickets is not None or matmul_tilings.parts_of(weight.outputs) == 1
+def takes(head: int = 0, within: int = 0) -> bool:
+    """True if this body can be taken here, for tiles that are heads of a size, or parts of heads."""
+    whole = not head or head in (GROUP_LINES, 2 * GROUP_LINES)
+    return matmul_tilings.has_warpgroups() and whole and within % GROUP_LINES == 0
+
+
+def parts_of(weight: Packed) -> int:
+    """How many blocks share a tile. They need counters: a weight without has no such blocks, at any width."""
+    return 1 if weight.tickets is None else matmul_tilings.parts_of(weight.outputs)
 
 
 def width_of(rows: int) -> int:
@@ -317,10 +318,13 @@ def width_of(rows: int) -> int:
 
 def in_groups(weight: Packed, width: int, *, head: int = 0, within: int = 0) -> GroupTiling:
     """The tiling for a weight; with `head`, tiles are heads of that size, and parts of heads with `within`."""
-    lines = matmul_tilings.in_warpgroups(width, weight.outputs, head, within).lines
-    parts = matmul_tilings.parts_of(weight.outputs)
+    parts, lines = parts_of(weight), head or GROUP_LINES
+    # Every block puts all rows in order: with twice the lines, half as often, if there are enough blocks still.
+    enough = weight.outputs * parts >= PER_MULTIPROCESSOR * GROUP_LINES * multiprocessors()
+    if not head and enough and within % (2 * lines) == 0:
+        lines *= 2
     tiling = GroupTiling(lines // 16, 1, 1, parts, group=1, warpgroups=True, form=weight.form, inputs=weight.inputs)
-    alone = -(-weight.outputs // lines) * parts <= matmul_tilings.multiprocessors()
+    alone = -(-weight.outputs // lines) * parts <= multiprocessors()
     limit = matmul_tilings.shared_limit()
     room = limit if alone else (limit + RESERVED) // 2 - RESERVED
     depth = (room - OTHER_SHARED - warpgroup_source.PIECE) // tiling.stage_bytes(width)

@@ -215,8 +215,8 @@ def _can_group(weight: Weight, head: int) -> bool:
 
 def _in_groups(weight: Packed, rows: int, head: int, within: int) -> bool:
     """There are counters for steps and what stands for them; wider passes may take another body."""
-    countable = rows <= matmul_tilings.MOST_ROWS or matmul_tilings.parts_of(weight.outputs) == 1
-    return countable and matmul_tuning.in_groups(weight, rows) and packed_groups.takes(weight, head, within)
+    countable = rows <= matmul_tilings.MOST_ROWS or packed_groups.parts_of(weight) == 1
+    return countable and matmul_tuning.in_groups(weight, rows) and packed_groups.takes(head, within)
 
 
 def _call(x: mx.array, weight: Weight, bias: mx.array | None, norm: Norm | None) -> _Call:

@@ -71,7 +71,7 @@ PRODUCT = """
   constexpr int STAGE = (BN + ROWS) * 128, SWEEP = TH / 8, OWN = BN / SWEEP, OWN_X = (ROWS + SWEEP - 1) / SWEEP;
   const int K = w_shape[1], STEPS = K / 64;
   const int begin = int((long long)STEPS * part / S), count = int((long long)STEPS * (part + 1) / S) - begin;
-  char* stages = reinterpret_cast<char*>(((size_t)ring + 1023) & ~(size_t)1023);
+  char* stages = reinterpret_cast<char*>(ring) + (-(unsigned)__cvta_generic_to_shared(ring) & 1023u);
   const int chunk = threadIdx.x % 8, mine = threadIdx.x / 8, place = mine * 128 + (chunk ^ mine % 8) * 16;
   const T* wp[OWN];
   unsigned xp[OWN_X];  // in chunks

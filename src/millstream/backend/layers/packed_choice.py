@@ -10,7 +10,7 @@ import logging
 
 import mlx.core as mx
 
-from millstream.backend.kernels import matmul_tuning, packed_groups
+from millstream.backend.kernels import matmul_tilings, matmul_tuning, packed_groups
 from millstream.backend.kernels.compiled import rehearse
 from millstream.backend.kernels.matmul_tuning import Key, Role
 from millstream.backend.kernels.weights import Dense, Packed
@@ -25,10 +25,12 @@ MIN_BYTES = 1 << 20
 
 def tune_groups(role: Role, weight: Packed, measure: Measure, agrees: Agrees) -> None:
     """Choose for all weights of this size, unless that is done. Groups are taken where they are faster, once their
-    numbers were seen to be right."""
+    numbers were seen to be right. A weight with counters decides, if there should be any."""
     size = matmul_tuning.size_of(weight)
     widths = [width for width in packed_groups.GROUP_WIDTHS if not matmul_tuning.groups_known(size, width)]
-    if not widths or weight.packed.nbytes < MIN_BYTES or not packed_groups.takes(weight):
+    if not widths or weight.packed.nbytes < MIN_BYTES or not packed_groups.takes():
+        return
+    if packed_groups.parts_of(weight) != matmul_tilings.parts_of(weight.outputs):
         return
 
     def take(key: Key, groups: bool) -> float:
