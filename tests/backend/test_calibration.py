@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from millstream.backend.generation.backend import GenerationSettings, MlxGenerat
 from millstream.backend.generation.calibration import calibrate
 from millstream.engine.generation.messages import Generate
 from millstream.engine.generation.plan import Plan, StepResult
+from millstream.engine.generation.speculation.lengths import LENGTHS
 from millstream.model_facts import Calibration, GenerationFacts, PrefixSizes
 from support.engines import Run, engine
 from support.fake import FakeBackend
@@ -149,6 +151,84 @@ def test_passes_over_short_prompts_are_measured_where_they_may_span_steps() -> N
     assert TimedBackend().calibrate().passes == ()
 
 
+class VerifyingBackend(TimedBackend):
+    """Has a draft for every row that may have one."""
+
+    def __init__(self, cost: Callable[[int, int], float], *, verifies: bool = True, max_rows: int = 16) -> None:
+        super().__init__(step=lambda rows: cost(rows, 1), max_rows=max_rows)
+        self._cost, self._verifies = cost, verifies
+        self.lengths: list[tuple[int, int]] = []
+
+    def step(self, plan: Plan) -> StepResult:
+        result = super().step(plan)
+        if not plan.drafts or not self._verifies:
+            return result
+        rows, length = len(plan.decode), 1 + plan.drafts[0][1]
+        assert [row for row, _ in plan.drafts] == list(plan.decode)
+        self.lengths.append((rows, length))
+        seconds = self._cost(rows, length)
+        self.clock += seconds - self._cost(rows, 1)
+        return dataclasses.replace(result, length=length, pass_seconds=seconds)
+
+    def found(self, **more: Any) -> dict[tuple[int, int], float]:
+        facts = GenerationFacts(
+            self.context_length, self.vocab_size, self.max_rows, 0, "none", "cpu", **{"drafters": ("one",), **more}
+        )
+        measured = calibrate(self, facts, available_bytes=lambda: 10**12, now=lambda: self.clock)
+        return {(rows, length): seconds for rows, length, seconds in measured.verifying}
+
+
+def test_passes_that_verify_drafts_are_measured() -> None:
+    def cost(rows: int, length: int) -> float:
+        return 0.002 + 1e-4 * rows * length
+
+    backend = VerifyingBackend(cost)
+    found = backend.found()
+    assert list(found) == [
+        *((1, length) for length in (2, 3, 5, 9, 17)),
+        *((4, length) for length in (2, 3, 5, 9, 17)),
+        *((16, length) for length in (2, 3, 5, 9)),
+    ]
+    assert found == pytest.approx({each: cost(*each) for each in found})
+    assert not backend.rows and not backend.progress
+    narrow = VerifyingBackend(cost).found(exact_passes=((1, 9), (4, 12)))
+    assert list(narrow) == [(1, 2), (1, 3), (1, 5), (1, 9), (4, 2), (4, 3)], "others would not be exact"
+
+
+def test_where_nothing_drafts_or_nothing_is_verified_no_pass_is_measured() -> None:
+    silent = VerifyingBackend(lambda rows, length: 0.002)
+    assert silent.found(drafters=()) == {} and not silent.lengths
+    assert VerifyingBackend(lambda rows, length: 0.002, verifies=False).found() == {}
+
+
+@pytest.mark.parametrize("token", [1e-4, 0.01, 0.1, 1.0])
+def test_passes_that_take_too_long_are_left_out(token: float) -> None:
+    """About as long again as without them, at most."""
+
+    def cost(rows: int, length: int) -> float:
+        return token * (4 + 0.5 * rows * length)
+
+    without, backend = VerifyingBackend(cost), VerifyingBackend(cost)
+    without._chunk = backend._chunk = lambda tokens: token * (4 + 0.5 * tokens)
+    without.found(drafters=())
+    found = backend.found()
+    assert backend.clock - without.clock < 0.5
+    assert ((1, 17) in found) is (token < 0.1)
+    assert bool(found) is (token < 0.1)
+
+
+def test_a_first_pass_that_compiles_kernels_is_run_again() -> None:
+    seen: set[tuple[int, int]] = set()
+
+    def cost(rows: int, length: int) -> float:
+        first = 0.03 * (length > 1 and (rows, length) not in seen)
+        seen.add((rows, length))
+        return 0.002 + first
+
+    backend = VerifyingBackend(cost, max_rows=1)
+    assert backend.found() == pytest.approx({(1, length): 0.002 for length in (2, 3, 5, 9, 17)})
+
+
 @pytest.mark.parametrize(
     "family, like_gpu",
     [("llama", False), ("llama", True), ("gemma3_text", False), ("mamba2", False), ("llama4", False)],
@@ -170,6 +250,18 @@ def test_a_real_model_is_measured_at_load(
     assert all(seconds > 0 for _, seconds in (*found.chunks, *found.steps))
     assert found.workspace_bytes > 0 and driver.facts.workspace_bytes > 0
     assert (found.save_seconds > 0) == (driver.facts.prefix_sizes is not None)
+    assert bool(found.verifying) == bool(driver.facts.drafters)
+    assert all(seconds > 0 and length in LENGTHS[1:] for _, length, seconds in found.verifying)
+
+
+def test_without_speculation_no_pass_is_measured(
+    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("millstream.backend.generation.backend.MIN_WEIGHT_BYTES", 0)
+    settings = GenerationSettings("folder", tiny_model("llama"), max_rows=4, speculation=False)
+    with engine(lambda: MlxGenerationBackend(settings)) as driver:
+        assert driver.facts is not None and driver.facts.calibration is not None
+        assert driver.facts.calibration.verifying == ()
 
 
 def test_a_real_model_keeps_nothing_of_it_in_memory(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 
 from millstream.backend.generation.drafters.drafts import Drafts
 from millstream.backend.generation.drafters.prediction import PredictionDrafter
 from millstream.backend.generation.drafters.prompt_lookup import PromptLookupDrafter
+from millstream.backend.generation.speculating import Speculating
 from millstream.engine.generation.messages import Generate
+from millstream.engine.generation.speculation.sources import drafter_of, sources_of
 
 
 class Fixed:
@@ -78,6 +81,37 @@ def test_prompt_lookup_follows_prompts_and_answers() -> None:
         assert each.propose({1: 2}) == {1: (6, 9)}
         each.drop({1, 5})
         assert each.propose({1: 2}) == {}
+
+
+def test_a_draft_after_a_short_match_is_weak() -> None:
+    """Two tokens agree by chance; what is right after them says nothing about drafts after long matches."""
+    drafts = Drafts([PredictionDrafter(), PromptLookupDrafter()])
+    drafts.join(Generate(1, (1, 2, 3, 4, 5, 6, 7, 8, 9, 2), 9))
+    drafts.join(Generate(2, (90, 91), 9, prediction=(1, 2, 3)))
+    drafts.commit(1, [3])
+    assert drafts.propose({1: 2, 2: 2}) == {1: (4, 5), 2: (1, 2)}
+    assert drafts.sources == {1: "prompt-lookup/weak", 2: "prediction"}
+    drafts.commit(1, [4])
+    assert drafts.propose({1: 2}) == {1: (5, 6)} and drafts.sources == {1: "prompt-lookup"}
+    assert {drafter_of(source) for source in sources_of("prompt-lookup")} == {"prompt-lookup"}
+    assert sources_of("mtp") == ("mtp",)
+
+
+class Silent(Fixed):
+    """Takes its time, and has nothing."""
+
+    def propose(self, wanted: Mapping[int, int]) -> dict[int, tuple[int, ...]]:
+        time.sleep(0.002)
+        return super().propose(wanted)
+
+
+def test_asking_in_vain_is_counted() -> None:
+    """Else rows that once had drafts would be asked for some in every step."""
+    for found, counted in (({}, True), ({1: (5,)}, False)):
+        subject = Speculating(Drafts([Silent("known", found)]))
+        subject.join([Generate(1, (1, 2), 9)])
+        assert subject.expects_drafts({1: 3}, None, 1) is not counted
+        assert (subject.take_seconds() >= 0.002) is counted and subject.take_seconds() == 0
 
 
 def test_a_prediction_is_followed_from_where_a_preempted_row_was() -> None:

@@ -10,6 +10,8 @@ import pytest
 from millstream.config import Settings
 from support.server import running
 
+VERIFYING = "verifying drafts by rows x tokens: 1 x "
+
 
 def test_the_log_tells_what_was_measured_and_chosen(
     servable: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
@@ -20,6 +22,6 @@ def test_the_log_tells_what_was_measured_and_chosen(
         pass
     lines = [record.getMessage() for record in caplog.records if record.levelno == logging.DEBUG]
     told = [line.removeprefix("tiny: ") for line in lines if line.startswith("tiny: ")]
-    starts = ("chunks by tokens: 16: ", "decode steps by rows: 1: ", "saving a prefix: ", "prefill: ")
-    assert [line.startswith(start) for line, start in zip(told, starts, strict=True)] == [True] * 4, told
+    starts = ("chunks by tokens: 16: ", "decode steps by rows: 1: ", "saving a prefix: ", "prefill: ", VERIFYING)
+    assert [line.startswith(start) for line, start in zip(told, starts, strict=True)] == [True] * 5, told
     assert not any("chunks by tokens" in record.getMessage() for record in caplog.records if record.levelno > 10)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from millstream.engine.generation.speculation.choice import Outcome, best_length
 from millstream.engine.generation.speculation.depth import SpeculationDepth
+from millstream.engine.generation.speculation.sources import drafter_of
 
 PLAIN = 0.01
 """Seconds of a plain step with one row."""
@@ -15,7 +16,8 @@ PLAIN = 0.01
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of text: how often a drafter has a draft for it, and how often a token of that is right."""
+    """A kind of text: how often a drafter has a draft for it, and how often a token of that is right. The drafter may
+    be a source: see `speculation/sources.py`."""
 
     offer: float
     rate: float
@@ -42,7 +44,7 @@ class Row:
 
     @property
     def drafters(self) -> list[str]:
-        return list({kind.drafter: None for _, kind in self.text})
+        return list({drafter_of(kind.drafter): None for _, kind in self.text})
 
     @property
     def kind(self) -> Kind:

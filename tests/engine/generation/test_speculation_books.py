@@ -216,6 +216,24 @@ def test_steps_with_other_work_say_nothing_about_costs() -> None:
     assert depth.seconds == [None, None, None, 0.25, None, None, None]
 
 
+@pytest.mark.parametrize("waited", [False, True])
+def test_a_plain_step_counts_though_drafts_were_planned_unless_it_waited_for_them(waited: bool) -> None:
+    """Else the cost of a plain step would stay what it was when speculation began."""
+    depth = SpeculationDepth(("known",))
+    subject = started(Generate(1, (1, 2), 50), depth)
+    for step in range(9):
+        plan = subject.plan()
+        rows = tuple(RowOutput(request_id, (5,)) for request_id in plan.decode if step)
+        guessed = tuple(Outcome(each, "known", 1, 1) for each in plan.guess)
+        subject.advance(plan, StepResult(rows, guessed=guessed, waited=waited and bool(plan.drafts)), 0.25)
+    assert plan.drafts
+    for _ in range(9):
+        plan = subject.plan()
+        rows = tuple(RowOutput(request_id, (5,)) for request_id in plan.decode)
+        subject.advance(plan, StepResult(rows, waited=waited), 0.125)
+    assert depth._costs.plain(1) == (0.25 if waited else 0.125)
+
+
 def test_a_guess_and_a_draft_teach_the_same() -> None:
     by_guess, by_pass = SpeculationDepth(("known",)), SpeculationDepth(("known",))
     for _ in range(20):

@@ -127,9 +127,25 @@ def test_the_prefix_cache_saves_what_is_worth_it(facts: GenerationFacts) -> None
         assert blocks == ([tuning.block_tokens] if saved else [])
 
 
-def _advanced(scheduler: GenerationScheduler) -> Plan:
+def test_what_a_load_measured_lets_the_first_request_draft_deep_at_once() -> None:
+    """Without it, nothing is planned before plain steps were seen, and then few tokens."""
+    measured = dataclasses.replace(MEASURED, verifying=((1, 2, 0.0024), (1, 5, 0.0030), (1, 17, 0.0040)))
+    known = dataclasses.replace(FACTS, calibration=measured, drafters=("prediction", "prompt-lookup"))
+    unknown = dataclasses.replace(known, calibration=None)
+    for facts, deepest in ((known, 16), (unknown, 2)):
+        scheduler = make_scheduler(SchedulerSettings(), facts)
+        scheduler.submit(Generate(1, (1, 2), 99, prediction=tuple(range(50))))
+        plans = [_advanced(scheduler, 0.002) for _ in range(6)]
+        depths = [most for plan in plans for _, most in plan.drafts]
+        assert max(depths) == deepest
+        # The prompt is read, then the row joins: the next step is the first that may have drafts.
+        assert bool(plans[2].drafts) is (facts is known)
+    assert plans[-1].odds is not None and dict(plans[-1].odds.costs)[2] == pytest.approx(1.05), "a guess"
+
+
+def _advanced(scheduler: GenerationScheduler, seconds: float = 0.0) -> Plan:
     plan = scheduler.plan()
-    scheduler.advance(plan, StepResult(tuple(RowOutput(row, (1,)) for row in plan.decode)))
+    scheduler.advance(plan, StepResult(tuple(RowOutput(row, (1,)) for row in plan.decode)), seconds)
     return plan
 
 

@@ -81,8 +81,8 @@ class Decoding:
     """Of the step before, if it had to be read for this one: a draft and a grammar need its tokens."""
     failed: list[RowFailure] = field(default_factory=list)
     """Rows that cannot follow their grammar."""
-    names: Mapping[int, str] = field(default_factory=dict)
-    """Whose draft each row has."""
+    sources: Mapping[int, str] = field(default_factory=dict)
+    """Where each row's draft comes from."""
     started: float = 0.0
     """When drafting began."""
 
@@ -348,7 +348,7 @@ class MlxGenerationBackend(MlxBackend):
         if self._model_drafter is not None:
             decoding.started += self._model_drafter.read_seconds
         if drafts:
-            decoding.names = dict(speculating.names)
+            decoding.sources = dict(speculating.sources)
             decoding.verification, failed = batch.launch_drafts(drafts)
             decoding.failed += failed
         return decoding
@@ -372,7 +372,7 @@ class MlxGenerationBackend(MlxBackend):
         self._speculating.gained(verified)
         decoding.failed += failed
         before = {row.request_id: row for row in rows}
-        return [joined(before.get(row.request_id), row, decoding.names.get(row.request_id, "")) for row in verified]
+        return [joined(before.get(row.request_id), row, decoding.sources.get(row.request_id, "")) for row in verified]
 
     def _take_drafters(self, vocab_size: int) -> list[str]:
         """Make the drafters of the model. Returns notes: why it has none."""

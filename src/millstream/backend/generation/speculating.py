@@ -17,10 +17,10 @@ GUESSED = 8
 class Guess:
     """A draft that no pass verifies: it is compared with the tokens that its row gains anyway."""
 
-    __slots__ = ("drafter", "right", "tokens")
+    __slots__ = ("right", "source", "tokens")
 
-    def __init__(self, drafter: str, tokens: tuple[int, ...]) -> None:
-        self.drafter = drafter
+    def __init__(self, source: str, tokens: tuple[int, ...]) -> None:
+        self.source = source
         self.tokens = tokens
         self.right = 0
 
@@ -53,7 +53,7 @@ class Speculating:
         self._ended: set[int] = set()
         """Rows that gave a stop token: the scheduler ends them before the next step, unless it came too early."""
         self._seconds = 0.0
-        """What comparing has taken since the last report."""
+        """What comparing, and asking in vain, has taken since the last report."""
         self._guesses: dict[int, Guess] = {}
         self._compared: list[Outcome] = []
 
@@ -97,7 +97,7 @@ class Speculating:
         began = time.perf_counter()
         for row in rows:
             if (guess := self._guesses.get(row.request_id)) is not None:
-                self._compared.append(Outcome(row.request_id, guess.drafter, *guess.compare(row.tokens)))
+                self._compared.append(Outcome(row.request_id, guess.source, *guess.compare(row.tokens)))
                 if guess.over:
                     del self._guesses[row.request_id]
         self._seconds += time.perf_counter() - began
@@ -110,11 +110,11 @@ class Speculating:
         if asked := {row: GUESSED for row in ids if row in self._rows and row not in self._guesses}:
             self._tell(asked)
             for row, draft in self.drafts.propose(asked, cheap=True).items():
-                self._guesses[row] = Guess(self.names[row], draft)
+                self._guesses[row] = Guess(self.sources[row], draft)
         self._seconds += time.perf_counter() - began
 
     def take_seconds(self) -> float:
-        """What comparing has taken since the last call."""
+        """What comparing, and asking in vain, has taken since the last call."""
         seconds, self._seconds = self._seconds, 0.0
         return seconds
 
@@ -126,15 +126,21 @@ class Speculating:
     def expects_drafts(self, wanted: Mapping[int, int], odds: Odds | None, batch: int) -> bool:
         """Whether it is worth waiting for the step under way, to draft after it. Rows that have no drafts now will
         hardly have some a token later; if they have, the next step finds them."""
-        return self.drafts.always or bool(self._propose(wanted, odds, batch, cheap=True))
+        if self.drafts.always:
+            return True
+        began = time.perf_counter()
+        if self._propose(wanted, odds, batch, cheap=True):
+            return True
+        self._seconds += time.perf_counter() - began
+        return False
 
     def propose(self, wanted: Mapping[int, int], odds: Odds | None, batch: int) -> dict[int, tuple[int, ...]]:
-        """Drafts after all that was gained, if a pass that verifies them pays; `names` tells whose they are. `wanted`:
+        """Drafts after all that was gained, if a pass that verifies them pays; `sources` tells whose they are. `wanted`:
         most tokens by request; `batch`: rows of the pass."""
         return self._propose(wanted, odds, batch, cheap=False)
 
     @property
-    def names(self) -> Mapping[int, str]:
+    def sources(self) -> Mapping[int, str]:
         return self.drafts.sources
 
     def _propose(
@@ -146,7 +152,7 @@ class Speculating:
         drafts = {row: self._up_to_stop(row, draft) for row, draft in found.items()}
         if not drafts or odds is None:
             return drafts
-        length = best_length(odds, batch, {row: (self.names[row], len(draft)) for row, draft in drafts.items()})
+        length = best_length(odds, batch, {row: (self.sources[row], len(draft)) for row, draft in drafts.items()})
         return {row: draft[: length - 1] for row, draft in drafts.items()} if length > 1 else {}
 
     def _up_to_stop(self, row: int, draft: tuple[int, ...]) -> tuple[int, ...]:

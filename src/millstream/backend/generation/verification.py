@@ -121,12 +121,12 @@ class Verification:
         return rows, self._commit(gained, rows)
 
 
-def joined(before: RowOutput | None, verified: RowOutput, drafter: str) -> RowOutput:
+def joined(before: RowOutput | None, verified: RowOutput, source: str) -> RowOutput:
     """What a row gained in a plain step and in the pass after it, as one."""
     tokens, logprobs = (before.tokens, before.logprobs) if before is not None else ((), ())
     return replace(
         verified,
         tokens=(*tokens, *verified.tokens),
         logprobs=(*logprobs, *verified.logprobs),
-        drafter=drafter if verified.proposed else "",
+        source=source if verified.proposed else "",
     )

@@ -106,8 +106,8 @@ class RowOutput:
     """How many tokens of a draft were verified in this step."""
     accepted: int = 0
     """How many of them the target chose as well. They are among `tokens`."""
-    drafter: str = ""
-    """Whose draft it was."""
+    source: str = ""
+    """Whose draft it was: see `speculation/sources.py`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ class StepResult:
     """True if the step before was read first, to draft after it. Such a step takes another time than a plain one, even
     if no draft was verified."""
     asking_seconds: float = 0.0
-    """What comparing drafts with plain steps took of this step."""
+    """What comparing drafts with plain steps took of this step, and asking for drafts of which none paid."""
     guessed: tuple[Outcome, ...] = ()
     """Of drafts that were compared, not verified: see `Plan.guess`."""
     importance: tuple[tuple[int, tuple[float, ...]], ...] = ()

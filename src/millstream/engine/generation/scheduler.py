@@ -335,7 +335,7 @@ class GenerationScheduler:
         elif not result.waited and len(result.rows) == len(plan.decode):  # else it waited for less, or for more
             took = seconds
         self._speculation.observe(
-            [Outcome(row.request_id, row.drafter, row.proposed, row.accepted) for row in drafted],
+            [Outcome(row.request_id, row.source, row.proposed, row.accepted) for row in drafted],
             guessed=result.guessed,
             length=result.length,
             rows=len(plan.decode),

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from millstream.backend.generation.drafters.drafter import Drafter
+from millstream.backend.generation.drafters.lookup import LookupDrafter
 from millstream.engine.generation.messages import Generate
+from millstream.engine.generation.speculation.sources import source_of
 
 
 class Drafts:
@@ -15,7 +17,7 @@ class Drafts:
         self.drafters = tuple(drafters)
         self._speculating: set[int] = set()
         self.sources: dict[int, str] = {}
-        """Of the latest proposal: request id to the name of the drafter."""
+        """Of the latest proposal, by request id: see `speculation/sources.py`."""
 
     def __bool__(self) -> bool:
         return bool(self.drafters)
@@ -64,7 +66,8 @@ class Drafts:
             for row, draft in drafter.propose(missing).items():
                 if row in missing and draft:
                     found[row] = tuple(draft[: missing.pop(row)])
-                    self.sources[row] = drafter.name
+                    graded = isinstance(drafter, LookupDrafter)
+                    self.sources[row] = source_of(drafter.name, drafter.agreed(row)) if graded else drafter.name
         return found
 
     def clear(self) -> None:

@@ -14,7 +14,8 @@ class Outcome(NamedTuple):
     """What became of a row's draft: its first tokens, up to the first wrong one, were right."""
 
     request_id: int
-    drafter: str
+    source: str
+    """Whose draft it was: see `sources.py`."""
     proposed: int
     accepted: int
 
@@ -26,7 +27,7 @@ class Odds:
     costs: tuple[tuple[int, float], ...]
     """(length, its cost relative to a plain step) of the passes that may be chosen."""
     rates: tuple[tuple[int, str, float], ...]
-    """(request id, drafter, the chance that a token of such a draft is right if all before it were)."""
+    """(request id, source, the chance that a token of such a draft is right if all before it were)."""
 
 
 def tokens_of_draft(rate: float, count: int) -> float:
@@ -37,8 +38,8 @@ def tokens_of_draft(rate: float, count: int) -> float:
 
 def best_length(odds: Odds, rows: int, drafts: Mapping[int, tuple[str, int]]) -> int:
     """Tokens per row of the pass that gives the most; 1: a plain step. `rows` of the pass; `drafts`: for those that
-    have one, whose it is and how many tokens it has."""
-    rate_of = {(row, drafter): rate for row, drafter, rate in odds.rates}
+    have one, its source and how many tokens it has."""
+    rate_of = {(row, source): rate for row, source, rate in odds.rates}
     return _best(odds.costs, rows, [(rate_of.get((row, by), 0.0), count) for row, (by, count) in drafts.items()])
 
 

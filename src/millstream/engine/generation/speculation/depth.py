@@ -18,15 +18,16 @@ from millstream.engine.generation.speculation.acceptance import Acceptance
 from millstream.engine.generation.speculation.choice import PAYS, Odds, Outcome, best_if_drafted
 from millstream.engine.generation.speculation.cost import SLOPE, StepCosts
 from millstream.engine.generation.speculation.lengths import LENGTHS, longest_pass
+from millstream.engine.generation.speculation.sources import drafter_of, sources_of
 from millstream.engine.messages import Speculated
 
 COSTLY = frozenset({"mtp", "draft-model"})
 """Drafters that run forward passes: what they are worth, only a trial tells."""
 PRIOR = 0.3
-PRIORS = {"grammar": 0.9, "prediction": 0.8, "mtp": 0.7, "draft-model": 0.7}
-"""How often a token of a draft is right, before anything is known."""
+PRIORS = {"grammar": 0.9, "prediction": 0.8, "mtp": 0.7, "draft-model": 0.7, "prompt-lookup": 0.5}
+"""How often a token of a draft is right, by its source, before anything is known."""
 LEARNED = 0.02
-"""The weight of one draft in what is known of its drafter over all rows: the prior of new ones."""
+"""The weight of one draft in what is known of its source over all rows: the prior of new ones."""
 
 CREDIT, MOST_CREDIT, LEAST_CREDIT = 3.0, 12.0, 1.0
 """In plain steps: at first; at most, so that old gains do not pay for new losses; and the least to try something."""
@@ -46,7 +47,7 @@ also stands for so long that choosing takes no more than a two-hundredth of the 
 CHOOSING_SECONDS = 30e-6
 """What a choice takes in Python, about."""
 ASKING = 0.01
-"""The share of time that comparing drafts in plain steps may take."""
+"""The share of time that comparing drafts in plain steps may take, and asking for drafts of which none pays."""
 UNSEEN = 2
 """How many lengths beyond the longest that was seen may be tried."""
 
@@ -83,13 +84,15 @@ class SpeculationDepth:
         """Drafters by whether a request has a grammar, and a prediction."""
         self._costs = costs or StepCosts()
         self._most = most
-        self._priors = {name: PRIORS.get(name, PRIOR) for name in drafters}
+        self._priors: dict[str, float] = {}
         self._rows: dict[int, dict[str, Acceptance]] = {}
         self._guessed = 0
         """The number of the row that is next to be compared."""
         self._choice, self._standing = PLAIN, 0
         self._owed = 0.0
-        """Seconds that comparing has taken beyond its share."""
+        """Seconds that asking has taken beyond its share."""
+        self._in_vain = False
+        """True if the last drafts that were planned came to nothing."""
         self._credit = CREDIT
         self._passes = 0
         self._counts: dict[str, list[int]] = {name: [0, 0] for name in drafters}
@@ -113,6 +116,8 @@ class SpeculationDepth:
         rows the step has."""
         if not rows or not self._drafters or (plain := self._costs.plain(batch)) is None:
             return PLAIN  # without the cost of a plain step nothing can be compared
+        if self._owed and self._in_vain and not self._costly:
+            return PLAIN
         if self._standing:
             self._standing -= 1
             return self._choice if not self._choice.guess else replace(self._choice, guess=self._to_guess(rows))
@@ -134,7 +139,10 @@ class SpeculationDepth:
         hopeful = any(length >= PAYS * cost or self._credit == MOST_CREDIT for length, cost in costs)
         guess = self._to_guess(rows) if hopeful else ()
         rates = tuple(
-            (row, drafter, self._rate(row, drafter)) for row, drafters in rows.items() for drafter in drafters
+            (row, source, self._rate(row, source))
+            for row, drafters in rows.items()
+            for drafter in drafters
+            for source in sources_of(drafter)
         )
         best: dict[int, float] = {}
         for row, _, rate in rates:
@@ -151,11 +159,11 @@ class SpeculationDepth:
             choices = [each for each in choices if each[0] <= length]
         return Choice(choices[-1][0] - 1, Odds(tuple(choices), rates), guess)
 
-    def _rate(self, row: int, drafter: str) -> float:
+    def _rate(self, row: int, source: str) -> float:
         """Of a drafter that only passes tell about, what is likely, as long as there is credit to try it; of others,
         what is sure."""
-        known = self._acceptance(row, drafter)
-        return known.rate if drafter in COSTLY and self._credit >= LEAST_CREDIT else known.sure_rate
+        known = self._acceptance(row, source)
+        return known.rate if source in COSTLY and self._credit >= LEAST_CREDIT else known.sure_rate
 
     def observe(
         self,
@@ -170,15 +178,17 @@ class SpeculationDepth:
     ) -> None:
         """After a step: what became of drafts and of guesses, how many tokens long the pass was, its rows, how many
         tokens each of them gained in it on average, and what it took; None if something else ran beside it. `asking`:
-        the seconds of it that comparing drafts took."""
+        the seconds of it that comparing drafts took, and asking for some in vain."""
         for outcome in (*outcomes, *guessed):
             self._learn(outcome)
         for outcome in outcomes:
-            count = self._counts.setdefault(outcome.drafter, [0, 0])
+            count = self._counts.setdefault(drafter_of(outcome.source), [0, 0])
             count[0] += outcome.proposed
             count[1] += outcome.accepted
         self._credit = min(MOST_CREDIT, self._credit + INTEREST)
         self._owed = max(0.0, self._owed + asking - ASKING * (self._costs.plain(rows) or 0.0))
+        if self._choice.depth:
+            self._in_vain = length == 1
         if length > 1:
             self._passes += 1
         if seconds is None or not rows:
@@ -202,16 +212,19 @@ class SpeculationDepth:
         tried = min(outcome.proposed, outcome.accepted + 1)
         if not tried:
             return
-        known = self._acceptance(outcome.request_id, outcome.drafter)
+        known = self._acceptance(outcome.request_id, outcome.source)
         known.observe(outcome.proposed, outcome.accepted)
-        prior = self._priors[outcome.drafter]
-        self._priors[outcome.drafter] = prior + LEARNED * (outcome.accepted / tried - prior)
+        prior = self._prior(outcome.source)
+        self._priors[outcome.source] = prior + LEARNED * (outcome.accepted / tried - prior)
 
-    def _acceptance(self, request_id: int, drafter: str) -> Acceptance:
+    def _acceptance(self, request_id: int, source: str) -> Acceptance:
         row = self._rows.setdefault(request_id, {})
-        if drafter not in row:
-            row[drafter] = Acceptance(self._priors.setdefault(drafter, PRIOR))
-        return row[drafter]
+        if source not in row:
+            row[source] = Acceptance(self._prior(source))
+        return row[source]
+
+    def _prior(self, source: str) -> float:
+        return self._priors.setdefault(source, PRIORS.get(source, PRIOR))
 
     def _lengths(self, batch: int) -> list[tuple[int, float]]:
         """The passes that there may be, and what they cost relative to a plain step. Of those that are longer than any
@@ -241,7 +254,7 @@ class SpeculationDepth:
         return cost - 1 <= self._credit
 
     def _to_guess(self, rows: Collection[int]) -> tuple[int, ...]:
-        """Some rows in turn, unless comparing has taken too long lately."""
+        """Some rows in turn, unless asking has taken too long lately."""
         if self._owed:
             return ()
         every = list(rows)
