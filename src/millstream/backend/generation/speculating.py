@@ -135,8 +135,8 @@ class Speculating:
         return False
 
     def propose(self, wanted: Mapping[int, int], odds: Odds | None, batch: int) -> dict[int, tuple[int, ...]]:
-        """Drafts after all that was gained, if a pass that verifies them pays; `sources` tells whose they are. `wanted`:
-        most tokens by request; `batch`: rows of the pass."""
+        """Drafts after all that was gained, if a pass that verifies them pays; `sources` tells whose they are.
+        `wanted`: most tokens by request; `batch`: rows of the pass."""
         return self._propose(wanted, odds, batch, cheap=False)
 
     @property

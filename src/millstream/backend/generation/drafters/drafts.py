@@ -66,10 +66,13 @@ class Drafts:
             for row, draft in drafter.propose(missing).items():
                 if row in missing and draft:
                     found[row] = tuple(draft[: missing.pop(row)])
-                    graded = isinstance(drafter, LookupDrafter)
-                    self.sources[row] = source_of(drafter.name, drafter.agreed(row)) if graded else drafter.name
+                    self.sources[row] = _source(drafter, row)
         return found
 
     def clear(self) -> None:
         """Forget all rows: after a failed step."""
         self.drop(set(self._speculating))
+
+
+def _source(drafter: Drafter, row: int) -> str:
+    return source_of(drafter.name, drafter.agreed(row)) if isinstance(drafter, LookupDrafter) else drafter.name
