@@ -272,6 +272,8 @@ def test_a_real_model_keeps_nothing_of_it_in_memory(
     def load() -> tuple[GenerationFacts, int]:
         backend = MlxGenerationBackend(GenerationSettings("folder", tiny_model("llama"), max_rows=4))
         facts, memory = backend.load(), backend.memory_bytes()
+        assert backend._speculating.drafts.names == facts.drafters, "the drafter of the calibration is gone"
+        assert backend._speculating.rows == 0
         backend.close()
         return facts, memory
 

@@ -290,6 +290,18 @@ def test_drafts_after_short_matches_do_not_spoil_those_after_long_ones() -> None
     assert gains[0] > 1.15 * gains[1], gains
 
 
+def test_short_matches_have_rates_of_their_own() -> None:
+    """They may pay too: in lists and tables."""
+    subject = SpeculationDepth(("prompt-lookup",))
+    for _ in range(20):
+        guessed = [Outcome(1, "prompt-lookup", 1, 0), Outcome(1, "prompt-lookup/weak", 1, 1)]
+        subject.observe([], guessed=guessed, rows=1, seconds=0.01)
+    odds = subject.choose({1: ("prompt-lookup",)}, 1).odds
+    assert odds is not None
+    assert best_length(odds, 1, {1: ("prompt-lookup/weak", 16)}) > 1
+    assert best_length(odds, 1, {1: ("prompt-lookup", 16)}) == 1
+
+
 def test_rows_whose_drafts_come_to_nothing_are_asked_for_a_hundredth_of_the_time() -> None:
     """They once had some that were right, and have none now."""
     subject = SpeculationDepth(("known",))
