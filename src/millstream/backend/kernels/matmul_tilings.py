@@ -80,16 +80,19 @@ class Tiling:
         return 32 * self.beside * self.along
 
     @property
-    def constants(self) -> list[tuple[str, int | bool]]:
+    def shape_constants(self) -> list[tuple[str, int | bool]]:
+        """What every body is told of a block."""
         return [
             ("NW", self.beside),
             ("MT", self.tiles),
             ("KW", self.along),
             ("S", self.split),
             ("Q", self.group),
-            ("DEPTH", self.depth),
-            ("STAGED", self.staged),
         ]
+
+    @property
+    def constants(self) -> list[tuple[str, int | bool]]:
+        return [*self.shape_constants, ("DEPTH", self.depth), ("STAGED", self.staged)]
 
     @property
     def partial_sums(self) -> int:

@@ -11,7 +11,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from millstream.backend.kernels.matmul_tilings import GROUP, MAX_SHARED, SLICES, WARPS, Body, Tiling, shared_limit
-from millstream.backend.kernels.unpack_cuda import MODES
+from millstream.backend.kernels.unpack_cuda import form_constants
 from millstream.backend.kernels.weights import Packed, PackedForm
 
 MAX_WIDTH = 32
@@ -173,18 +173,11 @@ class BandTiling(Tiling):
 
     @property
     def constants(self) -> list[tuple[str, int | bool]]:
-        form = self.form
         return [
-            ("NW", self.beside),
-            ("MT", self.tiles),
-            ("KW", self.along),
-            ("S", self.split),
-            ("Q", self.group),
+            *self.shape_constants,
             ("DEPTH", self.depth),
-            ("BITS", form.bits),
-            ("GS", form.group_size),
-            ("MODE", MODES[form.mode]),
-            ("UNIT", unit_of(form)),
+            *form_constants(self.form),
+            ("UNIT", unit_of(self.form)),
             ("PER", 1),
             ("ALIGNED", self.aligned),
         ]

@@ -17,7 +17,7 @@ from millstream.backend.kernels import matmul_tilings, warpgroup_source
 from millstream.backend.kernels.matmul_tilings import GROUP_LINES, PER_MULTIPROCESSOR, RESERVED, WIDTHS, Body, Tiling
 from millstream.backend.kernels.multiprocessors import multiprocessors
 from millstream.backend.kernels.packed_tilings import FOUR_BITS, UNIT
-from millstream.backend.kernels.unpack_cuda import MODES
+from millstream.backend.kernels.unpack_cuda import form_constants
 from millstream.backend.kernels.weights import Packed, PackedForm
 
 GROUP_WIDTHS = WIDTHS[1:]
@@ -283,17 +283,10 @@ class GroupTiling(Tiling):
 
     @property
     def constants(self) -> list[tuple[str, int | bool]]:
-        form = self.form
         return [
-            ("NW", self.beside),
-            ("MT", self.tiles),
-            ("KW", self.along),
-            ("S", self.split),
-            ("Q", self.group),
+            *self.shape_constants,
             ("DEPTH", self.depth),
-            ("BITS", form.bits),
-            ("GS", form.group_size),
-            ("MODE", MODES[form.mode]),
+            *form_constants(self.form),
             ("ALIGNED", self.inputs % UNIT == 0),
         ]
 

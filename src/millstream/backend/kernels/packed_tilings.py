@@ -19,7 +19,7 @@ from millstream.backend.kernels.matmul_tilings import (
     shared_limit,
 )
 from millstream.backend.kernels.multiprocessors import multiprocessors
-from millstream.backend.kernels.unpack_cuda import MODES
+from millstream.backend.kernels.unpack_cuda import form_constants
 from millstream.backend.kernels.weights import Packed, PackedForm
 
 BITS = {"affine": (2, 3, 4, 5, 6, 8), "mxfp4": (4,), "nvfp4": (4,), "mxfp8": (8,)}
@@ -71,16 +71,9 @@ class PackedTiling(Tiling):
 
     @property
     def constants(self) -> list[tuple[str, int | bool]]:
-        form = self.form
         return [
-            ("NW", self.beside),
-            ("MT", self.tiles),
-            ("KW", self.along),
-            ("S", self.split),
-            ("Q", self.group),
-            ("BITS", form.bits),
-            ("GS", form.group_size),
-            ("MODE", MODES[form.mode]),
+            *self.shape_constants,
+            *form_constants(self.form),
             ("ALIGNED", self.inputs % UNIT == 0),
         ]
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import mlx.core as mx
 
+from millstream.backend.kernels.weights import PackedForm
+
 MODES = {"affine": 0, "mxfp4": 1, "nvfp4": 2, "mxfp8": 3}
 """The modes of `mx.quantize`, as the template argument MODE."""
 
@@ -140,6 +142,11 @@ template <int BITS, int MODE> __device__ __forceinline__ void mill_unpack_words(
   mill_unpack_bits<BITS, MODE>(low, high, scale, bias, out);
 }
 """
+
+
+def form_constants(form: PackedForm) -> list[tuple[str, int | bool]]:
+    """What every kernel that unpacks is told of a weight."""
+    return [("BITS", form.bits), ("GS", form.group_size), ("MODE", MODES[form.mode])]
 
 
 def unpack_source(dtype: mx.Dtype) -> str:
