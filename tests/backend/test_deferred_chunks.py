@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -141,6 +142,7 @@ def test_the_backend_reports_that_it_is_prefilling(tiny_model: Callable[[str], P
         Plan(decode=(1, 2), prefill=(Prefill(Generate(3, (4, 5, 6), 9), 0, 2),), complete_prefill=True),
         Plan(decode=(1, 2, 3)),
     ]
-    one_chunk = [True] * STEPS_PER_CHUNK + [False]
+    parts = min(STEPS_PER_CHUNK + 1, json.loads((tiny_model("llama") / "config.json").read_text())["num_hidden_layers"])
+    one_chunk = [True] * (parts - 1) + [False] * (STEPS_PER_CHUNK + 2 - parts)
     assert prefilling(steps, like_gpu=True) == [False, *one_chunk, *one_chunk, False, False]
     assert not any(prefilling(steps))

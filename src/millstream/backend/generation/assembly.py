@@ -28,6 +28,7 @@ from millstream.backend.generation.forward_pass import ForwardPass
 from millstream.backend.generation.layout import Layout
 from millstream.backend.generation.mtp.drafter import MtpDrafter
 from millstream.backend.generation.prefill.flat import FlatPasses
+from millstream.backend.generation.prefill.pass_in_parts import LayersInParts, layers_in_parts
 from millstream.backend.generation.prefill.prefiller import MixedPrefiller, PlainPrefiller, Prefiller, SinglePrefiller
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
 from millstream.backend.generation.prefix_store.cache_state import kv_parts, prefix_sizes
@@ -69,6 +70,8 @@ class Assembly:
         """Where kernels may write in the batch that was made last: its caches, if they are slabs."""
         self._templates: dict[KvQuantization | None, list[Parts]] = {}
         self._flat: dict[tuple[KvQuantization | None, bool], FlatPasses] = {}
+        self._layers: LayersInParts | None = None
+        """If passes over chunks may be built in parts."""
         self._like: RowCaches = []
         """Caches of one row that hold a token, once they were needed."""
 
@@ -155,9 +158,15 @@ class Assembly:
             parts, _ = passes.run([[0] * length])
             mx.eval(parts)
 
+    def build_in_parts(self, layout: Layout) -> None:
+        """From now on prefillers build passes over chunks in parts, if the model allows it."""
+        self._layers = layers_in_parts(
+            self.model, self.vocab_size, functools.partial(new_prompt_caches, self.model, layout.packing)
+        )
+
     def _single_prefiller(self, store: PrefixStore) -> Prefiller:
         prefill_media = self._encoder.prefill if self._encoder is not None else None
-        return SinglePrefiller(self.model, store, prefill_media=prefill_media, watch=self.mtp)
+        return SinglePrefiller(self.model, store, prefill_media=prefill_media, watch=self.mtp, layers=self._layers)
 
     def _mixed_prefiller(self, layout: Layout, store: PrefixStore) -> Prefiller:
         return MixedPrefiller(
@@ -168,6 +177,7 @@ class Assembly:
             prefill_media=self._encoder.prefill if self._encoder is not None else None,
             pad_chunks=layout.padded_chunks,
             watch=self.mtp,
+            layers=self._layers,
         )
 
     def _flat_passes(self, layout: Layout) -> FlatPasses | None:
@@ -191,4 +201,5 @@ class Assembly:
             prefill_media=self._encoder.prefill if self._encoder is not None else None,
             pad_chunks=layout.padded_chunks,
             watch=self.mtp,
+            layers=self._layers,
         )

@@ -201,6 +201,9 @@ class MlxGenerationBackend(MlxBackend):
         self._warm_up(facts, warming_up)
         if self._model_drafter is not None and self._compiles_kernels:
             self._model_drafter.warm_up()
+        if self._deferred.defers:
+            assembly.build_in_parts(layout)
+            self.reset()
         phases.done("warm-up")
         self._widest_pass = facts.widest_pass
         facts = self._with_spec_prefill(self._calibrate(facts))

@@ -23,7 +23,7 @@ class State(Enum):
     PREFILLING = auto()
     """Has a row; chunks of its prompt are planned."""
     COMPLETING = auto()
-    """Has a row; its last chunk is still being computed."""
+    """Has a row; its last chunk is still being computed, or the prompt is being saved."""
     RUNNING = auto()
     """Has a row in the batch and decodes."""
     FINISHED = auto()
@@ -64,6 +64,7 @@ class Request:
         "prefilled",
         "prefix",
         "rejected",
+        "saving",
         "shared",
         "sparse",
         "state",
@@ -92,6 +93,8 @@ class Request:
         """Media, counted from the first, that are encoded or part of the cached prefix."""
         self.shared = 0
         """Tokens that its row reads in the prefix cache and does not hold."""
+        self.saving = False
+        """True if its prompt is complete, and a step of its own saves it before its row joins the batch."""
         self.generated = 0
         """Tokens that count as its output."""
         self.accepted = self.rejected = 0
@@ -183,7 +186,7 @@ class Request:
         if self.sparse is not None:
             self.sparse.restart()
         self.tokens = []
-        self.in_batch = False
+        self.in_batch = self.saving = False
         self.prefilled = self.encoded = self.logprobs_seen = self.shared = 0
 
     def unsent(self, logprobs: tuple[TokenLogprob, ...]) -> tuple[TokenLogprob, ...]:

@@ -235,8 +235,7 @@ class GenerationScheduler:
         events: list[Event] = self._prompt_logprobs(result)
         for chunk in plan.prefill:
             self._book_chunk(self._requests[chunk.request.request_id], chunk)
-        if not result.prefilling:
-            events += self._join_batch()
+        events += self._join_batch(prefilling=result.prefilling)
         for request_id, importance in result.importance:
             if (scored := self._requests.get(request_id)) is not None:
                 scored.select(importance)
@@ -394,9 +393,17 @@ class GenerationScheduler:
         if chunk.joins:
             request.move(State.COMPLETING)
 
-    def _join_batch(self) -> list[Event]:
-        """Requests whose prompts are complete join the batch, unless they want no token."""
-        joining = [request for request in self._prefilling if request.state is State.COMPLETING]
+    def _join_batch(self, *, prefilling: bool) -> list[Event]:
+        """Requests whose prompts are complete join the batch, unless they want no token. Beside running rows a long one
+        is saved in a step before that: both take the host longer than a step. `prefilling`: of some prompts the last
+        chunk is still being computed."""
+        joining = []
+        for request in self._prefilling:
+            if request.state is not State.COMPLETING or (prefilling and not request.saving):
+                continue
+            request.saving = not request.saving and bool(self._running) and self._cache.completed(request.prefix)
+            if not request.saving:
+                joining.append(request)
         if joining:
             self._sure_tokens, self._full = 0, False
         for request in joining:

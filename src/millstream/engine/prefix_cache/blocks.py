@@ -14,9 +14,9 @@ from millstream.engine.prefix_cache.prompt import CachedPrompt
 
 
 class BlockPrefixCache:
-    """See `PrefixCache`. A prompt is saved in the step in which its row joins the batch, so that concurrent requests
-    find it, and with its output when the row ends, so that the next turn of a conversation does. Of a request that ends
-    in prefill, what was computed is saved."""
+    """See `PrefixCache`. A prompt is saved when it is complete, in the step in which its row joins the batch or before,
+    so that concurrent requests find it, and with its output when the row ends, so that the next turn of a conversation
+    does. Of a request that ends in prefill, what was computed is saved."""
 
     def __init__(self, index: PrefixIndex, disk: Tier | None = None, *, share_tokens: int = 0) -> None:
         """`disk`: the tier for what does not stay in memory. `share_tokens`: rows with at least so many tokens in the
@@ -26,6 +26,8 @@ class BlockPrefixCache:
         self._share_tokens = share_tokens
         self._joined: dict[int, CachedPrompt] = {}
         """Their rows join the batch in the next step."""
+        self._completed: list[CachedPrompt] = []
+        """Their rows do not join yet."""
         self._ended: list[tuple[CachedPrompt, Sequence[int], bool]] = []
         self._abandoned: list[tuple[CachedPrompt, int]] = []
         self._evict: list[int] = []
@@ -104,6 +106,13 @@ class BlockPrefixCache:
         """A prompt is saved as a whole, when its row joins."""
         return None
 
+    def completed(self, prompt: CachedPrompt) -> bool:
+        new = len(prompt.tokens) - 1 - prompt.hit.tokens
+        if prompt.partial or new < self._index.least * self._index.block:
+            return False
+        self._completed.append(prompt)
+        return True
+
     def joined(self, prompt: CachedPrompt) -> None:
         self._joined[prompt.request_id] = prompt
 
@@ -122,8 +131,8 @@ class BlockPrefixCache:
         save = [order for order in self._save_rows() if order is not None]
         share = [order for prompt in self._joined.values() if (order := self._share(prompt)) is not None]
         evict, self._evict = self._evict, []
-        self._ended.clear()
-        self._abandoned.clear()
+        for waiting in (self._ended, self._abandoned, self._completed):
+            waiting.clear()
         self._joined.clear()
         return CacheOrders(save, evict, share)
 
@@ -154,8 +163,8 @@ class BlockPrefixCache:
         self._index.clear()
         self._evict.clear()
         self._joined.clear()
-        self._ended.clear()
-        self._abandoned.clear()
+        for waiting in (self._ended, self._abandoned, self._completed):
+            waiting.clear()
         self._disk.reset()
 
     def wake_by(self, wake: Callable[[], None]) -> None:
@@ -186,7 +195,7 @@ class BlockPrefixCache:
             yield self._insert(prompt, (*prompt.tokens, *generated[:-1]))
         for prompt, computed in self._abandoned:
             yield self._insert(prompt, prompt.tokens[:computed])
-        for prompt in self._joined.values():
+        for prompt in (*self._completed, *self._joined.values()):
             yield self._insert(prompt, prompt.prefilled_tokens)
 
     def _insert(

@@ -66,8 +66,13 @@ class PrefixCache(Protocol):
         """What to save once a chunk of the prompt that ends at `end` has run, in the next plan."""
         ...
 
+    def completed(self, prompt: CachedPrompt) -> bool:
+        """The prompt is complete, and its row does not join the batch yet. True if the next step saves the prompt; if
+        not, nothing is gained by waiting."""
+        ...
+
     def joined(self, prompt: CachedPrompt) -> None:
-        """The prompt is complete; its row joins the batch in the next step, which saves the prompt."""
+        """The prompt is complete; its row joins the batch in the next step, which saves the prompt unless it is."""
         ...
 
     def ended(self, prompt: CachedPrompt, generated: Sequence[int], *, computed_last: bool = True) -> None:
@@ -136,6 +141,9 @@ class NullPrefixCache:
 
     def save_chunk(self, prompt: CachedPrompt, end: int) -> SavePrefix | None:
         return None
+
+    def completed(self, prompt: CachedPrompt) -> bool:
+        return False
 
     def joined(self, prompt: CachedPrompt) -> None:
         """Nothing is saved."""

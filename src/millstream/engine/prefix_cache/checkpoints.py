@@ -37,6 +37,10 @@ class CheckpointPrefixCache(BlockPrefixCache):
             prompt.checkpoints = tuple(sorted(position for position in borders if start < position <= end))
         return hit
 
+    def completed(self, prompt: CachedPrompt) -> bool:
+        """Its checkpoints were saved with its chunks."""
+        return False
+
     def save_chunk(self, prompt: CachedPrompt, end: int) -> SavePrefix | None:
         if end not in prompt.checkpoints:
             return None

@@ -1,16 +1,28 @@
 """Spreads the evaluation of prefill chunks over several steps while rows are decoding.
 
 Encoding a chunk's launches costs the host as much as several decode steps, and about the same for 200 tokens as for
-500. MLX is lazy, so a chunk is built in one step and evaluated in the following ones, some layers in each.
+500. MLX is lazy, so a chunk is evaluated some layers at a time. A pass in parts is also built so, from the step on that
+has it planned; any other is built in that step, and evaluated in the following ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 
+from millstream.backend.generation.prefill.pass_in_parts import PassInParts
+
 STEPS_PER_CHUNK = 4
+
+PARTS_ALONE = 2
+"""Parts of a pass without rows beside it: the device begins with one while the host builds the other."""
+
+Pass = Sequence[mx.array] | PassInParts
+"""A forward pass: its arrays, in layer order, or what builds them."""
+
+Piece = mx.array | Callable[[], list[mx.array]]
+"""What is to be evaluated, or what builds that."""
 
 
 class DeferredChunks:
@@ -24,10 +36,15 @@ class DeferredChunks:
         self._steps_per_chunk = steps_per_chunk
         self._wait_for_previous = wait_for_previous
         self._previous: mx.array | None = None
-        self._remaining: list[list[mx.array]] = []
+        self._remaining: list[list[Piece]] = []
 
     def __bool__(self) -> bool:
         return bool(self._remaining)
+
+    @property
+    def defers(self) -> bool:
+        """False if each chunk is evaluated in one step."""
+        return self._steps_per_chunk > 1
 
     def clear(self) -> None:
         self._remaining = []
@@ -41,14 +58,14 @@ class DeferredChunks:
 
     def evaluate(
         self,
-        passes: Sequence[Sequence[mx.array]],
+        passes: Sequence[Pass],
         *,
         has_running_rows: bool,
         complete_now: bool,
         parts: int | None = None,
     ) -> None:
-        """Evaluate, or start to evaluate, the arrays of new forward passes (in layer order) and the deferred ones.
-        `parts`: in how many of the following steps, if not in `steps_per_chunk`.
+        """Evaluate, or start to evaluate, new forward passes and the deferred ones. `parts`: in how many of the
+        following steps, if not in `steps_per_chunk`.
 
         Evaluates everything now if `complete_now`, or if new passes arrive while others are deferred. Without running
         rows it waits for the result; with them, reading their next tokens bounds how far Python runs ahead of the
@@ -57,33 +74,54 @@ class DeferredChunks:
         may_defer = has_running_rows and not complete_now and self._steps_per_chunk > 1
         if may_defer and any(passes) != bool(self._remaining):
             if not self._remaining:
-                self._remaining = _split(passes, parts or self._steps_per_chunk)
-                return
+                begins = all(isinstance(each, PassInParts) for each in passes if each)
+                self._remaining = _split(passes, (parts or self._steps_per_chunk) + begins)
+                if not begins:
+                    return
             due = self._remaining.pop(0)
         else:
-            due = [array for part in (*self._remaining, *passes) for array in part]
+            parts = 1 if has_running_rows else PARTS_ALONE
+            new = (each.split(parts) if isinstance(each, PassInParts) else each for each in passes)
+            due = [piece for part in (*self._remaining, *new) for piece in part]
             self._remaining = []
-        if not due:
+        if due:
+            self._start(due, wait=not has_running_rows)
+
+    def _start(self, due: Sequence[Piece], *, wait: bool) -> None:
+        arrays: list[mx.array] = []
+        for piece in due:
+            if not callable(piece):
+                arrays.append(piece)
+                continue
+            built = piece()
+            arrays += built
+            if wait and built and not self._wait_for_previous:
+                mx.async_eval(built)  # type: ignore[no-untyped-call]
+        if not arrays:
             return
-        if not has_running_rows:
-            mx.eval(due)
+        if wait:
+            mx.eval(arrays)
         elif self._wait_for_previous:
             if self._previous is not None:
                 mx.eval([self._previous])
-            self._previous = _first_element(due[-1])
-            mx.async_eval([*due, self._previous])  # type: ignore[no-untyped-call]
+            self._previous = _first_element(arrays[-1])
+            mx.async_eval([*arrays, self._previous])  # type: ignore[no-untyped-call]
         else:
-            mx.async_eval(due)  # type: ignore[no-untyped-call]
+            mx.async_eval(arrays)  # type: ignore[no-untyped-call]
 
 
-def _split(passes: Sequence[Sequence[mx.array]], parts: int) -> list[list[mx.array]]:
+def _split(passes: Sequence[Pass], parts: int) -> list[list[Piece]]:
     """Split into at most `parts` lists, none of them empty. Each has a share of every pass, so that a long pass after a
     short one does not fall into few steps."""
-    found: list[list[mx.array]] = [[] for _ in range(parts)]
-    for arrays in passes:
-        length = -(-len(arrays) // parts)
-        for part in range(parts):
-            found[part] += arrays[part * length : (part + 1) * length]
+    found: list[list[Piece]] = [[] for _ in range(parts)]
+    for each in passes:
+        if isinstance(each, PassInParts):
+            for part, build in zip(found, each.split(parts), strict=False):
+                part.append(build)
+            continue
+        length = -(-len(each) // parts)
+        for number, part in enumerate(found):
+            part += each[number * length : (number + 1) * length]
     return [part for part in found if part]
 
 

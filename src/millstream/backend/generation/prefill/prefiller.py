@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -21,6 +22,7 @@ from millstream.backend.generation.caches.quantized import KvQuantization, new_p
 from millstream.backend.generation.caches.slabs import SharedTokens
 from millstream.backend.generation.caches.widths import MAX_PADDED_CHUNK, padded_chunk_length, padded_group
 from millstream.backend.generation.mtp.passes import PromptWatch
+from millstream.backend.generation.prefill.deferred import Pass
 from millstream.backend.generation.prefill.flat import FlatPasses
 from millstream.backend.generation.prefill.groups import (
     FlatGroup,
@@ -30,6 +32,7 @@ from millstream.backend.generation.prefill.groups import (
     RightPaddedGroup,
 )
 from millstream.backend.generation.prefill.logprobs import prefill_with_logprobs, wants_logprobs
+from millstream.backend.generation.prefill.pass_in_parts import LayersInParts, PassInParts
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
 from millstream.backend.generation.prefix_store.cache_state import leaf_caches
 from millstream.backend.generation.spec_prefill.folding import read_spans
@@ -44,8 +47,8 @@ PrefillMedia = Callable[[Generate, int, int, RowCaches], None]
 Shared = Mapping[int, tuple[SharedTokens, ...]]
 """By request, the tokens of a row that stay in the prefix cache."""
 
-Passes = list[list[mx.array]]
-"""The arrays of forward passes, each in layer order."""
+Passes = list[Pass]
+"""Forward passes: their arrays, each in layer order, or what builds them."""
 
 
 class Prefiller(Protocol):
@@ -88,10 +91,15 @@ class SinglePrefiller:
         prefill_media: PrefillMedia | None = None,
         pad_chunks: bool = False,
         watch: PromptWatch | None = None,
+        layers: LayersInParts | None = None,
     ) -> None:
-        """`pad_chunks`: pad chunks at their end to one of a few lengths. `watch`: reads hidden states of prompts."""
+        """`pad_chunks`: pad chunks at their end to one of a few lengths. `watch`: reads hidden states of prompts.
+        `layers`: if passes can be built in parts."""
         self._model = model
         self._watch = watch
+        self._layers = layers if watch is None else None
+        self._building: dict[int, PassInParts] = {}
+        """The last pass of prompts, which may not be built to its end."""
         self._pad_chunks = pad_chunks
         self._quantization = quantization
         self._prefill_media = prefill_media
@@ -106,6 +114,10 @@ class SinglePrefiller:
             if submit.request_id not in self._rows:
                 self._rows[submit.request_id] = (submit, self._new_caches(chunk))
             _, caches = self._rows[submit.request_id]
+            self._build_rest(submit.request_id)
+            if self._layers is not None and _is_plain(chunk):
+                passes.append(self._begin(self._layers, chunk, caches))
+                continue
             arrays: list[mx.array] = []
             if chunk.end > chunk.start:
                 self._run(chunk, caches)
@@ -119,7 +131,28 @@ class SinglePrefiller:
 
     def save(self, order: SavePrefix) -> list[mx.array] | None:
         row = self._rows.get(order.request_id)
+        self._build_rest(order.request_id)
         return None if row is None else self._prefix_store.save_row(order, row[1])
+
+    def _begin(self, layers: LayersInParts, chunk: Prefill, caches: RowCaches) -> PassInParts:
+        tokens, padding = self._padded(chunk, caches)
+        begun = layers.begin(tokens, caches, functools.partial(end_right_padding, caches, padding) if padding else None)
+        self._building[chunk.request.request_id] = begun
+        return begun
+
+    def _build_rest(self, request_id: int) -> None:
+        """Of the last pass of a prompt: its caches are wanted."""
+        if (begun := self._building.pop(request_id, None)) is not None:
+            begun.build_rest()
+
+    def _padded(self, chunk: Prefill, caches: RowCaches) -> tuple[mx.array, int]:
+        """The tokens of a chunk, and how many were added at its end. If any, `end_right_padding` is due after the
+        pass."""
+        tokens = chunk.request.prompt[chunk.start : chunk.end]
+        padding = padded_chunk_length(len(tokens)) - len(tokens) if self._pad_chunks else 0
+        if padding:
+            begin_right_padding(caches, [len(tokens)], len(tokens) + padding)
+        return mx.array([[*tokens, *[0] * padding]], dtype=mx.int32), padding
 
     def _run(self, chunk: Prefill, caches: RowCaches) -> None:
         submit = chunk.request
@@ -130,11 +163,8 @@ class SinglePrefiller:
         elif wants_logprobs(chunk):
             self._logprobs.append(prefill_with_logprobs(self._model, caches, chunk))
         else:
-            tokens = submit.prompt[chunk.start : chunk.end]
-            padding = padded_chunk_length(len(tokens)) - len(tokens) if self._pad_chunks else 0
-            if padding:
-                begin_right_padding(caches, [len(tokens)], len(tokens) + padding)
-            self._model(mx.array([[*tokens, *[0] * padding]], dtype=mx.int32), cache=caches)
+            tokens, padding = self._padded(chunk, caches)
+            self._model(tokens, cache=caches)
             if padding:
                 end_right_padding(caches, padding)
 
@@ -151,18 +181,22 @@ class SinglePrefiller:
 
     def take(self, ids: Iterable[int], shared: Shared | None = None) -> tuple[list[Generate], list[RowCaches]]:
         rows = [self._rows.pop(request_id) for request_id in ids if request_id in self._rows]
-        for _, caches in rows:
+        for submit, caches in rows:
+            self._build_rest(submit.request_id)
             reset_growth(caches)
         return [submit for submit, _ in rows], [caches for _, caches in rows]
 
     def drop(self, ids: Iterable[int]) -> None:
         for request_id in ids:
             self._rows.pop(request_id, None)
+            if (begun := self._building.pop(request_id, None)) is not None:
+                begun.cancel()
             if self._watch is not None:
                 self._watch.forget(request_id)
 
     def clear(self) -> None:
         self._rows.clear()
+        self._building.clear()
 
     @property
     def nbytes(self) -> int:
@@ -215,11 +249,12 @@ class BatchPrefiller:
             self._groups.append(group)
             self.grouped += len(group.members)
             saved = [group.save(chunk.save, self._prefix_store) for chunk in chunks_of_group if chunk.save is not None]
-            passes.append([*group.arrays, *(array for arrays in saved for array in arrays or ())])
+            arrays = [*group.arrays, *(array for each in saved for array in each or ())]
             if self._watch is not None and (hidden := self._watch.take()) is not None:
                 for index, chunk in enumerate(chunks_of_group):
                     states = hidden[index : index + 1, group.columns(index)]
-                    passes[-1] += self._watch.read(chunk.request, chunk.start, chunk.end, states)
+                    arrays += self._watch.read(chunk.request, chunk.start, chunk.end, states)
+            passes.append(arrays)
         return passes
 
     def save(self, order: SavePrefix) -> list[mx.array] | None:
@@ -282,8 +317,9 @@ class PlainPrefiller(BatchPrefiller):
         pad_chunks: bool = False,
         watch: PromptWatch | None = None,
         flat: FlatPasses | None = None,
+        layers: LayersInParts | None = None,
     ) -> None:
-        single = SinglePrefiller(model, prefix_store, quantization, prefill_media, pad_chunks, watch)
+        single = SinglePrefiller(model, prefix_store, quantization, prefill_media, pad_chunks, watch, layers)
         super().__init__(single, prefix_store, min_length_ratio, watch, flat)
         self._model = model
         self._layer_count = layer_count
@@ -312,8 +348,9 @@ class MixedPrefiller(BatchPrefiller):
         pad_chunks: bool = False,
         watch: PromptWatch | None = None,
         flat: FlatPasses | None = None,
+        layers: LayersInParts | None = None,
     ) -> None:
-        single = SinglePrefiller(model, prefix_store, prefill_media=prefill_media, pad_chunks=pad_chunks, watch=watch)
+        single = SinglePrefiller(model, prefix_store, None, prefill_media, pad_chunks, watch, layers)
         super().__init__(single, prefix_store, min_length_ratio, watch, flat)
         self._model = model
         self._pad_chunks = pad_chunks
@@ -345,6 +382,11 @@ def group_by_length(chunks: Sequence[Prefill], min_length_ratio: float) -> list[
 def _can_share(chunk: Prefill) -> bool:
     """Whether the chunk may share a forward pass with others."""
     return not chunk.request.media and not wants_logprobs(chunk) and not chunk.spans
+
+
+def _is_plain(chunk: Prefill) -> bool:
+    """Whether the chunk may be built in parts. What it saves is in the prefix cache as soon as its step has ended."""
+    return chunk.end > chunk.start and chunk.save is None and _can_share(chunk)
 
 
 def _length(chunk: Prefill) -> int:
