@@ -10,6 +10,7 @@ from millstream.engine.generation.plan import ChunkLogprobs, Plan, Prefill, RowF
 from millstream.engine.generation.request import MOVES, IllegalMove, Request, State
 from millstream.engine.generation.scheduler import GenerationScheduler
 from millstream.engine.messages import Failed, Finished
+from millstream.engine.prefix_cache.blocks import BlockPrefixCache
 from millstream.engine.prefix_cache.checkpoints import CheckpointPrefixCache
 from millstream.engine.prefix_cache.index import PrefixIndex
 from millstream.types import FinishReason, TokenLogprob, Usage
@@ -264,3 +265,38 @@ def test_a_prompt_does_not_reuse_what_the_same_plan_will_save() -> None:
     assert [chunk.start for chunk in plan.prefill] == [0, 0]
     assert plan.prefill[0].save is not None
     assert all(chunk.reuse == () and chunk.reuse_checkpoint is None for chunk in plan.prefill)
+
+
+@pytest.mark.parametrize("ending", [None, "cancelled", "preempted"])
+def test_beside_rows_a_long_prompt_is_saved_a_step_before_its_row_joins(ending: str | None) -> None:
+    """Saving it and joining take the host longer than a step, each of them."""
+    index = PrefixIndex(block=4, block_bytes=1, budget=100, least=2)
+    subject = GenerationScheduler(max_rows=3, prefill_tokens=64, prefix_cache=BlockPrefixCache(index, share_tokens=4))
+    subject.submit(submit(1, length=1))
+    step(subject)
+    for number, length in ((2, 6), (3, 17)):  # the first is too short to be saved
+        subject.submit(Generate(number, tuple(range(10 * number, 10 * number + length)), 5))
+    plan, _ = step(subject, r1=(5,))
+    assert [chunk.request.request_id for chunk in plan.prefill] == [2, 3]
+    plan, _ = step(subject, r1=(5,))
+    assert plan.decode == (1, 2) and [(order.request_id, len(order.handles)) for order in plan.save] == [(3, 4)]
+    if ending == "cancelled":
+        subject.cancel(3)
+    elif ending == "preempted":
+        subject.preempt(3)
+    plan, _ = step(subject, r1=(5,))
+    if ending is None:
+        assert plan.decode == (1, 2, 3) and not plan.save and [order.request_id for order in plan.share] == [3]
+        return
+    assert plan.drop == (3,) and plan.decode == (1, 2) and not plan.save
+    if ending == "preempted":
+        assert [(chunk.start, chunk.end) for chunk in plan.prefill] == [(16, 16)], "nothing is computed twice"
+
+
+def test_alone_a_prompt_is_saved_in_the_step_in_which_it_joins() -> None:
+    index = PrefixIndex(block=4, block_bytes=1, budget=100, least=2)
+    subject = GenerationScheduler(max_rows=3, prefill_tokens=64, prefix_cache=BlockPrefixCache(index))
+    subject.submit(submit(1, length=17))
+    step(subject)
+    plan, _ = step(subject)
+    assert plan.decode == (1,) and len(plan.save) == 1
