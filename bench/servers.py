@@ -17,6 +17,9 @@ from pathlib import Path
 
 PATIENCE = 600
 
+pids: dict[str, int] = {}
+"""Of the servers that run, by URL."""
+
 
 class NotStarted(Exception):
     """A server that exited or did not answer in time."""
@@ -66,8 +69,10 @@ def running(
     url = f"http://127.0.0.1:{port}"
     try:
         _wait(url, process)
+        pids[url] = process.pid
         yield url
     finally:
+        pids.pop(url, None)
         process.send_signal(signal.SIGTERM)
         try:
             process.wait(30)

@@ -5,7 +5,9 @@
     python bench/speculation.py code --model M --draft D     code, with a draft model
 
 Answers are compared: they must be equal. A rate is that of decoding alone: from the first text of the first stream to
-the end of the last. With --two-servers the requests without speculation go to a server that has it off.
+the end of the last. "By CPU time": what a token costs the server without speculation, over what it costs with it, prompts
+included; where others compute too, this differs less from run to run. With --two-servers the requests without
+speculation go to a server that has it off.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
+import cpu_seconds
 import servers
 from millstream.bench.client import Sample, stream
 from millstream.models.source import resolve
@@ -120,6 +123,8 @@ class Run:
     tokens: int
     accepted: int
     rejected: int
+    cpu: float | None
+    """Seconds of CPU time per token, prompts included."""
 
 
 async def run(url: SplitResult, task: str, args: argparse.Namespace, streams: int, turn: int, on: bool) -> Run:
@@ -136,7 +141,9 @@ async def run(url: SplitResult, task: str, args: argparse.Namespace, streams: in
             body["speculation"] = False
         return await stream(url, PATH, body)
 
+    before = cpu_seconds.of_tree(servers.pids[url.geturl()])
     samples = await asyncio.gather(*(one(number) for number in range(streams)))
+    after = cpu_seconds.of_tree(servers.pids[url.geturl()])
     for sample in samples:
         if sample.error is not None:
             sys.exit(f"a request failed: {sample.error}")
@@ -148,12 +155,14 @@ async def run(url: SplitResult, task: str, args: argparse.Namespace, streams: in
         tokens,
         sum(sample.accepted_tokens for sample in samples),
         sum(sample.rejected_tokens for sample in samples),
+        None if before is None or after is None else (after - before) / tokens,
     )
 
 
 async def compare(urls: tuple[SplitResult, SplitResult], args: argparse.Namespace, streams: int) -> None:
     """With and without in turns; which of them is first alternates too."""
     ratios, rates, gained, different = [], [], [0, 0, 0], 0
+    costs: list[tuple[float, float]] = []
     await run(urls[0], args.task, args, streams, 0, True)  # both know the prompts of the first turn afterwards
     if urls[1] != urls[0]:
         await run(urls[1], args.task, args, streams, 0, False)
@@ -163,12 +172,15 @@ async def compare(urls: tuple[SplitResult, SplitResult], args: argparse.Namespac
             found[on] = await run(urls[0] if on else urls[1], args.task, args, streams, turn % 3, on)
         ratios.append(found[True].rate / found[False].rate)
         rates.append((found[False].rate, found[True].rate))
+        if found[True].cpu and found[False].cpu:
+            costs.append((found[False].cpu, found[True].cpu))
         gained = [gained[0] + found[True].tokens, gained[1] + found[True].accepted, gained[2] + found[True].rejected]
         different += sum(one != other for one, other in zip(found[True].texts, found[False].texts, strict=True))
     off, on_rate = (statistics.median(column) for column in zip(*rates, strict=True))
+    saved = f"{sum(cost for cost, _ in costs) / sum(cost for _, cost in costs):.3f}" if costs else ""
     print(
         f"| {args.task} | {streams} | {off:.1f} | {on_rate:.1f} | {statistics.median(ratios):.2f} "
-        f"({min(ratios):.2f} to {max(ratios):.2f}) | {gained[1]} of {gained[1] + gained[2]} drafted, "
+        f"({min(ratios):.2f} to {max(ratios):.2f}) | {saved} | {gained[1]} of {gained[1] + gained[2]} drafted, "
         f"{gained[1] / max(1, gained[0]):.0%} of the text | {different} of {args.turns * streams} |",
         flush=True,
     )
@@ -194,8 +206,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         other = url
         if args.two_servers:
             other = urlsplit(stack.enter_context(servers.running("millstream", model, ("--speculation", "off"))))
-        print("| task | streams | off, tokens/s | on | on / off (range) | accepted | answers that differ |")
-        print("|---|---|---|---|---|---|---|", flush=True)
+        print(
+            "| task | streams | off, tokens/s | on | on / off (range) | by CPU time | accepted | answers that differ |"
+        )
+        print("|---|---|---|---|---|---|---|---|", flush=True)
         for streams in args.streams:
             asyncio.run(compare((url, other), args, streams))
 
