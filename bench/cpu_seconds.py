@@ -1,4 +1,4 @@
-"""CPU time of a server and its children: where others compute too, it differs less from run to run than a clock does."""
+"""CPU time of a server and its children: where others compute too, it differs less from run to run than time."""
 
 from __future__ import annotations
 

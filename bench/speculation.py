@@ -5,8 +5,8 @@
     python bench/speculation.py code --model M --draft D     code, with a draft model
 
 Answers are compared: they must be equal. A rate is that of decoding alone: from the first text of the first stream to
-the end of the last. "By CPU time": what a token costs the server without speculation, over what it costs with it, prompts
-included; where others compute too, this differs less from run to run. With --two-servers the requests without
+the end of the last. "By CPU time": what a token costs the server without speculation, over what it costs with it,
+prompts included; where others compute too, this differs less from run to run. With --two-servers the requests without
 speculation go to a server that has it off.
 """
 
