@@ -143,7 +143,7 @@ class Batch:
         self._due.add(self._inputs, self._positions)
 
     def keep_vacant(self, allowed: bool) -> None:
-        """Whether memory that rows leave may stay vacant for others: see `Plan.plenty`."""
+        """Whether memory that rows leave may stay vacant for others: see `Plan.tight`."""
         self._caches.keep_vacant(allowed)
 
     def drop(self, ids: set[int]) -> None:

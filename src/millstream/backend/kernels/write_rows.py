@@ -202,9 +202,11 @@ def join_rows(sources: Sequence[mx.array], places: Sequence[Sequence[int]], addr
 
     Sources are inputs, so MLX computes them first and keeps them as long as it takes."""
     shapes = [source.shape for source in sources]
-    launches = _launches(tuple((source.dtype, shape[1], shape[3]) for source, shape in zip(sources, shapes, strict=True)))
-    # Few numbers of rows: every other one is traced.
-    targets = np.zeros((1 << (len(places) - 1).bit_length(), JOIN), dtype=np.int32)
+    launches = _launches(
+        tuple((source.dtype, shape[1], shape[3]) for source, shape in zip(sources, shapes, strict=True))
+    )
+    # Powers of four: every other number of rows is traced, and blocks for rows that are not there end at once.
+    targets = np.zeros((1 << ((len(places) - 1).bit_length() + 1) // 2 * 2, JOIN), dtype=np.int32)
     targets[: len(places)] = places
     # On the device: what comes from the host is in the host's memory, where all blocks would read it.
     far = mx.array(targets) + 0
@@ -217,7 +219,9 @@ def _launches(parts: tuple[tuple[mx.Dtype, int, int], ...]) -> list[tuple[list[i
     alike: dict[tuple[mx.Dtype, int], list[int]] = {}
     for number, (dtype, heads, _) in enumerate(parts):
         alike.setdefault((dtype, heads), []).append(number)
-    split = [numbers[first : first + SOURCES] for numbers in alike.values() for first in range(0, len(numbers), SOURCES)]
+    split = [
+        numbers[first : first + SOURCES] for numbers in alike.values() for first in range(0, len(numbers), SOURCES)
+    ]
     return [(some, _kinds(tuple((number, parts[number][2]) for number in some))) for some in split]
 
 
@@ -247,12 +251,13 @@ _join = mx.compile(_launch_join)
 
 
 def addresses_of(arrays: Sequence[mx.array]) -> mx.array:
-    """Where evaluated arrays begin in the memory of the device. They stay there while they live, unless the host reads
-    them: MLX then moves an array."""
+    """Where arrays begin in the memory of the device. They stay there while they live, unless the host reads them: MLX
+    then moves an array."""
     found = []
     for first in range(0, len(arrays), ADDRESSES):
+        some = list(arrays[first : first + ADDRESSES])
         (out,) = _address_kernel()(
-            inputs=list(itertools.islice(itertools.cycle([*arrays[first:], *arrays[:first]]), ADDRESSES)),
+            inputs=some + [_nothing(arrays[0].dtype)] * (ADDRESSES - len(some)),
             output_shapes=[(ADDRESSES,)],
             output_dtypes=[mx.int64],
             grid=(32, 1, 1),
@@ -261,3 +266,12 @@ def addresses_of(arrays: Sequence[mx.array]) -> mx.array:
         found.append(out)
     joined = found[0] if len(found) == 1 else mx.concatenate(found)
     return joined[: len(arrays)]
+
+
+@functools.cache
+def _nothing(dtype: mx.Dtype) -> mx.array:
+    """Fills the inputs of a launch. Not a slab once more: MLX ends a CUDA graph once its inputs have so many elements
+    together, counted for each input."""
+    array = mx.zeros((16,), dtype=dtype)
+    mx.eval(array)
+    return array

@@ -26,8 +26,8 @@ def spare_slots(capacity: int) -> int:
 
 
 KEPT_TOKENS = 16384
-"""The most tokens that all classes together may have vacant besides, in steps for which memory is plentiful
-(`Plan.plenty`). So rows need not be moved whenever others leave."""
+"""The most tokens that all classes together may have vacant besides, where memory is not tight
+(`Plan.tight`): so rows need not be moved whenever others leave."""
 
 
 RING_SLACK, RING_STEP = 32, 32

@@ -34,7 +34,7 @@ class BatchCaches(Protocol[Joining]):
         ...
 
     def keep_vacant(self, allowed: bool) -> None:
-        """Whether memory that rows leave may stay vacant for others: see `Plan.plenty`."""
+        """Whether memory that rows leave may stay vacant for others: see `Plan.tight`."""
         ...
 
     def join(self, rows: Sequence[Joining]) -> list[int]:

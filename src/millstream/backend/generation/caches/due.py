@@ -1,7 +1,7 @@
 """What is sent to the device between two steps, in one evaluation.
 
 Every evaluation is a CUDA graph of its own: 0.1 to 0.3 ms of the host (H200). And none of this may become part of the
-step that follows: MLX makes graphs of so many operations each, in their order, and a few more at the beginning of a step
+step that follows: MLX makes graphs of so many operations each, in their order. A few more at the beginning of a step
 would make every graph of it a new one, which takes milliseconds.
 """
 
@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 Integers = Sequence[int] | NDArray[np.int32]
 
 ALIGNED = 4
-"""Integers. A list begins at a multiple of 16 bytes, and is no shorter: MLX keeps arrays of up to 8 bytes, and those made
-by the host, in the host's memory. Over the bus a read takes longer than all the rest of a short row's attention."""
+"""Integers. A list begins at a multiple of 16 bytes, and is no shorter: MLX keeps arrays of up to 8 bytes, and those
+made by the host, in the host's memory. Over the bus a read takes longer than all the rest of a short row's attention.
+"""
 
 
 class Due:
-    """Owner only. MLX may run at once what does not read each other's results: so of all that is added until it is sent,
+    """Owner only. MLX may run at once what does not read each other's results: of all that is added until it is sent,
     nothing may write where another part of it reads or writes."""
 
     def __init__(self) -> None:

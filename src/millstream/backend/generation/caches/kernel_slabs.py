@@ -232,8 +232,8 @@ class KernelStep(SlabStep):
 
 
 class KernelWriter:
-    """Writes in place, behind MLX's back: before the step that reads it, and not together with what could touch the same
-    slots."""
+    """Writes in place, behind MLX's back: before the step that reads it, and not together with what could touch the
+    same slots."""
 
     in_place = True
 

@@ -42,9 +42,9 @@ class Buffers:
 
 
 class SlabForm:
-    """What all slabs of a pool have in common. `templates`: arrays whose heads, size and type the parts get. `together`:
-    parts that are alike are views of one array, which a GPU allocates and clears at once; only if nothing but kernels
-    writes to them."""
+    """What all slabs of a pool have in common. `templates`: arrays whose heads, size and type the parts get.
+    `together`: parts that are alike are views of one array, which a GPU allocates and clears at once; only if nothing
+    but kernels writes to them."""
 
     def __init__(self, templates: Sequence[Parts], *, together: bool) -> None:
         self.parts = [part for parts in templates for part in parts]
@@ -93,9 +93,9 @@ class Slab:
         self.rows: list[RowCache | None] = [None] * slots
         self.used = 0
         self.arranged = form.buffers(slots * capacity)
+        shapes = [((slots, heads, capacity, size), count, dtype) for count, heads, size, dtype in self.arranged.kinds]
         self.buffers = [
-            mx.zeros((count, slots, heads, capacity, size) if count > 1 else (slots, heads, capacity, size), dtype=dtype)
-            for count, heads, size, dtype in self.arranged.kinds
+            mx.zeros((count, *shape) if count > 1 else shape, dtype=dtype) for shape, count, dtype in shapes
         ]
         """What is allocated."""
         self.nbytes = sum(buffer.nbytes for buffer in self.buffers)
@@ -217,8 +217,8 @@ class Move:
 
 class SlabPool:
     """All slabs of a batch. `copy` runs moves, `free` is told of slabs that are no longer here; `merge`: have few slabs
-    per class, as full as can be, since each costs a call and vacant slots are computed. Otherwise slabs cost nothing, and
-    moves are what is saved."""
+    per class, as full as can be, since each costs a call and vacant slots are computed. Otherwise slabs cost nothing,
+    and moves are what is saved."""
 
     def __init__(
         self,
