@@ -223,6 +223,7 @@ class MlxGenerationBackend(MlxBackend):
         if restored := [array for order in plan.restore for array in self._store.restore(order)]:
             mx.eval(restored)
         unsaved = self._save(batch, prefiller, plan.save, plan.decode)
+        batch.keep_vacant(not plan.tight)
         if plan.drop:
             prefiller.drop(plan.drop)
             batch.drop(set(plan.drop))

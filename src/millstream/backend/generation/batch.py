@@ -17,13 +17,14 @@ from millstream.backend.generation.sampling.guides import Compiler, GrammarGuide
 from millstream.backend.generation.sampling.logprobs import PendingLogprobs, RowLogprobs
 from millstream.backend.generation.sampling.minimum import MinimumLengths
 from millstream.backend.generation.sampling.penalties import Penalties, wants_penalties
-from millstream.backend.generation.sampling.sampler import Sampler
+from millstream.backend.generation.sampling.sampler import Sampler, drawing
 from millstream.backend.generation.verification import VACANT, DraftedTokens, PassSampling, Verification
 from millstream.backend.kernels.outbox import Letter, outbox
 from millstream.engine.generation.messages import Generate
 from millstream.engine.generation.plan import RowFailure, RowOutput
 from millstream.engine.generation.speculation.lengths import LENGTHS
 from millstream.engine.prefix_cache.orders import SavePrefix
+from millstream.types import Sampling
 
 Forward = Callable[..., mx.array]
 Shift = Callable[[Generate], int]
@@ -95,6 +96,8 @@ class Batch:
         self._minimum = MinimumLengths((), vocab_size)
         self._inputs = mx.zeros((0,), dtype=mx.int32)
         self._positions = mx.zeros((0,), dtype=mx.int32)
+        self._due = caches.due
+        self._samplings: list[Sampling] = []
         self._sampler = Sampler(())
         self._probe = RowLogprobs(())
         self.ids: set[int] = set()
@@ -111,11 +114,7 @@ class Batch:
         if not submits:
             return
         slots = self._caches.join(joining)
-        if grown := self._caches.size - len(self._rows):
-            self._rows += [None] * grown
-            fresh = mx.zeros((grown,), dtype=mx.int32)
-            self._inputs = mx.concatenate([self._inputs, fresh])
-            self._positions = mx.concatenate([self._positions, fresh])
+        self._rows += [None] * (self._caches.size - len(self._rows))
         for slot, submit in zip(slots, submits, strict=True):
             self._rows[slot] = submit
             self._joined[submit.request_id] = self._launches
@@ -124,11 +123,28 @@ class Batch:
             if wants_penalties(submit.sampling):
                 prompt = submit.prompt[: len(submit.prompt) - submit.resumed]
                 self._penalties.add(slot, submit.sampling, prompt, self._vocab_size, output=submit.output)
-        chosen = mx.array(slots, dtype=mx.int32)
-        self._inputs[chosen] = mx.array([submit.prompt[-1] for submit in submits], dtype=mx.int32)
-        self._positions[chosen] = mx.array([submit.resumed for submit in submits], dtype=mx.int32)
+        self._put_inputs(slots, submits)
         self._rows_changed()
-        self._launch_inputs()
+
+    def _put_inputs(self, slots: Sequence[int], submits: Sequence[Generate]) -> None:
+        """The next inputs and positions of rows that join, among those that the device has."""
+        size = len(self._rows)
+        new, inputs, positions = ([0] * size for _ in range(3))
+        for slot, submit in zip(slots, submits, strict=True):
+            new[slot], inputs[slot], positions[slot] = 1, submit.prompt[-1], submit.resumed
+        if grown := size - self._inputs.shape[0]:
+            fresh = mx.zeros((grown,), dtype=mx.int32)
+            self._inputs = mx.concatenate([self._inputs, fresh])
+            self._positions = mx.concatenate([self._positions, fresh])
+        sent = [each[:size] if each.shape[0] > size else each for each in self._due.integers(new, inputs, positions)]
+        joins = sent[0].astype(mx.bool_)
+        self._inputs = mx.where(joins, sent[1], self._inputs)
+        self._positions = mx.where(joins, sent[2], self._positions)
+        self._due.add(self._inputs, self._positions)
+
+    def keep_vacant(self, allowed: bool) -> None:
+        """Whether memory that rows leave may stay vacant for others: see `Plan.tight`."""
+        self._caches.keep_vacant(allowed)
 
     def drop(self, ids: set[int]) -> None:
         if not ids & self.ids:
@@ -138,16 +154,21 @@ class Batch:
         occupied = set(remaining)
         rows = [row if slot in occupied else None for slot, row in enumerate(self._rows)]
         sources = self._caches.filter(remaining)  # the old slot of each new one
-        if sources != list(range(len(rows))):
-            moved = mx.array(sources, dtype=mx.int32)
+        if not sources:
+            self._inputs = self._positions = mx.zeros((0,), dtype=mx.int32)
+        elif sources != list(range(len(rows))):
+            (moved,) = self._due.integers([max(0, source) for source in sources])
+            moved = moved if moved.shape[0] == len(sources) else moved[: len(sources)]
             self._inputs, self._positions = self._inputs[moved], self._positions[moved]
+            self._due.add(self._inputs, self._positions)
         self._penalties.filter([slot if slot in occupied else -1 for slot in sources])
         self._rows = [rows[slot] if slot >= 0 else None for slot in sources]
         for request_id in ids & self.ids:
             del self._joined[request_id]
             self._next.pop(request_id, None)
         self._rows_changed()
-        self._launch_inputs()
+        if not self.ids:
+            self._due.send()  # no step follows, and what is due may hold memory
 
     def save(self, order: SavePrefix, store: PrefixStore) -> list[mx.array] | None:
         """Save a prefix of a row to `store`. Returns the arrays to evaluate; None if the row is not at the token that
@@ -327,11 +348,6 @@ class Batch:
         mx.async_eval(tokens, self._positions, *(logprobs.arrays if logprobs else ()))  # type: ignore[no-untyped-call]
         return Launched(self._ids, tokens, logprobs, letter)
 
-    def _launch_inputs(self) -> None:
-        """Not as part of the next step: MLX makes CUDA graphs of so many operations each, in their order. A few more at
-        the beginning of a step would make every graph of it a new one, which takes milliseconds."""
-        mx.async_eval(self._inputs, self._positions, *self._sampler.arrays)  # type: ignore[no-untyped-call]
-
     def _rows_changed(self) -> None:
         """Rebuild what depends on the rows: once per change, not per step."""
         if self._shift is not None:
@@ -339,7 +355,11 @@ class Batch:
             self._shifts = {"rope_deltas": mx.array(shifts, dtype=mx.int32)} if any(shifts) else {}
         self._ids = tuple(None if row is None else row.request_id for row in self._rows)
         self.ids = {row.request_id for row in self._rows if row is not None}
-        self._sampler = Sampler([VACANT if row is None else row.sampling for row in self._rows], kernel=self._kernel)
+        samplings = [VACANT if row is None else drawing(row.sampling) for row in self._rows]
+        if samplings != self._samplings:
+            self._samplings = samplings
+            self._sampler = Sampler(samplings, kernel=self._kernel)
+            self._due.add(*self._sampler.arrays)
         self._pass_sampling = {}
         self._minimum = MinimumLengths(self._rows, self._vocab_size)
         self._probe = RowLogprobs([None if row is None else row.logprobs for row in self._rows])

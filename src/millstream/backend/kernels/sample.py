@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
 
 from millstream.backend.kernels.compiled import cuda_kernel
 from millstream.backend.kernels.outbox import Letter
@@ -279,9 +281,14 @@ def _kernel(told: bool) -> Any:
     )
 
 
-def settings_of(rows: Sequence[Sampling]) -> mx.array:
+def numbers_of(rows: Sequence[Sampling]) -> NDArray[np.float32]:
     """The settings of each row, in the order that the kernel reads them."""
-    return mx.array([[row.temperature, row.top_p, row.min_p, float(row.top_k)] for row in rows], dtype=mx.float32)
+    found = [(row.temperature, row.top_p, row.min_p, row.top_k) for row in rows]
+    return np.array(found, dtype=np.float32).reshape(len(rows), 4)
+
+
+def settings_of(rows: Sequence[Sampling]) -> mx.array:
+    return mx.array(numbers_of(rows))
 
 
 def sample(

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
 from millstream.backend.kernels.compiled import cuda_kernel
 
@@ -170,16 +171,12 @@ def write_rows(part: mx.array, rows: mx.array, places: mx.array) -> mx.array:
 
 
 def move_rows(moves: Sequence[Sequence[int]], addresses: mx.array, parts: Sequence[mx.array]) -> mx.array:
-    """Copy the first tokens of slots to other slots, in all layers: see `MOVE`. `parts`: those of any slab, which have
-    the same number of heads. The result must be evaluated before anything else reads the slabs."""
+    """Copy the first tokens of slots to other slots, in all layers: see `MOVE`. `parts`: arrays like those of any slab,
+    which have the same number of heads. The result must be evaluated before anything else reads the slabs."""
     heads = parts[0].shape[1]
-    widths = [part.shape[3] * part.dtype.size for part in parts]
+    widths = tuple(part.shape[3] * part.dtype.size for part in parts)
     (out,) = _move_kernel()(
-        inputs=[
-            mx.array([list(move) for move in moves], dtype=mx.int32),
-            addresses,
-            mx.array(widths, dtype=mx.int32),
-        ],
+        inputs=[mx.array(np.array(moves, dtype=np.int32)), addresses, _on_device(widths)],
         output_shapes=[(1,)],
         output_dtypes=[mx.int32],
         grid=(len(parts) * heads * THREADS, len(moves), 1),
@@ -190,33 +187,46 @@ def move_rows(moves: Sequence[Sequence[int]], addresses: mx.array, parts: Sequen
     return result
 
 
+@functools.lru_cache(maxsize=64)
+def _on_device(numbers: tuple[int, ...]) -> mx.array:
+    made = mx.array(numbers, dtype=mx.int32)
+    found = made + 0
+    mx.eval(found)
+    return found
+
+
 def join_rows(sources: Sequence[mx.array], places: Sequence[Sequence[int]], addresses: mx.array) -> list[mx.array]:
     """Write tokens of rows to slots of slabs, in all layers: see `JOIN`. `sources`: (rows, heads, columns, size) for
     each part of each layer, in the order of a slab's addresses. A row that reaches the end of its slot goes on at the
     slot's beginning. The results must be evaluated before anything else reads the slabs.
 
     Sources are inputs, so MLX computes them first and keeps them as long as it takes."""
+    shapes = [source.shape for source in sources]
+    launches = _launches(
+        tuple((source.dtype, shape[1], shape[3]) for source, shape in zip(sources, shapes, strict=True))
+    )
+    # Powers of four: every other number of rows is traced, and blocks for rows that are not there end at once.
+    targets = np.zeros((1 << ((len(places) - 1).bit_length() + 1) // 2 * 2, JOIN), dtype=np.int32)
+    targets[: len(places)] = places
+    # On the device: what comes from the host is in the host's memory, where all blocks would read it.
+    far = mx.array(targets) + 0
+    return [_join(kinds, far, addresses, [sources[number] for number in some]) for some, kinds in launches]
+
+
+@functools.lru_cache(maxsize=16)
+def _launches(parts: tuple[tuple[mx.Dtype, int, int], ...]) -> list[tuple[list[int], mx.array]]:
+    """The sources of each launch, and what it is told of them. `parts`: type, heads and size of each source."""
     alike: dict[tuple[mx.Dtype, int], list[int]] = {}
-    for number, source in enumerate(sources):
-        alike.setdefault((source.dtype, source.shape[1]), []).append(number)
-    # Few numbers of rows: every other one is traced.
-    missing = (1 << (len(places) - 1).bit_length()) - len(places)
-    # On the device: what comes from a list is in the host's memory, where all blocks would read it.
-    targets = mx.array([*(list(place) for place in places), *[[0] * JOIN] * missing], dtype=mx.int32) + 0
-    written = []
-    for numbers in alike.values():
-        for first in range(0, len(numbers), SOURCES):
-            some = numbers[first : first + SOURCES]
-            kinds = _kinds(tuple((number, sources[number].shape[3]) for number in some))
-            written.append(_join(kinds, targets, addresses, [sources[number] for number in some]))
-    return written
+    for number, (dtype, heads, _) in enumerate(parts):
+        alike.setdefault((dtype, heads), []).append(number)
+    split = [
+        numbers[first : first + SOURCES] for numbers in alike.values() for first in range(0, len(numbers), SOURCES)
+    ]
+    return [(some, _kinds(tuple((number, parts[number][2]) for number in some))) for some in split]
 
 
-@functools.lru_cache(maxsize=64)
 def _kinds(kinds: tuple[tuple[int, int], ...]) -> mx.array:
-    found = mx.array([list(kind) for kind in kinds], dtype=mx.int32) + 0
-    mx.eval(found)
-    return found
+    return _on_device(tuple(each for kind in kinds for each in kind))
 
 
 def _launch_join(kinds: mx.array, places: mx.array, addresses: mx.array, sources: list[mx.array]) -> mx.array:
@@ -241,16 +251,27 @@ _join = mx.compile(_launch_join)
 
 
 def addresses_of(arrays: Sequence[mx.array]) -> mx.array:
-    """Where evaluated arrays begin in the memory of the device. They stay there while they live, unless the host reads
-    them: MLX then moves an array."""
+    """Where arrays begin in the memory of the device. They stay there while they live, unless the host reads them: MLX
+    then moves an array."""
     found = []
     for first in range(0, len(arrays), ADDRESSES):
+        some = list(arrays[first : first + ADDRESSES])
         (out,) = _address_kernel()(
-            inputs=list(itertools.islice(itertools.cycle([*arrays[first:], *arrays[:first]]), ADDRESSES)),
+            inputs=some + [_nothing(arrays[0].dtype)] * (ADDRESSES - len(some)),
             output_shapes=[(ADDRESSES,)],
             output_dtypes=[mx.int64],
             grid=(32, 1, 1),
             threadgroup=(32, 1, 1),
         )
         found.append(out)
-    return mx.concatenate(found)[: len(arrays)]
+    joined = found[0] if len(found) == 1 else mx.concatenate(found)
+    return joined[: len(arrays)]
+
+
+@functools.cache
+def _nothing(dtype: mx.Dtype) -> mx.array:
+    """Fills the inputs of a launch. Not a slab once more: MLX ends a CUDA graph once its inputs have so many elements
+    together, counted for each input."""
+    array = mx.zeros((16,), dtype=dtype)
+    mx.eval(array)
+    return array

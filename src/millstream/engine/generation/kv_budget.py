@@ -152,12 +152,12 @@ class KvBudget:
         """Whether the next step of these rows fits, at its worst moment."""
         return not self.bounded or self._layout.step(rows, ahead) <= self._tokens
 
-    def has_plenty(self, rows: int, longest: int) -> bool:
-        """True if so many rows surely fit, whatever their phases and classes, until the longest has so many tokens.
-        Much quicker than to count them."""
+    def has_plenty(self, rows: int, longest: int, vacant: int = 0) -> bool:
+        """True if so many rows surely fit, whatever their phases and classes, until the longest has so many tokens,
+        beside so many that are vacant. Much quicker than to count them."""
         capacity = kv_capacity(longest + AHEAD)
         most = rows * (3 * capacity + PADDING_TOKENS) + SPARE_TOKENS * SPARE_TOKENS // SMALLEST + capacity
-        return not self.bounded or most <= self._tokens
+        return not self.bounded or most + vacant <= self._tokens
 
     def sure_tokens(self, rows: Sequence[Row]) -> int:
         """By how many more tokens each row may surely grow after the next step, if no row is added and no prompt is

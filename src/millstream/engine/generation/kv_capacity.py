@@ -25,6 +25,11 @@ def spare_slots(capacity: int) -> int:
     return SPARE_TOKENS // capacity
 
 
+KEPT_TOKENS = 16384
+"""The most tokens that all classes together may have vacant besides, where memory is not tight
+(`Plan.tight`): so rows need not be moved whenever others leave."""
+
+
 RING_SLACK, RING_STEP = 32, 32
 """Columns of a ring beyond its window, so that a step may have several tokens per row; and what they are rounded to."""
 

@@ -88,6 +88,9 @@ class Plan:
     """(request id, most tokens of a draft) of the rows that may speculate in this step. Empty: a plain step."""
     odds: Odds | None = None
     """Which pass pays for the drafts that there are. None: verify all of them."""
+    tight: bool = False
+    """True if the rows' KV caches may have no more vacant than `kv_capacity.spare_slots`: what is more is freed first.
+    Otherwise it may be `KEPT_TOKENS` more."""
     guess: tuple[int, ...] = ()
     """In a plain step: rows whose drafts are only compared with what they go on to generate, where a draft costs no
     forward pass. See `StepResult.guessed`."""

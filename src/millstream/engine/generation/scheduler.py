@@ -14,6 +14,7 @@ from itertools import islice
 
 from millstream.engine.generation.chunk_sizer import ChunkSizer
 from millstream.engine.generation.kv_budget import AHEAD, HORIZON, PROMPT_PER_STEP, SURE_TOKENS, KvBudget
+from millstream.engine.generation.kv_capacity import KEPT_TOKENS
 from millstream.engine.generation.messages import (
     ClearPrefixCache,
     Generate,
@@ -71,6 +72,8 @@ class GenerationScheduler:
         self._kv_budget = kv_budget or KvBudget(None)
         self._sure_tokens = 0
         """By how many tokens each row may grow without a check of the budget."""
+        self._tight = False
+        """Whether what rows leave must be freed: see `Plan.tight`."""
         self._full = False
         """True if the oldest waiting request did not fit, and no row has joined or left since: rows only grow."""
         self._ages = itertools.count()
@@ -221,6 +224,7 @@ class GenerationScheduler:
             drafts=drafts,
             odds=choice.odds if drafts else None,
             guess=choice.guess,
+            tight=self._tight,
         )
 
     def started(self) -> list[Started]:
@@ -294,7 +298,9 @@ class GenerationScheduler:
             return
         requests = sorted((*self._prefilling, *self._running.values()), key=lambda request: request.age)
         rows = [request.kv_row for request in requests]
-        if self._kv_budget.has_plenty(len(rows), max((row.tokens for row in rows), default=0) + max(SURE_TOKENS)):
+        longest = max((row.tokens for row in rows), default=0) + max(SURE_TOKENS)
+        self._tight = not self._kv_budget.has_plenty(len(rows), longest, KEPT_TOKENS)
+        if not self._tight or self._kv_budget.has_plenty(len(rows), longest):
             self._sure_tokens = max(SURE_TOKENS)
             return
         self._sure_tokens = self._kv_budget.sure_tokens(rows)
@@ -375,7 +381,9 @@ class GenerationScheduler:
         requests, prompt = (*self._prefilling, *self._running.values()), len(request.submit.prompt)
         longest = max((each.held_tokens for each in requests), default=0)
         ahead = HORIZON + prompt // PROMPT_PER_STEP
-        fits = self._kv_budget.has_plenty(len(requests) + 1, max(longest, prompt) + ahead)
+        count, longest = len(requests) + 1, max(longest, prompt) + ahead
+        self._tight = self._tight or not self._kv_budget.has_plenty(count, longest, KEPT_TOKENS)
+        fits = not self._tight or self._kv_budget.has_plenty(count, longest)
         fits = fits or self._kv_budget.admits([each.kv_row for each in requests], prompt)
         self._full = not fits
         if fits:

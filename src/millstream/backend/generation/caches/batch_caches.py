@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar
 import mlx.core as mx
 from mlx_lm.models import cache as mlx_cache
 
+from millstream.backend.generation.caches.due import Due
 from millstream.backend.generation.caches.window_masks import remember_windows
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
 from millstream.engine.prefix_cache.orders import SavePrefix
@@ -24,10 +25,16 @@ class BatchCaches(Protocol[Joining]):
     """The caches that a batch decodes on. A row has an index in the batch; vacant indices run too."""
 
     layers: list[Any]
+    due: Due
+    """What is sent to the device before the next step: `begin_step` sends it."""
 
     @property
     def size(self) -> int:
         """How many rows a forward pass has, including vacant ones."""
+        ...
+
+    def keep_vacant(self, allowed: bool) -> None:
+        """Whether memory that rows leave may stay vacant for others: see `Plan.tight`."""
         ...
 
     def join(self, rows: Sequence[Joining]) -> list[int]:
@@ -115,8 +122,12 @@ class MergedCaches:
 
     def __init__(self) -> None:
         self.layers: list[Any] = []
+        self.due = Due()
         self.size = 0
         self._length = 1
+
+    def keep_vacant(self, allowed: bool) -> None:
+        """None of it is ever vacant."""
 
     def join(self, rows: Sequence[RowCaches]) -> list[int]:
         """Append rows. Those that join in one step are merged first, so that the batch is copied only once."""
@@ -159,10 +170,11 @@ class MergedCaches:
         return self.size == 1 and all(type(layer) in _TRIMMABLE for layer in self.layers)
 
     def begin_step(self, length: int = 1) -> None:
-        """Nothing to prepare: these caches track their own offsets."""
+        """These caches track their own offsets."""
         if length > 1 and not self.supports_length:
             raise ValueError("merged KV caches take one token per row")
         self._length = length
+        self.due.send()
 
     def end_step(self, counts: Sequence[int] | None = None) -> None:
         """Trim what the row does not keep."""

@@ -12,13 +12,14 @@ from typing import Any, Protocol
 import mlx.core as mx
 from mlx_lm.models.cache import RotatingKVCache
 
+from millstream.backend.generation.caches.due import Due
 from millstream.backend.generation.caches.joining import JoiningRows
 from millstream.backend.generation.caches.kernel_slabs import KernelStep, KernelWriter
 from millstream.backend.generation.caches.pass_shape import PassShape
 from millstream.backend.generation.caches.row_numbers import RowNumbers
 from millstream.backend.generation.caches.slab_reads import SlabStep
 from millstream.backend.generation.caches.slab_writers import MlxWriter
-from millstream.backend.generation.caches.slabs import Move, Parts, RowCache, SlabPool
+from millstream.backend.generation.caches.slabs import Move, Parts, RowCache, Slab, SlabPool
 from millstream.backend.generation.caches.traced_step import Ref, TracedStep
 from millstream.backend.generation.caches.widths import SlotPolicy
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
@@ -38,6 +39,14 @@ class SlabWriter(Protocol):
         ...
 
     def move(self, moves: Sequence[Move]) -> None: ...
+
+    def finish(self) -> None:
+        """Before slots change hands."""
+        ...
+
+    def free(self, slab: Slab) -> None:
+        """A slab is gone."""
+        ...
 
 
 class SlabLayer:
@@ -104,7 +113,7 @@ class ClassCaches(TracedStep):
 
     `templates`: per layer, arrays whose heads, size and type slabs get. `policy`, `width`: see `RowNumbers`.
     `kernels`: our CUDA kernels read and write the slabs. `window`: rows attend to so many of their last tokens; 0: to
-    all.
+    all. `due`: of a batch with several kinds of layers, whose changes are sent together.
     """
 
     def __init__(
@@ -116,15 +125,21 @@ class ClassCaches(TracedStep):
         kernels: bool = False,
         window: int = 0,
         layer: Callable[[ClassCaches, int], SlabLayer] = SlabLayer,
+        due: Due | None = None,
     ) -> None:
         self.window = window
+        self.due = due or Due()
         self.layers = [layer(self, index) for index in range(len(templates))]
         self.rows: list[RowCache | None] = []
         self.step: SlabStep
         self._writer: SlabWriter
-        self.step, self._writer = _by_kernels(templates, window) if kernels else (SlabStep(window), MlxWriter())
+        if kernels:
+            step = self.step = KernelStep(templates, window, self.due)
+            self._writer = KernelWriter(templates, step.addresses, self.due)
+        else:
+            self.step, self._writer = SlabStep(window), MlxWriter()
         self._numbers = RowNumbers(policy, width)
-        self.slabs = SlabPool(templates, self._writer.move, merge=not kernels)
+        self.slabs = SlabPool(templates, self._writer.move, self._writer.free, merge=not kernels)
 
     @property
     def size(self) -> int:
@@ -134,6 +149,11 @@ class ClassCaches(TracedStep):
     @property
     def nbytes(self) -> int:
         return self.slabs.nbytes
+
+    def keep_vacant(self, allowed: bool) -> None:
+        """Whether slots that rows leave may stay vacant: see `SlabPool`."""
+        if self.slabs.keep_vacant(allowed):
+            self.step.changed()
 
     def join(self, joining: Sequence[JoiningRows]) -> list[int]:
         """Add rows. Returns their numbers, in order."""
@@ -170,6 +190,7 @@ class ClassCaches(TracedStep):
         """Drop the rows that are not kept, and number the others by `order`."""
         wanted = set(kept)
         ended = [row for number, row in enumerate(self.rows) if row is not None and number not in wanted]
+        self._writer.finish()
         self.slabs.vacate(ended)
         for row in ended:
             for piece in row.shared:
@@ -180,6 +201,7 @@ class ClassCaches(TracedStep):
     def save(self, index: int, order: SavePrefix, store: PrefixStore) -> list[mx.array]:
         """Save KV blocks of a row. Evaluate the arrays it returns at once: a copy that is still lazy would make the
         next step copy the slab."""
+        self.due.send()
         start = order.first * order.block
         layers = self.tokens(index, start, start + len(order.handles) * order.block)
         return store.save(order.handles, layers, order.export_id)
@@ -187,8 +209,8 @@ class ClassCaches(TracedStep):
     supports_length = True
 
     def begin_step(self, length: int = 1, shape: PassShape | None = None) -> None:
-        """Ensure that every row has its next columns, and prepare what all layers share in this step. `shape`: of the
-        pass, if another decides that."""
+        """Ensure that every row has its next columns, prepare what all layers share in this step, and send what is due.
+        `shape`: of the pass, if another decides that, who sends it too."""
         assert not self.window or length <= RING_SLACK + 1, "a ring would lose tokens that are still read"
         outgrown: dict[int, list[RowCache]] = {}
         for row in self.rows:
@@ -199,6 +221,8 @@ class ClassCaches(TracedStep):
             self.step.changed()
         self.shape = self._numbers.shape(length) if shape is None else shape
         self.step.begin(self.rows, self.shape)
+        if shape is None:
+            self.due.send()
 
     def end_step(self, counts: Sequence[int] | None = None) -> None:
         """A row that does not keep all of its new tokens ends before them: nothing reads the columns behind its end,
@@ -269,11 +293,6 @@ class ClassCaches(TracedStep):
         if len(runs) > 1:
             return mx.concatenate(runs, axis=2)
         return runs[0] * 1 if self._writer.in_place else runs[0]
-
-
-def _by_kernels(templates: Sequence[Parts], window: int) -> tuple[SlabStep, SlabWriter]:
-    step = KernelStep(len(templates), window)
-    return step, KernelWriter(step.addresses)
 
 
 def _concatenate(pieces: Sequence[Parts]) -> Parts:

@@ -6,83 +6,117 @@ contiguous, and the host never reads one.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Hashable, Sequence
-from typing import Any
 
 import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
 
+from millstream.backend.generation.caches.due import ALIGNED, Due
 from millstream.backend.generation.caches.joining import JoiningRows
 from millstream.backend.generation.caches.pass_shape import PassShape
 from millstream.backend.generation.caches.slab_reads import VACANT, SlabStep
-from millstream.backend.generation.caches.slabs import Move, RowCache, Slab
+from millstream.backend.generation.caches.slabs import Buffers, Move, Parts, RowCache, Slab
 from millstream.backend.generation.caches.traced_step import Ref
-from millstream.backend.kernels.decode_attention import MOST_CHUNKS, DecodeWork, span_for, spans
+from millstream.backend.kernels.decode_attention import ITEM, MOST_CHUNKS, DecodeWork, span_for, spans
 from millstream.backend.kernels.write_rows import addresses_of, join_rows, move_rows, write_rows
 
 ROUND_ITEMS, ROUND_SLABS = 64, 16
 """Work items and addresses are padded to multiples: every new number of them costs the host a trace."""
 
-FAR_FROM_HOST = 4
-"""Integers of an array, at least, that every block of a kernel reads: MLX keeps arrays of up to 8 bytes, and those made
-by the host, in the host's memory. Over the bus a read takes longer than all the rest of a short row's attention."""
+ROW, FIRST_ITEM = 0, 9
+"""The integers of a work item that depend on where its row is in the batch."""
 
-NO_ITEM = (-1, *[0] * 11)
+NO_ITEM = np.array([-1, *[0] * (ITEM - 1)], dtype=np.int32)
+NO_TOKENS = np.array([0, -1, *[0] * 8, 1, 0], dtype=np.int32).tobytes()
+"""The item of a row that is vacant."""
 
 
 def _padded(numbers: list[int]) -> list[int]:
-    return numbers + [0] * (FAR_FROM_HOST - len(numbers))
-
-
-def _no_tokens(number: int, item: int) -> tuple[int, ...]:
-    return (number, -1, 0, 0, 0, 0, 0, 0, 0, item, 1, 0)
+    return numbers + [0] * (ALIGNED - len(numbers))
 
 
 class Addresses:
-    """Where the arrays of slabs and of shared tokens are, for those in use."""
+    """Where the arrays of slabs and of shared tokens are. Each has a number for as long as it is in use: its line in
+    `table`, which is changed only when something new gets a number."""
 
-    def __init__(self, layers: int) -> None:
+    def __init__(self, layers: int, due: Due) -> None:
         self._layers = layers
-        self._known: dict[int, tuple[Sequence[mx.array], mx.array]] = {}
-        """By the first array, which is held: so no other gets its number."""
+        self._due = due
         self._numbers: dict[int, int] = {}
-        self._tables: dict[tuple[int, ...], mx.array] = {}
-        """By what has a number: a join and the step after it mostly have the same."""
+        """By the identity of a slab, or of the first array of shared tokens."""
+        self._held: dict[int, object] = {}
+        """What has a number: so no other object gets its identity, and its memory stays."""
+        self._shared: set[int] = set()
+        self._vacant: list[int] = []
+        self._table: mx.array | None = None
+        self._places: dict[Buffers, tuple[mx.array, mx.array]] = {}
 
-    def number(self, arrays: Sequence[mx.array]) -> int:
-        """The number in `table` of some arrays: the parts of all layers."""
-        key = id(arrays[0])
-        if key not in self._known:
-            mx.async_eval(list(arrays))  # type: ignore[no-untyped-call]
-            self._known[key] = (arrays, addresses_of(arrays))
-        return self._numbers.setdefault(key, len(self._numbers))
-
-    def slab(self, slab: Slab) -> int:
-        """The number of a slab, whose parts are views of few buffers."""
-        key = id(slab.buffers[0])
-        if key not in self._known:
-            mx.async_eval(slab.buffers)  # type: ignore[no-untyped-call]
-            buffers = mx.array([buffer for buffer, _ in slab.where], dtype=mx.int32)
-            places = mx.array([place for _, place in slab.where], dtype=mx.int64)
-            self._known[key] = (slab.buffers, addresses_of(slab.buffers)[buffers] + places)
-        return self._numbers.setdefault(key, len(self._numbers))
-
-    def forget(self) -> None:
-        """Start to number again."""
-        self._numbers = {}
-
-    def drop_others(self) -> None:
-        """Hold nothing but what has a number."""
-        self._known = {key: self._known[key] for key in self._numbers}
-        self._tables = {keys: table for keys, table in self._tables.items() if self._known.keys() >= set(keys)}
-
+    @property
     def table(self) -> mx.array:
         """(slabs, layers, parts)."""
-        keys = tuple(self._numbers)
-        if keys not in self._tables:
-            rows = [self._known[key][1] for key in keys]
-            rows += [rows[0]] * (-len(rows) % ROUND_SLABS) if rows else []
-            self._tables[keys] = mx.stack(rows).reshape(len(rows), self._layers, -1)
-        return self._tables[keys]
+        assert self._table is not None, "nothing has a number"
+        return self._table
+
+    def slab(self, slab: Slab) -> int:
+        """The number of a slab."""
+        number = self._numbers.get(id(slab))
+        return self._add(id(slab), slab, self._of_slab(slab)) if number is None else number
+
+    def shared(self, layers: Sequence[Parts]) -> int:
+        """The number of arrays that hold tokens which rows share."""
+        key = id(layers[0][0])
+        number = self._numbers.get(key)
+        if number is None:
+            arrays = [part for parts in layers for part in parts]
+            self._shared.add(key)
+            number = self._add(key, layers[0][0], addresses_of(arrays))
+            self._held[key] = arrays
+        return number
+
+    def forget(self, slab: Slab) -> None:
+        """A slab is no longer in use."""
+        self._release(id(slab))
+
+    def forget_shared(self, used: set[int]) -> None:
+        """Shared tokens are in use no longer, but for those whose first array is one of these, by identity."""
+        for key in self._shared - used:
+            self._shared.remove(key)
+            self._release(key)
+
+    def _release(self, key: int) -> None:
+        if key in self._numbers:
+            heapq.heappush(self._vacant, self._numbers.pop(key))
+            del self._held[key]
+
+    def _add(self, key: int, held: object, line: mx.array) -> int:
+        if not self._vacant:
+            self._grow(line.shape[0])
+        number = self._numbers[key] = heapq.heappop(self._vacant)
+        self._held[key] = held
+        table = self.table[:]  # steps that are under way have the old one
+        table[number : number + 1] = line.reshape(1, *table.shape[1:])
+        self._table = table
+        self._due.add(table)
+        return number
+
+    def _grow(self, parts: int) -> None:
+        lines = len(self._numbers)
+        self._vacant = list(range(lines, lines + ROUND_SLABS))
+        new = mx.zeros((ROUND_SLABS, self._layers, parts // self._layers), dtype=mx.int64)
+        self._table = new if self._table is None else mx.concatenate([self._table, new])
+
+    def _of_slab(self, slab: Slab) -> mx.array:
+        """Its parts are views of few buffers, at places that grow with its tokens."""
+        arranged = slab.arranged
+        if arranged not in self._places:
+            which, units = mx.array(arranged.which, dtype=mx.int32), mx.array(arranged.units, dtype=mx.int64)
+            self._places[arranged] = which, units
+        which, units = self._places[arranged]
+        found = addresses_of(slab.buffers)
+        places = units * (len(slab.rows) * slab.capacity)
+        return (found if len(slab.buffers) == 1 else found[which]) + places
 
 
 class KernelStep(SlabStep):
@@ -90,19 +124,23 @@ class KernelStep(SlabStep):
 
     _PREPARED = ("_items", "_counters", "_table", "_parted")
 
-    def __init__(self, layers: int, window: int = 0) -> None:
+    def __init__(self, templates: Sequence[Parts], window: int, due: Due) -> None:
         super().__init__(window)
-        self.addresses = Addresses(layers)
-        self.layer_numbers = [mx.arange(index, index + FAR_FROM_HOST, dtype=mx.int32) for index in range(layers)]
+        layers = len(templates)
+        self._due = due
+        self.addresses = Addresses(layers, due)
+        self.layer_numbers = [mx.arange(index, index + ALIGNED, dtype=mx.int32) for index in range(layers)]
         """The first integer of each."""
         mx.eval(self.layer_numbers)
+        layer = templates[0] if templates else ()
+        self._span = span_for(layer[0].shape[1], sum(part.shape[3] * part.dtype.size for part in layer)) if layer else 1
+        self._groups = max((part.shape[1] for parts in templates for part in parts), default=0)
         self.rows: Sequence[RowCache | None] = ()
         """The rows of this step."""
         self._parted = False
         self._expected: list[int] = []
         """Positions, if the next step has the same rows."""
-        self._due: list[mx.array] = []
-        """What is sent to the device before the next step."""
+        self._zeros: dict[int, mx.array] = {}
         self._before = self._counted = self._increments = mx.zeros((0,), dtype=mx.int32)
         self._items = self._counters = self._table = self._lengths = mx.zeros((0,), dtype=mx.int32)
 
@@ -125,18 +163,6 @@ class KernelStep(SlabStep):
     def begin(self, rows: Sequence[RowCache | None], shape: PassShape) -> None:
         self.rows = rows
         super().begin(rows, shape)
-        if self._due:
-            # All at once, and not as part of the step: CUDA graphs of other operations are made anew, which takes
-            # milliseconds.
-            mx.async_eval(self._due)  # type: ignore[no-untyped-call]
-            self._due = []
-
-    def _far(self, numbers: list[Any]) -> mx.array:
-        """In memory of the device, once it is sent."""
-        made = mx.array(numbers, dtype=mx.int32)
-        far = made + 0
-        self._due += [made, far]  # both are held until then, so that none gets the memory of the other
-        return far
 
     def _positions(self, lengths: list[int]) -> list[int]:
         if self.shape.length > 1:
@@ -147,77 +173,101 @@ class KernelStep(SlabStep):
         """What the device has of the last step, and one more: so the host sends positions only when rows change. The
         sum is there in any case: a step with other operations would be another CUDA graph."""
         if positions != self._expected:
-            one = [int(position != VACANT) for position in positions]
-            self._increments = self._far(_padded(one))
-            before = [position - more for position, more in zip(positions, one, strict=True)]
-            self._counted = mx.array(_padded(before), dtype=mx.int32)
+            self._increments, self._counted = self._due.integers(*_counting(positions))
         # What is held is not overwritten: the sum gets memory of the device.
         self._before, self._counted = self._counted, self._counted + self._increments
         self._expected = [position if position == VACANT else position + 1 for position in positions]
         return self._counted if len(positions) == self._counted.size else self._counted[: len(positions)]
 
-    def _look(self, rows: Sequence[RowCache | None], size: int) -> None:
-        self.addresses.forget()
-        items: list[tuple[int, ...]] = []
-        for number in range(size):
-            row = rows[number] if number < len(rows) else None
-            found = [] if row is None else self._items_of(number, row)
-            first = len(items)
-            columns = 0 if row is None or row.shared else found[0][5]
-            items += [(*item, first, len(found), columns) for item in found] or [_no_tokens(number, first)]
+    def _look(self, rows: Sequence[RowCache | None], size: int, positions: list[int]) -> None:
+        blocks, counts = [NO_TOKENS] * size, [1] * size
+        shared: set[int] = set()
+        for number, row in enumerate(rows[:size]):
+            if row is None:
+                continue
+            slab = self.addresses.slab(row.place)
+            known = row.items
+            if known is None or known[0] != slab or known[1] != row.slot:
+                known = row.items = (slab, row.slot, self._items_of(row, slab).tobytes())
+            blocks[number] = known[2]
+            counts[number] = len(known[2]) // (4 * ITEM)
+            if row.shared:
+                shared |= {id(piece.layers[0][0]) for piece in row.shared}
+        self.addresses.forget_shared(shared)
+        items = np.frombuffer(bytearray(b"".join(blocks)), dtype=np.int32).reshape(-1, ITEM)
+        numbers = np.repeat(np.arange(size), counts)
+        items[:, ROW] = numbers
+        items[:, FIRST_ITEM] = (np.cumsum(counts) - counts)[numbers]
         self._parted = len(items) > size
-        items += [NO_ITEM] * (-len(items) % ROUND_ITEMS) if self._parted else []
-        self._items = self._far(items)
-        groups = max((row.place.most_heads for row in rows if row is not None), default=0)
-        counted = len(_padded([0] * size)) * groups * MOST_CHUNKS
-        self._counters = mx.zeros((counted if self._parted else 1,), dtype=mx.int32)
-        self.addresses.drop_others()
-        self._table = self.addresses.table() if groups else self._table
-        self._due += [self._counters, self._table]
+        if self._parted and (missing := -len(items) % ROUND_ITEMS):
+            items = np.concatenate([items, np.tile(NO_ITEM, (missing, 1))])
+        sent, self._increments, self._counted = self._due.integers(items.reshape(-1), *_counting(positions))
+        self._expected = positions
+        self._items = sent.reshape(items.shape)
+        self._counters = self._zero_counters(size)
+        if any(row is not None for row in rows):
+            self._table = self.addresses.table
+        self._due.add(self._items, self._table)
 
-    def _items_of(self, number: int, row: RowCache) -> list[tuple[int, ...]]:
-        """The first nine integers of each."""
-        layer = row.place.layers[0]
-        span = span_for(layer[0].shape[1], sum(part.shape[3] * part.dtype.size for part in layer))
+    def _zero_counters(self, size: int) -> mx.array:
+        """A launch leaves zeros behind, so the same ones serve every step."""
+        count = max(ALIGNED, size) * self._groups * MOST_CHUNKS if self._parted else 1
+        if count not in self._zeros:
+            self._zeros[count] = mx.zeros((count,), dtype=mx.int32)
+            self._due.add(self._zeros[count])
+        return self._zeros[count]
+
+    def _items_of(self, row: RowCache, slab: int) -> NDArray[np.int32]:
+        """The work items of a row, but for what depends on its number in the batch."""
         items: list[tuple[int, ...]] = []
         for piece in row.shared:
-            arrays = [part for parts in piece.layers for part in parts]
-            slab, capacity, start = self.addresses.number(arrays), arrays[0].shape[2], piece.start
-            for first, beyond in spans(piece.tokens, span):
-                items.append((number, slab, 0, capacity, start + first, start + beyond, 0, 0, 0))
-        slab, capacity = self.addresses.slab(row.place), row.place.capacity
-        for first, beyond in spans(capacity, span):
-            items.append((number, slab, row.slot, capacity, first, beyond, row.origin, 1, self.window))
-        return items
+            number, capacity, start = self.addresses.shared(piece.layers), piece.layers[0][0].shape[2], piece.start
+            for first, beyond in spans(piece.tokens, self._span):
+                items.append((0, number, 0, capacity, start + first, start + beyond, 0, 0, 0))
+        capacity = row.place.capacity
+        for first, beyond in spans(capacity, self._span):
+            items.append((0, slab, row.slot, capacity, first, beyond, row.origin, 1, self.window))
+        columns = 0 if row.shared else items[0][5]
+        return np.array([(*item, 0, len(items), columns) for item in items], dtype=np.int32)
 
 
 class KernelWriter:
-    """Writes in place: each launch is evaluated by itself, before the step that reads it."""
+    """Writes in place, behind MLX's back: before the step that reads it, and not together with what could touch the
+    same slots."""
 
     in_place = True
 
-    def __init__(self, addresses: Addresses) -> None:
+    def __init__(self, templates: Sequence[Parts], addresses: Addresses, due: Due) -> None:
+        self._parts = [part for parts in templates for part in parts]
         self._addresses = addresses
+        self._due = due
+        self._last_round = -1
 
     def join(self, rows: Sequence[RowCache], joining: JoiningRows) -> None:
-        self._addresses.forget()
+        """Into slots that are vacant: nothing that was not sent yet touches them, unless a row had them meanwhile. See
+        `finish`."""
         places = []
         for index, row in enumerate(rows):
-            if row.kept:
-                slab, source = row.place, joining.source(index)
-                columns = (source.stop - row.kept, row.kept, (row.own - row.kept) % slab.capacity)
-                places.append((self._addresses.slab(slab), row.slot, slab.capacity, source.row, *columns, 0))
+            own, kept = row.own, row.kept
+            if kept:
+                slab, (source, stop) = row.place, joining.source(index)
+                capacity = slab.capacity
+                number = self._addresses.slab(slab)
+                places.append((number, row.slot, capacity, source, stop - kept, kept, (own - kept) % capacity, 0))
         if places:
-            _evaluate(join_rows(joining.arrays, places, self._addresses.table()))
+            self._last_round = self._due.rounds
+            self._due.add(*join_rows(joining.arrays, places, self._addresses.table))
 
     def move(self, moves: Sequence[Move]) -> None:
         moves = [move for move in moves if move.tokens]
         if not moves:
             return
-        if len({part.shape[1] for part in moves[0].source.arrays}) > 1:
-            _evaluate([each for move in moves for each in _move_by_layer(move)])
+        self.finish()
+        self._last_round = self._due.rounds
+        self._due.hold(*(move.source for move in moves))
+        if len({part.shape[1] for part in self._parts}) > 1:
+            self._due.add(*(each for move in moves for each in _move_by_layer(move)))
             return
-        self._addresses.forget()
         orders = [
             (
                 *(self._addresses.slab(move.source), move.source_slot, move.source.capacity),
@@ -226,7 +276,21 @@ class KernelWriter:
             )
             for move in moves
         ]
-        _evaluate([move_rows(orders, self._addresses.table(), moves[0].source.arrays)])
+        self._due.add(move_rows(orders, self._addresses.table, self._parts))
+
+    def finish(self) -> None:
+        """Send what was written, before slots change hands: rows that leave, and rows that move."""
+        if self._last_round == self._due.rounds:
+            self._due.send()
+
+    def free(self, slab: Slab) -> None:
+        self._addresses.forget(slab)
+
+
+def _counting(positions: list[int]) -> tuple[list[int], list[int]]:
+    """What is added in every step, and what the positions were a step before."""
+    one = [int(position != VACANT) for position in positions]
+    return one, [position - more for position, more in zip(positions, one, strict=True)]
 
 
 def _move_by_layer(move: Move) -> list[mx.array]:
@@ -236,8 +300,3 @@ def _move_by_layer(move: Move) -> list[mx.array]:
         write_rows(new, old[source, :, : move.tokens], target)
         for old, new in zip(move.source.arrays, move.target.arrays, strict=True)
     ]
-
-
-def _evaluate(arrays: Sequence[mx.array]) -> None:
-    if arrays:
-        mx.async_eval(list(arrays))  # type: ignore[no-untyped-call]

@@ -14,6 +14,7 @@ from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
 
 from millstream.backend.generation.caches.batch_caches import RowCaches
 from millstream.backend.generation.caches.class_caches import ClassCaches
+from millstream.backend.generation.caches.due import Due
 from millstream.backend.generation.caches.joining import MixedRows, leaf_window
 from millstream.backend.generation.caches.row_numbers import RowNumbers
 from millstream.backend.generation.caches.state_caches import StateCaches
@@ -60,11 +61,13 @@ class MixedCaches(TracedStep):
         for leaf in leaves:
             if not isinstance(leaf, ArraysCache):
                 templates.setdefault(leaf_window(leaf), []).append(kv_parts(leaf))
+        self.due = Due()
         self.attending = {
-            window: ClassCaches(parts, policy, kernels=kernels, window=window) for window, parts in templates.items()
+            window: ClassCaches(parts, policy, kernels=kernels, window=window, due=self.due)
+            for window, parts in templates.items()
         }
         """By window, 0 for full attention: the caches of layers that attend."""
-        self.states = StateCaches([leaf.cache for leaf in leaves if isinstance(leaf, ArraysCache)])
+        self.states = StateCaches([leaf.cache for leaf in leaves if isinstance(leaf, ArraysCache)], self.due)
         self._kinds = [None if isinstance(leaf, ArraysCache) else leaf_window(leaf) for leaf in leaves]
         attending = {window: iter(caches.layers) for window, caches in self.attending.items()}
         states = iter(self.states.layers)
@@ -73,6 +76,10 @@ class MixedCaches(TracedStep):
     @property
     def size(self) -> int:
         return self._numbers.size
+
+    def keep_vacant(self, allowed: bool) -> None:
+        for caches in self.attending.values():
+            caches.keep_vacant(allowed)
 
     def join(self, rows: Sequence[MixedRows]) -> list[int]:
         """Add rows. Returns their numbers, in order."""
@@ -92,6 +99,7 @@ class MixedCaches(TracedStep):
 
     def save(self, index: int, order: SavePrefix, store: PrefixStore) -> list[mx.array]:
         """Save KV blocks and a checkpoint of a row. Evaluate the arrays it returns at once, as for `ClassCaches`."""
+        self.due.send()
 
         def tokens(start: int, stop: int) -> Layers:
             return self.attending[0].tokens(index, start, stop) if 0 in self.attending else []
@@ -116,6 +124,7 @@ class MixedCaches(TracedStep):
         for caches in self.attending.values():
             caches.begin_step(length, self.shape)
         self.states.begin_step(self.shape)
+        self.due.send()
 
     def end_step(self, counts: Sequence[int] | None = None) -> None:
         for caches in self.attending.values():

@@ -134,14 +134,15 @@ class SlabStep:
 
     def begin(self, rows: Sequence[RowCache | None], shape: PassShape) -> None:
         self.shape = shape
+        lengths = [VACANT if row is None else row.length for row in rows[: shape.rows]]
+        lengths += [VACANT] * (shape.rows - len(lengths))
+        positions = self._positions(lengths)
         if shape.rows not in self._looked:
-            self._look(rows, shape.rows)
+            self._look(rows, shape.rows, positions)
             self._looked[shape.rows] = {name: getattr(self, name) for name in self._PREPARED}
         for name, value in self._looked[shape.rows].items():
             setattr(self, name, value)
-        lengths = [VACANT if row is None else row.length for row in rows[: shape.rows]]
-        lengths += [VACANT] * (shape.rows - len(lengths))
-        self.offset = self._sent(self._positions(lengths))
+        self.offset = self._sent(positions)
         for read in self.reads:
             read.begin(rows, shape.length)
 
@@ -175,7 +176,7 @@ class SlabStep:
         """The arrays that it replaces."""
         return [(parts, index) for read in self.reads for parts in read.slab.layers for index in range(len(parts))]
 
-    def _look(self, rows: Sequence[RowCache | None], size: int) -> None:
+    def _look(self, rows: Sequence[RowCache | None], size: int, positions: list[int]) -> None:
         by_slab: dict[int, list[tuple[int, int]]] = {}
         slabs: dict[int, Slab] = {}
         for number, row in enumerate(rows):

@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from millstream.backend.generation.caches.joining import JoiningRows
-from millstream.backend.generation.caches.slabs import Move, RowCache
+from millstream.backend.generation.caches.slabs import Move, RowCache, Slab
 
 
 class MlxWriter:
     """With MLX's own operations, which copy a slab if running work still reads it."""
 
     in_place = False
+
+    def finish(self) -> None:
+        """MLX knows the order of all writes."""
+
+    def free(self, slab: Slab) -> None:
+        """Nothing else holds it."""
 
     def join(self, rows: Sequence[RowCache], joining: JoiningRows) -> None:
         for index, row in enumerate(rows):

@@ -8,13 +8,13 @@ follows the tokens.
 
 from __future__ import annotations
 
-import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import mlx.core as mx
 
-from millstream.engine.generation.kv_capacity import SPARE_TOKENS, slot_capacity, spare_slots
+from millstream.engine.generation.kv_capacity import KEPT_TOKENS, SPARE_TOKENS, slot_capacity, spare_slots
 
 Parts = tuple[mx.array, ...]
 """The KV cache of a layer, tokens on axis 2: keys and values, or the packed weights, scales and biases of each."""
@@ -22,56 +22,99 @@ Parts = tuple[mx.array, ...]
 SLAB_TOKENS = 16384
 """The most tokens of a slab with several slots. Longer rows have a slab of their own."""
 
+FEWEST_SLOTS = 8
+"""Of a slab, where vacant slots may be kept."""
 
 MOST_ELEMENTS = 2**31 - 1
 """Of an array that many layers share: MLX counts larger ones in other kernels, which nobody has tried."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Buffers:
+    """How the parts of a slab lie in what is allocated."""
+
+    kinds: tuple[tuple[int, int, int, mx.Dtype], ...]
+    """Of each buffer: how many parts it has, and the heads, the size and the type of each."""
+    which: tuple[int, ...]
+    """For each part of each layer: its buffer."""
+    units: tuple[int, ...]
+    """And its place there in bytes, if a slab had room for one token."""
+
+
+class SlabForm:
+    """What all slabs of a pool have in common. `templates`: arrays whose heads, size and type the parts get.
+    `together`: parts that are alike are views of one array, which a GPU allocates and clears at once; only if nothing
+    but kernels writes to them."""
+
+    def __init__(self, templates: Sequence[Parts], *, together: bool) -> None:
+        self.parts = [part for parts in templates for part in parts]
+        self.layers = [len(parts) for parts in templates]
+        self.most_heads = max((part.shape[1] for part in self.parts), default=0)
+        self._kinds = [(part.shape[1], part.shape[3], part.dtype) for part in self.parts]
+        self._counts = Counter(self._kinds)
+        self._together = together
+        self._found: dict[frozenset[tuple[int, int, mx.Dtype]], Buffers] = {}
+
+    def buffers(self, tokens: int) -> Buffers:
+        """Those of a slab with room for so many tokens."""
+        together = frozenset(
+            kind
+            for kind, count in self._counts.items()
+            if self._together and count * tokens * kind[0] * kind[1] <= MOST_ELEMENTS
+        )
+        if together not in self._found:
+            self._found[together] = self._arranged(together)
+        return self._found[together]
+
+    def _arranged(self, together: frozenset[tuple[int, int, mx.Dtype]]) -> Buffers:
+        kinds: list[tuple[int, int, int, mx.Dtype]] = []
+        numbers: dict[tuple[int, int, mx.Dtype], int] = {}
+        taken: Counter[int] = Counter()
+        which, units = [], []
+        for kind in self._kinds:
+            if kind not in together or kind not in numbers:
+                numbers[kind] = len(kinds)
+                kinds.append((self._counts[kind] if kind in together else 1, *kind))
+            buffer, (heads, size, dtype) = numbers[kind], kind
+            which.append(buffer)
+            units.append(taken[buffer] * heads * size * dtype.size)
+            taken[buffer] += 1
+        return Buffers(tuple(kinds), tuple(which), tuple(units))
+
+
 class Slab:
     """Memory for some rows of one class: per layer and part, (slots, heads, capacity, size)."""
 
-    __slots__ = ("buffers", "capacity", "layers", "most_heads", "nbytes", "rows", "where")
+    __slots__ = ("_layers", "arranged", "buffers", "capacity", "form", "nbytes", "rows", "used")
 
-    def __init__(self, capacity: int, slots: int, templates: Sequence[Parts], *, together: bool = False) -> None:
-        """`templates`: arrays whose heads, size and type the parts get. `together`: parts that are alike are views of
-        one array, which a GPU allocates and clears at once; only if nothing but kernels writes to them."""
+    def __init__(self, capacity: int, slots: int, form: SlabForm) -> None:
         self.capacity = capacity
+        self.form = form
         self.rows: list[RowCache | None] = [None] * slots
-        self.most_heads = max((like.shape[1] for parts in templates for like in parts), default=0)
-        self.buffers: list[mx.array] = []
-        """What is allocated."""
-        self.where: list[tuple[int, int]] = []
-        """For each part of each layer: its buffer, and its place in it in bytes."""
-        shapes = [
-            ((slots, like.shape[1], capacity, like.shape[3]), like.dtype) for parts in templates for like in parts
+        self.used = 0
+        self.arranged = form.buffers(slots * capacity)
+        shapes = [((slots, heads, capacity, size), count, dtype) for count, heads, size, dtype in self.arranged.kinds]
+        self.buffers = [
+            mx.zeros((count, *shape) if count > 1 else shape, dtype=dtype) for shape, count, dtype in shapes
         ]
-        counts: dict[tuple[tuple[int, ...], mx.Dtype], int] = {}
-        for kind in shapes:
-            counts[kind] = counts.get(kind, 0) + 1
-        numbers: dict[tuple[tuple[int, ...], mx.Dtype], int] = {}
-        taken: dict[int, int] = {}
-        views: list[mx.array] = []
-        for kind in shapes:
-            shape, dtype = kind
-            if not together or counts[kind] * math.prod(shape) > MOST_ELEMENTS:
-                self.buffers.append(mx.zeros(shape, dtype=dtype))
-                self.where.append((len(self.buffers) - 1, 0))
-                views.append(self.buffers[-1])
-                continue
-            if kind not in numbers:
-                numbers[kind] = len(self.buffers)
-                self.buffers.append(mx.zeros((counts[kind], *shape), dtype=dtype))
-            buffer = numbers[kind]
-            at = taken[buffer] = taken.get(buffer, -1) + 1
-            self.where.append((buffer, at * math.prod(shape) * dtype.size))
-            views.append(mx.squeeze(self.buffers[buffer][at : at + 1], axis=0))  # `[at]` would be a copy
-        found = iter(views)
-        self.layers = [[next(found) for _ in parts] for parts in templates]
+        """What is allocated."""
         self.nbytes = sum(buffer.nbytes for buffer in self.buffers)
+        self._layers: list[list[mx.array]] | None = None
 
     @property
-    def used(self) -> int:
-        return sum(row is not None for row in self.rows)
+    def layers(self) -> list[list[mx.array]]:
+        """The parts of each layer: views, made when they are first asked for. Kernels have addresses instead."""
+        if self._layers is None:
+            taken: Counter[int] = Counter()
+            parts: list[mx.array] = []
+            for number in self.arranged.which:
+                buffer, at = self.buffers[number], taken[number]
+                taken[number] += 1
+                # `[at]` would be a copy.
+                parts.append(buffer if buffer.ndim == 4 else mx.squeeze(buffer[at : at + 1], axis=0))
+            found = iter(parts)
+            self._layers = [[next(found) for _ in range(count)] for count in self.form.layers]
+        return self._layers
 
     @property
     def vacant(self) -> int:
@@ -80,6 +123,18 @@ class Slab:
     @property
     def arrays(self) -> list[mx.array]:
         return [part for parts in self.layers for part in parts]
+
+    def occupy(self, slot: int, row: RowCache) -> None:
+        """Give a vacant slot to a row, which may have another one until now."""
+        assert self.rows[slot] is None, "the slot is not vacant"
+        self.rows[slot] = row
+        self.used += 1
+        row.slab, row.slot = self, slot
+
+    def vacate(self, slot: int) -> None:
+        assert self.rows[slot] is not None, "the slot is vacant"
+        self.rows[slot] = None
+        self.used -= 1
 
 
 @dataclass(slots=True, eq=False)
@@ -95,6 +150,8 @@ class RowCache:
     """How many tokens it attends to, the new one included; 0: all. Its slot then becomes a ring."""
     skipped: int = 0
     """Tokens of its prompt that were never read (SpecPrefill). Those that were have their true positions in them."""
+    items: tuple[int, int, bytes] | None = None
+    """Its work items in its slot, as `KernelStep` has found them."""
     origin: int = field(init=False)
     """How many tokens are not in its slot: its next token's position, less its column."""
 
@@ -159,13 +216,23 @@ class Move:
 
 
 class SlabPool:
-    """All slabs of a batch. `copy` runs moves; `merge`: have few slabs per class, as full as can be, since each costs a
-    call and vacant slots are computed. Otherwise slabs cost nothing, and moves are what is saved."""
+    """All slabs of a batch. `copy` runs moves, `free` is told of slabs that are no longer here; `merge`: have few slabs
+    per class, as full as can be, since each costs a call and vacant slots are computed. Otherwise slabs cost nothing,
+    and moves are what is saved."""
 
-    def __init__(self, templates: Sequence[Parts], copy: Callable[[Sequence[Move]], None], *, merge: bool) -> None:
-        self._templates = templates
+    def __init__(
+        self,
+        templates: Sequence[Parts],
+        copy: Callable[[Sequence[Move]], None],
+        free: Callable[[Slab], None],
+        *,
+        merge: bool,
+    ) -> None:
+        self._form = SlabForm(templates, together=not merge)
         self._copy = copy
+        self._free = free
         self._merge = merge
+        self._keeps = False
         self._classes: dict[int, list[Slab]] = {}
 
     def __iter__(self) -> Iterator[Slab]:
@@ -176,6 +243,15 @@ class SlabPool:
     def nbytes(self) -> int:
         return sum(slab.nbytes for slab in self)
 
+    def keep_vacant(self, allowed: bool) -> bool:
+        """Whether `KEPT_TOKENS` may be vacant, so that hardly any row moves when others leave, and rows that join find
+        slots. Returns whether rows may have moved."""
+        allowed = allowed and not self._merge
+        shrinks, self._keeps = self._keeps and not allowed, allowed
+        for capacity in self._classes if shrinks else ():
+            self._shrink(capacity)
+        return shrinks
+
     def place(self, rows: Sequence[RowCache], capacity: int) -> None:
         """Give new rows slots of a class."""
         vacant = self._vacant(capacity)
@@ -183,7 +259,7 @@ class SlabPool:
             self._add(capacity, len(rows))
             vacant = self._vacant(capacity)
         for row, (slab, slot) in zip(rows, vacant, strict=False):
-            _occupy(row, slab, slot)
+            slab.occupy(slot, row)
 
     def move(self, rows: Sequence[RowCache], capacity: int) -> None:
         """Move rows to slots of another class. Some at a time: until their old slabs are freed, they exist twice."""
@@ -194,7 +270,7 @@ class SlabPool:
     def _move(self, rows: Sequence[RowCache], capacity: int) -> None:
         sources = [(row.place, row.slot) for row in rows]
         for slab, slot in sources:
-            slab.rows[slot] = None
+            slab.vacate(slot)
         self.place(rows, capacity)
         pairs = zip(rows, sources, strict=True)
         self._copy([Move(slab, slot, row.place, row.slot, min(row.own, slab.capacity)) for row, (slab, slot) in pairs])
@@ -205,19 +281,18 @@ class SlabPool:
         """Take their slots from rows that end."""
         capacities = set()
         for row in rows:
-            row.place.rows[row.slot] = None
+            row.place.vacate(row.slot)
             capacities.add(row.place.capacity)
             row.slab = None
+        if not any(slab.used for slab in self):
+            capacities = set(self._classes)
         for capacity in capacities:
             self._shrink(capacity)
-
-    def _new(self, capacity: int, slots: int) -> Slab:
-        return Slab(capacity, slots, self._templates, together=not self._merge)
 
     def _vacant(self, capacity: int) -> list[tuple[Slab, int]]:
         """Vacant slots, in the fullest slab first, and there from the first on."""
         slabs = sorted(self._classes.get(capacity, []), key=lambda slab: slab.vacant)
-        return [(slab, slot) for slab in slabs for slot, row in enumerate(slab.rows) if row is None]
+        return [(slab, slot) for slab in slabs if slab.vacant for slot, row in enumerate(slab.rows) if row is None]
 
     def _spare(self, capacity: int, rows: int) -> int:
         return min(spare_slots(capacity), rows // 8) if self._merge else spare_slots(capacity)
@@ -225,6 +300,12 @@ class SlabPool:
     def _most(self, capacity: int) -> int:
         """The most slots of a slab."""
         return max(1, (SLAB_TOKENS if self._merge or capacity <= SPARE_TOKENS else 0) // capacity)
+
+    def _kept_room(self) -> int:
+        """How many more tokens may be vacant; below zero: how many are too many. Nothing is kept for no rows."""
+        if not self._keeps or not any(slab.used for slab in self):
+            return -1
+        return KEPT_TOKENS - sum(slab.vacant * slab.capacity for slab in self)
 
     def _add(self, capacity: int, joining: int) -> None:
         """Add slabs for rows that join, with some slots to spare. If slabs are merged, rows of those that are not full
@@ -236,16 +317,31 @@ class SlabPool:
         rows = joining + sum(slab.used for slab in slabs)
         staying = [slab for slab in slabs if slab not in merged]
         missing = joining + sum(slab.used for slab in merged) - sum(slab.vacant for slab in staying)
-        slots = missing + self._spare(capacity, rows)
+        slots = self._slots(capacity, missing, rows)
         while missing > 0:
-            slabs.append(self._new(capacity, min(slots, most)))
+            slabs.append(Slab(capacity, min(slots, most), self._form))
             missing, slots = missing - most, slots - most
         self._empty(capacity, merged)
 
+    def _slots(self, capacity: int, missing: int, rows: int) -> int:
+        """How many slots to add. Where vacant ones may be kept, so many that a burst of rows makes few slabs, and slabs
+        have few sizes: every other one is memory that CUDA allocates."""
+        slots = missing + self._spare(capacity, rows)
+        if not self._keeps:
+            return slots
+        wanted = max(FEWEST_SLOTS, 1 << (max(slots, rows) - 1).bit_length())
+        vacant = sum(slab.vacant * slab.capacity for slab in self)
+        return max(slots, min(wanted, missing + (KEPT_TOKENS - vacant) // capacity))
+
     def _shrink(self, capacity: int) -> None:
         """Empty slabs while a class has more vacant slots than it may."""
+        if self._kept_room() >= 0:
+            return
+        for slabs in self._classes.values() if self._keeps else [self._classes[capacity]]:
+            self._remove(slabs, [slab for slab in slabs if not slab.used])
+        if self._kept_room() >= 0:
+            return
         slabs = self._classes[capacity]
-        slabs[:] = [slab for slab in slabs if slab.used]
         while slabs:
             rows = sum(slab.used for slab in slabs)
             vacant = sum(slab.vacant for slab in slabs)
@@ -253,7 +349,8 @@ class SlabPool:
                 return
             sparsest = max(slabs, key=lambda slab: slab.vacant)
             if vacant - sparsest.vacant < sparsest.used:
-                slabs.append(self._new(capacity, sparsest.used - (vacant - sparsest.vacant)))
+                slots = sparsest.used - (vacant - sparsest.vacant)
+                slabs.append(Slab(capacity, slots, self._form))
             self._empty(capacity, [sparsest])
 
     def _empty(self, capacity: int, emptied: Sequence[Slab]) -> None:
@@ -267,11 +364,13 @@ class SlabPool:
                 if row is not None:
                     target, target_slot = next(targets)
                     moves.append(Move(slab, slot, target, target_slot, row.columns))
-                    _occupy(row, target, target_slot)
+                    target.occupy(target_slot, row)
         if moves:
             self._copy(moves)
+        for slab in emptied:
+            self._free(slab)
 
-
-def _occupy(row: RowCache, slab: Slab, slot: int) -> None:
-    row.slab, row.slot = slab, slot
-    slab.rows[slot] = row
+    def _remove(self, slabs: list[Slab], removed: Sequence[Slab]) -> None:
+        slabs[:] = [slab for slab in slabs if slab not in removed]
+        for slab in removed:
+            self._free(slab)

@@ -15,6 +15,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache
 
+from millstream.backend.generation.caches.due import Due
 from millstream.backend.generation.caches.joining import JoiningRows
 from millstream.backend.generation.caches.slabs import Parts
 from millstream.backend.generation.caches.widths import SlotPolicy, exact
@@ -68,6 +69,7 @@ class SlotCaches:
 
     def __init__(self, layer_count: int, policy: SlotPolicy, *, mask_dims: int = 4) -> None:
         self.layers = [SlotLayer(self) for _ in range(layer_count)]
+        self.due = Due()
         self._policy = policy
         self._ones = (1,) * (mask_dims - 2)
         self._starts: list[int | None] = []
@@ -88,6 +90,9 @@ class SlotCaches:
     def size(self) -> int:
         """How many rows a forward pass has."""
         return self.count
+
+    def keep_vacant(self, allowed: bool) -> None:
+        """The rectangle follows its own rules."""
 
     def join(self, joining: Sequence[JoiningRows]) -> list[int]:
         """Write the rows into vacant slots. Returns their slots, in order."""
@@ -143,6 +148,7 @@ class SlotCaches:
             self._update_starts()
         self.offset = self.end - self.starts
         self.mask = self._mask(self.first, self.end + 1) if self._needs_mask else None
+        self.due.send()
 
     def end_step(self, counts: Sequence[int] | None = None) -> None:
         self.end += 1

@@ -12,6 +12,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache
 
+from millstream.backend.generation.caches.due import Due
 from millstream.backend.generation.caches.pass_shape import PassShape
 from millstream.backend.generation.caches.traced_step import Ref, TracedStep
 
@@ -54,9 +55,10 @@ class StateLayer(ArraysCache):  # type: ignore[misc]
 
 
 class StateCaches(TracedStep):
-    """Owner only. `templates`: per layer, states of one row."""
+    """Owner only. `templates`: per layer, states of one row. `due`: where changes go, which are not part of a step."""
 
-    def __init__(self, templates: Sequence[States]) -> None:
+    def __init__(self, templates: Sequence[States], due: Due | None = None) -> None:
+        self._due = due or Due()
         self._templates = [[_template(array) for array in states] for states in templates]
         self.layers = [StateLayer(len(states)) for states in templates]
         self._size = 0
@@ -93,8 +95,7 @@ class StateCaches(TracedStep):
         return found
 
     def _launch(self) -> None:
-        """Not as part of the next step, which stays the same operations: see `Batch`."""
-        mx.async_eval([layer.cache for layer in self.layers])  # type: ignore[no-untyped-call]
+        self._due.add(*(array for layer in self.layers for array in layer.cache if array is not None))
 
     def _resize(self, size: int) -> None:
         grown, self._size = size - self._size, size

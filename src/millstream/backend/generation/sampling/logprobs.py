@@ -16,6 +16,8 @@ class RowLogprobs:
     def __init__(self, wanted: Sequence[int | None]) -> None:
         """`wanted`: per row, how many of the most likely tokens to return, or None for no log-probabilities."""
         self._wanted = {index: top for index, top in enumerate(wanted) if top is not None}
+        if not self._wanted:
+            return
         self._indices = mx.array(list(self._wanted), dtype=mx.int32)
         self._max_top = max(self._wanted.values(), default=0)
 

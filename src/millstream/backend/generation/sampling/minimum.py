@@ -25,6 +25,8 @@ class MinimumLengths:
             if token < vocab_size
         ]
         self._any = bool(entries)
+        if not entries:
+            return
         self._rows = mx.array([row for row, _, _ in entries], dtype=mx.int32)
         self._tokens = mx.array([token for _, token, _ in entries], dtype=mx.int32)
         self._lengths = mx.array([length for _, _, length in entries], dtype=mx.int32)

@@ -45,6 +45,8 @@ class Penalties:
 
     def filter(self, layout: list[int]) -> None:
         """Follow the batch to a new layout: the previous index of each row, -1 for a vacant one."""
+        if not self.rows:
+            return
         moved = {old: new for new, old in enumerate(layout) if old >= 0}
         remaining = [number for number, row in enumerate(self.rows) if row in moved]
         if not remaining:

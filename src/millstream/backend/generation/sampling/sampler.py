@@ -6,9 +6,12 @@ depends only on its own logits, settings, seed and position, so the same seed gi
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
 
 from millstream.backend.kernels import sample as sample_kernel
 from millstream.backend.kernels.outbox import Letter
@@ -22,8 +25,20 @@ def _column(values: list[float]) -> mx.array:
     return mx.array(values, dtype=mx.float32)[:, None]
 
 
+GREEDY = Sampling()
+
+
+def drawing(sampling: Sampling) -> Sampling:
+    """What of a row's settings a sampler sees. All greedy rows are alike, so a sampler of them serves others too."""
+    return GREEDY if sampling.temperature <= 0 and not sampling.logit_bias else sampling
+
+
+def _seeds(rows: Sequence[Sampling]) -> NDArray[np.uint32]:
+    return np.array([(row.seed ^ (row.seed >> 32)) & 0xFFFFFFFF for row in rows], dtype=np.uint32)
+
+
 def seeds(rows: Sequence[Sampling]) -> mx.array:
-    return mx.array([(row.seed ^ (row.seed >> 32)) & 0xFFFFFFFF for row in rows], dtype=mx.uint32)
+    return mx.array(_seeds(rows))
 
 
 def uniform(row_seeds: mx.array, positions: mx.array) -> mx.array:
@@ -38,15 +53,17 @@ class Sampler:
 
     def __init__(self, rows: Sequence[Sampling], *, kernel: bool = False) -> None:
         """`kernel`: sample with our CUDA kernel."""
+        self._rows = rows
         self._bias = _Bias(rows) if any(row.logit_bias for row in rows) else None
-        random_rows = [index for index, row in enumerate(rows) if row.temperature > 0]
-        self._random = _RandomSampler([rows[index] for index in random_rows]) if random_rows else None
-        self._settings = sample_kernel.settings_of(rows) if kernel else None
-        self._seeds = seeds(rows)
-        if self._settings is not None:
-            # What the device has computed lies in its own memory. From the host's, every block reads over the bus.
-            self._settings, self._seeds = self._settings * 1.0, self._seeds + mx.array(0, dtype=mx.uint32)
-        self._random_rows = None if len(random_rows) == len(rows) else mx.array(random_rows, dtype=mx.int32)
+        self._settings: mx.array | None = None
+        if kernel:
+            settings = sample_kernel.numbers_of(rows)
+            self._made = mx.array(np.concatenate([settings.reshape(-1).view(np.uint32), _seeds(rows)]))
+            # What the device has computed lies in its own memory, if the other is held. From the host's, every block
+            # reads over the bus.
+            far = self._made + mx.array(0, dtype=mx.uint32)
+            self._settings = mx.view(far[: settings.size], mx.float32).reshape(settings.shape)
+            self._seeds = far[settings.size :]
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -70,14 +87,24 @@ class Sampler:
         """The tokens by MLX's operations: the reference for the kernel."""
         if self._bias is not None:
             logits = self._bias(logits.astype(mx.float32))
-        if self._random is None:  # in the type that they have: to convert them changes no order
+        random, chosen = self._random
+        if random is None:  # in the type that they have: to convert them changes no order
             return mx.argmax(logits, axis=-1).astype(mx.int32)
         logits = logits.astype(mx.float32)
-        if self._random_rows is None:
-            return self._random(logits, positions)
+        if chosen is None:
+            return random(logits, positions)
         tokens = mx.argmax(logits, axis=-1).astype(mx.int32)
-        tokens[self._random_rows] = self._random(logits[self._random_rows], positions[self._random_rows])
+        tokens[chosen] = random(logits[chosen], positions[chosen])
         return tokens
+
+    @functools.cached_property
+    def _random(self) -> tuple[_RandomSampler | None, mx.array | None]:
+        """For rows that draw, and which they are; None if that is all."""
+        rows = [index for index, row in enumerate(self._rows) if row.temperature > 0]
+        if not rows:
+            return None, None
+        chosen = None if len(rows) == len(self._rows) else mx.array(rows, dtype=mx.int32)
+        return _RandomSampler([self._rows[index] for index in rows]), chosen
 
 
 class _Bias:
