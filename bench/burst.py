@@ -149,7 +149,7 @@ def measure(options: argparse.Namespace, folder: str, scratch: Path) -> None:
     p50, p99 = milliseconds(percentile(gaps, 0.5)), milliseconds(percentile(gaps, 0.99))
     firsts = [sample.first for sample in samples if sample.first is not None]
     print(f"  clients: gap p50 {p50}, p99 {p99}; first token p50 {milliseconds(percentile(firsts, 0.5))}, ", end="")
-    print(f"p99 {milliseconds(percentile(firsts, 0.99))}; CPU of the HTTP process {cost:.2f} ms per request", flush=True)
+    print(f"p99 {milliseconds(percentile(firsts, 0.99))}; HTTP process: {cost:.2f} ms of CPU per request", flush=True)
 
 
 def main() -> int:

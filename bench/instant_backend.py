@@ -16,14 +16,13 @@ from millstream.loading.settings import EngineSettings
 from millstream.model_facts import Calibration, GenerationFacts
 from millstream.models.source import ModelSource
 
-
 FIRST_TOKEN, TOKENS = 300, 1000
 """The ids of the tokens that it makes, one per step, in turn."""
 
 
 class StepTimes:
-    """A file in which the engine's process writes when each of the latest steps ended, and how much CPU time the server's
-    process had used by then. A step is known by its token."""
+    """A file in which the engine's process writes when each of the latest steps ended, and how much CPU time the
+    server's process had used by then. A step is known by its token."""
 
     _ENTRY = Struct("dd")
 
