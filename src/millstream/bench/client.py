@@ -11,7 +11,6 @@ from urllib.parse import SplitResult
 import httptools
 import orjson
 
-
 SHOWN = 2000
 """Bytes of a body that are remembered, to show what a server answered instead of a stream."""
 
