@@ -35,6 +35,7 @@ from millstream.errors import ModelError
 from millstream.loading.backends import BackendMaker, generation_backend
 from millstream.loading.progress import LoadWatch, Show
 from millstream.reload import ConfigReloader, Reread
+from millstream.service.turnstile import enter_new
 
 log = logging.getLogger(__name__)
 
@@ -171,6 +172,7 @@ def http_protocol(settings: Settings) -> Callable[..., LimitedProtocol]:
         connections=connections,
         error_format=DEFAULT_DIALECT.errors,
         is_websocket=is_websocket,
+        take_turn=enter_new,
     )
 
 

@@ -23,6 +23,7 @@ from millstream.api.http1.protocol import LimitedProtocol
 from millstream.errors import NotFound
 from millstream.model_facts import ModelCard
 from millstream.service.ports import DeltaSink
+from millstream.service.turnstile import enter_new
 from millstream.types import Delta, FinishReason, GenerationRequest, Usage
 from support.services import services
 
@@ -203,6 +204,7 @@ def running(app: object, *, limits: HttpLimits = LIMITS, **options: object) -> I
         connections=Connections(limits),
         error_format=DEFAULT_DIALECT.errors,
         is_websocket=is_websocket,
+        take_turn=enter_new,
     )
     options.setdefault("http", protocol)
     listener = socket.create_server(("127.0.0.1", 0))

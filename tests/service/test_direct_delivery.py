@@ -6,7 +6,8 @@ import asyncio
 import functools
 import itertools
 import tempfile
-from collections.abc import Coroutine, Sequence
+import threading
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,13 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
+def while_the_loop_is_busy(call: Callable[[], None]) -> None:
+    """On another thread, as an engine's, while the event loop waits for it here."""
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+
+
 async def texts(generation: Any) -> list[str]:
     return [delta.text async for batch in generation for delta in batch]
 
@@ -139,8 +147,12 @@ def test_steps_that_the_loop_was_late_for_come_together() -> None:
         second, second_sink = stage.generation(2)
         readers = [asyncio.create_task(texts(each)) for each in (first, second)]
         await settle()
-        for text in "abc":
-            stage.emit([tokens(1, text), tokens(2, text.upper())])
+
+        def emit() -> None:
+            for text in "abc":
+                stage.emit([tokens(1, text), tokens(2, text.upper())])
+
+        while_the_loop_is_busy(emit)
         await settle()
         assert (first_sink.texts, second_sink.texts) == (["abc"], ["ABC"])
         stage.emit([end(1, 3), end(2, 3)])
@@ -317,8 +329,12 @@ def test_several_steps_in_columns_come_together(apart: bool) -> None:
         readers = [asyncio.create_task(texts(each)) for each in (first, second)]
         await settle()
         steps: list[list[Event]] = [[step(r1="a", r2="A")], [step(r1="b", r2="B"), end(1, 2)], [step(r2="C")]]
-        for events in steps if apart else [list(itertools.chain(*steps))]:
-            stage.emit(events)
+
+        def emit() -> None:
+            for events in steps if apart else [list(itertools.chain(*steps))]:
+                stage.emit(events)
+
+        while_the_loop_is_busy(emit)
         assert "".join(await readers[0]) == ""
         assert (first_sink.texts, second_sink.texts) == (["ab"], ["ABC"])
         stage.emit([end(2, 3)])

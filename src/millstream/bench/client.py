@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 from urllib.parse import SplitResult
 
 import httptools
 import orjson
 
-LIMIT = 2**20
+SHOWN = 2000
+"""Bytes of a body that are remembered, to show what a server answered instead of a stream."""
 
 
 @dataclass(slots=True)
@@ -19,6 +20,7 @@ class Sample:
     """Measurements of one request, in seconds of a monotonic clock."""
 
     started: float
+    """When the request was sent, on a connection that was open."""
     arrivals: list[float] = field(default_factory=list)
     """When each chunk of text arrived."""
     ended: float = 0.0
@@ -59,7 +61,8 @@ class _Reader:
             if event.startswith(b"data: {"):
                 self._take(orjson.loads(event[6:]), now)
             self.done = self.done or event == b"data: [DONE]"
-        self._body = (self._body + body)[:2000]
+        if len(self._body) < SHOWN:
+            self._body = (self._body + body)[:SHOWN]
 
     def on_message_complete(self) -> None:
         self.complete = True
@@ -103,41 +106,88 @@ def _called(call: dict[str, Any]) -> str:
     return (function.get("name") or "") + (function.get("arguments") or "")
 
 
+class Exchange(asyncio.Protocol):
+    """One request on a connection of its own: connected first, then sent, so that many can start at the same moment.
+    Chunks are timed and parsed where they arrive, without waking a task for each."""
+
+    def __init__(self, request: bytes) -> None:
+        self._request = request
+        self._transport: asyncio.WriteTransport | None = None
+        self._body: _Reader | None = None
+        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._refused: OSError | None = None
+
+    @classmethod
+    async def open(cls, url: SplitResult, path: str, body: dict[str, object]) -> Exchange:
+        """Connects. If that fails, `run` stores the error in its sample."""
+        exchange = cls(request_bytes(url, path, body))
+        try:
+            await asyncio.get_running_loop().create_connection(lambda: exchange, url.hostname, url.port)
+        except OSError as error:
+            exchange._refused = error
+        return exchange
+
+    async def run(self, sample: Sample) -> Sample:
+        """Send the request and read its stream to the end. Errors are stored in the sample, not raised."""
+        sample.started = time.perf_counter()
+        try:
+            await self._exchange(sample)
+        except (OSError, httptools.HttpParserError, orjson.JSONDecodeError) as error:
+            sample.error = f"{type(error).__name__}: {error}"
+        finally:
+            if self._transport is not None:
+                self._transport.close()
+        sample.ended = time.perf_counter()
+        return sample
+
+    async def _exchange(self, sample: Sample) -> None:
+        if self._refused is not None:
+            raise self._refused
+        assert self._transport is not None
+        self._body = body = _Reader(sample)
+        self._parser = httptools.HttpResponseParser(body)
+        self._transport.write(self._request)
+        await self._over
+        if not (body.complete or body.done):  # how an HTTP/1.0 server ends a response
+            sample.error = sample.error or "the server closed the connection"
+        sample.tokens = body.tokens()
+        if self._parser.get_status_code() != 200:
+            sample.error = f"{self._parser.get_status_code()}: {body.start_of_body()}"
+        elif sample.error is None and not sample.arrivals:
+            sample.error = f"no text received: {body.start_of_body()}"
+
+    # Called by the transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.WriteTransport", transport)  # uvloop's is none by class
+
+    def data_received(self, data: bytes) -> None:
+        if self._body is None or self._over.done():
+            return  # the server speaks unasked, or after the end
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, orjson.JSONDecodeError) as error:
+            self._over.set_exception(error)
+        else:
+            if self._body.complete:
+                self._over.set_result(None)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._over.done():
+            return
+        if error is None:
+            self._over.set_result(None)
+        else:
+            self._over.set_exception(error)
+
+
 async def stream(url: SplitResult, path: str, body: dict[str, object], sample: Sample | None = None) -> Sample:
-    """Send one request and read its stream to the end. Errors are stored in the sample, not raised.
+    """Connect, then send one request and read its stream to the end. Errors are stored in the sample, not raised.
 
     Pass a sample to watch the stream while it runs.
     """
-    sample = Sample(0.0) if sample is None else sample
-    sample.started = time.perf_counter()
-    try:
-        await _exchange(url, request_bytes(url, path, body), sample)
-    except (OSError, httptools.HttpParserError, asyncio.IncompleteReadError, orjson.JSONDecodeError) as error:
-        sample.error = f"{type(error).__name__}: {error}"
-    sample.ended = time.perf_counter()
-    return sample
-
-
-async def _exchange(url: SplitResult, request: bytes, sample: Sample) -> None:
-    reader, writer = await asyncio.open_connection(url.hostname, url.port, limit=LIMIT)
-    try:
-        writer.write(request)
-        body = _Reader(sample)
-        parser = httptools.HttpResponseParser(body)
-        while not body.complete:
-            data = await reader.read(LIMIT)
-            if not data:  # how an HTTP/1.0 server ends a response
-                if not body.done:
-                    sample.error = sample.error or "the server closed the connection"
-                break
-            parser.feed_data(data)
-        sample.tokens = body.tokens()
-        if parser.get_status_code() != 200:
-            sample.error = f"{parser.get_status_code()}: {body.start_of_body()}"
-        elif sample.error is None and not sample.arrivals:
-            sample.error = f"no text received: {body.start_of_body()}"
-    finally:
-        writer.close()
+    exchange = await Exchange.open(url, path, body)
+    return await exchange.run(Sample(0.0) if sample is None else sample)
 
 
 def request_bytes(url: SplitResult, path: str, body: dict[str, object] | None) -> bytes:

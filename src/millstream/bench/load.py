@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from urllib.parse import SplitResult, urlsplit
 
-from millstream.bench.client import Sample, ping, stream
+from millstream.bench.client import Exchange, Sample, ping
 from millstream.bench.words import words
 
 HEALTH_INTERVAL = 0.1
@@ -67,27 +67,53 @@ def request_body(load: Load, number: int) -> dict[str, object]:
     return body | {"prompt": text}
 
 
-async def run(load: Load, streams: int, done: Callable[[], None], *, first_number: int = 0) -> Result:
-    """Run one level of `streams` concurrent streams. `done` is called after each request."""
+async def prepare(load: Load, streams: int, first_number: int = 0) -> list[Exchange]:
+    """The first request of each stream, made and connected: streams that start together must be sent together, and a
+    client that still connects when the first tokens arrive would time itself. None if requests come at random times."""
+    if load.rate is not None:
+        return []
+    return list(await asyncio.gather(*(_open(load, first_number + index) for index in range(streams))))
+
+
+async def _open(load: Load, number: int) -> Exchange:
     path = "/v1/chat/completions" if load.api == "chat" else "/v1/completions"
+    return await Exchange.open(load.target, path, request_body(load, number))
+
+
+async def run(
+    load: Load,
+    streams: int,
+    done: Callable[[], None],
+    *,
+    first_number: int = 0,
+    prepared: Sequence[Exchange] | None = None,
+) -> Result:
+    """Run one level of `streams` concurrent streams. `done` is called after each request. `prepared`: by `prepare`,
+    which is called here if nobody has."""
+    if prepared is None:
+        prepared = await prepare(load, streams, first_number)
     total = streams * load.requests_per_stream
     samples: list[Sample] = []
-    numbers = iter(range(first_number, first_number + total))
+    numbers = iter(range(first_number + len(prepared), first_number + total))
 
-    async def one(number: int) -> None:
-        samples.append(await stream(load.target, path, request_body(load, number)))
+    async def one(exchange: Exchange) -> None:
+        samples.append(await exchange.run(Sample(0.0)))
         done()
 
-    async def one_stream() -> None:
+    async def one_stream(first: Exchange) -> None:
+        await one(first)
         for number in numbers:
-            await one(number)
+            await one(await _open(load, number))
+
+    async def arrived(number: int) -> None:
+        await one(await _open(load, number))
 
     health: list[float | None] = []
     watcher = asyncio.create_task(watch_health(load.target, health))
     if load.rate is None:
-        await asyncio.gather(*(one_stream() for _ in range(streams)))
+        await asyncio.gather(*(one_stream(first) for first in prepared))
     else:
-        await _arrive(load.rate, load.seed, list(numbers), one)
+        await _arrive(load.rate, load.seed, list(numbers), arrived)
     watcher.cancel()
     return Result(streams, samples, health)
 

@@ -1,12 +1,14 @@
 """Generate load from several processes: at 45,000 events per second one Python client would measure itself.
 
-Each worker is `python -m millstream.bench.processes`. It gets its part of the level, says that it is ready, waits for
-the word to start, so that all start together, and sends back its samples. Their clock is one for all processes.
+Each worker is `python -m millstream.bench.processes`. It gets its part of the level, makes and connects the first
+requests, says that it is ready, waits for the word to start, so that all start together, and sends back its samples.
+Their clock is one for all processes, and nothing else runs in them meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import importlib.util
 import os
 import pickle
@@ -15,7 +17,7 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Sequence
 from typing import BinaryIO
 
-from millstream.bench.load import Load, Result, run
+from millstream.bench.load import Load, Result, prepare, run
 
 STREAMS_PER_PROCESS = 32
 """A server at 200 tokens per second and stream then takes a worker a tenth of a core or two."""
@@ -35,8 +37,9 @@ def processes_for(streams: int) -> int:
 async def run_split(
     load: Load, streams: int, done: Callable[[], None], *, processes: int, first_number: int = 0
 ) -> Result:
-    """Like `load.run`, with the streams divided among processes. Each has `--rate` in proportion."""
-    if processes < 2 or streams < 2:
+    """Like `load.run`, with the streams divided among processes, which have `--rate` in proportion. A single stream has
+    nothing to share its process with, and needs no other."""
+    if streams < 2:
         return await run(load, streams, done, first_number=first_number)
     parts = _parts(load, streams, min(processes, streams), first_number)
     workers = [await _started(part) for part in parts]
@@ -102,11 +105,14 @@ def _work(commands: BinaryIO, reports: BinaryIO) -> None:
         reports.write(line)
         reports.flush()
 
-    report(READY)
-    if not commands.readline():
-        return  # the parent has gone
     with asyncio.Runner(loop_factory=_fast_loop()) as runner:
-        result = runner.run(run(load, streams, lambda: report(DONE), first_number=first_number))
+        prepared = runner.run(prepare(load, streams, first_number))
+        gc.collect()
+        gc.freeze()  # a full collection would scan all modules, for milliseconds
+        report(READY)
+        if not commands.readline():
+            return  # the parent has gone
+        result = runner.run(run(load, streams, lambda: report(DONE), first_number=first_number, prepared=prepared))
     data = pickle.dumps(result)
     report(RESULT + b"%d\n" % len(data) + data)
 

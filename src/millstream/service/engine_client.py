@@ -188,10 +188,10 @@ class EngineClient:
             self._steps.append(events)  # before the check: who sees it scheduled is taken along
             if self._scheduled:
                 return
-            self._scheduled = True
             if self._is_running():
-                self._loop.call_soon(self._receive_steps)
+                self._receive_steps()  # not soon: what is ready to run would come before it
                 return
+            self._scheduled = True
             try:
                 self._loop.call_soon_threadsafe(self._receive_steps)
             except RuntimeError:

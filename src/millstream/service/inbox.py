@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-from millstream.engine.messages import RequestEvent, Started
+from millstream.engine.messages import Failed, Finished, RequestEvent, Started
 from millstream.errors import OutputUnread
+from millstream.service.turnstile import turnstile
 from millstream.service.unread_output import UnreadOutput
 
 MAX_BATCH = 32
@@ -22,6 +24,12 @@ DeliverOne = Callable[[int, Any], bool]
 
 Merge = Callable[[Sequence[RequestEvent]], list[RequestEvent]]
 """Merges queued events, where one costs the reader less than many."""
+
+
+def _wake(arrived: asyncio.Future[None]) -> None:
+    """Unless it was woken by something else, or its reader was cancelled."""
+    if not arrived.done():
+        arrived.set_result(None)
 
 
 def _ignore(event: Started) -> None:
@@ -105,7 +113,10 @@ class Inbox:
                 self._error = error
             if not (self._events or self._woken or self._error):
                 return
-        arrived.set_result(None)
+        if self._events and isinstance(self._events[-1], Finished | Failed):
+            turnstile().enter(partial(_wake, arrived), begun=True)  # many may end in one step
+        else:
+            arrived.set_result(None)
 
     def wake(self) -> None:
         """For `deliver`: the reader is to go on, also if there is no event for it."""

@@ -28,6 +28,13 @@ INVALID = "This is not a valid HTTP/1.1 request."
 FULL = "All connections of this server are in use. Try again soon, or start it with a higher --max-connections."
 RETRY_AFTER = 2
 
+TakeTurn = Callable[[Callable[[], None]], None]
+"""Calls it now or soon, on the event loop."""
+
+
+def _at_once(call: Callable[[], None]) -> None:
+    call()
+
 
 class LimitedProtocol(HttpToolsProtocol):
     """One connection. Pipelined requests wait as bytes while reading continues, which is how a disconnect is noticed.
@@ -40,10 +47,13 @@ class LimitedProtocol(HttpToolsProtocol):
         connections: Connections,
         error_format: ErrorFormat,
         is_websocket: Callable[[bytes], bool] = lambda path: False,
+        take_turn: TakeTurn = _at_once,
         **options: Any,
     ) -> None:
-        """`is_websocket` tells of a raw path whether WebSockets are served there."""
+        """`is_websocket` tells of a raw path whether WebSockets are served there. `take_turn`: what has come is parsed
+        when it calls."""
         super().__init__(**options)
+        self._take_turn = take_turn
         self._is_websocket = is_websocket
         self._error_format = error_format
         self._limits = limits
@@ -51,6 +61,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._meter = Meter(limits, connections.clock)
         self._running: RequestResponseCycle | None = None
         self._pipelined = bytearray()
+        self._received = bytearray()
+        """Bytes that wait for their turn to be parsed."""
         self._parse_error: MillstreamError | None = None
         self._upgrading = False
         self._refusal: bytes | None = None
@@ -73,6 +85,7 @@ class LimitedProtocol(HttpToolsProtocol):
         unfinished = self._unfinished()
         self.pipeline.clear()
         self._pipelined.clear()
+        self._received.clear()
         self._connections.leave(self)
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
@@ -84,11 +97,16 @@ class LimitedProtocol(HttpToolsProtocol):
             self._dropped += len(data)
             if self._dropped > self._limits.linger_bytes:
                 self.transport.abort()
+        elif self._received:
+            self._received += data
+            if len(self._received) > SLICE:
+                self.flow.pause_reading()
         elif self._pipelined or self._must_wait():
             self._hold(data)
         else:
             self._unset_keepalive_if_required()
-            self._feed(data)
+            self._received += data
+            self._take_turn(self._feed_received)
 
     # Called by `Connections`
 
@@ -122,6 +140,14 @@ class LimitedProtocol(HttpToolsProtocol):
         return 0 < self._limits.write_seconds < clock - self._unread_since
 
     # From bytes to the parser
+
+    def _feed_received(self) -> None:
+        data = bytes(self._received)
+        self._received.clear()
+        if self.transport.is_closing() or self._refusal is not None:
+            return
+        self.flow.resume_reading()
+        self._feed(data)
 
     def _feed(self, data: bytes) -> None:
         for start in range(0, len(data), SLICE):

@@ -14,12 +14,14 @@ import subprocess
 from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Executor
+from functools import partial
 from typing import cast
 
 import orjson
 
 from millstream import sandbox
 from millstream.errors import BadRequest
+from millstream.service.turnstile import turnstile
 from millstream.text.templates.abilities import ABLE, TemplateAbilities
 from millstream.text.templates.child import CPU_SECONDS, LENGTH, RENDERED
 from millstream.text.templates.conversation import TemplateInput
@@ -208,10 +210,9 @@ class _Child(asyncio.Protocol):
             if len(received) < end:
                 return
             self._last_reply = self._loop.time()
-            reply = self._replies.popleft()
-            if not reply.done():
-                reply.set_result(bytes(received[LENGTH.size : end]))
+            give = partial(_give, self._replies.popleft(), bytes(received[LENGTH.size : end]))
             del received[:end]
+            turnstile().enter(give, begun=True)  # of many at once, each request goes on in a turn of its own
 
     def connection_lost(self, error: Exception | None) -> None:
         self.dead = True
@@ -254,6 +255,11 @@ class _Child(asyncio.Protocol):
         if self._replies:
             log.warning("the chat template process exited unexpectedly with code %d", code)
         return "the process that renders the model's chat template ended unexpectedly. Try again"
+
+
+def _give(reply: asyncio.Future[bytes], data: bytes) -> None:
+    if not reply.done():
+        reply.set_result(data)
 
 
 def _spawn(child_end: socket.socket) -> subprocess.Popen[bytes]:
