@@ -27,7 +27,7 @@ def play_matmul(
     heads: tuple[tuple[str, int], ...] = (),
 ) -> list[mx.array]:
     """What `small_matmul.run` gives."""
-    assert tiling.shared_bytes(width) <= matmul_tilings.MAX_SHARED and tiling.threads <= 256
+    assert tiling.shared_bytes(width) <= matmul_tilings.shared_limit() and tiling.threads <= 256
     assert tiling.split == 1 or weight.tickets is not None
     given, constants = dict(zip(kind.inputs, inputs, strict=True)), dict(kind.constants)
     bias = given.get("bias")

@@ -1,6 +1,8 @@
 """What was measured at load: for which weights and widths MLX's own operations are faster than our kernel, and which
 shape of blocks is fastest for few rows.
 
+A kernel whose numbers were seen to differ from MLX's is refused, however fast it is (`layers/matmul_check.py`).
+
 Our kernels give a row the same numbers at every width, cuBLAS does not always. So a pass that verifies drafts takes the
 choices of the plain step whose answer it must give, however much wider it is (`as_step_of`).
 """
@@ -19,6 +21,7 @@ import mlx.core as mx
 from millstream.backend.kernels.matmul_tilings import (
     MANY_WIDTHS,
     MOST_ROWS,
+    STEP_WIDTHS,
     USUAL,
     WIDTHS,
     BlockShape,
@@ -42,6 +45,10 @@ _steady_to: dict[Key, int] = {}
 _shapes: dict[Size, BlockShape] = {}
 _warpgroups: dict[Size, bool] = {}
 _groups: dict[tuple[Size, int], bool] = {}
+_refused: set[tuple[Role, Size, int]] = set()
+_refused_ends: set[str] = set()
+_pass_limits: dict[int, int] = {}
+"""By the width of steps: the most tokens of passes that stand for them, where wider ones give wrong numbers."""
 _expected: list[int] = []
 """The most rows that each load so far asked for."""
 
@@ -62,9 +69,47 @@ def exact_passes() -> tuple[tuple[int, int], ...]:
     """(rows, tokens): passes of up to so many tokens give a row the numbers of a plain step of up to so many rows, for
     each width of plain steps."""
     return tuple(
-        (width, min([MOST_ROWS, *(steady for key, steady in _steady_to.items() if key[-1] == width)]))
+        (width, min([_pass_limits.get(width, MOST_ROWS), *_steadiness(width)]))
         for width in WIDTHS
     )
+
+
+def _steadiness(width: int) -> list[int]:
+    return [steady for key, steady in _steady_to.items() if key[-1] == width]
+
+
+def refuse(role: Role, weight: Weight, rows: int) -> None:
+    """Our kernel gives wrong numbers for weights of this size and steps of so many rows: MLX's operations are taken.
+    Whether these give a row the same numbers in a pass is not asked, so such steps do not speculate. Functions that are
+    compiled later follow it."""
+    _refused.add((role, size_of(weight), step_width(rows)))
+    if rows <= WIDTHS[-1]:
+        limit_passes(rows, 0)
+
+
+def refused(role: Role, weight: Weight, rows: int) -> bool:
+    """True for so many rows, or for a pass that stands for a step of so many."""
+    return bool(_refused) and (role, size_of(weight), step_width(_step.get() or rows)) in _refused
+
+
+def limit_passes(rows: int, tokens: int) -> None:
+    """Passes of more tokens give wrong numbers to steps of so many rows."""
+    width = width_of(rows)
+    _pass_limits[width] = min(tokens, _pass_limits.get(width, MOST_ROWS))
+
+
+def refuse_end(name: str) -> None:
+    """A kernel for what stands after a product gives wrong numbers: MLX's operations are taken."""
+    _refused_ends.add(name)
+
+
+def takes_end(name: str) -> bool:
+    return name not in _refused_ends
+
+
+def step_width(rows: int) -> int:
+    """The width of a step of so many rows, many or not; more than the kernels take count as most."""
+    return width_of(rows) if rows <= WIDTHS[-1] else many_width(min(rows, MOST_ROWS))
 
 
 def choice_width(rows: int) -> int:
@@ -93,6 +138,12 @@ def many_widths() -> tuple[int, ...]:
 def is_many(rows: int) -> bool:
     """True for a decode step of more rows than the usual widths have, and not more than the kernels take."""
     return WIDTHS[-1] < rows <= MOST_ROWS and _step.get() is None
+
+
+def step_rows() -> tuple[int, ...]:
+    """Numbers of rows that steps may have here: widths, and whole bands of the last one if there may be so many."""
+    most = max([WIDTHS[-1], *many_widths()])
+    return (*STEP_WIDTHS, *range(2 * WIDTHS[-1], most + 1, WIDTHS[-1]))
 
 
 def many_by_kernel(role: Role, outputs: int, inputs: int, rows: int) -> bool:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import mlx.core as mx
 
@@ -21,6 +22,7 @@ __all__ = [
     "BY_MLX",
     "BY_MLX_COMPILED",
     "Activation",
+    "Call",
     "Dense",
     "Form",
     "FusedMatmuls",
@@ -29,6 +31,7 @@ __all__ = [
     "Role",
     "Weight",
     "as_weight",
+    "calls_of",
     "join_heads",
     "rope",
     "split_heads",
@@ -61,8 +64,38 @@ class FusedMatmuls:
     """A kernel's source is assembled at every call, unless the call is part of a compiled function."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Call:
+    """One call of `BY_KERNELS`, without its rows: these have so many numbers of this type."""
+
+    inputs: int
+    dtype: mx.Dtype
+    name: Role | Literal["norm_add"]
+    weight: Weight | None
+    """None for `norm_add`."""
+    args: tuple[Any, ...]
+    """What comes after x and the weight."""
+    named: dict[str, Any]
+
+
+_noted: ContextVar[list[Call] | None] = ContextVar("calls of kernels that are noted", default=None)
+
+
+def calls_of(run: Callable[[], object]) -> list[Call]:
+    """The calls that `run` makes, uncompiled: they are noted, and give zeros."""
+    before = _noted.set([])
+    try:
+        run()
+        return _noted.get() or []
+    finally:
+        _noted.reset(before)
+
+
 def _norm_add(x: mx.array, norm: Norm, residual: mx.array, *, after: Norm | None = None) -> Any:
-    by = norm_add if norm_add.fits(x) else matmul_reference
+    if (noted := _noted.get()) is not None:
+        noted.append(Call(x.shape[-1], x.dtype, "norm_add", None, (norm, residual), {"after": after}))
+        return residual if after is None else (residual, residual)
+    by = norm_add if norm_add.fits(x) and matmul_tuning.takes_end("norm_add") else matmul_reference
     return by.norm_add(x, norm, residual, after=after)
 
 
@@ -89,7 +122,8 @@ def _glu(
     norm: Norm | None = None,
 ) -> mx.array:
     joined = matmul_reference.product(x, weight, bias, norm)
-    gated = epilogues.gated if epilogues.fits_glu(joined) else matmul_reference.gated
+    fits = epilogues.fits_glu(joined) and matmul_tuning.takes_end("glu")
+    gated = epilogues.gated if fits else matmul_reference.gated
     return gated(joined, activation)
 
 
@@ -104,26 +138,38 @@ def _qkv_rope(
     **more: Any,
 ) -> tuple[mx.array, mx.array, mx.array]:
     joined = matmul_reference.product(x, weight, bias, norm)
-    fits = epilogues.fits_heads(shape[-1], periods, joined.dtype)
+    fits = epilogues.fits_heads(shape[-1], periods, joined.dtype) and matmul_tuning.takes_end("qkv_rope")
     heads_of = epilogues.heads_of if fits else matmul_reference.heads_of
     return heads_of(joined, offset, periods, *shape, **more)
 
 
 def _faster(role: Role) -> Callable[..., Any]:
-    """Our kernel, or MLX's operations where they were found to be faster."""
+    """Our kernel, or MLX's operations where they were found to be faster, or our kernel to be wrong."""
     ours, theirs, for_many = (getattr(each, role) for each in (small_matmul, matmul_reference, BY_CUBLAS))
 
     def call(x: mx.array, weight: Weight | mx.array, *args: Any, **more: Any) -> Any:
         weight, rows = as_weight(weight), x.shape[0]
+        if (noted := _noted.get()) is not None:
+            noted.append(Call(x.shape[-1], x.dtype, role, weight, args, more))
+            return _zeros(role, x, weight, args)
+        refused = matmul_tuning.refused(role, weight, rows)
         if matmul_tuning.is_many(rows):
             head = args[-1] if role == "qkv_rope" else 0
-            takes = small_matmul.takes_many(weight, head)
+            takes = small_matmul.takes_many(weight, head) and not refused
             faster = takes and matmul_tuning.many_by_kernel(role, weight.outputs, weight.inputs, rows)
             return (ours if faster else for_many)(x, weight, *args, **more)
         slower = isinstance(weight, Dense) and matmul_tuning.by_mlx(role, weight.outputs, weight.inputs, rows)
-        return (theirs if slower else ours)(x, weight, *args, **more)
+        return (theirs if slower or refused else ours)(x, weight, *args, **more)
 
     return call
+
+
+def _zeros(role: Role, x: mx.array, weight: Weight, args: tuple[Any, ...]) -> Any:
+    """What a call gives, as far as its shape goes."""
+    if role == "qkv_rope":
+        *_, heads, groups, size = args
+        return tuple(mx.zeros((x.shape[0], count, 1, size), dtype=x.dtype) for count in (heads, groups, groups))
+    return mx.zeros((*x.shape[:-1], weight.outputs // (2 if role == "glu" else 1)), dtype=x.dtype)
 
 
 BY_MLX = FusedMatmuls(

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import logging
 
-import mlx.core as mx
-
 from millstream.backend.kernels import matmul_tilings, matmul_tuning, packed_groups
 from millstream.backend.kernels.compiled import rehearse
 from millstream.backend.kernels.matmul_tuning import Key, Role
 from millstream.backend.kernels.weights import Dense, Packed
-from millstream.backend.layers import matmul_choice
+from millstream.backend.layers import matmul_choice, packed_products
 from millstream.backend.layers.matmul_choice import Agrees, Measure
 
 log = logging.getLogger(__name__)
@@ -63,13 +61,5 @@ def tune_groups(role: Role, weight: Packed, measure: Measure, agrees: Agrees) ->
 
 def agrees(key: Key, weight: Packed) -> bool:
     """Whether our kernel gives the numbers of MLX with the unpacked weight, but for rounding."""
-    plain = mx.dequantize(
-        weight.packed,
-        weight.scales,
-        weight.biases,
-        weight.group_size,
-        weight.bits,
-        weight.mode,
-        dtype=matmul_choice.dtype_of(weight),
-    )
+    plain = packed_products.unpacked_by_mlx(weight, matmul_choice.dtype_of(weight))
     return matmul_choice.agrees(key, weight, Dense(plain))

@@ -44,6 +44,20 @@ _kernel_rows: dict[Size, int] = {}
 """Up to how many rows our kernels are the fastest way, by the size of the weight."""
 
 
+_refused: set[Size] = set()
+"""Of weights that our kernels give wrong numbers for."""
+
+
+def is_refused(weight: Packed) -> bool:
+    return size_of(weight) in _refused
+
+
+def refuse(weight: Packed) -> None:
+    """Have MLX compute the products of all weights of this size, for any number of rows. Functions that are compiled
+    later follow it."""
+    _refused.add(size_of(weight))
+
+
 def product(x: mx.array, weight: Packed) -> mx.array:
     """x @ weight.T"""
     rows = x.size // x.shape[-1]
@@ -56,7 +70,7 @@ def product(x: mx.array, weight: Packed) -> mx.array:
 
 
 def _kernels_take(dtype: mx.Dtype, weight: Packed) -> bool:
-    if not _on_supported_gpu() or not packed_tilings.fits(weight):
+    if not _on_supported_gpu() or not packed_tilings.fits(weight) or is_refused(weight):
         return False
     return dtype == weight.scales.dtype if weight.mode == "affine" else dtype in (mx.bfloat16, mx.float16)
 
@@ -107,7 +121,7 @@ def _form_agrees(form: PackedForm, dtype: mx.Dtype) -> bool:
 
 def _disagreement(weight: Packed, rows: int, dtype: mx.Dtype) -> float:
     x = mx.random.normal((rows, 1, weight.inputs), key=mx.random.key(rows)).astype(dtype)
-    expected = (x @ _unpacked_by_mlx(weight, dtype).T).astype(mx.float32)
+    expected = (x @ unpacked_by_mlx(weight, dtype).T).astype(mx.float32)
     ways = (small_matmul.matmul(x, weight), _by_unpacking(x, weight))
     apart = [mx.abs(got.astype(mx.float32) - expected).max() for got in ways]
     return float((mx.stack(apart).max() / mx.abs(expected).max()).item())  # type: ignore[arg-type]
@@ -117,10 +131,11 @@ def unpacked(weight: Packed, dtype: mx.Dtype) -> mx.array:
     """The weight as a matrix."""
     if _kernels_take(dtype, weight):
         return _unpacking(weight.form, dtype)(*weight.arrays)
-    return _unpacked_by_mlx(weight, dtype)
+    return unpacked_by_mlx(weight, dtype)
 
 
-def _unpacked_by_mlx(weight: Packed, dtype: mx.Dtype) -> mx.array:
+def unpacked_by_mlx(weight: Packed, dtype: mx.Dtype) -> mx.array:
+    """The same without our kernels."""
     return mx.dequantize(
         weight.packed, weight.scales, weight.biases, weight.group_size, weight.bits, weight.mode, dtype=dtype
     )

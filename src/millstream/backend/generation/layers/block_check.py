@@ -10,7 +10,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import mlx.core as mx
 from mlx_lm.models.base import create_causal_mask
@@ -25,6 +25,8 @@ from millstream.backend.generation.layers.block_parts import AttentionParts, Rop
 from millstream.backend.generation.layers.fused_parts import FusedAttention
 from millstream.backend.kernels.compiled import rehearse
 from millstream.backend.kernels.small_matmul import WIDTHS
+from millstream.backend.layers.fused_matmul import BY_KERNELS, FusedMatmuls
+from millstream.backend.layers.matmul_check import check_calls
 
 TOLERANCE = {mx.float32: 0.01, mx.float16: 0.05, mx.bfloat16: 0.05}
 """How far a fused part may be from the original, relative to what the part adds to its input. GPUs round float32 to
@@ -41,6 +43,19 @@ WHAT_CODE_RAISES = (ValueError, TypeError, RuntimeError, AttributeError, IndexEr
 
 Half = Callable[[mx.array], mx.array]
 Check = TypeVar("Check", bound=Callable[..., Any])
+
+
+class HasMatmuls(Protocol):
+    """A fused part of a block."""
+
+    def run_matmuls(self, x: mx.array) -> None: ...
+
+
+def check_matmuls(matmuls: FusedMatmuls, part: HasMatmuls, size: int, dtype: mx.Dtype) -> None:
+    """Have the kernels of a fused part compared with MLX's operations, each by itself, at every number of rows: the other
+    checks see few. What differs is left to MLX from then on, so they come after this."""
+    if matmuls is BY_KERNELS:
+        check_calls(lambda: part.run_matmuls(mx.zeros((1, 1, size), dtype=dtype)))
 
 
 def checked_frame(block: Any) -> Frame:

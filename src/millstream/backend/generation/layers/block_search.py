@@ -14,6 +14,7 @@ from millstream.backend.generation.layers.block_check import (
     check_attention,
     check_chunk,
     check_half,
+    check_matmuls,
     check_module,
     check_rope,
     check_rows,
@@ -150,6 +151,7 @@ class BlockSearch:
                 lambda watched, each: frame.call_mixer(watched, each, None, new_cache()),
                 x,
             )
+            check_matmuls(self._matmuls, fused, size, dtype)
             check_module(plain.run, fused.run, new_cache, size, dtype)
         except NotUnderstood as error:
             why.append(f"{frame.mixer} {error}")
@@ -167,6 +169,7 @@ class BlockSearch:
         if self._is_new(str(type(module)), frame.names, parts.form):
             with uncompiled():
                 check_chunk(plain.run, FusedAttention(parts, frame, BY_MLX, self._attend), size, mx.float32)
+        check_matmuls(self._matmuls, decode, size, dtype)
         check_attention(plain.run, parts, decode, chunk, size, dtype, kernels=self._matmuls is BY_KERNELS)
         return decode, chunk
 
@@ -177,6 +180,7 @@ class BlockSearch:
             with uncompiled():
                 check_module(plain.run, FusedConv(parts, frame, BY_MLX, plain).run, new_cache, size, mx.float32)
         fused = FusedConv(parts, frame, self._matmuls, plain)
+        check_matmuls(self._matmuls, fused, size, dtype)
         check_module(plain.run, fused.run, new_cache, size, dtype)
         return fused
 
@@ -203,6 +207,7 @@ class BlockSearch:
             x = mx.random.normal((1, 1, size), key=mx.random.key(11)).astype(dtype)
             norms = (frame.before_mlp, frame.after_mlp)
             fused = FusedModule(module, frame, norms, self._matmuls, lambda watched, each: watched(each), x)
+            check_matmuls(self._matmuls, fused, size, dtype)
             check_half(plain.run, fused.run, size, dtype)
         except NotUnderstood as error:
             why.append(f"{frame.mlp} {error}")
@@ -244,6 +249,7 @@ class BlockSearch:
             agree(min(found.values()), mx.float32)
         chosen = dataclasses.replace(parts, activation=self._activations[key])
         decode, chunk = (FusedGlu(chosen, frame, by) for by in (self._matmuls, self._chunk_matmuls))
+        check_matmuls(self._matmuls, decode, size, dtype)
         for number, form in enumerate((decode, chunk)):
             check_half(plain.run, form.run, size, dtype, number)
         return decode, chunk

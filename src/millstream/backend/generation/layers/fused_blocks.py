@@ -27,8 +27,11 @@ from millstream.backend.generation.layers.patched_experts import restore_mixture
 from millstream.backend.kernels.matmul_tilings import MOST_ROWS
 from millstream.backend.kernels.matmul_tuning import is_many, stands_for
 from millstream.backend.kernels.small_matmul import STEP_WIDTHS
-from millstream.backend.layers.fused_matmul import BY_CUBLAS, BY_KERNELS, FusedMatmuls
-from millstream.backend.layers.packed_linear import use_packed_products
+from millstream.backend.layers.fused_matmul import BY_CUBLAS, BY_KERNELS, Dense, FusedMatmuls
+from millstream.backend.layers.matmul_check import check_calls
+from millstream.backend.layers.matmul_choice import dtype_of
+from millstream.backend.layers.packed_linear import PackedEmbedding, PackedLinear, use_packed_products
+from millstream.backend.layers.packed_products import packed_weight
 from millstream.backend.layers.projections import joined_layers
 
 log = logging.getLogger(__name__)
@@ -111,10 +114,22 @@ def _fuse_linears(model: Any, matmuls: FusedMatmuls) -> int:
             layer.__class__ = kind
             linears += kind is SmallMatmulLinear
     heads = [module for name, module in model.named_modules() if name.endswith("lm_head")]
-    for head in heads or [layer for layer in layers if type(layer) is SmallMatmulEmbedding]:
+    embeddings = [layer for layer in layers if type(layer) in (SmallMatmulEmbedding, PackedEmbedding)]
+    for head in heads or embeddings:
         if type(head) in SMALL_MATMULS.values():
             matmuls.prepare(head.weight, "matmul")
+    kinds = (SmallMatmulLinear, PackedLinear)
+    _check_linears([*(layer for layer in layers if isinstance(layer, kinds)), *([] if heads else embeddings)])
     return linears
+
+
+def _check_linears(layers: list[Any]) -> None:
+    """Have their kernels compared with MLX's operations."""
+    quantised = (PackedLinear, PackedEmbedding)
+    weights = [packed_weight(layer) if isinstance(layer, quantised) else Dense(layer.weight) for layer in layers]
+    check_calls(
+        lambda: [BY_KERNELS.matmul(mx.zeros((1, 1, each.inputs), dtype=dtype_of(each)), each) for each in weights]
+    )
 
 
 def _is_decode(x: mx.array, dtype: mx.Dtype, *, many: bool = True) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from millstream.backend.generation.layers.block_check import check_rows, random_rows
+from millstream.backend.generation.layers.block_check import check_matmuls, check_rows, random_rows
 from millstream.backend.generation.layers.block_frame import Frame, NotUnderstood
 from millstream.backend.generation.layers.expert_parts import ExpertParts, expert_parts
 from millstream.backend.generation.layers.fused_parts import Arrays, prepared
@@ -53,12 +53,14 @@ class _Mixture:
             for name in ("gate", "up", "down")
         )
         y = self.ops.down(self.ops.glu(routed.x, routed.indices, gate, up, self.activation), routed.indices, down)
-        shared = None
-        if self.shared is not None:
-            joined, out = (form.of(arrays[name]) for form, name in zip(self.shared, ("joined", "out"), strict=True))
-            activation = self.activation.kind
-            shared = self.matmuls.matmul(self.matmuls.glu(routed.x, joined, activation=activation), out)
-        return self.ops.combine(y, routed, shared, x if self.adds else None)
+        return self.ops.combine(y, routed, self.shared_expert(routed.x, arrays), x if self.adds else None)
+
+    def shared_expert(self, x: mx.array, arrays: Arrays) -> mx.array | None:
+        """What it adds, if there is one."""
+        if self.shared is None:
+            return None
+        joined, out = (form.of(arrays[name]) for form, name in zip(self.shared, ("joined", "out"), strict=True))
+        return self.matmuls.matmul(self.matmuls.glu(x, joined, activation=self.activation.kind), out)
 
 
 @functools.cache
@@ -106,13 +108,17 @@ class FusedExperts:
             self._arrays[name] = weights.arrays
             optional[f"{name}_bias"] = weights.bias
         self._arrays |= {name: array for name, array in optional.items() if array is not None}
-        self._run = _compiled(static)
+        self._static, self._run = static, _compiled(static)
         self.parts = parts
 
     def run(self, x: mx.array, live: mx.array | None = None) -> mx.array:
         """Rows where `live` is negative may get any numbers, and need no expert."""
         out = self._run(x if self._norm_first is None else self._norm_first(x), live, self._arrays)
         return out if self._adds else self._frame.add(x, out, self._frame.after_mlp)
+
+    def run_matmuls(self, x: mx.array) -> None:
+        """Make the calls of matmuls that rows `x` of a step make, uncompiled, and nothing else."""
+        self._static.shared_expert(x, self._arrays)
 
 
 def ops_for(matmuls: FusedMatmuls) -> ExpertOps:
@@ -134,6 +140,7 @@ def fuse_experts(
             trouble = trouble or error
             continue
         fused = FusedExperts(parts, frame, matmuls, dtype)
+        check_matmuls(matmuls, fused, size, dtype)
         check_rows(plain, fused.run, few, UNSURE)
         return fused
     raise trouble or NotUnderstood("has a router that is not understood")

@@ -43,28 +43,30 @@ def _layer_class(kind: Any) -> type:
         if role.norm is None and role.residual is None:
             out: mx.array = kind.__call__(self, x)
             return out
-        run = _matmul(role.matmuls, role.weight.form, None if role.norm is None else role.norm.eps)
-        arrays: dict[str, Any] = {"weight": role.weight.arrays}
-        if "bias" in self:
-            arrays["bias"] = self["bias"]
-        if role.norm is not None:
-            arrays["norm"] = role.norm.weight
-        if role.residual is not None:
-            arrays["residual"] = role.residual
-        return run(x, arrays)
+        eps = None if role.norm is None else role.norm.eps
+        return _compiled(role.matmuls, role.weight.form, eps)(x, _arrays(self, role.norm, role.residual))
 
     return type(kind.__name__, (kind,), {"__call__": call})
 
 
-@functools.cache
-def _matmul(matmuls: FusedMatmuls, form: Form, eps: float | None) -> Callable[..., mx.array]:
-    def run(x: mx.array, arrays: dict[str, Any]) -> mx.array:
-        weight, norm = form.of(arrays["weight"]), None if eps is None else MatmulNorm(arrays["norm"], eps)
-        if "residual" in arrays:
-            return matmuls.matmul_add(x, weight, arrays["residual"], norm=norm, bias=arrays.get("bias"))
-        return matmuls.matmul(x, weight, norm=norm, bias=arrays.get("bias"))
+def _arrays(layer: Any, norm: Norm | None, residual: mx.array | None) -> dict[str, Any]:
+    """The weights that a layer computes with, and what else it reads."""
+    optional = {"bias": layer.get("bias"), "norm": None if norm is None else norm.weight, "residual": residual}
+    return {"weight": layer.role.weight.arrays, **{name: each for name, each in optional.items() if each is not None}}
 
-    return matmuls.compile(run)  # type: ignore[no-any-return]
+
+def _matmul(
+    matmuls: FusedMatmuls, form: Form, eps: float | None, x: mx.array, arrays: dict[str, Any]
+) -> mx.array:
+    weight, norm = form.of(arrays["weight"]), None if eps is None else MatmulNorm(arrays["norm"], eps)
+    if "residual" in arrays:
+        return matmuls.matmul_add(x, weight, arrays["residual"], norm=norm, bias=arrays.get("bias"))
+    return matmuls.matmul(x, weight, norm=norm, bias=arrays.get("bias"))
+
+
+@functools.cache
+def _compiled(matmuls: FusedMatmuls, form: Form, eps: float | None) -> Callable[..., mx.array]:
+    return matmuls.compile(functools.partial(_matmul, matmuls, form, eps))  # type: ignore[no-any-return]
 
 
 class FusedModule:
@@ -87,6 +89,7 @@ class FusedModule:
         takes_residual = last is not None and self._after is None and frame.factor == 1.0
         self._firsts = _take(firsts, matmuls) if takes_norm else []
         self._last = _take([last], matmuls)[0] if takes_residual else None
+        self._layers = (firsts if takes_norm else [], last if takes_residual else None)
         if not self._firsts and self._last is None:
             raise NotUnderstood("has no layers that take a norm or a residual")
 
@@ -104,6 +107,18 @@ class FusedModule:
             if self._last is not None:
                 self._last.residual = None
         return out if self._last is not None else self._frame.add(x, out, self._after)
+
+    def run_matmuls(self, x: mx.array) -> None:
+        """Make the calls of matmuls that rows `x` of a step make of these layers, uncompiled, and nothing else."""
+        firsts, last = self._layers
+        uses: list[tuple[Any, Norm | None, mx.array | None]]
+        uses = [(layer, self._before, None) for layer in firsts if layer is not last]
+        if last is not None:
+            uses.append((last, self._before if any(layer is last for layer in firsts) else None, x))
+        for layer, norm, residual in uses:
+            role, eps = layer.role, None if norm is None else norm.eps
+            rows = mx.zeros((*x.shape[:-1], role.weight.inputs), dtype=x.dtype)
+            _matmul(role.matmuls, role.weight.form, eps, rows, _arrays(layer, norm, residual))
 
     def _call(self, x: mx.array, *arguments: Any) -> mx.array:
         if arguments:

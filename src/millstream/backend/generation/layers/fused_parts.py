@@ -171,7 +171,8 @@ class FusedAttention:
             None if rope is None else (rope.size, rope.traditional, rope.factor),
             parts.gated,
         )
-        self._before, self._after = _compiled(before, matmuls), _compiled(_Attended(finish), matmuls)
+        self._static = before, _Attended(finish)
+        self._before, self._after = (_compiled(each, matmuls) for each in self._static)
         self._before_arrays: Arrays = {"joined": joined.arrays, **_bias("bias", parts.joined), **_scale("before", norm)}
         if head_norm is not None:
             assert parts.k_norm is not None, "norms of queries and keys come together"
@@ -190,6 +191,13 @@ class FusedAttention:
         out: mx.array = self._after(x, attended, self._after_arrays, *gate)
         return out
 
+    def run_matmuls(self, x: mx.array) -> None:
+        """Make the calls of matmuls that rows `x` of a step make, uncompiled, and nothing else."""
+        before, after = self._static
+        offset = mx.zeros((x.shape[0],), dtype=mx.int32)
+        queries, _, _, *gate = before.run(x, offset, self._before_arrays)
+        after.run(x, queries, self._after_arrays, *gate)
+
 
 class FusedConv:
     """The first half of a block: norm, short convolution, residual."""
@@ -201,6 +209,7 @@ class FusedConv:
         finish = _finish(out, frame.after_mixer, frame.factor, matmuls)
         ops = state_ops.BY_KERNELS if matmuls is BY_KERNELS else state_ops.BY_MLX
         static = _Conv(matmuls, joined.form, None if norm is None else norm.eps, ops, finish)
+        self._static, self._out_inputs = static, out.inputs
         self._run, self._plain, self._ops = _compiled(static, matmuls), plain, ops
         self._project, self._finish = _compiled_projection(static, matmuls), _compiled(finish, matmuls)
         self._arrays = {"joined": joined.arrays, **_bias("bias", parts.joined), **_scale("before", norm)}
@@ -221,6 +230,11 @@ class FusedConv:
         cache.advance(1)
         return out
 
+    def run_matmuls(self, x: mx.array) -> None:
+        """As those of `FusedAttention`."""
+        projected = self._static.project(x, self._arrays)
+        self._static.finish.run(projected[..., : self._out_inputs], x, self._arrays)
+
 
 class FusedGlu:
     """The second half of a block: norm, gated MLP, residual."""
@@ -230,13 +244,17 @@ class FusedGlu:
         joined, down = prepared(parts.joined, matmuls, "glu"), prepared(parts.down, matmuls, _end(frame.after_mlp))
         finish = _finish(down, frame.after_mlp, frame.factor, matmuls)
         static = _Glu(matmuls, joined.form, None if norm is None else norm.eps, parts.activation, finish)
-        self._run = _compiled(static, matmuls)
+        self._static, self._run = static, _compiled(static, matmuls)
         self._arrays = {"joined": joined.arrays, **_bias("bias", parts.joined), **_scale("before", norm)}
         self._arrays |= _finish_arrays(down, parts.down, frame.after_mlp)
 
     def run(self, x: mx.array) -> mx.array:
         out: mx.array = self._run(x if self._norm_first is None else self._norm_first(x), x, self._arrays)
         return out
+
+    def run_matmuls(self, x: mx.array) -> None:
+        """As those of `FusedAttention`."""
+        self._static.run(x, x, self._arrays)
 
 
 class PlainPart:
