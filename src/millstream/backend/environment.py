@@ -28,6 +28,16 @@ def avoid_cudnn_attention() -> None:
     os.environ.setdefault("MLX_CUDA_USE_CUDNN_SDPA", "0")
 
 
+def commit_large_graphs() -> None:
+    """On CUDA, have MLX end a graph by its operations, not by what these read. It counts numbers, weights included (in
+    units of 2**20, whatever the variable's name says): a step of an 8B model became eight graphs. While ten are under
+    way MLX waits for one before it takes more, so the host could not go on behind a prefill pass, and rows got their
+    tokens when that was nearly done. The user's own setting has precedence. Not on a Mac: Metal's command buffers have
+    the same variable."""
+    if sys.platform == "linux":
+        os.environ.setdefault("MLX_MAX_MB_PER_BUFFER", "4000")
+
+
 def share_cores() -> None:
     """For several engines: MKL's threads stop spinning a millisecond after a matmul instead of 200 ms after, and leave
     the core to the other engine. On 2 cores two engines at once took 3.3 to 3.8 s with it and 3.6 to 4.7 without; one

@@ -6,7 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from millstream.backend.environment import avoid_cudnn_attention, load_blas, share_cores, yield_to_others
+from millstream.backend.environment import (
+    avoid_cudnn_attention,
+    commit_large_graphs,
+    load_blas,
+    share_cores,
+    yield_to_others,
+)
 from millstream.backend.open_files import preserve_open_files
 from millstream.engine.generation.plan import GenerationBackend
 from millstream.engine.jobs.plan import EncoderBackend
@@ -137,4 +143,5 @@ def _prepare_process(settings: EngineSettings) -> str | None:
         yield_to_others()
     blas = load_blas(settings.blas)
     avoid_cudnn_attention()
+    commit_large_graphs()
     return blas
