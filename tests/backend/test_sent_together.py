@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from millstream.backend.device import current_device
 from millstream.backend.generation.caches.class_caches import ClassCaches
 from millstream.backend.generation.caches.due import ALIGNED, Due
 from millstream.backend.generation.caches.joining import JoiningRows
@@ -20,6 +21,10 @@ from millstream.backend.generation.caches.slabs import RowCache, Slab, SlabForm
 from millstream.backend.generation.caches.widths import kernel_width, powers_of_two
 from support.pointer_kernels import PointerKernels, check_items, memory, play_pointer_kernels
 from support.tiers import examples
+
+pytestmark = pytest.mark.skipif(
+    current_device().kind != "cpu", reason="NumPy reads the memory of arrays: needs MLX's CPU device"
+)
 
 MAX_ROWS = 20
 LAYERS = 2
