@@ -8,7 +8,10 @@ import mlx.core as mx
 import pytest
 
 from millstream.backend.device import current_device
+from millstream.backend.generation.caches.class_caches import ClassCaches
 from millstream.backend.generation.caches.flat_caches import FlatPrompts, side_by_side
+from millstream.backend.generation.caches.joining import JoiningRows
+from millstream.backend.generation.caches.widths import kernel_width, powers_of_two
 from millstream.backend.generation.sampling.sampler import seeds
 from millstream.backend.kernels import sample
 from millstream.backend.kernels.decode_attention import Packing, slab_decode
@@ -152,6 +155,39 @@ def test_rows_of_all_layers_join_at_once(dtype: mx.Dtype, size: int) -> None:
             columns = (mx.arange(count) + column) % capacity
             expected[slab][slot, :, columns] = source[row, :, first : first + count]
         assert all(mx.array_equal(slabs[slab][number], expected[slab]).item() for slab in range(2))
+
+
+@pytest.mark.parametrize("window", [0, 300])
+def test_slabs_are_made_and_written_in_one_evaluation(window: int) -> None:
+    """Rows join, also in slabs that are made for them, leave, and move: all that is sent between two steps."""
+    mx.random.seed(1)
+    template = mx.zeros((1, 3, 1, 64), dtype=mx.bfloat16)
+    caches = ClassCaches([(template, template)] * 9, powers_of_two, width=kernel_width, kernels=True, window=window)
+    caches.keep_vacant(True)
+    held: list[list[mx.array]] = []
+
+    def check() -> None:
+        caches.begin_step()
+        assert len(held) == sum(row is not None for row in caches.rows)
+        for row, expected in zip(caches.rows, held, strict=False):
+            assert row is not None
+            for part, tokens in zip(row.place.arrays, expected, strict=True):
+                assert mx.array_equal(caches._in_order(row, part), tokens[:, :, row.length - row.kept :]).item()
+
+    for count in (1, 6, 17, 2):
+        lengths = [20 + 61 * (index % 7) for index in range(count)]
+        flat = [(sum(lengths[:index]), length) for index, length in enumerate(lengths)]
+        layers = [tuple(mx.random.normal((1, 3, sum(lengths), 64)).astype(mx.bfloat16) for _ in "kv") for _ in range(9)]
+        caches.join([JoiningRows(layers, (), flat=tuple(flat))])
+        parts = [part for layer in layers for part in layer]
+        held += [[part[:, :, first : first + tokens] for part in parts] for first, tokens in flat]
+        check()
+    caches.keep_vacant(False)
+    for gone in ({3}, {0, 1, 2, 5, 8, 9, 13, 15}, {4, 6}):
+        kept = [number for number in range(len(held)) if number not in gone]
+        held = [held[number] for number in kept]
+        caches.filter(kept)
+        check()
 
 
 @pytest.mark.parametrize("window", [0, 50])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -139,6 +140,24 @@ def test_rows_outgrow_their_class(kernels: PointerKernels, tmp_path: Path) -> No
             answers.append(driver.run(*submits))
     assert answers[0] == answers[1]
     assert {"join_rows", "move_rows"} <= set(kernels.calls) and decodes(kernels)
+
+
+def test_rows_move_when_memory_gets_tight(
+    kernels: PointerKernels, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Slots stay vacant in most steps, and are freed in every fifth."""
+    folder = write_model(tmp_path / "model", "llama")
+    submits = [Generate(number, prompt, 3 + number * 7 % 31) for number, prompt in enumerate(prompts()[:24])]
+    answers, steps = [], itertools.count()
+    keep = ClassCaches.keep_vacant
+    monkeypatch.setattr(ClassCaches, "keep_vacant", lambda caches, _: keep(caches, next(steps) % 5 > 0))
+    for changes in ({}, {"like_gpu": True}):
+        kernels.calls.clear()
+        make = functools.partial(MlxGenerationBackend, GenerationSettings("folder", folder, max_rows=16, **changes))
+        with engine(make) as driver:
+            answers.append(driver.run(*submits))
+    assert answers[0] == answers[1]
+    assert "move_rows" in kernels.calls and decodes(kernels)
 
 
 def test_long_rows_are_computed_in_parts(kernels: PointerKernels, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from millstream.backend.generation.caches.class_caches import ClassCaches
 from millstream.backend.generation.caches.joining import JoiningRows
 from millstream.backend.generation.caches.slabs import RowCache
 from millstream.backend.generation.caches.widths import exact, powers_of_two
-from millstream.engine.generation.kv_capacity import SMALLEST, SPARE_TOKENS, kv_capacity
+from millstream.engine.generation.kv_capacity import KEPT_TOKENS, SMALLEST, SPARE_TOKENS, kv_capacity
 from support.pointer_kernels import PointerKernels, play_pointer_kernels
 from support.tiers import examples
 
@@ -31,6 +31,7 @@ class Batch:
         self.caches = ClassCaches([(template, template)], powers_of_two if kernels else exact, kernels=kernels)
         self.names: list[int | None] = []
         self.started = 0
+        self.kept = 0
 
     @property
     def rows(self) -> dict[int, RowCache]:
@@ -72,9 +73,15 @@ class Batch:
         names = [name if number in kept else None for number, name in enumerate(self.names)]
         self.names = [names[number] if number >= 0 else None for number in order]
 
+    def keep(self, vacant: list[int]) -> None:
+        """Whether slots may stay vacant, which is another constant."""
+        self.kept = vacant[0]
+        self.caches.keep_vacant(bool(self.kept))
+
     def check_memory(self) -> None:
         tokens = sum(row.length for row in self.rows.values())
-        assert self.caches.nbytes / 8 <= 1.5 * tokens + CONSTANT
+        assert self.caches.nbytes / 8 <= 1.5 * tokens + CONSTANT + self.kept
+        assert self.rows or not self.caches.nbytes
 
     def check_tokens(self) -> None:
         for name, row in self.rows.items():
@@ -93,6 +100,7 @@ OPERATIONS = st.lists(
         st.tuples(st.just("join"), st.lists(LENGTHS, min_size=1, max_size=6)),
         st.tuples(st.just("drop"), st.lists(st.integers(0, MAX_ROWS), min_size=1, max_size=8)),
         st.tuples(st.just("steps"), st.integers(1, 60)),
+        st.tuples(st.just("keep"), st.sampled_from([[0], [KEPT_TOKENS]])),
     ),
     max_size=14,
 )

@@ -12,13 +12,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from millstream.backend.device import current_device
 from millstream.backend.generation.caches.class_caches import ClassCaches
 from millstream.backend.generation.caches.due import ALIGNED, Due
 from millstream.backend.generation.caches.joining import JoiningRows
+from millstream.backend.generation.caches.kernel_slabs import KernelStep
 from millstream.backend.generation.caches.slabs import RowCache, Slab, SlabForm
 from millstream.backend.generation.caches.widths import kernel_width, powers_of_two
-from support.pointer_kernels import PointerKernels, memory, play_pointer_kernels
+from support.pointer_kernels import PointerKernels, check_items, memory, play_pointer_kernels
 from support.tiers import examples
+
+pytestmark = pytest.mark.skipif(
+    current_device().kind != "cpu", reason="NumPy reads the memory of arrays: needs MLX's CPU device"
+)
 
 MAX_ROWS = 20
 LAYERS = 2
@@ -82,6 +88,7 @@ class Batch:
     def steps(self, count: int) -> None:
         for _ in range(count if self.rows else 0):
             self.caches.begin_step()
+            self.check_items()
             for name, row in self.rows.items():
                 key = name * 100_000.0 + row.length
                 for parts in row.place.layers:
@@ -99,6 +106,18 @@ class Batch:
 
     def keep(self, allowed: bool) -> None:
         self.caches.keep_vacant(allowed)
+
+    def check_items(self) -> None:
+        """Work items name each row's slab and slot, and the table has the addresses of its parts."""
+        step = self.caches.step
+        assert isinstance(step, KernelStep)
+        items, table = np.array(step.work.items), np.array(step.work.addresses)
+        check_items(items, self.caches.size, parted=step.work.parted)
+        for number, row in enumerate(self.caches.rows):
+            for item in items[items[:, 0] == number] if row is not None else ():
+                assert item[2:4].tolist() == [row.slot, row.place.capacity] and item[8] == self.caches.window
+                found = [[memory(part).ctypes.data for part in parts] for parts in row.place.layers]
+                assert table[item[1]].tolist() == found
 
     def check(self) -> None:
         self.caches.due.send()
@@ -137,6 +156,23 @@ def test_no_order_of_writes_loses_a_token(window: int, operations: list[tuple[st
         batch = Batch(window)
         for name, argument in operations:
             getattr(batch, name)(argument)
+        batch.check()
+
+
+def test_what_a_move_reads_is_held_until_it_is_sent() -> None:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        kernels = LaterKernels()
+        play_pointer_kernels(monkeypatch, kernels)
+        send = Due.send
+        monkeypatch.setattr(Due, "send", lambda due: (kernels.run(), send(due)))
+        batch = Batch(0)
+        batch.join([200] * 12)
+        batch.steps(2)
+        (shape,) = [buffer.shape for slab in batch.caches.slabs for buffer in slab.buffers]
+        batch.drop([0, 1, 2, 3, 4, 5, 6, 7])
+        assert kernels.waiting, "rows move"
+        others = [mx.full(shape, 9.0) for _ in range(8)]  # they get what memory there is
+        mx.eval(others)
         batch.check()
 
 

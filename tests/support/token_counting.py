@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from millstream.engine.generation.kv_capacity import kv_capacity, spare_slots
+from millstream.engine.generation.kv_capacity import KEPT_TOKENS, kv_capacity, spare_slots
 from millstream.engine.generation.messages import Generate
 from millstream.engine.generation.plan import ChunkLogprobs, Plan, RowOutput, StepResult
 from millstream.engine.generation.speculation.lengths import pass_length
@@ -69,7 +69,7 @@ class CountingBackend:
         slots = Counter([*outgrown, *(row.capacity for row in self.rows.values())])
         self.peak = sum(capacity * (rows + spare_slots(capacity)) for capacity, rows in slots.items())
         prompts += sum(kv_capacity(len(submit.prompt)) + PADDING for submit, _ in self.prompts.values())
-        self.peak += prompts
+        self.peak += prompts + (0 if plan.tight else KEPT_TOKENS)
         self._deferred = bool(plan.prefill) and self._defer is not None and self._defer.random() < 0.5
         return StepResult(tuple(outputs), prompt_logprobs=logprobs, prefilling=self._deferred, length=length)
 

@@ -135,6 +135,31 @@ def test_no_step_exceeds_the_budget_and_every_request_ends(wanted: list[Arrival]
     assert run(wanted, KvBudget(tokens), usable, force=random.Random(seed))[0] == expected(wanted)
 
 
+@settings(max_examples=examples(40), deadline=None)
+@given(arrivals(), st.integers(0, 60_000))
+def test_slots_stay_vacant_only_where_they_fit(wanted: list[Arrival], more: int) -> None:
+    """Around the budget from which on there is plenty."""
+    tokens = tokens_for_row(1500) + more
+    usable = tokens - min(MERGED_TOKENS, int(MERGED_SHARE * tokens))
+    assert run(wanted, KvBudget(tokens), usable)[0] == expected(wanted)
+
+
+def test_memory_is_tight_as_long_as_a_large_request_is_there() -> None:
+    subject = GenerationScheduler(max_rows=6, prefill_tokens=PREFILL_TOKENS, kv_budget=KvBudget(60_000))
+    backend = CountingBackend()
+    subject.submit(Generate(1, (1, 2, 3), 240))
+    seen = []
+    for number in range(160):
+        if number == 10:
+            subject.submit(Generate(2, tuple(range(9000)), 2))
+        plan = subject.plan()
+        subject.advance(plan, backend.step(plan))
+        seen.append((plan.tight, any(chunk.request.request_id == 2 for chunk in plan.prefill)))
+    assert not any(tight for tight, _ in seen[:10])
+    assert all(tight for tight, reads in seen if reads), "it was admitted beside what is vacant"
+    assert not subject.plan().tight, "it has ended, and what was sure for some steps is looked at again"
+
+
 @settings(max_examples=examples(20), deadline=None)
 @given(arrivals(), st.integers(0, 2**32))
 def test_preemption_at_any_step_changes_nothing_that_a_client_sees(wanted: list[Arrival], seed: int) -> None:

@@ -182,10 +182,12 @@ class KernelStep(SlabStep):
     def _look(self, rows: Sequence[RowCache | None], size: int, positions: list[int]) -> None:
         blocks, counts = [NO_TOKENS] * size, [1] * size
         shared: set[int] = set()
+        last, slab = None, -1
         for number, row in enumerate(rows[:size]):
             if row is None:
                 continue
-            slab = self.addresses.slab(row.place)
+            if row.slab is not last:
+                last, slab = row.slab, self.addresses.slab(row.place)
             known = row.items
             if known is None or known[0] != slab or known[1] != row.slot:
                 known = row.items = (slab, row.slot, self._items_of(row, slab).tobytes())
