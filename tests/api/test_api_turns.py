@@ -1,0 +1,148 @@
+"""Bytes of clients are parsed when it is their turn: whole, in order, and only if the client still waits."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+from millstream.api.app import create_app
+from support.services import services
+
+WAIT = 60
+BODY_LIMIT = 2**20
+
+
+class Gate:
+    """Holds all calls until it is opened, on any thread. Then they follow each other, one per turn of the loop."""
+
+    def __init__(self) -> None:
+        self.held: list[Callable[[], None]] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def take_turn(self, call: Callable[[], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.held.append(call)
+
+    def wait_for(self, count: int) -> None:
+        until(lambda: len(self.held) >= count)
+
+    def open(self) -> None:
+        assert self._loop is not None
+        held, self.held = self.held, []
+        for call in held:
+            self._loop.call_soon_threadsafe(call)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+@pytest.fixture
+def gate() -> Gate:
+    return Gate()
+
+
+@pytest.fixture(params=["uvloop", "asyncio"])
+def port(request, serve, service, gate) -> Iterator[int]:
+    app = create_app(services(service), body_limit=BODY_LIMIT)
+    with serve(app, loop=request.param, take_turn=gate.take_turn) as port:
+        yield port
+
+
+def connect(port: int) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), timeout=WAIT)
+
+
+def post(model: str, pad: int = 0) -> bytes:
+    body = json.dumps({"model": model, "prompt": "x" * (pad + 1)}).encode()
+    return b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+
+
+def read_response(line: socket.socket) -> bytes:
+    data = b""
+    while not (found := re.search(rb"content-length: (\d+).*?\r\n\r\n(.*)", data, re.DOTALL)) or len(found[2]) < int(
+        found[1]
+    ):
+        piece = line.recv(65536)
+        assert piece, data
+        data += piece
+    return data
+
+
+def test_nothing_of_a_request_runs_before_its_turn(port, service, gate):
+    with connect(port) as line:
+        line.sendall(post("m"))
+        gate.wait_for(1)
+        assert service.requests == []
+        gate.open()
+        assert read_response(line).startswith(b"HTTP/1.1 200")
+
+
+def test_pieces_that_come_meanwhile_are_parsed_with_the_first(port, service, gate):
+    """Of one connection only one turn is asked for. It stops reading when much has come, and goes on with its turn."""
+    request = post("m", pad=700_000)
+    with connect(port) as line:
+        line.sendall(request[:30])
+        gate.wait_for(1)
+        sender = threading.Thread(target=line.sendall, args=(request[30:],))
+        sender.start()
+        time.sleep(0.1)  # what comes by now waits too; a part of it is enough
+        assert len(gate.held) == 1
+        while not service.requests:
+            gate.wait_for(1)
+            gate.open()
+        sender.join(WAIT)
+        assert read_response(line).startswith(b"HTTP/1.1 200")
+    assert len(service.requests[0].prompts[0].text) == 700_001
+
+
+def test_requests_are_parsed_in_order_of_arrival(port, service, gate):
+    lines = [connect(port) for _ in range(5)]
+    for number, line in enumerate(lines):
+        line.sendall(post(f"m{number}"))
+        gate.wait_for(number + 1)
+    gate.open()
+    for line in lines:
+        assert read_response(line).startswith(b"HTTP/1.1 200")
+        line.close()
+    assert [request.model for request in service.requests] == [f"m{number}" for number in range(5)]
+
+
+def test_a_client_that_leaves_before_its_turn_is_not_served(port, service, gate):
+    with connect(port) as line:
+        line.sendall(post("left"))
+        gate.wait_for(1)
+    with connect(port) as line:
+        line.sendall(post("stayed"))
+        gate.wait_for(2)
+        gate.open()
+        assert read_response(line).startswith(b"HTTP/1.1 200")
+    assert "stayed" in [request.model for request in service.requests]
+    assert [request.model for request in service.requests][-1] == "stayed"
+
+
+def test_a_request_that_has_ended_is_freed_without_the_garbage_collector(http, service):
+    """All of a request in one cycle of references is garbage of 70 objects, and to find it stops the event loop."""
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(5):
+            with http.stream("POST", "/v1/completions", json={"prompt": "x", "stream": True}) as response:
+                assert b"[DONE]" in response.read()
+            assert http.post("/v1/completions", json={"prompt": "x"}).status_code == 200
+        assert http.get("/health").status_code == 200
+        until(lambda: sum(isinstance(each, RequestResponseCycle) for each in gc.get_objects()) <= 2)
+    finally:
+        gc.enable()
