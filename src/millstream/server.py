@@ -42,9 +42,10 @@ log = logging.getLogger(__name__)
 POOL_THREADS = 4
 NETWORK_THREADS = 16
 """Concurrent media downloads, and concurrent DNS lookups."""
-COLLECT_AFTER = (20_000, 10, 10)
+COLLECT_AFTER = (50_000, 10, 10)
 """Thresholds of the garbage collector. A request has hundreds of objects: with Python's own thresholds, hundreds of
-requests at once are scanned again and again, for a tenth of all CPU time."""
+requests at once are scanned again and again, for a tenth of all CPU time. A request that has ended leaves no garbage,
+so these objects are in use: the collector should not stop all streams to find that out when many start at once."""
 STOPPING = "the server is shutting down"
 
 

@@ -19,7 +19,7 @@ import uvicorn
 from millstream.api.app import DEFAULT_DIALECT, create_app, is_websocket
 from millstream.api.http1.connections import Connections
 from millstream.api.http1.limits import HttpLimits
-from millstream.api.http1.protocol import LimitedProtocol
+from millstream.api.http1.protocol import LimitedProtocol, TakeTurn
 from millstream.errors import NotFound
 from millstream.model_facts import ModelCard
 from millstream.service.ports import DeltaSink
@@ -195,7 +195,9 @@ class Stage:
 
 
 @contextmanager
-def running(app: object, *, limits: HttpLimits = LIMITS, **options: object) -> Iterator[int]:
+def running(
+    app: object, *, limits: HttpLimits = LIMITS, take_turn: TakeTurn = enter_new, **options: object
+) -> Iterator[int]:
     """Runs a real uvicorn in a thread, with our protocol, and yields its port. The socket listens before it runs, so no
     test has to wait."""
     protocol = functools.partial(
@@ -204,7 +206,7 @@ def running(app: object, *, limits: HttpLimits = LIMITS, **options: object) -> I
         connections=Connections(limits),
         error_format=DEFAULT_DIALECT.errors,
         is_websocket=is_websocket,
-        take_turn=enter_new,
+        take_turn=take_turn,
     )
     options.setdefault("http", protocol)
     listener = socket.create_server(("127.0.0.1", 0))

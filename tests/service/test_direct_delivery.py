@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import itertools
 import tempfile
 import threading
+import weakref
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
@@ -225,6 +227,65 @@ def test_a_stop_string_ends_the_iteration_and_cancels_the_row() -> None:
         assert Cancel(1) in stage.link.commands
 
     play(scene())
+
+
+def test_readers_of_streams_that_end_together_go_on_one_per_turn() -> None:
+    async def scene() -> None:
+        stage = Stage()
+        stage.client._turnstile._clock = lambda: 0.0  # nothing takes time: so it is one per turn, however busy we are
+        ended: list[int] = []
+
+        async def read(number: int) -> None:
+            await texts(stage.generation(number)[0])
+            ended.append(number)
+
+        readers = [asyncio.create_task(read(number)) for number in range(1, 6)]
+        await settle()
+        stage.emit([tokens(1, "a"), *(end(number, 1) for number in range(1, 6))])
+        for _ in range(20):
+            before = len(ended)
+            await asyncio.sleep(0)
+            assert len(ended) <= before + 1
+        assert ended == [1, 2, 3, 4, 5]
+        await asyncio.gather(*readers)
+
+    play(scene())
+
+
+def test_a_reader_that_is_cancelled_while_its_end_waits() -> None:
+    async def scene() -> None:
+        stage = Stage()
+        readers = [asyncio.create_task(texts(stage.generation(number)[0])) for number in (1, 2)]
+        await settle()
+        stage.emit([end(1, 1), end(2, 1)])
+        readers[1].cancel()
+        assert await readers[0] == [""]
+        with pytest.raises(asyncio.CancelledError):
+            await readers[1]
+        await settle()
+
+    play(scene())
+
+
+def test_a_generation_that_has_ended_is_freed_without_the_garbage_collector() -> None:
+    async def scene() -> None:
+        stage = Stage()
+        generation, sink = stage.generation(1)
+        reader = asyncio.create_task(texts(generation))
+        await settle()
+        stage.emit([tokens(1, "a"), end(1, 1)])
+        await reader
+        left = [weakref.ref(generation), weakref.ref(sink)]
+        del generation, sink, reader
+        await settle()
+        assert [each() for each in left] == [None, None]
+
+    gc.collect()
+    gc.disable()
+    try:
+        play(scene())
+    finally:
+        gc.enable()
 
 
 def test_one_of_several_choices_ends() -> None:

@@ -100,6 +100,34 @@ def test_requests_that_have_begun_come_first_each_kind_in_order() -> None:
     play(scene())
 
 
+def test_after_tokens_as_many_pass_as_take_as_long() -> None:
+    """A request takes 2 s here, which pass when it is called."""
+
+    async def scene() -> None:
+        now = 0.0
+        passed: list[int] = []
+        subject = Turnstile(lambda: now)
+
+        def request(number: int) -> None:
+            nonlocal now
+            now += 2.0
+            passed.append(number)
+
+        for number in range(20):
+            subject.enter(lambda number=number: request(number), begun=False)
+        counts = []
+        for tokens in (0.0, 0.0, 6.0, 0.0, 1.0, 0.0):
+            before = len(passed)
+            now += tokens
+            subject.delivered(tokens)
+            await asyncio.sleep(0)
+            counts.append(len(passed) - before)
+        assert counts == [1, 1, 4, 1, 1, 1]
+        assert passed == list(range(10))
+
+    play(scene())
+
+
 def test_a_call_that_raises_stops_nobody() -> None:
     async def scene() -> None:
         passed: list[str] = []

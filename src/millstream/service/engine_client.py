@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -32,6 +33,7 @@ from millstream.errors import DeviceLost, EngineGone, ModelError
 from millstream.model_facts import LoadProgress, ModelFacts
 from millstream.service.admission import Admission
 from millstream.service.inbox import Inbox
+from millstream.service.turnstile import turnstile
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +73,7 @@ class EngineClient:
         self._scheduled = False
         """True from when a step asks the event loop to take the steps until it does."""
         self._loop = asyncio.get_running_loop()
+        self._turnstile = turnstile()
         self._loaded: asyncio.Future[ModelFacts] = self._loop.create_future()
         self._loaded.add_done_callback(_retrieve_error)
         self._stopped = asyncio.Event()
@@ -210,10 +213,12 @@ class EngineClient:
     def _receive_steps(self) -> None:
         """All steps that have come: if the loop falls behind, a request gets its events of several steps together."""
         self._scheduled = False
+        began = time.perf_counter()
         events: list[Event] = []
         while self._steps:
             events += self._steps.popleft()
         self._receive(events)
+        self._turnstile.delivered(time.perf_counter() - began)
 
     def _receive(self, events: Sequence[Event]) -> None:
         if self._disowned:

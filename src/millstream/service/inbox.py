@@ -32,6 +32,10 @@ def _wake(arrived: asyncio.Future[None]) -> None:
         arrived.set_result(None)
 
 
+def _nothing() -> None:
+    """For requests that hold nothing but their events."""
+
+
 def _ignore(event: Started) -> None:
     """For requests that nobody times."""
 
@@ -58,7 +62,7 @@ class Inbox:
         handle the token. What it raises is raised in the reader."""
         self.deliver_one: DeliverOne | None = None
         """The same for one small result: see `give`."""
-        self._on_overflow: Callable[[], None] = lambda: None
+        self._on_overflow: Callable[[], None] = _nothing
         self.on_started: Callable[[Started], None] = _ignore
         """Called at once, whether or not the reader keeps up: it only notes the time."""
         self._budget: UnreadOutput | None = budget
@@ -148,15 +152,22 @@ class Inbox:
     def end(self, error: OutputUnread) -> None:
         """See `unread_output.Unread`."""
         self._error = error
+        on_overflow = self._on_overflow
         self.close()
         self._batches.clear()
         self._events.clear()
         if self._arrived is not None and not self._arrived.done():
             self._arrived.set_result(None)
-        self._on_overflow()
+        on_overflow()
 
     def close(self) -> None:
-        """The reader is done: present and later events no longer count as unread. Safe to call twice."""
+        """The reader is done: present and later events no longer count as unread. Safe to call twice.
+
+        Nobody is called any more. Whoever set the callbacks mostly holds this inbox: together they would stay in memory
+        until the garbage collector finds them, and it stops the event loop for as long as there is garbage.
+        """
+        self.deliver = self.deliver_one = None
+        self._on_overflow, self.on_started = _nothing, _ignore
         if self._budget is not None:
             self._count(-self.unread)
             self._budget.close(self)

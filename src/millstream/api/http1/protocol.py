@@ -294,6 +294,8 @@ class LimitedProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
+        if self._running is not None:
+            _forget(self._running)
         super().on_response_complete()
         if self.transport.is_closing():
             self._connections.move(self, Phase.IDLE)
@@ -361,3 +363,12 @@ def _report_disconnect(cycles: Sequence[RequestResponseCycle]) -> None:
             if (departure := cast("dict[str, Any]", cycle.scope).get(DEPARTURE)) is not None:
                 departure.left()
         cycle.message_event.set()
+        _forget(cycle)
+
+
+def _forget(cycle: RequestResponseCycle) -> None:
+    """Drop what refers to the cycle and is held by it: otherwise all of a request would wait for the garbage collector,
+    which stops the event loop for as long as there is garbage."""
+    scope = cast("dict[str, Any]", cycle.scope)
+    scope.pop(DIRECT_WRITER, None)
+    scope.pop(DEPARTURE, None)
