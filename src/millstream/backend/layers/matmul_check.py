@@ -31,7 +31,7 @@ TOLERANCE = 0.02
 WORST = 0.12
 """How far a single number may be, relative to that and to itself: the product of two numbers that are rounded, five
 times as far from the mean as usual."""
-FARTHEST = 4000
+FARTHEST = 3000
 """Position of a row, at most."""
 
 _compared: set[Hashable] = set()
