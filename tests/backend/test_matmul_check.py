@@ -11,6 +11,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from millstream.backend.device import current_device
 from millstream.backend.kernels import epilogues, matmul_tilings, matmul_tuning, norm_add, packed_groups, small_matmul
 from millstream.backend.kernels.matmul_tilings import MOST_ROWS, WIDTHS, Tiling
 from millstream.backend.kernels.small_matmul import Kind
@@ -23,6 +24,9 @@ from support.matmul_kernels import play_matmul, play_matmul_kernels
 from support.matmul_on_host import run_on_host
 
 on_host = pytest.mark.skipif(missing_compiler() is not None, reason=str(missing_compiler()))
+on_cuda = pytest.mark.skipif(
+    current_device().kind != "cuda", reason="compiles CUDA kernels: needs MLX's CUDA build and an NVIDIA GPU"
+)
 HEAD, K = 64, 64
 STEPS = (1, *WIDTHS)
 
@@ -71,9 +75,9 @@ def run_role(role: str, weight: Weight, *, normed: bool = False, rows: int = 1) 
     return BY_KERNELS.qkv_rope(x, weight, offset, periods, 2 * groups, groups, HEAD, **named, **norms)
 
 
-def dense(outputs: int = 4 * HEAD) -> Weight:
+def dense(outputs: int = 4 * HEAD, inputs: int = K) -> Weight:
     mx.random.seed(outputs)
-    return small_matmul.prepare(random(outputs, K, scale=K**-0.5))
+    return small_matmul.prepare(random(outputs, inputs, scale=inputs**-0.5))
 
 
 def packed(outputs: int = 4 * HEAD, inputs: int = 128) -> Packed:
@@ -134,6 +138,23 @@ def test_a_fault_in_what_stands_after_a_product_for_32_rows_is_found(
     run_role(role, weight, normed=normed, rows=32)
     with matmul_tuning.as_step_of(32):
         run_role(role, weight, normed=normed, rows=64)
+
+
+@on_cuda
+@pytest.mark.parametrize("role", ["matmul", "matmul_add", "glu", "qkv_rope"])
+@pytest.mark.parametrize("kind", [dense, packed])
+@pytest.mark.parametrize("inputs", [512, 4096])
+def test_kernels_on_this_device_are_right(
+    role: Any, kind: Callable[[int, int], Weight], inputs: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At all numbers of rows, many by our kernels too."""
+    weight = kind(32 * HEAD, inputs)
+    matmul_tuning.expect_rows(MOST_ROWS)
+    for width in matmul_tilings.MANY_WIDTHS:
+        matmul_tuning.decide((role, weight.outputs, inputs, width), False)
+    for normed in (False, True) if role == "qkv_rope" else (False,):
+        check_calls(functools.partial(run_role, role, weight, normed=normed))
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("role", ["matmul", "matmul_add", "glu", "qkv_rope"])
