@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import mlx.core as mx
 import pytest
 
 from millstream.backend.device import current_device
+from millstream.backend.generation.layers import block_check, block_search, fused_experts
+from millstream.backend.generation.layers.attention import adopt_attention, attention
+from millstream.backend.generation.layers.fused_blocks import fuse_blocks
 from millstream.backend.kernels import epilogues, matmul_tilings, matmul_tuning, norm_add, packed_groups, small_matmul
 from millstream.backend.kernels.matmul_tilings import MOST_ROWS, WIDTHS, Tiling
 from millstream.backend.kernels.small_matmul import Kind
@@ -19,6 +22,8 @@ from millstream.backend.kernels.weights import Norm, Packed, Weight
 from millstream.backend.layers import matmul_check, matmul_reference, packed_products
 from millstream.backend.layers.fused_matmul import BY_KERNELS, Call, calls_of
 from millstream.backend.layers.matmul_check import Way, check_calls, ways_of
+from millstream.backend.layers.projections import fuse_projections
+from support.block_families import make, settings
 from support.cuda_on_host import missing_compiler
 from support.matmul_kernels import play_matmul, play_matmul_kernels
 from support.matmul_on_host import run_on_host
@@ -344,3 +349,49 @@ def test_noted_calls_launch_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     queries, keys, values = shapes.pop()
     assert [each.shape for each in shapes] == [(3, 1, 256), (3, 1, 256), (3, 1, 128)]
     assert (queries.shape, keys.shape, values.shape) == ((3, 2, 1, HEAD), (3, 1, 1, HEAD), (3, 1, 1, HEAD))
+
+
+GLU, HEADS, ADD = ("glu", "activation", "norm"), ("qkv_rope", "norm"), ("matmul_add",)
+NORMED_HEADS = ("qkv_rope", "k_norm", "norm", "q_norm")
+MADE: dict[str, set[tuple[tuple[str, ...], ...]]] = {
+    "llama": {(HEADS, ADD), (GLU, ADD)},
+    "gemma3_text": {(NORMED_HEADS, ("matmul",), ("norm_add",)), (GLU, ("matmul",), ("norm_add",))},
+    "granite": {(HEADS, (*ADD, "factor")), (GLU, (*ADD, "factor"))},
+    "lfm2": {(NORMED_HEADS, ADD), (("matmul", "norm"), ADD), (GLU, ADD)},
+    "nemotron": {(("qkv_rope",), ADD), (ADD,)},
+    "mamba2": {(("matmul", "norm"), ADD)},
+    "glm4_moe": {(NORMED_HEADS, ADD), (GLU, ADD), (("glu", "activation"), ("matmul",))},
+}
+"""The calls of the parts of a family's blocks, each with what it is told besides its weight."""
+SIZES = {"hidden_size": 128, "head_dim": 64, "intermediate_size": 192, "moe_intermediate_size": 64}
+LFM2_SIZES = {"block_dim": 128, "block_ff_dim": 192, "conv_dim": 128, "conv_dim_out": 128}
+
+
+@pytest.fixture
+def uncompiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """MLX would have a C++ compiler make a library of what plays the kernels."""
+    play_matmul_kernels(monkeypatch, lambda name: None)
+    mx.disable_compile()
+    yield
+    mx.enable_compile()
+
+
+@pytest.mark.parametrize("family", MADE)
+@pytest.mark.usefixtures("uncompiled")
+def test_all_parts_of_a_block_have_their_calls_compared(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[list[Call]] = []
+    monkeypatch.setattr(block_check, "check_calls", lambda run: compared.append(calls_of(run)))
+    for module in (block_search, fused_experts):  # other kernels are not played here
+        for name in ("check_attention", "check_module", "check_half", "check_rows"):
+            monkeypatch.setattr(module, name, lambda *given, **named: None, raising=False)
+    model = make({**settings(family), **SIZES, **(LFM2_SIZES if family == "lfm2" else {})})
+    model.set_dtype(mx.float16)
+    adopt_attention(model, attention)
+    fuse_projections(model)
+    fusion = fuse_blocks(model, BY_KERNELS, attention)
+    assert fusion.blocks == fusion.total
+
+    def told(call: Call) -> tuple[str, ...]:
+        return (call.name, *sorted(name for name, each in call.named.items() if each is not None and each != 1.0))
+
+    assert {tuple(map(told, part)) for part in compared} == MADE[family]
