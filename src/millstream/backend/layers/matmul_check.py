@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
@@ -63,8 +64,12 @@ def check_calls(run: Callable[[], object]) -> list[Call]:
     new = {_form(call): call for call in calls}
     comparisons = [Comparison(call) for form, call in new.items() if form not in _compared]
     rehearse(lambda: [each.made(way) for each in comparisons for way in each.ways])
+    started = time.perf_counter()
     for each in comparisons:
         each.settle()
+    if comparisons:
+        count, seconds = sum(len(each.ways) for each in comparisons), time.perf_counter() - started
+        log.debug("compared %d forms of calls in %d ways in %.2f s", len(comparisons), count, seconds)
     _compared.update(new)
     return calls
 
