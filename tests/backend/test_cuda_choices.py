@@ -18,7 +18,10 @@ from millstream.backend.generation import layout
 from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
 from millstream.backend.generation.layers import attention
 from millstream.backend.generation.sampling.sampler import Sampler
-from millstream.backend.kernels import sample
+from millstream.backend.kernels import matmul_tuning, sample, small_matmul
+from millstream.backend.kernels.matmul_tilings import Tiling
+from millstream.backend.kernels.small_matmul import Kind
+from millstream.backend.layers import matmul_check
 from millstream.backend.layers.capped_attention import capped_attention
 from millstream.engine.generation.messages import Generate
 from millstream.types import Sampling
@@ -172,6 +175,34 @@ def test_the_sampling_kernel_gets_all_rows(cuda: Pretended, tmp_path: Path, temp
     with engine(lambda: MlxGenerationBackend(settings)) as driver:
         driver.run(Generate(1, (1, 2, 3), 4, Sampling(temperature=temperature, seed=1)))
     assert cuda.calls["sample"] > 0
+
+
+def test_a_kernel_that_is_wrong_for_32_rows_is_not_used(
+    cuda: Pretended, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Blocks are compared with few rows, kernels with as many as there may be: a load finds it."""
+    for name, value in (("_refused", set()), ("_refused_ends", set()), ("_pass_limits", {})):
+        monkeypatch.setattr(matmul_tuning, name, value)
+    monkeypatch.setattr(matmul_check, "_compared", set())
+    right, answers = small_matmul.run, []
+
+    def wrong(kind: Kind, tiling: Tiling, width: int, *rest: Any) -> list[mx.array]:
+        made = right(kind, tiling, width, *rest)
+        return [made[0], made[1] * 1.1, made[2]] if kind.name == "qkv_rope" and width == 32 else made
+
+    monkeypatch.setattr(small_matmul, "run", wrong)
+    folder = write_half(tmp_path / "qwen3", "qwen3")
+    for disabled in (LEFT_OUT, LEFT_OUT | {"fused-matmul"}):
+        settings = GenerationSettings("folder", folder, max_rows=12, disabled=disabled)
+        with engine(lambda: MlxGenerationBackend(settings)) as driver:  # noqa: B023
+            assert driver.facts is not None
+            if disabled == LEFT_OUT:
+                assert "fused blocks: 4 of 4 (4 with attention and MLP)" in driver.facts.notes
+                assert dict(driver.facts.exact_passes) == {8: 256, 32: 0, 64: 256}
+            answers.append(driver.run(*(Generate(number, (number, 2, 3), 5) for number in range(12))))
+    assert answers[0] == answers[1]
+    (warning,) = [record.getMessage() for record in caplog.records if "our kernel" in record.getMessage()]
+    assert warning.startswith("our kernel for qkv_rope of ") and "32 rows, differs by " in warning
 
 
 def test_layers_that_do_not_fit_leave_the_width_to_cublas(cuda: Pretended, tmp_path: Path) -> None:

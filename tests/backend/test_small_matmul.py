@@ -132,8 +132,8 @@ def test_a_norm_and_a_residual(size: int) -> None:
 @on_cuda
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_row_gets_the_same_numbers_in_any_company(shared: bool) -> None:
-    """In steps of up to 64 rows, and in passes of more tokens that stand for one. Steps of more rows take what was found
-    to be fastest for them, here MLX's operations: these give other numbers."""
+    """In steps of up to 64 rows, and in passes of more tokens that stand for one. Steps of more rows take what was
+    found to be fastest for them, here MLX's operations: these give other numbers."""
     mx.random.seed(1)
     plain, x = random(2048, 576, dtype=mx.bfloat16), random(70, 1, 576, dtype=mx.bfloat16)
     weight = BY_KERNELS.prepare(plain) if shared else plain

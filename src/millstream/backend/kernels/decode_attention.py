@@ -17,6 +17,8 @@ from typing import Any
 
 import mlx.core as mx
 
+from millstream.backend.kernels import decode_dense_source as dense_source
+from millstream.backend.kernels import decode_packed_source as packed_source
 from millstream.backend.kernels import decode_source as source
 from millstream.backend.kernels.compiled import cuda_kernel
 
@@ -226,12 +228,12 @@ class _Form:
     @property
     def source(self) -> str:
         if self.kind is None:
-            middle = source.PLACE + source.DENSE_WRITE + source.SCALAR_LOOP
+            middle = source.PLACE + dense_source.WRITE + dense_source.SCALAR_LOOP
         elif self.packed:
-            middle = source.PACKED_QUERY + source.PLACE + source.PACKED_WRITE + source.TILES + source.PACKED_LOOP
+            middle = packed_source.QUERY + source.PLACE + packed_source.WRITE + source.TILES + packed_source.LOOP
             middle += source.STORE_TILES
         else:
-            middle = source.DENSE_QUERY + source.PLACE + source.DENSE_WRITE + source.TILES + source.DENSE_LOOP
+            middle = dense_source.QUERY + source.PLACE + dense_source.WRITE + source.TILES + dense_source.LOOP
             middle += source.STORE_TILES
         return source.BEGIN + middle + source.END
 

@@ -68,10 +68,7 @@ def decide(key: Key, by_mlx: bool, *, steady_to: int = MOST_ROWS) -> None:
 def exact_passes() -> tuple[tuple[int, int], ...]:
     """(rows, tokens): passes of up to so many tokens give a row the numbers of a plain step of up to so many rows, for
     each width of plain steps."""
-    return tuple(
-        (width, min([_pass_limits.get(width, MOST_ROWS), *_steadiness(width)]))
-        for width in WIDTHS
-    )
+    return tuple((width, min([_pass_limits.get(width, MOST_ROWS), *_steadiness(width)])) for width in WIDTHS)
 
 
 def _steadiness(width: int) -> list[int]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
@@ -31,7 +32,9 @@ TOLERANCE = 0.02
 WORST = 0.12
 """How far a single number may be, relative to that and to itself: the product of two numbers that are rounded, five
 times as far from the mean as usual."""
-FARTHEST = 4000
+ENDS = ("glu", "qkv_rope")
+"""Roles whose calls end with a kernel of their own where MLX multiplies."""
+FARTHEST = 3000
 """Position of a row, at most."""
 
 _compared: set[Hashable] = set()
@@ -55,13 +58,18 @@ class Way:
 
 
 def check_calls(run: Callable[[], object]) -> list[Call]:
-    """Compare the calls that `run` makes, uncompiled, but for forms that were compared before. Returns all of them."""
+    """Compare the calls that `run` makes for one row, uncompiled, but for forms that were compared before. Returns all
+    of them."""
     calls = calls_of(run)
     new = {_form(call): call for call in calls}
     comparisons = [Comparison(call) for form, call in new.items() if form not in _compared]
     rehearse(lambda: [each.made(way) for each in comparisons for way in each.ways])
+    started = time.perf_counter()
     for each in comparisons:
         each.settle()
+    if comparisons:
+        count, seconds = sum(len(each.ways) for each in comparisons), time.perf_counter() - started
+        log.debug("compared %d forms of calls in %d ways in %.2f s", len(comparisons), count, seconds)
     _compared.update(new)
     return calls
 
@@ -107,6 +115,7 @@ class Comparison:
         except (RuntimeError, ValueError) as error:  # it cannot be compiled or launched
             return f"fails ({error})"
         overall, worst = (max(_number(pair[part]) for pair in found) for part in (0, 1))
+        log.debug("%s, %s: apart by %.2g, at worst %.2g", _words(self._call), way, overall, worst)
         if overall <= TOLERANCE and worst <= WORST:
             return None
         return f"differs by {overall:.2g}, at worst {worst:.2g}"
@@ -152,18 +161,15 @@ def ways_of(call: Call) -> list[Way]:
         return ways
     passes = (*WIDTHS[1:], MOST_ROWS) if isinstance(call.weight, Packed) else (MOST_ROWS,)
     ways += [Way(rows, step) for step in WIDTHS for rows in passes if rows > step]
-    return [*ways, Way(MOST_ROWS, ends=True)] if call.name in ("glu", "qkv_rope") else ways
+    # The product of a packed weight is ours also there: it is unpacked first.
+    return [*ways, Way(MOST_ROWS, ends=True)] if call.name in ENDS or isinstance(call.weight, Packed) else ways
 
 
 def _fall_back(call: Call, way: Way) -> str | None:
     """Take something else for this way, and say what; None if there is nothing."""
     weight, name = call.weight, call.name
     if way.ends or weight is None or name == "norm_add":
-        known = matmul_tuning.takes_end(name)
-        matmul_tuning.refuse_end(name)
-        if known:
-            return "MLX computes what stands after products"
-        return _unpacked(weight)
+        return _without_end(name) or _unpacked(weight)
     if way.step is not None:
         tokens = max(width for width in WIDTHS if width < way.rows)
         matmul_tuning.limit_passes(way.step, tokens)
@@ -175,10 +181,14 @@ def _fall_back(call: Call, way: Way) -> str | None:
     if not matmul_tuning.refused(name, weight, way.rows):
         matmul_tuning.refuse(name, weight, way.rows)
         return "MLX's operations are used"
-    if way.rows > WIDTHS[-1] and matmul_tuning.takes_end(name):
-        matmul_tuning.refuse_end(name)
-        return "MLX computes what stands after products"
-    return _unpacked(weight)
+    return (_without_end(name) if way.rows > WIDTHS[-1] else None) or _unpacked(weight)
+
+
+def _without_end(name: str) -> str | None:
+    if name not in (*ENDS, "norm_add") or not matmul_tuning.takes_end(name):
+        return None
+    matmul_tuning.refuse_end(name)
+    return "MLX computes what stands after products"
 
 
 def _unpacked(weight: Weight | None) -> str | None:
@@ -200,7 +210,7 @@ def _static(value: Any) -> Hashable:
     if isinstance(value, Norm):
         return (value.weight.shape, value.weight.dtype, value.eps)
     if isinstance(value, mx.array):
-        return (value.shape[1:] if value.ndim > 1 else value.ndim, value.dtype)
+        return (value.shape, value.dtype)
     return tuple(_static(each) for each in value) if isinstance(value, tuple) else value
 
 

@@ -7,7 +7,6 @@ one matrix and having cuBLAS multiply with it. That takes memory for as long as 
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import logging
 import time
@@ -30,9 +29,6 @@ MORE_KERNEL_ROWS = (128, 256, 512)
 """For how many our kernels may still be the fastest way: it is measured."""
 MEASURED_ROWS = (512, 2048)
 RUNS, TOGETHER = 3, 3
-TRIED_ROWS = (5, 64)
-TOLERANCE = 0.02
-"""How far products may be from those of the unpacked weight, relative to the largest."""
 
 log = logging.getLogger(__name__)
 
@@ -93,38 +89,6 @@ def _kernel_of(form: PackedForm) -> Callable[..., mx.array]:
         return small_matmul.matmul(x, form.of(arrays))
 
     return compiled(matmul)
-
-
-def kernels_agree(weight: Packed) -> bool:
-    """True if our kernels take the weight, and multiply with its form on this device as they should."""
-    if not packed_tilings.fits(weight):
-        return False
-    dtype = weight.scales.dtype if weight.mode == "affine" else mx.bfloat16
-    return _form_agrees(dataclasses.replace(weight.form, counted=False), dtype)
-
-
-@functools.cache
-def _form_agrees(form: PackedForm, dtype: mx.Dtype) -> bool:
-    numbers = mx.random.normal((96, 1024), key=mx.random.key(1)).astype(dtype)
-    parts = mx.quantize(numbers, form.group_size, form.bits, form.mode)
-    weight = Packed(parts[0], parts[1], parts[2] if form.biased else None, form.bits, form.group_size, form.mode)
-    try:
-        apart = max(_disagreement(weight, rows, dtype) for rows in TRIED_ROWS)
-    except (RuntimeError, ValueError) as error:
-        log.warning("Weights are unpacked: the kernel for %s fails (%s)", form, error)
-        return False
-    if not apart <= TOLERANCE:  # not a number is no agreement either
-        log.warning("Weights are unpacked: the kernel for %s gives other numbers, by %.2g", form, apart)
-        return False
-    return True
-
-
-def _disagreement(weight: Packed, rows: int, dtype: mx.Dtype) -> float:
-    x = mx.random.normal((rows, 1, weight.inputs), key=mx.random.key(rows)).astype(dtype)
-    expected = (x @ unpacked_by_mlx(weight, dtype).T).astype(mx.float32)
-    ways = (small_matmul.matmul(x, weight), _by_unpacking(x, weight))
-    apart = [mx.abs(got.astype(mx.float32) - expected).max() for got in ways]
-    return float((mx.stack(apart).max() / mx.abs(expected).max()).item())  # type: ignore[arg-type]
 
 
 def unpacked(weight: Packed, dtype: mx.Dtype) -> mx.array:

@@ -52,8 +52,8 @@ class HasMatmuls(Protocol):
 
 
 def check_matmuls(matmuls: FusedMatmuls, part: HasMatmuls, size: int, dtype: mx.Dtype) -> None:
-    """Have the kernels of a fused part compared with MLX's operations, each by itself, at every number of rows: the other
-    checks see few. What differs is left to MLX from then on, so they come after this."""
+    """Have the kernels of a fused part compared with MLX's operations, each by itself, at every number of rows: the
+    other checks see few. What differs is left to MLX from then on, so they come after this."""
     if matmuls is BY_KERNELS:
         check_calls(lambda: part.run_matmuls(mx.zeros((1, 1, size), dtype=dtype)))
 

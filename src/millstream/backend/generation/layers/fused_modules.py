@@ -55,9 +55,7 @@ def _arrays(layer: Any, norm: Norm | None, residual: mx.array | None) -> dict[st
     return {"weight": layer.role.weight.arrays, **{name: each for name, each in optional.items() if each is not None}}
 
 
-def _matmul(
-    matmuls: FusedMatmuls, form: Form, eps: float | None, x: mx.array, arrays: dict[str, Any]
-) -> mx.array:
+def _matmul(matmuls: FusedMatmuls, form: Form, eps: float | None, x: mx.array, arrays: dict[str, Any]) -> mx.array:
     weight, norm = form.of(arrays["weight"]), None if eps is None else MatmulNorm(arrays["norm"], eps)
     if "residual" in arrays:
         return matmuls.matmul_add(x, weight, arrays["residual"], norm=norm, bias=arrays.get("bias"))
