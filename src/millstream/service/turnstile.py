@@ -20,8 +20,8 @@ from weakref import WeakKeyDictionary
 Call = Callable[[], None]
 
 LEAST = 1
-"""So many pass in a turn if no tokens were delivered. Each turn costs a look for events, so more would start sooner, but
-tokens would wait for all of them."""
+"""So many pass in a turn if no tokens were delivered. Each turn costs a look for events, so more would start sooner,
+but tokens would wait for all of them."""
 
 NEWEST = 0.1
 """The weight of the latest turn in what a request costs."""
