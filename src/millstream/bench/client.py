@@ -122,7 +122,7 @@ class Exchange(asyncio.Protocol):
         """Connects. If that fails, `run` stores the error in its sample."""
         exchange = cls(request_bytes(url, path, body))
         try:
-            await asyncio.get_running_loop().create_connection(lambda: exchange, url.hostname, url.port)
+            await asyncio.get_running_loop().create_connection(lambda: exchange, url.hostname or "", url.port or 80)
         except OSError as error:
             exchange._refused = error
         return exchange

@@ -19,6 +19,10 @@ from weakref import WeakKeyDictionary
 
 Call = Callable[[], None]
 
+LEAST = 1
+"""So many pass in a turn if no tokens were delivered. Each turn costs a look for events, so more would start sooner,
+but tokens would wait for all of them."""
+
 NEWEST = 0.1
 """The weight of the latest turn in what a request costs."""
 
@@ -72,7 +76,7 @@ class Turnstile:
         now = self._clock()
         cost = max(0.0, now - self._since - self._delivering) / self._passed
         self._cost += (cost - self._cost) * (NEWEST if self._cost else 1.0)
-        most = 1 + int(self._delivering / self._cost) if self._cost else 1
+        most = LEAST + (int(self._delivering / self._cost) if self._cost else 0)
         self._since, self._delivering, self._passed = now, 0.0, 0
         if self._begun or self._new:
             self._let_in(most)
