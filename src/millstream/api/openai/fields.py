@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from millstream.api.numbers import whole
 from millstream.errors import BadRequest
 from millstream.types import Prompt, TextPrompt, TokenPrompt
@@ -35,11 +37,13 @@ def _prompt(value: object, path: str) -> Prompt:
 
 
 def token_ids(values: list[object]) -> tuple[int, ...] | None:
-    """Returns None if one of the values is not a token id."""
-    if float in set(map(type, values)):
+    """Returns None if one of the values is not a token id. There may be a hundred thousand, and streams wait meanwhile:
+    no Python for each."""
+    if float in (kinds := set(map(type, values))):
         values = [whole(value) for value in values]
-    tokens = tuple(value for value in values if type(value) is int)
-    return tokens if len(tokens) == len(values) and min(tokens, default=0) >= 0 else None
+        kinds = set(map(type, values))
+    tokens = cast("tuple[int, ...]", tuple(values))
+    return tokens if kinds <= {int} and min(tokens, default=0) >= 0 else None
 
 
 def parse_stop_token_ids(value: object) -> tuple[int, ...]:
