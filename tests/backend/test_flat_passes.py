@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -11,12 +13,15 @@ import pytest
 from mlx_lm.models.cache import RotatingKVCache
 from mlx_lm.utils import load_model
 
+from millstream.backend.generation import assembly
+from millstream.backend.generation.assembly import Assembly
 from millstream.backend.generation.caches.batch_caches import new_row_caches
 from millstream.backend.generation.caches.flat_caches import FlatCache, FlatPrompts, fits_flat_pass
 from millstream.backend.generation.caches.joining import JoiningRows, leaf_window
 from millstream.backend.generation.caches.quantized import KvQuantization
 from millstream.backend.generation.caches.widths import flat_length, padded_group
 from millstream.backend.generation.layers.attention import adopt_attention, attention
+from millstream.backend.generation.layout import Layout
 from millstream.backend.generation.prefill.flat import FlatPasses
 from millstream.backend.generation.prefill.groups import FlatMixedGroup
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
@@ -128,5 +133,25 @@ def test_lengths_and_rows_of_passes_are_few() -> None:
     assert all(length <= 1.125 * tokens for tokens, length in enumerate(lengths, start=1) if tokens >= 1024)
     assert len(set(lengths)) < 30
     rows = [padded_group(prompts) for prompts in range(1, 65)]
-    assert all(prompts <= padded <= 1.25 * prompts for prompts, padded in enumerate(rows, start=1))
-    assert len(set(rows)) < 25
+    assert all(prompts <= padded < 1.5 * prompts for prompts, padded in enumerate(rows, start=1))
+    assert sorted(set(rows)) == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64]
+
+
+def test_a_load_runs_padded_groups_in_their_usual_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[int, int]] = []
+
+    def group(model: object, submits: list[Generate], *padded: object) -> SimpleNamespace:
+        seen.append((len(submits), len(submits[0].prompt) - 1))
+        return SimpleNamespace(arrays=[])
+
+    monkeypatch.setattr(assembly, "RightPaddedGroup", group)
+    mixed = Layout("mixed", "kernels", group_fill=0.5, padded_chunks=True)
+    subject = Assembly(object(), 8)
+    subject.warm_up_prompts(mixed, 2048, 7)
+    assert seen == [(rows, length) for length in (128, 64, 256) for rows in (2, 3, 4, 6, 8)]
+    seen.clear()
+    subject.warm_up_prompts(mixed, 100, 200)
+    assert seen == [(rows, 64) for rows in (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)], "at most 8,192 tokens"
+    for other in (replace(mixed, padded_chunks=False), replace(mixed, group_fill=None), replace(mixed, caches="slots")):
+        subject.warm_up_prompts(other, 2048, 8)
+    assert len(seen) == 13

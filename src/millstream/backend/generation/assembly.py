@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -22,25 +23,29 @@ from millstream.backend.generation.caches.mixed_caches import MixedCaches
 from millstream.backend.generation.caches.quantized import KvQuantization, QuantizedSlabLayer, new_prompt_caches
 from millstream.backend.generation.caches.slabs import Parts
 from millstream.backend.generation.caches.slots import SlotCaches
-from millstream.backend.generation.caches.widths import flat_length
+from millstream.backend.generation.caches.widths import flat_length, padded_chunk_length, padded_group
 from millstream.backend.generation.compiled_step import CompiledStep
 from millstream.backend.generation.forward_pass import ForwardPass
 from millstream.backend.generation.layout import Layout
 from millstream.backend.generation.mtp.drafter import MtpDrafter
 from millstream.backend.generation.prefill.flat import FlatPasses
+from millstream.backend.generation.prefill.groups import RightPaddedGroup
 from millstream.backend.generation.prefill.pass_in_parts import LayersInParts, layers_in_parts
 from millstream.backend.generation.prefill.prefiller import MixedPrefiller, PlainPrefiller, Prefiller, SinglePrefiller
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
 from millstream.backend.generation.prefix_store.cache_state import kv_parts, prefix_sizes
 from millstream.backend.generation.sampling.guides import Compiler
+from millstream.engine.generation.messages import Generate
 from millstream.errors import ModelError
 from millstream.model_facts import PrefixSizes
 
 if TYPE_CHECKING:
     from millstream.backend.generation.media.encoder import MediaEncoder
 
-WARM_SECONDS = 1.0
-"""How long flat passes are warmed up."""
+WARM_SECONDS, WARM_GROUP_SECONDS = 1.0, 2.0
+"""How long flat passes are warmed up, and padded groups, whose shapes have two sizes."""
+WARM_LENGTHS, WARM_GROUP_TOKENS = (128, 64, 256), 8192
+"""Of prompts in padded groups: most chats begin so. Of a group, at most."""
 LOST_WRITES = (
     "This build of MLX hands our kernels copies of the arrays that they write to, so answers would be wrong. "
     "Start with --disable kernel, and please report it."
@@ -148,15 +153,31 @@ class Assembly:
             layer=SlabLayer if packing is None else functools.partial(QuantizedSlabLayer, packing),
         )
 
-    def warm_up_prompts(self, layout: Layout, most: int) -> None:
-        """Run flat passes of every length up to `most` tokens, if prompts share such passes; for large models only the
-        first ones, since what a pass of a new length costs more is little beside the pass itself."""
-        if (passes := self._flat_passes(layout)) is None:
-            return
+    def warm_up_prompts(self, layout: Layout, most: int, rows: int) -> None:
+        """Run passes over whole prompts in their shapes: flat ones of up to `most` tokens, or padded groups of up to
+        `rows` prompts. For large models only the first ones, since what a pass of a new shape costs more is little
+        beside the pass itself."""
+        if (passes := self._flat_passes(layout)) is not None:
+            self._warm_up_flat(passes, most)
+        elif layout.caches == "mixed" and layout.padded_chunks and layout.group_fill is not None:
+            self._warm_up_groups(most, rows)
+
+    def _warm_up_flat(self, passes: FlatPasses, most: int) -> None:
         started, length = time.monotonic(), 0
         while (length := flat_length(length + 1)) <= most and time.monotonic() - started < WARM_SECONDS:
             parts, _ = passes.run([[0] * length])
             mx.eval(parts)
+
+    def _warm_up_groups(self, most: int, rows: int) -> None:
+        started = time.monotonic()
+        sizes = sorted({padded_group(count) for count in range(2, rows + 1)})
+        for length, count in itertools.product(WARM_LENGTHS, sizes):
+            if time.monotonic() - started >= WARM_GROUP_SECONDS:
+                return
+            if length > most or length * count > WARM_GROUP_TOKENS:
+                continue
+            prompts = [Generate(number, (0,) * (length + 1), 1) for number in range(count)]
+            mx.eval(RightPaddedGroup(self.model, prompts, padded_chunk_length, padded_group).arrays)
 
     def build_in_parts(self, layout: Layout) -> None:
         """From now on prefillers build passes over chunks in parts, if the model allows it."""

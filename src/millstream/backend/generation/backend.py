@@ -505,7 +505,7 @@ class MlxGenerationBackend(MlxBackend):
             progress.advance()
 
         assert self._assembly is not None and self._layout is not None, "the model is loaded"
-        self._assembly.warm_up_prompts(self._layout, min(MOST_WARM_TOKENS, facts.context_length))
+        self._assembly.warm_up_prompts(self._layout, min(MOST_WARM_TOKENS, facts.context_length), facts.max_rows)
         phases.done("prompts")
         run = functools.partial(
             warm_up,

@@ -45,10 +45,11 @@ def padded_chunk_length(tokens: int) -> int:
 
 
 def padded_group(prompts: int) -> int:
-    """Rows of a padded pass for so many prompts. All arrays of a pass of another shape are of new sizes, which CUDA
-    allocates one by one (H200: 200 times 25 to 120 us)."""
-    step = 1 << max(0, prompts.bit_length() - 3)
-    return -(-prompts // step) * step
+    """Rows of a padded pass for so many prompts: a power of two, or one and a half times one. All arrays of a pass of
+    another shape are of new sizes, which CUDA allocates one by one (H200: 200 times 25 to 120 us), so there are few,
+    and a load runs those that are usual."""
+    power = 1 << max(0, prompts - 1).bit_length()
+    return power * 3 // 4 if power >= 4 and prompts <= power * 3 // 4 else power
 
 
 def flat_length(tokens: int) -> int:
