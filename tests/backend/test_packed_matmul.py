@@ -16,7 +16,7 @@ from support.cuda_on_host import missing_compiler
 from support.matmul_on_host import run_on_host
 
 WHY_NOT = missing_compiler() or (
-    None if current_device().kind == "cpu" else "the emulator cannot run inside compiled functions: needs MLX's CPU device"
+    None if current_device().kind == "cpu" else "no emulator inside compiled functions: needs MLX's CPU device"
 )
 pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
 
