@@ -105,7 +105,51 @@ def test_every_part_has_a_share_of_every_pass(done: Evaluated) -> None:
     for _ in range(2):
         deferred_chunks.evaluate([], has_running_rows=True, complete_now=False)
     assert done == [("started", [1, 2, 5, 6]), ("started", [3, 4, 7, 9])]
-    assert not deferred_chunks.append([mx.array(8)]), "nothing is deferred"
+
+
+def test_copies_of_a_saved_prompt_are_spread_over_the_steps_that_follow(done: Evaluated) -> None:
+    deferred_chunks = DeferredChunks(steps_per_chunk=4, wait_for_previous=False)
+    assert deferred_chunks.append([mx.array(number) for number in range(5)])
+    states = []
+    for _ in range(4):
+        deferred_chunks.evaluate([], has_running_rows=True, complete_now=False)
+        states.append((bool(deferred_chunks), deferred_chunks.saving, len(done)))
+    assert states == [(False, True, 0), (False, True, 1), (False, False, 2), (False, False, 2)]
+    assert done == [("started", [0, 1, 2]), ("started", [3, 4])]
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2])
+def test_a_chunk_that_begins_takes_the_rest_of_the_copies_along(steps: int, done: Evaluated) -> None:
+    """`steps`: how many the copies have had before."""
+    deferred_chunks = DeferredChunks(steps_per_chunk=2, wait_for_previous=False)
+    deferred_chunks.append([mx.array(number) for number in (8, 9)])
+    for _ in range(steps):
+        deferred_chunks.evaluate([], has_running_rows=True, complete_now=False)
+    before = len(done)
+    deferred_chunks.evaluate(passes(1, 2, 3, 4), has_running_rows=True, complete_now=False, parts=3)
+    assert deferred_chunks and not deferred_chunks.saving and len(done) == before, "a chunk is built in this step"
+    while deferred_chunks:
+        deferred_chunks.evaluate([], has_running_rows=True, complete_now=False)
+    assert not deferred_chunks.saving
+    numbers = [number for _, numbers in done for number in numbers]
+    assert sorted(numbers) == [1, 2, 3, 4, 8, 9] and [each for each in numbers if each < 8] == [1, 2, 3, 4]
+    assert max(len(numbers) for _, numbers in done) < 4, "they are spread"
+
+
+@pytest.mark.parametrize(("has_running_rows", "complete_now"), [(False, False), (True, True)])
+def test_copies_are_made_at_once_with_all_the_rest(has_running_rows: bool, complete_now: bool, done: Evaluated) -> None:
+    deferred_chunks = DeferredChunks(steps_per_chunk=2, wait_for_previous=False)
+    deferred_chunks.append([mx.array(9)])
+    deferred_chunks.evaluate(passes(1), has_running_rows=has_running_rows, complete_now=complete_now)
+    assert [numbers for _, numbers in done] == [[1, 9]] and not deferred_chunks and not deferred_chunks.saving
+    deferred_chunks.append([mx.array(8)])
+    deferred_chunks.clear()
+    deferred_chunks.evaluate([], has_running_rows=False, complete_now=False)
+    assert len(done) == 1, "nobody wants the copies of a batch that is gone"
+
+
+def test_where_nothing_is_deferred_copies_are_made_by_who_wants_them() -> None:
+    assert not DeferredChunks(steps_per_chunk=1, wait_for_previous=True).append([mx.array(8)])
 
 
 def test_clear_drops_the_rest(done: Evaluated) -> None:

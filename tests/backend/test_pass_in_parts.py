@@ -99,6 +99,13 @@ def test_it_has_no_more_parts_than_layers() -> None:
     assert [len(part()) for part in parts] == [2] * 5 and model.calls == [0, 1, 2, 3, 4]
 
 
+def test_the_step_that_begins_a_pass_may_build_fewer_layers() -> None:
+    model = Model(20)
+    parts = LayersInParts(model).begin(TOKENS, caches(20)).split(5, 0.5)
+    assert [len(part()) // 2 for part in parts] == [2, 5, 4, 5, 4] and model.calls == list(range(20))
+    assert len(LayersInParts(Model(2)).begin(TOKENS, caches(2)).split(5, 0.5)) == 2
+
+
 def test_what_nobody_wants_is_not_built() -> None:
     model = Model()
     begun = LayersInParts(model).begin(TOKENS, caches())

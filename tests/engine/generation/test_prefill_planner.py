@@ -157,6 +157,30 @@ def test_one_prompt_of_8000_tokens_is_read_gently() -> None:
     assert subject.waits([31])[0] < 1.0
 
 
+@pytest.mark.parametrize(("tokens", "step", "waits"), [(8000, 0.0018, 1), (2000, 0.0018, 0), (8000, 0.05, 0)])
+def test_a_long_prompt_is_received_in_a_step_of_its_own(tokens: int, step: float, waits: int) -> None:
+    """Where steps are so short that it shows in them."""
+    measured = dataclasses.replace(MEASURED, steps=((1, step),))
+    scheduler = make_scheduler(SchedulerSettings(max_token_gap=0.5), dataclasses.replace(H200, calibration=measured))
+    subject = Simulation(scheduler, Device(step=step))
+    subject.run_until_answered(subject.submit(100))
+    subject.submit(tokens, tokens)
+    for _ in range(waits):
+        subject.step()
+        assert not subject.plans[-1].prefill
+    subject.step()
+    assert subject.plans[-1].prefill
+    while len({chunk.request.request_id for plan in subject.plans for chunk in plan.prefill}) < 3:
+        subject.step()
+    started = next(index for index, plan in enumerate(subject.plans) if 2 in _prefilled(plan))
+    ended = max(index for index, plan in enumerate(subject.plans) if 1 in _prefilled(plan))
+    assert started - ended <= 2 + subject.device.parts, "the next one has been here for long"
+
+
+def _prefilled(plan: Plan) -> list[int]:
+    return [chunk.request.request_id for chunk in plan.prefill]
+
+
 def test_one_prompt_of_60000_tokens_is_read_in_long_chunks() -> None:
     subject = with_streams(31)
     subject.run_until_answered(subject.submit(60_000))

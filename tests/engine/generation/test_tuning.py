@@ -112,6 +112,9 @@ def test_the_scheduler_gets_the_chunk_lengths(facts: GenerationFacts, asked: int
     scheduler.advance(scheduler.plan(), StepResult())
     scheduler.submit(Generate(2, tuple(range(5001)), 9))
     plan = scheduler.plan()
+    if not plan.prefill:  # steps are so short that receiving the prompt shows in one
+        scheduler.advance(plan, StepResult(), 0.001)
+        plan = scheduler.plan()
     assert plan.decode == (1,)
     assert tune(facts).shortest_chunk <= _chunk(plan) <= (asked or tune(facts).gentle_chunk)
 

@@ -17,6 +17,7 @@ from llguidance import LLMatcher
 from millstream.backend.device import available_bytes, free_bytes
 from millstream.backend.generation.assembly import Assembly
 from millstream.backend.generation.batch import Batch, Launched
+from millstream.backend.generation.caches.widths import MAX_PADDED_CHUNK
 from millstream.backend.generation.calibration import MIN_WEIGHT_BYTES, calibrate
 from millstream.backend.generation.drafters.any_tokens import AnyTokens
 from millstream.backend.generation.drafters.draft_model import DraftModel, load_draft_model
@@ -233,14 +234,11 @@ class MlxGenerationBackend(MlxBackend):
             if self._encoder is not None:
                 self._encoder.drop(plan.drop)
         joining = [request_id for request_id in plan.decode if request_id not in batch.ids]
-        shared: Shared = {}
-        if joining:
-            shared = self._share(plan.share, joining)
-            submits, caches = prefiller.take(joining, shared)
-            batch.join(submits, caches)
-            self._speculating.join(submits)
-            if self._encoder is not None:
-                self._encoder.release_features(joining)
+        shared = self._share(plan.share, joining)
+        submits, caches = prefiller.take(joining, shared) if joining else ([], [])
+        late = bool(batch.ids) and self._joins_late(submits)
+        if not late:
+            self._join(batch, submits, caches)
         decoding = self._decode(batch, plan)
         chunks, encoded, rejected = self._prefill(plan, prefiller)
         unsaved += [
@@ -252,6 +250,8 @@ class MlxGenerationBackend(MlxBackend):
             complete_now=plan.complete_prefill,
             parts=plan.prefill_parts,
         )
+        if late:
+            self._join(batch, submits, caches)
         importance = self._scorer.take() if self._scorer is not None and not self._deferred else ()
         self._store.evict(plan.evict)
         self._compact(has_running_rows=decoding.running, busy=bool(plan.prefill or plan.save or joining))
@@ -275,6 +275,7 @@ class MlxGenerationBackend(MlxBackend):
             exported=tuple(self._store.exports.advance()),
             exporting=bool(self._store.exports),
             prefilling=bool(self._deferred),
+            saving=self._deferred.saving,
         )
 
     def background_task(self, request: Generate | None) -> BackgroundTask | None:
@@ -314,6 +315,19 @@ class MlxGenerationBackend(MlxBackend):
         self._speculating = Speculating(Drafts())
         self._deferred.clear()
         self._store.clear()
+
+    def _joins_late(self, submits: Sequence[Generate]) -> bool:
+        """Whether rows join after the decode pass of their step is launched, and decode from the next one on. What
+        changes with a long prompt takes the host as long as a step: half of it is done while the device decodes."""
+        return self._deferred.defers and any(len(submit.prompt) > MAX_PADDED_CHUNK for submit in submits)
+
+    def _join(self, batch: Batch, submits: Sequence[Generate], caches: Sequence[Any]) -> None:
+        if not submits:
+            return
+        batch.join(submits, caches)
+        self._speculating.join(submits)
+        if self._encoder is not None:
+            self._encoder.release_features([submit.request_id for submit in submits])
 
     def _decode(self, batch: Batch, plan: Plan) -> Decoding:
         """Launch the decode pass of a step."""

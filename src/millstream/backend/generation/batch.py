@@ -172,8 +172,9 @@ class Batch:
 
     def save(self, order: SavePrefix, store: PrefixStore) -> list[mx.array] | None:
         """Save a prefix of a row to `store`. Returns the arrays to evaluate; None if the row is not at the token that
-        a checkpoint is for."""
-        if order.checkpoint is not None and self._tokens_in_cache(order.request_id) != order.tokens:
+        a checkpoint is for, or has not computed all of the tokens: one that has just joined lacks its last one."""
+        computed = self._tokens_in_cache(order.request_id)
+        if computed < order.tokens or (order.checkpoint is not None and computed != order.tokens):
             return None
         return self._caches.save(self._ids.index(order.request_id), order, store)
 

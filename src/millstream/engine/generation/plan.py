@@ -147,6 +147,8 @@ class StepResult:
     prefilling: bool = False
     """True if a chunk is still being computed. The next step should have none while rows run, and a row whose prompt
     the chunk completes does not join yet."""
+    saving: bool = False
+    """True if no chunk, but a prompt's saved blocks are still being copied. Its row may join, but had better wait."""
     shared: tuple[tuple[int, int], ...] = ()
     """(request id, how many of its tokens a row that joined reads in the prefix cache)."""
     failed: tuple[RowFailure, ...] = ()

@@ -25,6 +25,12 @@ PATIENCE = 16
 OVERTAKING = 1 / 3
 """Tokens of short prompts that may overtake, per token of the others: a quarter of all."""
 
+RECEIVED_TOKEN = 1e-7
+"""Seconds that the host takes to receive a token of a prompt, about. It is Python's, and the same beside any device."""
+
+RECEIVED_SHARE = 0.25
+"""What it may take of a decode step that also begins the prompt."""
+
 Admit = Callable[[Request], Hit | None]
 """Gives a waiting request a row and returns its cached prefix; None if there is no room for it."""
 
@@ -70,6 +76,8 @@ class PrefillPlanner:
         """Tokens of short prompts that may overtake."""
         self._chunk_pending = False
         """True while the backend computes a chunk over several steps."""
+        self._received: int | None = None
+        """The last long prompt that waited for a step because it had just arrived."""
         self.clock = 0.0
         """Seconds of all steps. A request's patience counts from the clock at its arrival."""
 
@@ -139,12 +147,24 @@ class PrefillPlanner:
         return chunks, not chosen.parts, chosen.parts or None
 
     def _oldest(self, queue: Sequence[Request], pace: float, admit: Admit) -> list[Prefill]:
-        """A chunk of the oldest prompts, as long as that pace needs and the gap allows."""
+        """A chunk of the oldest prompts, as long as that pace needs and the gap allows. None in the step in which the
+        first of them arrives, if steps are so short that receiving its tokens shows in them: to begin it takes the host
+        as long again."""
+        if queue and self._has_just_arrived(queue[0]):
+            self._received = queue[0].request_id
+            return []
         weight = 1 + self._depth_cost * (queue[0].prefilled if queue else 0)
         chunk = self._sizer.chunk_for(pace, weight, self._depth_cost)
         chunks = [*self._fill(queue, admit, chunk, beside_rows=True)]
         self._book(chunks)
         return chunks
+
+    def _has_just_arrived(self, request: Request) -> bool:
+        if request.state is not State.WAITING or request.request_id == self._received:
+            return False
+        decode = self._sizer.decode(self._sizer.rows)
+        takes_long = decode is not None and len(request.submit.prompt) * RECEIVED_TOKEN > RECEIVED_SHARE * decode
+        return takes_long and request.arrived == self.clock and self._left(request) > self._sizer.most
 
     def _unmeasured(self, queue: Sequence[Request], pace: float, admit: Admit) -> tuple[list[Prefill], bool]:
         """Chunks, and whether the step must complete them: where costs are not known well, or steps are long."""

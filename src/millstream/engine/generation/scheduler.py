@@ -239,7 +239,7 @@ class GenerationScheduler:
         events: list[Event] = self._prompt_logprobs(result)
         for chunk in plan.prefill:
             self._book_chunk(self._requests[chunk.request.request_id], chunk)
-        events += self._join_batch(prefilling=result.prefilling)
+        events += self._join_batch(prefilling=result.prefilling, saving=result.saving)
         for request_id, importance in result.importance:
             if (scored := self._requests.get(request_id)) is not None:
                 scored.select(importance)
@@ -401,13 +401,13 @@ class GenerationScheduler:
         if chunk.joins:
             request.move(State.COMPLETING)
 
-    def _join_batch(self, *, prefilling: bool) -> list[Event]:
+    def _join_batch(self, *, prefilling: bool, saving: bool) -> list[Event]:
         """Requests whose prompts are complete join the batch, unless they want no token. Beside running rows a long one
-        is saved in a step before that: both take the host longer than a step. `prefilling`: of some prompts the last
-        chunk is still being computed."""
+        is saved in steps before that: both take the host longer than a step. `prefilling`: of some prompts the last
+        chunk is still being computed. `saving`: of some, what is saved."""
         joining = []
         for request in self._prefilling:
-            if request.state is not State.COMPLETING or (prefilling and not request.saving):
+            if request.state is not State.COMPLETING or (saving if request.saving else prefilling):
                 continue
             request.saving = not request.saving and bool(self._running) and self._cache.completed(request.prefix)
             if not request.saving:

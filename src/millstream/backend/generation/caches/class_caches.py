@@ -175,6 +175,7 @@ class ClassCaches(TracedStep):
             self.slabs.place(rows, capacity)
         for each, rows in new:
             self._writer.join(rows, each)
+            self.step.prepare(rows)
         self.step.changed()
         self.rows += [None] * (every.count - len(self.rows))
         for number, row in zip(numbers, (row for _, rows in new for row in rows), strict=True):

@@ -188,11 +188,8 @@ class KernelStep(SlabStep):
                 continue
             if row.slab is not last:
                 last, slab = row.slab, self.addresses.slab(row.place)
-            known = row.items
-            if known is None or known[0] != slab or known[1] != row.slot:
-                known = row.items = (slab, row.slot, self._items_of(row, slab).tobytes())
-            blocks[number] = known[2]
-            counts[number] = len(known[2]) // (4 * ITEM)
+            blocks[number] = self._known_items(row, slab)
+            counts[number] = len(blocks[number]) // (4 * ITEM)
             if row.shared:
                 shared |= {id(piece.layers[0][0]) for piece in row.shared}
         self.addresses.forget_shared(shared)
@@ -210,6 +207,18 @@ class KernelStep(SlabStep):
         if any(row is not None for row in rows):
             self._table = self.addresses.table
         self._due.add(self._items, self._table)
+
+    def prepare(self, rows: Sequence[RowCache]) -> None:
+        """The work items of rows that join, and the addresses in them: before the step that first needs them."""
+        for row in rows:
+            self._known_items(row, self.addresses.slab(row.place))
+
+    def _known_items(self, row: RowCache, slab: int) -> bytes:
+        """The work items of a row in the slab with this number; made when the row has got its slot."""
+        known = row.items
+        if known is None or known[0] != slab or known[1] != row.slot:
+            known = row.items = (slab, row.slot, self._items_of(row, slab).tobytes())
+        return known[2]
 
     def _zero_counters(self, size: int) -> mx.array:
         """A launch leaves zeros behind, so the same ones serve every step."""

@@ -128,6 +128,9 @@ class SlabStep:
         self._looked: dict[int, dict[str, Any]] = {}
         """By the rows of a pass, what is the same in every step until rows change."""
 
+    def prepare(self, rows: Sequence[RowCache]) -> None:
+        """Rows join: what can be prepared of them before their first step."""
+
     def changed(self) -> None:
         """Rows have joined, moved or left."""
         self._looked.clear()

@@ -2,7 +2,8 @@
 
 Encoding a chunk's launches costs the host as much as several decode steps, and about the same for 200 tokens as for
 500. MLX is lazy, so a chunk is evaluated some layers at a time. A pass in parts is also built so, from the step on that
-has it planned; any other is built in that step, and evaluated in the following ones.
+has it planned; any other is built in that step, and evaluated in the following ones. Copies that save a prompt are
+spread in the same way.
 """
 
 from __future__ import annotations
@@ -14,6 +15,13 @@ import mlx.core as mx
 from millstream.backend.generation.prefill.pass_in_parts import PassInParts
 
 STEPS_PER_CHUNK = 4
+
+SAVING_PARTS = 2
+"""Steps that evaluate the copies of a saved prompt: an array each for keys and values of every layer."""
+
+BEGINNING = 0.5
+"""The share of layers, relative to other steps, that a step builds and evaluates in which a pass in parts begins: to
+call the model for its stand-ins takes the host about as long as the rest of the share."""
 
 PARTS_ALONE = 2
 """Parts of a pass without rows beside it: the device begins with one while the host builds the other."""
@@ -37,9 +45,18 @@ class DeferredChunks:
         self._wait_for_previous = wait_for_previous
         self._previous: mx.array | None = None
         self._remaining: list[list[Piece]] = []
+        self._saves: list[Piece] = []
+        self._only_saves = False
+        """True if what remains are copies of saved prompts alone."""
 
     def __bool__(self) -> bool:
-        return bool(self._remaining)
+        """True while chunks remain."""
+        return bool(self._remaining) and not self._only_saves
+
+    @property
+    def saving(self) -> bool:
+        """True while copies of saved prompts remain, but no chunk."""
+        return bool(self._remaining) and self._only_saves
 
     @property
     def defers(self) -> bool:
@@ -48,13 +65,17 @@ class DeferredChunks:
 
     def clear(self) -> None:
         self._remaining = []
+        self._saves = []
         self._previous = None
 
     def append(self, arrays: Sequence[mx.array]) -> bool:
-        """Evaluate these together with the last deferred part. False if nothing is deferred."""
-        if self._remaining:
+        """Evaluate these copies of a saved prompt with the last deferred part, since it may compute what they copy, or
+        in the steps that follow. False if nothing is ever deferred."""
+        if self:
             self._remaining[-1].extend(arrays)
-        return bool(self._remaining)
+        elif self.defers:
+            self._saves += arrays
+        return self.defers
 
     def evaluate(
         self,
@@ -71,21 +92,34 @@ class DeferredChunks:
         rows it waits for the result; with them, reading their next tokens bounds how far Python runs ahead of the
         device.
         """
-        may_defer = has_running_rows and not complete_now and self._steps_per_chunk > 1
-        if may_defer and any(passes) != bool(self._remaining):
-            if not self._remaining:
-                begins = all(isinstance(each, PassInParts) for each in passes if each)
-                self._remaining = _split(passes, (parts or self._steps_per_chunk) + begins)
-                if not begins:
-                    return
-            due = self._remaining.pop(0)
+        may_defer = has_running_rows and not complete_now and self.defers
+        if may_defer and not (any(passes) and self):
+            self._defer(passes, parts or self._steps_per_chunk)
+            due = self._remaining.pop(0) if self._remaining else []
         else:
-            parts = 1 if has_running_rows else PARTS_ALONE
-            new = (each.split(parts) if isinstance(each, PassInParts) else each for each in passes)
-            due = [piece for part in (*self._remaining, *new) for piece in part]
-            self._remaining = []
+            pieces = PARTS_ALONE if not has_running_rows else 1
+            new = (each.split(pieces) if isinstance(each, PassInParts) else each for each in passes)
+            due = [piece for part in (*self._remaining, *new, self._saves) for piece in part]
+            self._remaining, self._saves = [], []
         if due:
             self._start(due, wait=not has_running_rows)
+
+    def _defer(self, passes: Sequence[Pass], parts: int) -> None:
+        """Spread new passes and copies over this step and those that follow."""
+        saves, self._saves = self._saves, []
+        if any(passes):
+            saves = [*(piece for part in self._remaining for piece in part), *saves]
+            begins = all(isinstance(each, PassInParts) for each in passes if each)
+            self._remaining = _split(passes, parts + 1, BEGINNING) if begins else [[], *_split(passes, parts)]
+            self._only_saves = False
+            copies = _split([saves], max(1, len(self._remaining) - 1))
+            for part, some in zip(reversed(self._remaining), copies, strict=False):
+                part += some
+        elif saves:
+            if not self._remaining:
+                self._remaining = [[]]  # to build them was enough for this step
+            self._remaining += _split([saves], SAVING_PARTS)
+            self._only_saves = True
 
     def _start(self, due: Sequence[Piece], *, wait: bool) -> None:
         arrays: list[mx.array] = []
@@ -110,13 +144,13 @@ class DeferredChunks:
             mx.async_eval(arrays)  # type: ignore[no-untyped-call]
 
 
-def _split(passes: Sequence[Pass], parts: int) -> list[list[Piece]]:
+def _split(passes: Sequence[Pass | Sequence[Piece]], parts: int, beginning: float = 1.0) -> list[list[Piece]]:
     """Split into at most `parts` lists, none of them empty. Each has a share of every pass, so that a long pass after a
-    short one does not fall into few steps."""
+    short one does not fall into few steps. `beginning`: the share of the first one, relative to the others."""
     found: list[list[Piece]] = [[] for _ in range(parts)]
     for each in passes:
         if isinstance(each, PassInParts):
-            for part, build in zip(found, each.split(parts), strict=False):
+            for part, build in zip(found, each.split(parts, beginning), strict=False):
                 part.append(build)
             continue
         length = -(-len(each) // parts)

@@ -78,11 +78,11 @@ class PassInParts:
         """Nobody wants the rest."""
         self._cancelled = True
 
-    def split(self, parts: int) -> list[Callable[[], list[mx.array]]]:
+    def split(self, parts: int, beginning: float = 1.0) -> list[Callable[[], list[mx.array]]]:
         """At most so many functions, to be called in order: each builds some layers, and returns the arrays of their
-        caches. Evaluate these."""
-        count = len(self._calls)
-        borders = sorted({round(count * part / parts) for part in range(parts + 1)})
+        caches. Evaluate these. `beginning`: how many layers the first one has, relative to the others."""
+        each = len(self._calls) / (parts - 1 + beginning)
+        borders = sorted({0, *(round(each * (beginning + part)) for part in range(parts))})
         return [_Part(self, first, stop) for first, stop in itertools.pairwise(borders)]
 
     def part(self, first: int, stop: int) -> list[mx.array]:
