@@ -111,6 +111,7 @@ class BlockPrefixCache:
         if prompt.partial or new < self._index.least * self._index.block:
             return False
         self._completed.append(prompt)
+        prompt.completed = True
         return True
 
     def joined(self, prompt: CachedPrompt) -> None:
@@ -195,7 +196,8 @@ class BlockPrefixCache:
             yield self._insert(prompt, (*prompt.tokens, *generated[:-1]))
         for prompt, computed in self._abandoned:
             yield self._insert(prompt, prompt.tokens[:computed])
-        for prompt in (*self._completed, *self._joined.values()):
+        joined = (prompt for prompt in self._joined.values() if not prompt.completed)
+        for prompt in (*self._completed, *joined):
             yield self._insert(prompt, prompt.prefilled_tokens)
 
     def _insert(

@@ -153,13 +153,13 @@ class PrefixIndex:
 
     def _walk(self, tokens: Sequence[int], contents: Contents) -> list[_Node]:
         chain: list[_Node] = []
-        at = self._root
-        for number in range(len(tokens) // self.block):
-            found = at.children.get(self._key(tokens, contents, number))
+        children, block = self._root.children, self.block
+        for start in range(0, len(tokens) - block + 1, block):
+            found = children.get(self._part(tokens, contents, start, start + block))
             if found is None:
                 break
             chain.append(found)
-            at = found
+            children = found.children
         return chain
 
     def _last_checkpoint(

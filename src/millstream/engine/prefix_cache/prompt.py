@@ -12,6 +12,7 @@ class CachedPrompt:
     __slots__ = (
         "bypass",
         "checkpoints",
+        "completed",
         "contents",
         "expected",
         "hashes",
@@ -37,6 +38,8 @@ class CachedPrompt:
         self.bypass = bypass
         self.partial = False
         """True if its row does not hold all of its tokens: then nothing of it is saved, and its row shares nothing."""
+        self.completed = False
+        """True if it was saved before its row joins."""
         self.hit = Hit()
         """The cached prefix that it started with."""
         self.held: Hit | None = None
