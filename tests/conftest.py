@@ -22,6 +22,10 @@ from support import kernel_compiler, tiers
 CACHE = Path(__file__).parent.parent / ".pytest_cache"
 kernel_compiler.install(CACHE / "kernels")
 
+# On a GPU, MLX rounds the factors of a matmul in float32 to 10 bits, unless it is told before its first one. Tests
+# compare numbers. Engine processes inherit it.
+os.environ["MLX_ENABLE_TF32"] = "0"
+
 if worker := os.environ.get("PYTEST_XDIST_WORKER"):
     # Workers share the cores: one BLAS thread each. MLX compiles kernels into the temporary folder, and another process
     # might load a library that is half written there.
