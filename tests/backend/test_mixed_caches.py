@@ -218,9 +218,9 @@ def test_prompts_that_share_a_pass_equal_single_requests(
     passes: list[int] = []
     begin = groups.Group.__init__
 
-    def count(group: Any, submits: Any, rows: Any) -> None:
+    def count(group: Any, submits: Any) -> None:
         passes.append(len(submits))
-        begin(group, submits, rows)
+        begin(group, submits)
 
     draw = random.Random(family)
     wanted = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from millstream.backend.generation.caches.prompt_caches import (
 )
 from millstream.backend.generation.caches.quantized import KvQuantization
 from millstream.backend.generation.prefill.flat import FlatPasses
+from millstream.backend.generation.prefill.pass_in_parts import LayersInParts, PassInParts
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
 from millstream.backend.generation.prefix_store.cache_state import is_sliceable, kv_parts, leaf_caches
 from millstream.backend.generation.prefix_store.serialize import Layers
@@ -29,13 +31,19 @@ from millstream.engine.prefix_cache.orders import SavePrefix
 class Group:
     """Their rows usually join together; otherwise they are gathered."""
 
-    def __init__(self, submits: Sequence[Generate], rows: JoiningRows | MixedRows) -> None:
+    def __init__(self, submits: Sequence[Generate]) -> None:
         self.members: list[Generate | None] = list(submits)
-        self.rows = rows
+        self.begun: PassInParts | None = None
+        """The pass, if it is built in parts and nobody has needed all of it yet."""
+
+    @functools.cached_property
+    def rows(self) -> JoiningRows | MixedRows:
+        """Of all members. A pass in parts is built to its end for them."""
+        raise NotImplementedError
 
     @property
     def arrays(self) -> list[mx.array]:
-        """What the pass has computed, in layer order."""
+        """What is built of the pass, in layer order."""
         return self.rows.arrays
 
     def columns(self, index: int) -> slice:
@@ -43,14 +51,17 @@ class Group:
         raise NotImplementedError
 
     def take(self, wanted: set[int]) -> tuple[list[Generate], Any]:
+        """The members among these, and their rows if there are any."""
         chosen = [index for index, member in enumerate(self.members) if member and member.request_id in wanted]
         members = [member for member in (self.members[index] for index in chosen) if member is not None]
-        return members, self.rows.take(chosen) if members else self.rows
+        return members, self.rows.take(chosen) if members else None
 
     def discard(self, ids: set[int]) -> None:
         self.members = [None if member and member.request_id in ids else member for member in self.members]
         if not any(self.members):
             self.members = []
+            if self.begun is not None:
+                self.begun.cancel()
 
     def save(self, order: SavePrefix, store: PrefixStore) -> list[mx.array] | None:
         """Save blocks of a member. Evaluate the arrays it returns; None if the request is no member."""
@@ -61,6 +72,12 @@ class Group:
 
     def _save(self, index: int, order: SavePrefix, store: PrefixStore) -> list[mx.array] | None:
         raise NotImplementedError
+
+    def _build_rest(self) -> None:
+        """Of a pass in parts: its caches are wanted."""
+        if self.begun is not None:
+            self.begun.build_rest()
+            self.begun = None
 
 
 class LeftPaddedGroup(Group):
@@ -79,7 +96,8 @@ class LeftPaddedGroup(Group):
         padded = [[0] * pad + list(submit.prompt[:-1]) for pad, submit in zip(left_padding, submits, strict=True)]
         model(mx.array(padded, dtype=mx.int32), cache=caches)
         parts = [cache.parts if isinstance(cache, PaddedPackedCache) else kv_parts(cache) for cache in caches]
-        super().__init__(submits, JoiningRows(parts, left_padding))
+        super().__init__(submits)
+        self.rows = JoiningRows(parts, left_padding)
 
     def columns(self, index: int) -> slice:
         return slice(self.rows.left_padding[index], None)
@@ -98,7 +116,8 @@ class FlatGroup(Group):
 
     def __init__(self, passes: FlatPasses, submits: Sequence[Generate]) -> None:
         parts, self._places = passes.run([submit.prompt[:-1] for submit in submits])
-        super().__init__(submits, JoiningRows(parts, (), flat=self._places))
+        super().__init__(submits)
+        self.rows = JoiningRows(parts, (), flat=self._places)
 
     def _save(self, index: int, order: SavePrefix, store: PrefixStore) -> list[mx.array]:
         start = self._places[index][0] + order.first * order.block
@@ -116,7 +135,8 @@ class FlatMixedGroup(Group):
         self._parts, self._places = passes.run([submit.prompt[:-1] for submit in submits])
         self._windows = passes.windows
         attending = {window: JoiningRows(self._layers(window), (), flat=self._places) for window in set(passes.windows)}
-        super().__init__(submits, MixedRows(attending, [], len(self._places)))
+        super().__init__(submits)
+        self.rows = MixedRows(attending, [], len(self._places))
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -145,16 +165,17 @@ class RightPaddedGroup(Group):
     """For layers of several kinds, into caches like those of one row: tokens begin in the first column, so that a
     causal mask is all that attention needs, and states are told where their row ends."""
 
-    rows: MixedRows
-
     def __init__(
         self,
         model: Any,
         submits: Sequence[Generate],
         padded_length: Callable[[int], int],
         padded_rows: Callable[[int], int] = int,
+        layers: LayersInParts | None = None,
     ) -> None:
-        """`padded_length`: the length of a pass for some tokens. `padded_rows`: its rows for some prompts."""
+        """`padded_length`: the length of a pass for some tokens. `padded_rows`: its rows for some prompts. `layers`: if
+        this pass is to be built in parts."""
+        super().__init__(submits)
         self._lengths = [len(submit.prompt) - 1 for submit in submits]
         # A pass of one token is a decode step to many caches.
         columns = max(2, padded_length(max(self._lengths)))
@@ -162,11 +183,21 @@ class RightPaddedGroup(Group):
         self._caches = new_row_caches(model)
         begin_right_padding(self._caches, [*self._lengths, *[columns] * vacant], columns)
         padded = [[*submit.prompt[:-1], *[0] * (columns - len(submit.prompt) + 1)] for submit in submits]
-        model(mx.array([*padded, *[[0] * columns] * vacant], dtype=mx.int32), cache=self._caches)
-        end_right_padding(self._caches)
+        tokens = mx.array([*padded, *[[0] * columns] * vacant], dtype=mx.int32)
         self._leaves = leaf_caches(self._caches)
-        padding = [columns - length for length in self._lengths]
-        super().__init__(submits, mixed_rows(self._leaves, padding))
+        self._padding = [columns - length for length in self._lengths]
+        # Not a method: a circle would keep the arrays until Python's collector runs.
+        end = functools.partial(end_right_padding, self._caches)
+        if layers is not None:
+            self.begun = layers.begin(tokens, self._caches, end)
+        else:
+            model(tokens, cache=self._caches)
+            end()
+
+    @functools.cached_property
+    def rows(self) -> MixedRows:
+        self._build_rest()
+        return mixed_rows(self._leaves, self._padding)
 
     def columns(self, index: int) -> slice:
         return slice(0, self._lengths[index])
@@ -178,6 +209,7 @@ class RightPaddedGroup(Group):
     def _save(self, index: int, order: SavePrefix, store: PrefixStore) -> list[mx.array] | None:
         if order.checkpoint is not None and order.tokens != self._lengths[index]:
             return None
+        self._build_rest()
 
         def tokens(start: int, stop: int) -> Layers:
             full = [kv_parts(leaf) for leaf in self._leaves if is_sliceable(leaf)]

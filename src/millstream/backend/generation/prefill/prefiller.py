@@ -230,7 +230,8 @@ class BatchPrefiller:
         tokens."""
         return len(group) > 1 or (self._flat is not None and _length(group[0]) <= MAX_PADDED_CHUNK)
 
-    def _new_group(self, submits: Sequence[Generate]) -> Group:
+    def _new_group(self, submits: Sequence[Generate], *, plain: bool) -> Group:
+        """`plain`: whether its pass may be built in parts."""
         raise NotImplementedError
 
     def _joining(self, submit: Generate, caches: RowCaches, shared: tuple[SharedTokens, ...]) -> Any:
@@ -245,9 +246,13 @@ class BatchPrefiller:
         grouped = {id(chunk) for group in groups for chunk in group}
         passes = self._single.prefill([chunk for chunk in chunks if id(chunk) not in grouped])
         for chunks_of_group in groups:
-            group = self._new_group([chunk.request for chunk in chunks_of_group])
+            submits = [chunk.request for chunk in chunks_of_group]
+            group = self._new_group(submits, plain=all(map(_is_plain, chunks_of_group)))
             self._groups.append(group)
             self.grouped += len(group.members)
+            if group.begun is not None:
+                passes.append(group.begun)
+                continue
             saved = [group.save(chunk.save, self._prefix_store) for chunk in chunks_of_group if chunk.save is not None]
             arrays = [*group.arrays, *(array for each in saved for array in each or ())]
             if self._watch is not None and (hidden := self._watch.take()) is not None:
@@ -325,7 +330,7 @@ class PlainPrefiller(BatchPrefiller):
         self._layer_count = layer_count
         self._quantization = quantization
 
-    def _new_group(self, submits: Sequence[Generate]) -> Group:
+    def _new_group(self, submits: Sequence[Generate], *, plain: bool) -> Group:
         if self._flat is not None:
             return FlatGroup(self._flat, submits)
         return LeftPaddedGroup(self._model, self._layer_count, submits, self._quantization)
@@ -354,13 +359,15 @@ class MixedPrefiller(BatchPrefiller):
         super().__init__(single, prefix_store, min_length_ratio, watch, flat)
         self._model = model
         self._pad_chunks = pad_chunks
+        self._layers = layers if watch is None else None
 
-    def _new_group(self, submits: Sequence[Generate]) -> Group:
+    def _new_group(self, submits: Sequence[Generate], *, plain: bool) -> Group:
         if self._flat is not None:
             return FlatMixedGroup(self._flat, submits)
+        layers = self._layers if plain else None
         if self._pad_chunks:
-            return RightPaddedGroup(self._model, submits, padded_chunk_length, padded_group)
-        return RightPaddedGroup(self._model, submits, int)
+            return RightPaddedGroup(self._model, submits, padded_chunk_length, padded_group, layers)
+        return RightPaddedGroup(self._model, submits, int, layers=layers)
 
     def _joining(self, submit: Generate, caches: RowCaches, shared: tuple[SharedTokens, ...]) -> MixedRows:
         return mixed_rows(leaf_caches(caches))
