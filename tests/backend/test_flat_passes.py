@@ -142,13 +142,25 @@ def test_a_load_runs_padded_groups_in_their_usual_shapes(monkeypatch: pytest.Mon
 
     def group(model: object, submits: list[Generate], *padded: object) -> SimpleNamespace:
         seen.append((len(submits), len(submits[0].prompt) - 1))
-        return SimpleNamespace(arrays=[])
+        return SimpleNamespace(arrays=[], take=lambda ids: ([each for each in submits if each.request_id in ids], rows))
 
+    rows = object()
+    inside: set[int] = set()
+
+    def join(members: list[Generate], joining: list[object]) -> None:
+        assert joining == [rows] and not inside, "one group after the other"
+        inside.update(each.request_id for each in members)
+        joined.append(len(members))
+
+    joined: list[int] = []
+    batch = SimpleNamespace(join=join, drop=inside.difference_update)
+    monkeypatch.setattr(Assembly, "make", lambda self, layout, store: (batch, None))
     monkeypatch.setattr(assembly, "RightPaddedGroup", group)
     mixed = Layout("mixed", "kernels", group_fill=0.5, padded_chunks=True)
     subject = Assembly(object(), 8)
     subject.warm_up_prompts(mixed, 2048, 7)
     assert seen == [(rows, length) for length in (128, 64, 256) for rows in (2, 3, 4, 6, 8)]
+    assert joined == [rows for rows, _ in seen], "and have their rows join"
     seen.clear()
     subject.warm_up_prompts(mixed, 100, 200)
     assert seen == [(rows, 64) for rows in (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)], "at most 8,192 tokens"

@@ -42,7 +42,7 @@ from millstream.model_facts import PrefixSizes
 if TYPE_CHECKING:
     from millstream.backend.generation.media.encoder import MediaEncoder
 
-WARM_SECONDS, WARM_GROUP_SECONDS = 1.0, 2.0
+WARM_SECONDS, WARM_GROUP_SECONDS = 1.0, 4.0
 """How long flat passes are warmed up, and padded groups, whose shapes have two sizes."""
 WARM_LENGTHS, WARM_GROUP_TOKENS = (128, 64, 256), 8192
 """Of prompts in padded groups: most chats begin so. Of a group, at most."""
@@ -160,7 +160,7 @@ class Assembly:
         if (passes := self._flat_passes(layout)) is not None:
             self._warm_up_flat(passes, most)
         elif layout.caches == "mixed" and layout.padded_chunks and layout.group_fill is not None:
-            self._warm_up_groups(most, rows)
+            self._warm_up_groups(layout, most, rows)
 
     def _warm_up_flat(self, passes: FlatPasses, most: int) -> None:
         started, length = time.monotonic(), 0
@@ -168,7 +168,9 @@ class Assembly:
             parts, _ = passes.run([[0] * length])
             mx.eval(parts)
 
-    def _warm_up_groups(self, most: int, rows: int) -> None:
+    def _warm_up_groups(self, layout: Layout, most: int, rows: int) -> None:
+        """Rows also join: a launch that writes them is traced for each shape of their arrays."""
+        batch, _ = self.make(layout, PrefixStore())
         started = time.monotonic()
         sizes = sorted({padded_group(count) for count in range(2, rows + 1)})
         for length, count in itertools.product(WARM_LENGTHS, sizes):
@@ -177,7 +179,11 @@ class Assembly:
             if length > most or length * count > WARM_GROUP_TOKENS:
                 continue
             prompts = [Generate(number, (0,) * (length + 1), 1) for number in range(count)]
-            mx.eval(RightPaddedGroup(self.model, prompts, padded_chunk_length, padded_group).arrays)
+            group = RightPaddedGroup(self.model, prompts, padded_chunk_length, padded_group)
+            mx.eval(group.arrays)
+            members, joining = group.take(set(range(count)))
+            batch.join(members, [joining])
+            batch.drop(set(range(count)))
 
     def build_in_parts(self, layout: Layout) -> None:
         """From now on prefillers build passes over chunks in parts, if the model allows it."""

@@ -37,6 +37,7 @@ from millstream.backend.kernels.matmul_tuning import exact_passes, expect_rows
 from millstream.backend.kernels.small_matmul import supported_here
 from millstream.backend.layers.cpu_attention import cpu_attention
 from millstream.backend.layers.cpu_linear import mkl_layer, mkl_layout_pays, use_mkl_layout
+from millstream.backend.layers.depthwise_conv import replace_depthwise
 from millstream.backend.layers.fused_matmul import BY_KERNELS, BY_MLX
 from millstream.backend.layers.packed_products import measure_packed_products, packed_layers
 from millstream.backend.layers.patch_layers import callers_of, patch_function
@@ -161,6 +162,8 @@ class LayoutChooser:
         mkl = self._enabled("mkl-layout")
         if self._enabled("fuse") and not fuse_projections(self._model, mkl_layer if mkl else lambda layer: layer):
             self._decline("fuse", "no layers that read the same input")
+        if self._device.kind != "metal":  # where MLX has a kernel for them
+            replace_depthwise(self._model)
         if mkl:
             use_mkl_layout(self._model)
             if not self._settings.like_gpu:
