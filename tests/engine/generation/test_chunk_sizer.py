@@ -204,7 +204,7 @@ def test_whatever_steps_took_short_prompts_get_a_budget_and_parts(steps: list[tu
     for rows, tokens, seconds in steps:
         sizer.observe(rows=rows, prompt_tokens=tokens, seconds=seconds)
         sizer.rows = max(1, rows)
-        assert 2 <= sizer.parts(tokens, short=False) <= 8
+        assert 2 <= sizer.parts(tokens, gentle=True) <= 8
         if not sizer.is_slow:
             assert sizer.in_parts(1e9) >= sizer.in_parts(0.0) >= 4
             assert 0 < sizer.gathering <= 2 * sizer.max_gap

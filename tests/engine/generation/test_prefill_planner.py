@@ -216,6 +216,24 @@ def test_chunks_of_a_deep_prompt_keep_the_gap() -> None:
     assert wait <= 1.4 * 60_000 * Device.token * (1 + depth * 30_000)
 
 
+def test_a_gentle_chunk_is_no_less_gentle_where_it_costs_more() -> None:
+    """It spans as many steps, though attention makes each of its tokens a little more expensive."""
+
+    def parts(depth: float) -> list[int | None]:
+        facts = dataclasses.replace(H200, calibration=dataclasses.replace(MEASURED, depth_cost=depth))
+        subject = Simulation(make_scheduler(SchedulerSettings(max_token_gap=GAP), facts), Device(depth=depth))
+        subject.run_until_answered(subject.submit(*[100] * 4))
+        for _ in range(20):
+            subject.step()
+        subject.plans.clear()
+        subject.run_until_answered(subject.submit(8000))
+        return [plan.prefill_parts for plan in subject.plans if plan.prefill]
+
+    flat, deep = parts(0.0), parts(1e-6)
+    assert len(flat) > 10 and len(set(flat[:-1])) == 1
+    assert deep[: len(flat) - 1] == flat[:-1]
+
+
 def test_chunks_beside_rows_have_few_lengths() -> None:
     subject = with_streams(4)
     subject.run_until_answered(subject.submit(*[8000] * 6, 3000, 30_000))

@@ -101,9 +101,10 @@ class ChunkSizer:
     @property
     def chunk(self) -> int:
         """The longest gentle chunk: a power of two times `least`, so that there are few shapes to compile."""
-        return self._gentle_chunk(1.0)
+        return self.gentle_chunk()
 
-    def _gentle_chunk(self, weight: float) -> int:
+    def gentle_chunk(self, weight: float = 1.0) -> int:
+        """The same of a chunk whose first token costs so much, relative to the first ones of a prompt."""
         decode, token = self._costs()
         if not token:
             return self.most
@@ -116,7 +117,7 @@ class ChunkSizer:
         `weight`: what its first token costs, relative to the first ones of a prompt; those of the pace count as such.
         `growth`: by how much each further token costs more."""
         decode, token = self._costs()
-        chunk = self._gentle_chunk(weight)
+        chunk = self.gentle_chunk(weight)
         if not token:
             return chunk
         steps, slope = min(self._steps_per_chunk, PRESSED_PARTS + 1), self._slope_cost()
@@ -178,13 +179,14 @@ class ChunkSizer:
         room = max(steps * (seconds - decode) - self._free_seconds, self._gentle(decode))
         return max(self.least, int(room / self._slope_cost()))
 
-    def parts(self, tokens: float, *, short: bool) -> int:
+    def parts(self, tokens: float, *, gentle: bool = True, short: bool = False) -> int:
         """In how many steps a chunk should be computed, after the one that builds it. Each adds a share of a decode
-        step; with `short` prompts, which should answer soon, about a whole one."""
+        step; with `short` prompts, which should answer soon, about a whole one. `tokens`: what it costs, in the first
+        tokens of a prompt. `gentle`: it is no longer than `gentle_chunk`."""
         decode, token = self._costs()
         if not token or decode <= 0:
             return LEAST_PARTS
-        most = MOST_PARTS if short or tokens <= self.chunk else PRESSED_PARTS
+        most = MOST_PARTS if short or gentle else PRESSED_PARTS
         seconds = self._free_seconds + self._slope_cost() * tokens
         return max(LEAST_PARTS, min(most, math.ceil(seconds / (decode if short else SHARE * decode))))
 

@@ -103,8 +103,10 @@ class PrefillPlanner:
         if complete or encode or not chunks:
             return PlannedPrefill(chunks, encode, complete or bool(encode))
         if parts is None:
-            tokens = sum(self._cost(chunk.start, chunk.end) for chunk in chunks)
-            parts = self._sizer.parts(tokens, short=all(chunk.joins for chunk in chunks))
+            cost = sum(self._cost(chunk.start, chunk.end) for chunk in chunks)
+            most = self._sizer.gentle_chunk(1 + self._depth_cost * chunks[0].start)
+            gentle = sum(chunk.end - chunk.start for chunk in chunks) <= most
+            parts = self._sizer.parts(cost, gentle=gentle, short=all(chunk.joins for chunk in chunks))
         return PlannedPrefill(chunks, parts=parts)
 
     def _chunks_alone(self, prefilling: Iterable[Request], waiting: Iterable[Request], admit: Admit) -> list[Prefill]:
