@@ -78,9 +78,10 @@ class PaddedPackedCache:
 
 def begin_right_padding(caches: Sequence[Any], lengths: Sequence[int], columns: int) -> None:
     """Prepare the caches of some rows for a pass of so many columns, in which rows have these lengths."""
+    shared = mx.array(list(lengths))  # each cache takes a copy of its own, on the device
     for leaf in leaf_caches(caches):
         if isinstance(leaf, ArraysCache):
-            leaf.prepare(lengths=list(lengths))
+            leaf.prepare(lengths=shared)
         elif type(leaf) is KVCache and leaf.keys is None and len(lengths) > 1:
             leaf.step = columns
 

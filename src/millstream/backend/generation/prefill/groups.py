@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 from mlx_lm.models.cache import ArraysCache, RotatingKVCache
 
 from millstream.backend.generation.caches.batch_caches import cache_arrays, new_row_caches
@@ -179,11 +180,13 @@ class RightPaddedGroup(Group):
         self._lengths = [len(submit.prompt) - 1 for submit in submits]
         # A pass of one token is a decode step to many caches.
         columns = max(2, padded_length(max(self._lengths)))
-        vacant = padded_rows(len(submits)) - len(submits)
+        rows = padded_rows(len(submits))
         self._caches = new_row_caches(model)
-        begin_right_padding(self._caches, [*self._lengths, *[columns] * vacant], columns)
-        padded = [[*submit.prompt[:-1], *[0] * (columns - len(submit.prompt) + 1)] for submit in submits]
-        tokens = mx.array([*padded, *[[0] * columns] * vacant], dtype=mx.int32)
+        begin_right_padding(self._caches, [*self._lengths, *[columns] * (rows - len(submits))], columns)
+        padded = np.zeros((rows, columns), dtype=np.int32)
+        for row, submit, length in zip(padded, submits, self._lengths, strict=False):
+            row[:length] = submit.prompt[:-1]
+        tokens = mx.array(padded)
         self._leaves = leaf_caches(self._caches)
         self._padding = [columns - length for length in self._lengths]
         # Not a method: a circle would keep the arrays until Python's collector runs.
