@@ -7,8 +7,10 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
+from mlx.utils import tree_flatten
 
 from millstream.backend.layers.depthwise_conv import MOST_TAPS, DepthwiseConv, replace_depthwise
+from millstream.backend.weights.materialize import reachable_arrays
 
 
 class Holder(nn.Module):  # type: ignore[misc]
@@ -29,7 +31,11 @@ def test_it_gives_the_same_numbers(taps: int, shape: tuple[int, int, int], bias:
     x = mx.random.normal(shape).astype(dtype)
     expected = conv(x)
     mx.eval(expected)
-    assert replace_depthwise(Holder(conv)) == 1 and type(conv) is DepthwiseConv
+    holder = Holder(conv)
+    parameters = [name for name, _ in tree_flatten(holder.parameters())]
+    assert replace_depthwise(holder) == 1 and type(conv) is DepthwiseConv
+    assert [name for name, _ in tree_flatten(holder.parameters())] == parameters
+    assert len(list(reachable_arrays(holder))) == len(parameters) + taps, "a load evaluates them"
     found = conv(x)
     assert found.dtype == dtype and found.shape == expected.shape
     within = float(mx.finfo(dtype).eps) * 4 * taps  # both add up in float32, each in its own order

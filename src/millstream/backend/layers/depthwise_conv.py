@@ -7,6 +7,7 @@ shape of a pass: streams would wait for tens of milliseconds.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -16,14 +17,22 @@ MOST_TAPS = 8
 """Beyond, there would be more launches than a convolution is worth. Hybrids have 3 or 4."""
 
 
+@dataclass(frozen=True, eq=False)
+class _Taps:
+    """The weights of each tap, for all channels. Cut once: each operation costs a GPU's host as much as a launch."""
+
+    weights: tuple[mx.array, ...]
+
+
 class DepthwiseConv(nn.Conv1d):  # type: ignore[misc]
-    """An `nn.Conv1d` of one group per channel, without stride, padding or dilation."""
+    """An `nn.Conv1d` of one group per channel, without stride, padding or dilation, whose weights stay as they are."""
+
+    taps: _Taps
 
     def __call__(self, x: mx.array) -> mx.array:
-        taps = self.weight.shape[1]
-        length = x.shape[1] - taps + 1
-        shifted = [x[:, tap : tap + length] for tap in range(taps)]
-        weights = [self.weight[:, tap, 0] for tap in range(taps)]
+        weights = self.taps.weights
+        length = x.shape[1] - len(weights) + 1
+        shifted = [x[:, tap : tap + length] for tap in range(len(weights))]
         out: mx.array = _weighted_sum(shifted, weights)
         return out + self.bias if "bias" in self else out
 
@@ -44,6 +53,7 @@ def replace_depthwise(model: Any) -> int:
     found = [module for _, module in model.named_modules() if type(module) is nn.Conv1d and _is_depthwise(module)]
     for module in found:
         module.__class__ = DepthwiseConv
+        module.taps = _Taps(tuple(mx.contiguous(module.weight[:, tap, 0]) for tap in range(module.weight.shape[1])))
     return len(found)
 
 
