@@ -3,8 +3,8 @@
     python bench/step_times.py beside --model random-1b --ours "--isolation process --speculation off"
     python bench/step_times.py streams --model lfm2-1b --streams 64 --requests 2
 
-`beside`: 4 streams decode, and long prompts come one at a time (see bench/long_contexts.py). `streams`: so many at once,
-three rounds, of which the last is shown. Times are in milliseconds. To note them costs a few microseconds each.
+`beside`: 4 streams decode, and long prompts come one at a time (see bench/long_contexts.py). `streams`: so many at
+once, three rounds, of which the last is shown. Times are in milliseconds. To note them costs a few microseconds each.
 """
 
 from __future__ import annotations
