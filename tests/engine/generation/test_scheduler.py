@@ -8,7 +8,7 @@ from millstream.engine.generation.chunk_sizer import ChunkSizer
 from millstream.engine.generation.messages import Generate, Generated, PromptLogprobs, Tokens
 from millstream.engine.generation.plan import ChunkLogprobs, Plan, Prefill, RowFailure, RowOutput, StepResult
 from millstream.engine.generation.request import MOVES, IllegalMove, Request, State
-from millstream.engine.generation.scheduler import GenerationScheduler
+from millstream.engine.generation.scheduler import SAVING_STEPS, GenerationScheduler
 from millstream.engine.messages import Failed, Finished
 from millstream.engine.prefix_cache.blocks import BlockPrefixCache
 from millstream.engine.prefix_cache.checkpoints import CheckpointPrefixCache
@@ -291,6 +291,27 @@ def test_beside_rows_a_long_prompt_is_saved_a_step_before_its_row_joins(ending: 
     assert plan.drop == (3,) and plan.decode == (1, 2) and not plan.save
     if ending == "preempted":
         assert [(chunk.start, chunk.end) for chunk in plan.prefill] == [(16, 16)], "nothing is computed twice"
+
+
+@pytest.mark.parametrize(("copying", "waits"), [(0, 1), (1, 2), (2, 3), (1000, SAVING_STEPS)])
+@pytest.mark.parametrize("prefilling", [False, True])
+def test_a_row_waits_for_what_is_saved_of_its_prompt_but_not_for_ever(
+    copying: int, waits: int, prefilling: bool
+) -> None:
+    """`copying`: for how many steps the backend says so. Chunks of other prompts do not keep it waiting."""
+    index = PrefixIndex(block=4, block_bytes=1, budget=100, least=2)
+    subject = GenerationScheduler(max_rows=3, prefill_tokens=64, prefix_cache=BlockPrefixCache(index))
+    subject.submit(submit(1, length=1, max_tokens=10_000))
+    step(subject)
+    subject.submit(submit(2, length=17))
+    step(subject, r1=(5,))
+    steps = 0
+    while 2 not in (plan := subject.plan()).decode:
+        assert bool(plan.save) is (steps == 0)
+        subject.advance(plan, StepResult((RowOutput(1, (5,)),), saving=steps < copying, prefilling=prefilling))
+        steps += 1
+        assert steps < 10
+    assert steps == waits
 
 
 def test_alone_a_prompt_is_saved_in_the_step_in_which_it_joins() -> None:

@@ -93,8 +93,8 @@ class Request:
         """Media, counted from the first, that are encoded or part of the cached prefix."""
         self.shared = 0
         """Tokens that its row reads in the prefix cache and does not hold."""
-        self.saving = False
-        """True if its prompt is complete, and a step of its own saves it before its row joins the batch."""
+        self.saving = 0
+        """If its prompt is complete and is saved before its row joins the batch: for so many steps now."""
         self.generated = 0
         """Tokens that count as its output."""
         self.accepted = self.rejected = 0
@@ -186,7 +186,8 @@ class Request:
         if self.sparse is not None:
             self.sparse.restart()
         self.tokens = []
-        self.in_batch = self.saving = False
+        self.in_batch = False
+        self.saving = 0
         self.prefilled = self.encoded = self.logprobs_seen = self.shared = 0
 
     def unsent(self, logprobs: tuple[TokenLogprob, ...]) -> tuple[TokenLogprob, ...]:

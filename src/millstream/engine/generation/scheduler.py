@@ -39,6 +39,9 @@ from millstream.types import FinishReason
 COLUMNS_FROM = 4
 """Rows whose tokens are one event."""
 
+SAVING_STEPS = 3
+"""For so many steps a row waits until what is saved of its prompt is copied: others may be saved all the time."""
+
 
 class GenerationScheduler:
     """Keeps requests in order, gives them rows, and turns a step's result into events.
@@ -407,11 +410,19 @@ class GenerationScheduler:
         chunk is still being computed. `saving`: of some, what is saved."""
         joining = []
         for request in self._prefilling:
-            if request.state is not State.COMPLETING or (saving if request.saving else prefilling):
+            if request.state is not State.COMPLETING:
                 continue
-            request.saving = not request.saving and bool(self._running) and self._cache.completed(request.prefix)
-            if not request.saving:
-                joining.append(request)
+            if request.saving:
+                request.saving += 1
+                if saving and request.saving <= SAVING_STEPS:
+                    continue
+            elif prefilling:
+                continue
+            elif self._running and self._cache.completed(request.prefix):
+                request.saving = 1
+                continue
+            request.saving = 0
+            joining.append(request)
         if joining:
             self._sure_tokens, self._full = 0, False
         for request in joining:
