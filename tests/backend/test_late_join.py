@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -10,13 +10,15 @@ import pytest
 
 from millstream.backend.generation import backend as generation_backend
 from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
+from millstream.backend.generation.drafters.drafter import Drafter
 from millstream.engine.generation.chunk_sizer import ChunkSizer
 from millstream.engine.generation.messages import Generate, Generated, Tokens
-from millstream.engine.generation.plan import Plan, StepResult
+from millstream.engine.generation.plan import Plan, Prefill, StepResult
 from millstream.engine.generation.scheduler import GenerationScheduler
 from millstream.engine.messages import Event, expanded
 from millstream.engine.prefix_cache.blocks import BlockPrefixCache
 from millstream.engine.prefix_cache.index import PrefixIndex
+from support.known_drafter import KnownDrafter
 
 BLOCK, STREAM = 4, 1
 PROMPT = tuple(number * 7 % 83 + 1 for number in range(64))
@@ -65,17 +67,21 @@ class Steps:
         return next(index for index, (plan, _) in enumerate(self.steps) if number in plan.decode)
 
 
-def beside_a_stream(folder: Path, run: Callable[[Steps], None]) -> None:
+def owned(folder: Path, run: Callable[[MlxGenerationBackend], None], drafters: list[Drafter] | None = None) -> None:
     def own() -> None:
-        backend = MlxGenerationBackend(GenerationSettings("folder", folder, max_rows=4, like_gpu=True))
+        backend = MlxGenerationBackend(GenerationSettings("folder", folder, max_rows=4, like_gpu=True), drafters)
         backend.load()
         try:
-            run(Steps(backend))
+            run(backend)
         finally:
             backend.close()
 
     with ThreadPoolExecutor(1) as owner:
         owner.submit(own).result()
+
+
+def beside_a_stream(folder: Path, run: Callable[[Steps], None]) -> None:
+    owned(folder, lambda backend: run(Steps(backend)))
 
 
 @pytest.fixture(params=[True, False], ids=["late", "at once"])
@@ -144,3 +150,50 @@ def test_what_is_saved_is_copied_before_its_row_joins(late: bool, tiny_model: Ca
         assert engine.first_with(2) == saved + 3
 
     beside_a_stream(tiny_model("llama"), run)
+
+
+class Watching(KnownDrafter):
+    """Notes which rows were asked for a draft that had no token yet."""
+
+    def __init__(self, answers: dict[int, list[int]]) -> None:
+        super().__init__(answers, 1.0)
+        self.too_early: list[int] = []
+
+    def propose(self, wanted: Mapping[int, int]) -> dict[int, tuple[int, ...]]:
+        self.too_early += [row for row in wanted if not self.gained[row]]
+        return super().propose(wanted)
+
+
+@pytest.mark.parametrize("family", ["llama", "lfm2"])
+def test_a_row_that_has_just_joined_has_no_draft_yet(
+    family: str, late: bool, tiny_model: Callable[[str], Path]
+) -> None:
+    """The next step may verify drafts of other rows; a drafter may need what the target made of a row's last token."""
+    stream, long = Generate(STREAM, (5, 6, 7), 100), Generate(2, PROMPT, 100)
+    begin = [
+        Plan(prefill=(Prefill(stream, 0, 2),)),
+        Plan(decode=(STREAM,)),
+        Plan(decode=(STREAM,), prefill=(Prefill(long, 0, len(PROMPT) - 1),), complete_prefill=True),
+        Plan(decode=(STREAM, 2)),
+    ]
+
+    def tokens(backend: MlxGenerationBackend, then: Plan, steps: int) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = {STREAM: [], 2: []}
+        for plan in [*begin, *[then] * steps]:
+            for row in backend.step(plan).rows:
+                found[row.request_id] += row.tokens
+        return found
+
+    plain: dict[int, list[int]] = {}
+    owned(tiny_model(family), lambda backend: plain.update(tokens(backend, Plan(decode=(STREAM, 2)), 24)), [])
+    drafter = Watching(plain)
+
+    def drafted(backend: MlxGenerationBackend) -> None:
+        found = tokens(backend, Plan(decode=(STREAM, 2), drafts=((STREAM, 3), (2, 3))), 5)
+        for row, seen in found.items():
+            assert seen == plain[row][: len(seen)] and len(seen) >= 9
+
+    owned(tiny_model(family), drafted, [drafter])
+    assert drafter.proposals
+    if late:  # a row that joined at once may be asked before its first token was read
+        assert not drafter.too_early

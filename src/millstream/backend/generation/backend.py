@@ -373,7 +373,8 @@ class MlxGenerationBackend(MlxBackend):
 
     def _exact(self, batch: Batch, wanted: dict[int, int]) -> dict[int, int]:
         """Drafts so short that their pass gives the numbers of plain steps, which are as wide as they were for rows
-        that have left. `wanted`: most tokens by request."""
+        that have left. None for rows that have not decoded yet. `wanted`: most tokens by request."""
+        wanted = {row: tokens for row, tokens in wanted.items() if row in batch.ids and batch.has_decoded(row)}
         most = self._widest_pass(batch.size)
         if most is None:
             return wanted
