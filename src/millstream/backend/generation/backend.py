@@ -108,6 +108,8 @@ class MlxGenerationBackend(MlxBackend):
         self._batch: Batch | None = None
         self._prefiller: Prefiller | None = None
         self._pending: Launched | None = None
+        self._late: set[int] = set()
+        """Rows that joined behind the decode pass of the last step."""
         self._weight_bytes = 0
         self._widest_pass: Callable[[int], int | None] = lambda rows: None
         """See `GenerationFacts.widest_pass`."""
@@ -250,6 +252,7 @@ class MlxGenerationBackend(MlxBackend):
             complete_now=plan.complete_prefill,
             parts=plan.prefill_parts,
         )
+        self._late = {submit.request_id for submit in submits} if late else set()
         if late:
             self._join(batch, submits, caches)
         importance = self._scorer.take() if self._scorer is not None and not self._deferred else ()
@@ -373,8 +376,8 @@ class MlxGenerationBackend(MlxBackend):
 
     def _exact(self, batch: Batch, wanted: dict[int, int]) -> dict[int, int]:
         """Drafts so short that their pass gives the numbers of plain steps, which are as wide as they were for rows
-        that have left. None for rows that have not decoded yet. `wanted`: most tokens by request."""
-        wanted = {row: tokens for row, tokens in wanted.items() if row in batch.ids and batch.has_decoded(row)}
+        that have left. None for rows that joined late: they have not decoded yet. `wanted`: most tokens by request."""
+        wanted = {row: tokens for row, tokens in wanted.items() if row not in self._late}
         most = self._widest_pass(batch.size)
         if most is None:
             return wanted

@@ -178,10 +178,6 @@ class Batch:
             return None
         return self._caches.save(self._ids.index(order.request_id), order, store)
 
-    def has_decoded(self, request_id: int) -> bool:
-        """Whether a row has been in a step since it joined: a draft then follows a token of its own."""
-        return self._launches > self._joined[request_id]
-
     def _tokens_in_cache(self, request_id: int) -> int:
         row = self._rows[self._ids.index(request_id)]
         assert row is not None
