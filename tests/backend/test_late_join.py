@@ -164,36 +164,39 @@ class Watching(KnownDrafter):
         return super().propose(wanted)
 
 
+@pytest.mark.parametrize("drafts", [(), ((STREAM, 3),)], ids=["a plain step", "a pass that verifies"])
 @pytest.mark.parametrize("family", ["llama", "lfm2"])
 def test_a_row_that_has_just_joined_has_no_draft_yet(
-    family: str, late: bool, tiny_model: Callable[[str], Path]
+    family: str, drafts: tuple[tuple[int, int], ...], late: bool, tiny_model: Callable[[str], Path]
 ) -> None:
-    """The next step may verify drafts of other rows; a drafter may need what the target made of a row's last token."""
+    """The next step may verify drafts of other rows; a drafter may need what the target made of a row's last token.
+    `drafts`: those that are verified in the step in which it joins; then it joins before."""
     stream, long = Generate(STREAM, (5, 6, 7), 100), Generate(2, PROMPT, 100)
     begin = [
         Plan(prefill=(Prefill(stream, 0, 2),)),
         Plan(decode=(STREAM,)),
         Plan(decode=(STREAM,), prefill=(Prefill(long, 0, len(PROMPT) - 1),), complete_prefill=True),
-        Plan(decode=(STREAM, 2)),
     ]
+    both = Plan(decode=(STREAM, 2))
 
-    def tokens(backend: MlxGenerationBackend, then: Plan, steps: int) -> dict[int, list[int]]:
+    def tokens(backend: MlxGenerationBackend, joins: Plan, then: Plan, steps: int) -> dict[int, list[int]]:
         found: dict[int, list[int]] = {STREAM: [], 2: []}
-        for plan in [*begin, *[then] * steps]:
+        for plan in [*begin, joins, *[then] * steps]:
             for row in backend.step(plan).rows:
                 found[row.request_id] += row.tokens
         return found
 
     plain: dict[int, list[int]] = {}
-    owned(tiny_model(family), lambda backend: plain.update(tokens(backend, Plan(decode=(STREAM, 2)), 24)), [])
+    owned(tiny_model(family), lambda backend: plain.update(tokens(backend, both, both, 24)), [])
     drafter = Watching(plain)
 
     def drafted(backend: MlxGenerationBackend) -> None:
-        found = tokens(backend, Plan(decode=(STREAM, 2), drafts=((STREAM, 3), (2, 3))), 5)
+        joins, then = (Plan(decode=(STREAM, 2), drafts=some) for some in (drafts, ((STREAM, 3), (2, 3))))
+        found = tokens(backend, joins, then, 5)
         for row, seen in found.items():
             assert seen == plain[row][: len(seen)] and len(seen) >= 9
 
     owned(tiny_model(family), drafted, [drafter])
     assert drafter.proposals
-    if late:  # a row that joined at once may be asked before its first token was read
+    if late and not drafts:  # a row that joined at once may be asked before its first token was read
         assert not drafter.too_early

@@ -238,7 +238,7 @@ class MlxGenerationBackend(MlxBackend):
         joining = [request_id for request_id in plan.decode if request_id not in batch.ids]
         shared = self._share(plan.share, joining)
         submits, caches = prefiller.take(joining, shared) if joining else ([], [])
-        late = bool(batch.ids) and self._joins_late(submits)
+        late = bool(batch.ids) and not plan.drafts and self._joins_late(submits)
         if not late:
             self._join(batch, submits, caches)
         decoding = self._decode(batch, plan)
