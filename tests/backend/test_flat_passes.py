@@ -10,17 +10,18 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from mlx_lm.models.cache import RotatingKVCache
+from mlx_lm.models.cache import ArraysCache, RotatingKVCache
 from mlx_lm.utils import load_model
 
 from millstream.backend.generation import assembly
 from millstream.backend.generation.assembly import Assembly
 from millstream.backend.generation.caches.batch_caches import new_row_caches
-from millstream.backend.generation.caches.flat_caches import FlatCache, FlatPrompts, fits_flat_pass
-from millstream.backend.generation.caches.joining import JoiningRows, leaf_window
+from millstream.backend.generation.caches.flat_caches import FlatCache, FlatPrompts, FlatStates, fits_flat_pass
+from millstream.backend.generation.caches.joining import JoiningRows, layer_window
 from millstream.backend.generation.caches.quantized import KvQuantization
 from millstream.backend.generation.caches.widths import flat_length, padded_group
 from millstream.backend.generation.layers.attention import adopt_attention, attention
+from millstream.backend.generation.layers.state_layers import adopt_state_layers
 from millstream.backend.generation.layout import Layout
 from millstream.backend.generation.prefill.flat import FlatPasses
 from millstream.backend.generation.prefill.groups import FlatMixedGroup
@@ -35,12 +36,13 @@ PROMPTS = [tuple((seed * 11 + index * 7) % VOCAB for index in range(length)) for
 
 def opened(folder: Path) -> Any:
     model, _ = load_model(folder)
+    assert adopt_state_layers(model) is None
     adopt_attention(model, attention)
     return model
 
 
-def windows_of(model: Any) -> list[int]:
-    return [leaf_window(cache) for cache in new_row_caches(model)]
+def windows_of(model: Any) -> list[int | None]:
+    return [layer_window(cache) for cache in new_row_caches(model)]
 
 
 def alone(model: Any, prompt: tuple[int, ...]) -> list[Any]:
@@ -112,10 +114,52 @@ def test_a_layer_with_another_window_is_refused() -> None:
         cache.update_and_fetch(mx.zeros((4, 1, 1, 2)), mx.zeros((4, 1, 1, 2)))
 
 
-def test_states_have_no_flat_form(tiny_model: Callable[[str], Path]) -> None:
-    caches = {name: new_row_caches(load_model(tiny_model(name))[0]) for name in ("llama", "gemma3_text", "lfm2")}
+@pytest.mark.parametrize("compiled", [False, True])
+def test_states_of_short_convolutions_are_those_of_a_prompt_alone(
+    compiled: bool, tiny_model: Callable[[str], Path]
+) -> None:
+    """The prompt of one token is shorter than its state."""
+    model = opened(tiny_model("lfm2"))
+    submits = [Generate(number, (*prompt, 1), 1) for number, prompt in enumerate(PROMPTS)]
+    group = FlatMixedGroup(FlatPasses(model, windows_of(model), compiled=compiled), submits)
+    store = PrefixStore()
+    for number, prompt in enumerate(PROMPTS):
+        expected = alone(model, prompt)
+        members, rows = group.take({number})
+        assert [member.request_id for member in members] == [number] and rows.count == 1
+        states = [cache[0] for cache in expected if isinstance(cache, ArraysCache)]
+        assert len(states) == len(rows.states) > 0
+        assert all(close(mine, other) for (mine,), other in zip(rows.states, states, strict=True))
+        (attending,) = rows.attending.values()
+        keys = [kv_parts(cache)[0] for cache in expected if not isinstance(cache, ArraysCache)]
+        stop = attending.source(0).stop
+        for parts, other in zip(attending.layers, keys, strict=True):
+            assert close(parts[0][:, :, stop - len(prompt) : stop], other[:, :, : len(prompt)])
+        mx.eval(group.save(SavePrefix(number, 0, 8, (), 9 + number, len(prompt)), store) or [])
+        filled = new_row_caches(model)
+        store.fill_caches((), 9 + number, filled)
+        saved = [cache[0] for cache in filled if isinstance(cache, ArraysCache)]
+        assert all(close(mine, other) for mine, other in zip(saved, states, strict=True))
+
+
+def test_other_states_are_refused(tiny_model: Callable[[str], Path]) -> None:
+    """By their number, or when a module reads them that is no short convolution."""
+    caches = {
+        name: new_row_caches(load_model(tiny_model(name))[0]) for name in ("llama", "gemma3_text", "lfm2", "mamba2")
+    }
     fitting = {name: all(map(fits_flat_pass, each)) for name, each in caches.items()}
-    assert fitting == {"llama": True, "gemma3_text": True, "lfm2": False}
+    assert fitting == {"llama": True, "gemma3_text": True, "lfm2": True, "mamba2": False}
+    model = opened(tiny_model("mamba2"))
+    with pytest.raises(ValueError, match="short convolution"):
+        FlatPasses(model, windows_of(model), compiled=False).run(PROMPTS)
+    states = FlatStates(FlatPrompts(mx.zeros((4,), dtype=mx.int32), mx.zeros((4,), dtype=mx.int32)))
+    with pytest.raises(ValueError, match="no short convolution"):
+        assert states.parts
+    states.write(mx.zeros((6, 2)))
+    with pytest.raises(ValueError, match="one pass"):
+        states.write(mx.zeros((6, 2)))
+    with pytest.raises(TypeError):
+        states[0]  # type: ignore[index]
 
 
 def test_some_of_the_rows_are_taken_without_a_copy() -> None:

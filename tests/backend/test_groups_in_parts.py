@@ -181,7 +181,7 @@ def test_a_group_beside_a_running_row_answers_as_each_prompt_alone(
     tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One member is dropped midway, another is saved there."""
-    folder = tiny_model("lfm2")
+    folder = tiny_model("falcon_h1")
     running = Generate(9, prompt(9, 6), 40)
     built: list[tuple[int, int]] = []
     plain_part = PassInParts.part

@@ -18,7 +18,7 @@ from millstream.backend.generation.caches.batch_caches import (
     new_row_caches,
 )
 from millstream.backend.generation.caches.class_caches import ClassCaches, SlabLayer
-from millstream.backend.generation.caches.joining import leaf_window
+from millstream.backend.generation.caches.joining import layer_window
 from millstream.backend.generation.caches.mixed_caches import MixedCaches
 from millstream.backend.generation.caches.quantized import KvQuantization, QuantizedSlabLayer, new_prompt_caches
 from millstream.backend.generation.caches.slabs import Parts
@@ -213,7 +213,7 @@ class Assembly:
             return None
         key = (layout.packing, layout.compiled_step)
         if key not in self._flat:
-            windows = [leaf_window(cache) for cache in new_row_caches(self.model)]
+            windows = [layer_window(cache) for cache in new_row_caches(self.model)]
             self._flat[key] = FlatPasses(self.model, windows, layout.packing, compiled=layout.compiled_step)
         return self._flat[key]
 

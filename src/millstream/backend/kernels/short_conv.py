@@ -95,6 +95,53 @@ def short_conv_steps(projected: mx.array, state: mx.array, weight: mx.array, len
     return out, seen
 
 
+_PROMPTS_SOURCE = """
+  const int channels = w_shape[0], kernel = w_shape[1], i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < projected_shape[0] * channels) {
+    const int token = i / channels, c = i % channels, position = positions[token];
+    float sum = 0.f;
+    T fresh = T(0.f);
+    for (int back = kernel - 1; back >= 0; back--) {
+      if (back > 0 && back > position) continue;
+      const T* from = projected + (size_t)(token - back) * 3 * channels + c;
+      fresh = T(float(from[0]) * float(from[2 * channels]));
+      sum += float(w[c * kernel + kernel - 1 - back]) * float(fresh);
+    }
+    if (token < kernel - 1) columns[i] = T(0.f);
+    columns[i + (kernel - 1) * channels] = fresh;
+    out[i] = T(float(projected[(size_t)token * 3 * channels + channels + c]) * float(T(sum)));
+  }
+"""
+
+
+@functools.cache
+def _prompts_kernel() -> Any:
+    return cuda_kernel(
+        name="millstream_short_conv_prompts",
+        input_names=["projected", "positions", "w"],
+        output_names=["out", "columns"],
+        source=_PROMPTS_SOURCE,
+    )
+
+
+def short_conv_prompts(projected: mx.array, positions: mx.array, weight: mx.array) -> tuple[mx.array, mx.array]:
+    """Prompts that stand one after the other, at least as many tokens as the kernel has taps: (tokens, 1, three times
+    the channels). `positions`, (tokens,): of each token in its prompt. The output, (tokens, 1, channels), with the
+    numbers of `short_conv`; and all columns that went in, (kernel - 1 + tokens, channels), of which the first ones are
+    zeros."""
+    tokens = projected.shape[0]
+    channels, taps, _ = weight.shape
+    out, columns = _prompts_kernel()(
+        inputs=[projected, positions, weight],
+        output_shapes=[(tokens, 1, channels), (taps - 1 + tokens, channels)],
+        output_dtypes=[projected.dtype, projected.dtype],
+        grid=(-(-tokens * channels // THREADS) * THREADS, 1, 1),
+        threadgroup=(THREADS, 1, 1),
+        template=[("T", projected.dtype)],
+    )
+    return out, columns
+
+
 def short_conv(projected: mx.array, state: mx.array, weight: mx.array) -> tuple[mx.array, mx.array]:
     """The output, (rows, 1, channels), and the new state, (rows, kernel - 1, channels). `projected` is (rows, 1, three
     times the channels), `weight` (channels, kernel, 1)."""

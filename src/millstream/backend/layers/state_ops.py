@@ -17,6 +17,8 @@ class StateOps:
     """(projected, state, weight): see `kernels.short_conv`."""
     short_conv_steps: Callable[[mx.array, mx.array, mx.array, int], tuple[mx.array, mx.array]]
     """(projected, state, weight, length): see `kernels.short_conv`."""
+    short_conv_prompts: Callable[[mx.array, mx.array, mx.array], tuple[mx.array, mx.array]]
+    """(projected, positions, weight): see `kernels.short_conv`."""
 
 
 def _short_conv(projected: mx.array, state: mx.array, weight: mx.array) -> tuple[mx.array, mx.array]:
@@ -35,5 +37,16 @@ def _short_conv_steps(projected: mx.array, state: mx.array, weight: mx.array, le
     return mx.pad(out, [(0, flat - rows * length), (0, 0), (0, 0)]), seen
 
 
-BY_MLX = StateOps(_short_conv, _short_conv_steps)
-BY_KERNELS = StateOps(short_conv.short_conv, short_conv.short_conv_steps)
+def _short_conv_prompts(projected: mx.array, positions: mx.array, weight: mx.array) -> tuple[mx.array, mx.array]:
+    tokens, taps = projected.shape[0], weight.shape[1]
+    before, after, x = mx.split(projected[:, 0], 3, axis=-1)
+    columns = mx.pad(before * x, [(taps - 1, 0), (0, 0)])
+    parts = []
+    for tap in range(taps):
+        in_prompt = (positions >= taps - 1 - tap)[:, None]
+        parts.append(mx.where(in_prompt, columns[tap : tap + tokens], 0) * weight[:, tap, 0])
+    return (after * functools.reduce(mx.add, parts))[:, None], columns
+
+
+BY_MLX = StateOps(_short_conv, _short_conv_steps, _short_conv_prompts)
+BY_KERNELS = StateOps(short_conv.short_conv, short_conv.short_conv_steps, short_conv.short_conv_prompts)

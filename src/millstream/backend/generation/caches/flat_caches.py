@@ -1,16 +1,16 @@
 """Caches of a flat pass: whole prompts one after the other, each token a row of its own.
 
 As in a pass that verifies drafts, linear layers, experts and rotary embeddings are those of a wide decode step; only
-attention knows which tokens belong together. Nothing is padded but the end of the pass.
+attention and short convolutions know which tokens belong together. Nothing is padded but the end of the pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models.cache import KVCache, RotatingKVCache
+from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache
 
 from millstream.backend.generation.caches.slabs import Parts
 
@@ -83,8 +83,50 @@ class FlatPackedCache(FlatCache):
         return keys, values
 
 
+class FlatStates:
+    """One layer of a flat pass whose state is the last columns that went into it: a short convolution. What else a
+    module may want to do with a state raises `AttributeError` or `TypeError`."""
+
+    def __init__(self, prompts: FlatPrompts) -> None:
+        self.prompts = prompts
+        self.offset = prompts.positions
+        self._columns: mx.array | None = None
+
+    def make_mask(self, N: int) -> None:
+        """No mask: a convolution is told where its prompts begin."""
+
+    def write(self, columns: mx.array) -> None:
+        """All that went in, (tokens, channels), behind as many columns of zeros as a state has."""
+        if self._columns is not None:
+            raise ValueError("a flat cache takes one pass")
+        self._columns = columns
+
+    @property
+    def parts(self) -> Parts:
+        if self._columns is None:
+            raise ValueError("no short convolution has used its state")
+        return (self._columns,)
+
+
+def states_after(columns: mx.array, tokens: int, places: Sequence[tuple[int, int]]) -> mx.array:
+    """The states, (prompts, kept, channels), after prompts that stand at these places, (first column, length) each, in
+    a pass of so many tokens. `columns`: what `FlatStates` has after it. A prompt shorter than its state begins with
+    zeros."""
+    kept = columns.shape[0] - tokens
+    behind = [range(first + length, first + length + kept) for first, length in places]
+    chosen = [
+        [column if column >= first + kept else 0 for column in each]
+        for each, (first, _) in zip(behind, places, strict=True)
+    ]
+    # What comes from a list is in the host's memory: without a copy the device would read it from there.
+    return columns[mx.array(chosen, dtype=mx.int32) + 0]
+
+
 def fits_flat_pass(cache: Any) -> bool:
-    """True if a cache of one row has a form in a flat pass: full attention, or a plain window."""
+    """True if a cache of one row has a form in a flat pass: full attention, a plain window, or what may be the state of
+    a short convolution."""
+    if type(cache) is ArraysCache:
+        return len(cache.cache) == 1
     return type(cache) is KVCache or (type(cache) is RotatingKVCache and not cache.keep)
 
 

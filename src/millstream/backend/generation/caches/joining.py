@@ -102,6 +102,11 @@ def leaf_window(leaf: Any) -> int:
     return int(leaf.max_size) if isinstance(leaf, RotatingKVCache) else 0
 
 
+def layer_window(leaf: Any) -> int | None:
+    """The same; None for a cache that keeps a state instead."""
+    return None if isinstance(leaf, ArraysCache) else leaf_window(leaf)
+
+
 @dataclass(frozen=True, slots=True)
 class MixedRows:
     """Rows of a model whose layers are of several kinds, prefilled together."""

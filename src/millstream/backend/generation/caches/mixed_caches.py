@@ -15,7 +15,7 @@ from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
 from millstream.backend.generation.caches.batch_caches import RowCaches
 from millstream.backend.generation.caches.class_caches import ClassCaches
 from millstream.backend.generation.caches.due import Due
-from millstream.backend.generation.caches.joining import MixedRows, leaf_window
+from millstream.backend.generation.caches.joining import MixedRows, layer_window, leaf_window
 from millstream.backend.generation.caches.row_numbers import RowNumbers
 from millstream.backend.generation.caches.state_caches import StateCaches
 from millstream.backend.generation.caches.traced_step import Ref, TracedStep
@@ -68,7 +68,7 @@ class MixedCaches(TracedStep):
         }
         """By window, 0 for full attention: the caches of layers that attend."""
         self.states = StateCaches([leaf.cache for leaf in leaves if isinstance(leaf, ArraysCache)], self.due)
-        self._kinds = [None if isinstance(leaf, ArraysCache) else leaf_window(leaf) for leaf in leaves]
+        self._kinds = [layer_window(leaf) for leaf in leaves]
         attending = {window: iter(caches.layers) for window, caches in self.attending.items()}
         states = iter(self.states.layers)
         self.layers = [_batched(cache, attending, states) for cache in like]

@@ -20,6 +20,7 @@ import mlx.nn as nn
 from mlx_lm.models.cache import KVCache, QuantizedKVCache, RotatingKVCache
 
 from millstream.backend.generation.caches.batch_caches import new_row_caches
+from millstream.backend.generation.caches.flat_caches import FlatStates
 from millstream.backend.generation.caches.widths import CHUNK_LENGTHS
 from millstream.backend.generation.layers.block_frame import NotUnderstood
 from millstream.backend.generation.layers.block_search import BlockSearch, FusedBlock
@@ -192,7 +193,7 @@ def _fused_class(kind: Any) -> type:
         if not fused.attends or isinstance(getattr(cache, "offset", None), mx.array):
             if _is_decode(x, fused.dtype, many=fused.takes_many):
                 return fused.decode(x, mask, cache)
-            if fused.attends and x.shape[1] == 1:
+            if (fused.attends or isinstance(cache, FlatStates)) and x.shape[1] == 1:
                 return fused.chunk(x, mask, cache, cache.offset)
         elif _is_chunk(x, cache, fused.dtype):
             return fused.chunk(x, mask, cache, _start(cache.offset))

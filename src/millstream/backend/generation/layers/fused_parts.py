@@ -14,10 +14,11 @@ from typing import Any
 
 import mlx.core as mx
 
+from millstream.backend.generation.caches.flat_caches import FlatStates
 from millstream.backend.generation.caches.state_caches import StateLayer
 from millstream.backend.generation.layers.block_frame import Frame, Norm, NotUnderstood
 from millstream.backend.generation.layers.block_parts import AttentionParts, ConvParts, GluParts, Rope, weight_of
-from millstream.backend.generation.layers.state_layers import short_conv_pass
+from millstream.backend.generation.layers.state_layers import short_conv_pass, short_conv_prompts
 from millstream.backend.layers import state_ops
 from millstream.backend.layers.fused_matmul import BY_KERNELS, Form, FusedMatmuls, Weight, join_heads, split_heads
 from millstream.backend.layers.fused_matmul import Norm as MatmulNorm
@@ -210,25 +211,31 @@ class FusedConv:
         ops = state_ops.BY_KERNELS if matmuls is BY_KERNELS else state_ops.BY_MLX
         static = _Conv(matmuls, joined.form, None if norm is None else norm.eps, ops, finish)
         self._static, self._out_inputs = static, out.inputs
-        self._run, self._plain, self._ops = _compiled(static, matmuls), plain, ops
+        self._run, self._plain, self._conv = _compiled(static, matmuls), plain, (parts.weight, ops)
         self._project, self._finish = _compiled_projection(static, matmuls), _compiled(finish, matmuls)
         self._arrays = {"joined": joined.arrays, **_bias("bias", parts.joined), **_scale("before", norm)}
         self._arrays |= {"conv": parts.weight, **_finish_arrays(out, parts.out, frame.after_mixer)}
 
     def run(self, x: mx.array, mask: Any, cache: Any) -> mx.array:
+        if isinstance(cache, FlatStates):
+            return self._over_all(x, lambda projected: short_conv_prompts(projected, cache, *self._conv))
         state = cache[0]
         if mask is not None or state is None or state.dtype != x.dtype or cache.lengths is not None:
             return self._plain.run(x, mask, cache)
-        out: mx.array
-        normed = x if self._norm_first is None else self._norm_first(x)
         if isinstance(cache, StateLayer) and cache.shape.length > 1:
-            projected = self._project(normed, self._arrays)
-            convolved = short_conv_pass(projected, cache, self._arrays["conv"], self._ops)
-            out = self._finish(convolved, x, self._arrays)
-            return out
-        out, cache[0] = self._run(normed, x, state, self._arrays)
+            return self._over_all(x, lambda projected: short_conv_pass(projected, cache, *self._conv))
+        out: mx.array
+        out, cache[0] = self._run(self._normed(x), x, state, self._arrays)
         cache.advance(1)
         return out
+
+    def _over_all(self, x: mx.array, convolve: Callable[[mx.array], mx.array]) -> mx.array:
+        """Over all tokens of a flat pass at once."""
+        out: mx.array = self._finish(convolve(self._project(self._normed(x), self._arrays)), x, self._arrays)
+        return out
+
+    def _normed(self, x: mx.array) -> mx.array:
+        return x if self._norm_first is None else self._norm_first(x)
 
     def run_matmuls(self, x: mx.array) -> None:
         """As those of `FusedAttention`."""

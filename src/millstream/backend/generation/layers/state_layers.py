@@ -1,9 +1,11 @@
-"""Layers that keep a state (convolutions, Mamba, gated delta) in a pass of several tokens per row.
+"""Layers that keep a state (convolutions, Mamba, gated delta) in a pass of several tokens per row, or of whole prompts.
 
 A row that keeps only some of its new tokens needs its state after the last of these. So the module that reads a state
 is called once for each token, and the states between the calls are collected (`StateLayer.steps`); each row picks its
 own when the step ends. The linear layers at the module's ends run once for all tokens, so weights are read once. Which
 modules these are is seen by watching one token.
+
+Prompts that stand one after the other in a flat pass are for short convolutions alone.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import mlx.nn as nn
 from mlx_lm.models.cache import ArraysCache, CacheList
 
 from millstream.backend.generation.caches.batch_caches import new_row_caches
+from millstream.backend.generation.caches.flat_caches import FlatStates
 from millstream.backend.generation.caches.pass_shape import PassShape
 from millstream.backend.generation.caches.state_caches import StateLayer
 from millstream.backend.generation.layers.block_frame import replaced, watched_calls
@@ -94,13 +97,16 @@ def _leaves(cache: Any) -> list[Any]:
 
 @functools.cache
 def _verifying_class(kind: Any) -> type:
-    """A subclass of `kind` that takes flat passes of several tokens per row."""
+    """A subclass of `kind` that takes flat passes: of several tokens per row, or of prompts."""
 
     def call(self: Any, *arguments: Any, **named: Any) -> Any:
         if self._ends is None:
             self._ends, out = _ends(self, kind, arguments, named)
             return out
-        states = next((each for each in (*arguments, *named.values()) if isinstance(each, StateLayer)), None)
+        given = (*arguments, *named.values())
+        if (prompts := next((each for each in given if isinstance(each, FlatStates)), None)) is not None:
+            return _flat_prompts(self, prompts, given[0])
+        states = next((each for each in given if isinstance(each, StateLayer)), None)
         if states is None or states.shape.length == 1:
             return kind.__call__(self, *arguments, **named)
         return _token_by_token(self, kind, states, arguments, named)
@@ -131,6 +137,19 @@ def _token_by_token(module: Any, kind: Any, states: StateLayer, arguments: Seque
         return tuple(_flat(shape, [each[index] for each in found]) for index in range(len(found[0])))
     out = _flat(shape, found)
     return module[ends.last](out) if ends.last else out
+
+
+def _flat_prompts(module: Any, states: FlatStates, x: mx.array) -> Any:
+    if (conv := conv_parts(module)) is None:
+        raise ValueError("its states are not those of short convolutions")
+    return conv.out(short_conv_prompts(conv.joined(x), states, conv.weight))
+
+
+def short_conv_prompts(projected: mx.array, states: FlatStates, weight: mx.array, ops: StateOps = BY_MLX) -> mx.array:
+    """A short convolution over prompts that stand one after the other."""
+    out, columns = ops.short_conv_prompts(projected, states.prompts.positions, weight)
+    states.write(columns)
+    return out
 
 
 def short_conv_pass(projected: mx.array, states: StateLayer, weight: mx.array, ops: StateOps = BY_MLX) -> mx.array:

@@ -11,7 +11,13 @@ from typing import Any
 
 import mlx.core as mx
 
-from millstream.backend.generation.caches.flat_caches import FlatCache, FlatPackedCache, FlatPrompts
+from millstream.backend.generation.caches.flat_caches import (
+    FlatCache,
+    FlatPackedCache,
+    FlatPrompts,
+    FlatStates,
+    states_after,
+)
 from millstream.backend.generation.caches.quantized import KvQuantization
 from millstream.backend.generation.caches.slab_reads import VACANT
 from millstream.backend.generation.caches.slabs import Parts
@@ -19,12 +25,12 @@ from millstream.backend.generation.caches.widths import flat_length
 
 
 class FlatPasses:
-    """Owner only. Runs flat passes of one model. `windows`: how many tokens each layer attends to, 0 for all.
-    `compiled`: as a function that is traced once for each length; it has the weights in it, so it lives no longer than
-    the model."""
+    """Owner only. Runs flat passes of one model. `windows`: how many tokens each layer attends to, 0 for all; None if
+    it keeps a state. `compiled`: as a function that is traced once for each length; it has the weights in it, so it
+    lives no longer than the model."""
 
     def __init__(
-        self, model: Any, windows: Sequence[int], packing: KvQuantization | None = None, *, compiled: bool
+        self, model: Any, windows: Sequence[int | None], packing: KvQuantization | None = None, *, compiled: bool
     ) -> None:
         self._model = model
         self.windows = tuple(windows)
@@ -33,7 +39,7 @@ class FlatPasses:
 
     def run(self, prompts: Sequence[Sequence[int]]) -> tuple[list[Parts], tuple[tuple[int, int], ...]]:
         """Run these tokens. Returns the parts of each layer, (1, heads, columns, any), and where each prompt is in
-        them: its first column and its length."""
+        them: its first column and its length. A layer that keeps a state has that of each prompt, (prompts, …)."""
         tokens: list[int] = []
         positions: list[int] = []
         firsts: list[int] = []
@@ -48,7 +54,12 @@ class FlatPasses:
         positions += [VACANT] * (length - used)
         firsts += range(used, length)
         numbers = mx.array([tokens, positions, firsts], dtype=mx.int32)
-        return self._run(numbers), tuple(places)
+        layers = self._run(numbers)
+        for index, window in enumerate(self.windows):
+            if window is None:
+                (columns,) = layers[index]
+                layers[index] = (states_after(columns, length, places),)
+        return layers, tuple(places)
 
     def _pass(self, numbers: mx.array) -> list[Parts]:
         # What comes from a list is in the host's memory: without a copy every kernel would read it from there.
@@ -58,7 +69,9 @@ class FlatPasses:
         self._model(tokens[:, None], cache=caches)
         return [cache.parts for cache in caches]
 
-    def _cache(self, shared: FlatPrompts, window: int) -> FlatCache:
+    def _cache(self, shared: FlatPrompts, window: int | None) -> FlatCache | FlatStates:
+        if window is None:
+            return FlatStates(shared)
         if self._packing is None:
             return FlatCache(shared, window)
         return FlatPackedCache(shared, bits=self._packing.bits, group_size=self._packing.group_size)

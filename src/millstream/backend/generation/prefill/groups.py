@@ -128,22 +128,23 @@ class FlatGroup(Group):
 
 
 class FlatMixedGroup(Group):
-    """The same for layers with sliding windows."""
+    """The same for models that have layers with sliding windows, or short convolutions, whose states are known."""
 
     rows: MixedRows
 
     def __init__(self, passes: FlatPasses, submits: Sequence[Generate]) -> None:
         self._parts, self._places = passes.run([submit.prompt[:-1] for submit in submits])
         self._windows = passes.windows
-        attending = {window: JoiningRows(self._layers(window), (), flat=self._places) for window in set(passes.windows)}
+        windows = {window for window in passes.windows if window is not None}
+        attending = {window: JoiningRows(self._layers(window), (), flat=self._places) for window in windows}
         super().__init__(submits)
-        self.rows = MixedRows(attending, [], len(self._places))
+        self.rows = MixedRows(attending, self._layers(None), len(self._places))
 
     @property
     def arrays(self) -> list[mx.array]:
         return [part for parts in self._parts for part in parts]
 
-    def _layers(self, window: int) -> Layers:
+    def _layers(self, window: int | None) -> Layers:
         return [parts for parts, each in zip(self._parts, self._windows, strict=True) if each == window]
 
     def _save(self, index: int, order: SavePrefix, store: PrefixStore) -> list[mx.array] | None:
@@ -154,11 +155,13 @@ class FlatMixedGroup(Group):
         def tokens(start: int, stop: int) -> Layers:
             return [tuple(part[:, :, first + start : first + stop] for part in parts) for parts in self._layers(0)]
 
-        windows = [(parts, window) for parts, window in zip(self._parts, self._windows, strict=True) if window]
-        others = []
-        for parts, window in windows:
-            columns = slice(first + max(0, length - window), first + length)
-            others.append(_window_row(window, [part[:, :, columns] for part in parts], length))
+        others: list[Any] = []
+        for parts, window in zip(self._parts, self._windows, strict=True):
+            if window is None:
+                others.append(_state_row([part[index : index + 1] for part in parts]))
+            elif window:
+                columns = slice(first + max(0, length - window), first + length)
+                others.append(_window_row(window, [part[:, :, columns] for part in parts], length))
         return store.save_tokens(order, tokens, others)
 
 
@@ -235,6 +238,13 @@ def _window_row(window: int, parts: Sequence[mx.array], length: int) -> Rotating
     row = RotatingKVCache(window)
     row.keys, row.values = parts
     row.offset, row._idx = length, row.keys.shape[2]
+    return row
+
+
+def _state_row(states: Sequence[mx.array]) -> ArraysCache:
+    """The states of a row, as mlx-lm's cache of one row."""
+    row = ArraysCache(len(states))
+    row.cache = list(states)
     return row
 
 
