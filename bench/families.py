@@ -84,11 +84,15 @@ def run(url: str, model: str, levels: tuple[int, ...], arguments: argparse.Names
         temperature=arguments.temperature,
         ignore_eos=not model,
     )
-    levels_found = asyncio.run(measure(load, levels, warmup=True))
-    for level in levels_found:
+    found: list[Figures] = []
+    for streams in levels:
+        # Other prompts at each level: a prefix cache must not know them.
+        (level,) = asyncio.run(measure(dataclasses.replace(load, seed=streams), (streams,), warmup=True))
+        say(f"{streams} streams: {level.tokens_per_second:,.0f} tokens/s")  # not lost if a later level takes too long
         if level.first_error is not None:
-            say(f"{level.errors} errors at {level.streams} streams: {level.first_error}")
-    return levels_found
+            say(f"{level.errors} errors at {streams} streams: {level.first_error}")
+        found.append(level)
+    return found
 
 
 def paths(url: str) -> str:
