@@ -79,6 +79,7 @@ def run(url: str, model: str, levels: tuple[int, ...], arguments: argparse.Names
         url=url,
         model=model,
         prompt_words=arguments.prompt_words,
+        shared_words=arguments.shared_words,
         output_tokens=arguments.output_tokens,
         requests_per_stream=arguments.requests,
         temperature=arguments.temperature,
@@ -164,6 +165,7 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--requests", type=int, default=2, help="requests per stream")
     parser.add_argument("--prompt-words", type=int, default=15)
+    parser.add_argument("--shared-words", type=int, default=0, help="words that all prompts of a level begin with")
     parser.add_argument("--output-tokens", type=int, default=128)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--ours", default="--isolation process", help="extra options for `millstream serve`")

@@ -4,13 +4,14 @@
     python bench/step_times.py streams --model lfm2-1b --streams 64 --requests 2
 
 `beside`: 4 streams decode, and long prompts come one at a time (see bench/long_contexts.py). `streams`: so many at
-once, three rounds, of which the last is shown. Times are in milliseconds. To note them costs a few microseconds each.
+once, some rounds, of which the last is shown. Times are in milliseconds. To note them costs a few microseconds each.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import dataclasses
 import json
 import sys
 import tempfile
@@ -31,7 +32,6 @@ from targets import Target
 
 STEP, TURN = "MlxGenerationBackend.step", "OwnerLoop._step"
 TRACE = Path(__file__).parent / "step_trace"
-ROUNDS = 3
 
 
 class Noted(NamedTuple):
@@ -88,9 +88,10 @@ def run_streams(url: str, arguments: argparse.Namespace) -> float:
         ignore_eos=True,
     )
     began = 0.0
-    for number in range(ROUNDS):
+    for number in range(arguments.rounds):
         began = time.monotonic()
         (seen,) = asyncio.run(measure(load, (arguments.streams,), warmup=number == 0))
+        load = dataclasses.replace(load, seed=number + 1)  # a prefix cache must not know the next prompts
         print(f"{seen.tokens_per_second:,.0f} tokens/s, gap p50 {seen.gap_p50:.2f}, p99 {seen.gap_p99:.2f}", flush=True)
     return began
 
@@ -129,6 +130,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--model", default="random-1b", help="a name of bench/models.py, or a folder")
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--requests", type=int, default=2, help="per stream")
+    parser.add_argument("--rounds", type=int, default=3, help="of streams; with 1, what a server's first ones see")
     parser.add_argument("--prompt", type=int, default=8000, help="tokens of a long prompt")
     parser.add_argument("--prompts", type=int, default=8, help="how many of them")
     parser.add_argument("--output-tokens", type=int, help="default: 128, or 20,000 beside long prompts")

@@ -17,6 +17,7 @@ from llguidance import LLMatcher
 from millstream.backend.device import available_bytes, free_bytes
 from millstream.backend.generation.assembly import Assembly
 from millstream.backend.generation.batch import Batch, Launched
+from millstream.backend.generation.bursts import BURST_CONTEXT, BURST_PREFIX_CACHE, run_bursts
 from millstream.backend.generation.caches.widths import MAX_PADDED_CHUNK
 from millstream.backend.generation.calibration import MIN_WEIGHT_BYTES, calibrate
 from millstream.backend.generation.drafters.any_tokens import AnyTokens
@@ -55,6 +56,7 @@ from millstream.engine.generation.messages import Generate
 from millstream.engine.generation.plan import Plan, RowFailure, RowOutput, StepResult
 from millstream.engine.generation.speculation.choice import Odds
 from millstream.engine.generation.speculation.lengths import LENGTHS
+from millstream.engine.generation.tuning import SchedulerSettings, make_scheduler
 from millstream.engine.prefix_cache.orders import SavePrefix, SharePrefix
 from millstream.engine.protocols import Progress, ignore_progress
 from millstream.errors import ModelError
@@ -63,7 +65,7 @@ from millstream.model_facts import GenerationFacts
 if TYPE_CHECKING:
     from millstream.backend.generation.media.encoder import Encoded, MediaEncoder
 
-MOST_WARM_TOKENS = 2048
+MOST_WARM_TOKENS = 4096
 """Prompts that share a pass have at most so many tokens together in the warm-up."""
 TEXT_ONLY = "this model takes text only"
 
@@ -211,6 +213,8 @@ class MlxGenerationBackend(MlxBackend):
         self._widest_pass = facts.widest_pass
         facts = self._with_spec_prefill(self._calibrate(facts))
         phases.done("calibration")
+        self._run_bursts(facts)
+        phases.done("bursts")
         warming_up.advance()
         # Else the garbage collector would scan all of it between two steps: 20 ms and more.
         gc.freeze()
@@ -541,6 +545,14 @@ class MlxGenerationBackend(MlxBackend):
         run(after_run=after_run)
         log.info("Warmed up in %.1f s", sum(seconds for _, seconds in phases.phases))
         log.debug("Warm-up: %s", phases)
+
+    def _run_bursts(self, facts: GenerationFacts) -> None:
+        """Have streams start together, if the scheduler that plans them can be like the engine's."""
+        if self._compiles_kernels and facts.calibration is not None and facts.context_length >= BURST_CONTEXT:
+            plain = dataclasses.replace(facts, drafters=(), spec_prefill=None)
+            scheduler = make_scheduler(SchedulerSettings(prefix_cache_bytes=BURST_PREFIX_CACHE), plain)
+            done = run_bursts(self, scheduler, rows=facts.max_rows, vocab_size=facts.vocab_size)
+            log.debug("%d bursts came to their end", done)
 
     def _warm_up_passes(self, facts: GenerationFacts) -> None:
         assembly, layout = self._assembly, self._layout

@@ -39,6 +39,7 @@ from millstream.backend.layers.cpu_attention import cpu_attention
 from millstream.backend.layers.cpu_linear import mkl_layer, mkl_layout_pays, use_mkl_layout
 from millstream.backend.layers.depthwise_conv import replace_depthwise
 from millstream.backend.layers.fused_matmul import BY_KERNELS, BY_MLX
+from millstream.backend.layers.narrow_rope import use_narrow_rope
 from millstream.backend.layers.packed_products import measure_packed_products, packed_layers
 from millstream.backend.layers.patch_layers import callers_of, patch_function
 from millstream.backend.layers.projections import fuse_projections
@@ -164,6 +165,8 @@ class LayoutChooser:
             self._decline("fuse", "no layers that read the same input")
         if self._device.kind != "metal":  # where MLX has a kernel for them
             replace_depthwise(self._model)
+        if self._device.kind == "cuda":
+            use_narrow_rope(self._model)
         if mkl:
             use_mkl_layout(self._model)
             if not self._settings.like_gpu:

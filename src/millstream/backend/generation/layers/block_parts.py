@@ -212,7 +212,7 @@ def read_rope(rope: Any) -> Rope | None:
     factor = float(getattr(rope, "mscale", getattr(rope, "_scale", 1.0)))
     if isinstance(freqs := getattr(rope, "_freqs", None), mx.array):
         periods = freqs.astype(mx.float32)
-    elif type(rope) is nn.RoPE:
+    elif isinstance(rope, nn.RoPE):
         periods = rope.base ** (mx.arange(0, size, 2, dtype=mx.float32) / size) / rope.scale
     else:
         return None
