@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from mlx_lm.utils import load_model
 
 from millstream.backend.generation.caches.widths import CUBLAS_ROWS, cublas_width, exact, powers_of_two
-from millstream.backend.generation.prefill.prefiller import group_by_length
+from millstream.backend.generation.prefill.grouping import group_by_length
 from millstream.backend.layers.cpu_linear import SMALL_BATCH, MklLinear, mkl_layer, mkl_matmul, swiglu, use_mkl_layout
 from millstream.backend.layers.patch_layers import patch_function
 from millstream.backend.layers.projections import fuse_projections

@@ -102,6 +102,29 @@ class Scripted:
             raise ValueError("told to")
         return 0.5 if ("steps" if one_by_one else "passes") in self._disagrees else 0.01
 
+    def continuation(self, layout: Layout) -> float:
+        assert layout.continues
+        if "prefixes" in {name for name, _ in self._raises}:
+            raise ValueError("told to")
+        return 0.5 if "prefixes" in self._disagrees else 0.01
+
+
+@pytest.mark.parametrize(
+    ("raises", "disagrees", "continues"),
+    [(set(), set(), True), (set(), {"prefixes"}, False), ({("prefixes", False)}, set(), False)],
+)
+def test_a_trial_decides_whether_prompts_continue_a_prefix_together(
+    raises: set[tuple[str, bool]], disagrees: set[str], continues: bool, tiny_model: Callable[[str], Path]
+) -> None:
+    scripted = Scripted(raises, disagrees)
+    assert choose(tiny_model("gemma3_text"), scripted, like_gpu=True).continues is continues
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "lfm2", "falcon_h1", "mamba2"])
+def test_prompts_of_all_kinds_continue_a_prefix_together(family: str, tiny_model: Callable[[str], Path]) -> None:
+    for changes in ({}, {"like_gpu": True}):
+        assert choose(tiny_model(family), **changes).continues
+
 
 @pytest.mark.parametrize(
     ("raises", "disagrees", "caches", "in_place", "reason"),

@@ -245,7 +245,8 @@ def test_a_changing_batch_of_a_packed_model_equals_single_requests(family: str, 
     with engine(lambda: MlxGenerationBackend(settings), prefill_tokens=40) as driver:
         assert driver.facts is not None and driver.facts.dtype == "4-bit"
         (note,) = [note for note in driver.facts.notes if note.startswith("fast paths: ")]
-        assert "packed-matmul" in note.partition(";")[0]
+        # Packed weights of this type are MLX's own business on CUDA.
+        assert current_device().kind == "cuda" or "packed-matmul" in note.partition(";")[0]
         assert driver.run(*(Generate(at, prompt, count) for at, (prompt, count) in enumerate(rows))) == expected
 
 
@@ -263,7 +264,10 @@ def test_rows_of_a_packed_weight_get_the_same_numbers_in_any_company() -> None:
     weight, x = small_matmul.prepare(packed(256, 1088)), random(64, 1, 1088)
     for step, widths in ((5, (5, 8, 16, 32, 33, 64)), (20, (20, 32, 33, 64))):
         with matmul_tuning.as_step_of(step):
-            found = [small_matmul.matmul(x[:rows], weight)[:5] for rows in widths]
+            found = []
+            for rows in widths:
+                found.append(small_matmul.matmul(x[:rows], weight)[:5])
+                mx.eval(found[-1])  # a weight's counters are of one launch at a time
         assert all(mx.array_equal(each, found[0]).item() for each in found), step
     residual = random(64, 1, 256)
     expected = matmul_reference.matmul_add(x, weight, residual)
@@ -285,7 +289,9 @@ def test_groups_of_warps_give_the_numbers_of_the_unpacked_weight(
         matmul_tuning.decide_groups(matmul_tuning.size_of(weight), width, True)
         assert packed_choice.agrees(("matmul", 322, 1152, width), weight)
     full = small_matmul.matmul(x, weight)
-    assert all(mx.array_equal(small_matmul.matmul(x[:rows], weight), full[:rows]).item() for rows in (9, 32, 33))
+    for rows in (9, 32, 33):
+        mx.eval(full)  # a weight's counters are of one launch at a time
+        assert mx.array_equal(small_matmul.matmul(x[:rows], weight), full[:rows]).item(), rows
 
 
 @on_cuda

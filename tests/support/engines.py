@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import queue
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -31,7 +32,8 @@ from millstream.engine.protocols import BackendFactory, SchedulerFactory
 from millstream.errors import EngineGone
 from millstream.model_facts import GenerationFacts
 
-TIMEOUT = 60
+TIMEOUT = 60 if shutil.which("nvidia-smi") is None else 300
+"""Seconds. A load on a GPU may compile kernels, beside other tests."""
 
 Run = Callable[[Callable[[], Any]], Any]
 """Calls a function on a thread; returns its result or raises its error."""

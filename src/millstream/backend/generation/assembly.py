@@ -28,6 +28,7 @@ from millstream.backend.generation.compiled_step import CompiledStep
 from millstream.backend.generation.forward_pass import ForwardPass
 from millstream.backend.generation.layout import Layout
 from millstream.backend.generation.mtp.drafter import MtpDrafter
+from millstream.backend.generation.prefill.continuing import ContinuingPrompts
 from millstream.backend.generation.prefill.flat import FlatPasses
 from millstream.backend.generation.prefill.groups import RightPaddedGroup
 from millstream.backend.generation.prefill.pass_in_parts import LayersInParts, layers_in_parts
@@ -205,7 +206,14 @@ class Assembly:
             pad_chunks=layout.padded_chunks,
             watch=self.mtp,
             layers=self._layers,
+            continuing=self._continuing(layout, store, plain=False),
         )
+
+    def _continuing(self, layout: Layout, store: PrefixStore, *, plain: bool) -> ContinuingPrompts | None:
+        if not layout.continues:
+            return None
+        layers = self._layers if self.mtp is None else None
+        return ContinuingPrompts(self.model, store, plain=plain, padded=layout.padded_chunks, layers=layers)
 
     def _flat_passes(self, layout: Layout) -> FlatPasses | None:
         """Kept, since what they have traced is. None if prompts do not share such passes."""
@@ -229,4 +237,5 @@ class Assembly:
             pad_chunks=layout.padded_chunks,
             watch=self.mtp,
             layers=self._layers,
+            continuing=self._continuing(layout, store, plain=True),
         )

@@ -7,6 +7,7 @@ device was measured to be good at. So they come up here, and not beside the firs
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -20,16 +21,16 @@ from millstream.engine.messages import Finished
 SECONDS = 2.0
 """For all bursts. A model whose steps are long has fewer of them."""
 
-ARRIVALS = (3, 16, 1, 64)
-"""Of each burst: how many requests arrive in a step."""
+BURSTS = ((3, 0), (16, 200), (1, 0), (64, 200))
+"""How many requests arrive in a step, and how many tokens of a system prompt they share."""
 
 PROMPT = (60, 160)
-"""Tokens of a prompt, at least and at most: most chats begin so."""
+"""Tokens of a prompt beside that, at least and at most: most chats begin so."""
 
 OUTPUT = 20
 """Tokens of each answer. All streams of a burst end together, and begin again."""
 
-BURST_CONTEXT = PROMPT[1] + OUTPUT
+BURST_CONTEXT = PROMPT[1] + OUTPUT + max(shared for _, shared in BURSTS)
 """What a model must take for that."""
 
 BURST_PREFIX_CACHE = 2**28
@@ -48,9 +49,9 @@ def run_bursts(
     """Owner only. Leaves the backend without rows. `scheduler`: one of those that will run here. Returns how many
     bursts have come to their end."""
     until = now() + seconds
-    requests = _requests(random.Random(0), vocab_size)
-    done = 0
-    for arrivals in ARRIVALS:
+    draw, done = random.Random(0), 0
+    for arrivals, shared in BURSTS:
+        requests = _requests(draw, vocab_size, 2 * rows * done, shared)
         if not _burst(backend, scheduler, requests, rows, arrivals, until, now):
             break
         done += 1
@@ -85,10 +86,12 @@ def _burst(
     return True
 
 
-def _requests(draw: random.Random, vocab_size: int) -> Iterator[Generate]:
-    """Prompts that share no beginning."""
-    number = 0
-    while True:
-        number += 1
-        length = draw.randint(*PROMPT)
-        yield Generate(number, tuple(draw.randrange(vocab_size) for _ in range(length)), OUTPUT)
+def _requests(draw: random.Random, vocab_size: int, first: int, shared: int) -> Iterator[Generate]:
+    """Prompts that share so many tokens and no more, numbered from `first` on."""
+    prefix = _tokens(draw, vocab_size, shared)
+    for number in itertools.count(first):
+        yield Generate(number, prefix + _tokens(draw, vocab_size, draw.randint(*PROMPT)), OUTPUT)
+
+
+def _tokens(draw: random.Random, vocab_size: int, count: int) -> tuple[int, ...]:
+    return tuple(draw.randrange(vocab_size) for _ in range(count))

@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol
 import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm.models.base import scaled_dot_product_attention
+from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache
 
 from millstream.backend.device import Device
 from millstream.backend.generation.caches.batch_caches import RowCaches, new_row_caches, unbatchable
@@ -26,6 +27,7 @@ from millstream.backend.generation.caches.widths import SlotPolicy, cublas_width
 from millstream.backend.generation.layers.attention import adopt_attention, kernel_attention
 from millstream.backend.generation.layers.capped_layers import capped_layers
 from millstream.backend.generation.layers.fused_blocks import Fusion, fuse_blocks, unfuse_blocks
+from millstream.backend.generation.layers.narrow_rope import use_narrow_rope
 from millstream.backend.generation.layers.packed_attention import packed_attention, packed_matmuls_fit
 from millstream.backend.generation.layers.shared_layers import with_shared_layers
 from millstream.backend.generation.layers.slab_attention import Attention, slab_attention
@@ -39,7 +41,6 @@ from millstream.backend.layers.cpu_attention import cpu_attention
 from millstream.backend.layers.cpu_linear import mkl_layer, mkl_layout_pays, use_mkl_layout
 from millstream.backend.layers.depthwise_conv import replace_depthwise
 from millstream.backend.layers.fused_matmul import BY_KERNELS, BY_MLX
-from millstream.backend.layers.narrow_rope import use_narrow_rope
 from millstream.backend.layers.packed_products import measure_packed_products, packed_layers
 from millstream.backend.layers.patch_layers import callers_of, patch_function
 from millstream.backend.layers.projections import fuse_projections
@@ -59,6 +60,9 @@ UNRELATED = 0.5
 
 KERNEL_SHARE, MLX_SHARE = (512, 256), (1024, 2)
 """How many tokens are worth sharing, and in how many pieces at most."""
+
+CONTINUING_CACHES = (KVCache, RotatingKVCache, ArraysCache)
+"""What a cached prefix can be put into for several rows at once."""
 
 ERRORS = (ValueError, TypeError, RuntimeError, AttributeError)
 """What models raise if they cannot run in a layout."""
@@ -94,6 +98,8 @@ class Layout:
     """In how many pieces a row may do so: each is a call of attention, except with kernels."""
     flat_prompts: bool = False
     """Whole prompts share a pass without padding, one after the other."""
+    continues: bool = False
+    """Prompts that continue the same cached prefix share a pass."""
     padded_chunks: bool = False
     """True if chunks are padded to one of a few lengths."""
     sampling_kernel: bool = False
@@ -137,6 +143,10 @@ class Trial(Protocol):
     def verification(self, layout: Layout, *, one_by_one: bool = False) -> float:
         """How far the logits of passes of several tokens per row are from those of each row alone, or of the same
         tokens one by one."""
+        ...
+
+    def continuation(self, layout: Layout) -> float:
+        """How far the logits of two rows that continue a cached prefix in one pass are from those of each alone."""
         ...
 
 
@@ -197,6 +207,7 @@ class LayoutChooser:
             self._decline("group-prefill", "needs slots")
         self._look_at_packed_layers()
         layout = self._flatten_prompts(self._compile_step(layout, trial), trial)
+        layout = self._continue_prompts(layout, trial)
         reasons = tuple((name, self._declined.get(name)) for name in FAST_PATHS)
         notes = () if self._fusion is None or not self._enabled("fused-matmul") else (self._fusion.note,)
         return dataclasses.replace(layout, reasons=reasons, notes=notes, no_drafts=self._no_drafts(layout, trial))
@@ -412,6 +423,20 @@ class LayoutChooser:
             log.info("This model pads prompts that share a pass: %s", error)
             return layout
         return flat if distance <= limit else layout
+
+    def _continue_prompts(self, layout: Layout, trial: Trial) -> Layout:
+        """With one pass for prompts that continue the same cached prefix, if a trial of that gives the same answers."""
+        leaves = leaf_caches(new_row_caches(self._model))
+        fits = layout.caches in ("classes", "mixed") and all(type(leaf) in CONTINUING_CACHES for leaf in leaves)
+        if not fits or layout.group_fill is None or layout.packing is not None or self._takes_media:
+            return layout
+        try:
+            limit = self._rounding_limit(trial, layout, together=True)
+            distance = trial.continuation(dataclasses.replace(layout, continues=True))
+        except ERRORS as error:
+            log.info("Prompts of this model that continue a cached prefix do not share a pass: %s", error)
+            return layout
+        return dataclasses.replace(layout, continues=distance <= limit)
 
     def _quantised(self, trial: Trial) -> Layout:
         """A quantised KV cache: only over slots, and with attention that reads packed numbers."""

@@ -15,6 +15,10 @@ from millstream.backend.generation.prefix_store.blocks import PrefixStore
 from millstream.backend.kernels.compiled import rehearse
 from millstream.engine.generation.messages import Generate
 from millstream.engine.generation.plan import Prefill
+from millstream.engine.prefix_cache.orders import SavePrefix
+
+BLOCK = 16
+"""Tokens in each block of a cached prefix."""
 
 
 class TwoRowTrial:
@@ -39,6 +43,11 @@ class TwoRowTrial:
         row alone, or of the same tokens one by one."""
         self._rehearse(lambda: self._verification(layout, one_by_one))
         return self._verification(layout, one_by_one)
+
+    def continuation(self, layout: Layout) -> float:
+        """How far the logits of two rows that continue a cached prefix in one pass are from those of each alone."""
+        self._rehearse(lambda: self._continuation(layout))
+        return self._continuation(layout)
 
     def _rehearse(self, work: Callable[[], object]) -> None:
         rehearse(work)
@@ -91,6 +100,25 @@ class TwoRowTrial:
                     worst = max(worst, distance if math.isfinite(distance) else math.inf)
                 at[row] += kept[row]
         return worst
+
+    def _continuation(self, layout: Layout) -> float:
+        vocab, model = self._assembly.vocab_size, self._assembly.model
+        prefix = tuple(vocab // (2 + index) for index in range(2 * BLOCK))
+        prompts = [(*prefix, *(vocab // (3 + index + row) for index in range(9 + 5 * row))) for row in range(2)]
+        batch, prefiller = self._assembly.make(layout, PrefixStore())
+        saved = SavePrefix(0, 0, BLOCK, handles=(1, 2), checkpoint=3, tokens=len(prefix))
+        first = Prefill(Generate(0, prompts[0], 1), 0, len(prefix), save=saved)
+        mx.eval(prefiller.prefill([first]))
+        prefiller.drop([0])
+        submits = [Generate(number, prompt, 1) for number, prompt in enumerate(prompts, start=1)]
+        chunks = [
+            Prefill(submit, len(prefix), len(submit.prompt) - 1, reuse=(1, 2), reuse_checkpoint=3) for submit in submits
+        ]
+        mx.eval(prefiller.prefill(chunks))
+        joined, rows = prefiller.take([1, 2])
+        batch.join(joined, rows)
+        alone = [model(mx.array([submit.prompt]), cache=new_row_caches(model))[0, -1] for submit in joined]
+        return max(_distance(one, other) for one, other in zip(alone, batch.forward(), strict=False))
 
     def _joined(self, layout: Layout, prompts: list[tuple[int, ...]]) -> tuple[Batch, list[tuple[int, ...]]]:
         """A batch of rows with these prompts, and the prompts in the order of the rows."""

@@ -76,6 +76,19 @@ class PaddedPackedCache:
         return self.parts[:3], self.parts[3:]
 
 
+def repeat_row(caches: Sequence[Any], rows: int) -> None:
+    """Have caches that hold one row hold it so many times. Copies are made by what writes to them next."""
+    for leaf in leaf_caches(caches):
+        if isinstance(leaf, ArraysCache):
+            leaf.cache = [None if array is None else _repeated(array, rows) for array in leaf.cache]
+        elif leaf.keys is not None:
+            leaf.keys, leaf.values = _repeated(leaf.keys, rows), _repeated(leaf.values, rows)
+
+
+def _repeated(array: mx.array, rows: int) -> mx.array:
+    return mx.broadcast_to(array, (rows, *array.shape[1:]))
+
+
 def begin_right_padding(caches: Sequence[Any], lengths: Sequence[int], columns: int) -> None:
     """Prepare the caches of some rows for a pass of so many columns, in which rows have these lengths."""
     shared = mx.array(list(lengths))  # each cache takes a copy of its own, on the device

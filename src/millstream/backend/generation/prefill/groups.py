@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models.cache import ArraysCache, RotatingKVCache
 
-from millstream.backend.generation.caches.batch_caches import cache_arrays, new_row_caches
+from millstream.backend.generation.caches.batch_caches import RowCaches, cache_arrays, new_row_caches
 from millstream.backend.generation.caches.joining import JoiningRows, MixedRows, leaf_window, mixed_rows
 from millstream.backend.generation.caches.prompt_caches import (
     PaddedCache,
@@ -18,6 +18,7 @@ from millstream.backend.generation.caches.prompt_caches import (
     Padding,
     begin_right_padding,
     end_right_padding,
+    repeat_row,
 )
 from millstream.backend.generation.caches.quantized import KvQuantization
 from millstream.backend.generation.prefill.flat import FlatPasses
@@ -176,19 +177,27 @@ class RightPaddedGroup(Group):
         padded_length: Callable[[int], int],
         padded_rows: Callable[[int], int] = int,
         layers: LayersInParts | None = None,
+        start: int = 0,
+        fill: Callable[[RowCaches], None] | None = None,
     ) -> None:
         """`padded_length`: the length of a pass for some tokens. `padded_rows`: its rows for some prompts. `layers`: if
-        this pass is to be built in parts."""
+        this pass is to be built in parts. `start`: the tokens of the prefix that all prompts continue, which `fill`
+        puts into caches of one row."""
         super().__init__(submits)
-        self._lengths = [len(submit.prompt) - 1 for submit in submits]
+        self._start = start
+        self._lengths = [len(submit.prompt) - 1 - start for submit in submits]
+        """Of what the pass reads."""
         # A pass of one token is a decode step to many caches.
         columns = max(2, padded_length(max(self._lengths)))
         rows = padded_rows(len(submits))
         self._caches = new_row_caches(model)
+        if fill is not None:
+            fill(self._caches)
+            repeat_row(self._caches, rows)
         begin_right_padding(self._caches, [*self._lengths, *[columns] * (rows - len(submits))], columns)
         padded = np.zeros((rows, columns), dtype=np.int32)
         for row, submit, length in zip(padded, submits, self._lengths, strict=False):
-            row[:length] = submit.prompt[:-1]
+            row[:length] = submit.prompt[start:-1]
         tokens = mx.array(padded)
         self._leaves = leaf_caches(self._caches)
         self._padding = [columns - length for length in self._lengths]
@@ -213,7 +222,7 @@ class RightPaddedGroup(Group):
         return cache_arrays(self._caches)
 
     def _save(self, index: int, order: SavePrefix, store: PrefixStore) -> list[mx.array] | None:
-        if order.checkpoint is not None and order.tokens != self._lengths[index]:
+        if order.checkpoint is not None and order.tokens != self._start + self._lengths[index]:
             return None
         self._build_rest()
 
@@ -228,9 +237,19 @@ class RightPaddedGroup(Group):
         """A member's part of a cache that cannot be sliced, as a cache of one row."""
         if isinstance(leaf, ArraysCache):
             return leaf.extract(index)
-        length, window = self._lengths[index], leaf_window(leaf)
-        columns = slice(max(0, length - window), length)
+        length, window = self._start + self._lengths[index], leaf_window(leaf)
+        lost = leaf.offset - leaf.keys.shape[2]
+        columns = slice(max(0, length - window - lost), length - lost)
         return _window_row(window, [part[index : index + 1, :, columns] for part in (leaf.keys, leaf.values)], length)
+
+
+class ContinuingGroup(RightPaddedGroup):
+    """The same for full attention in all layers: what `ClassCaches` take."""
+
+    @functools.cached_property
+    def rows(self) -> JoiningRows:  # type: ignore[override]
+        self._build_rest()
+        return mixed_rows(self._leaves, self._padding).attending[0]
 
 
 def _window_row(window: int, parts: Sequence[mx.array], length: int) -> RotatingKVCache:

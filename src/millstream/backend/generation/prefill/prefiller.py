@@ -22,8 +22,10 @@ from millstream.backend.generation.caches.quantized import KvQuantization, new_p
 from millstream.backend.generation.caches.slabs import SharedTokens
 from millstream.backend.generation.caches.widths import MAX_PADDED_CHUNK, padded_chunk_length, padded_group
 from millstream.backend.generation.mtp.passes import PromptWatch
+from millstream.backend.generation.prefill.continuing import ContinuingPrompts
 from millstream.backend.generation.prefill.deferred import Pass
 from millstream.backend.generation.prefill.flat import FlatPasses
+from millstream.backend.generation.prefill.grouping import can_share, group_by_length, length_of
 from millstream.backend.generation.prefill.groups import (
     FlatGroup,
     FlatMixedGroup,
@@ -213,10 +215,13 @@ class BatchPrefiller:
         min_length_ratio: float | None,
         watch: PromptWatch | None = None,
         flat: FlatPasses | None = None,
+        continuing: ContinuingPrompts | None = None,
     ) -> None:
         """`min_length_ratio`: of the shortest prompt in a group to the longest one. None: no groups. `watch`: reads
-        hidden states of prompts. `flat`: runs whole prompts of any lengths, in the place of padded groups."""
+        hidden states of prompts. `flat`: runs whole prompts of any lengths, in the place of padded groups.
+        `continuing`: if prompts that continue a cached prefix may share passes."""
         self._watch = watch
+        self._continuing = continuing
         self._prefix_store = prefix_store
         self._min_length_ratio = min_length_ratio if flat is None else 0.0
         self._flat = flat
@@ -228,7 +233,7 @@ class BatchPrefiller:
     def _shares(self, group: Sequence[Prefill]) -> bool:
         """Whether these prompts run as a group. A short one alone has no cache to fill then, which is larger than its
         tokens."""
-        return len(group) > 1 or (self._flat is not None and _length(group[0]) <= MAX_PADDED_CHUNK)
+        return len(group) > 1 or (self._flat is not None and length_of(group[0]) <= MAX_PADDED_CHUNK)
 
     def _new_group(self, submits: Sequence[Generate], *, plain: bool) -> Group:
         """`plain`: whether its pass may be built in parts."""
@@ -239,15 +244,16 @@ class BatchPrefiller:
         raise NotImplementedError
 
     def prefill(self, chunks: Sequence[Prefill]) -> Passes:
-        complete = [chunk for chunk in chunks if not chunk.start and chunk.joins and chunk.end and _can_share(chunk)]
+        complete = [chunk for chunk in chunks if not chunk.start and chunk.joins and chunk.end and can_share(chunk)]
         groups: list[list[Prefill]] = []
         if self._min_length_ratio is not None:
             groups = [group for group in group_by_length(complete, self._min_length_ratio) if self._shares(group)]
+        if self._continuing is not None:
+            groups += self._continuing.groups([chunk for chunk in chunks if chunk.start and can_share(chunk)])
         grouped = {id(chunk) for group in groups for chunk in group}
         passes = self._single.prefill([chunk for chunk in chunks if id(chunk) not in grouped])
         for chunks_of_group in groups:
-            submits = [chunk.request for chunk in chunks_of_group]
-            group = self._new_group(submits, plain=all(map(_is_plain, chunks_of_group)))
+            group = self._begin_group(chunks_of_group)
             self._groups.append(group)
             self.grouped += len(group.members)
             if group.begun is not None:
@@ -261,6 +267,13 @@ class BatchPrefiller:
                     arrays += self._watch.read(chunk.request, chunk.start, chunk.end, states)
             passes.append(arrays)
         return passes
+
+    def _begin_group(self, chunks: Sequence[Prefill]) -> Group:
+        plain = all(map(_is_plain, chunks))
+        if chunks[0].start:
+            assert self._continuing is not None
+            return self._continuing.begin(chunks, plain=plain)
+        return self._new_group([chunk.request for chunk in chunks], plain=plain)
 
     def save(self, order: SavePrefix) -> list[mx.array] | None:
         for group in self._groups:
@@ -322,10 +335,11 @@ class PlainPrefiller(BatchPrefiller):
         pad_chunks: bool = False,
         watch: PromptWatch | None = None,
         flat: FlatPasses | None = None,
+        continuing: ContinuingPrompts | None = None,
         layers: LayersInParts | None = None,
     ) -> None:
         single = SinglePrefiller(model, prefix_store, quantization, prefill_media, pad_chunks, watch, layers)
-        super().__init__(single, prefix_store, min_length_ratio, watch, flat)
+        super().__init__(single, prefix_store, min_length_ratio, watch, flat, continuing)
         self._model = model
         self._layer_count = layer_count
         self._quantization = quantization
@@ -353,10 +367,11 @@ class MixedPrefiller(BatchPrefiller):
         pad_chunks: bool = False,
         watch: PromptWatch | None = None,
         flat: FlatPasses | None = None,
+        continuing: ContinuingPrompts | None = None,
         layers: LayersInParts | None = None,
     ) -> None:
         single = SinglePrefiller(model, prefix_store, None, prefill_media, pad_chunks, watch, layers)
-        super().__init__(single, prefix_store, min_length_ratio, watch, flat)
+        super().__init__(single, prefix_store, min_length_ratio, watch, flat, continuing)
         self._model = model
         self._pad_chunks = pad_chunks
         self._layers = layers if watch is None else None
@@ -373,28 +388,6 @@ class MixedPrefiller(BatchPrefiller):
         return mixed_rows(leaf_caches(caches))
 
 
-def group_by_length(chunks: Sequence[Prefill], min_length_ratio: float) -> list[list[Prefill]]:
-    """Group the chunks, longest first, so that none is shorter than `min_length_ratio` of its group's longest. In a
-    group they keep their order."""
-    groups: list[list[Prefill]] = []
-    for chunk in sorted(chunks, key=_length, reverse=True):
-        if groups and _length(chunk) >= min_length_ratio * _length(groups[-1][0]):
-            groups[-1].append(chunk)
-        else:
-            groups.append([chunk])
-    place = {id(chunk): index for index, chunk in enumerate(chunks)}
-    return [sorted(group, key=lambda chunk: place[id(chunk)]) for group in groups]
-
-
-def _can_share(chunk: Prefill) -> bool:
-    """Whether the chunk may share a forward pass with others."""
-    return not chunk.request.media and not wants_logprobs(chunk) and not chunk.spans
-
-
 def _is_plain(chunk: Prefill) -> bool:
     """Whether the chunk may be built in parts. What it saves is in the prefix cache as soon as its step has ended."""
-    return chunk.end > chunk.start and chunk.save is None and _can_share(chunk)
-
-
-def _length(chunk: Prefill) -> int:
-    return chunk.end - chunk.start
+    return chunk.end > chunk.start and chunk.save is None and can_share(chunk)

@@ -1,39 +1,49 @@
 """RoPE over few numbers of each head, on CUDA: MLX 0.32.4 cannot launch its kernel for many rows of one token.
 
 A block of its kernel has up to 1,024 threads: as many as there are pairs, then tokens of a row, then heads of all rows.
-With 8 pairs or fewer and one token per row that is 128 and more along the last axis, where CUDA allows 64. The launch
+With up to 15 pairs and one token per row that is 128 and more along the last axis, where CUDA allows 64. The launch
 fails with "invalid argument" from 16 rows of 32 heads on: models that rotate a quarter of small heads (Pythia,
 StableLM) would lose their engine. Such calls are computed by plain operations here, all others by MLX.
 """
 
 from __future__ import annotations
 
+import functools
+import math
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
+
+from millstream.backend.generation.layers.block_parts import Rope, read_rope
 
 MOST_THREADS, MOST_ALONG_Z = 1024, 64
 HEADS_PER_THREAD = 4
 """Of MLX's kernel."""
 
 
-class NarrowRoPE(nn.RoPE):  # type: ignore[misc]
-    """An `nn.RoPE` that MLX's kernel is not always asked for."""
-
-    def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
-        if can_launch(x.shape, self.dims):
-            out: mx.array = super().__call__(x, offset)
-            return out
-        return rotated(x, self.dims, offset, traditional=self.traditional, base=self.base, scale=self.scale)
-
-
 def use_narrow_rope(model: Any) -> int:
-    """Have the modules of a model that rotate few numbers do it so. Returns how many there are."""
-    found = [module for _, module in model.named_modules() if type(module) is nn.RoPE and is_narrow(module.dims)]
-    for module in found:
-        module.__class__ = NarrowRoPE
-    return len(found)
+    """Have the rotary embeddings of a model that rotate few numbers do it so. Returns how many there are."""
+    count = 0
+    for _, module in model.named_modules():
+        if "rope" in type(module).__name__.lower() and (rope := read_rope(module)) is not None and is_narrow(rope.size):
+            kind: Any = type(module)
+            module._narrow = rope
+            module.__class__ = _narrow_class(kind)
+            count += 1
+    return count
+
+
+@functools.cache
+def _narrow_class(kind: Any) -> type:
+    """A subclass of a rotary embedding that MLX's kernel is not always asked for."""
+
+    def call(self: Any, x: mx.array, offset: int | mx.array = 0, **named: Any) -> mx.array:
+        if named or can_launch(x.shape, self._narrow.size):
+            out: mx.array = kind.__call__(self, x, offset, **named)
+            return out
+        return rotated(x, self._narrow, offset)
+
+    return type(kind.__name__, (kind,), {"__call__": call})
 
 
 def is_narrow(size: int) -> bool:
@@ -43,12 +53,9 @@ def is_narrow(size: int) -> bool:
 
 def can_launch(shape: tuple[int, ...], size: int) -> bool:
     """Whether MLX's kernel takes heads of this shape, (rows, heads, tokens, numbers), of which it rotates `size`."""
-    rows, tokens = shape[0], shape[-2]
-    heads = 1
-    for each in shape[1:-2]:
-        heads *= each
+    heads = -(-math.prod(shape[1:-2]) // HEADS_PER_THREAD)
     # Its blocks grow by doubling each side in turn, as long as that axis is long enough for it.
-    sides, axes = [1, 1, 1], (size // 2, tokens, rows * -(-heads // HEADS_PER_THREAD))
+    sides, axes = [1, 1, 1], (size // 2, shape[-2], shape[0] * heads)
     threads, grown = 1, True
     while grown:
         grown = False
@@ -60,22 +67,19 @@ def can_launch(shape: tuple[int, ...], size: int) -> bool:
     return sides[2] <= MOST_ALONG_Z
 
 
-def rotated(
-    x: mx.array, size: int, offset: int | mx.array, *, traditional: bool, base: float, scale: float
-) -> mx.array:
-    """What `mx.fast.rope` gives. `offset`: the position of the first token, of each row or of all."""
+def rotated(x: mx.array, rope: Rope, offset: int | mx.array) -> mx.array:
+    """What a rotary embedding gives. `offset`: the position of the first token, of each row or of all."""
     tokens = mx.arange(x.shape[-2], dtype=mx.float32)
     starts = mx.array(offset, dtype=mx.float32).reshape(-1, *[1] * (x.ndim - 1))
-    positions = (starts + tokens[:, None]) * scale
-    angles = positions * base ** (-mx.arange(0, size, 2, dtype=mx.float32) / size)
+    angles = (starts + tokens[:, None]) / rope.periods
     cosines, sines = mx.cos(angles), mx.sin(angles)
-    turned, rest = x[..., :size].astype(mx.float32), x[..., size:]
-    if traditional:
+    turned, rest = x[..., : rope.size].astype(mx.float32) * rope.factor, x[..., rope.size :]
+    if rope.traditional:
         first, second = turned[..., ::2], turned[..., 1::2]
     else:
         first, second = mx.split(turned, 2, axis=-1)
     pairs = [first * cosines - second * sines, first * sines + second * cosines]
-    joined = mx.stack(pairs, axis=-1).reshape(turned.shape) if traditional else mx.concatenate(pairs, axis=-1)
+    joined = mx.stack(pairs, axis=-1).reshape(turned.shape) if rope.traditional else mx.concatenate(pairs, axis=-1)
     return mx.concatenate([joined.astype(x.dtype), rest], axis=-1) if rest.size else joined.astype(x.dtype)
 
 
