@@ -28,6 +28,7 @@ from millstream.backend.generation.prefill.groups import FlatMixedGroup
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
 from millstream.backend.generation.prefix_store.cache_state import kv_parts
 from millstream.engine.generation.messages import Generate
+from millstream.engine.generation.plan import Prefill
 from millstream.engine.prefix_cache.orders import SavePrefix
 from support.tiny import VOCAB, write_model
 
@@ -211,3 +212,31 @@ def test_a_load_runs_padded_groups_in_their_usual_shapes(monkeypatch: pytest.Mon
     for other in (replace(mixed, padded_chunks=False), replace(mixed, group_fill=None), replace(mixed, caches="slots")):
         subject.warm_up_prompts(other, 2048, 8)
     assert len(seen) == 13
+
+
+def test_a_load_runs_flat_passes_and_has_their_rows_join(monkeypatch: pytest.MonkeyPatch) -> None:
+    passes: list[list[int]] = []
+    inside: set[int] = set()
+
+    def join(submits: list[Generate], rows: object) -> None:
+        assert not inside, "one pass after the other"
+        inside.update(each.request_id for each in submits)
+
+    def prefill(chunks: list[Prefill]) -> list[mx.array]:
+        assert all(chunk.joins and not chunk.start for chunk in chunks)
+        passes.append([chunk.end for chunk in chunks])
+        joining[:] = [chunk.request for chunk in chunks]
+        return []
+
+    joining: list[Generate] = []
+    batch = SimpleNamespace(join=join, drop=inside.difference_update, forward=lambda: mx.zeros(1))
+    prefiller = SimpleNamespace(prefill=prefill, take=lambda ids: (joining[: len(ids)], None))
+    monkeypatch.setattr(Assembly, "make", lambda self, layout, store: (batch, prefiller))
+    monkeypatch.setattr(Assembly, "_flat_passes", lambda self, layout: object())
+    subject, flat = Assembly(object(), 8), Layout("classes", "kernels", flat_prompts=True)
+    subject.warm_up_prompts(flat, 1024, 4)
+    assert [sum(each) for each in passes] == [64, 128, 256, 384, 512, 640, 768, 896, 1024], "every length"
+    assert [len(each) for each in passes] == [1, 1, 2, 3, 4, 4, 4, 4, 4] and not inside
+    passes.clear()
+    subject.warm_up_prompts(flat, 4096, 1)
+    assert passes == [[64], [128], [256], [384], [512]], "longer prompts have no such pass"

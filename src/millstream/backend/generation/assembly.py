@@ -23,7 +23,7 @@ from millstream.backend.generation.caches.mixed_caches import MixedCaches
 from millstream.backend.generation.caches.quantized import KvQuantization, QuantizedSlabLayer, new_prompt_caches
 from millstream.backend.generation.caches.slabs import Parts
 from millstream.backend.generation.caches.slots import SlotCaches
-from millstream.backend.generation.caches.widths import flat_length, padded_chunk_length, padded_group
+from millstream.backend.generation.caches.widths import MAX_PADDED_CHUNK, flat_length, padded_chunk_length, padded_group
 from millstream.backend.generation.compiled_step import CompiledStep
 from millstream.backend.generation.forward_pass import ForwardPass
 from millstream.backend.generation.layout import Layout
@@ -37,13 +37,14 @@ from millstream.backend.generation.prefix_store.blocks import PrefixStore
 from millstream.backend.generation.prefix_store.cache_state import kv_parts, prefix_sizes
 from millstream.backend.generation.sampling.guides import Compiler
 from millstream.engine.generation.messages import Generate
+from millstream.engine.generation.plan import Prefill
 from millstream.errors import ModelError
 from millstream.model_facts import PrefixSizes
 
 if TYPE_CHECKING:
     from millstream.backend.generation.media.encoder import MediaEncoder
 
-WARM_SECONDS, WARM_GROUP_SECONDS = 1.0, 4.0
+WARM_SECONDS, WARM_GROUP_SECONDS = 1.5, 4.0
 """How long flat passes are warmed up, and padded groups, whose shapes have two sizes."""
 WARM_LENGTHS, WARM_GROUP_TOKENS = (128, 64, 256), 8192
 """Of prompts in padded groups: most chats begin so. Of a group, at most."""
@@ -158,16 +159,24 @@ class Assembly:
         """Run passes over whole prompts in their shapes: flat ones of up to `most` tokens, or padded groups of up to
         `rows` prompts. For large models only the first ones, since what a pass of a new shape costs more is little
         beside the pass itself."""
-        if (passes := self._flat_passes(layout)) is not None:
-            self._warm_up_flat(passes, most)
+        if self._flat_passes(layout) is not None:
+            self._warm_up_flat(layout, most, rows)
         elif layout.caches == "mixed" and layout.padded_chunks and layout.group_fill is not None:
             self._warm_up_groups(layout, most, rows)
 
-    def _warm_up_flat(self, passes: FlatPasses, most: int) -> None:
+    def _warm_up_flat(self, layout: Layout, most: int, rows: int) -> None:
+        """Rows also join: a launch that writes them is traced for each shape of their arrays."""
+        batch, prefiller = self.make(layout, PrefixStore())
         started, length = time.monotonic(), 0
         while (length := flat_length(length + 1)) <= most and time.monotonic() - started < WARM_SECONDS:
-            parts, _ = passes.run([[0] * length])
-            mx.eval(parts)
+            count = min(rows, max(1, length // WARM_LENGTHS[0]))
+            if length // count > MAX_PADDED_CHUNK:
+                return
+            prompts = [Generate(number, (0,) * (length // count + 1), 1) for number in range(count)]
+            mx.eval(prefiller.prefill([Prefill(prompt, 0, len(prompt.prompt) - 1) for prompt in prompts]))
+            batch.join(*prefiller.take(range(count)))
+            mx.eval(batch.forward())
+            batch.drop(set(range(count)))
 
     def _warm_up_groups(self, layout: Layout, most: int, rows: int) -> None:
         """Rows also join: a launch that writes them is traced for each shape of their arrays."""
