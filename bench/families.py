@@ -84,6 +84,7 @@ def run(url: str, model: str, levels: tuple[int, ...], arguments: argparse.Names
         requests_per_stream=arguments.requests,
         temperature=arguments.temperature,
         ignore_eos=not model,
+        seconds=arguments.seconds,
     )
     found: list[Figures] = []
     for streams in levels:
@@ -92,6 +93,8 @@ def run(url: str, model: str, levels: tuple[int, ...], arguments: argparse.Names
         say(f"{streams} streams: {level.tokens_per_second:,.0f} tokens/s")  # not lost if a later level takes too long
         if level.first_error is not None:
             say(f"{level.errors} errors at {streams} streams: {level.first_error}")
+        if level.cut:
+            say(f"{level.cut} of {level.requests} requests were stopped after {arguments.seconds:g} s")
         found.append(level)
     return found
 
@@ -164,6 +167,7 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
         help="the same for the peer, for all families (1,32 by default) or for one; empty: no peer",
     )
     parser.add_argument("--requests", type=int, default=2, help="requests per stream")
+    parser.add_argument("--seconds", type=float, help="stop a level after so long; what arrived counts")
     parser.add_argument("--prompt-words", type=int, default=15)
     parser.add_argument("--shared-words", type=int, default=0, help="words that all prompts of a level begin with")
     parser.add_argument("--output-tokens", type=int, default=128)

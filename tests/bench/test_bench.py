@@ -61,6 +61,21 @@ def test_requests_at_random_times(url: str) -> None:
     assert (seen.requests, seen.errors, seen.tokens) == (8, 0, 24)
 
 
+def test_a_level_stops_when_its_time_is_up(url: str) -> None:
+    """What has arrived counts, and no further request is sent."""
+    load = Load(url, output_tokens=100_000, prompt_words=3, requests_per_stream=3, ignore_eos=True, seconds=1.0)
+    seen = figures(asyncio.run(run(load, 2, lambda: None)))
+    assert (seen.requests, seen.errors, seen.cut) == (2, 0, 2)
+    assert seen.tokens > 2 and seen.tokens_per_second == pytest.approx(seen.tokens / seen.seconds)
+    assert 1.0 <= seen.seconds < 5.0
+
+
+def test_requests_that_end_in_time_are_not_cut(url: str) -> None:
+    load = Load(url, output_tokens=3, prompt_words=3, requests_per_stream=2, ignore_eos=True, seconds=60.0)
+    seen = figures(asyncio.run(run(load, 2, lambda: None)))
+    assert (seen.requests, seen.errors, seen.cut, seen.tokens) == (4, 0, 0, 12)
+
+
 def test_several_processes_send_what_one_would(url: str) -> None:
     load = Load(url, output_tokens=3, prompt_words=3, requests_per_stream=2, ignore_eos=True)
     done: list[None] = []

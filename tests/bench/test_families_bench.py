@@ -32,10 +32,13 @@ def events(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
         found.append(f"stop {server} {folder.name}")
 
     async def measure(load: object, levels: tuple[int, ...], *, warmup: bool) -> list[Figures]:
-        found.append(f"measure {','.join(map(str, levels))}")
-        return [
-            figures(streams, 600.0 if found[-2].startswith(f"start {families.OURS}") else 100.0) for streams in levels
-        ]
+        numbers = ",".join(map(str, levels))
+        if found[-1].startswith("measure"):
+            found[-1] += f",{numbers}"
+        else:
+            found.append(f"measure {numbers}")
+        ours = found[-2].startswith(f"start {families.OURS}")
+        return [figures(streams, 600.0 if ours else 100.0) for streams in levels]
 
     monkeypatch.setattr(servers, "running", running)
     monkeypatch.setattr(families, "measure", measure)

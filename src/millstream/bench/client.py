@@ -33,6 +33,8 @@ class Sample:
     rejected_tokens: int = 0
     text: list[str] = field(default_factory=list)
     error: str | None = None
+    cut: bool = False
+    """Stopped before its end: the tokens are those that had arrived."""
 
     @property
     def first(self) -> float | None:
@@ -127,13 +129,19 @@ class Exchange(asyncio.Protocol):
             exchange._refused = error
         return exchange
 
-    async def run(self, sample: Sample) -> Sample:
-        """Send the request and read its stream to the end. Errors are stored in the sample, not raised."""
+    async def run(self, sample: Sample, until: float | None = None) -> Sample:
+        """Send the request and read its stream to the end. Errors are stored in the sample, not raised. `until`: when to
+        stop, by the loop's clock."""
         sample.started = time.perf_counter()
+        limit = asyncio.timeout_at(until)
         try:
-            await self._exchange(sample)
+            async with limit:
+                await self._exchange(sample)
         except (OSError, httptools.HttpParserError, orjson.JSONDecodeError) as error:
-            sample.error = f"{type(error).__name__}: {error}"
+            if limit.expired():
+                sample.cut, sample.tokens = True, len(sample.arrivals)
+            else:
+                sample.error = f"{type(error).__name__}: {error}"
         finally:
             if self._transport is not None:
                 self._transport.close()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from urllib.parse import SplitResult, urlsplit
 
@@ -30,6 +31,8 @@ class Load:
     top_p: float = 1.0
     seed: int = 0
     ignore_eos: bool = False
+    seconds: float | None = None
+    """When a level is stopped, counted from its start. What has arrived until then counts."""
 
     @property
     def target(self) -> SplitResult:
@@ -95,14 +98,20 @@ async def run(
     total = streams * load.requests_per_stream
     samples: list[Sample] = []
     numbers = iter(range(first_number + len(prepared), first_number + total))
+    now = asyncio.get_running_loop().time
+    until = None if load.seconds is None else now() + load.seconds
+
+    def in_time() -> Iterator[int]:
+        """Numbers of further requests."""
+        return itertools.takewhile(lambda _: until is None or now() < until, numbers)
 
     async def one(exchange: Exchange) -> None:
-        samples.append(await exchange.run(Sample(0.0)))
+        samples.append(await exchange.run(Sample(0.0), until))
         done()
 
     async def one_stream(first: Exchange) -> None:
         await one(first)
-        for number in numbers:
+        for number in in_time():
             await one(await _open(load, number))
 
     async def arrived(number: int) -> None:
@@ -113,12 +122,12 @@ async def run(
     if load.rate is None:
         await asyncio.gather(*(one_stream(first) for first in prepared))
     else:
-        await _arrive(load.rate, load.seed, list(numbers), arrived)
+        await _arrive(load.rate, load.seed, in_time(), arrived)
     watcher.cancel()
     return Result(streams, samples, health)
 
 
-async def _arrive(rate: float, seed: int, numbers: list[int], one: Callable[[int], Awaitable[None]]) -> None:
+async def _arrive(rate: float, seed: int, numbers: Iterable[int], one: Callable[[int], Awaitable[None]]) -> None:
     """Send requests as a Poisson process: exponential gaps, independent of the server."""
     rng = random.Random(seed)
     tasks = []

@@ -36,6 +36,8 @@ class Figures:
     """Tokens of drafts that were verified, if the server tells it."""
     accepted: int = 0
     """Of these, those that were right."""
+    cut: int = 0
+    """Requests that were stopped when the level's time was up: what had arrived of them counts."""
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
@@ -73,6 +75,7 @@ def figures(result: Result) -> Figures:
         first_error=errors[0] if errors else None,
         drafted=sum(sample.accepted_tokens + sample.rejected_tokens for sample in good),
         accepted=sum(sample.accepted_tokens for sample in good),
+        cut=sum(sample.cut for sample in good),
     )
 
 

@@ -16,7 +16,7 @@ from millstream.bench.load import Load
 from millstream.bench.plot import save_plot
 from millstream.bench.processes import processes_for, run_split
 from millstream.bench.report import Figures, figures, save_json, table
-from millstream.cli.arguments import natural, positive
+from millstream.cli.arguments import duration, natural, positive
 from millstream.cli.bench_report import LEVELS, write_report
 from millstream.cli.parser import DefaultsHelpFormatter, examples
 from millstream.cli.server_client import DEFAULT_URL, NoServer, ServerClient
@@ -61,6 +61,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="numbers of concurrent streams; default: 1,4,16, for --report 1,8,32,64",
     )
     load.add_argument("--requests", metavar="N", type=positive, default=2, help="requests per stream")
+    load.add_argument("--seconds", metavar="X", type=duration, help="stop a level after so long; what arrived counts")
     load.add_argument("--rate", metavar="X", type=float, help="requests per second, as a Poisson process")
     load.add_argument(
         "--processes", metavar="N", type=natural, default=0, help="processes that send; 0: by streams and cores"
@@ -97,6 +98,7 @@ def run_command(arguments: argparse.Namespace) -> int:
         top_p=arguments.top_p,
         seed=arguments.seed,
         ignore_eos=arguments.ignore_eos,
+        seconds=arguments.seconds,
     )
     if arguments.report is not None:
         return _report(load, arguments)
@@ -111,6 +113,8 @@ def run_command(arguments: argparse.Namespace) -> int:
     for level in levels:
         if level.first_error is not None:
             print(f"{level.errors} errors at {level.streams} streams, first: {level.first_error}", file=sys.stderr)
+        if level.cut:
+            print(f"{level.cut} requests at {level.streams} streams were stopped: their time was up", file=sys.stderr)
     try:
         if arguments.json is not None:
             save_json(arguments.json, title, levels)
